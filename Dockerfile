@@ -5,7 +5,8 @@
 #   docker build -t cleave:0.1.0 .
 #   docker build -t cleave:0.1.0-cuda --target cuda .
 #
-# Both run as user 65532 with a read-only root: the cache (XDG_CACHE_HOME) is the only folder that is written to.
+# Both are built with the profile `dist` (link-time optimisation), and run as user 65532 with a read-only root: the cache
+# (XDG_CACHE_HOME) is the only folder that is written to.
 
 FROM rust:1.95-bookworm AS source
 RUN apt-get update && apt-get install -y --no-install-recommends musl-tools python3-venv && rm -rf /var/lib/apt/lists/*
@@ -22,8 +23,8 @@ COPY tests tests
 FROM source AS build-cpu
 RUN rustup target add "$(uname -m)-unknown-linux-musl"
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p cleave-cli --target "$(uname -m)-unknown-linux-musl" \
-    && cp target/*-unknown-linux-musl/release/cleave /cleave
+    cargo build --profile dist --locked -p cleave-cli --target "$(uname -m)-unknown-linux-musl" \
+    && cp target/*-unknown-linux-musl/dist/cleave /cleave
 # Where an image of nothing may be written to.
 RUN mkdir -p /root-fs/var/cache/cleave
 
@@ -31,8 +32,8 @@ FROM source AS build-cuda
 # Machine code of every kernel is in the binary: without NVIDIA's compiler this fails.
 RUN scripts/cuda/install_nvcc.sh /nvcc
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    CLEAVE_NVCC=/nvcc/bin/nvcc CLEAVE_KERNELS=required cargo build --release --locked -p cleave-cli \
-    && cp target/release/cleave /cleave
+    CLEAVE_NVCC=/nvcc/bin/nvcc CLEAVE_KERNELS=required cargo build --profile dist --locked -p cleave-cli \
+    && cp target/dist/cleave /cleave
 
 FROM debian:bookworm-slim AS cuda
 RUN install -d -o 65532 -g 65532 /var/cache/cleave

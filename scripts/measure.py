@@ -1,4 +1,4 @@
-"""The README's own numbers: engine speed, and what a hand-off between processes costs.
+"""Engine speed, and what a hand-off between processes costs (docs/benchmarks/handoff.md).
 
 usage: measure.py --cleave BIN --model FOLDER [--model FOLDER ...] [--rounds N]
 

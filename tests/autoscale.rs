@@ -1,18 +1,19 @@
-//! A router that wants workers, and `cleave autoscale --local` that starts and stops them, with load on.
+//! `cleave autoscale --local` under load: a router's wanted size, and the workers started and
+//! stopped for it.
 
 mod harness;
 #[path = "harness/keda.rs"]
 mod keda;
 
-use harness::{Client, Process, wait_for};
-use keda::{Answer, Keda};
+use harness::{CleaveProcess, HttpClient, wait_for};
+use keda::{KedaClient, PoolAnswer};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const STREAMS: usize = 12;
-/// About twenty seconds of steps of the mock engine's device.
+/// About twenty seconds of decode steps of the mock engine.
 const TOKENS: u32 = 3000;
 
 fn write_policy(path: &Path, decode_min: u32, idle_after: &str) {
@@ -34,8 +35,8 @@ scaling:
     std::fs::rename(&fresh, path).expect("it can be swapped");
 }
 
-/// Workers by the leg that they serve, of those that are not about to leave.
-fn workers(client: &Client) -> (usize, usize) {
+/// Ready workers that prefill and that decode.
+fn workers(client: &HttpClient) -> (usize, usize) {
     let (status, text) = client.get("/admin/workers");
     assert_eq!(status, 200, "{text}");
     let answer: Value = serde_json::from_str(&text).expect("JSON");
@@ -47,12 +48,12 @@ fn workers(client: &Client) -> (usize, usize) {
     (of("prefill"), of("decode"))
 }
 
-fn ask(client: &Client) -> String {
+fn ask(client: &HttpClient) -> String {
     client
         .complete(&json!({"prompt": "A fleet is", "max_tokens": 20, "ignore_eos": true, "seed": 7}))
 }
 
-/// Operators see the third decode worker wanted and there.
+/// Checks that `top` shows three decode workers, as wanted.
 fn assert_shown(address: &str) {
     let url = format!("http://{address}");
     let (status, text, errors) = harness::run(&["top", "--url", &url, "--once", "--json"]);
@@ -69,8 +70,8 @@ fn assert_shown(address: &str) {
     assert!(steps.iter().any(grown), "{scaling}");
 }
 
-/// Sequences on each decode worker that is not about to leave.
-fn streams_of_decode(client: &Client) -> Vec<u64> {
+/// Running sequences of each ready decode worker.
+fn streams_of_decode(client: &HttpClient) -> Vec<u64> {
     let (_, text) = client.get("/admin/workers");
     let answer: Value = serde_json::from_str(&text).expect("JSON");
     let all = answer["data"].as_array().expect("a list").iter();
@@ -81,8 +82,8 @@ fn streams_of_decode(client: &Client) -> Vec<u64> {
         .collect()
 }
 
-/// Texts of a stream's events, and why it ended.
-fn read(events: harness::Events, began: &AtomicUsize) -> (String, String) {
+/// The text of a stream, and its finish reason.
+fn read(events: harness::StreamedEvents, began: &AtomicUsize) -> (String, String) {
     let (mut text, mut reason) = (String::new(), String::new());
     for event in events {
         if event == "[DONE]" {
@@ -102,8 +103,8 @@ fn read(events: harness::Events, began: &AtomicUsize) -> (String, String) {
     panic!("a stream broke off after {} letters", text.len());
 }
 
-/// Three decode workers become one while each has streams, which all end as they should.
-fn shrink_under_streams(client: &Arc<Client>, policy: &Path) {
+/// Shrinks three decode workers to one while each has streams; all streams must end as they should.
+fn shrink_under_streams(client: &Arc<HttpClient>, policy: &Path) {
     write_policy(policy, 3, "10m");
     wait_for("three decode workers", || {
         (workers(client).1 == 3).then_some(())
@@ -121,8 +122,8 @@ fn shrink_under_streams(client: &Arc<Client>, policy: &Path) {
     wait_for("first tokens", || {
         (began.load(Ordering::SeqCst) == STREAMS).then_some(())
     });
-    // One worker may have been given all of them, and those may be over before the others have some: more come
-    // until each has some to move.
+    // One worker may have been given all streams, and those may end before the others have some, so
+    // more streams start until each worker has some to move.
     wait_for("a stream on every decode worker", || {
         let everywhere = streams_of_decode(client).iter().all(|count| *count > 0);
         let unfinished = readers.iter().filter(|reader| !reader.is_finished());
@@ -145,16 +146,18 @@ fn shrink_under_streams(client: &Arc<Client>, policy: &Path) {
     }
 }
 
+// Invariant: I41.
+// Lesson: 27.
 #[test]
-fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() {
+fn scaling_to_zero_and_back_loses_no_stream() {
     let folder = tempfile::tempdir().expect("a folder");
     let policy = folder.path().join("policy.yaml");
     write_policy(&policy, 0, "10m");
     let path = policy.to_str().expect("UTF-8");
-    let mut router = Process::start(&["router", "--listen", "127.0.0.1:0", "--policy", path]);
+    let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0", "--policy", path]);
     let address = router.address();
-    let client = Arc::new(Client::new(&address));
-    let mut local = Process::start(&[
+    let client = Arc::new(HttpClient::new(&address));
+    let mut local = CleaveProcess::start(&[
         "autoscale",
         "--local",
         "--router",
@@ -163,7 +166,7 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
         "--engine",
         "mock",
     ]);
-    // Nobody has ever brought a tokenizer: this request is what the first workers are started for.
+    // No worker ever brought a tokenizer: this request makes the first workers start.
     assert_eq!(client.get("/ready").0, 200);
     let first = ask(&client);
     wait_for("workers of both legs", || {
@@ -177,7 +180,8 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
         (workers(&client).1 == 3).then_some(())
     });
     assert_shown(&address);
-    // On a starved machine the streams of those that leave may be over before they have to move: once more, then.
+    // On a slow machine the streams of leaving workers may end before they have to move, so the
+    // test tries again.
     let is_moved = (0..4).any(|_| {
         shrink_under_streams(&client, &policy);
         client.metric("cleave_moves_total", &[]) > 0.0
@@ -193,29 +197,33 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
     assert!(router.wait().success(), "{}", router.logs());
 }
 
-/// What both routers say, once they say the same and `fits` it.
-fn agreed(what: &str, routers: &mut [Keda; 2], fits: impl Fn(&[Answer]) -> bool) -> Vec<Answer> {
+/// The answer of both routers, once they agree and it `fits`.
+fn wait_for_agreement(
+    what: &str,
+    routers: &mut [KedaClient; 2],
+    fits: impl Fn(&[PoolAnswer]) -> bool,
+) -> Vec<PoolAnswer> {
     wait_for(what, || {
         let [one, other] = routers.each_mut().map(|router| router.pools().ok());
         one.filter(|said| Some(said) == other.as_ref() && fits(said))
     })
 }
 
-/// Two routers over the same workers, of which only this one is asked for anything: the other one hears of it from
-/// the workers alone.
-fn answer_as_one(asked: usize) {
+/// Two routers over the same workers, of which only one gets requests: the other learns of them
+/// through the workers.
+fn routers_answer_alike(asked: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let policy = folder.path().join("policy.yaml");
     write_policy(&policy, 0, "1s");
     let path = policy.to_str().expect("UTF-8");
-    let start = || Process::start(&["router", "--listen", "127.0.0.1:0", "--policy", path]);
+    let start = || CleaveProcess::start(&["router", "--listen", "127.0.0.1:0", "--policy", path]);
     let mut processes = [start(), start()];
-    let addresses = processes.each_mut().map(Process::address);
-    let clients = addresses.each_ref().map(|address| Client::new(address));
-    let mut routers = addresses.each_ref().map(|address| Keda::new(address));
+    let addresses = processes.each_mut().map(CleaveProcess::address);
+    let clients = addresses.each_ref().map(|address| HttpClient::new(address));
+    let mut routers = addresses.each_ref().map(|address| KedaClient::new(address));
     let both = addresses.join(",");
     let worker = |leg: &str| {
-        Process::start(&[
+        CleaveProcess::start(&[
             "worker", "--leg", leg, "--router", &both, "--engine", "mock",
         ])
     };
@@ -225,7 +233,7 @@ fn answer_as_one(asked: usize) {
         wait_for("both workers", || (workers(client) == (1, 1)).then_some(()));
     }
     let nobody = vec![(false, 0); 3];
-    agreed("fleet of nobody", &mut routers, |said| said == nobody);
+    wait_for_agreement("fleet of nobody", &mut routers, |said| said == nobody);
     let (client, began) = (&clients[asked], AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..STREAMS {
@@ -237,7 +245,7 @@ fn answer_as_one(asked: usize) {
             });
         }
     });
-    let said = agreed("fleet that is needed", &mut routers, |said| {
+    let said = wait_for_agreement("fleet that is needed", &mut routers, |said| {
         said[0].0 && said[1].0
     });
     assert!(said[0].1 >= 1 && said[1].1 >= 1, "{said:?}");
@@ -245,40 +253,41 @@ fn answer_as_one(asked: usize) {
 }
 
 #[test]
-fn two_routers_answered_an_autoscaler_differently() {
-    // One of them decides, whichever has the smaller name; the other one repeats it.
+fn two_routers_give_an_autoscaler_one_answer() {
+    // The router with the smaller name decides; the other one repeats its decision.
     std::thread::scope(|scope| {
         for asked in [0, 1] {
-            scope.spawn(move || answer_as_one(asked));
+            scope.spawn(move || routers_answer_alike(asked));
         }
     });
 }
 
+// Invariant: I42.
 #[test]
-fn a_request_at_one_router_was_unknown_to_the_one_that_an_autoscaler_asked() {
+fn demand_at_one_router_is_known_to_its_peers() {
     let folder = tempfile::tempdir().expect("a folder");
     let policy = folder.path().join("policy.yaml");
     write_policy(&policy, 0, "10m");
     let path = policy.to_str().expect("UTF-8");
     let start = |more: &[&str]| {
         let words = ["router", "--listen", "127.0.0.1:0", "--policy", path];
-        Process::start(&[&words, more].concat())
+        CleaveProcess::start(&[&words, more].concat())
     };
     let mut first = start(&[]);
     let here = first.address();
     let mut second = start(&["--fellow-routers", &here]);
     let asked = second.address();
-    // The two have no worker in common: there is none. Whoever starts them asks the second router only.
+    // The two routers share no worker: there is none. The autoscaler asks the second router only.
     let both = format!("{asked},{here}");
-    let client = Client::new(&here);
+    let client = HttpClient::new(&here);
     let waits = std::thread::spawn(move || ask(&client));
-    let seen = Client::new(&asked);
+    let seen = HttpClient::new(&asked);
     wait_for("demand at the other router", || {
         (seen.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0).then_some(())
     });
     let mut workers: Vec<_> = ["prefill", "decode"]
         .map(|leg| {
-            Process::start(&[
+            CleaveProcess::start(&[
                 "worker", "--engine", "mock", "--leg", leg, "--router", &both,
             ])
         })

@@ -1,9 +1,9 @@
-//! `cleave bench run` and `cleave bench goodput` as a user runs them, on a server that serves.
+//! `cleave bench run` and `cleave bench goodput` as a user runs them, against a real server.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod harness;
 
-use harness::Process;
+use harness::CleaveProcess;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -17,22 +17,22 @@ fn result(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-fn serve() -> (Process, String) {
+fn serve() -> (CleaveProcess, String) {
     let legs = ["--prefill", "1", "--decode", "1"];
     let mut server =
-        Process::start(&[&["serve", "--port", "0", "--threads", "2"][..], &legs].concat());
+        CleaveProcess::start(&[&["serve", "--port", "0", "--threads", "2"][..], &legs].concat());
     let url = format!("http://{}", server.address());
     (server, url)
 }
 
-/// Of the bundled model on one core.
+/// Benchmarks the bundled model on one core.
 fn bench_engine(more: &[&str]) -> (std::process::ExitStatus, String, String) {
     let engine = ["bench", "engine", "--threads", "1", "--kv-cache", "64MiB"];
     harness::run(&[&engine[..], &["--rounds", "2"], more].concat())
 }
 
 #[test]
-fn the_engine_is_measured_beside_its_floor_and_says_what_does_not_fit() {
+fn bench_engine_reports_floors_and_skipped_shapes() {
     let shapes = "prefill:64,decode:2x32,decode:1x9999999";
     let (status, said, errors) = bench_engine(&["--json", "--shapes", shapes]);
     assert!(status.success(), "{errors}");
@@ -48,7 +48,7 @@ fn the_engine_is_measured_beside_its_floor_and_says_what_does_not_fit() {
             number("tokens_per_second_best"),
         );
         assert!(0.0 < median && median <= best, "{row}");
-        // No floor is known of sets without a ceiling of their own.
+        // Instruction sets without a measured ceiling have no floor.
         if !row["floor_tokens_per_second"].is_null() {
             let (of_median, of_best) = (
                 number("fraction_of_floor_median"),
@@ -67,7 +67,7 @@ fn the_engine_is_measured_beside_its_floor_and_says_what_does_not_fit() {
 }
 
 #[test]
-fn a_shape_that_is_none_ended_who_measures_by_turns() {
+fn a_bad_shape_on_stdin_does_not_end_bench_engine() {
     let said = harness::run_with_input(
         &[
             "bench",
@@ -98,7 +98,7 @@ fn a_shape_that_is_none_ended_who_measures_by_turns() {
 }
 
 #[test]
-fn a_run_on_our_own_server_is_whole_and_says_where_the_time_went() {
+fn bench_run_measures_every_request_and_stage() {
     let (_server, url) = serve();
     let out = folder("run");
     let (status, said, errors) = harness::run(&[
@@ -129,7 +129,7 @@ fn a_run_on_our_own_server_is_whole_and_says_where_the_time_went() {
         (&all["offered"], &all["done"], &all["met"]),
         (&12.into(), &12.into(), &12.into())
     );
-    // The server counts what was meant: prompts of 40, and of 64 shared and 90 own tokens.
+    // The server's counts match the plan: prompts of 40, and of 64 shared and 90 own tokens.
     assert_eq!(
         (&all["inputs_differ"], &all["outputs_differ"]),
         (&0.into(), &0.into())
@@ -155,9 +155,9 @@ fn a_run_on_our_own_server_is_whole_and_says_where_the_time_went() {
     std::fs::remove_dir_all(out).unwrap();
 }
 
-/// For the chart's test and for scripts: what went wrong is the exit status.
+/// The chart's test and scripts rely on the exit status.
 #[test]
-fn a_run_that_missed_its_goal_was_a_success() {
+fn bench_run_fails_if_the_goal_is_missed() {
     let (_server, url) = serve();
     let run = |slo: &str| {
         let load = ["--rate", "20", "--limit", "2", "--workload"];
@@ -213,10 +213,10 @@ fn a_sweep_prints_a_line_for_each_rate() {
 }
 
 #[test]
-fn what_was_measured_before_a_signal_was_lost() {
+fn a_signal_keeps_the_measurements_so_far() {
     let (_server, url) = serve();
     let out = folder("signal");
-    let mut bench = Process::start(&[
+    let mut bench = CleaveProcess::start(&[
         "bench",
         "run",
         "--url",
@@ -230,8 +230,8 @@ fn what_was_measured_before_a_signal_was_lost() {
         "--out",
         out.to_str().unwrap(),
     ]);
-    // Some requests went through: the server's own counters say so.
-    let client = harness::Client::new(url.trim_start_matches("http://"));
+    // The server's own counters show that some requests were served.
+    let client = harness::HttpClient::new(url.trim_start_matches("http://"));
     harness::wait_for("requests", || {
         let (_, text) = client.get("/metrics");
         let ended = harness::sum_metric(&text, "cleave_flights_ended_total", &[]);
@@ -246,7 +246,7 @@ fn what_was_measured_before_a_signal_was_lost() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_at_once() {
+fn bench_rejects_bad_arguments_at_once() {
     for (more, says) in [
         (&["run", "--workload", "short-long"][..], "rate"),
         (

@@ -1,17 +1,18 @@
-//! `--device cuda` in real processes, over the stand-in driver: what computes is the kernels' own source, run on
-//! the processor; everything around it is what runs on a GPU.
+//! `--device cuda` in real processes on the CUDA emulator: the kernels' own source runs on the
+//! processor, and all other code is the same as on a GPU.
 
 mod harness;
 
-use cleave_emulator::Variant;
+use cleave_emulator::SanitizerVariant;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
-/// `cleave` with the stand-in driver and run-time compiler where it looks for NVIDIA's.
-fn on_stand_in(arguments: &[&str], cache: &Path) -> Option<Command> {
+/// `cleave` with the emulated driver and run-time compiler in its library path; none without an
+/// emulator.
+fn cleave_on_emulator(arguments: &[&str], cache: &Path) -> Option<Command> {
     let libraries = [
-        cleave_emulator::library(Variant::Plain),
+        cleave_emulator::driver_library(SanitizerVariant::Plain),
         cleave_emulator::nvrtc(),
     ];
     let folders: Option<Vec<&Path>> = libraries
@@ -40,7 +41,7 @@ fn answer(command: &mut Command) -> Value {
 }
 
 #[test]
-fn a_machine_without_a_driver_is_told_in_one_line() {
+fn a_missing_driver_is_a_one_line_error() {
     let output = harness::cleave(&["generate", "--device", "cuda", "--prompt", "x"])
         .env("LD_LIBRARY_PATH", "/nonexistent")
         .output()
@@ -55,17 +56,17 @@ fn a_machine_without_a_driver_is_told_in_one_line() {
 }
 
 #[test]
-fn a_device_that_is_none_is_told() {
+fn an_unknown_device_name_is_refused() {
     let (status, _, err) = harness::run(&["generate", "--device", "gpu", "--prompt", "x"]);
     assert!(!status.success());
     assert!(err.contains("cuda:N"), "{err}");
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_told() {
+fn a_missing_gpu_number_is_refused() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let arguments = ["generate", "--device", "cuda:7", "--prompt", "x"];
-    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+    let Some(mut command) = cleave_on_emulator(&arguments, cache.path()) else {
         return;
     };
     let output = command.output().expect("cleave starts");
@@ -74,9 +75,9 @@ fn a_gpu_that_is_not_there_is_told() {
     assert!(err.contains("no GPU number 7"), "{err}");
 }
 
-/// As scripts/gpu reads it.
+/// Checks the JSON that scripts/gpu reads.
 #[test]
-fn how_long_the_device_stands_still_between_decode_steps_is_measured() {
+fn bench_engine_measures_idle_time_between_decode_steps() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let folders = harness::golden_folders();
     let model = folders[0].to_str().expect("a path");
@@ -89,7 +90,7 @@ fn how_long_the_device_stands_still_between_decode_steps_is_measured() {
         "--json",
     ]);
     arguments.extend(["--kv-cache", "16MiB", "--max-num-seqs", "4"]);
-    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+    let Some(mut command) = cleave_on_emulator(&arguments, cache.path()) else {
         return;
     };
     let rows = answer(&mut command)["rows"].clone();
@@ -100,7 +101,7 @@ fn how_long_the_device_stands_still_between_decode_steps_is_measured() {
 }
 
 #[test]
-fn tokens_are_those_of_transformers() {
+fn tokens_on_cuda_match_transformers() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     for folder in harness::golden_folders() {
         let text = std::fs::read_to_string(folder.join("goldens.json")).expect("readable goldens");
@@ -113,7 +114,7 @@ fn tokens_are_those_of_transformers() {
         let mut arguments = vec!["generate", "--json", "--dtype", "f32", "--ignore-eos"];
         arguments.extend(["--device", "cuda", "--model", model]);
         arguments.extend(["--max-tokens", "32", "--prompt-tokens", &prompt]);
-        let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+        let Some(mut command) = cleave_on_emulator(&arguments, cache.path()) else {
             return;
         };
         let ours = answer(&mut command);
@@ -121,9 +122,9 @@ fn tokens_are_those_of_transformers() {
     }
 }
 
-/// A disk that fails, or whoever writes there, must not keep a program from starting.
+/// A disk error or a foreign write must not keep a program from starting.
 #[test]
-fn a_damaged_file_of_compiled_kernels_is_compiled_again() {
+fn a_damaged_kernel_cache_is_compiled_again() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let folder = harness::root().join("testdata/llama3");
     let model = folder.to_str().expect("a readable path");
@@ -133,7 +134,7 @@ fn a_damaged_file_of_compiled_kernels_is_compiled_again() {
         &["--max-tokens", "4", "--prompt-tokens", "3,4,5"],
     ]
     .concat();
-    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+    let Some(mut command) = cleave_on_emulator(&arguments, cache.path()) else {
         return;
     };
     let expected = answer(&mut command)["tokens"].clone();
@@ -148,7 +149,7 @@ fn a_damaged_file_of_compiled_kernels_is_compiled_again() {
     *flipped.last_mut().expect("code") ^= 1;
     for damage in [flipped, good[..good.len() / 2].to_vec(), Vec::new()] {
         std::fs::write(&files[0], damage).expect("a file can be written");
-        let mut command = on_stand_in(&arguments, cache.path()).expect("it ran before");
+        let mut command = cleave_on_emulator(&arguments, cache.path()).expect("it ran before");
         let output = command.output().expect("cleave starts");
         let err = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{err}");
@@ -159,16 +160,16 @@ fn a_damaged_file_of_compiled_kernels_is_compiled_again() {
     }
 }
 
-/// A prefill and a decode worker on one GPU; each request is handed over; answers are those of one process alone.
+/// A prefill and a decode worker of one process share a GPU; answers equal those of `generate`.
 #[test]
-fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_worker() {
+fn hand_offs_within_one_gpu_process_change_no_token() {
     let folder = harness::root().join("testdata/llama3");
-    handed_over_within(&folder, &[]);
+    check_hand_off_in_process(&folder, &[]);
 }
 
-/// The same with weights of four bits and fp8 keys and values.
+/// The same with 4-bit weights and an fp8 KV cache.
 #[test]
-fn a_stream_of_quantised_weights_over_fp8_keys_handed_over_is_the_one_of_a_single_worker() {
+fn hand_offs_of_fp8_kv_and_quantized_weights_change_no_token() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().join("llama3");
     let dense = harness::root().join("testdata/llama3");
@@ -185,10 +186,10 @@ fn a_stream_of_quantised_weights_over_fp8_keys_handed_over_is_the_one_of_a_singl
         to.expect("a readable path"),
     ]);
     assert!(status.success(), "{err}");
-    handed_over_within(&out, &["--kv-cache-dtype", "fp8"]);
+    check_hand_off_in_process(&out, &["--kv-cache-dtype", "fp8"]);
 }
 
-fn handed_over_within(folder: &Path, flags: &[&str]) {
+fn check_hand_off_in_process(folder: &Path, flags: &[&str]) {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let model = folder.to_str().expect("a readable path");
     let common = [&["--device", "cuda", "--model", model], flags].concat();
@@ -205,19 +206,19 @@ fn handed_over_within(folder: &Path, flags: &[&str]) {
         "--prompt-tokens",
         &ids,
     ]);
-    let Some(mut command) = on_stand_in(&alone, cache.path()) else {
+    let Some(mut command) = cleave_on_emulator(&alone, cache.path()) else {
         return;
     };
     let alone = answer(&mut command);
     let mut serve = vec!["serve", "--port", "0", "--prefill", "1", "--decode", "1"];
     serve.extend(["--placement", "split", "--kv-cache", "4MiB"]);
     serve.extend(common);
-    let command = on_stand_in(&serve, cache.path()).expect("it ran before");
-    let mut server = harness::Process::spawn(command);
-    let client = harness::Client::new(&server.address());
+    let command = cleave_on_emulator(&serve, cache.path()).expect("it ran before");
+    let mut server = harness::CleaveProcess::spawn(command);
+    let client = harness::HttpClient::new(&server.address());
     let body = json!({
         "model": "llama3", "prompt": prompt, "max_tokens": 24, "temperature": 0.9, "seed": 5,
-        // The checkpoint has a default of its own, which `generate` does not take.
+        // The checkpoint's own default of top_p, which `generate` does not use, is overridden.
         "top_p": 1.0, "ignore_eos": true,
     });
     let (status, answer) = client.post("/v1/completions", &body);
@@ -230,9 +231,9 @@ fn handed_over_within(folder: &Path, flags: &[&str]) {
     assert!(landed.is_some(), "nothing was handed over: {metrics}");
 }
 
-/// Legs that share a GPU keep to multiprocessors of their own, and answer as before.
+/// Legs that share a GPU use separate multiprocessors, and answer as before.
 #[test]
-fn legs_of_a_gpu_divide_its_multiprocessors() {
+fn the_decode_share_divides_the_multiprocessors() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let folder = harness::root().join("testdata/llama3");
     let model = folder.to_str().expect("a readable path");
@@ -249,18 +250,18 @@ fn legs_of_a_gpu_divide_its_multiprocessors() {
     let divided = |share| {
         let mut arguments = arguments.clone();
         arguments.extend(["--gpu-decode-share", share]);
-        let mut command = on_stand_in(&arguments, cache.path())?;
+        let mut command = cleave_on_emulator(&arguments, cache.path())?;
         command.env("CLEAVE_STANDIN_MULTIPROCESSORS", "12");
         Some(command)
     };
     let Some(command) = divided("0.3") else {
         return;
     };
-    let mut server = harness::Process::spawn(command);
-    let client = harness::Client::new(&server.address());
+    let mut server = harness::CleaveProcess::spawn(command);
+    let client = harness::HttpClient::new(&server.address());
     assert_eq!(client.complete(&prompt(3)), alone(3, cache.path()));
     let logs = server.logs();
-    // 3.6 of 12, and what is kept apart here are pairs.
+    // 0.3 of 12 is 3.6; the emulator partitions in pairs.
     for (worker, part) in [("decode-0: ", "4 of 12"), ("prefill-0: ", "8 of 12")] {
         let mut lines = logs.lines().filter(|line| line.contains(worker));
         assert!(lines.any(|line| line.contains(part)), "{logs}");
@@ -278,9 +279,10 @@ fn legs_of_a_gpu_divide_its_multiprocessors() {
     );
 }
 
-/// Kernels of a prompt have a block on each of their multiprocessors until they end, so decode steps need some of their own.
+/// Prompt kernels occupy their multiprocessors until they end, so decode steps need some of their
+/// own.
 #[test]
-fn legs_of_a_gpu_divide_it_unless_told_not_to() {
+fn the_decode_share_is_on_by_default() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let folder = harness::root().join("testdata/llama3");
     let model = folder.to_str().expect("a readable path");
@@ -289,9 +291,9 @@ fn legs_of_a_gpu_divide_it_unless_told_not_to() {
         arguments.extend(["--kv-cache", "4MiB", "--calibrate", "0"]);
         arguments.extend(["--device", "cuda", "--model", model]);
         arguments.extend(flags);
-        let mut command = on_stand_in(&arguments, cache.path())?;
+        let mut command = cleave_on_emulator(&arguments, cache.path())?;
         command.env("CLEAVE_STANDIN_MULTIPROCESSORS", "20");
-        let mut server = harness::Process::spawn(command);
+        let mut server = harness::CleaveProcess::spawn(command);
         server.address();
         Some(server.logs())
     };
@@ -302,7 +304,7 @@ fn legs_of_a_gpu_divide_it_unless_told_not_to() {
         let mut lines = logs.lines().filter(|line| line.contains(worker));
         assert!(lines.any(|line| line.contains(part)), "{logs}");
     }
-    // Neither takes what the other computes with, so both are placed on.
+    // The legs use separate multiprocessors, so the router may place work on both.
     let shared = "compute on the same hardware";
     assert!(!logs.contains(shared), "{logs}");
     for off in ["none", "0"] {
@@ -312,46 +314,47 @@ fn legs_of_a_gpu_divide_it_unless_told_not_to() {
     }
 }
 
-/// The bundled checkpoint's weights are 10.3 MiB, and each leg needs two beside them.
+/// The bundled checkpoint's weights take 10.3 MiB, and each leg needs two MiB more, so they fit
+/// only once.
 #[test]
-fn legs_of_a_gpu_have_its_weights_once() {
+fn legs_of_one_gpu_share_its_weights() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let mut arguments = vec!["serve", "--port", "0", "--prefill", "1", "--decode", "1"];
     arguments.extend(["--placement", "split", "--calibrate", "0"]);
     arguments.extend(["--device", "cuda", "--kv-cache", "1MiB"]);
     arguments.extend(["--max-num-seqs", "2", "--max-num-batched-tokens", "32"]);
-    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+    let Some(mut command) = cleave_on_emulator(&arguments, cache.path()) else {
         return;
     };
     command.env("CLEAVE_STANDIN_MEMORY_MIB", "20");
-    let mut server = harness::Process::spawn(command);
+    let mut server = harness::CleaveProcess::spawn(command);
     server.address();
 }
 
-/// A router and workers of their own processes, all on the stand-in.
-struct Fleet {
-    router: harness::Process,
-    workers: Vec<harness::Process>,
-    client: harness::Client,
+/// A router and workers as separate processes on the emulator.
+struct CudaFleet {
+    router: harness::CleaveProcess,
+    workers: Vec<harness::CleaveProcess>,
+    client: harness::HttpClient,
     cache: tempfile::TempDir,
     address: String,
-    /// Of every worker.
+    /// Flags of every worker.
     flags: Vec<String>,
-    /// Of the devices of workers to come, if it is not the stand-in's.
+    /// Compute capability of later workers' devices, if it is not the emulator's default.
     capability: Option<String>,
 }
 
-impl Fleet {
-    /// No worker yet; `None` where nothing can be emulated.
+impl CudaFleet {
+    /// A fleet without workers; `None` without an emulator.
     fn new(more: &[&str]) -> Option<Self> {
-        cleave_emulator::library(Variant::Plain)?;
+        cleave_emulator::driver_library(SanitizerVariant::Plain)?;
         let mut arguments = vec!["router", "--listen", "127.0.0.1:0", "--placement", "split"];
         arguments.extend(["--router-mode", "load"]);
         arguments.extend(more);
-        let mut router = harness::Process::start(&arguments);
+        let mut router = harness::CleaveProcess::start(&arguments);
         let address = router.address();
         Some(Self {
-            client: harness::Client::new(&address),
+            client: harness::HttpClient::new(&address),
             cache: tempfile::tempdir().expect("a temporary folder"),
             workers: Vec::new(),
             flags: Vec::new(),
@@ -361,12 +364,12 @@ impl Fleet {
         })
     }
 
-    /// Starts a worker with these faults planned, and waits until it has joined; gives its number.
+    /// Starts a worker with planned device faults, and waits until it has joined; gives its number.
     fn worker(&mut self, leg: &str, faults: &str) -> usize {
         self.worker_on("cuda:0", leg, faults)
     }
 
-    /// As [`Fleet::worker`], on this one of two devices.
+    /// Starts a worker as [`CudaFleet::worker`] does, on one of two devices.
     fn worker_on(&mut self, device: &str, leg: &str, faults: &str) -> usize {
         let folder = harness::root().join("testdata/llama3");
         let model = folder.to_str().expect("a readable path").to_owned();
@@ -376,16 +379,17 @@ impl Fleet {
         arguments.extend(["--calibrate", "0", "--name", &name]);
         arguments.extend(["--metrics-listen", "127.0.0.1:0"]);
         arguments.extend(self.flags.iter().map(String::as_str));
-        let mut command = on_stand_in(&arguments, self.cache.path()).expect("it is emulated");
+        let mut command =
+            cleave_on_emulator(&arguments, self.cache.path()).expect("it is emulated");
         if let Some(capability) = &self.capability {
             command.env("CLEAVE_STANDIN_CAPABILITY", capability);
         }
         command
             .env("CLEAVE_STANDIN_DEVICES", "2")
             .env("CLEAVE_STANDIN_FAULTS", faults)
-            // What NIXL goes over where there is no network card.
+            // UCX carries NIXL over TCP where there is no network card.
             .env("UCX_TLS", "tcp");
-        self.workers.push(harness::Process::spawn(command));
+        self.workers.push(harness::CleaveProcess::spawn(command));
         let wanted = self.workers.len() as f64;
         harness::wait_for("worker", || {
             (self.client.metric("cleave_workers", &[]) >= wanted).then_some(())
@@ -398,25 +402,25 @@ impl Fleet {
     }
 
     /// A client for the worker's own port.
-    fn port(&self, worker: usize) -> harness::Client {
+    fn metrics_client(&self, worker: usize) -> harness::HttpClient {
         let address = harness::wait_for("port of a worker", || {
             let logs = self.logs(worker);
             let (_, rest) = logs.split_once("metrics at http://")?;
             Some(rest.split_once("/metrics")?.0.to_owned())
         });
-        harness::Client::new(&address)
+        harness::HttpClient::new(&address)
     }
 
-    /// Waits until a worker's log says so.
-    fn says(&self, worker: usize, what: &str) {
+    /// Waits until a worker's log contains the text.
+    fn wait_for_log(&self, worker: usize, what: &str) {
         harness::wait_for(what, || self.logs(worker).contains(what).then_some(()));
     }
 }
 
-/// Another GPU may round a step of its tensor cores in another way, so keys and values of one mean nothing to the other.
+/// Another GPU model may round tensor-core steps differently, so KV of one is invalid on the other.
 #[test]
-fn workers_of_two_kinds_of_gpu_are_not_paired() {
-    let Some(mut fleet) = Fleet::new(&[]) else {
+fn workers_on_different_gpu_models_are_not_paired() {
+    let Some(mut fleet) = CudaFleet::new(&[]) else {
         return;
     };
     fleet.worker_on("cuda:0", "prefill", "");
@@ -427,7 +431,7 @@ fn workers_of_two_kinds_of_gpu_are_not_paired() {
     assert!(logs.contains("-sm90-") && logs.contains("-sm80-"), "{logs}");
     let (status, body) = fleet.client.get("/ready");
     assert_ne!(status, 200, "no pair of legs has one fingerprint: {body}");
-    // Another worker of the first kind makes a pair.
+    // A second worker on the first GPU model makes a pair.
     fleet.capability = None;
     fleet.worker_on("cuda:1", "decode", "");
     harness::wait_for("a pair", || {
@@ -435,10 +439,10 @@ fn workers_of_two_kinds_of_gpu_are_not_paired() {
     });
 }
 
-/// Their work is time-sliced, whatever share each keeps to.
+/// The GPU time-slices the work of two processes, whatever share each is given.
 #[test]
-fn two_processes_on_one_gpu_are_warned_of() {
-    let Some(mut fleet) = Fleet::new(&[]) else {
+fn two_processes_on_one_gpu_log_a_warning() {
+    let Some(mut fleet) = CudaFleet::new(&[]) else {
         return;
     };
     fleet.worker("prefill", "");
@@ -454,12 +458,12 @@ fn two_processes_on_one_gpu_are_warned_of() {
 }
 
 /// Blocks of a worker's pool of this kind.
-fn blocks(port: &harness::Client, kind: &str) -> f64 {
+fn blocks(port: &harness::HttpClient, kind: &str) -> f64 {
     port.metric("cleave_pool_blocks", &[&format!("kind=\"{kind}\"")])
 }
 
-/// Waits until nobody holds a block there, nor may write to one.
-fn let_go(port: &harness::Client) {
+/// Waits until no block is held, or writable by a peer.
+fn wait_until_blocks_are_free(port: &harness::HttpClient) {
     harness::wait_for("blocks to be let go", || {
         let kinds = ["held", "reserved", "leased", "quarantined", "leaked"];
         let held: f64 = kinds.iter().map(|kind| blocks(port, kind)).sum();
@@ -467,7 +471,7 @@ fn let_go(port: &harness::Client) {
     });
 }
 
-/// A prompt that nobody else has, so that every block of it is handed over.
+/// A prompt with a prefix of its own, so that every block is handed over.
 fn prompt(first: u32) -> Value {
     let ids: Vec<u32> = (first..first + 57).collect();
     json!({
@@ -475,7 +479,7 @@ fn prompt(first: u32) -> Value {
     })
 }
 
-/// What one worker alone says to such a prompt.
+/// The text that one worker alone gives for such a prompt.
 fn alone(first: u32, cache: &Path) -> String {
     let folder = harness::root().join("testdata/llama3");
     let ids: Vec<String> = (first..first + 57).map(|id| id.to_string()).collect();
@@ -488,40 +492,40 @@ fn alone(first: u32, cache: &Path) -> String {
         folder.to_str().expect("a readable path"),
     ]);
     arguments.extend(["--prompt-tokens", &ids]);
-    let mut command = on_stand_in(&arguments, cache).expect("it is emulated");
+    let mut command = cleave_on_emulator(&arguments, cache).expect("it is emulated");
     let text = answer(&mut command)["text"].clone();
     text.as_str().expect("a text").to_owned()
 }
 
-/// The sender's device copies into the receiver's pool, which verifies the bytes where they are.
+/// The sender's device copies into the receiver's pool, which verifies the bytes in place.
 #[test]
-fn a_stream_handed_over_between_processes_of_a_gpu_is_the_one_of_a_single_worker() {
-    handed_over_directly(["cuda:0", "cuda:0"]);
+fn hand_offs_between_processes_of_a_gpu_change_no_token() {
+    check_direct_hand_off(["cuda:0", "cuda:0"]);
 }
 
 /// The same from one GPU of the host to another.
 #[test]
-fn a_stream_handed_over_between_gpus_of_a_host_is_the_one_of_a_single_worker() {
-    handed_over_directly(["cuda:0", "cuda:1"]);
+fn hand_offs_between_gpus_of_a_host_change_no_token() {
+    check_direct_hand_off(["cuda:0", "cuda:1"]);
 }
 
-/// As from host to host: NIXL writes what left one GPU into a ring of the other's host.
+/// As between hosts: NIXL writes the sender's blocks into a ring in the receiver's host memory.
 #[test]
-fn a_stream_handed_over_by_rdma_between_gpus_is_the_one_of_a_single_worker() {
+fn rdma_hand_offs_between_gpus_change_no_token() {
     let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL") else {
         return eprintln!("SKIPPED: CLEAVE_TEST_NIXL names no library");
     };
     let library = library.into_string().expect("a readable path");
     let flags = ["--kv-transport", "nixl", "--nixl-library", &library];
-    handed_over("nixl", ["cuda:0", "cuda:1"], &flags);
+    check_hand_off("nixl", ["cuda:0", "cuda:1"], &flags);
 }
 
-fn handed_over_directly(devices: [&str; 2]) {
-    handed_over("cuda-ipc", devices, &[]);
+fn check_direct_hand_off(devices: [&str; 2]) {
+    check_hand_off("cuda-ipc", devices, &[]);
 }
 
-fn handed_over(transport: &str, [prefill, decode]: [&str; 2], flags: &[&str]) {
-    let Some(mut fleet) = Fleet::new(&[]) else {
+fn check_hand_off(transport: &str, [prefill, decode]: [&str; 2], flags: &[&str]) {
+    let Some(mut fleet) = CudaFleet::new(&[]) else {
         return;
     };
     fleet.flags = flags.iter().map(ToString::to_string).collect();
@@ -534,23 +538,23 @@ fn handed_over(transport: &str, [prefill, decode]: [&str; 2], flags: &[&str]) {
     for worker in [prefill, decode] {
         let logs = fleet.logs(worker);
         assert!(logs.contains(&format!("transport={transport}")), "{logs}");
-        let port = fleet.port(worker);
+        let port = fleet.metrics_client(worker);
         let named = format!("transport=\"{transport}\"");
         let direct = port.metric("cleave_link_transport", &[&named]);
         assert_eq!(direct, 1.0, "{logs}");
         assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 0.0);
-        let_go(&port);
+        wait_until_blocks_are_free(&port);
     }
-    let port = fleet.port(decode);
+    let port = fleet.metrics_client(decode);
     let bytes = port.metric("cleave_handoff_bytes_total", &[]);
     assert!(bytes > 0.0, "nothing was handed over");
     drop(fleet.router);
 }
 
-/// A pool that cannot be opened is no reason to go without the other ways.
+/// A worker that cannot open its peer's pool uses another transport.
 #[test]
-fn a_pool_that_cannot_be_opened_is_told_of_and_blocks_go_another_way() {
-    let Some(mut fleet) = Fleet::new(&[]) else {
+fn an_unopened_ipc_pool_falls_back_to_shared_memory() {
+    let Some(mut fleet) = CudaFleet::new(&[]) else {
         return;
     };
     let prefill = fleet.worker("prefill", "ipc_open@1");
@@ -563,7 +567,7 @@ fn a_pool_that_cannot_be_opened_is_told_of_and_blocks_go_another_way() {
         "{logs}"
     );
     assert!(logs.contains("cannot reach memory of GPU"), "{logs}");
-    let port = fleet.port(prefill);
+    let port = fleet.metrics_client(prefill);
     assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 1.0);
     assert_eq!(
         port.metric("cleave_link_transport", &["transport=\"shm\""]),
@@ -571,13 +575,14 @@ fn a_pool_that_cannot_be_opened_is_told_of_and_blocks_go_another_way() {
     );
 }
 
-/// The device of a prefill worker fails in the middle of a hand-off: its prompts are computed elsewhere.
+// Lesson: 5.
+/// A prefill worker's device fails in mid-hand-off: another worker computes its prompts.
 #[test]
-fn lesson_05_a_copy_that_failed_cost_a_stream_or_a_block() {
-    let Some(mut fleet) = Fleet::new(&["--migration-limit", "9"]) else {
+fn a_failed_ipc_copy_costs_no_stream_and_no_block() {
+    let Some(mut fleet) = CudaFleet::new(&["--migration-limit", "9"]) else {
         return;
     };
-    // Nine copies measure the link; the second block of the first prompt is the eleventh.
+    // Nine copies measure the link; the second block of the first prompt is the eleventh copy.
     let broken = fleet.worker("prefill", "ipc_copy@11");
     let decode = fleet.worker("decode", "");
     fleet.worker("prefill", "");
@@ -589,40 +594,44 @@ fn lesson_05_a_copy_that_failed_cost_a_stream_or_a_block() {
         }
         assert!(first < 400, "the broken worker was never asked");
     }
-    let_go(&fleet.port(decode));
+    wait_until_blocks_are_free(&fleet.metrics_client(decode));
 }
 
-/// Blocks that a sender may still write to are nobody's until it is known to be dead; then they are free.
+// Invariant: I21.
+// Lesson: 2.
+/// Blocks that a sender may still write to stay in quarantine until its process has ended; then
+/// they are free.
 #[test]
-fn lesson_02_blocks_of_a_sender_that_died_in_a_write_stayed_in_use_or_were_freed_too_early() {
-    let Some(mut fleet) = Fleet::new(&["--migration-limit", "0"]) else {
+fn blocks_of_a_sender_killed_mid_write_wait_for_its_exit() {
+    let Some(mut fleet) = CudaFleet::new(&["--migration-limit", "0"]) else {
         return;
     };
-    // In the middle of the second block: nine copies measure the link.
+    // The fault stops the copy of the second block: nine copies measure the link.
     let prefill = fleet.worker("prefill", "ipc_wait@11");
     let decode = fleet.worker("decode", "");
-    let port = fleet.port(decode);
+    let port = fleet.metrics_client(decode);
     let mut body = prompt(3);
     body["stream"] = json!(true);
-    let client = harness::Client::new(&fleet.address);
+    let client = harness::HttpClient::new(&fleet.address);
     let asked = std::thread::spawn(move || client.stream("/v1/completions", &body).count());
     // The write has begun, and does not end.
-    fleet.says(prefill, "a copy waits for the end of process");
+    fleet.wait_for_log(prefill, "a copy waits for the end of process");
     assert!(blocks(&port, "reserved") > 0.0);
     assert_eq!(blocks(&port, "quarantined"), 0.0);
-    // Alive, it may go on with it: neither what the router says of it nor a link that broke makes its blocks free.
+    // The stopped sender may continue its write: neither the router's loss of it nor a broken link
+    // frees its blocks.
     fleet.workers[prefill].signal("STOP");
     harness::wait_for("quarantine", || {
         (blocks(&port, "quarantined") > 0.0).then_some(())
     });
-    fleet.says(decode, "link lost");
+    fleet.wait_for_log(decode, "link lost");
     assert!(blocks(&port, "quarantined") > 0.0);
     fleet.workers[prefill].signal("KILL");
     fleet.workers[prefill].wait();
-    fleet.says(decode, "its process has ended");
-    let_go(&port);
+    fleet.wait_for_log(decode, "its process has ended");
+    wait_until_blocks_are_free(&port);
     drop(asked.join());
-    // The pool is as good as new.
+    // The pool serves as before.
     fleet.workers.remove(prefill);
     fleet.worker("prefill", "");
     assert_eq!(
@@ -631,19 +640,20 @@ fn lesson_02_blocks_of_a_sender_that_died_in_a_write_stayed_in_use_or_were_freed
     );
 }
 
-/// A write into the pool of a worker that died ends nowhere, and its blocks are let go when it is over.
+// Lesson: 2.
+/// A write into a dead worker's pool ends nowhere, and its blocks are freed when it is over.
 #[test]
-fn lesson_02_a_receiver_that_died_in_a_write_cost_its_sender_blocks() {
-    let Some(mut fleet) = Fleet::new(&[]) else {
+fn a_receiver_killed_mid_write_costs_its_sender_no_block() {
+    let Some(mut fleet) = CudaFleet::new(&[]) else {
         return;
     };
     let prefill = fleet.worker("prefill", "ipc_wait@11");
     let decode = fleet.worker("decode", "");
     let request = prompt(3);
     let answered = std::thread::scope(|scope| {
-        let client = harness::Client::new(&fleet.address);
+        let client = harness::HttpClient::new(&fleet.address);
         let asked = scope.spawn(move || client.complete(&request));
-        fleet.says(prefill, "a copy waits for the end of process");
+        fleet.wait_for_log(prefill, "a copy waits for the end of process");
         let mut dead = fleet.workers.remove(decode);
         dead.signal("KILL");
         dead.wait();
@@ -651,18 +661,18 @@ fn lesson_02_a_receiver_that_died_in_a_write_cost_its_sender_blocks() {
         asked.join().expect("an answer")
     });
     assert_eq!(answered, alone(3, fleet.cache.path()));
-    let port = fleet.port(prefill);
-    let_go(&port);
+    let port = fleet.metrics_client(prefill);
+    wait_until_blocks_are_free(&port);
 }
 
-/// Two workers, of which one's GPU fails in the middle of streams: it says so and ends, and its streams go on at the
-/// other one, from the token where they were.
+/// The GPU of one of two workers fails in mid-stream: the worker reports it and ends, and its
+/// streams continue on the other one at the same token.
 #[test]
-fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
+fn a_failed_gpu_ends_its_worker_and_no_stream() {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let folder = harness::root().join("testdata/llama3");
     let model = folder.to_str().expect("a readable path");
-    let mut router = harness::Process::start(&["router", "--listen", "127.0.0.1:0"]);
+    let mut router = harness::CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
     let address = router.address();
     let worker = |device: &str, faults: &str, seats: &str| {
         let mut arguments = vec!["worker", "--leg", "both", "--router", &address];
@@ -675,25 +685,26 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
             "127.0.0.1:0",
         ]);
         arguments.extend(["--device", device, "--dtype", "f32", "--model", model]);
-        let mut command = on_stand_in(&arguments, cache.path())?;
+        let mut command = cleave_on_emulator(&arguments, cache.path())?;
         command
             .env("CLEAVE_STANDIN_DEVICES", "2")
             .env("CLEAVE_STANDIN_FAULTS", faults);
-        Some(harness::Process::spawn(command))
+        Some(harness::CleaveProcess::spawn(command))
     };
-    // One embedding a step: more steps than a worker measures itself with before it joins. Each has a device of its
-    // own, and the sound one has one seat, so that the other is asked, however fast the two found themselves.
+    // The embedding kernel runs once a step: 600 is past the steps of a worker's calibration. Each
+    // worker has a device of its own, and the sound one has one slot, so that the other gets
+    // requests, whatever prices the two measured.
     let sick = "launch:embed_f32@600";
     let (Some(_sound), Some(mut sick)) = (worker("cuda:1", "", "1"), worker("cuda:0", sick, "8"))
     else {
         return;
     };
-    let client = harness::Client::new(&address);
+    let client = harness::HttpClient::new(&address);
     client.wait_ready();
     harness::wait_for("two workers", || {
         (client.metric("cleave_workers", &[]) >= 2.0).then_some(())
     });
-    // More at once than the sound worker has seats.
+    // More concurrent requests than the sound worker has slots.
     let bodies = [3, 4, 5, 6, 7, 8, 9, 10].map(|first| {
         json!({
             "model": "llama3", "prompt": (first..20).collect::<Vec<u32>>(), "max_tokens": 60,

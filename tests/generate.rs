@@ -1,4 +1,4 @@
-//! `cleave generate --json` against what transformers makes of the same checkpoints.
+//! `cleave generate --json` compared with transformers on the same checkpoints.
 
 mod harness;
 
@@ -16,7 +16,7 @@ fn ids(value: &Value) -> String {
 /// The largest difference between two lists of `[id, logit]`, compared by id: an id that only one
 /// of them has must be within the bound of the other's smallest logit, since near ties may trade
 /// places at the list's end.
-fn logits_apart(ours: &Value, theirs: &Value) -> f64 {
+fn logits_distance(ours: &Value, theirs: &Value) -> f64 {
     let read = |list: &Value| -> Vec<(u64, f64)> {
         let pairs = list.as_array().expect("a list of pairs");
         pairs
@@ -39,8 +39,9 @@ fn logits_apart(ours: &Value, theirs: &Value) -> f64 {
     apart.fold(0.0, f64::max)
 }
 
+// Invariant: I17.
 #[test]
-fn tokens_and_logits_are_those_of_transformers() {
+fn tokens_and_logits_match_transformers() {
     for folder in harness::golden_folders() {
         let name = folder
             .file_name()
@@ -51,7 +52,7 @@ fn tokens_and_logits_are_those_of_transformers() {
         let goldens: Value = serde_json::from_str(&text).expect("goldens are JSON");
         let prompts = goldens["prompts"].as_array().expect("a list of prompts");
         assert_eq!(prompts.len(), 20, "{name}");
-        // Every prompt is tested in the engine's crate; here three go all the way.
+        // The engine's crate tests every prompt; three run through the binary here.
         for golden in [&prompts[0], &prompts[9], &prompts[19]] {
             let prompt = ids(&golden["prompt_tokens"]);
             let model = folder.to_str().expect("a readable path");
@@ -82,14 +83,14 @@ fn tokens_and_logits_are_those_of_transformers() {
             let guessing = ["--speculative-config", guessing];
             let (_, guessed, err) = harness::run(&[&arguments[..], &guessing].concat());
             assert_eq!(guessed, out, "{name}: with guesses: {err}");
-            let apart = logits_apart(&answer["first_top_logits"], &golden["first_top_logits"]);
+            let apart = logits_distance(&answer["first_top_logits"], &golden["first_top_logits"]);
             assert!(apart <= 1e-3, "{name}: logits {apart} apart after {prompt}");
         }
     }
 }
 
 #[test]
-fn a_text_prompt_is_tokenized_as_transformers_does() {
+fn text_prompts_are_tokenized_as_by_transformers() {
     for folder in harness::golden_folders() {
         let text = std::fs::read_to_string(folder.join("goldens.json")).expect("readable goldens");
         let goldens: Value = serde_json::from_str(&text).expect("goldens are JSON");
@@ -129,8 +130,8 @@ fn weights_rounded_at_load_write_english() {
     writes_english(&["--quantize", "int4"]);
 }
 
-/// What it says of a few tokens.
-fn said(flags: &[&str]) -> (String, String) {
+/// Output and log of a short generation.
+fn generate(flags: &[&str]) -> (String, String) {
     let first = ["generate", "--prompt", "Ownership", "--max-tokens", "8"];
     let (status, out, err) = harness::run(&[&first, flags].concat());
     assert!(status.success(), "{err}");
@@ -138,11 +139,11 @@ fn said(flags: &[&str]) -> (String, String) {
 }
 
 #[test]
-fn weights_that_take_more_memory_than_was_asked_for_were_kept_without_a_word() {
-    let (_, err) = said(&["--quantize", "int4"]);
+fn weights_kept_in_a_wider_format_are_logged() {
+    let (_, err) = generate(&["--quantize", "int4"]);
     let says = "down_proj.weight (688 columns) is kept in int8 rather than int4";
     assert!(err.contains(says), "{err}");
-    let (_, err) = said(&["--quantize", "int8"]);
+    let (_, err) = generate(&["--quantize", "int8"]);
     assert!(!err.contains("more memory"), "{err}");
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (group, kept) in [
@@ -156,21 +157,21 @@ fn weights_that_take_more_memory_than_was_asked_for_were_kept_without_a_word() {
         synth.extend(["--quantization", "awq", "--group-size", group, "--out", to]);
         let (status, _, err) = harness::run(&synth);
         assert!(status.success(), "{err}");
-        let (_, err) = said(&["--model", to]);
+        let (_, err) = generate(&["--model", to]);
         assert!(kept.is_none_or(|kept| err.contains(kept)), "{err}");
         assert_eq!(err.contains("more memory"), kept.is_some(), "{err}");
     }
 }
 
 #[test]
-fn packed_weights_of_an_earlier_start_say_the_same_and_broken_ones_are_packed_again() {
+fn cached_packed_weights_change_no_token() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let to = folder.path().to_str().expect("a readable path");
     for flags in [&[][..], &["--quantize", "int8"], &["--quantize", "int4"]] {
-        let (packed, _) = said(flags);
+        let (packed, _) = generate(flags);
         let kept = [flags, &["--packed-cache", to]].concat();
-        assert_eq!(said(&kept).0, packed, "{flags:?}");
-        assert_eq!(said(&kept).0, packed, "{flags:?}");
+        assert_eq!(generate(&kept).0, packed, "{flags:?}");
+        assert_eq!(generate(&kept).0, packed, "{flags:?}");
     }
     let files = || std::fs::read_dir(to).expect("it is there").flatten();
     assert_eq!(files().count(), 3);
@@ -178,14 +179,14 @@ fn packed_weights_of_an_earlier_start_say_the_same_and_broken_ones_are_packed_ag
         let bytes = std::fs::read(file.path()).expect("a file");
         std::fs::write(file.path(), &bytes[..bytes.len() / 2]).expect("room for it");
     }
-    let (packed, _) = said(&[]);
-    let (again, err) = said(&["--packed-cache", to]);
+    let (packed, _) = generate(&[]);
+    let (again, err) = generate(&["--packed-cache", to]);
     assert_eq!(again, packed);
     assert!(err.contains("are not used"), "{err}");
 }
 
 #[test]
-fn quantised_weights_and_fp8_keys_write_english() {
+fn quantized_weights_and_fp8_kv_write_english() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().join("demo-awq");
     let (from, to) = (harness::root().join("assets/demo"), out.to_str());
@@ -198,14 +199,14 @@ fn quantised_weights_and_fp8_keys_write_english() {
 }
 
 #[test]
-fn keys_and_values_in_int8_write_english() {
+fn int8_kv_writes_english() {
     for name in ["int8", "int8_per_token_head"] {
         writes_english(&["--kv-cache-dtype", name]);
     }
     writes_english(&["--kv-cache-dtype", "int8", "--dtype", "f32"]);
 }
 
-/// A quantised checkpoint whose makers measured what its keys need.
+/// Makes a quantized checkpoint with a scale for its keys.
 fn with_key_scale(out: &Path, scale: f32) -> String {
     let from = harness::root().join("assets/demo");
     let to = out.to_str().expect("a readable path").to_owned();
@@ -228,9 +229,11 @@ fn with_key_scale(out: &Path, scale: f32) -> String {
     to
 }
 
-/// This cache has no scales: with keys that need one the answers would be wrong, and without any loss it need not be said.
+// Lesson: 16.
+/// This KV cache applies no scales: above 1 the answers would be wrong, so it is an error; below 1
+/// the scale is only reported as unused.
 #[test]
-fn lesson_16_scales_of_keys_and_values_were_left_out_without_a_word() {
+fn kv_scales_that_cannot_be_applied_are_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (scale, cache, succeeds, says) in [
         (3.0, "fp8", false, "k_scale or v_scale is 3"),
@@ -248,7 +251,7 @@ fn lesson_16_scales_of_keys_and_values_were_left_out_without_a_word() {
 }
 
 #[test]
-fn a_kv_cache_that_does_not_go_with_the_weights_is_refused() {
+fn a_kv_dtype_unsupported_with_the_weights_is_refused() {
     let (status, _, err) = harness::run(&[
         "generate",
         "--dtype",
@@ -287,8 +290,9 @@ fn writes_english(flags: &[&str]) {
     );
 }
 
+// Invariant: I16.
 #[test]
-fn a_damaged_checkpoint_is_one_clear_error() {
+fn a_damaged_checkpoint_fails_with_one_clear_error() {
     let whole = harness::golden_folders()
         .into_iter()
         .find(|path| path.ends_with("llama2"))
@@ -328,7 +332,7 @@ fn a_damaged_checkpoint_is_one_clear_error() {
         let path = folder.join("model.safetensors");
         let mut bytes = std::fs::read(&path).expect("readable");
         let half = bytes.len() / 2;
-        // Every bit set is not a number in any format, at any alignment.
+        // A number with every bit set is NaN in any format, at any alignment.
         bytes[half..].fill(0xff);
         std::fs::write(&path, bytes).expect("written");
     });
@@ -360,7 +364,7 @@ fn a_damaged_checkpoint_is_one_clear_error() {
 }
 
 #[test]
-fn each_command_explains_itself_with_an_example() {
+fn each_commands_help_has_an_example() {
     let commands: [&[&str]; 21] = [
         &[],
         &["serve"],

@@ -4,15 +4,16 @@
 use serde_json::Value;
 use std::process::Command;
 
+// Lesson: 18.
 #[test]
-fn lesson_18_every_transport_is_measured_beside_its_floor() {
+fn every_transport_is_measured_beside_its_floor() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cleave"));
     command
         .args(["kv", "bench", "--json", "--rounds", "2"])
         .args(["--block-bytes", "300KiB", "--blocks", "1,9"]);
     let mut expected = vec!["local", "shm", "tcp"];
     if let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL") {
-        // No network card is needed.
+        // UCX over TCP needs no network card.
         command.env("UCX_TLS", "tcp");
         command.arg("--nixl-library").arg(library);
         expected.insert(2, "nixl");
@@ -44,7 +45,7 @@ fn lesson_18_every_transport_is_measured_beside_its_floor() {
 }
 
 #[test]
-fn a_size_that_is_none_is_told() {
+fn a_block_size_out_of_range_is_refused() {
     let output = Command::new(env!("CARGO_BIN_EXE_cleave"))
         .args(["kv", "bench", "--block-bytes", "4GiB"])
         .output()
@@ -55,7 +56,7 @@ fn a_size_that_is_none_is_told() {
 }
 
 #[test]
-fn sizes_that_could_never_be_measured_are_refused_at_once() {
+fn sizes_that_cannot_be_measured_are_refused() {
     for (block_bytes, blocks, says) in [
         ("1", "1", "at least 4KiB"),
         ("1GiB", "65536", "at most 8 GiB"),

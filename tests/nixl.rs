@@ -1,15 +1,16 @@
-//! Workers whose blocks go over NIXL, as between hosts: `CLEAVE_TEST_NIXL` names the library, and without it nothing is
-//! tried. UCX carries the bytes over TCP or over shared memory here, and by network cards elsewhere.
+//! Hand-offs over NIXL, as between hosts. `CLEAVE_TEST_NIXL` names the library; without it the
+//! tests are skipped. UCX carries the bytes over TCP or shared memory here, and over network cards
+//! elsewhere.
 
 #![allow(clippy::print_stdout)]
 
 mod harness;
 
-use harness::{Client, Process, wait_for};
+use harness::{CleaveProcess, HttpClient, wait_for};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Tokens of a prompt: several blocks, and for some one that is not full.
+/// Tokens of a prompt: several blocks, the last one not full.
 const PROMPT_LEN: u32 = 157;
 
 fn library() -> Option<PathBuf> {
@@ -20,25 +21,25 @@ fn library() -> Option<PathBuf> {
     library
 }
 
-/// A router and workers that see each other as if they were on different hosts.
-struct Fleet {
-    _router: Process,
-    workers: Vec<Process>,
-    client: Client,
+/// A router and workers that treat each other as on different hosts.
+struct NixlFleet {
+    _router: CleaveProcess,
+    workers: Vec<CleaveProcess>,
+    client: HttpClient,
     address: String,
     tls: &'static str,
-    /// What may carry blocks.
+    /// Value of `--kv-transport` of the workers.
     transports: &'static str,
 }
 
-impl Fleet {
+impl NixlFleet {
     fn new(tls: &'static str) -> Self {
         let mut arguments = vec!["router", "--listen", "127.0.0.1:0", "--placement", "split"];
         arguments.extend(["--router-mode", "load", "--migration-limit", "9"]);
-        let mut router = Process::start(&arguments);
+        let mut router = CleaveProcess::start(&arguments);
         let address = router.address();
         Self {
-            client: Client::new(&address),
+            client: HttpClient::new(&address),
             _router: router,
             workers: Vec::new(),
             address,
@@ -60,7 +61,7 @@ impl Fleet {
         if self.tls.is_empty() {
             command.env_remove("UCX_TLS");
         }
-        self.workers.push(Process::spawn(command));
+        self.workers.push(CleaveProcess::spawn(command));
         let wanted = self.workers.len() as f64;
         wait_for("worker", || {
             (self.client.metric("cleave_workers", &[]) >= wanted).then_some(())
@@ -73,22 +74,22 @@ impl Fleet {
     }
 
     /// A client for the worker's own port.
-    fn port(&self, worker: usize) -> Client {
+    fn metrics_client(&self, worker: usize) -> HttpClient {
         let address = wait_for("port of a worker", || {
             let logs = self.logs(worker);
             let (_, rest) = logs.split_once("metrics at http://")?;
             Some(rest.split_once("/metrics")?.0.to_owned())
         });
-        Client::new(&address)
+        HttpClient::new(&address)
     }
 
-    /// Answers to prompts that are all under way at once; `meanwhile` runs when blocks have arrived at `decode`.
+    /// Answers to concurrent prompts; `meanwhile` runs once blocks have arrived at `decode`.
     fn answers(&self, firsts: &[u32], decode: usize, meanwhile: impl FnOnce()) -> Vec<String> {
-        let port = self.port(decode);
+        let port = self.metrics_client(decode);
         std::thread::scope(|scope| {
             let ask = |first: &u32| {
                 let body = prompt(*first);
-                scope.spawn(move || Client::new(&self.address).complete(&body))
+                scope.spawn(move || HttpClient::new(&self.address).complete(&body))
             };
             let asked: Vec<_> = firsts.iter().map(ask).collect();
             wait_for("the first blocks", || {
@@ -101,8 +102,8 @@ impl Fleet {
     }
 }
 
-/// Waits until nobody holds a block there, nor may write to one.
-fn let_go(port: &Client) {
+/// Waits until no block is held, or writable by a peer.
+fn wait_until_blocks_are_free(port: &HttpClient) {
     wait_for("blocks to be let go", || {
         let kinds = ["held", "reserved", "leased", "quarantined", "leaked"];
         let count = |kind: &&str| port.metric("cleave_pool_blocks", &[&format!("kind=\"{kind}\"")]);
@@ -114,12 +115,12 @@ fn ids(first: u32) -> Vec<u32> {
     (first..first + PROMPT_LEN).collect()
 }
 
-/// A prompt that nobody else has, so that every block of it is handed over.
+/// A prompt with a prefix of its own, so that every block is handed over.
 fn prompt(first: u32) -> Value {
     json!({"prompt": ids(first), "max_tokens": 24, "temperature": 0, "ignore_eos": true})
 }
 
-/// What one worker alone says to it.
+/// The text that one worker alone gives for it.
 fn alone(first: u32) -> String {
     let ids: Vec<String> = ids(first).iter().map(u32::to_string).collect();
     let ids = ids.join(",");
@@ -139,12 +140,12 @@ fn alone(first: u32) -> String {
 }
 
 #[test]
-fn a_stream_handed_over_by_rdma_is_the_one_of_a_single_worker() {
+fn rdma_hand_offs_change_no_token() {
     let Some(library) = library() else {
         return;
     };
     for tls in ["tcp", "posix"] {
-        let mut fleet = Fleet::new(tls);
+        let mut fleet = NixlFleet::new(tls);
         let prefill = fleet.worker("prefill", &library);
         let decode = fleet.worker("decode", &library);
         for first in [3, 40] {
@@ -154,7 +155,7 @@ fn a_stream_handed_over_by_rdma_is_the_one_of_a_single_worker() {
         for worker in [prefill, decode] {
             let logs = fleet.logs(worker);
             assert!(logs.contains("transport=nixl"), "{logs}");
-            let port = fleet.port(worker);
+            let port = fleet.metrics_client(worker);
             let over = port.metric("cleave_link_transport", &["transport=\"nixl\""]);
             assert_eq!(over, 1.0, "{logs}");
             assert_eq!(
@@ -162,20 +163,23 @@ fn a_stream_handed_over_by_rdma_is_the_one_of_a_single_worker() {
                 0.0,
                 "{logs}"
             );
-            let_go(&port);
+            wait_until_blocks_are_free(&port);
         }
-        let bytes = fleet.port(decode).metric("cleave_handoff_bytes_total", &[]);
+        let bytes = fleet
+            .metrics_client(decode)
+            .metric("cleave_handoff_bytes_total", &[]);
         assert!(bytes > 0.0, "nothing was handed over");
     }
 }
 
-/// Nobody tells the receiver that what was announced will not be written.
+// Lesson: 2.
+/// The receiver gets no message that announced writes will not come.
 #[test]
-fn lesson_02_a_sender_killed_while_it_writes_costs_no_stream_and_no_block() {
+fn a_sender_killed_mid_rdma_costs_no_stream_and_no_block() {
     let Some(library) = library() else {
         return;
     };
-    let mut fleet = Fleet::new("tcp");
+    let mut fleet = NixlFleet::new("tcp");
     let doomed = fleet.worker("prefill", &library);
     let decode = fleet.worker("decode", &library);
     fleet.worker("prefill", &library);
@@ -184,15 +188,16 @@ fn lesson_02_a_sender_killed_while_it_writes_costs_no_stream_and_no_block() {
     for (first, text) in firsts.iter().zip(answers) {
         assert_eq!(text, alone(*first), "from {first}");
     }
-    let_go(&fleet.port(decode));
+    wait_until_blocks_are_free(&fleet.metrics_client(decode));
 }
 
+// Lesson: 1.
 #[test]
-fn lesson_01_a_receiver_killed_while_it_is_written_to_costs_no_stream_and_no_block() {
+fn a_receiver_killed_mid_rdma_costs_no_stream_and_no_block() {
     let Some(library) = library() else {
         return;
     };
-    let mut fleet = Fleet::new("tcp");
+    let mut fleet = NixlFleet::new("tcp");
     let prefill = fleet.worker("prefill", &library);
     let doomed = fleet.worker("decode", &library);
     fleet.worker("decode", &library);
@@ -201,15 +206,16 @@ fn lesson_01_a_receiver_killed_while_it_is_written_to_costs_no_stream_and_no_blo
     for (first, text) in firsts.iter().zip(answers) {
         assert_eq!(text, alone(*first), "from {first}");
     }
-    let_go(&fleet.port(prefill));
+    wait_until_blocks_are_free(&fleet.metrics_client(prefill));
 }
 
+// Lesson: 18.
 #[test]
-fn lesson_18_a_library_that_the_sender_lacks_is_told_and_counted() {
+fn a_missing_nixl_library_is_logged_as_a_fallback() {
     let Some(library) = library() else {
         return;
     };
-    let mut fleet = Fleet::new("tcp");
+    let mut fleet = NixlFleet::new("tcp");
     fleet.transports = "nixl,tcp";
     let prefill = fleet.worker("prefill", Path::new("/nowhere/libnixl_capi.so"));
     fleet.worker("decode", &library);
@@ -220,15 +226,15 @@ fn lesson_18_a_library_that_the_sender_lacks_is_told_and_counted() {
         logs.contains("no NIXL") && logs.contains("/nowhere/"),
         "{logs}"
     );
-    let port = fleet.port(prefill);
+    let port = fleet.metrics_client(prefill);
     assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 1.0);
     let over = port.metric("cleave_link_transport", &["transport=\"tcp\""]);
     assert_eq!(over, 1.0, "{logs}");
 }
 
-/// UCX over TCP is not what a user of RDMA asks for: it is said, and nothing is counted as NIXL.
+/// UCX over TCP is not RDMA: the worker logs it, and no link counts as NIXL.
 #[test]
-fn what_no_card_carries_was_counted_as_rdma() {
+fn ucx_without_a_network_card_is_not_counted_as_nixl() {
     let Some(library) = library() else {
         return;
     };
@@ -237,14 +243,14 @@ fn what_no_card_carries_was_counted_as_rdma() {
         if tls.is_empty() && has_cards {
             continue;
         }
-        let mut fleet = Fleet::new(tls);
+        let mut fleet = NixlFleet::new(tls);
         fleet.transports = "nixl,tcp";
         let prefill = fleet.worker("prefill", &library);
         let decode = fleet.worker("decode", &library);
         assert_eq!(fleet.client.complete(&prompt(3)), alone(3));
         for worker in [prefill, decode] {
             let logs = fleet.logs(worker);
-            let port = fleet.port(worker);
+            let port = fleet.metrics_client(worker);
             for (transport, count) in [("tcp", 1.0), ("nixl", 0.0)] {
                 let label = format!("transport=\"{transport}\"");
                 let over = port.metric("cleave_link_transport", &[&label]);
@@ -259,9 +265,9 @@ fn what_no_card_carries_was_counted_as_rdma() {
     }
 }
 
-/// Needs no library.
+/// This test needs no library.
 #[test]
-fn where_nothing_else_may_carry_blocks_a_missing_library_is_an_error() {
+fn a_missing_library_of_the_only_transport_is_an_error() {
     let mut arguments = vec!["worker", "--leg", "both", "--router", "127.0.0.1:1"];
     arguments.extend(["--calibrate", "0", "--kv-cache", "4MiB"]);
     arguments.extend(["--kv-transport", "nixl"]);
@@ -274,16 +280,16 @@ fn where_nothing_else_may_carry_blocks_a_missing_library_is_an_error() {
     );
 }
 
-/// Nor does this: absent, it is said in one line, and nothing falls back.
+/// This test needs no library: its absence is one log line, and no fallback is counted.
 #[test]
-fn without_the_library_anywhere_nothing_is_worse_than_it_could_be() {
-    let mut fleet = Fleet::new("tcp");
+fn a_library_missing_everywhere_is_no_fallback() {
+    let mut fleet = NixlFleet::new("tcp");
     fleet.transports = "nixl,tcp";
     let nowhere = Path::new("/nowhere/libnixl_capi.so");
     let prefill = fleet.worker("prefill", nowhere);
     fleet.worker("decode", nowhere);
     assert_eq!(fleet.client.complete(&prompt(3)), alone(3));
-    let port = fleet.port(prefill);
+    let port = fleet.metrics_client(prefill);
     assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 0.0);
     assert_eq!(fleet.logs(prefill).matches("no NIXL").count(), 1);
 }

@@ -1,13 +1,13 @@
-//! Promises in real processes: the policy's file, refusals, and clients that come back.
+//! SLO policies in real processes: the policy's file, refusals, and clients that retry.
 
 mod harness;
 
-use harness::{Client, Process, cleave, root, wait_for};
+use harness::{CleaveProcess, HttpClient, cleave, root, wait_for};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A folder of this test's own.
+/// A fresh folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -16,9 +16,9 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
-fn serve(policy: &Path) -> (Process, Client) {
+fn serve(policy: &Path) -> (CleaveProcess, HttpClient) {
     let policy = policy.to_str().expect("a path is text");
-    let mut process = Process::start(&[
+    let mut process = CleaveProcess::start(&[
         "serve",
         "--port",
         "0",
@@ -33,14 +33,14 @@ fn serve(policy: &Path) -> (Process, Client) {
         "--policy",
         policy,
     ]);
-    let client = Client::new(&process.address());
+    let client = HttpClient::new(&process.address());
     (process, client)
 }
 
 const PATH: &str = "/v1/completions";
 
 #[test]
-fn a_policy_with_mistakes_is_told_whole_before_a_port_is_bound() {
+fn all_policy_mistakes_are_reported_before_a_port_is_bound() {
     let path = folder("policy-mistakes").join("policy.yaml");
     std::fs::write(&path, "classes:\n- name: a\n  ttft: 0ms\n  colour: red\n").expect("written");
     let path = path.to_str().expect("a path is text");
@@ -58,7 +58,7 @@ fn a_policy_with_mistakes_is_told_whole_before_a_port_is_bound() {
 }
 
 #[test]
-fn a_policy_could_not_be_checked_without_a_fleet() {
+fn check_validates_a_policy_and_its_flags() {
     let example = root().join("assets/policy.yaml");
     let example = example.to_str().expect("a path is text");
     let check = |words: &[&str]| {
@@ -92,10 +92,10 @@ fn a_policy_could_not_be_checked_without_a_fleet() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// How a fleet would grow and shrink, before it does: every row serves the same requests, and each number
-/// wanted lasts until the next one.
+/// `sim scale` tries scaling beforehand: every row serves the same requests, and each wanted number
+/// lasts until the next one.
 #[test]
-fn a_fleet_that_grows_could_not_be_tried_beforehand() {
+fn sim_scale_compares_fleets_on_the_same_arrivals() {
     let policy = root().join("assets/policy.yaml");
     let policy = policy.to_str().expect("a path is text");
     let load = ["--workload", "long-long", "--rate", "8", "--duration", "4m"];
@@ -135,7 +135,7 @@ fn a_fleet_that_grows_could_not_be_tried_beforehand() {
         "ten times the load changed nothing: {ours}"
     );
     assert!(ours["devices_most"].as_u64() <= Some(8), "{ours}");
-    // Whoever has the devices of the most all along pays for them all along.
+    // A fleet that always has the largest number of devices uses the most device time.
     let hours = |row: &Value| row["device_hours"].as_f64().expect("a number");
     assert!(hours(ours) < hours(&rows[1]), "{out}");
     assert!(
@@ -166,6 +166,7 @@ fn the_example_policy_serves() {
     assert_eq!((good, ended), (1.0, 1.0));
 }
 
+// Invariant: I35.
 #[test]
 fn a_policy_reloaded_by_a_signal_cuts_no_stream() {
     let path = folder("policy-reload").join("policy.yaml");
@@ -201,7 +202,7 @@ fn a_policy_reloaded_by_a_signal_cuts_no_stream() {
 }
 
 #[test]
-fn a_stream_says_where_its_time_went() {
+fn timing_stages_sum_to_the_requests_time() {
     let (_process, client) = serve(&root().join("assets/policy.yaml"));
     let body = json!({"prompt": "Where did it go", "max_tokens": 12, "temperature": 0, "ignore_eos": true});
     let (status, headers, answer) = client.post_with(PATH, &body, &[("x-cleave-timing", "1")]);
@@ -223,7 +224,7 @@ fn a_stream_says_where_its_time_went() {
 }
 
 #[test]
-fn what_cannot_be_met_is_told_at_once_and_the_openai_client_comes_back() {
+fn an_unreachable_slo_is_refused_and_retried_by_openai() {
     let (mut process, client) = serve(&root().join("assets/policy.yaml"));
     let body = json!({"prompt": "Never in time", "max_tokens": 4});
     let impossible = [("x-slo-ttft-ms", "0.001")];
@@ -247,7 +248,7 @@ fn what_cannot_be_met_is_told_at_once_and_the_openai_client_comes_back() {
         &["refused", "slo_ttft_unreachable"],
     );
     assert_eq!(refused, 1.0);
-    // Whoever asks for nothing impossible is served meanwhile.
+    // A request with possible targets is served meanwhile.
     let (status, _, answer): (u16, _, Value) = client.post_with(PATH, &body, &[]);
     assert_eq!(status, 200, "{answer}");
 
@@ -261,7 +262,8 @@ fn what_cannot_be_met_is_told_at_once_and_the_openai_client_comes_back() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(77) {
-        // Past the capture of a passing test's output: a skipped test must be seen.
+        // Writes to stderr directly, past the capture of a passing test's output, so that a skipped
+        // test is seen.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: the OpenAI client can't be installed here: {text}"

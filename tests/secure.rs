@@ -1,11 +1,11 @@
-//! Keys, certificates and leaving, in real processes.
+//! API keys, certificates and shutdown, in real processes.
 
 #[path = "harness/authority.rs"]
 mod authority;
 mod harness;
 
-use authority::Authority;
-use harness::{Client, Process, cleave, run, wait_for};
+use authority::TestAuthority;
+use harness::{CleaveProcess, HttpClient, cleave, run, wait_for};
 use serde_json::json;
 use std::io::Write;
 use std::process::Stdio;
@@ -20,26 +20,26 @@ const SERVE: [&str; 7] = [
     "64MiB",
 ];
 
-fn serve(more: &[&str]) -> Process {
-    Process::start(&[&SERVE[..], more].concat())
+fn serve(more: &[&str]) -> CleaveProcess {
+    CleaveProcess::start(&[&SERVE[..], more].concat())
 }
 
 #[test]
-fn a_balancer_sends_requests_until_it_has_noticed() {
+fn shutdown_delay_serves_requests_until_it_ends() {
     let mut process = serve(&["--shutdown-delay", "600"]);
-    let client = Client::new(&process.address());
+    let client = HttpClient::new(&process.address());
     process.signal("TERM");
     wait_for("not ready", || {
         (client.get("/ready").0 == 503).then_some(())
     });
-    // Everything else is as before.
+    // Everything else works as before.
     assert_eq!(client.get("/health").0, 200);
     let text = client.complete(&json!({"prompt": "A vector is", "max_tokens": 4}));
     assert!(!text.is_empty());
-    // Whoever does not want to wait says so.
+    // A second signal ends the process at once.
     process.signal("TERM");
     assert_eq!(process.wait().code(), Some(130));
-    // And after the delay it leaves.
+    // After the delay the process drains and ends.
     let mut process = serve(&["--shutdown-delay", "0.2"]);
     process.address();
     process.signal("TERM");
@@ -50,9 +50,9 @@ fn a_balancer_sends_requests_until_it_has_noticed() {
 }
 
 #[test]
-fn certificates_of_no_use_are_told_before_a_port_is_bound() {
+fn bad_certificates_are_refused_before_a_port_is_bound() {
     let folder = tempfile::tempdir().expect("a folder");
-    Authority::new().sign(folder.path(), "localhost");
+    TestAuthority::new().sign(folder.path(), "localhost");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (certificate, key, missing) = (path("tls.crt"), path("tls.key"), path("none"));
     for (flags, says) in [
@@ -80,15 +80,15 @@ fn certificates_of_no_use_are_told_before_a_port_is_bound() {
     }
 }
 
-/// Routers whose clients speak TLS, asked by one that is of another fleet, that speaks in clear, that was told the
-/// port of operators, and that is of theirs.
+/// Routers whose clients use TLS are asked by routers of another fleet, without TLS, with the admin
+/// port, and of their own fleet.
 #[test]
-fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
+fn an_unreachable_peer_router_is_logged_with_its_cause() {
     let folders = [(); 3].map(|()| tempfile::tempdir().expect("a folder"));
     let [front, theirs, others] = &folders;
-    Authority::new().sign(front.path(), "llm.example");
+    TestAuthority::new().sign(front.path(), "llm.example");
     for folder in [theirs, others] {
-        Authority::new().sign(folder.path(), "cleave-peer");
+        TestAuthority::new().sign(folder.path(), "cleave-peer");
     }
     let path = |name: &str| front.path().join(name).display().to_string();
     let peers = |folder: &tempfile::TempDir| folder.path().display().to_string();
@@ -97,7 +97,7 @@ fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
     let router = ["router", "--listen", "127.0.0.1:0"];
     let tls = ["--ssl-certfile", &certificate, "--ssl-keyfile", &key];
     let asked = ["--peer-tls", &theirs, "--admin-listen", "127.0.0.1:0"];
-    let mut asked = Process::start(&[&router[..], &tls, &asked].concat());
+    let mut asked = CleaveProcess::start(&[&router[..], &tls, &asked].concat());
     let (at, admin) = (asked.tls_address(), asked.admin_address());
     let (_, port) = admin.rsplit_once(':').expect("a port");
     let picks = [
@@ -108,8 +108,8 @@ fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
     ];
     let fellow = ["--fellow-routers", &at];
     let stranger = ["--peer-tls", &others];
-    let unasked = "the endpoint picker cannot ask this router";
-    let uncounted = "this --fellow-routers cannot be asked";
+    let unasked = "the endpoint picker cannot poll this router";
+    let uncounted = "cannot poll this router of --fellow-routers";
     let not_ready = "the endpoint picker finds this router not ready";
     for (more, says) in [
         (
@@ -123,7 +123,7 @@ fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
         (vec!["--picker-admin-port", port], vec![not_ready]),
         (vec!["--peer-tls", &theirs], vec![not_ready]),
     ] {
-        let process = Process::start(&[&router[..], &picks, &more].concat());
+        let process = CleaveProcess::start(&[&router[..], &picks, &more].concat());
         wait_for(says[0], || {
             let logs = process.logs();
             says.iter().all(|one| logs.contains(one)).then_some(())
@@ -131,7 +131,7 @@ fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
         let logs = process.logs();
         assert!(logs.contains(not_ready) == (says[0] == not_ready), "{logs}");
     }
-    // One that could never ask itself says so at once.
+    // A router that could never ask itself refuses to start.
     let (status, _, error) = run(&[&router[..], &tls, &picks].concat());
     assert!(
         !status.success() && error.contains("--picker-admin-port"),
@@ -139,12 +139,12 @@ fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
     );
 }
 
-/// Each of our own clients through a front with a certificate: whoever knows its authority is answered, and nobody goes on
-/// with a server for which nobody vouches, or that has another name.
+/// Our own clients behind a TLS front: a client that knows the authority is answered, and no client
+/// accepts a certificate of an unknown authority or another name.
 #[test]
-fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
+fn our_clients_verify_the_servers_certificate() {
     let folder = tempfile::tempdir().expect("a folder");
-    Authority::new().sign(folder.path(), "localhost");
+    TestAuthority::new().sign(folder.path(), "localhost");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (certificate, key, authority) = (path("tls.crt"), path("tls.key"), path("ca.crt"));
     let policy = path("policy.yaml");
@@ -183,7 +183,7 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
 
     let trusting = ["--cacert", authority.as_str()];
     let stranger = path("other.crt");
-    std::fs::write(&stranger, Authority::new().pem()).expect("written");
+    std::fs::write(&stranger, TestAuthority::new().pem()).expect("written");
     let astray = ["--cacert", stranger.as_str()];
     let (status, said, error) = top(&named, &trusting);
     assert!(
@@ -206,13 +206,14 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
         }
     }
 
-    // It says what it follows, or why it cannot.
+    // The autoscaler logs its workers, or why it cannot follow the router.
     for (more, says) in [
         (&trusting[..], "wanted"),
         (&astray[..], "invalid peer certificate"),
     ] {
         let follow = ["autoscale", "--local", "--router", &named];
-        let mut scaler = Process::start(&[&follow[..], more, &["--", "--no-such-flag"]].concat());
+        let mut scaler =
+            CleaveProcess::start(&[&follow[..], more, &["--", "--no-such-flag"]].concat());
         let heard = |logs: &str| match says {
             "wanted" => logs.contains("started") || logs.contains("ended"),
             _ => logs.contains(says),
@@ -224,7 +225,7 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
 }
 
 #[test]
-fn a_key_that_was_made_opens_the_door_and_no_other() {
+fn only_a_generated_key_is_accepted() {
     let (status, made, _) = run(&["key"]);
     assert!(status.success());
     let line = |name: &str| {
@@ -250,7 +251,7 @@ fn a_key_that_was_made_opens_the_door_and_no_other() {
     );
     std::fs::write(&policy, text).expect("written");
     let mut process = serve(&["--policy", policy.to_str().expect("text")]);
-    let client = Client::new(&process.address());
+    let client = HttpClient::new(&process.address());
     let body = json!({"prompt": "a", "max_tokens": 2});
     let path = "/v1/completions";
     let (status, answer) = client.post(path, &body);

@@ -2,12 +2,12 @@
 
 mod harness;
 
-use harness::{Client, Process, run, wait_for};
+use harness::{CleaveProcess, HttpClient, run, wait_for};
 use serde_json::{Value, json};
 use std::io::Write;
 
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
-fn serve(more: &[&str]) -> (Process, Client) {
+fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {
     let mut arguments = vec![
         "serve",
         "--port",
@@ -21,27 +21,28 @@ fn serve(more: &[&str]) -> (Process, Client) {
         arguments.extend(["--prefill", "1", "--decode", "1"]);
     }
     arguments.extend(more);
-    let mut process = Process::start(&arguments);
-    let client = Client::new(&process.address());
+    let mut process = CleaveProcess::start(&arguments);
+    let client = HttpClient::new(&process.address());
     (process, client)
 }
 
 /// A router, two prefill and two decode workers, each a process.
-struct Fleet {
-    router: Process,
-    prefill: Vec<Process>,
-    decode: Vec<Process>,
-    client: Client,
+struct ServingFleet {
+    router: CleaveProcess,
+    prefill: Vec<CleaveProcess>,
+    decode: Vec<CleaveProcess>,
+    client: HttpClient,
 }
 
-fn fleet() -> Fleet {
+fn fleet() -> ServingFleet {
     fleet_of(&[])
 }
 
-/// Its workers are told `more`.
-fn fleet_of(more: &[&str]) -> Fleet {
-    // Every request is handed over, whatever would serve it best.
-    let mut router = Process::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
+/// A fleet whose workers get additional flags.
+fn fleet_of(more: &[&str]) -> ServingFleet {
+    // Split placement makes every request a hand-off.
+    let mut router =
+        CleaveProcess::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
     let address = router.address();
     let worker = |leg: &str| {
         let plain = [
@@ -57,16 +58,16 @@ fn fleet_of(more: &[&str]) -> Fleet {
             "--metrics-listen",
             "127.0.0.1:0",
         ];
-        Process::start(&[&plain[..], more].concat())
+        CleaveProcess::start(&[&plain[..], more].concat())
     };
     let prefill = vec![worker("prefill"), worker("prefill")];
     let decode = vec![worker("decode"), worker("decode")];
-    let client = Client::new(&address);
+    let client = HttpClient::new(&address);
     client.wait_ready();
     wait_for("four workers", || {
         (client.metric("cleave_workers", &[]) >= 4.0).then_some(())
     });
-    Fleet {
+    ServingFleet {
         router,
         prefill,
         decode,
@@ -74,7 +75,7 @@ fn fleet_of(more: &[&str]) -> Fleet {
     }
 }
 
-/// Requests of every kind whose answers depend on nothing but themselves.
+/// Requests of every kind with deterministic answers.
 fn requests() -> Vec<Value> {
     let long = "The borrow checker follows each reference to the value it came from. ".repeat(12);
     vec![
@@ -89,8 +90,8 @@ fn requests() -> Vec<Value> {
     ]
 }
 
-/// The text and the end of each streamed answer.
-fn streamed(client: &Client, body: &Value) -> String {
+/// The text of a streamed answer.
+fn streamed(client: &HttpClient, body: &Value) -> String {
     let mut body = body.clone();
     body["stream"] = json!(true);
     let mut text = String::new();
@@ -110,18 +111,19 @@ fn streamed(client: &Client, body: &Value) -> String {
     text
 }
 
+// Invariant: I11.
 #[test]
-fn one_process_and_five_say_the_same() {
-    all_say_the_same(&[]);
+fn one_process_and_five_give_the_same_answers() {
+    check_same_answers(&[]);
 }
 
-/// What is handed over then are codes and scales.
+/// The hand-off carries int8 codes and scales.
 #[test]
-fn one_process_and_five_say_the_same_with_keys_and_values_in_int8() {
-    all_say_the_same(&["--kv-cache-dtype", "int8"]);
+fn one_process_and_five_agree_with_int8_kv() {
+    check_same_answers(&["--kv-cache-dtype", "int8"]);
 }
 
-fn all_say_the_same(more: &[&str]) {
+fn check_same_answers(more: &[&str]) {
     let (_one, one) = serve(more);
     let alone = ["--prefill", "0", "--decode", "0", "--both", "1"];
     let (_aggregated, aggregated) = serve(&[&alone, more].concat());
@@ -135,8 +137,8 @@ fn all_say_the_same(more: &[&str]) {
     }
 }
 
-/// Guesses of up to six tokens wherever one is likelier right than not: nothing is measured, so that it does not depend
-/// on how busy the machine is.
+/// Drafts of up to six tokens wherever one is likely to be accepted. Nothing is measured, so the
+/// result does not depend on the machine's load.
 const GUESSES: [&str; 4] = [
     "--calibrate",
     "0",
@@ -144,7 +146,7 @@ const GUESSES: [&str; 4] = [
     r#"{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_min":1}"#,
 ];
 
-/// What repeats itself, greedy and drawn, and what ends in the middle of a guess.
+/// Repetitive prompts, greedy and sampled, some of which end within a draft.
 fn repetitive() -> Vec<Value> {
     let list = "one two three four five six seven eight. ".repeat(6);
     let drawn = json!({"prompt": list, "max_tokens": 40, "temperature": 0.7, "seed": 5});
@@ -158,15 +160,16 @@ fn repetitive() -> Vec<Value> {
     ]
 }
 
-/// Text and scores, but for what tells one answer from another of the same.
-fn choices(client: &Client, body: &Value) -> Value {
+/// Text and scores, without ids and times, which differ between equal answers.
+fn choices(client: &HttpClient, body: &Value) -> Value {
     let (status, answer) = client.post("/v1/completions", body);
     assert_eq!(status, 200, "{answer}");
     json!([answer["choices"], answer["usage"]["completion_tokens"]])
 }
 
+// Invariant: I48.
 #[test]
-fn answers_are_the_same_with_guesses_and_without() {
+fn speculation_changes_no_answer() {
     let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
     let (_split, split) = serve(&GUESSES);
     let both = ["--prefill", "0", "--decode", "0", "--both", "1"];
@@ -195,18 +198,19 @@ fn answers_are_the_same_with_guesses_and_without() {
     assert_eq!(plain.metric("cleave_draft_tokens_total", &[]), 0.0);
 }
 
-/// Where a worker's metrics are.
-fn page(worker: &Process) -> Client {
-    Client::new(&wait_for("metrics' address", || {
+/// A client for a worker's metrics.
+fn metrics_client(worker: &CleaveProcess) -> HttpClient {
+    HttpClient::new(&wait_for("metrics' address", || {
         let logs = worker.logs();
         let rest = logs.split("metrics at http://").nth(1)?;
         Some(rest.split('/').next()?.to_owned())
     }))
 }
 
-/// Eight streams whose tokens are guessed, on two decode workers of which one dies or drains.
+// Invariant: I48.
+/// Eight speculating streams on two decode workers, of which one dies or drains.
 #[test]
-fn streams_that_guess_are_resumed_and_moved_with_every_token() {
+fn speculating_streams_survive_resumes_and_migrations() {
     let list = "one two three four five six seven eight. ";
     let body = |stream: u32| {
         let prompt = format!("{stream} {}", list.repeat(5));
@@ -221,12 +225,12 @@ fn streams_that_guess_are_resumed_and_moved_with_every_token() {
         ("TERM", "cleave_moves_done_total"),
     ] {
         let fleet = fleet_of(&GUESSES);
-        let stays = page(&fleet.decode[1]);
+        let stays = metrics_client(&fleet.decode[1]);
         let texts: Vec<String> = std::thread::scope(|scope| {
             let client = &fleet.client;
             let ask = |body| scope.spawn(move || streamed(client, body));
             let asked: Vec<_> = bodies.iter().map(ask).collect();
-            let leaves = page(&fleet.decode[0]);
+            let leaves = metrics_client(&fleet.decode[0]);
             wait_for("guesses that came true", || {
                 let accepted = leaves.metric("cleave_draft_tokens_total", &["\"accepted\""]);
                 (accepted > 0.0).then_some(())
@@ -243,7 +247,7 @@ fn streams_that_guess_are_resumed_and_moved_with_every_token() {
 }
 
 #[test]
-fn sixteen_at_once_say_what_each_says_alone() {
+fn sixteen_concurrent_requests_answer_as_alone() {
     let (_process, client) = serve(&["--max-num-batched-tokens", "48"]);
     let bodies: Vec<Value> = requests().into_iter().cycle().take(16).collect();
     let alone: Vec<String> = bodies.iter().map(|body| client.complete(body)).collect();
@@ -261,7 +265,7 @@ fn sixteen_at_once_say_what_each_says_alone() {
 }
 
 #[test]
-fn the_start_says_what_runs_where() {
+fn the_startup_log_names_workers_and_devices() {
     let (process, _client) = serve(&["--dtype", "f32"]);
     let logs = process.logs();
     for said in [
@@ -277,10 +281,10 @@ fn the_start_says_what_runs_where() {
     }
 }
 
-/// Threads that compute keep to their core; those that listen, tokenize and move blocks are not on it with them.
+/// Compute threads are bound to their core; threads for I/O, tokenizing and block copies are not.
 #[test]
 #[cfg(target_os = "linux")]
-fn binding_the_threads_that_compute_bound_all_others_too() {
+fn cpu_bind_binds_compute_threads_only() {
     let cores_of = |path: std::path::PathBuf| {
         let status = std::fs::read_to_string(path.join("status")).ok()?;
         let line = status
@@ -308,7 +312,7 @@ fn binding_the_threads_that_compute_bound_all_others_too() {
 }
 
 #[test]
-fn each_request_goes_through_prefill_hand_off_and_decode() {
+fn split_requests_use_prefill_hand_off_and_decode() {
     let (_process, client) = serve(&["--placement", "split"]);
     let before = client.metric("cleave_handoffs_total", &["landed"]);
     let text = client.complete(&json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 12, "temperature": 0, "ignore_eos": true}));
@@ -339,7 +343,7 @@ fn each_request_goes_through_prefill_hand_off_and_decode() {
 }
 
 #[test]
-fn the_router_counted_the_time_of_workers_as_its_own() {
+fn router_overhead_metrics_exclude_worker_time() {
     for placement in ["split", "whole"] {
         let (_process, client) = serve(&["--placement", placement]);
         let body = json!({"prompt": "An enum is ".repeat(60), "max_tokens": 2, "temperature": 0, "ignore_eos": true});
@@ -359,8 +363,9 @@ fn the_router_counted_the_time_of_workers_as_its_own() {
     }
 }
 
+// Lesson: 1.
 #[test]
-fn lesson_01_a_client_that_leaves_strands_no_block() {
+fn a_client_that_leaves_strands_no_block() {
     let (_process, client) = serve(&["--placement", "split"]);
     let idle = || client.metric("cleave_pool_blocks", &["kind=\"held\""]) == 0.0;
     for _ in 0..4 {
@@ -372,14 +377,15 @@ fn lesson_01_a_client_that_leaves_strands_no_block() {
     wait_for("free blocks on both pools", || idle().then_some(()));
 }
 
+// Lesson: 1.
 #[test]
-fn lesson_01_leaving_five_processes_frees_every_pool() {
+fn leaving_five_processes_frees_every_pool() {
     let fleet = fleet();
-    let pages: Vec<Client> = fleet
+    let pages: Vec<HttpClient> = fleet
         .prefill
         .iter()
         .chain(&fleet.decode)
-        .map(page)
+        .map(metrics_client)
         .collect();
     for _ in 0..6 {
         let body = json!({"prompt": "A loop that never ends", "max_tokens": 900, "ignore_eos": true, "stream": true});
@@ -388,11 +394,11 @@ fn lesson_01_leaving_five_processes_frees_every_pool() {
         events.nth(3).expect("a few events");
         drop(events);
     }
-    let held = |page: &Client| page.metric("cleave_pool_blocks", &["kind=\"held\""]);
+    let held = |page: &HttpClient| page.metric("cleave_pool_blocks", &["kind=\"held\""]);
     wait_for("free blocks in all four pools", || {
         pages.iter().all(|page| held(page) == 0.0).then_some(())
     });
-    let landed = |page: &Client| page.metric("cleave_handoffs_total", &["landed"]);
+    let landed = |page: &HttpClient| page.metric("cleave_handoffs_total", &["landed"]);
     assert!(
         pages.iter().map(landed).sum::<f64>() >= 6.0,
         "the streams had begun"
@@ -400,7 +406,7 @@ fn lesson_01_leaving_five_processes_frees_every_pool() {
 }
 
 #[test]
-fn a_lost_prefill_worker_takes_no_one_with_it() {
+fn lost_workers_fail_no_request() {
     let mut fleet = fleet();
     let body = &requests()[0];
     let text = fleet.client.complete(body);
@@ -422,7 +428,7 @@ fn a_lost_prefill_worker_takes_no_one_with_it() {
 }
 
 #[test]
-fn a_signal_lets_running_streams_end() {
+fn sigterm_and_sigint_let_streams_end() {
     for signal in ["TERM", "INT"] {
         let (mut process, client) = serve(&[]);
         let body = json!({"prompt": "A stream", "max_tokens": 300, "temperature": 0, "ignore_eos": true, "stream": true});
@@ -438,8 +444,9 @@ fn a_signal_lets_running_streams_end() {
     }
 }
 
+// Invariant: I15.
 #[test]
-fn bad_input_is_told_what_is_wrong_and_harms_nobody() {
+fn bad_input_is_a_4xx_that_names_the_field() {
     let (_process, client) = serve(&[]);
     let text = client.complete(&requests()[0]);
     let bad = [
@@ -476,16 +483,17 @@ fn bad_input_is_told_what_is_wrong_and_harms_nobody() {
     assert_eq!(client.complete(&requests()[0]), text);
 }
 
+// Lesson: 20.
 #[test]
-fn lesson_20_what_is_too_long_or_malformed_is_answered_and_not_dropped() {
-    // A pool that holds less than the context.
-    let mut process = Process::start(&["serve", "--port", "0", "--kv-cache", "2MiB"]);
-    let client = Client::new(&process.address());
+fn too_long_or_malformed_requests_are_answered() {
+    // The pool holds fewer tokens than the context.
+    let mut process = CleaveProcess::start(&["serve", "--port", "0", "--kv-cache", "2MiB"]);
+    let client = HttpClient::new(&process.address());
     let fits = json!({"prompt": "A slice is", "max_tokens": 8, "temperature": 0});
     let text = client.complete(&fits);
     let tokens = |count: usize| vec![65; count];
-    // Longer than the context; not longer, but with its output; within the context, and more than the
-    // whole pool holds.
+    // Longer than the context; longer with its output; within the context, but more than the pool
+    // holds.
     let bodies = [
         json!({"prompt": tokens(5000), "max_tokens": 1}),
         json!({"prompt": tokens(1000), "max_tokens": 500}),
@@ -517,7 +525,7 @@ fn lesson_20_what_is_too_long_or_malformed_is_answered_and_not_dropped() {
 }
 
 #[test]
-fn the_openai_client_is_content() {
+fn the_openai_client_works() {
     let (mut process, _client) = serve(&[]);
     let url = format!("http://{}", process.address());
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
@@ -530,7 +538,8 @@ fn the_openai_client_is_content() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(77) {
-        // Past the capture of a passing test's output: a skipped test must be seen.
+        // Writes to stderr directly, past the capture of a passing test's output, so that a skipped
+        // test is seen.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: the OpenAI client can't be installed here: {text}"
@@ -541,8 +550,8 @@ fn the_openai_client_is_content() {
 }
 
 #[test]
-fn top_shows_what_was_served_to_whoever_has_the_key() {
-    let mut process = Process::start(&[
+fn top_needs_the_admin_key_and_shows_counts() {
+    let mut process = CleaveProcess::start(&[
         "serve",
         "--engine",
         "mock",
@@ -558,7 +567,7 @@ fn top_shows_what_was_served_to_whoever_has_the_key() {
         "letmein",
     ]);
     let address = process.address();
-    let client = Client::new(&address);
+    let client = HttpClient::new(&address);
     let body = json!({"prompt": "A vector is", "max_tokens": 7, "ignore_eos": true});
     let (status, said) = client.post("/v1/completions", &body);
     assert_eq!(status, 200, "{said}");
@@ -570,7 +579,7 @@ fn top_shows_what_was_served_to_whoever_has_the_key() {
         "{errors}"
     );
     let words = [&words[..], &["--admin-key", "letmein"]].concat();
-    // The answer may be here before the router has counted it.
+    // The answer may arrive before the router has counted it.
     let board = wait_for("board with the request", || {
         let (status, text, errors) = harness::run(&words);
         assert!(status.success(), "{errors}");
@@ -603,20 +612,20 @@ fn top_shows_what_was_served_to_whoever_has_the_key() {
     assert!(!text.contains("vector"), "a prompt is shown: {text}");
 }
 
-/// Of `cleave` with a model folder that is not there: what it complains of.
-fn complaint(arguments: &[&str]) -> String {
+/// The error of `cleave` with a missing model folder.
+fn error_without_model(arguments: &[&str]) -> String {
     let (status, _, stderr) = run(&[arguments, &["--model", "/nowhere/model"]].concat());
     assert!(!status.success(), "{arguments:?}");
     stderr
 }
 
 #[test]
-fn addresses_and_folders_are_tried_before_the_model() {
+fn addresses_and_folders_are_checked_before_the_model() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("it is bound").to_string();
     let port = address.rsplit(':').next().expect("a port");
     let worker = ["worker", "--leg", "both", "--router", "127.0.0.1:1"];
-    let worker = |more: &[&str]| complaint(&[&worker[..], more].concat());
+    let worker = |more: &[&str]| error_without_model(&[&worker[..], more].concat());
     let tier = [
         "--kv-offloading-size",
         "1MiB",
@@ -625,13 +634,13 @@ fn addresses_and_folders_are_tried_before_the_model() {
     ];
     let serve_tier = [&["serve", "--port", "0"], &tier[..]].concat();
     for (said, names) in [
-        (complaint(&["serve", "--port", port]), &address),
+        (error_without_model(&["serve", "--port", port]), &address),
         (
-            complaint(&["serve", "--port", "0", "--admin-listen", &address]),
+            error_without_model(&["serve", "--port", "0", "--admin-listen", &address]),
             &address,
         ),
         (
-            complaint(&[
+            error_without_model(&[
                 "serve",
                 "--port",
                 "0",
@@ -642,10 +651,13 @@ fn addresses_and_folders_are_tried_before_the_model() {
         ),
         (worker(&["--data-listen", &address]), &address),
         (worker(&["--metrics-listen", &address]), &address),
-        (complaint(&serve_tier), &"--kv-offloading-dir".to_owned()),
+        (
+            error_without_model(&serve_tier),
+            &"--kv-offloading-dir".to_owned(),
+        ),
         (worker(&tier), &"/dev/null".to_owned()),
         (
-            complaint(&["serve", "--port", "0", "--peer-tls", "/nowhere/tls"]),
+            error_without_model(&["serve", "--port", "0", "--peer-tls", "/nowhere/tls"]),
             &"/nowhere/tls".to_owned(),
         ),
         (
@@ -658,7 +670,7 @@ fn addresses_and_folders_are_tried_before_the_model() {
             "{said}"
         );
     }
-    // With nothing else wrong the folder is.
-    let said = complaint(&["serve", "--port", "0"]);
+    // With all else right, the missing model is the error.
+    let said = error_without_model(&["serve", "--port", "0"]);
     assert!(said.contains("/nowhere/model"), "{said}");
 }

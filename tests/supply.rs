@@ -1,42 +1,42 @@
-//! What we build on is what deny.toml allows.
+//! Dependencies keep the rules of deny.toml.
 //!
-//! Owns: the comparison of all crates that a build may take, on any platform, with the lists of deny.toml.
-//! Never: keeps a list of its own. cargo-deny reads the same file where it is installed; this needs cargo
-//! and the manifests of all crates (`cargo fetch --locked`).
+//! Owns: the comparison of all crates of a build, on any platform, with the lists of deny.toml.
+//! Never: keeps a list of its own. cargo-deny reads the same file where it is installed; this test
+//! needs only cargo and the manifests of all crates (`cargo fetch --locked`).
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The part of cargo-deny's file that is ours.
+/// The parts of deny.toml that this test reads.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rules {
-    licenses: Licenses,
-    bans: Bans,
-    sources: Sources,
+struct DenyRules {
+    licenses: LicenseRules,
+    bans: BanRules,
+    sources: SourceRules,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Licenses {
+struct LicenseRules {
     allow: BTreeSet<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Bans {
+struct BanRules {
     multiple_versions: String,
     wildcards: String,
-    deny: Vec<Ban>,
+    deny: Vec<CrateBan>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Ban {
+struct CrateBan {
     #[serde(rename = "crate")]
     name: String,
-    /// One version is welcome, a second one is not.
+    /// One version is allowed, a second one is not.
     #[serde(default)]
     deny_multiple_versions: bool,
     reason: String,
@@ -44,15 +44,15 @@ struct Ban {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Sources {
+struct SourceRules {
     unknown_registry: String,
     unknown_git: String,
     allow_registry: BTreeSet<String>,
 }
 
-/// A crate of somebody else.
+/// A crate from outside the workspace.
 #[derive(Clone, Debug)]
-struct Taken {
+struct ExternalCrate {
     name: String,
     version: String,
     license: Option<String>,
@@ -63,13 +63,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn rules() -> Rules {
+fn rules() -> DenyRules {
     let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml is there");
     toml::from_str(&text).expect("deny.toml has what is read here and nothing else")
 }
 
-/// Everything in Cargo.lock that is not ours.
-fn taken() -> Vec<Taken> {
+/// All crates in Cargo.lock from outside the workspace.
+fn external_crates() -> Vec<ExternalCrate> {
     let metadata = cargo_metadata::MetadataCommand::new()
         .manifest_path(root().join("Cargo.toml"))
         .other_options(vec!["--locked".to_owned()])
@@ -79,7 +79,7 @@ fn taken() -> Vec<Taken> {
     let others = metadata.packages.into_iter();
     let others = others.filter(|package| !members.contains(&package.id));
     others
-        .map(|package| Taken {
+        .map(|package| ExternalCrate {
             name: package.name.to_string(),
             version: package.version.to_string(),
             license: package.license,
@@ -88,7 +88,7 @@ fn taken() -> Vec<Taken> {
         .collect()
 }
 
-/// Whether an SPDX expression is fulfilled by these licences alone; an old crate's `/` is an `OR`.
+/// Whether these licences alone fulfil an SPDX expression; an old crate's `/` is an `OR`.
 fn permits(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ");
     let spaced = spaced.replace('/', " OR ").replace(" WITH ", "+WITH+");
@@ -133,8 +133,8 @@ fn one(words: &mut &[&str], allowed: &BTreeSet<String>) -> bool {
     }
 }
 
-/// What is wrong with them, in words.
-fn flaws(rules: &Rules, taken: &[Taken]) -> Vec<String> {
+/// Violations of the rules, in words.
+fn violations(rules: &DenyRules, taken: &[ExternalCrate]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for one in taken {
         versions.entry(&one.name).or_default().push(&one.version);
@@ -142,7 +142,7 @@ fn flaws(rules: &Rules, taken: &[Taken]) -> Vec<String> {
     let banned = rules.bans.deny.iter().filter_map(|ban| {
         let found = versions.get(ban.name.as_str())?;
         let most = usize::from(ban.deny_multiple_versions);
-        let Ban { name, reason, .. } = ban;
+        let CrateBan { name, reason, .. } = ban;
         let found = found.join(" and ");
         (versions[name.as_str()].len() > most).then(|| format!("{name} {found}: {reason}"))
     });
@@ -162,17 +162,17 @@ fn flaws(rules: &Rules, taken: &[Taken]) -> Vec<String> {
 }
 
 #[test]
-fn a_crate_came_in_that_deny_toml_forbids() {
-    let (rules, taken) = (rules(), taken());
+fn dependencies_keep_the_rules_of_deny_toml() {
+    let (rules, taken) = (rules(), external_crates());
     assert!(taken.len() > 100, "cargo metadata named {}", taken.len());
-    assert_eq!(flaws(&rules, &taken), [""; 0]);
-    // A ban of a second version bans nothing once the crate is gone or has another name.
+    assert_eq!(violations(&rules, &taken), [""; 0]);
+    // A ban of second versions must name a crate that is in use.
     for ban in rules.bans.deny.iter().filter(|b| b.deny_multiple_versions) {
         let there = taken.iter().any(|one| one.name == ban.name);
         assert!(there, "nobody takes {}: strike it from deny.toml", ban.name);
     }
-    // cargo-deny would read these otherwise than is checked here.
-    let Bans {
+    // cargo-deny would treat other values differently than this test.
+    let BanRules {
         multiple_versions,
         wildcards,
         ..
@@ -183,15 +183,15 @@ fn a_crate_came_in_that_deny_toml_forbids() {
 }
 
 #[test]
-fn each_rule_catches_what_it_is_about() {
-    let (rules, taken) = (rules(), taken());
-    let with = |change: &dyn Fn(&mut Taken)| {
+fn each_deny_rule_catches_its_violation() {
+    let (rules, taken) = (rules(), external_crates());
+    let with = |change: &dyn Fn(&mut ExternalCrate)| {
         let mut more = taken.clone();
         let mut one = taken[0].clone();
         "one more".clone_into(&mut one.name);
         change(&mut one);
         more.push(one);
-        flaws(&rules, &more)
+        violations(&rules, &more)
     };
     for ban in &rules.bans.deny {
         let caught = with(&|one| one.name.clone_from(&ban.name));
@@ -215,7 +215,7 @@ fn each_rule_catches_what_it_is_about() {
 }
 
 #[test]
-fn a_licence_is_read_as_spdx_has_it() {
+fn licence_expressions_follow_spdx() {
     let allowed = ["MIT", "ISC"].map(str::to_owned).into();
     for (expression, fulfilled) in [
         ("MIT", true),

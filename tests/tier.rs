@@ -1,34 +1,35 @@
-//! What is kept below the KV cache, with a real engine: answers stay what they were.
+//! KV tiers with a real engine: answers do not change.
 
 mod harness;
 
-use harness::{Client, Process, wait_for};
+use harness::{CleaveProcess, HttpClient, wait_for};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A worker, and who asks it.
-fn start(kv_cache: &str, more: &[&str]) -> (Process, Client) {
+/// A server, and a client for it.
+fn start(kv_cache: &str, more: &[&str]) -> (CleaveProcess, HttpClient) {
     let plain = ["serve", "--port", "0", "--threads", "2", "--kv-cache"];
-    let mut process = Process::start(&[&plain[..], &[kv_cache], more].concat());
-    let client = Client::new(&process.address());
+    let mut process = CleaveProcess::start(&[&plain[..], &[kv_cache], more].concat());
+    let client = HttpClient::new(&process.address());
     client.wait_ready();
     (process, client)
 }
 
-/// One whose KV cache has room for two or three of [`prompts`] at most, which lie in memory and on disk besides.
-fn serve(folder: &Path, more: &[&str]) -> (Process, Client) {
+/// A server whose KV cache has room for at most three of [`prompts`], with a memory tier and a disk
+/// tier.
+fn serve(folder: &Path, more: &[&str]) -> (CleaveProcess, HttpClient) {
     let folder = folder.to_str().expect("a readable path");
     let memory = ["--kv-offloading-size", "32MiB"];
     let disk = ["--kv-offloading-dir", folder, "--kv-offloading-dir-size"];
     start("2MiB", &[&memory[..], &disk, &["64MiB"], more].concat())
 }
 
-fn blocks_on_disk(client: &Client) -> f64 {
+fn blocks_on_disk(client: &HttpClient) -> f64 {
     client.metric("cleave_kv_tier_blocks", &["kind=\"disk\""])
 }
 
-/// Waits until so many blocks are on disk, and ends the worker.
-fn end_with_blocks_on_disk(mut process: Process, client: &Client, least: f64) {
+/// Waits until this many blocks are on disk, and ends the worker.
+fn end_with_blocks_on_disk(mut process: CleaveProcess, client: &HttpClient, least: f64) {
     wait_for("blocks on disk", || {
         (blocks_on_disk(client) >= least).then_some(())
     });
@@ -36,7 +37,7 @@ fn end_with_blocks_on_disk(mut process: Process, client: &Client, least: f64) {
     assert!(process.wait().success());
 }
 
-/// Of some four hundred tokens each; no two begin alike.
+/// Prompts of about four hundred tokens with different beginnings.
 fn prompts() -> Vec<Value> {
     let words = [
         "ownership",
@@ -53,8 +54,8 @@ fn prompts() -> Vec<Value> {
     words.map(ask).to_vec()
 }
 
-/// Asks by turns until a block came back, and each time expects these answers.
-fn turns_until_some_came(client: &Client, answers: &[String]) {
+/// Asks all prompts in turn until a block was fetched from a tier, and checks every answer.
+fn ask_until_blocks_are_fetched(client: &HttpClient, answers: &[String]) {
     wait_for("block from below", || {
         for (prompt, answer) in prompts().iter().zip(answers) {
             assert_eq!(&client.complete(prompt), answer);
@@ -75,32 +76,33 @@ fn answers(more: &[&str]) -> Vec<String> {
         .collect()
 }
 
-fn kept_and_found_again(more: &[&str]) {
+fn check_tiers_across_restart(more: &[&str]) {
     let expected = answers(more);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (process, client) = serve(folder.path(), more);
-    turns_until_some_came(&client, &expected);
+    ask_until_blocks_are_fetched(&client, &expected);
     end_with_blocks_on_disk(process, &client, 40.0);
-    // The next life finds them: nothing was computed yet.
+    // The next process finds the blocks on disk before it has computed any.
     let (_process, client) = serve(folder.path(), more);
     assert!(blocks_on_disk(&client) >= 40.0);
-    turns_until_some_came(&client, &expected);
+    ask_until_blocks_are_fetched(&client, &expected);
 }
 
 #[test]
-fn keys_and_values_come_back_from_memory_and_disk_and_no_token_changes() {
-    kept_and_found_again(&[]);
+fn kv_from_memory_and_disk_changes_no_token() {
+    check_tiers_across_restart(&[]);
 }
 
 #[test]
-fn keys_and_values_in_int8_come_back_with_their_scales_and_no_token_changes() {
-    kept_and_found_again(&["--kv-cache-dtype", "int8"]);
+fn int8_kv_from_memory_and_disk_changes_no_token() {
+    check_tiers_across_restart(&["--kv-cache-dtype", "int8"]);
 }
 
+// Lesson: 7.
 #[test]
-fn lesson_07_blocks_of_another_form_were_found() {
+fn blocks_of_another_kv_format_are_not_loaded() {
     for more in [["--quantize", "int8"], ["--kv-cache-dtype", "int8"]] {
-        // Whoever finds blocks of another form empties the file.
+        // A worker with another KV format empties the file.
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (process, client) = serve(folder.path(), &[]);
         for prompt in prompts() {

@@ -1,8 +1,9 @@
-//! Builds the kernels, where the machine has a CUDA compiler.
+//! Builds the kernels where the machine has a CUDA compiler.
 //!
-//! Owns: `kernels.rs` in the output folder: the table of kernels, their sources (for the compiler at run
-//! time), a hash of everything in `kernels/`, and, with nvcc, one compressed fatbin a file: machine code for sm_80,
-//! sm_90a and sm_100a, and PTX of compute_80 for whatever comes between and after.
+//! Owns: `kernels.rs` in the output folder: the table of kernels, their sources (for the compiler
+//! at run time), a hash of everything in `kernels/`, and, with nvcc, one compressed fatbin a file:
+//! machine code for sm_80, sm_90a and sm_100a, and PTX of compute_80, which the driver compiles for
+//! every other chip.
 //! Never: fails because there is no nvcc, unless `CLEAVE_KERNELS=required`.
 
 use std::collections::BTreeSet;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Code for these. Plain sm_90 and sm_100 know neither wgmma nor tcgen05.
+/// The chips that nvcc makes code for. The targets end in `a` because plain sm_90 and sm_100 have
+/// neither wgmma nor tcgen05.
 const TARGETS: [&str; 3] = [
     "-gencode=arch=compute_80,code=[sm_80,compute_80]",
     "-gencode=arch=compute_90a,code=sm_90a",
@@ -38,7 +40,7 @@ fn main() {
     fs::write(out.join("kernels.rs"), text).expect("the output folder can be written");
 }
 
-/// Returns the files that have kernels.
+/// Writes the table of kernels and returns the files that contain them.
 fn write_table(table: &str, text: &mut String) -> BTreeSet<String> {
     let mut files = BTreeSet::new();
     text.push_str("pub(crate) static TABLE: &[Listed] = &[\n");
@@ -94,8 +96,8 @@ fn write_sources(kernels: &Path, files: &BTreeSet<String>, text: &mut String) {
     list("HEADERS", &headers);
 }
 
-/// Names the sources of all kernels by a hash of every file in `kernels/`, with its name: KV is exchanged only between builds
-/// of the same sources.
+/// Writes a hash over the name and the bytes of every file in `kernels/`. Workers exchange KV only
+/// if their builds have the same hash.
 fn write_hash(kernels: &Path, text: &mut String) {
     let mut files = Vec::new();
     list_files(kernels, &mut files);
@@ -122,9 +124,10 @@ fn write_hash(kernels: &Path, text: &mut String) {
 fn list_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder of kernels/ can be read") {
         let path = entry.expect("an entry of kernels/ can be read").path();
-        match path.is_dir() {
-            true => list_files(&path, files),
-            false => files.push(path),
+        if path.is_dir() {
+            list_files(&path, files)
+        } else {
+            files.push(path)
         }
     }
 }
@@ -170,7 +173,8 @@ fn write_images(kernels: &Path, files: &BTreeSet<String>, out: &Path, text: &mut
     text.push_str("];\n");
 }
 
-/// The compiler, where people have it.
+/// Finds nvcc in the places where users have it: the variable `CLEAVE_NVCC` comes first, the
+/// default folder last.
 fn nvcc() -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).map(PathBuf::from);
     let mut places: Vec<PathBuf> = set("CLEAVE_NVCC").into_iter().collect();

@@ -1,5 +1,6 @@
-//! Says so if the emulator cannot be had on this machine. It is compiled when a test first asks for it, so that nobody
-//! else waits for it; that there is this file gives the crate a folder to compile into.
+//! Warns at build time if the emulator cannot be built on this machine. A test compiles the
+//! emulator on first use, so other crates never wait for it; this build script gives the crate a
+//! folder to compile into.
 
 use std::env;
 use std::process::{Command, Stdio};

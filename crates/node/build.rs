@@ -1,5 +1,5 @@
-//! Compiles the protocols: between routers and workers, of a gateway's endpoint picker, and of autoscalers; without
-//! a system protoc.
+//! Compiles the protocols: between routers and workers, of a gateway's endpoint picker, and of
+//! autoscalers; without a system protoc.
 
 use std::error::Error;
 

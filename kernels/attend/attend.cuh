@@ -1,22 +1,24 @@
-// Attention over paged keys and values: what the host and the kernels agree on.
+// Attention over paged keys and values: the contract between the host and the kernels.
 //
 // Owns: the arguments, the work items, and the sizes by which keys are cut.
 // Never: computes.
-// Invariant: how keys are cut depends on their absolute positions only. Keys go in tiles of TILE_KEYS positions,
-// tiles in spans of SPAN_KEYS; every span starts from an empty state, and a row's spans are merged one after the
-// other from its first. So a row gives the same bits from every tensor-core kernel here, whatever rows, items and
-// blocks are computed beside it: what a row may not see changes nothing of its state, since its largest score
-// stays, the scale is exactly 1 and the weight exactly 0.
+// Invariant: how keys are cut depends on their absolute positions only. Keys go in tiles of
+// TILE_KEYS positions, tiles in spans of SPAN_KEYS; every span starts from an empty state, and a
+// row's spans are merged one after the other from its first. So a row gives the same bits from
+// every tensor-core kernel here, whatever rows, items and blocks are computed beside it: keys that
+// a row may not see do not change its state, since its largest score stays, the scale is exactly 1
+// and the weight exactly 0.
 //
-// What the host does for the tensor-core kernels (`attend_decode_*`, `attend_prefill_*`), once per step:
+// The host's part for the tensor-core kernels (`attend_decode_*`, `attend_prefill_*`), once per
+// step:
 // - `segments`: one AttendSegment for each run of rows, in row order.
 // - A segment's queries of one KV head are packed: packed row `i` is query head `kv_head * group + i % group` of
 //   row `row + i / group`, where `group = query_heads / kv_heads`; it has `rows * group` of them. They are cut
 //   into tiles of DECODE_ROWS (a segment with at most DECODE_ROWS packed rows) or PREFILL_ROWS (any other).
 //   Tiles of the two kinds go to the two kernels, each with its own list of items.
 // - A tile sees the spans from `first_seen(position of its first row) / SPAN_KEYS` up to and with
-//   `(position of its last row) / SPAN_KEYS`, where `first_seen(p)` is `p + 1 - window`, or 0 if that is
-//   negative. Let `spans` be how many those are.
+//   `(position of its last row) / SPAN_KEYS`, where `first_seen(p)` is `p + 1 - window`, or 0 if
+//   that is negative. Let `spans` be their number.
 // - If there are tiles enough (tiles × kv_heads at least four times the blocks that fit the device), or the tile
 //   has one span, it is one item of all its spans (`parts` = 1). Otherwise it is cut into items of a few spans
 //   each, in order (`parts` of them; single spans are best where tiles are few): their states go to the
@@ -33,12 +35,13 @@
 
 // Consecutive rows of one sequence.
 struct AttendSegment {
-    // Its first row in the batch, and how many.
+    // Its first row in the batch, and the number of its rows.
     u32 row;
     u32 rows;
-    // Of its first row; keys and values of all positions up to its last row's are in the pool.
+    // The position of its first row; the pool has keys and values of all positions up to its last
+    // row's.
     u32 position;
-    // Where its block table begins in `tables`.
+    // The start of its block table in `tables`.
     u32 table;
 };
 
@@ -52,13 +55,13 @@ struct AttendItem {
     u32 span_end;
     // Items that this tile is cut into.
     u32 parts;
-    // As told above; not looked at if `parts` is 1.
+    // Offsets into the workspace, see above; not read if `parts` is 1.
     u32 states;
     u32 arrival;
     u32 unused;
 };
 
-// Of the tensor-core kernels. Pool: `[block][layer][K|V][kv_head][token][dim]`.
+// Arguments of the tensor-core kernels. Pool: `[block][layer][K|V][kv_head][token][dim]`.
 struct AttendArgs {
     // (rows, q | k | v) bf16, queries rotated.
     const bf16* qkv;
@@ -89,7 +92,7 @@ struct AttendArgs {
     float value_scale;
 };
 
-// Of the plain kernels, which take any shape.
+// Arguments of the plain kernels, which take any shape.
 struct AttendPlainArgs {
     // (rows, q | k | v) of T, queries rotated.
     const void* qkv;
@@ -140,14 +143,14 @@ struct Total {
     float top;
     float sum;
 };
-// By what the values of both sides of a merge are multiplied.
+// The factors of the values on both sides of a merge.
 struct Factors {
     float kept;
     float added;
 };
 
-// One step of the only way in which states are put together. Merging an empty state, on either side, gives the
-// other unchanged.
+// One step of the only procedure that merges states. Merging an empty state, on either side, gives
+// the other unchanged.
 DEVICE Factors merge(Total& total, Total span) {
     const float top = max(total.top, span.top);
     const Factors factors = {exp2_fast(add_rn(total.top, -top)), exp2_fast(add_rn(span.top, -top))};

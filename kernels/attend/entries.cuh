@@ -1,17 +1,18 @@
 // The shapes of the tensor-core kernels, by head dim and by how elements are stored.
 //
-// Owns: how many slabs a block has, and how many blocks a multiprocessor is to hold.
+// Owns: the slabs of a block, and the blocks that a multiprocessor shall hold.
 // Never: differs between decode and prefill in anything but how warps divide a tile, so that a row gives the same
 // bits from both.
 //
-// Decode: one tile of 16 packed rows per block, its four warps divide the keys for the scores and the dims for the
-// values; three barriers per key tile are little beside the time its bytes take. Reading is what counts: 4.8 TB/s
-// over 132 multiprocessors at a microsecond's latency ask for 36 KB on the way to each. With the slabs chosen here all
-// blocks of a multiprocessor together have 75 KB or more on the way, and each alone 25 KB or more (at head dim 128 in
-// bf16 64 KB), so that one block can begin an item or merge while another reads on.
-// Prefill: four tiles of 16 packed rows per block, a warp each, which share the keys and values in shared memory;
-// a tile's keys and values are on their way while the tile before is worked on. At head dim 256 two warps share a
-// row tile, or their registers would not hold its values.
+// Decode: one tile of 16 packed rows per block, its four warps divide the keys for the scores and
+// the dims for the values; three barriers per key tile take little time compared with its bytes.
+// Reading is the limit: 4.8 TB/s over 132 multiprocessors at a microsecond's latency ask for 36 KB
+// on the way to each. With the slabs chosen here all blocks of a multiprocessor together have 75 KB
+// or more on the way, and each alone 25 KB or more (at head dim 128 in bf16 64 KB), so that one
+// block can begin an item or merge while another reads on.
+// Prefill: four tiles of 16 packed rows per block, a warp each, which share the keys and values in
+// shared memory; a tile's keys and values are on their way while the tile before is worked on. At
+// head dim 256 two warps share a row tile, or their registers would not hold its values.
 #pragma once
 #include "item.cuh"
 

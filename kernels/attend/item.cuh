@@ -1,7 +1,7 @@
 // One work item from its first key to its result.
 //
-// Owns: the order of things within a block: copies, waits, exchanges between warps, the ends of spans.
-// Never: rounds or adds by itself; that is tile.cuh's and `merge`'s.
+// Owns: the order within a block of copies, waits, exchanges between warps, and the ends of spans.
+// Never: rounds or adds by itself; tile.cuh and `merge` do.
 // Invariant: whether a tile's spans are computed by one block or by many, they are merged from its first to its
 // last by the same steps.
 #pragma once
@@ -87,7 +87,8 @@ template <class S> struct Warp {
             raise<S>(state, largest, args.scale);
             weigh<S>(own, scores, state, args.scale);
         }
-        // Where the keys were: after the exchange of the largest, nobody reads them any more.
+        // The weights overwrite the keys, which no warp reads after the exchange of the largest
+        // scores.
         const SharedWeights all = {reinterpret_cast<Words4*>(tile.keys) + share.row_tile * 4 * 32 + lane_index()};
         if (S::SPLIT > 1 && view != View::Nothing) {
 #pragma unroll
@@ -156,7 +157,7 @@ template <class S> struct Warp {
         state.clear();
     }
 
-    // Leaves the span to whoever merges the tile's, and begins the next.
+    // Stores the span's state for the block that merges the tile's spans, and begins the next span.
     DEVICE void leave_span(u32 span) {
         float sums[2];
         sum_up(sums);
@@ -173,7 +174,7 @@ template <class S> struct Warp {
         state.clear();
     }
 
-    // The totals' quotients, to the output.
+    // Writes the quotients of the totals to the output.
     DEVICE void store_out() {
 #pragma unroll
         for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
@@ -198,7 +199,7 @@ template <class S> struct Warp {
     }
 };
 
-// Merges what the items of one tile left, span after span, and writes the rows out.
+// Merges the states that the items of one tile stored, span after span, and writes the rows.
 template <class S> DEVICE void merge_states(const AttendArgs& args, const Task<S>& task) {
     constexpr u32 FOURS = S::DIM / 4;
     for (u32 i = threadIdx.x; i < task.rows * FOURS; i += S::THREADS) {
@@ -223,7 +224,7 @@ template <class S> DEVICE void merge_states(const AttendArgs& args, const Task<S
 
 template <class S> DEVICE void attend_item(const AttendArgs& args, const AttendItem& item, u32 kv_head, u8* shared) {
     __shared__ Task<S> task;
-    // The item before is still looked at, and its slabs are.
+    // Other warps may still read the previous item and its slabs.
     sync_block();
     if (threadIdx.x == 0) task.set(args, item, kv_head);
     sync_block();
@@ -234,7 +235,7 @@ template <class S> DEVICE void attend_item(const AttendArgs& args, const AttendI
     for (u32 tile = task.tile_first; tile < task.tile_end; tile++) {
         cp_async_wait<S::SLABS - 3>();
         sync_block();
-        // Two slabs are free: those of the tile before.
+        // The two slabs of the previous tile are free.
         ring.fill(2);
         const u32 values = Ring<S>::after(slab);
         warp.attend({tile, shared + slab * S::SLAB_BYTES, shared + values * S::SLAB_BYTES});

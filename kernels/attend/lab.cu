@@ -3,7 +3,7 @@
 //
 //     nvcc -std=c++17 -O3 -Ikernels/include -gencode=arch=compute_90a,code=sm_90a -o lab kernels/attend/lab.cu
 //
-// Owns: the batches that are timed, and the plan of a batch as attend.cuh tells it.
+// Owns: the batches that are timed, and the plan of a batch as attend.cuh describes it.
 // Never: ships.
 #ifdef __CUDACC__
 #include "lab.h"

@@ -1,9 +1,9 @@
-// Keys and values on their way from the pool's blocks to shared memory.
+// The copies of keys and values from the pool's blocks to shared memory.
 //
 // Owns: the walk through a block table, and the ring of slabs.
-// Never: waits for a copy; who computes does.
-// Invariant: the pool and the table are read only below `keys_end`; what a slab has beyond is zero, since a block's
-// rest may hold anything.
+// Never: waits for a copy; the computing code waits.
+// Invariant: the pool and the table are read only below `keys_end`; the rest of a slab is zero,
+// since the rest of a block may hold anything.
 #pragma once
 #include "task.cuh"
 
@@ -40,16 +40,16 @@ template <class S> DEVICE void fill_slab(u8* slab, const u8* heads, const Pages&
     }
 }
 
-// Slabs of a run of tiles, K and V by turns, round and round. Every slab's copies are one group, even past the
-// end, so that who waits can count.
+// Slabs of a run of tiles, K and V by turns, round and round. Every slab's copies are one group,
+// even past the end, so that a wait can count groups.
 template <class S> struct Ring {
     u8* slabs;
     Task<S>& task;
-    // What is filled next, and where to.
+    // The tile to copy next, its part (keys or values), and the slab to copy into.
     u32 tile;
     u32 part;
     u32 slab;
-    // This thread's block of the next span, on its way.
+    // This thread's block of the next span, which is still being loaded.
     u32 block;
 
     // All threads of the block come here together.
@@ -65,7 +65,7 @@ template <class S> struct Ring {
         fill(S::SLABS - 2);
     }
 
-    // As a loop: a slab's copies are code enough.
+    // This stays a loop, because unrolled copies of a slab would be too much code.
     DEVICE void fill(u32 slabs_count) {
 #pragma unroll 1
         for (u32 i = 0; i < slabs_count; i++) {
@@ -82,8 +82,9 @@ template <class S> struct Ring {
         const u32 span = tile / SPAN_TILES;
         fill_slab<S>(slabs + slab * S::SLAB_BYTES, part == 0 ? pages.keys : pages.values, pages, task.blocks[span % 3], tile);
         if (part != 0) return;
-        // On entering a span, the next one's blocks are asked for. They are put down a tile later, when they are there,
-        // where nobody reads: some warps may be as far back as the span before.
+        // On entering a span, the next one's blocks are asked for. They are stored a tile later,
+        // when they have arrived, into an entry that no warp reads: some warps may be as far back
+        // as the previous span.
         if (tile % SPAN_TILES == 0) block = block_of_thread(pages, span + 1);
         if (tile % SPAN_TILES == 1 && threadIdx.x < SPAN_BLOCKS) task.blocks[(span + 1) % 3][threadIdx.x] = block;
     }

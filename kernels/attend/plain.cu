@@ -1,6 +1,6 @@
 // Attention of any shape, by one warp per row and query head.
 //
-// Owns: the reference that other kernels are measured by, and the shapes that they do not take.
+// Owns: the reference for the other kernels, and the shapes that they do not take.
 // Never: rounds anything but its result.
 // Invariant: a row's keys go in order, 32 at a time from its first, whatever is computed beside it; keys and
 // values that it may not see are never read.
@@ -50,7 +50,8 @@ DEVICE u32 segment_of(const AttendPlainArgs& args, u32 row) {
     return count;
 }
 
-// Where a position's token of one KV head lies, in elements from the layer's first head of K or V.
+// The place of a position's token of one KV head, in elements from the layer's first head of K or
+// V.
 DEVICE u64 place_of(const AttendPlainArgs& args, const AttendSegment& segment, u32 kv_head, u32 position) {
     const u64 block = args.tables[segment.table + position / args.block_tokens];
     const u64 token = u64(kv_head) * args.block_tokens + position % args.block_tokens;

@@ -1,6 +1,7 @@
-// How a tensor-core attention kernel is cut: rows and dims over warps, keys over shared memory.
+// The division of a tensor-core attention kernel: rows and dims over warps, keys over shared
+// memory.
 //
-// Owns: the sizes, and where a chunk of 16 bytes lies in a slab of keys or values.
+// Owns: the sizes, and the place of a chunk of 16 bytes in a slab of keys or values.
 // Never: knows a sequence.
 // Invariant: eight rows of one chunk column lie in eight different groups of banks, so that ldmatrix reads them
 // at once.
@@ -9,10 +10,11 @@
 
 namespace attend {
 
-// DIM: elements of a head, a multiple of 16. ROW_TILES: tiles of 16 packed rows per block. SPLIT: warps that share
-// a row tile (1, 2 or 4): each scores its quarters of every key tile and sums its share of the dims. SLABS: tiles of
-// K or of V in shared memory, at least 3; all but two of them are on their way at any time.
-// TOTALS: where a thread keeps its totals of values, which are looked at once a span.
+// DIM: elements of a head, a multiple of 16. ROW_TILES: tiles of 16 packed rows per block. SPLIT:
+// warps that share a row tile (1, 2 or 4): each scores its quarters of every key tile and sums its
+// share of the dims. SLABS: tiles of K or of V in shared memory, at least 3; all but two of them
+// are on their way at any time. TOTALS: the place of a thread's totals of values, which are read
+// once a span.
 enum class Totals { Shared, Registers };
 
 template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_, Totals TOTALS_ = Totals::Shared> struct Shape {
@@ -44,13 +46,13 @@ template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_, Total
     static constexpr u32 TOTAL_BYTES = TOTALS == Totals::Shared ? OWN_PAIRS * 2 * THREADS * 16 : 0;
     static constexpr u32 EXCHANGE_FLOATS = SPLIT > 1 ? ROW_TILES * 4 * 16 : 0;
     static constexpr u32 SHARED_BYTES = SLABS * SLAB_BYTES + TOTAL_BYTES + EXCHANGE_FLOATS * 4;
-    // What weights take while they are exchanged: they lie where the keys they came from were.
+    // Weights are exchanged through the slab of the keys that they came from, so they must fit it.
     static_assert(SPLIT == 1 || ROW_TILES * 4 * 32 * 16 <= SLAB_BYTES, "weights fit a slab");
 
     static constexpr u32 STATE_FLOATS = STATE_HEADER + DIM;
 };
 
-// Where a chunk lies in a slab, in bytes.
+// The place of a chunk in a slab, in bytes.
 template <class S> DEVICE u32 slab_offset(u32 key, u32 chunk) {
     if constexpr (S::IS_SWIZZLED) {
         return (key * S::CHUNKS + (chunk ^ (key & 7))) * 16;

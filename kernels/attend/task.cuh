@@ -1,4 +1,4 @@
-// One work item with one KV head: which rows, which keys, and where results go.
+// One work item with one KV head: its rows, its keys, and the place of its results.
 //
 // Owns: the reading of items and segments, the loading of queries, the writing of states.
 // Never: adds anything up.
@@ -8,7 +8,7 @@
 
 namespace attend {
 
-// Where one KV head of one sequence lies in a layer.
+// The place of one KV head of one sequence in a layer.
 struct Pages {
     // Of block 0.
     const u8* keys;
@@ -19,7 +19,8 @@ struct Pages {
     u32 keys_end;
 };
 
-// What the rows of a row tile see: the earliest `earliest_first ..= earliest`, the latest `latest_first ..= latest`.
+// The positions that the rows of a row tile see: the earliest `earliest_first ..= earliest`, the
+// latest `latest_first ..= latest`.
 struct Reach {
     u32 earliest_first;
     u32 earliest;
@@ -27,10 +28,11 @@ struct Reach {
     u32 latest;
 };
 
-// What a warp's rows see of a key tile, all lanes agreeing.
+// The part of a key tile that a warp's rows see; it is the same in all lanes.
 enum class View { Nothing, Some, Everything };
 
-// In shared memory: all threads of a block have the same, and registers are scarce.
+// It lies in shared memory, because all threads of a block have the same one and registers are
+// scarce.
 template <class S> struct Task {
     AttendSegment segment;
     Pages pages;
@@ -54,7 +56,7 @@ template <class S> struct Task {
     u32 arrival;
 
     DEVICE u32 position_of(u32 row_of_tile) const { return segment.position + (row + row_of_tile) / group; }
-    // Rows past the end see what the last one does.
+    // Rows past the end see the same keys as the last one.
     DEVICE u32 clamped(u32 row_of_tile) const { return min(row_of_tile, rows - 1); }
     // From a row of queries or outputs, `heads` heads wide, to this packed row's head.
     DEVICE u64 head_of(u32 row_of_tile, u32 heads) const {
@@ -70,7 +72,7 @@ template <class S> struct Task {
         return last <= seen.earliest && first >= seen.latest_first ? View::Everything : View::Some;
     }
 
-    // By one thread, before the others look at it.
+    // One thread calls this, before the others read it.
     DEVICE void set(const AttendArgs& args, const AttendItem& item, u32 head) {
         segment = args.segments[item.segment];
         kv_head = head;
@@ -135,7 +137,7 @@ template <class S> DEVICE Sight sight_of(const Task<S>& task, const Share& share
     return sight;
 }
 
-// Where a row's state of one of the tile's spans is, counted from its first.
+// The place of a row's state of one of the tile's spans, counted from the tile's first.
 template <class S> DEVICE float* state_at(const AttendArgs& args, const Task<S>& task, u32 span, u32 row) {
     const u64 index = task.states + (u64(task.kv_head) * (task.span_end - task.span_first) + span) * task.rows + row;
     return args.states + index * S::STATE_FLOATS;

@@ -90,7 +90,7 @@ template <class S> DEVICE FloatPair values_of(const float (&pair)[2][4], u32 whi
     }
 }
 
-// Which keys this lane's two rows see: `first ..= last`.
+// The keys that this lane's two rows see: `first ..= last`.
 struct Sight {
     u32 first[2];
     u32 last[2];
@@ -135,7 +135,7 @@ template <class S> DEVICE void score(Scores<S>& scores, const Queries<S>& querie
     }
 }
 
-// Takes keys out of sight; `key` is the warp's first.
+// Hides the keys that a row may not see; `key` is the warp's first.
 template <class S> DEVICE void hide(Scores<S>& scores, const Sight& sight, u32 key) {
     const u32 mine = key + lane_index() % 4 * 2;
 #pragma unroll

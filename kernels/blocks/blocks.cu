@@ -1,11 +1,11 @@
-// Pieces of KV blocks: to and from one contiguous place, and their checksums.
+// Copies of pieces of KV blocks to and from one contiguous place, and their checksums.
 //
-// A copy over the link to the host wants long runs; blocks lie anywhere in the pool. Gather and scatter are
-// bandwidth-bound: each byte is read and written once, in words of 16 bytes.
-// The checksum is XXH3-64, seed 0, of a payload longer than 240 bytes, as the frames of a hand-off carry it
-// (github.com/Cyan4973/xxHash, doc/xxhash_spec.md). Its accumulators go through blocks of 1024 bytes one after the
-// other, but what a block adds to them does not depend on them: threads make those parts for sixteen blocks at
-// once, eight threads fold them in.
+// A copy over the link to the host is fast only for long runs, but blocks lie anywhere in the pool.
+// Gather and scatter are bandwidth-bound: each byte is read and written once, in words of 16 bytes.
+// The checksum is XXH3-64, seed 0, of a payload longer than 240 bytes, as the frames of a hand-off
+// carry it (github.com/Cyan4973/xxHash, doc/xxhash_spec.md). Its accumulators go through blocks of
+// 1024 bytes one after the other, but a block's contribution does not depend on them: threads make
+// those parts for sixteen blocks at once, eight threads fold them in.
 #include "prims.cuh"
 
 // A run of bytes: offsets and length are multiples of 16.
@@ -53,7 +53,7 @@ constexpr u64 PRIME32_1 = 0x9e3779b1u, PRIME32_2 = 0x85ebca77u, PRIME32_3 = 0xc2
 constexpr u64 PRIME64_1 = 0x9e3779b185ebca87u, PRIME64_2 = 0xc2b2ae3d27d4eb4fu, PRIME64_3 = 0x165667b19e3779f9u;
 constexpr u64 PRIME64_4 = 0x85ebca77c2b2ae63u, PRIME64_5 = 0x27d4eb2f165667c5u;
 constexpr u32 STRIPE_BYTES = 64, LANES = 8, STRIPES = 16, BLOCK_BYTES = STRIPES * STRIPE_BYTES;
-// Where the secret begins for the last stripe, for scrambling, and for the end.
+// The offsets into the secret for the last stripe, for scrambling, and for the end.
 constexpr u32 SECRET_LAST = 121, SECRET_SCRAMBLE = 128, SECRET_END = 11;
 
 DEVICE u64 word_at(const u8* at) { return *reinterpret_cast<const u64*>(at); }
@@ -64,7 +64,8 @@ DEVICE u64 word_anywhere(const u8* at) {
 }
 DEVICE u64 low_high(u64 key) { return (key & 0xffffffffu) * (key >> 32); }
 
-// What `stripes` stripes add to this thread's lane, the eight threads of a block of bytes being neighbours.
+// The contribution of `stripes` stripes to this thread's lane, the eight threads of a block of
+// bytes being neighbours.
 DEVICE u64 added(const u8* from, u32 stripes, u32 lane, const u64 (&secret)[24]) {
     u64 product = 0, plain = 0;
     for (u32 stripe = 0; stripe < stripes; stripe++) {

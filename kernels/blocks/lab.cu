@@ -1,4 +1,4 @@
-// Lab of KV blocks on their way: gathered, scattered, summed up.
+// Lab of copies of KV blocks: gather, scatter, checksum.
 //
 // Owns: blocks of Llama 3.1 8B (2 MiB of bf16 for 16 tokens) and one layer's part of them, from all over a pool.
 // Never: checks the checksum's value: the emulator's tests hold that against another implementation. Here it must be the

@@ -1,7 +1,8 @@
 // Embedding: out[row] = table[tokens[row]].
 //
-// A token that the step before draws is taken where it draws it, so that the host need not have seen it. One that was
-// none, since its logits were not finite, is as good as any other: nobody is told what comes of it.
+// A token that the previous step draws is read on the device, so that the host need not have
+// fetched it. A draw without a token, since its logits were not finite, may give any row: its
+// results are never reported.
 //
 // Rows are widened to f32, since they begin the residual stream. Bandwidth-bound: 2 or 4 bytes read and 4
 // written for each element; one block a row.

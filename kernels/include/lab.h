@@ -1,7 +1,7 @@
-// What labs share: memory, clocks, ceilings, and how results are told. A lab is a program of its own for a machine with a GPU; it is no part of
-// what ships, and a compiler without CUDA sees nothing of it.
+// The labs' common code: memory, clocks, ceilings, and the report of results. A lab is a program of
+// its own for a machine with a GPU; it is not shipped, and a compiler without CUDA skips it.
 //
-// Owns: the ceilings that a lab's figures are held against, measured in the same run.
+// Owns: the ceilings that a lab's figures are compared with, measured in the same run.
 // Never: is included by a kernel.
 // Invariant: a timed launch finds nothing of its input in the second-level cache: labs walk copies of their data
 // that together are several times as large.
@@ -154,8 +154,9 @@ inline double mma_ceiling() {
     return double(blocks) * (threads / 32) * rounds * 8 * (16 * 8 * 16 * 2) / seconds;
 }
 
-// What one variant did at one shape. `bytes` is what it must move and `operations` what it must compute; 0 if that
-// is not what bounds it. Wrong if `error` is above `tolerance`.
+// The result of one variant at one shape. `bytes` are the bytes that it must move and `operations`
+// the operations that it must compute; 0 if they are not its limit. Wrong if `error` is above
+// `tolerance`.
 struct Figure {
     std::string lab;
     std::string variant;

@@ -1,4 +1,5 @@
-// What kernels are written with: the only file with inline PTX, and the only one that knows who compiles.
+// The primitives of all kernels: the only file with inline PTX, and the only one that depends on
+// the compiler.
 //
 // Under nvcc and NVRTC a primitive is one instruction or intrinsic. Under a host compiler the same names
 // come from the emulator (crates/emulator), which runs a kernel's threads as fibers, so every kernel is
@@ -107,7 +108,7 @@ template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_s
 template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // From `distance` lanes below; lanes without one keep their own.
 template <class T> DEVICE T shuffle_up(T value, u32 distance) { return __shfl_up_sync(0xffffffffu, value, distance); }
-// CUDA's headers still have a function of this name, for devices long gone.
+// CUDA's headers still have a function of this name, for old devices.
 #define ballot ballot_of_warp
 DEVICE u32 ballot(bool is_true) { return __ballot_sync(0xffffffffu, is_true); }
 
@@ -115,7 +116,8 @@ DEVICE u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
 DEVICE u64 atomic_add(u64* at, u64 value) { return atomicAdd(at, value); }
 DEVICE u32 atomic_max(u32* at, u32 value) { return atomicMax(at, value); }
 DEVICE u64 atomic_max(u64* at, u64 value) { return atomicMax(at, value); }
-// Makes this thread's writes seen by whoever sees the count, and theirs by this thread. Returns the count before.
+// Makes this thread's writes visible to every thread that sees the count, and theirs to this
+// thread. Returns the previous count.
 DEVICE u32 arrive(u32* counter) {
     __threadfence();
     u32 before = atomicAdd(counter, 1u);
@@ -147,7 +149,8 @@ DEVICE void cp_async_16(void* to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most N of this thread's groups are in flight. What they wrote is read after it, in the compiler's eyes too.
+// Waits until at most N of this thread's groups are in flight. The memory clobber keeps the
+// compiler from moving reads of their data before it.
 template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Four 8 × 8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
@@ -168,8 +171,9 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Hopper's products of warpgroups: four warps, the first of which has a number that 4 divides, multiply operands that lie in
-// shared memory, beside whatever else they do. Under other targets the code traps: nobody launches it there.
+// Hopper's products of warpgroups: four warps, the first of which has a number that 4 divides,
+// multiply operands that lie in shared memory, beside whatever else they do. Under other targets
+// the code traps; the host never launches it there.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define WGMMA(code) code
 #else
@@ -180,9 +184,9 @@ DEVICE void wgmma_fence_shared() { WGMMA(asm volatile("fence.proxy.async.shared:
 // Registers that other instructions have touched are there for the wgmma that come.
 DEVICE void wgmma_begin() { WGMMA(asm volatile("wgmma.fence.sync.aligned;" ::: "memory")); }
 DEVICE void wgmma_commit() { WGMMA(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")); }
-// Until at most N of this warp's groups are in flight.
+// Waits until at most N of this warp's groups are in flight.
 template <int N> DEVICE void wgmma_wait() { WGMMA(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory")); }
-// Until none is: `d` is what it should be, and other instructions may have it.
+// Waits until none is in flight: `d` then has the result, and other instructions may use it.
 DEVICE void wgmma_take(float (&d)[16][4]) {
     wgmma_wait<0>();
 #pragma unroll

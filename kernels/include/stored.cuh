@@ -1,4 +1,5 @@
-// How activations, keys and values lie in memory, one element at a time or eight neighbours with one or two wide accesses.
+// Access to activations, keys and values in memory: one element at a time, or eight neighbours with
+// one or two wide accesses.
 #pragma once
 #include "prims.cuh"
 

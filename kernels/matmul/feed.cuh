@@ -1,14 +1,14 @@
-// Weights and rows on their way to shared memory, stage after stage.
+// The copies of weights and rows to shared memory, stage after stage.
 //
 // Owns: the order in which a block takes tiles and spans, and the copies.
-// Never: waits for a copy; who computes does.
-// Invariant: what lies outside of the matrix or the rows is zero, so it adds nothing.
+// Never: waits for a copy; the computing code waits.
+// Invariant: elements outside of the matrix or the rows are zero, so they add nothing.
 #pragma once
 #include "tiling.cuh"
 
 namespace matmul {
 
-// What one launch has to do.
+// The work of one launch.
 struct Work {
     u32 rows;
     u32 row_tiles;
@@ -42,8 +42,8 @@ struct Unit {
     u32 stage_end;
 };
 
-// Row tiles that are gone through for one column tile before the next: what blocks work on side by side are then
-// tiles that share their weights and their rows.
+// The number of row tiles that are computed for one column tile before the next: blocks then work
+// side by side on tiles that share their weights and their rows.
 constexpr u32 BAND = 16;
 
 template <class S> DEVICE Unit unit_of(const Work& work, u32 index) {
@@ -100,8 +100,8 @@ template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const
     }
 }
 
-// All stages of all units of this block, one after the other, AHEAD of them at first. Every `fill` is one group of
-// copies, even past the end, so that who waits can count.
+// All stages of all units of this block, one after the other, AHEAD of them at first. Every `fill`
+// is one group of copies, even past the end, so that a wait can count groups.
 template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
     const MatmulArgs& args;
     const Work& work;
@@ -117,7 +117,7 @@ template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         if (index < work.units) unit = unit_of<S>(work, index);
-        // As a loop: a stage's copies are code enough.
+        // This stays a loop, because unrolled copies of a stage would be too much code.
 #pragma unroll 1
         for (u32 i = 0; i < AHEAD; i++) fill();
     }

@@ -3,13 +3,14 @@
 // Owns: the entries for bf16 weights and at most 8, 16, 32 and 64 rows.
 // Never: reads a weight twice, unless there are more rows than the tile has.
 //
-// Reading weights is all that counts: at R rows a weight of two bytes is multiplied R times, and up to some 100 rows
-// the tensor cores are faster than the memory. To keep 4.8 TB/s flowing to 132 multiprocessors, 36 GB/s each, at a
-// microsecond's latency under load, each needs 36 KB on the way at all times, barriers and ends of tiles included:
-// two blocks with two to four stages, 16 KB of weights each, on the way are 64 to 128 KB. The copies run
-// on from tile to tile, so a block's memory requests never pause. A stage's rows come from the second-level cache,
-// R / 64 of the bytes of its weights. Columns are read 256 bytes at a time from each of 64 rows of the matrix, the
-// next 256 bytes right after. How spans spread a matrix over the blocks is `span_width_of`'s.
+// Reading weights is the limit: at R rows a weight of two bytes is multiplied R times, and up to
+// some 100 rows the tensor cores are faster than the memory. To keep 4.8 TB/s flowing to 132
+// multiprocessors, 36 GB/s each, at a microsecond's latency under load, each needs 36 KB on the way
+// at all times, barriers and ends of tiles included: two blocks with two to four stages, 16 KB of
+// weights each, on the way are 64 to 128 KB. The copies run on from tile to tile, so a block's
+// memory requests never pause. A stage's rows come from the second-level cache, R / 64 of the bytes
+// of its weights. Columns are read 256 bytes at a time from each of 64 rows of the matrix, the next
+// 256 bytes right after. `span_width_of` decides how spans spread a matrix over the blocks.
 #include "product.cuh"
 
 namespace matmul {

@@ -28,7 +28,7 @@ struct Candidate {
     u32 columns;
     u32 rows;
     bool leaves_sums;
-    // Bits of a weight, and what scales it has.
+    // Bits of a weight, and the kind of its scales.
     u32 bits;
     matmul::Scaling scaling;
 };

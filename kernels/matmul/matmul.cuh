@@ -1,20 +1,21 @@
-// Rows times a weight matrix, `out[r] = W · x[r] + bias`: what the host and the kernels agree on.
+// Rows times a weight matrix, `out[r] = W · x[r] + bias`: the contract between the host and the
+// kernels.
 //
-// Owns: the arguments, and how the inner dimension is cut.
+// Owns: the arguments, and the cut of the inner dimension into spans.
 // Never: computes.
 // Invariant: an output element is summed in spans of the inner dimension, each from zero in steps of 16 in order,
 // and the spans are added up in order; a column's scale and the bias come last. (Where groups have scales, a span is
 // summed group by group, each from zero.) Where spans begin depends on the matrix's shape only,
 // so a row gives the same bits from every tensor-core kernel here, however many rows there are.
 //
-// What the host does for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
+// The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
 // - `span_width` is `span_width_of(columns, width)`, the same for every launch with this matrix;
 //   `spans = divided_up(width, span_width)`.
 // - `width` is a multiple of 8 (of what WeightLayout says for other formats), and weights and rows begin at multiples
 //   of 16 bytes. A bf16 matrix of any other width is `matmul_plain_bf16`'s, for any number of rows, so that a
 //   matrix is always multiplied by one or the other.
-// - The kernel is chosen by the bucket's rows, see the entries. Each takes any number of rows and is right; it is
-//   only slower.
+// - The kernel is chosen by the bucket's rows, see the entries. Each takes any number of rows and
+//   gives the right result; another choice is only slower.
 // - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
 //   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
 //   divided_up(rows, tile rows). many* need none.
@@ -62,7 +63,7 @@ struct MatmulArgs {
     u32 is_out_f32;
 };
 
-// Of the plain kernels.
+// Arguments of the plain kernels.
 struct MatmulPlainArgs {
     // (columns, width) and (rows, width) of T.
     const void* weights;
@@ -89,9 +90,10 @@ constexpr u32 SPANS_MOST = 16;
 
 CONSTANT_DEVICE u32 divided_up(u32 a, u32 b) { return (a + b - 1) / b; }
 
-// The width of a span: how few rows are multiplied is decided by how evenly a matrix's bytes are spread over the
-// device, so the number of spans is the one with which the block that has most reads least; more spans only
-// where they save a 25th, since each leaves sums to be merged. At least two units each.
+// The width of a span. The time for few rows depends on how evenly a matrix's bytes are spread over
+// the device, so the number of spans is the one with which the busiest block reads least. More
+// spans are taken only where they save a 25th, since the sums of each must be merged. A span has at
+// least two units.
 CONSTANT_DEVICE u32 span_width_of(u32 columns, u32 width) {
     const u32 units = divided_up(width, SPAN_UNIT), tiles = divided_up(columns, FEW_COLUMNS);
     u32 best = units, best_cost = divided_up(tiles, BLOCKS_FILLED) * units;

@@ -2,10 +2,12 @@
 //
 // Owns: the entries for fp8 with a scale per column or per group, int8 with a scale per column, and int4 with a scale
 // and a zero point per group; for at most 8, 16 and 32 rows, and for tiles of 64 rows.
-// Never: rounds a weight: what is multiplied is the stored number less its zero point, which bf16 holds exactly.
+// Never: rounds a weight: kernels multiply the stored number less its zero point, which bf16 holds
+// exactly.
 //
-// Tiles are 128 columns wide, twice bf16's: rows are read again for every tile, and at half or a quarter of the bytes
-// of weights they would weigh too much. There are more stages on the way, since each has fewer bytes.
+// Tiles are 128 columns wide, twice bf16's: rows are read again for every tile, and at half or a
+// quarter of the bytes of weights they would weigh too much. More stages are in flight, since each
+// has fewer bytes.
 #include "product.cuh"
 
 namespace matmul {

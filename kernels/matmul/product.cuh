@@ -1,7 +1,7 @@
 // Tiles of a matrix product on the tensor cores (mma.sync, from sm_80 on).
 //
-// Owns: the sums, the order in which they are made, and what becomes of them.
-// Never: loads from global memory but what other blocks of the launch left.
+// Owns: the sums, their order, and their way to the output.
+// Never: loads from global memory, except the sums that other blocks of the launch stored.
 // Invariant: of each element, a span is summed from zero in steps of 16 in order (where groups have scales, each
 // group is, and its scaled sum added to the span's); spans are added in order to a total that begins at zero; then
 // come the column's scale and the bias. Weights are the left side, 16 columns a tile, rows the right side, 8 a
@@ -56,7 +56,8 @@ template <class S> struct RowFragments {
     }
 };
 
-// What a warp sums up: the mma's sums, and where groups have scales, those of the groups before in the span.
+// The sums of a warp: the mma's, and where groups have scales, those of the previous groups of the
+// span.
 template <class S> struct SpanSums {
     static constexpr bool HAS_GROUPS = S::Weights::SCALING == Scaling::Groups;
     Sums<S> sums;
@@ -145,7 +146,7 @@ template <class S> struct WarpStage {
     }
 };
 
-// Where this thread keeps its sums of one span of a tile: [column tile × row tile][thread].
+// The place of this thread's sums of one span of a tile: [column tile × row tile][thread].
 template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 tile, u32 span) {
     return reinterpret_cast<Words4*>(args.sums + (u64(tile) * args.spans + span) * S::TILE_FLOATS) + threadIdx.x;
 }
@@ -196,7 +197,7 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
     }
 }
 
-// A tile's spans, of which this block did one, added up by the block that comes last.
+// Adds up a tile's spans, of which this block computed one, if this block arrives last.
 template <class S> DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit) {
     leave_sums<S>(mine, sums_at<S>(args, unit.tile, unit.span));
     if (!is_last_block(args.arrivals + unit.tile, args.spans)) return false;

@@ -1,6 +1,7 @@
-// How a tensor-core matrix product is cut: columns and rows over warps, the inner dimension over stages.
+// The division of a tensor-core matrix product: columns and rows over warps, the inner dimension
+// over stages.
 //
-// Owns: the sizes, and where a chunk of 16 bytes lies in a tile in shared memory.
+// Owns: the sizes, and the place of a chunk of 16 bytes in a tile in shared memory.
 // Never: knows a matrix.
 // Invariant: eight rows of one chunk column lie in eight different groups of banks, so that ldmatrix reads them
 // at once.

@@ -1,7 +1,7 @@
 // The formats of weights, each turned into the left side of an mma.
 //
-// Owns: what lies where in a tile of weights in shared memory, and the conversions to bf16, all exact: what scales
-// there are multiply sums, not weights.
+// Owns: the layout of a tile of weights in shared memory, and the conversions to bf16, which are
+// all exact: scales multiply sums, not weights.
 // Never: waits, or reads global memory.
 // Invariant: `load` gives column `lane / 4` (words 0 and 2 of a step) and `lane / 4 + 8` (words 1 and 3) of a column
 // tile, elements `lane % 4 × 2` and the next of the step's 16 (words 0 and 1), and the same eight on (2 and 3).
@@ -15,7 +15,7 @@ enum class Scaling { None, Columns, Groups };
 // The narrowest group of elements with a scale of its own.
 constexpr u32 GROUP_LEAST = 32;
 
-// Where a chunk of 16 bytes lies in a tile whose rows have CHUNKS of them, a power of two.
+// The place of a chunk of 16 bytes in a tile whose rows have CHUNKS of them, a power of two.
 template <u32 CHUNKS> DEVICE u32 tile_offset(u32 row, u32 chunk) {
     constexpr u32 ROWS_PER_LINE = CHUNKS < 8 ? 8 / CHUNKS : 1;
     constexpr u32 MASK = CHUNKS < 8 ? CHUNKS - 1 : 7;

@@ -1,8 +1,9 @@
 // Matrix products for many rows on Hopper's tensor cores: warpgroups multiply from shared memory (wgmma, sm_90a alone).
 //
-// Owns: the entry for tiles of 128 rows, and when a stage's place is free again.
-// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added in order. Whether a
-// step of 16 itself rounds as mma's does is the chip's affair, and the host's to find out before it relies on it.
+// Owns: the entry for tiles of 128 rows, and the time when a stage's place is free again.
+// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added in
+// order. The chip decides whether a step of 16 itself rounds as mma's does, and the host compares
+// both before it uses this kernel.
 //
 // mma.sync reaches some five eighths of what Hopper's tensor cores can do (arXiv:2402.13499). A stage of 64 elements is 2 · 128 · 128 · 64
 // operations, 512 cycles of a multiprocessor's 4096 a cycle, in which each of two warpgroups reads 8 KB of
@@ -23,7 +24,8 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
     static_assert(S::WARP_COLUMNS == 16 && S::WARP_ROWS == 128 && S::DEPTH * 2 == WIDE_ROW, "the shape of wgmma's operands");
     const Work work = work_of<S>(args);
     const u32 warp = threadIdx.x / 32;
-    // One place less than there are: the last but one stage is still being multiplied when the next is asked for.
+    // One stage less than there are places: the last stage but one is still being multiplied when
+    // the next copy begins.
     Feed<S, S::STAGES - 2> feed(args, work, shared);
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
@@ -47,7 +49,7 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                // All warps have come past the barrier, so they are done with the last stage but one.
+                // All warps have passed the barrier, so they have finished the last stage but one.
                 feed.fill();
                 slot = Feed<S>::after(slot);
             }

@@ -1,10 +1,10 @@
 // Root-mean-square normalisation: x[i] * weight[i] / sqrt(mean(x * x) + epsilon).
 //
-// `norm` adds what the last layer left to the residual stream first, if there is something, and normalises
-// a row; `head_norm` normalises each query and key head in place. Bandwidth-bound: of a row, 4 + 2 bytes
-// read and 4 + 2 written for each element in bf16.
-// A row's sum is made in an order that its width alone decides: each thread adds its eights, THREADS eights
-// apart, then warps by halving, then the warps' sums in order.
+// `norm` first adds the last layer's output, if there is one, to the residual stream, and
+// normalises a row; `head_norm` normalises each query and key head in place. Bandwidth-bound: of a
+// row, 4 + 2 bytes read and 4 + 2 written for each element in bf16. A row's sum is made in an order
+// that its width alone decides: each thread adds its eights, THREADS eights apart, then warps by
+// halving, then the warps' sums in order.
 #include "stored.cuh"
 
 struct NormArgs {

@@ -1,8 +1,9 @@
 // Rotary embedding fused with the write into paged KV.
 //
-// Queries are rotated where they are; keys are rotated into the pool, values copied there. Pairs are
-// (i, i + head_dim / 2). A warp has one head of one row. Bandwidth-bound, and in a decode step by latency.
-// A row whose slot is NO_SLOT is padding: nothing of it is stored, or it would overwrite somebody's KV.
+// Queries are rotated where they are; keys are rotated into the pool, values copied there. Pairs
+// are (i, i + head_dim / 2). A warp has one head of one row. Bandwidth-bound, and in a decode step
+// by latency. A row whose slot is NO_SLOT is padding: storing it would overwrite another sequence's
+// KV.
 #include "stored.cuh"
 
 struct RotateArgs {

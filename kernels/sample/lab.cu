@@ -1,4 +1,4 @@
-// Lab of sampling: what drawing a batch's tokens takes beside a decode step.
+// Lab of sampling: the time that drawing a batch's tokens adds to a decode step.
 //
 // Owns: greedy and seeded draws over a large vocabulary, each rule alone and all together.
 // Never: checks more of the rules than that the most likely token wins where it must: the backend's tests hold every

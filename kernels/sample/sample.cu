@@ -6,10 +6,11 @@
 // threads make them. Equal logits give equal tokens on every device.
 //
 // `sample_prepare` checks and edits the logits and finds the most likely token, many blocks a row.
-// `sample_draw` does the rest, one block a row; nothing is sorted. A cut by likelihood is a bar: a logit, and
-// among tokens of that logit the largest id that stays. It is found by radix selection over the logits'
-// bits, by count for top-k and by weight for top-p, among the few tokens that can be near it; where many can (a top-k
-// above 512, a flat row), warps add up in bins of their own, so that none waits for another.
+// `sample_draw` does the rest, one block a row; nothing is sorted. A cut by likelihood ends at a
+// bar: a logit, and among tokens of that logit the largest id that stays. It is found by radix
+// selection over the logits' bits, by count for top-k and by weight for top-p, among the few tokens
+// that can be near it; where many can (a top-k above 512, a flat row), warps add up in bins of
+// their own, so that none waits for another.
 #include "prims.cuh"
 
 // How a row is drawn.
@@ -139,7 +140,7 @@ extern "C" KERNEL(PREPARE_THREADS, 1) sample_prepare(GRID_CONSTANT const SampleA
     if (lane_index() == 0 && best != 0) atomic_max(&args.best[row], best);
 }
 
-// What one block knows of its row.
+// The state of one block for its row.
 struct Row {
     const float* logits;
     u32 vocab;
@@ -230,7 +231,7 @@ DEVICE void add_to_bins(u64 (&bins)[BINS], u32 digit, u64 measure) {
     }
 }
 
-// By what a cut is measured.
+// The measures of a cut: each token counts as one, or by its weight.
 struct ByCount {
     u32 least_key;
     DEVICE u64 measure(const Row&, float, u32 key) const { return key >= least_key ? 1 : 0; }

@@ -5,7 +5,7 @@ usage: check.py --cleave BIN [--only NAME ...] [--generators] [--table]
 OpenAI's Python and Node clients (chat, completions, streams with comments in them, usage, errors, coming back when
 told) and schemathesis (requests made up from our own /openapi.json, right and wrong ones) run against one server.
 With --generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands
-before two routers with mock workers. --table writes what came of it into the README, beside what earlier
+before two routers with mock workers. --table writes the results into docs/benchmarks/clients.md, beside what earlier
 runs left in results.json. Each tool has a folder of its own under target/clients; what cannot be had is
 SKIPPED, and said so. Exits with 1 if something that ran did not work. Standard library only.
 """
@@ -136,12 +136,12 @@ GENERATORS = {
 
 
 def write_table(results: dict[str, dict]) -> None:
-    """Into the README, between its marks."""
+    """Into the page, between its marks."""
     rows = [f"| {name} {one['version']} | {one['works']} |" for name, one in results.items()]
     table = "\n".join([BEGIN, "| client | works, as run |", "|---|---|", *rows, END])
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(BEGIN)
-    readme.write_text(before + table + rest.split(END)[1])
+    page = ROOT / "docs/benchmarks/clients.md"
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(before + table + rest.split(END)[1])
 
 
 def main() -> None:

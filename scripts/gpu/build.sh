@@ -5,13 +5,13 @@
 # Leaves target/gpu-bundle, and the same as target/gpu-bundle.tar.xz to be carried: the binary with its kernels inside, the
 # backend's test programs, the labs, a manifest; all stripped, for x86-64 and the glibc of this machine or a later one. nvcc is CLEAVE_NVCC, or installed into target/nvcc.
 # --sanitizer packs compute-sanitizer from its Python package, for machines without one.
-# --profile    cargo's profile of the binary: release if absent; dev, to try run.sh out soon.
+# --profile    cargo's profile of the binary and the labs: dist (link-time optimisation) if absent; dev, to try run.sh out soon.
 # --flashinfer also builds a measurement of FlashInfer's attention kernels, from the headers in their Python package.
 # --llama-cpp packs the llama-bench that scripts/gpu/peers/build_llama_cpp.sh built in FOLDER.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
-flashinfer=no llama_cpp='' sanitizer=no profile=release
+flashinfer=no llama_cpp='' sanitizer=no profile=dist
 while [ $# -gt 0 ]; do
   case $1 in
     --flashinfer) flashinfer=yes ;;
@@ -64,7 +64,7 @@ cargo test --no-run -p cleave-cuda --message-format=json | executables | while r
 done
 
 say "labs"
-cargo bench --no-run -p cleave-cuda --bench operations --message-format=json | executables | while read -r name path; do
+cargo bench --no-run --profile "$profile" -p cleave-cuda --bench operations --message-format=json | executables | while read -r name path; do
   strip -o "$bundle/labs/$name" "$path"
 done
 compile scripts/gpu/ceilings.cu "$bundle/ceilings" "${others[@]}"

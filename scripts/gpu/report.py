@@ -1,10 +1,10 @@
-"""A run's one JSON and one table, and the README's.
+"""A run's one JSON and one table, and the page of GPU figures.
 
 usage: report.py --records FILE --out FOLDER     writes FOLDER/<date>-<chip>.json and .md, prints the table
-       report.py --readme [--check]              README.md's part about GPUs, from the newest file in results/gpu
+       report.py --page [--check]                docs/benchmarks/gpu.md, from the newest file in results/gpu
        report.py --collect FILE                  puts a run's JSON into results/gpu, and its table beside it
 
-With --check nothing is written: exits with 1 if the README says anything else. Standard library only.
+With --check nothing is written: exits with 1 if the page says anything else. Standard library only.
 """
 
 import argparse
@@ -18,10 +18,11 @@ from figures import OURS, figures
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/gpu"
-BEGIN, END = "<!-- gpu: begin, by scripts/gpu/report.py --readme -->", "<!-- gpu: end -->"
+PAGE = ROOT / "docs/benchmarks/gpu.md"
+BEGIN, END = "<!-- gpu: begin, by scripts/gpu/report.py --page -->", "<!-- gpu: end -->"
 NOTHING = """No figure on a GPU exists yet: nothing of Cleave has run on one. Kernels and backend are compiled for GPUs and tested
 on the processor, by an emulator; `scripts/gpu/run.sh` is what measures, on a machine that has one, and
-[docs/design/gpu-backend.md](docs/design/gpu-backend.md) has the figures that the code lets one expect."""
+[design/gpu-backend.md](../design/gpu-backend.md) has the figures that the code lets one expect."""
 
 
 def name_of(run: dict) -> str:
@@ -214,14 +215,14 @@ def both_speeds(run: dict) -> list[str]:
     return speeds(run, "decode", ["batch", "context"]) + speeds(run, "prefill", ["tokens"])
 
 
-def readme_part(run: dict | None, path: Path | None) -> str:
+def page_part(run: dict | None, path: Path | None) -> str:
     if run is None:
         return NOTHING
     wrong = sum(len(one["failed"]) for one in run["tests"] + run["sanitizer"])
     met = [aim for aim in run["aims"] if aim["met"]]
     first, *_ = heading(run)
     page = path.with_suffix(".md")
-    intro = f"{first} By `scripts/gpu/run.sh`: medians, and ceilings of the same run; all of it in [{page.name}]({page.relative_to(ROOT)})."
+    intro = f"{first} By `scripts/gpu/run.sh`: medians, and ceilings of the same run; all of it in [{page.name}](../../{page.relative_to(ROOT)})."
     checks = f"{len(met)} of {len(run['aims'])} aims are met; {wrong} of the backend's tests fail there."
     return "\n".join([intro, checks, "", *both_speeds(run)]).rstrip()
 
@@ -232,18 +233,18 @@ def newest() -> Path | None:
     return runs[-1] if runs else None
 
 
-def readme(check: bool) -> None:
+def write_page(check: bool) -> None:
     path = newest()
-    part = readme_part(json.loads(path.read_text()) if path else None, path)
-    file = ROOT / "README.md"
+    part = page_part(json.loads(path.read_text()) if path else None, path)
+    file = PAGE
     text = file.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit(f"README.md lacks {BEGIN} or {END}")
+        sys.exit(f"{PAGE.name} lacks {BEGIN} or {END}")
     wanted = f"{before}{BEGIN}\n{part}\n{END}{after}"
     if check and wanted != text:
-        sys.exit("README.md's part about GPUs is not what results/gpu says: run scripts/gpu/report.py --readme")
+        sys.exit(f"{PAGE.name} is not what results/gpu says: run scripts/gpu/report.py --page")
     if not check:
         file.write_text(wanted)
 
@@ -261,12 +262,12 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--records", help="what run.sh wrote")
     what.add_argument("--collect", type=Path, help="a run's JSON")
-    what.add_argument("--readme", action="store_true")
+    what.add_argument("--page", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    if args.readme:
-        readme(args.check)
+    if args.page:
+        write_page(args.check)
     elif args.collect:
         print(write(json.loads(args.collect.read_text()), RESULTS))
     else:

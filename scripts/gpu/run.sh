@@ -122,9 +122,9 @@ declare -A stages=(
   [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
 )
 # Tests that look at one thing each that no emulator vouches for; the first of them is every kernel, once.
-smoke="every_module_loads every_kernel_runs_in_small every_code_of_e4m3 sums_of_wgmma both_parts_of_a_gpu a_child_writes_into"
+smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_code_of_e4m3 sums_of_wgmma both_parts_of_a_gpu a_child_writes_into"
 # Of the tests that sanitizers watch: small, and together every kernel.
-watched="every_kernel_runs_in_small every_code_of_e4m3 both_parts_of_a_gpu products_are_those attention_is_that tokens_drawn what_is_read"
+watched="every_kernel_runs_on_small_sizes every_code_of_e4m3 both_parts_of_a_gpu products_are_those attention_is_that tokens_drawn what_is_read"
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
 declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
@@ -240,4 +240,4 @@ stage load+ 40 bash -c "python3 '$here/disk.py' '$scratch/1b' && $(engine 1b "${
 report
 cat "$out/table.md"
 echo
-echo "call $call: after $SECONDS s, in $out; scripts/gpu/report.py --collect takes the JSON into results/gpu, then --readme"
+echo "call $call: after $SECONDS s, in $out; scripts/gpu/report.py --collect takes the JSON into results/gpu, then --page"

@@ -12,7 +12,7 @@ stored, not enforced.
 
 Prints a row for each event as it is over; exits with 1 if one was not as expected. Needs root and nft; all it makes
 ends with it. `--quick` leaves out what takes a minute of load or of quiet. `--markdown` writes the table to a file, `--record` to
-results.json, of which table.py makes the README's. `--keep` leaves the logs, as a failure does.
+results.json, of which table.py makes the table in docs/benchmarks. `--keep` leaves the logs, as a failure does.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> int:
     if said.quick and said.only:
         arguments.error("--quick and --only both choose events: give one of them")
     if said.record and (said.quick or said.only):
-        arguments.error("--record is for all events: the README's table is made of it")
+        arguments.error("--record is for all events: the table in docs/benchmarks is made of it")
     folder = Path(tempfile.mkdtemp(prefix="cleave-plane-"))
     print("\n".join(head()), flush=True)
     rows: list[tuple[list[str], float]] = []

@@ -1,8 +1,8 @@
-"""The README's table of events on a control plane, from the last run that was recorded.
+"""The table of events on a control plane in docs/benchmarks/kubernetes-events.md, from the last run that was recorded.
 
 usage: table.py [--check]
 
-check.py --record writes results.json beside this script; this puts it into the README, or says with --check whether
+check.py --record writes results.json beside this script; this puts it into the page, or says with --check whether
 that is there. Exits with 1 if it is not. Standard library only.
 """
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs/benchmarks/kubernetes-events.md"
 RESULTS = HERE / "results.json"
 BEGIN, END = "<!-- plane: begin, by scripts/plane/table.py -->", "<!-- plane: end -->"
 
@@ -26,15 +26,15 @@ def head() -> list[str]:
 
 def main() -> int:
     lines = head() + [row(event, seconds) for event, seconds in json.loads(RESULTS.read_text())["events"]]
-    text = README.read_text()
+    text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     table = "\n".join(lines)
     now = f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
     if "--check" in sys.argv[1:]:
         if now != text:
-            print("README.md is not what scripts/plane/results.json says: run scripts/plane/table.py")
+            print(f"{PAGE.name} is not what scripts/plane/results.json says: run scripts/plane/table.py")
         return int(now != text)
-    README.write_text(now)
+    PAGE.write_text(now)
     return 0
 
 

@@ -3,7 +3,7 @@
 # one that is installed: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages,
 # which go to target/ui-check. What cannot be had is said, and skipped. The program is CLEAVE=PATH, or built.
 #
-# For the pictures of the README: check.sh --shots docs
+# For the pictures of docs: check.sh --shots docs
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 skip() { echo "SKIPPED: $1"; exit 0; }

@@ -1,78 +1,79 @@
-//! What is done to the fleet.
+//! Faults of the chaos test.
 //!
-//! Owns: each kind of fault, from its beginning until the fleet is whole again. Never: waits for a
-//! time where it can wait for an event; where nothing may happen any more, an event or a limit.
+//! Owns: each kind of fault, from its beginning until the fleet is complete again. Never: waits for
+//! a time where it can wait for an event; where no event may come, it waits for an event or a
+//! limit.
 
-use crate::dice::Dice;
-use crate::fleet::Fleet;
+use crate::fleet::ChaosFleet;
 use crate::harness::wait_for;
-use crate::load::Ledger;
-use crate::proxy::{Proxy, Weather};
+use crate::load::LoadLedger;
+use crate::proxy::{FaultProxy, LinkCondition};
+use crate::rng::FaultRng;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    /// kill -9, and a new start.
+pub(crate) enum FaultKind {
+    /// SIGKILL, and a new start.
     Killed,
-    /// SIGSTOP until the router gave it up, then SIGCONT.
+    /// SIGSTOP until the router gave the worker up, then SIGCONT.
     Stopped,
-    /// SIGSTOP and SIGCONT before anybody noticed.
+    /// SIGSTOP and SIGCONT before the router notices.
     Paused,
     /// SIGTERM, and a new start when it has left.
     DrainedBySignal,
     /// POST /admin/drain, and a new start when it has left.
     DrainedByCommand,
-    /// Another role, and back.
-    Role,
+    /// Changed to another role, and back.
+    RoleChanged,
     DataCut,
     DataHalfClosed,
     DataThrottled,
     DataDelayed,
     DataFrozen,
-    LineCut,
-    LineHalfClosed,
-    LineDelayed,
-    /// The router gives the worker up though it lives.
-    LineFrozen,
+    StreamCut,
+    StreamHalfClosed,
+    StreamDelayed,
+    /// The stream freezes: the router gives the worker up though it lives.
+    StreamFrozen,
 }
 
-pub(crate) const KINDS: [(Kind, &str); 15] = [
-    (Kind::Killed, "kill -9, restart"),
-    (Kind::Stopped, "SIGSTOP until given up, SIGCONT"),
-    (Kind::Paused, "short SIGSTOP, SIGCONT"),
-    (Kind::DrainedBySignal, "SIGTERM drain, restart"),
-    (Kind::DrainedByCommand, "POST /admin/drain, restart"),
-    (Kind::Role, "POST /admin/role and back"),
-    (Kind::DataCut, "worker to worker: cut"),
-    (Kind::DataHalfClosed, "worker to worker: half-closed"),
-    (Kind::DataThrottled, "worker to worker: throttled"),
-    (Kind::DataDelayed, "worker to worker: delayed"),
-    (Kind::DataFrozen, "worker to worker: frozen"),
-    (Kind::LineCut, "worker to router: cut"),
-    (Kind::LineHalfClosed, "worker to router: half-closed"),
-    (Kind::LineDelayed, "worker to router: delayed"),
-    (Kind::LineFrozen, "worker to router: frozen"),
+pub(crate) const KINDS: [(FaultKind, &str); 15] = [
+    (FaultKind::Killed, "kill -9, restart"),
+    (FaultKind::Stopped, "SIGSTOP until given up, SIGCONT"),
+    (FaultKind::Paused, "short SIGSTOP, SIGCONT"),
+    (FaultKind::DrainedBySignal, "SIGTERM drain, restart"),
+    (FaultKind::DrainedByCommand, "POST /admin/drain, restart"),
+    (FaultKind::RoleChanged, "POST /admin/role and back"),
+    (FaultKind::DataCut, "worker to worker: cut"),
+    (FaultKind::DataHalfClosed, "worker to worker: half-closed"),
+    (FaultKind::DataThrottled, "worker to worker: throttled"),
+    (FaultKind::DataDelayed, "worker to worker: delayed"),
+    (FaultKind::DataFrozen, "worker to worker: frozen"),
+    (FaultKind::StreamCut, "worker to router: cut"),
+    (FaultKind::StreamHalfClosed, "worker to router: half-closed"),
+    (FaultKind::StreamDelayed, "worker to router: delayed"),
+    (FaultKind::StreamFrozen, "worker to router: frozen"),
 ];
 
-/// Every kind in turn, in an order and on workers that the dice choose.
-pub(crate) fn schedule(dice: &mut Dice, count: usize) -> Vec<(Kind, usize)> {
+/// All kinds in turn, in a random order and on random workers.
+pub(crate) fn schedule(dice: &mut FaultRng, count: usize) -> Vec<(FaultKind, usize)> {
     let mut drawn = Vec::new();
     while drawn.len() < count {
         let mut round = KINDS.map(|(kind, _)| kind);
         dice.shuffle(&mut round);
         for kind in round {
-            // Decode workers hold the streams, and are struck more often.
-            let seat = *dice.pick(&[0, 1, 2, 2, 3, 3, 4, 4]);
+            // Decode workers hold the streams, so they are hit more often.
+            let worker_index = *dice.pick(&[0, 1, 2, 2, 3, 3, 4, 4]);
             let behind_proxy = match kind {
-                Kind::DataCut
-                | Kind::DataHalfClosed
-                | Kind::DataThrottled
-                | Kind::DataDelayed
-                | Kind::DataFrozen => seat.min(3),
-                _ => seat,
+                FaultKind::DataCut
+                | FaultKind::DataHalfClosed
+                | FaultKind::DataThrottled
+                | FaultKind::DataDelayed
+                | FaultKind::DataFrozen => worker_index.min(3),
+                _ => worker_index,
             };
             drawn.push((kind, behind_proxy));
         }
@@ -81,74 +82,102 @@ pub(crate) fn schedule(dice: &mut Dice, count: usize) -> Vec<(Kind, usize)> {
     drawn
 }
 
-/// Does it, and returns when the fleet is whole again.
-pub(crate) fn strike(fleet: &mut Fleet, (kind, seat): (Kind, usize), ledger: &Ledger) {
+/// Injects a fault, and returns when the fleet is complete again.
+pub(crate) fn inject(
+    fleet: &mut ChaosFleet,
+    kind: FaultKind,
+    worker_index: usize,
+    ledger: &LoadLedger,
+) {
     match kind {
-        Kind::Killed => {
-            fleet.seats[seat].process().signal("KILL");
-            fleet.seats[seat].process().wait();
-            fleet.seats[seat].start();
+        FaultKind::Killed => {
+            fleet.workers[worker_index].process().signal("KILL");
+            fleet.workers[worker_index].process().wait();
+            fleet.workers[worker_index].start();
         }
-        Kind::Stopped => {
-            fleet.seats[seat].process().signal("STOP");
-            fleet.wait_lost(seat);
-            fleet.seats[seat].process().signal("CONT");
+        FaultKind::Stopped => {
+            fleet.workers[worker_index].process().signal("STOP");
+            fleet.wait_lost(worker_index);
+            fleet.workers[worker_index].process().signal("CONT");
         }
-        Kind::Paused => {
-            fleet.seats[seat].process().signal("STOP");
-            a_while(ledger, 600, Duration::from_millis(300));
-            fleet.seats[seat].process().signal("CONT");
+        FaultKind::Paused => {
+            fleet.workers[worker_index].process().signal("STOP");
+            wait_for_events_or_time(ledger, 600, Duration::from_millis(300));
+            fleet.workers[worker_index].process().signal("CONT");
         }
-        Kind::DrainedBySignal => {
-            fleet.seats[seat].process().signal("TERM");
-            leave_and_return(fleet, seat);
+        FaultKind::DrainedBySignal => {
+            fleet.workers[worker_index].process().signal("TERM");
+            leave_and_return(fleet, worker_index);
         }
-        Kind::DrainedByCommand => {
-            let command = json!({"worker": fleet.seats[seat].name});
+        FaultKind::DrainedByCommand => {
+            let command = json!({"worker": fleet.workers[worker_index].name});
             let (status, answer) = fleet.client.post("/admin/drain", &command);
             assert_eq!(status, 202, "{answer}");
-            leave_and_return(fleet, seat);
+            leave_and_return(fleet, worker_index);
         }
-        Kind::Role => change_role(fleet, seat, ledger),
-        Kind::DataCut => data(fleet, seat).cut(),
-        Kind::DataHalfClosed => data(fleet, seat).half_close(),
-        Kind::DataThrottled => spell(data(fleet, seat), Weather::Slow(200_000), ledger),
-        Kind::DataDelayed => spell(data(fleet, seat), LATE, ledger),
-        Kind::DataFrozen => spell(data(fleet, seat), Weather::Frozen, ledger),
-        Kind::LineCut => rejoin(fleet, seat, Proxy::cut),
-        Kind::LineHalfClosed => rejoin(fleet, seat, Proxy::half_close),
-        Kind::LineDelayed => spell(&fleet.seats[seat].line, LATE, ledger),
-        Kind::LineFrozen => {
-            fleet.seats[seat].line.turn(Weather::Frozen);
-            fleet.wait_lost(seat);
-            fleet.seats[seat].line.turn(Weather::Clear);
+        FaultKind::RoleChanged => change_role(fleet, worker_index, ledger),
+        FaultKind::DataCut => data_proxy(fleet, worker_index).cut(),
+        FaultKind::DataHalfClosed => data_proxy(fleet, worker_index).half_close(),
+        FaultKind::DataThrottled => hold_condition(
+            data_proxy(fleet, worker_index),
+            LinkCondition::Throttled(200_000),
+            ledger,
+        ),
+        FaultKind::DataDelayed => {
+            hold_condition(data_proxy(fleet, worker_index), DELAYED_LINK, ledger)
+        }
+        FaultKind::DataFrozen => hold_condition(
+            data_proxy(fleet, worker_index),
+            LinkCondition::Frozen,
+            ledger,
+        ),
+        FaultKind::StreamCut => end_stream_and_wait(fleet, worker_index, FaultProxy::cut),
+        FaultKind::StreamHalfClosed => {
+            end_stream_and_wait(fleet, worker_index, FaultProxy::half_close)
+        }
+        FaultKind::StreamDelayed => hold_condition(
+            &fleet.workers[worker_index].router_proxy,
+            DELAYED_LINK,
+            ledger,
+        ),
+        FaultKind::StreamFrozen => {
+            fleet.workers[worker_index]
+                .router_proxy
+                .set_condition(LinkCondition::Frozen);
+            fleet.wait_lost(worker_index);
+            fleet.workers[worker_index]
+                .router_proxy
+                .set_condition(LinkCondition::Normal);
         }
     }
     fleet.wait_whole();
 }
 
-const LATE: Weather = Weather::Late(Duration::from_millis(30));
+const DELAYED_LINK: LinkCondition = LinkCondition::Delayed(Duration::from_millis(30));
 
-fn data(fleet: &Fleet, seat: usize) -> &Proxy {
-    let proxy = fleet.seats[seat].data.as_ref();
+fn data_proxy(fleet: &ChaosFleet, worker_index: usize) -> &FaultProxy {
+    let proxy = fleet.workers[worker_index].data_proxy.as_ref();
     proxy.expect("the schedule chooses workers behind a proxy")
 }
 
-/// A process that drains leaves by itself, and says by its status that nothing was cut off.
-fn leave_and_return(fleet: &mut Fleet, seat: usize) {
-    let seat = &mut fleet.seats[seat];
-    let status = seat.process().wait();
+/// A draining process ends by itself; its status says that nothing was cut off.
+fn leave_and_return(fleet: &mut ChaosFleet, worker_index: usize) {
+    let worker = &mut fleet.workers[worker_index];
+    let status = worker.process().wait();
     assert!(
         status.success(),
         "{} left with {status}: {}",
-        seat.name,
-        seat.logs()
+        worker.name,
+        worker.logs()
     );
-    seat.start();
+    worker.start();
 }
 
-fn change_role(fleet: &mut Fleet, seat: usize, ledger: &Ledger) {
-    let (name, leg) = (fleet.seats[seat].name, fleet.seats[seat].leg);
+fn change_role(fleet: &mut ChaosFleet, worker_index: usize, ledger: &LoadLedger) {
+    let (name, leg) = (
+        fleet.workers[worker_index].name,
+        fleet.workers[worker_index].leg,
+    );
     let other = match leg {
         "decode" => "prefill",
         _ => "both",
@@ -157,27 +186,27 @@ fn change_role(fleet: &mut Fleet, seat: usize, ledger: &Ledger) {
         let command = json!({"worker": name, "role": role});
         let (status, answer) = fleet.client.post("/admin/role", &command);
         assert_eq!(status, 202, "{answer}");
-        a_while(ledger, 600, Duration::from_secs(2));
+        wait_for_events_or_time(ledger, 600, Duration::from_secs(2));
     }
 }
 
-/// Ends the line to the router, and waits until the worker has come back by itself.
-fn rejoin(fleet: &Fleet, seat: usize, end: fn(&Proxy)) {
+/// Ends the stream to the router, and waits until the worker has connected again.
+fn end_stream_and_wait(fleet: &ChaosFleet, worker_index: usize, end: fn(&FaultProxy)) {
     let joins = || fleet.router.logs().matches("worker joined").count();
     let before = joins();
-    end(&fleet.seats[seat].line);
+    end(&fleet.workers[worker_index].router_proxy);
     wait_for("the worker's return", || (joins() > before).then_some(()));
 }
 
-/// Bad weather for a while.
-fn spell(proxy: &Proxy, weather: Weather, ledger: &Ledger) {
-    proxy.turn(weather);
-    a_while(ledger, 2000, Duration::from_millis(1500));
-    proxy.turn(Weather::Clear);
+/// Holds a link condition for a while.
+fn hold_condition(proxy: &FaultProxy, weather: LinkCondition, ledger: &LoadLedger) {
+    proxy.set_condition(weather);
+    wait_for_events_or_time(ledger, 2000, Duration::from_millis(1500));
+    proxy.set_condition(LinkCondition::Normal);
 }
 
-/// Until clients have heard so much more, or, where they may hear nothing, for so long.
-fn a_while(ledger: &Ledger, events: u64, limit: Duration) {
+/// Waits until clients have received this many more events, or for this long if none may come.
+fn wait_for_events_or_time(ledger: &LoadLedger, events: u64, limit: Duration) {
     let heard = || ledger.events.load(Ordering::Relaxed);
     let (from, began) = (heard(), Instant::now());
     while heard() < from + events && began.elapsed() < limit {

@@ -1,33 +1,32 @@
-//! A router, two prefill and three decode workers, each a process, with a proxy on every connection
-//! between them but one worker's data link, which goes the way that the pair chooses itself.
+//! A fleet of processes: a router, two prefill and three decode workers, with a proxy on every
+//! connection between them except one worker's data link, whose transport the pair chooses itself.
 //!
-//! Owns: the processes. Never: decides what happens to them.
+//! Owns: the processes. Never: decides their faults.
 
-use crate::harness::{Client, Process, wait_for};
-use crate::proxy::Proxy;
+use crate::harness::{CleaveProcess, HttpClient, wait_for};
+use crate::proxy::FaultProxy;
 use tokio::runtime::Handle;
 
-/// A worker's place: the same name, proxies and flags in all its lives.
-pub(crate) struct Seat {
+/// A worker with the same name, proxies and flags in all its lives.
+pub(crate) struct ChaosWorker {
     pub(crate) name: &'static str,
     pub(crate) leg: &'static str,
-    process: Option<Process>,
-    /// Between it and the router.
-    pub(crate) line: Proxy,
-    /// Between other workers and its blocks.
-    pub(crate) data: Option<Proxy>,
-    page: String,
+    process: Option<CleaveProcess>,
+    /// Proxy between it and the router.
+    pub(crate) router_proxy: FaultProxy,
+    /// Proxy between other workers and its blocks.
+    pub(crate) data_proxy: Option<FaultProxy>,
+    metrics_address: String,
 }
 
-/// See the module.
-pub(crate) struct Fleet {
-    pub(crate) router: Process,
-    pub(crate) client: Client,
+pub(crate) struct ChaosFleet {
+    pub(crate) router: CleaveProcess,
+    pub(crate) client: HttpClient,
     pub(crate) base: String,
-    pub(crate) seats: Vec<Seat>,
+    pub(crate) workers: Vec<ChaosWorker>,
 }
 
-const SEATS: [(&str, &str); 5] = [
+const WORKERS: [(&str, &str); 5] = [
     ("p0", "prefill"),
     ("p1", "prefill"),
     ("d0", "decode"),
@@ -35,10 +34,10 @@ const SEATS: [(&str, &str); 5] = [
     ("d2", "decode"),
 ];
 
-/// Seconds; short, so that a run sees many losses.
+/// Silence limit in seconds; short, so that a run has many losses.
 const SILENCE: &str = "1";
 
-impl Fleet {
+impl ChaosFleet {
     pub(crate) fn start(runtime: &Handle) -> Self {
         let arguments = [
             "router",
@@ -46,49 +45,49 @@ impl Fleet {
             "127.0.0.1:0",
             "--worker-silence",
             SILENCE,
-            // Every stream has a hand-off that may break.
+            // Split placement gives every stream a hand-off that may break.
             "--placement",
             "split",
         ];
-        let mut router = Process::start(&arguments);
+        let mut router = CleaveProcess::start(&arguments);
         let address = router.address();
-        let seats = SEATS.map(|(name, leg)| {
-            let line = runtime.block_on(Proxy::start());
-            line.aim(Some(address.clone()));
-            let data = (name != "d2").then(|| runtime.block_on(Proxy::start()));
-            let mut seat = Seat {
+        let seats = WORKERS.map(|(name, leg)| {
+            let line = runtime.block_on(FaultProxy::start());
+            line.set_target(Some(address.clone()));
+            let data = (name != "d2").then(|| runtime.block_on(FaultProxy::start()));
+            let mut worker = ChaosWorker {
                 name,
                 leg,
                 process: None,
-                line,
-                data,
-                page: String::new(),
+                router_proxy: line,
+                data_proxy: data,
+                metrics_address: String::new(),
             };
-            seat.start();
-            seat
+            worker.start();
+            worker
         });
-        let client = Client::new(&address);
+        let client = HttpClient::new(&address);
         client.wait_ready();
         let fleet = Self {
             router,
             client,
             base: format!("http://{address}"),
-            seats: seats.into(),
+            workers: seats.into(),
         };
         fleet.wait_whole();
         fleet
     }
 
-    /// Waits until every worker is connected and serves what it was started for.
+    /// Waits until every worker is connected in its own role.
     pub(crate) fn wait_whole(&self) {
         wait_for("a whole fleet", || {
             let (_, text) = self.client.get("/admin/workers");
             let list: serde_json::Value = serde_json::from_str(&text).ok()?;
             let workers = list["data"].as_array()?;
-            let whole = self.seats.iter().all(|seat| {
+            let whole = self.workers.iter().all(|ours| {
                 workers.iter().any(|worker| {
-                    worker["name"] == seat.name
-                        && worker["role"] == seat.leg
+                    worker["name"] == ours.name
+                        && worker["role"] == ours.leg
                         && worker["state"] == "ready"
                 })
             });
@@ -97,16 +96,16 @@ impl Fleet {
     }
 
     /// Waits until the router has lost this worker.
-    pub(crate) fn wait_lost(&self, seat: usize) {
-        let name = format!("\"name\":\"{}\"", self.seats[seat].name);
+    pub(crate) fn wait_lost(&self, worker_index: usize) {
+        let name = format!("\"name\":\"{}\"", self.workers[worker_index].name);
         wait_for("its loss", || {
             (!self.client.get("/admin/workers").1.contains(&name)).then_some(())
         });
     }
 }
 
-impl Seat {
-    /// Starts its next life.
+impl ChaosWorker {
+    /// Starts the worker's next process.
     pub(crate) fn start(&mut self) {
         let mut arguments = vec![
             "worker",
@@ -115,7 +114,7 @@ impl Seat {
             "--name",
             self.name,
             "--router",
-            &self.line.address,
+            &self.router_proxy.address,
             "--threads",
             "1",
             "--kv-cache",
@@ -125,11 +124,11 @@ impl Seat {
             "--metrics-listen",
             "127.0.0.1:0",
         ];
-        if let Some(data) = &self.data {
-            data.aim(None);
+        if let Some(data) = &self.data_proxy {
+            data.set_target(None);
             arguments.extend(["--data-advertise", &data.address]);
         }
-        let process = Process::start(&arguments);
+        let process = CleaveProcess::start(&arguments);
         let said = |mark: &str| {
             wait_for("a worker's addresses", || {
                 let logs = process.logs();
@@ -139,14 +138,14 @@ impl Seat {
             })
         };
         let data_address = said("worker runs data=");
-        self.page = said("metrics at http://");
-        if let Some(data) = &self.data {
-            data.aim(Some(data_address));
+        self.metrics_address = said("metrics at http://");
+        if let Some(data) = &self.data_proxy {
+            data.set_target(Some(data_address));
         }
         self.process = Some(process);
     }
 
-    pub(crate) fn process(&mut self) -> &mut Process {
+    pub(crate) fn process(&mut self) -> &mut CleaveProcess {
         self.process.as_mut().expect("it was started")
     }
 
@@ -155,8 +154,7 @@ impl Seat {
         process.logs()
     }
 
-    /// Its own metrics.
-    pub(crate) fn page(&self) -> Client {
-        Client::new(&self.page)
+    pub(crate) fn metrics_client(&self) -> HttpClient {
+        HttpClient::new(&self.metrics_address)
     }
 }

@@ -1,32 +1,33 @@
 //! Steady load: clients that ask, read, sometimes leave, and compare every byte.
 //!
-//! Owns: the questions, their answers in an undisturbed run, what was compared. Never: disturbs.
+//! Owns: the questions, their answers in an undisturbed run, and the comparison. Never: injects a
+//! fault.
 
-use crate::dice::Dice;
 use crate::harness::LIMIT;
+use crate::rng::FaultRng;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A question, and what an undisturbed run answers.
-pub(crate) struct Ask {
+/// A question, with the answer of an undisturbed run.
+pub(crate) struct LoadQuestion {
     pub(crate) path: &'static str,
     pub(crate) body: Value,
-    pub(crate) expected: Answer,
+    pub(crate) expected: LoadAnswer,
 }
 
-/// An answer, put together from however many pieces it came in.
+/// An answer, assembled from any number of pieces.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Answer {
-    choices: Vec<Choice>,
+pub(crate) struct LoadAnswer {
+    choices: Vec<LoadChoice>,
     prompt_tokens: u64,
     output_tokens: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Choice {
+struct LoadChoice {
     text: String,
     /// Tokens with their log-probabilities, as they were sent.
     scores: Vec<Value>,
@@ -36,19 +37,19 @@ struct Choice {
 
 /// How a question ended.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    Answered(Answer),
-    /// The client left; this is what it had.
-    Left(Answer),
-    /// Not taken on, before any work: a client comes again.
+pub(crate) enum QuestionOutcome {
+    Answered(LoadAnswer),
+    /// The client left; holds the part of the answer that it had.
+    ClientLeft(LoadAnswer),
+    /// Refused before any work; the client tries again.
     Refused,
     Failed(String),
 }
 
-/// What the clients have seen, together.
+/// Counts and failures of all clients.
 #[derive(Default)]
-pub(crate) struct Ledger {
-    /// Events received, for whoever waits for the load to get on.
+pub(crate) struct LoadLedger {
+    /// Events received, for tests that wait for progress.
     pub(crate) events: AtomicU64,
     pub(crate) answered: AtomicU64,
     pub(crate) left: AtomicU64,
@@ -56,11 +57,11 @@ pub(crate) struct Ledger {
     pub(crate) tokens: AtomicU64,
     pub(crate) pause_micros: AtomicU64,
     pub(crate) failures: Mutex<Vec<String>>,
-    pub(crate) over: AtomicBool,
+    pub(crate) stop: AtomicBool,
 }
 
-/// Questions of every kind whose answers depend on nothing but themselves.
-pub(crate) fn bodies(dice: &mut Dice) -> Vec<(&'static str, Value)> {
+/// Questions of every kind with deterministic answers.
+pub(crate) fn bodies(dice: &mut FaultRng) -> Vec<(&'static str, Value)> {
     const TEXT: &str = "/v1/completions";
     const CHAT: &str = "/v1/chat/completions";
     let long = "The borrow checker follows each reference to the value it came from. ".repeat(20);
@@ -98,8 +99,8 @@ pub(crate) fn bodies(dice: &mut Dice) -> Vec<(&'static str, Value)> {
     bodies
 }
 
-/// A question that is stopped by text of its own answer, late in it.
-pub(crate) fn with_stop(body: &Value, answer: &Answer) -> Value {
+/// A question with a stop string late in its own answer.
+pub(crate) fn with_stop(body: &Value, answer: &LoadAnswer) -> Value {
     let text: Vec<char> = answer.choices[0].text.chars().collect();
     let from = text.len() * 7 / 10;
     let stop: String = text[from..(from + 6).min(text.len())].iter().collect();
@@ -116,7 +117,7 @@ pub(crate) fn streamed(body: &Value) -> Value {
     body
 }
 
-impl Answer {
+impl LoadAnswer {
     pub(crate) fn output_tokens(&self) -> u64 {
         self.output_tokens
     }
@@ -125,7 +126,7 @@ impl Answer {
         for choice in piece["choices"].as_array().into_iter().flatten() {
             let index = choice["index"].as_u64().unwrap_or(0) as usize;
             if self.choices.len() <= index {
-                self.choices.resize(index + 1, Choice::default());
+                self.choices.resize(index + 1, LoadChoice::default());
             }
             self.choices[index].take(choice);
         }
@@ -135,7 +136,7 @@ impl Answer {
         }
     }
 
-    /// Whether this is how `whole` begins.
+    /// Whether this is the beginning of `whole`.
     fn begins(&self, whole: &Self) -> bool {
         let mut pairs = self.choices.iter().zip(&whole.choices);
         self.choices.len() <= whole.choices.len()
@@ -145,7 +146,7 @@ impl Answer {
     }
 }
 
-impl Choice {
+impl LoadChoice {
     fn take(&mut self, choice: &Value) {
         let texts = [
             &choice["text"],
@@ -169,16 +170,18 @@ impl Choice {
     }
 }
 
-/// Asks once. `on_event` hears of each piece, and says whether the client stays.
+/// Asks once. `on_event` is called for each piece, and says whether the client stays.
 pub(crate) fn ask(
     http: &reqwest::blocking::Client,
-    (base, path, body): (&str, &str, &Value),
-    mut on_event: impl FnMut() -> Stay,
-) -> Outcome {
+    base: &str,
+    path: &str,
+    body: &Value,
+    mut on_event: impl FnMut() -> ReadOn,
+) -> QuestionOutcome {
     let sent = http.post(format!("{base}{path}")).json(body).send();
     let response = match sent {
         Ok(response) => response,
-        Err(error) => return Outcome::Failed(format!("no answer: {error:?}")),
+        Err(error) => return QuestionOutcome::Failed(format!("no answer: {error:?}")),
     };
     let status = response.status().as_u16();
     if status != 200 {
@@ -186,60 +189,67 @@ pub(crate) fn ask(
         let error: Value = serde_json::from_str(&text).unwrap_or_default();
         let code = error["error"]["code"].as_str().unwrap_or_default();
         let turned_away = ["no_worker", "queue_full", "no_blocks", "draining"].contains(&code);
-        return match turned_away {
-            true => Outcome::Refused,
-            false => Outcome::Failed(format!("status {status}: {text}")),
+        return if turned_away {
+            QuestionOutcome::Refused
+        } else {
+            QuestionOutcome::Failed(format!("status {status}: {text}"))
         };
     }
-    let mut answer = Answer::default();
+    let mut answer = LoadAnswer::default();
     if body["stream"] != true {
         let text = match response.text() {
             Ok(text) => text,
-            Err(error) => return Outcome::Failed(format!("half an answer: {error:?}")),
+            Err(error) => return QuestionOutcome::Failed(format!("half an answer: {error:?}")),
         };
         answer.take(&serde_json::from_str(&text).unwrap_or_default());
         on_event();
-        return Outcome::Answered(answer);
+        return QuestionOutcome::Answered(answer);
     }
     for line in BufReader::new(response).lines() {
         let line = match line {
             Ok(line) => line,
-            Err(error) => return Outcome::Failed(format!("the stream broke: {error:?}")),
+            Err(error) => return QuestionOutcome::Failed(format!("the stream broke: {error:?}")),
         };
         let Some(data) = line.strip_prefix("data: ") else {
             continue;
         };
         if data == "[DONE]" {
-            return Outcome::Answered(answer);
+            return QuestionOutcome::Answered(answer);
         }
         let piece: Value = serde_json::from_str(data).unwrap_or_default();
         if piece["error"].is_object() {
-            return Outcome::Failed(format!("an error in mid-stream: {data}"));
+            return QuestionOutcome::Failed(format!("an error in mid-stream: {data}"));
         }
         answer.take(&piece);
-        if on_event() == Stay::No {
-            return Outcome::Left(answer);
+        if on_event() == ReadOn::Leave {
+            return QuestionOutcome::ClientLeft(answer);
         }
     }
-    Outcome::Failed("the stream ended without a word".into())
+    QuestionOutcome::Failed("the stream ended without a word".into())
 }
 
 /// Whether a client reads on.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Stay {
-    Yes,
-    No,
+pub(crate) enum ReadOn {
+    Continue,
+    Leave,
 }
 
-/// One client of a server at `base`, until the load is over.
-pub(crate) fn client(base: &str, asks: &[Ask], ledger: &Ledger, mut dice: Dice) {
+/// One client of a server at `base`, until the load stops.
+pub(crate) fn run_client(
+    base: &str,
+    asks: &[LoadQuestion],
+    ledger: &LoadLedger,
+    mut dice: FaultRng,
+) {
     let http = http();
-    while !ledger.over.load(Ordering::Relaxed) {
+    while !ledger.stop.load(Ordering::Relaxed) {
         let ask_now = dice.pick(asks);
         let streams = ask_now.body["stream"] == true;
-        let leaves_after = match streams && dice.below(8) == 0 {
-            true => dice.below(100) as u64,
-            false => u64::MAX,
+        let leaves_after = if streams && dice.below(8) == 0 {
+            dice.below(100) as u64
+        } else {
+            u64::MAX
         };
         let (mut events, mut last) = (0u64, None::<Instant>);
         let on_event = || {
@@ -250,46 +260,47 @@ pub(crate) fn client(base: &str, asks: &[Ask], ledger: &Ledger, mut dice: Dice) 
                 let micros = (now - before).as_micros() as u64;
                 ledger.pause_micros.fetch_max(micros, Ordering::Relaxed);
             }
-            match events > leaves_after {
-                true => Stay::No,
-                false => Stay::Yes,
+            if events > leaves_after {
+                ReadOn::Leave
+            } else {
+                ReadOn::Continue
             }
         };
-        let question = (base, ask_now.path, &ask_now.body);
-        ledger.enter(ask_now, ask(&http, question, on_event));
+        let outcome = ask(&http, base, ask_now.path, &ask_now.body, on_event);
+        ledger.record(ask_now, outcome);
     }
 }
 
-/// For answers that may take as long as the worst fault.
+/// A client whose timeout covers the longest fault.
 pub(crate) fn http() -> reqwest::blocking::Client {
     let builder = reqwest::blocking::Client::builder().timeout(LIMIT);
     builder.build().expect("client builds")
 }
 
-impl Ledger {
-    fn enter(&self, asked: &Ask, outcome: Outcome) {
+impl LoadLedger {
+    fn record(&self, asked: &LoadQuestion, outcome: QuestionOutcome) {
         let expected = &asked.expected;
         let failure = match outcome {
-            Outcome::Answered(answer) if answer == *expected => {
+            QuestionOutcome::Answered(answer) if answer == *expected => {
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 self.tokens
                     .fetch_add(answer.output_tokens, Ordering::Relaxed);
                 return;
             }
-            Outcome::Left(answer) if answer.begins(expected) => {
+            QuestionOutcome::ClientLeft(answer) if answer.begins(expected) => {
                 self.left.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            Outcome::Refused => {
+            QuestionOutcome::Refused => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
-                // As a client would that heard `Retry-After`, only sooner.
+                // Honours `Retry-After`, but sooner.
                 std::thread::park_timeout(Duration::from_millis(50));
                 return;
             }
-            Outcome::Answered(answer) | Outcome::Left(answer) => {
+            QuestionOutcome::Answered(answer) | QuestionOutcome::ClientLeft(answer) => {
                 format!("another answer:\n got {answer:?}\nwant {expected:?}")
             }
-            Outcome::Failed(reason) => reason,
+            QuestionOutcome::Failed(reason) => reason,
         };
         let failure = format!("{} {}: {failure}", asked.path, asked.body);
         let mut failures = self.failures.lock().expect("no panic holds it");

@@ -1,26 +1,27 @@
-//! Real processes under load, and everything that can happen to them.
+//! Real processes under load and faults.
 //!
-//! A router, two prefill and three decode workers serve a steady load on the bundled checkpoint while
-//! they are killed, stopped, drained, re-purposed and cut off, one after the other, in an order that
-//! the seed draws. Every answer must be, byte for byte, what an undisturbed process answers.
+//! A router, two prefill and three decode workers serve a steady load on the bundled checkpoint
+//! while they are killed, stopped, drained, given other roles and cut off, one after the other, in
+//! an order drawn from the seed. Every answer must equal, byte for byte, that of an undisturbed
+//! process.
 //!
 //! `CLEAVE_CHAOS_SEED` (default 1), `CLEAVE_CHAOS_FAULTS` (default one of each kind) and
-//! `CLEAVE_CHAOS_CLIENTS` (default 8) choose the run; `scripts/chaos.sh` makes a long one.
+//! `CLEAVE_CHAOS_CLIENTS` (default 8) configure the run; `scripts/chaos.sh` makes a long one.
 #![allow(missing_docs)]
 
-mod dice;
 mod faults;
 mod fleet;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod load;
 mod proxy;
+mod rng;
 
-use dice::Dice;
-use faults::{KINDS, Kind};
-use fleet::Fleet;
-use harness::{Client, Process, wait_for};
-use load::{Ask, Ledger, Outcome, Stay, bodies, streamed, with_stop};
+use faults::{FaultKind, KINDS};
+use fleet::ChaosFleet;
+use harness::{CleaveProcess, HttpClient, wait_for};
+use load::{LoadLedger, LoadQuestion, QuestionOutcome, ReadOn, bodies, streamed, with_stop};
+use rng::FaultRng;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -35,14 +36,15 @@ fn number(name: &str, default: u64) -> u64 {
     })
 }
 
-/// Past the capture of a passing test's output: a long run is watched.
-fn say(line: &str) {
+/// Writes to stderr directly, past the capture of a passing test's output, so that a long run can
+/// be watched.
+fn print_progress(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The questions with their answers, from a process that nothing happens to.
-fn undisturbed(dice: &mut Dice) -> Vec<Ask> {
-    let mut process = Process::start(&[
+/// The questions with their answers, from an undisturbed process.
+fn expected_answers(dice: &mut FaultRng) -> Vec<LoadQuestion> {
+    let mut process = CleaveProcess::start(&[
         "serve",
         "--port",
         "0",
@@ -58,13 +60,13 @@ fn undisturbed(dice: &mut Dice) -> Vec<Ask> {
         "64MiB",
     ]);
     let address = process.address();
-    Client::new(&address).wait_ready();
+    HttpClient::new(&address).wait_ready();
     let (base, http) = (format!("http://{address}"), load::http());
     let answer =
-        |path: &str, body: &serde_json::Value| match load::ask(&http, (&base, path, body), || {
-            Stay::Yes
+        |path: &str, body: &serde_json::Value| match load::ask(&http, &base, path, body, || {
+            ReadOn::Continue
         }) {
-            Outcome::Answered(answer) => answer,
+            QuestionOutcome::Answered(answer) => answer,
             other => panic!("{path} {body}: {other:?}"),
         };
     let mut asks = Vec::new();
@@ -74,7 +76,7 @@ fn undisturbed(dice: &mut Dice) -> Vec<Ask> {
         let stopped = with_stop(&body, &expected);
         for body in [streamed(&body), body, streamed(&stopped)] {
             let expected = answer(path, &body);
-            asks.push(Ask {
+            asks.push(LoadQuestion {
                 path,
                 body,
                 expected,
@@ -84,64 +86,76 @@ fn undisturbed(dice: &mut Dice) -> Vec<Ask> {
     asks
 }
 
+// Invariant: I18.
 #[test]
-fn streams_survive_their_workers() {
+fn streams_survive_their_workers_faults() {
     let seed = number("CLEAVE_CHAOS_SEED", 1);
     let count = number("CLEAVE_CHAOS_FAULTS", KINDS.len() as u64) as usize;
     let clients = number("CLEAVE_CHAOS_CLIENTS", 8);
-    say(&format!(
+    print_progress(&format!(
         "chaos: CLEAVE_CHAOS_SEED={seed}, {count} faults, {clients} clients"
     ));
-    let mut dice = Dice::new(seed);
-    let asks = undisturbed(&mut dice);
+    let mut dice = FaultRng::new(seed);
+    let asks = expected_answers(&mut dice);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let mut fleet = Fleet::start(runtime.handle());
-    let ledger = Ledger::default();
+    let mut fleet = ChaosFleet::start(runtime.handle());
+    let ledger = LoadLedger::default();
     let plan = faults::schedule(&mut dice, count);
-    let mut struck: BTreeMap<Kind, u64> = BTreeMap::new();
+    let mut struck: BTreeMap<FaultKind, u64> = BTreeMap::new();
     let began = Instant::now();
     let base = fleet.base.clone();
     std::thread::scope(|scope| {
         for _ in 0..clients {
-            let dice = Dice::new(dice.roll());
+            let dice = FaultRng::new(dice.next());
             let (base, asks, ledger) = (&base, &asks, &ledger);
-            scope.spawn(move || load::client(base, asks, ledger, dice));
+            scope.spawn(move || load::run_client(base, asks, ledger, dice));
         }
-        // Dropped last, also by a panic: clients must not go on for ever.
-        let _over = Over(&ledger);
-        for (index, (kind, seat)) in plan.into_iter().enumerate() {
-            get_on(&ledger, 200 + dice.below(400) as u64);
+        // Dropped last, also by a panic, so that the clients end.
+        let _over = StopLoadOnDrop(&ledger);
+        for (index, (kind, worker_index)) in plan.into_iter().enumerate() {
+            wait_for_events(&ledger, 200 + dice.below(400) as u64);
             let at = began.elapsed();
-            let name = fleet.seats[seat].name;
-            faults::strike(&mut fleet, (kind, seat), &ledger);
+            let name = fleet.workers[worker_index].name;
+            faults::inject(&mut fleet, kind, worker_index, &ledger);
             *struck.entry(kind).or_default() += 1;
             let took = began.elapsed() - at;
-            say(&format!(
+            print_progress(&format!(
                 "{index:>4} {at:>9.1?} {kind:?} {name}: whole again after {took:.1?}"
             ));
             let failures = ledger.failures.lock().expect("no panic holds it").len();
-            assert_eq!(failures, 0, "seed {seed}: {}", report(&ledger, &fleet));
+            assert_eq!(
+                failures,
+                0,
+                "seed {seed}: {}",
+                failure_report(&ledger, &fleet)
+            );
         }
-        get_on(&ledger, 400);
+        wait_for_events(&ledger, 400);
     });
-    settle(&fleet);
+    wait_until_blocks_are_free(&fleet);
     let failures = ledger.failures.lock().expect("no panic holds it").len();
-    say(&table(&struck, &ledger, &fleet));
-    assert_eq!(failures, 0, "seed {seed}: {}", report(&ledger, &fleet));
+    print_progress(&table(&struck, &ledger, &fleet));
+    assert_eq!(
+        failures,
+        0,
+        "seed {seed}: {}",
+        failure_report(&ledger, &fleet)
+    );
 }
 
-/// Every kind of stream at once, and two of three decode workers killed in the midst of all of them.
+// Invariant: I18.
+/// Runs every kind of stream at once, and kills two of three decode workers in mid-stream.
 #[test]
-fn two_killed_decode_workers_change_no_byte_of_any_kind_of_stream() {
-    let asks: Vec<Ask> = undisturbed(&mut Dice::new(2))
+fn two_killed_decode_workers_change_no_byte_of_any_stream() {
+    let asks: Vec<LoadQuestion> = expected_answers(&mut FaultRng::new(2))
         .into_iter()
         .filter(|ask| ask.body["stream"] == true && ask.expected.output_tokens() > 100)
         .collect();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let mut fleet = Fleet::start(runtime.handle());
+    let mut fleet = ChaosFleet::start(runtime.handle());
     let base = fleet.base.clone();
     let progress: Vec<AtomicU64> = asks.iter().map(|_| AtomicU64::new(0)).collect();
-    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+    let outcomes: Vec<QuestionOutcome> = std::thread::scope(|scope| {
         let streams: Vec<_> = asks
             .iter()
             .zip(&progress)
@@ -149,25 +163,25 @@ fn two_killed_decode_workers_change_no_byte_of_any_kind_of_stream() {
                 let (base, http) = (&base, load::http());
                 let on_event = || {
                     progress.fetch_add(1, Ordering::Relaxed);
-                    Stay::Yes
+                    ReadOn::Continue
                 };
-                scope.spawn(move || load::ask(&http, (base, ask.path, &ask.body), on_event))
+                scope.spawn(move || load::ask(&http, base, ask.path, &ask.body, on_event))
             })
             .collect();
-        for (seat, events) in [(2, 5), (3, 20)] {
+        for (worker_index, events) in [(2, 5), (3, 20)] {
             wait_for("every stream to get on", || {
                 let mut all = progress.iter();
                 let on = all.all(|seen| seen.load(Ordering::Relaxed) >= events);
                 (on || streams.iter().any(|stream| stream.is_finished())).then_some(())
             });
-            fleet.seats[seat].process().signal("KILL");
+            fleet.workers[worker_index].process().signal("KILL");
         }
         let ended = streams.into_iter().map(|stream| stream.join());
         ended.map(|outcome| outcome.expect("no panic")).collect()
     });
     for (ask, outcome) in asks.iter().zip(outcomes) {
         match outcome {
-            Outcome::Answered(answer) => assert_eq!(answer, ask.expected, "{}", ask.body),
+            QuestionOutcome::Answered(answer) => assert_eq!(answer, ask.expected, "{}", ask.body),
             other => panic!("{}: {other:?}", ask.body),
         }
     }
@@ -175,27 +189,27 @@ fn two_killed_decode_workers_change_no_byte_of_any_kind_of_stream() {
     assert!(resumed >= 5.0, "{resumed} streams were resumed");
 }
 
-/// Ends the load when it goes.
-struct Over<'a>(&'a Ledger);
+/// Stops the load on drop.
+struct StopLoadOnDrop<'a>(&'a LoadLedger);
 
-impl Drop for Over<'_> {
+impl Drop for StopLoadOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.over.store(true, Ordering::Relaxed);
+        self.0.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Waits until clients have heard so much more.
-fn get_on(ledger: &Ledger, events: u64) {
+/// Waits until clients have received this many more events.
+fn wait_for_events(ledger: &LoadLedger, events: u64) {
     let from = ledger.events.load(Ordering::Relaxed);
     wait_for("load to get on", || {
         (ledger.events.load(Ordering::Relaxed) >= from + events).then_some(())
     });
 }
 
-/// Waits until no worker holds anything, and audits all of them.
-fn settle(fleet: &Fleet) {
-    for seat in &fleet.seats {
-        let page = seat.page();
+/// Waits until no worker holds a block, and checks the pools of all.
+fn wait_until_blocks_are_free(fleet: &ChaosFleet) {
+    for worker in &fleet.workers {
+        let page = worker.metrics_client();
         let blocks = |kind: &str| page.metric("cleave_pool_blocks", &[&format!("kind=\"{kind}\"")]);
         let began = Instant::now();
         wait_for("free blocks", || {
@@ -203,19 +217,19 @@ fn settle(fleet: &Fleet) {
             assert!(
                 held == 0.0 || began.elapsed() < Duration::from_secs(60),
                 "{} holds {held} blocks: {}",
-                seat.name,
-                seat.logs()
+                worker.name,
+                worker.logs()
             );
             (held == 0.0).then_some(())
         });
         for kind in ["leaked", "reserved", "leased", "quarantined"] {
-            assert_eq!(blocks(kind), 0.0, "{} has {kind} blocks", seat.name);
+            assert_eq!(blocks(kind), 0.0, "{} has {kind} blocks", worker.name);
         }
     }
 }
 
-/// What went wrong, with what the processes said.
-fn report(ledger: &Ledger, fleet: &Fleet) -> String {
+/// The first failures, with the last log lines of all processes.
+fn failure_report(ledger: &LoadLedger, fleet: &ChaosFleet) -> String {
     let failures = ledger.failures.lock().expect("no panic holds it");
     let mut text = failures
         .iter()
@@ -228,14 +242,14 @@ fn report(ledger: &Ledger, fleet: &Fleet) -> String {
         lines[lines.len().saturating_sub(40)..].join("\n")
     };
     let _ = write!(text, "\n=== router\n{}", tail(fleet.router.logs()));
-    for seat in &fleet.seats {
-        let _ = write!(text, "\n=== {}\n{}", seat.name, tail(seat.logs()));
+    for worker in &fleet.workers {
+        let _ = write!(text, "\n=== {}\n{}", worker.name, tail(worker.logs()));
     }
     text
 }
 
-/// In Markdown.
-fn table(struck: &BTreeMap<Kind, u64>, ledger: &Ledger, fleet: &Fleet) -> String {
+/// The results as a Markdown table.
+fn table(struck: &BTreeMap<FaultKind, u64>, ledger: &LoadLedger, fleet: &ChaosFleet) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     for (kind, name) in KINDS {
         let count = struck.get(&kind).copied().unwrap_or(0);
@@ -249,10 +263,11 @@ fn table(struck: &BTreeMap<Kind, u64>, ledger: &Ledger, fleet: &Fleet) -> String
     let pause = Duration::from_micros(seen(&ledger.pause_micros));
     let failures = ledger.failures.lock().expect("no panic holds it").len();
     let leaked = fleet
-        .seats
+        .workers
         .iter()
-        .map(|seat| {
-            seat.page()
+        .map(|worker| {
+            worker
+                .metrics_client()
                 .metric("cleave_pool_blocks", &["kind=\"leaked\""])
         })
         .sum::<f64>();

@@ -1,8 +1,7 @@
-//! A network that can be made bad: a TCP relay that delays, throttles, freezes, cuts and half-closes
-//! what passes it.
+//! A TCP relay that can delay, throttle, freeze, cut and half-close its connections.
 //!
-//! Owns: the connections through it. Never: changes a byte, unless it is asked to flip a bit. Invariant: in
-//! clear weather it is a wire.
+//! Owns: the connections through it. Never: changes a byte, unless it is asked to flip a bit.
+//! Invariant: in its normal condition it relays bytes as they come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,68 +11,74 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// What happens to bytes on their way, both ways.
+/// The condition of a link, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Weather {
-    Clear,
-    /// So many bytes per second and direction.
-    Slow(u32),
-    /// Each piece this much later.
-    Late(Duration),
-    /// Nothing passes, and nobody is told.
+pub(crate) enum LinkCondition {
+    Normal,
+    /// Throttled to this many bytes per second and direction.
+    Throttled(u32),
+    /// Each piece is delayed by this time.
+    Delayed(Duration),
+    /// Nothing passes, and no side is notified.
     Frozen,
 }
 
-/// See the module.
-pub(crate) struct Proxy {
+pub(crate) struct FaultProxy {
     pub(crate) address: String,
-    shared: Arc<Shared>,
+    shared: Arc<FaultProxyState>,
 }
 
-struct Shared {
+struct FaultProxyState {
     target: watch::Sender<Option<String>>,
-    weather: watch::Sender<Weather>,
+    condition: watch::Sender<LinkCondition>,
     cuts: watch::Sender<u64>,
-    halves: watch::Sender<u64>,
-    /// How far from the end of the next long piece a bit is to flip.
+    half_closes: watch::Sender<u64>,
+    dialled: watch::Sender<u64>,
+    /// Distance of the bit to flip from the end of the next long piece, in bytes.
     flip: watch::Sender<Option<usize>>,
 }
 
-/// Shorter pieces are a connection's own words.
+/// Shorter pieces are TLS or protocol overhead, not payload.
 const FLIPPED_BYTES_MIN: usize = 64;
 
-impl Proxy {
-    /// Listens on a free port; connections wait until it is aimed at something.
+impl FaultProxy {
+    /// Listens on a free port; connections wait until the proxy has a target.
     pub(crate) async fn start() -> Self {
         let bound = TcpListener::bind("127.0.0.1:0").await;
         let listener = bound.expect("a free port");
         let address = listener.local_addr().expect("it is bound").to_string();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FaultProxyState {
             target: watch::Sender::new(None),
-            weather: watch::Sender::new(Weather::Clear),
+            condition: watch::Sender::new(LinkCondition::Normal),
             cuts: watch::Sender::new(0),
-            halves: watch::Sender::new(0),
+            half_closes: watch::Sender::new(0),
+            dialled: watch::Sender::new(0),
             flip: watch::Sender::new(None),
         });
         tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { address, shared }
     }
 
-    /// Where connections go from now on; nowhere, and they wait.
-    pub(crate) fn aim(&self, target: Option<String>) {
+    /// Sets the target of new connections; without one they wait.
+    pub(crate) fn set_target(&self, target: Option<String>) {
         self.shared.target.send_replace(target);
     }
 
-    pub(crate) fn turn(&self, weather: Weather) {
-        self.shared.weather.send_replace(weather);
+    #[allow(dead_code, reason = "not every test that relays counts")]
+    pub(crate) fn dialled(&self) -> u64 {
+        *self.shared.dialled.borrow()
     }
 
-    /// Ends every connection, whatever is under way on it.
+    pub(crate) fn set_condition(&self, weather: LinkCondition) {
+        self.shared.condition.send_replace(weather);
+    }
+
+    /// Ends every connection with everything in flight on it.
     pub(crate) fn cut(&self) {
         self.shared.cuts.send_modify(|count| *count += 1);
     }
 
-    /// Flips a bit of the next long piece that passes, so many bytes before its end.
+    /// Flips a bit of the next long piece, this many bytes before its end.
     #[allow(dead_code, reason = "not every test that relays flips bits")]
     pub(crate) fn flip(&self, from_end: usize) {
         assert!(from_end < FLIPPED_BYTES_MIN, "within every long piece");
@@ -86,14 +91,16 @@ impl Proxy {
         self.shared.flip.borrow().is_none()
     }
 
-    /// Of every connection ends the direction away from whoever dialled; the other one stays open.
+    /// Ends, on every connection, the direction away from the dialling side; the other direction
+    /// stays open.
     pub(crate) fn half_close(&self) {
-        self.shared.halves.send_modify(|count| *count += 1);
+        self.shared.half_closes.send_modify(|count| *count += 1);
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<FaultProxyState>) {
     while let Ok((near, _)) = listener.accept().await {
+        shared.dialled.send_modify(|count| *count += 1);
         let shared = Arc::clone(&shared);
         let mut cuts = shared.cuts.subscribe();
         tokio::spawn(async move {
@@ -105,7 +112,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn carry(near: TcpStream, shared: &Shared) {
+async fn carry(near: TcpStream, shared: &FaultProxyState) {
     let mut target = shared.target.subscribe();
     let Ok(aimed) = target.wait_for(Option::is_some).await.map(|to| to.clone()) else {
         return;
@@ -119,12 +126,12 @@ async fn carry(near: TcpStream, shared: &Shared) {
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
     let there = async {
-        let mut halves = shared.halves.subscribe();
+        let mut halves = shared.half_closes.subscribe();
         let (mut near_read, mut far_write) = (near_read, far_write);
         tokio::select! {
             () = relay(&mut near_read, &mut far_write, shared) => {}
             _ = halves.changed() => {
-                // What still comes is swallowed, as a dead router's memory would.
+                // Later bytes are swallowed, as by the buffers of a dead router.
                 let _ = far_write.shutdown().await;
                 let mut sink = tokio::io::sink();
                 let _ = tokio::io::copy(&mut near_read, &mut sink).await;
@@ -138,24 +145,25 @@ async fn carry(near: TcpStream, shared: &Shared) {
     tokio::join!(there, back);
 }
 
-async fn relay(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, shared: &Shared) {
-    let mut weather = shared.weather.subscribe();
+async fn relay(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, shared: &FaultProxyState) {
+    let mut weather = shared.condition.subscribe();
     let mut buffer = vec![0; 1 << 14];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let arrived = Instant::now();
+        // The condition is read for each piece, so a change applies to connections that exist.
         let now = *weather.borrow_and_update();
         match now {
-            Weather::Clear => {}
-            Weather::Late(late) => sleep_until(arrived + late).await,
-            Weather::Slow(rate) => {
+            LinkCondition::Normal => {}
+            LinkCondition::Delayed(late) => sleep_until(arrived + late).await,
+            LinkCondition::Throttled(rate) => {
                 let takes = Duration::from_secs_f64(count as f64 / f64::from(rate));
                 tokio::select! {
                     () = sleep_until(arrived + takes) => {}
                     _ = weather.changed() => {}
                 }
             }
-            Weather::Frozen => {
-                let thawed = weather.wait_for(|now| *now != Weather::Frozen);
+            LinkCondition::Frozen => {
+                let thawed = weather.wait_for(|now| *now != LinkCondition::Frozen);
                 if thawed.await.is_err() {
                     return;
                 }

@@ -1,13 +1,12 @@
-//! Certificates for tests: an authority of their own, and what it signs.
+//! A certificate authority for tests.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::path::Path;
 
-/// Whoever signs.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct TestAuthority(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl TestAuthority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -15,13 +14,12 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, key).unwrap())
     }
 
-    /// What clients trust it by.
+    /// The certificate that clients trust.
     pub(crate) fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// Writes `tls.crt`, `tls.key` and `ca.crt` to `folder`: a certificate for `name` that this one
-    /// signed.
+    /// Signs a certificate for `name`, and writes `tls.crt`, `tls.key` and `ca.crt` to `folder`.
     pub(crate) fn sign(&self, folder: &Path, name: &str) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -31,7 +29,7 @@ impl Authority {
             ("tls.key", key.serialize_pem()),
             ("ca.crt", self.pem()),
         ] {
-            // As an orchestrator would: never half a file.
+            // Files are replaced by renaming, as by an orchestrator, so that no half file is read.
             let next = folder.join(format!("{file}.next"));
             std::fs::write(&next, text).unwrap();
             std::fs::rename(next, folder.join(file)).unwrap();

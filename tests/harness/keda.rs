@@ -1,7 +1,7 @@
 //! KEDA's side of its external scaler protocol.
 //!
-//! Owns: the messages that it sends and reads, written down a second time from KEDA's own `externalscaler.proto`, so
-//! that a wrong number in ours is found. Never: decides when to ask.
+//! Owns: its messages, written a second time from KEDA's own `externalscaler.proto`, so that a
+//! wrong field number in ours is found. Never: decides when to ask.
 
 use std::collections::HashMap;
 use tokio::runtime::Runtime;
@@ -51,16 +51,15 @@ struct GetMetricsResponse {
     metric_values: Vec<MetricValue>,
 }
 
-/// Asks one router.
-pub(crate) struct Keda {
+pub(crate) struct KedaClient {
     runtime: Runtime,
     grpc: Grpc<Channel>,
 }
 
-/// What a router answers about one pool: whether it is to have anybody, and how many.
-pub(crate) type Answer = (bool, i64);
+/// A router's answer about one pool: whether it is active, and its wanted workers.
+pub(crate) type PoolAnswer = (bool, i64);
 
-impl Keda {
+impl KedaClient {
     /// For a router at `address`, such as `127.0.0.1:8000`.
     pub(crate) fn new(address: &str) -> Self {
         let runtime = Runtime::new().expect("a runtime");
@@ -71,11 +70,11 @@ impl Keda {
         Self { runtime, grpc }
     }
 
-    /// About each pool.
+    /// Asks about each pool.
     ///
     /// # Errors
-    /// As the router does where it knows nothing yet.
-    pub(crate) fn pools(&mut self) -> Result<Vec<Answer>, Status> {
+    /// The router's status, such as one without a decision yet.
+    pub(crate) fn pools(&mut self) -> Result<Vec<PoolAnswer>, Status> {
         let mut answers = Vec::new();
         for pool in ["prefill", "decode", "both"] {
             let object = ScaledObjectRef {

@@ -11,10 +11,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes nearly as long; a test that reaches it has found a hang.
+/// Far longer than any step takes: a test that reaches it has found a hang.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The repository.
 pub(crate) fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest
@@ -54,7 +53,10 @@ pub(crate) fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
     (output.status, text(output.stdout), text(output.stderr))
 }
 
-/// Runs `cleave` to its end, which has to be a good one, with this on its standard input: standard output.
+/// Runs `cleave` to its end with this standard input; gives its standard output.
+///
+/// # Panics
+/// If it fails.
 pub(crate) fn run_with_input(arguments: &[&str], input: &str) -> String {
     let mut command = cleave(arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -67,10 +69,10 @@ pub(crate) fn run_with_input(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).expect("output is UTF-8")
 }
 
-/// Calls `probe` until it gives something.
+/// Calls `probe` until it gives a value.
 ///
 /// # Panics
-/// With `what` when that takes longer than [`LIMIT`].
+/// With `what` after [`LIMIT`].
 pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -83,19 +85,19 @@ pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
 }
 
 /// A long-running `cleave` process; killed when dropped.
-pub(crate) struct Process {
+pub(crate) struct CleaveProcess {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
     logs: Arc<Mutex<String>>,
 }
 
-impl Process {
+impl CleaveProcess {
     /// Starts `cleave` with these arguments.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         Self::spawn(cleave(arguments))
     }
 
-    /// Starts what [`cleave`] prepared.
+    /// Starts a command that [`cleave`] prepared.
     pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
@@ -123,17 +125,17 @@ impl Process {
         Self { child, lines, logs }
     }
 
-    /// The address it printed.
+    /// The address in its line `listening on http://`.
     pub(crate) fn address(&mut self) -> String {
         self.address_after("listening on http://")
     }
 
-    /// The same, of a server with a certificate.
+    /// The address of a server with a certificate.
     pub(crate) fn tls_address(&mut self) -> String {
         self.address_after("listening on https://")
     }
 
-    /// Where operators reach it, if that is another port.
+    /// The admin address, if it has a port of its own.
     pub(crate) fn admin_address(&mut self) -> String {
         self.address_after("admin on http://")
     }
@@ -156,12 +158,11 @@ impl Process {
         })
     }
 
-    /// Everything it logged so far.
+    /// Its log so far.
     pub(crate) fn logs(&self) -> String {
         self.logs.lock().expect("no panic holds it").clone()
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -174,7 +175,7 @@ impl Process {
         assert!(status.expect("kill runs").success());
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         wait_for("exit", || {
             self.child.try_wait().expect("process can be asked")
@@ -182,21 +183,21 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for CleaveProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Talks to one server.
-pub(crate) struct Client {
+/// A blocking HTTP client of one server.
+pub(crate) struct HttpClient {
     base: String,
     http: reqwest::blocking::Client,
 }
 
-impl Client {
-    /// For a server at `address`, such as `127.0.0.1:8000`.
+impl HttpClient {
+    /// A client for `address`, such as `127.0.0.1:8000`.
     pub(crate) fn new(address: &str) -> Self {
         let http = reqwest::blocking::Client::builder()
             .timeout(LIMIT)
@@ -260,8 +261,8 @@ impl Client {
         (status, headers, body)
     }
 
-    /// Starts a streamed POST; read events from what comes back.
-    pub(crate) fn stream(&self, path: &str, body: &Value) -> Events {
+    /// Starts a streamed POST; the result iterates over its events.
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> StreamedEvents {
         let answer = self
             .http
             .post(format!("{}{path}", self.base))
@@ -269,7 +270,7 @@ impl Client {
             .send()
             .expect("server answers");
         assert_eq!(answer.status().as_u16(), 200, "stream begins");
-        Events {
+        StreamedEvents {
             lines: BufReader::new(answer),
         }
     }
@@ -284,7 +285,7 @@ impl Client {
             .to_owned()
     }
 
-    /// The sum over all series of a metric whose labels contain each of `labels`.
+    /// The sum over all series of a metric whose line contains each of `labels`.
     pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let (status, text) = self.get("/metrics");
         assert_eq!(status, 200);
@@ -292,7 +293,6 @@ impl Client {
     }
 }
 
-/// See [`Client::metric`].
 pub(crate) fn sum_metric(text: &str, name: &str, labels: &[&str]) -> f64 {
     text.lines()
         .filter(|line| {
@@ -310,11 +310,11 @@ pub(crate) fn sum_metric(text: &str, name: &str, labels: &[&str]) -> f64 {
 }
 
 /// Server-sent events of one answer.
-pub(crate) struct Events {
+pub(crate) struct StreamedEvents {
     lines: BufReader<reqwest::blocking::Response>,
 }
 
-impl Iterator for Events {
+impl Iterator for StreamedEvents {
     type Item = String;
 
     /// The next event's data.

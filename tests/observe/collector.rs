@@ -1,6 +1,6 @@
-//! An OTLP collector in this process: what an operator's would be sent.
+//! An OTLP collector in this process, in place of an operator's.
 //!
-//! Owns: its port, and every span that came. Never: forgets one.
+//! Owns: its port, and every received span. Never: drops a span.
 
 use axum::Router;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
@@ -17,9 +17,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
 
-/// A span as it came.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct ReceivedSpan {
     pub(crate) trace: String,
     pub(crate) span: String,
     pub(crate) parent: String,
@@ -32,47 +31,46 @@ pub(crate) struct Told {
     pub(crate) service: String,
 }
 
-impl Told {
+impl ReceivedSpan {
     pub(crate) fn get(&self, key: &str) -> &str {
         self.attributes.get(key).map_or("", String::as_str)
     }
 }
 
-/// See the module.
-pub(crate) struct Collector {
+pub(crate) struct OtlpCollector {
     pub(crate) url: String,
-    told: Arc<Mutex<Vec<Told>>>,
+    spans: Arc<Mutex<Vec<ReceivedSpan>>>,
     _runtime: Runtime,
 }
 
-impl Collector {
+impl OtlpCollector {
     pub(crate) fn start() -> Self {
         let told = Arc::new(Mutex::new(Vec::new()));
         let runtime = Runtime::new().expect("a runtime");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let ear = TraceServiceServer::new(Ear(Arc::clone(&told)));
+        let ear = TraceServiceServer::new(TraceReceiver(Arc::clone(&told)));
         let path = "/opentelemetry.proto.collector.trace.v1.TraceService/{*method}";
         let served = axum::serve(listener, Router::new().route_service(path, ear));
         runtime.spawn(served.into_future());
         Self {
             url: format!("http://{address}"),
-            told,
+            spans: told,
             _runtime: runtime,
         }
     }
 
-    /// All that came so far.
-    pub(crate) fn spans(&self) -> Vec<Told> {
-        self.told.lock().expect("no panic holds it").clone()
+    /// All spans received so far.
+    pub(crate) fn spans(&self) -> Vec<ReceivedSpan> {
+        self.spans.lock().expect("no panic holds it").clone()
     }
 }
 
-struct Ear(Arc<Mutex<Vec<Told>>>);
+struct TraceReceiver(Arc<Mutex<Vec<ReceivedSpan>>>);
 
 #[tonic::async_trait]
-impl TraceService for Ear {
+impl TraceService for TraceReceiver {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
@@ -80,18 +78,18 @@ impl TraceService for Ear {
         let mut told = self.0.lock().expect("no panic holds it");
         for of_process in request.into_inner().resource_spans {
             let resource = of_process.resource.unwrap_or_default();
-            let service = named(resource.attributes).remove("service.name");
+            let service = attribute_map(resource.attributes).remove("service.name");
             let service = service.unwrap_or_default();
             let spans = of_process.scope_spans.into_iter();
             for span in spans.flat_map(|scope| scope.spans) {
-                told.push(Told {
+                told.push(ReceivedSpan {
                     trace: hex(&span.trace_id),
                     span: hex(&span.span_id),
                     parent: hex(&span.parent_span_id),
                     name: span.name,
                     began: span.start_time_unix_nano,
                     ended: span.end_time_unix_nano,
-                    attributes: named(span.attributes),
+                    attributes: attribute_map(span.attributes),
                     events: span.events.into_iter().map(|event| event.name).collect(),
                     is_error: span.status.is_some_and(|status| status.code == 2),
                     service: service.clone(),
@@ -106,12 +104,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn named(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
-    let pair = |one: KeyValue| (one.key, words(one.value));
+fn attribute_map(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
+    let pair = |one: KeyValue| (one.key, attribute_text(one.value));
     attributes.into_iter().map(pair).collect()
 }
 
-fn words(value: Option<AnyValue>) -> String {
+fn attribute_text(value: Option<AnyValue>) -> String {
     match value.and_then(|value| value.value) {
         Some(Value::StringValue(text)) => text,
         Some(Value::IntValue(number)) => number.to_string(),
@@ -121,7 +119,7 @@ fn words(value: Option<AnyValue>) -> String {
             let words: Vec<_> = list
                 .values
                 .into_iter()
-                .map(|one| words(Some(one)))
+                .map(|one| attribute_text(Some(one)))
                 .collect();
             words.join(",")
         }

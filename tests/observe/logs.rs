@@ -1,20 +1,20 @@
-//! Logs: lines with ids, and nothing of what clients ask.
+//! Logs: lines have ids, and never contain a client's text.
 
-use crate::Fleet;
-use crate::collector::Collector;
-use crate::harness::{Process, wait_for};
+use crate::ObservedFleet;
+use crate::collector::OtlpCollector;
+use crate::harness::{CleaveProcess, wait_for};
 use serde_json::{Value, json};
 
 const SECRET: &str = "the combination of the vault is xylophone-4711";
 
-/// Of a process that logs JSON.
-fn lines(process: &Process) -> Vec<Value> {
+/// Log lines of a process that logs JSON.
+fn lines(process: &CleaveProcess) -> Vec<Value> {
     let parsed = |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
     process.logs().lines().map(parsed).collect()
 }
 
-/// Every way that a prompt comes, and some in which it does not get through.
-fn tell_secret(fleet: &Fleet) -> Vec<String> {
+/// Sends a secret prompt in every way, valid and invalid; gives the texts that must not appear.
+fn send_secret(fleet: &ObservedFleet) -> Vec<String> {
     let prompt = json!({"prompt": SECRET, "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 2});
     let headers = [("x-request-id", "asked-1")];
     let (status, _, answer) = fleet.client.post_with("/v1/completions", &prompt, &headers);
@@ -49,21 +49,27 @@ fn tell_secret(fleet: &Fleet) -> Vec<String> {
     secrets
 }
 
+// Invariant: I37.
 #[test]
-fn prompts_were_in_logs_spans_or_metrics() {
-    let collector = Collector::start();
+fn prompts_are_not_in_logs_spans_or_metrics() {
+    let collector = OtlpCollector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--log-level", "trace"];
     let flags = [&flags[..], &["--log-format", "json"]].concat();
-    let fleet = Fleet::start(&["prefill", "decode"], &flags, &flags);
-    let secrets = tell_secret(&fleet);
+    let fleet = ObservedFleet::start(&["prefill", "decode"], &flags, &flags);
+    let secrets = send_secret(&fleet);
     wait_for("spans of both workers", || {
         let spans = collector.spans();
         let has = |name: &str| spans.iter().any(|span| span.name == name);
         (has("prefill") && has("decode")).then_some(())
     });
     let mut said = vec![fleet.router.logs(), fleet.client.get("/metrics").1];
-    said.extend(fleet.workers.iter().map(Process::logs));
-    said.extend(fleet.of_workers().iter().map(|one| one.get("/metrics").1));
+    said.extend(fleet.workers.iter().map(CleaveProcess::logs));
+    said.extend(
+        fleet
+            .worker_metrics()
+            .iter()
+            .map(|one| one.get("/metrics").1),
+    );
     said.push(format!("{:?}", collector.spans()));
     for secret in &secrets {
         assert!(secret.len() > 4, "{secrets:?}");
@@ -73,7 +79,7 @@ fn prompts_were_in_logs_spans_or_metrics() {
         }
     }
 
-    // Who it was about is told, by everybody.
+    // Every process logs the request's id.
     let processes = fleet.workers.iter().chain([&fleet.router]);
     for process in processes {
         let about: Vec<Value> = lines(process)
@@ -87,10 +93,10 @@ fn prompts_were_in_logs_spans_or_metrics() {
 }
 
 #[test]
-fn prompts_are_logged_for_who_asks_for_it() {
+fn log_prompts_logs_prompts() {
     let flags = ["--log-prompts", "--log-format", "json"];
-    let fleet = Fleet::start(&["prefill", "decode"], &flags, &[]);
-    tell_secret(&fleet);
+    let fleet = ObservedFleet::start(&["prefill", "decode"], &flags, &[]);
+    send_secret(&fleet);
     let told = lines(&fleet.router);
     let shows = |line: &&Value| {
         line["body"]
@@ -105,14 +111,14 @@ fn prompts_are_logged_for_who_asks_for_it() {
 }
 
 #[test]
-fn each_of_flag_and_environment_says_what_is_logged() {
+fn log_level_and_rust_log_both_apply() {
     let start = |level: &str, rust_log: Option<&str>| {
         let mut command = crate::harness::cleave(&["serve", "--engine", "mock", "--port", "0"]);
         command.args(["--log-level", level]).env_remove("RUST_LOG");
         if let Some(rust_log) = rust_log {
             command.env("RUST_LOG", rust_log);
         }
-        let mut process = Process::spawn(command);
+        let mut process = CleaveProcess::spawn(command);
         process.address();
         process
     };

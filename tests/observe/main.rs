@@ -1,4 +1,4 @@
-//! What operators see of whole processes: traces, metrics, logs.
+//! Operator views of whole processes: traces, metrics, logs.
 
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -8,22 +8,22 @@ mod logs;
 mod metrics;
 mod traces;
 
-use harness::{Client, Process, wait_for};
+use harness::{CleaveProcess, HttpClient, wait_for};
 
-/// A router, with these flags too, and a worker for each leg named, with those.
-pub(crate) struct Fleet {
-    pub(crate) router: Process,
-    pub(crate) workers: Vec<Process>,
-    pub(crate) client: Client,
+/// A router and one worker for each leg, with additional flags.
+pub(crate) struct ObservedFleet {
+    pub(crate) router: CleaveProcess,
+    pub(crate) workers: Vec<CleaveProcess>,
+    pub(crate) client: HttpClient,
     pub(crate) address: String,
 }
 
-impl Fleet {
+impl ObservedFleet {
     pub(crate) fn start(legs: &[&str], router: &[&str], workers: &[&str]) -> Self {
         let first = ["router", "--listen", "127.0.0.1:0", "--placement", "split"];
-        let mut router = Process::start(&[&first, router].concat());
+        let mut router = CleaveProcess::start(&[&first, router].concat());
         let address = router.address();
-        let client = Client::new(&address);
+        let client = HttpClient::new(&address);
         let mut fleet = Self {
             router,
             workers: Vec::new(),
@@ -37,28 +37,26 @@ impl Fleet {
         fleet
     }
 
-    /// One worker more.
     pub(crate) fn join(&mut self, leg: &str, flags: &[&str]) {
         let (threads, cache) = (["--threads", "1"], ["--kv-cache", "64MiB"]);
         let first = ["worker", "--leg", leg, "--router", &self.address];
         let listen = ["--metrics-listen", "127.0.0.1:0"];
         let flags = [&first[..], &threads, &cache, &listen, flags].concat();
-        self.workers.push(Process::start(&flags));
+        self.workers.push(CleaveProcess::start(&flags));
         let count = self.workers.len() as f64;
         wait_for("another worker", || {
             (self.client.metric("cleave_workers", &[]) >= count).then_some(())
         });
     }
 
-    /// Each worker's metrics.
-    pub(crate) fn of_workers(&self) -> Vec<Client> {
-        let page = |worker: &Process| {
+    pub(crate) fn worker_metrics(&self) -> Vec<HttpClient> {
+        let page = |worker: &CleaveProcess| {
             let logs = worker.logs();
             let (_, rest) = logs
                 .split_once("metrics at http://")
                 .expect("it says where");
             let (address, _) = rest.split_once('/').expect("a path follows");
-            Client::new(address)
+            HttpClient::new(address)
         };
         self.workers.iter().map(page).collect()
     }

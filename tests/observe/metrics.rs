@@ -1,12 +1,12 @@
 //! `/metrics`: documented, bounded, and in the format that was asked for.
 
-use crate::Fleet;
+use crate::ObservedFleet;
 use crate::harness::{root, run};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Names of all that is told, as a reader of the older format sees it.
-fn families(text: &str) -> BTreeSet<String> {
+/// Names of all metrics, in the Prometheus text format.
+fn metric_names(text: &str) -> BTreeSet<String> {
     let name = |line: &str| {
         line.strip_prefix("# TYPE ")?
             .split(' ')
@@ -16,8 +16,9 @@ fn families(text: &str) -> BTreeSet<String> {
     text.lines().filter_map(name).collect()
 }
 
+// Invariant: I39.
 #[test]
-fn the_page_of_metrics_is_what_the_binary_says() {
+fn metrics_page_matches_the_binary() {
     let (status, page, error) = run(&["metrics"]);
     assert!(status.success(), "{error}");
     let path = root().join("docs/metrics.md");
@@ -32,12 +33,13 @@ fn the_page_of_metrics_is_what_the_binary_says() {
     );
 }
 
-/// Times that strangers come with names of their own.
+/// Requests with new client-chosen names.
 const ROUNDS: usize = 40;
 
+// Invariant: I39.
 #[test]
-fn strangers_names_made_series_without_end() {
-    let fleet = Fleet::start(&["prefill", "decode"], &[], &["--engine", "mock"]);
+fn client_labels_create_no_metric_series() {
+    let fleet = ObservedFleet::start(&["prefill", "decode"], &[], &["--engine", "mock"]);
     let ask = |number: usize| {
         let odd = format!("odd-{number}\u{e9}\"}} 1");
         let plain = format!("odd-{number}");
@@ -60,7 +62,12 @@ fn strangers_names_made_series_without_end() {
     };
     let read = || {
         let mut pages = vec![fleet.client.get("/metrics").1];
-        pages.extend(fleet.of_workers().iter().map(|one| one.get("/metrics").1));
+        pages.extend(
+            fleet
+                .worker_metrics()
+                .iter()
+                .map(|one| one.get("/metrics").1),
+        );
         pages.concat()
     };
     (0..3).for_each(ask);
@@ -69,7 +76,7 @@ fn strangers_names_made_series_without_end() {
     let text = read();
     assert!(!text.contains("odd-"), "{text}");
     let after = series(&text);
-    // What happens late for the first time is shown late; a name that were kept would be one in each round.
+    // Some series appear late; a series for each client name would appear in every round.
     let mut new: BTreeMap<&str, usize> = BTreeMap::new();
     for series in after.difference(&before) {
         let name = series.split('{').next().unwrap_or_default();
@@ -79,7 +86,7 @@ fn strangers_names_made_series_without_end() {
     assert!(most < ROUNDS, "{new:?}");
 
     let page = std::fs::read_to_string(root().join("docs/metrics.md")).expect("the page");
-    for name in families(&text) {
+    for name in metric_names(&text) {
         assert!(
             page.contains(&format!("| `{name}` |")),
             "{name} is not on the page"
@@ -88,7 +95,7 @@ fn strangers_names_made_series_without_end() {
     assert!(text.contains("vllm:cache_config_info{"));
 }
 
-/// Each series' name and labels; processes that have one in common count once.
+/// Name and labels of each series; equal series of several processes count once.
 fn series(text: &str) -> BTreeSet<String> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let named = lines.filter_map(|line| line.rsplit_once(' '));

@@ -1,7 +1,7 @@
-//! One trace for each request, over every process that works for it.
+//! Traces: one for each request, across all its processes.
 
-use crate::Fleet;
-use crate::collector::{Collector, Told};
+use crate::ObservedFleet;
+use crate::collector::{OtlpCollector, ReceivedSpan};
 use crate::harness::wait_for;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: &str = "00f067aa0ba902b7";
 
-/// Once each of these names came so often, all that came.
-fn told(collector: &Collector, wanted: &[(&str, usize)]) -> Vec<Told> {
+/// All spans, once each of these names has come this often.
+fn wait_for_spans(collector: &OtlpCollector, wanted: &[(&str, usize)]) -> Vec<ReceivedSpan> {
     wait_for("the spans of all processes", || {
         let spans = collector.spans();
         let of = |name: &str| spans.iter().filter(|span| span.name == name).count();
@@ -19,9 +19,10 @@ fn told(collector: &Collector, wanted: &[(&str, usize)]) -> Vec<Told> {
     })
 }
 
-/// Children lie within their parents. Gives each span's parent's name.
-fn nested(spans: &[Told]) -> Vec<(String, String)> {
-    let known: BTreeMap<&str, &Told> = spans.iter().map(|span| (&*span.span, span)).collect();
+/// Checks that children lie within their parents; gives pairs of parent's and child's names.
+fn check_nesting(spans: &[ReceivedSpan]) -> Vec<(String, String)> {
+    let known: BTreeMap<&str, &ReceivedSpan> =
+        spans.iter().map(|span| (&*span.span, span)).collect();
     let mut pairs = Vec::new();
     for span in spans {
         assert!(span.began <= span.ended, "{span:?}");
@@ -37,11 +38,12 @@ fn nested(spans: &[Told]) -> Vec<(String, String)> {
     pairs
 }
 
+// Invariant: I38.
 #[test]
-fn a_request_over_three_processes_was_several_traces() {
-    let collector = Collector::start();
+fn a_request_over_three_processes_is_one_trace() {
+    let collector = OtlpCollector::start();
     let flags = ["--otlp-endpoint", &collector.url];
-    let fleet = Fleet::start(&["prefill", "decode"], &flags, &flags);
+    let fleet = ObservedFleet::start(&["prefill", "decode"], &flags, &flags);
     let body = json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 9, "temperature": 0, "ignore_eos": true});
     let parent = format!("00-{TRACE}-{CLIENT}-01");
     let headers = [("traceparent", &*parent), ("x-request-id", "asked-1")];
@@ -51,7 +53,7 @@ fn a_request_over_three_processes_was_several_traces() {
     let names = ["POST /v1/completions", "flight", "attempt"];
     let legs = ["prefill", "transfer.send", "decode", "transfer.receive"];
     let wanted: Vec<_> = names.iter().chain(&legs).map(|name| (*name, 1)).collect();
-    let spans = told(&collector, &wanted);
+    let spans = wait_for_spans(&collector, &wanted);
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
     assert!(spans.iter().all(|span| span.service == "cleave"));
     assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
@@ -66,7 +68,7 @@ fn a_request_over_three_processes_was_several_traces() {
     ];
     let mut pairs = pairs.map(|(parent, child)| (parent.to_owned(), child.to_owned()));
     pairs.sort();
-    assert_eq!(nested(&spans), pairs);
+    assert_eq!(check_nesting(&spans), pairs);
 
     let of = |name: &str| {
         spans
@@ -91,13 +93,13 @@ fn a_request_over_three_processes_was_several_traces() {
     assert_eq!(of("transfer.receive").get("cleave.transfer.bytes"), sent);
     assert!(of("prefill").events.contains(&"first_token".to_owned()));
 
-    // A client that does not record its trace has nothing recorded here either; nor is anything lost.
+    // A client that does not sample its trace is not traced here either, and no span is lost.
     let silent = parent.replace("-01", "-00");
     let headers = [("traceparent", &*silent)];
     fleet.client.post_with("/v1/completions", &body, &headers);
     let one = json!({"prompt": "Note", "max_tokens": 1});
     fleet.client.post_with("/v1/completions", &one, &[]);
-    let spans = told(&collector, &[("POST /v1/completions", 2), ("prefill", 2)]);
+    let spans = wait_for_spans(&collector, &[("POST /v1/completions", 2), ("prefill", 2)]);
     let of_client = spans.iter().filter(|span| span.trace == TRACE);
     assert_eq!(of_client.count(), 7, "{spans:#?}");
     let dropped = |outcome| fleet.client.metric("cleave_trace_spans_total", &[outcome]);
@@ -105,11 +107,12 @@ fn a_request_over_three_processes_was_several_traces() {
     assert!(dropped("exported") > 0.0);
 }
 
+// Invariant: I38.
 #[test]
-fn a_killed_workers_request_began_another_trace() {
-    let collector = Collector::start();
+fn a_killed_workers_request_stays_in_its_trace() {
+    let collector = OtlpCollector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
-    let mut fleet = Fleet::start(&["prefill", "decode"], &flags[..2], &flags);
+    let mut fleet = ObservedFleet::start(&["prefill", "decode"], &flags[..2], &flags);
     let body = json!({"prompt": "Go on", "max_tokens": 400, "ignore_eos": true, "stream": true});
     let mut stream = fleet.client.stream("/v1/completions", &body);
     let event: Value = serde_json::from_str(&stream.next().expect("a token")).expect("JSON");
@@ -119,13 +122,13 @@ fn a_killed_workers_request_began_another_trace() {
     let rest: Vec<String> = stream.collect();
     assert_eq!(rest.last().map(String::as_str), Some("[DONE]"));
 
-    let spans = told(
+    let spans = wait_for_spans(
         &collector,
         &[("POST /v1/completions", 1), ("attempt", 2), ("decode", 1)],
     );
     let trace = &spans[0].trace;
     assert!(spans.iter().all(|span| span.trace == *trace), "{spans:#?}");
-    nested(&spans);
+    check_nesting(&spans);
     let of = |name: &str| {
         spans
             .iter()
@@ -147,19 +150,19 @@ fn a_killed_workers_request_began_another_trace() {
 }
 
 #[test]
-fn a_sampler_of_nothing_recorded_something() {
-    let collector = Collector::start();
+fn sampling_nothing_records_only_client_traces() {
+    let collector = OtlpCollector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
     let router = [&flags[..2], &["--trace-sample", "0"]].concat();
-    let fleet = Fleet::start(&["prefill", "decode"], &router, &flags);
+    let fleet = ObservedFleet::start(&["prefill", "decode"], &router, &flags);
     let body = json!({"prompt": "Go on", "max_tokens": 2});
     for _ in 0..5 {
         fleet.client.complete(&body);
     }
-    // What a client records is recorded, and comes after everything before it.
+    // A trace that the client samples is recorded; its spans are exported after all earlier ones.
     let parent = format!("00-{TRACE}-{CLIENT}-01");
     let headers = [("traceparent", &*parent)];
     fleet.client.post_with("/v1/completions", &body, &headers);
-    let spans = told(&collector, &[("POST /v1/completions", 1), ("decode", 1)]);
+    let spans = wait_for_spans(&collector, &[("POST /v1/completions", 1), ("decode", 1)]);
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
 }

@@ -1,16 +1,16 @@
-//! Routes for operators: who the workers are, and what they are told to do.
+//! Routes for operators: listing workers and commanding them.
 //!
 //! Owns: the JSON of `/admin/*`. Never: knows a router or a worker; it talks to an [`Operator`].
-//! Invariant: a command for a worker that is not there, or that makes no sense, is a 4xx that names
-//! the field, and changes nothing.
+//! Invariant: a command for an unknown worker, or an invalid one, is a 4xx that names the field and
+//! changes nothing.
 //!
-//! Who may use them is the gate's.
+//! `gate` decides who may use these routes.
 
-use crate::body::{BodyMemory, json};
+use crate::body::{BodyMemory, parse_json};
 use crate::error::ApiError;
-use crate::field::{Fields, clipped};
-use crate::gate::{AdminKey, guard};
-use crate::json::{Document, Shape};
+use crate::field::{JsonFields, clipped};
+use crate::gate::{AdminKey, require_operator};
+use crate::json::{Document, JsonShape};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -18,134 +18,128 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use cleave_domain::{Load, Role, ScalingMode, Wanted, WorkerRef};
+use cleave_domain::{FleetTarget, Role, ScalingMode, WorkerLoad, WorkerRef};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// A command is a few words.
+/// Limit of a command's body.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// All commands together.
-static COMMANDS: LazyLock<BodyMemory> = LazyLock::new(|| BodyMemory::of_short(4 << 20));
+/// Memory for the bodies of all commands.
+static COMMAND_MEMORY: LazyLock<BodyMemory> = LazyLock::new(|| BodyMemory::of_short(4 << 20));
 
-/// And is there at once.
+/// Time limit for the arrival of a command's body.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Whoever can see and command workers.
+/// Access to the workers of a fleet.
 pub trait Operator: Send + Sync + 'static {
-    /// All workers that are connected, by name.
+    /// All connected workers, by name.
     fn workers(&self) -> Vec<WorkerView>;
 
-    /// Tells a worker to do something; how it will stand comes back.
+    /// Sends a command to a worker and returns the state that the worker will have.
     ///
     /// # Errors
     /// See [`CommandError`].
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError>;
 
-    /// How many workers there are to be; none where the policy does not say that the fleet changes.
+    /// Desired number of workers; `None` where the policy has no scaling part.
     fn scaling(&self) -> Option<ScalingView> {
         None
     }
 
-    /// The worker that is meant when none is named; by default one must be named.
-    fn sole(&self) -> Option<String> {
+    /// The worker that a command without a name addresses; `None` where a name is required.
+    fn only_worker(&self) -> Option<String> {
         None
     }
 }
 
-/// How many workers there are to be, and why.
+/// The desired number of workers and its reasons.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingView {
-    /// Whether anything comes of it.
+    /// Whether an autoscaler acts on the number.
     pub mode: ScalingMode,
-    /// None before the fleet is known.
-    pub answer: Option<ScalingAnswer>,
+    /// `None` before the fleet is known.
+    pub answer: Option<ScalingDecision>,
 }
 
-/// See [`ScalingView::answer`].
+/// The scaling decision; see [`ScalingView::answer`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScalingAnswer {
-    /// How many.
-    pub wanted: Wanted,
-    /// Whether this router decided it; otherwise it repeats another one's word.
-    pub own: bool,
-    /// Requests in a second, of all routers.
+pub struct ScalingDecision {
+    /// Desired workers of each pool.
+    pub wanted: FleetTarget,
+    /// Whether this router decided; otherwise it repeats the decision of a peer router.
+    pub decided_here: bool,
+    /// Requests per second, over all routers.
     pub rate: f64,
-    /// Prefill workers that would do, before anything was rounded or held.
+    /// Prefill workers needed, before rounding and delays.
     pub prefill_load: f64,
-    /// Decode workers that would do.
+    /// Decode workers needed, before rounding and delays.
     pub decode_load: f64,
-    /// Requests that wait, of all routers.
+    /// Waiting requests, over all routers.
     pub waiting: u32,
-    /// Workers that are wanted and not there yet.
+    /// Workers that are wanted and have not joined yet.
     pub starting: u32,
 }
 
-/// What a worker can be told.
+/// A command to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerCommand {
-    /// Take nothing new; what runs moves to others; leave once nothing is left.
+    /// Drain: accept nothing new, move running sequences to other workers, then leave.
     Drain,
-    /// Serve these legs from now on.
-    Serve(Role),
+    /// Change the role: serve these legs from now on.
+    SetRole(Role),
 }
 
-/// Why a command was not passed on.
+/// The reason why a command was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandError {
-    /// No worker of this name is connected.
-    Unknown,
-    /// It runs in the process of its router: what left could not be started again.
+    /// No worker with this name is connected.
+    UnknownWorker,
+    /// The worker runs in the process of its router and could not be started again.
     SameProcess,
-    /// It has not answered what it was told, or is too far behind to be told more.
+    /// Earlier commands to the worker are still unanswered.
     Busy,
-    /// The server is stopping.
     Stopped,
 }
 
-/// A worker, as an operator sees it.
+/// A worker as operators see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerView {
-    /// Its name.
     pub name: String,
-    /// Its identity and life.
     pub worker: WorkerRef,
-    /// Which legs it serves.
+    /// Legs that it serves.
     pub role: Role,
-    /// What may be expected of it.
+    /// Whether it accepts work.
     pub state: WorkerState,
-    /// With whom it may exchange blocks.
+    /// Fingerprint: workers exchange KV only if theirs are equal.
     pub fingerprint: String,
-    /// The hardware that it takes all of; workers of the same one slow each other.
+    /// Hardware that it uses entirely; workers on the same hardware slow each other down.
     pub device: Option<String>,
-    /// How busy it is.
-    pub load: Load,
-    /// How far its predictions of steps are off of late, in thousandths; none before it has said what
-    /// its work costs.
+    pub load: WorkerLoad,
+    /// Median error of its predicted step times, in thousandths; `None` before it has reported
+    /// prices.
     pub price_error_permille: Option<u32>,
-    /// Blocks in its pool.
     pub blocks_count: u32,
-    /// Its links to other workers, as far as they have been measured.
+    /// Measured links to other workers.
     pub links: Vec<LinkView>,
-    /// What has been counted of it since it joined.
+    /// Counters since it joined, by name.
     pub counters: Vec<(&'static str, u64)>,
 }
 
-/// See [`WorkerView::state`].
+/// Whether a worker accepts work; see [`WorkerView::state`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerState {
-    /// It takes what it is given.
+    /// The worker accepts work.
     Ready,
-    /// It takes nothing new, and leaves when nothing is left.
+    /// The worker accepts nothing new and leaves when its sequences have ended.
     Draining,
-    /// It answers, and makes no progress.
+    /// The worker answers but makes no progress.
     Stuck,
 }
 
 impl WorkerState {
-    /// In a word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -155,21 +149,21 @@ impl WorkerState {
     }
 }
 
-/// A link to another worker, as measured at its start.
+/// A link to another worker, as measured when it was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkView {
-    /// The other worker's name; its id if no name is known.
+    /// Name of the other worker, or its id if the name is unknown.
     pub peer: String,
-    /// What carries the bytes.
+    /// Transport of the link.
     pub transport: String,
-    /// Payload, one way.
+    /// Payload bandwidth in one direction.
     pub bytes_per_second: u64,
-    /// The shortest round trip of a few.
+    /// Shortest of several round trips.
     pub latency: Duration,
 }
 
-/// `/admin/*` for this operator, behind this key; without one, for requests of this machine alone.
-/// The server must say where connections come from.
+/// Routes `/admin/*` for this operator, protected by this key; without a key only for local
+/// requests. The server must insert the address of the peer.
 pub fn admin_routes<S>(operator: Arc<dyn Operator>, key: Option<AdminKey>) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
@@ -179,20 +173,20 @@ where
         .route("/admin/drain", post(drain))
         .route("/admin/role", post(role))
         .route("/admin/scaling", get(scaling))
-        .route_layer(from_fn_with_state(key, guard))
+        .route_layer(from_fn_with_state(key, require_operator))
         .with_state(operator)
 }
 
-type Operating = State<Arc<dyn Operator>>;
+type OperatorState = State<Arc<dyn Operator>>;
 
-async fn workers(State(operator): Operating) -> axum::Json<Value> {
-    let data: Vec<Value> = operator.workers().iter().map(card).collect();
+async fn workers(State(operator): OperatorState) -> axum::Json<Value> {
+    let data: Vec<Value> = operator.workers().iter().map(worker_json).collect();
     axum::Json(serde_json::json!({"object": "list", "data": data}))
 }
 
-/// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; without `pools` where nothing is
-/// known yet.
-async fn scaling(State(operator): Operating) -> axum::Json<Value> {
+/// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; without `pools` before
+/// the fleet is known.
+async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
     let Some(ScalingView { mode, answer }) = operator.scaling() else {
         return axum::Json(serde_json::json!({"object": "scaling", "mode": "off"}));
     };
@@ -206,9 +200,9 @@ async fn scaling(State(operator): Operating) -> axum::Json<Value> {
     if let Some(answer) = answer {
         let pool = |role| {
             serde_json::json!({
-                "wanted": answer.wanted.workers.of(role),
-                "legs": answer.wanted.legs.of(role),
-                "reason": answer.wanted.reasons.of(role).name(),
+                "wanted": answer.wanted.workers.for_role(role),
+                "legs": answer.wanted.legs.for_role(role),
+                "reason": answer.wanted.reasons.for_role(role).name(),
             })
         };
         object["pools"] = serde_json::json!({
@@ -216,7 +210,7 @@ async fn scaling(State(operator): Operating) -> axum::Json<Value> {
             "decode": pool(Role::Decode),
             "both": pool(Role::Both),
         });
-        object["own"] = answer.own.into();
+        object["own"] = answer.decided_here.into();
         object["rate"] = answer.rate.into();
         object["load"] =
             serde_json::json!({"prefill": answer.prefill_load, "decode": answer.decode_load});
@@ -227,22 +221,22 @@ async fn scaling(State(operator): Operating) -> axum::Json<Value> {
 }
 
 async fn drain(
-    State(operator): Operating,
+    State(operator): OperatorState,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let order = read(&headers, body, &["worker"]).await?;
-    let fields = Fields::of_body(&order)?;
-    command(operator.as_ref(), &fields, WorkerCommand::Drain)
+    let order = read_command(&headers, body, &["worker"]).await?;
+    let fields = JsonFields::of_body(&order)?;
+    run_command(operator.as_ref(), &fields, WorkerCommand::Drain)
 }
 
 async fn role(
-    State(operator): Operating,
+    State(operator): OperatorState,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let order = read(&headers, body, &["worker", "role"]).await?;
-    let fields = Fields::of_body(&order)?;
+    let order = read_command(&headers, body, &["worker", "role"]).await?;
+    let fields = JsonFields::of_body(&order)?;
     let role = match fields.text("role")?.as_deref() {
         Some("prefill") => Role::Prefill,
         Some("decode") => Role::Decode,
@@ -252,19 +246,23 @@ async fn role(
             return Err(ApiError::invalid("role", message));
         }
     };
-    command(operator.as_ref(), &fields, WorkerCommand::Serve(role))
+    run_command(operator.as_ref(), &fields, WorkerCommand::SetRole(role))
 }
 
-/// A command, whose fields are all `known`.
-async fn read(headers: &HeaderMap, body: Body, known: &[&str]) -> Result<Document, ApiError> {
-    let reading = COMMANDS.read(headers, body, BODY_BYTES_MAX);
+/// Reads a command, all of whose fields must be `known`.
+async fn read_command(
+    headers: &HeaderMap,
+    body: Body,
+    known: &[&str],
+) -> Result<Document, ApiError> {
+    let reading = COMMAND_MEMORY.read(headers, body, BODY_BYTES_MAX);
     let reading = tokio::time::timeout(BODY_WAIT_MAX, reading).await;
     let held = reading.unwrap_or_else(|_| Err(ApiError::body_too_slow(BODY_WAIT_MAX)))?;
     let order = match held.bytes() {
-        b"" => json(b"{}".to_vec())?,
+        b"" => parse_json(b"{}".to_vec())?,
         _ => held.parse(|order| Ok(order.clone()))?,
     };
-    let Shape::Object(mut members) = order.root().shape() else {
+    let JsonShape::Object(mut members) = order.root().shape() else {
         return Err(ApiError::bad_request("invalid_json", "Send a JSON object."));
     };
     let unknown = members.find_map(|(name, _)| {
@@ -273,26 +271,29 @@ async fn read(headers: &HeaderMap, body: Body, known: &[&str]) -> Result<Documen
     });
     match unknown {
         Some(name) => {
-            let message = format!("There is no `{name}` here; known are {}.", known.join(", "));
+            let message = format!(
+                "Unknown field `{name}`; the known fields are {}.",
+                known.join(", ")
+            );
             Err(ApiError::invalid(name, message))
         }
         None => Ok(order),
     }
 }
 
-fn command(
+fn run_command(
     operator: &dyn Operator,
-    fields: &Fields<'_>,
+    fields: &JsonFields<'_>,
     command: WorkerCommand,
 ) -> Result<Response, ApiError> {
     let named = fields.text("worker")?.map(Cow::into_owned);
-    let Some(worker) = named.or_else(|| operator.sole()) else {
+    let Some(worker) = named.or_else(|| operator.only_worker()) else {
         let message = "Name the `worker`; GET /admin/workers lists them.";
         return Err(ApiError::invalid("worker", message));
     };
     match operator.command(&worker, command) {
-        Ok(view) => Ok((StatusCode::ACCEPTED, axum::Json(card(&view))).into_response()),
-        Err(CommandError::Unknown) => Err(ApiError::worker_not_found(&worker)),
+        Ok(view) => Ok((StatusCode::ACCEPTED, axum::Json(worker_json(&view))).into_response()),
+        Err(CommandError::UnknownWorker) => Err(ApiError::worker_not_found(&worker)),
         Err(CommandError::SameProcess) => Err(ApiError::conflict(
             "same_process",
             format!(
@@ -311,7 +312,7 @@ fn command(
     }
 }
 
-fn card(view: &WorkerView) -> Value {
+fn worker_json(view: &WorkerView) -> Value {
     let WorkerView {
         name,
         worker,
@@ -351,7 +352,7 @@ fn card(view: &WorkerView) -> Value {
             "sequences_running": load.sequences_running,
             "context_tokens": load.context_tokens,
             "streams": load.streams,
-            "backlog_seconds": load.backlog.ahead(i32::MAX, None).as_secs_f64(),
+            "backlog_seconds": load.backlog.work_ahead(i32::MAX, None).as_secs_f64(),
             "tpot_least_seconds": load.tpot_least.map(|gap| gap.as_secs_f64()),
         },
         "price_error": price_error_permille.map(|error| f64::from(error) / 1e3),

@@ -1,76 +1,84 @@
-//! The application: its state, and what every route needs of it.
+//! The application: the state that every route shares.
 //!
-//! Owns: the served model, which may arrive or change while running, body limits, and where long
-//! parsing runs. Never: binds a port. Invariant: one request's bad or huge input costs no other
-//! request more than its share of the processor.
+//! Owns: the served model, which may arrive or change while running; the body limits; the choice of
+//! the thread that parses a body. Never: binds a port. Invariant: a bad or huge request takes no
+//! more than its share of the processor from the others.
 
 use crate::admin::Operator;
-use crate::body::{BodyMemory, HeldBody};
+use crate::body::{BodyMemory, ReservedBody};
 use crate::error::ApiError;
-use crate::frontend::{Frontend, Progress, Readiness};
+use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json};
 use crate::json::Document;
-use crate::metrics::Metrics;
+use crate::memory_budget::TemplateMemory;
+use crate::metrics::HttpMetrics;
 use crate::model::ModelText;
 use crate::quota::Quotas;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use cleave_domain::Refusal;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-/// Bodies from this size on are parsed and tokenized apart from the event loop.
+/// Bodies of this size or more are parsed and tokenized on a blocking thread, not on the event
+/// loop.
 const LONG_BODY_BYTES: usize = 8 * 1024;
-/// Requests that wait for the first worker, each with its body and its reservation, at most: no more than the
-/// router's queue is long by default.
-const OUTSIDE_MAX: u32 = 1024;
-/// How often a request that waits for a worker looks again.
+/// Limit of requests that wait for the first worker. Each holds its body and its reservation, so
+/// the limit equals the default length of the router's queue.
+const FIRST_WORKER_WAITS_MAX: u32 = 1024;
+/// Interval at which a request that waits for a worker checks the readiness again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
-/// Settings of the HTTP face.
+/// Settings of the HTTP side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiOptions {
-    /// How long after the start requests wait for a model and a worker before they are refused.
+    /// Time after the start during which requests wait for a model and a worker instead of being
+    /// refused.
     pub startup_grace: Duration,
-    /// The largest body taken, in bytes.
+    /// Limit of one body, in bytes.
     pub body_bytes_max: usize,
-    /// Memory for all bodies that are read at once, in bytes; a body takes four times its length, and at least
-    /// one of the largest finds room.
+    /// Memory for all bodies that are read at the same time, in bytes. A body takes four times its
+    /// length; one body of the maximum length always fits.
     pub body_memory_bytes: usize,
-    /// Called after long bodies, on a thread that may block; `None` leaves freed memory to the allocator.
-    pub give_back: Option<GiveBack>,
-    /// How long the whole body may take to arrive.
+    /// Memory for all chat templates that are rendered at the same time and for texts in the
+    /// `tokenizers` library, in bytes. One rendering of the largest body always fits.
+    pub template_memory_bytes: usize,
+    /// Hook that runs after long bodies, on a thread that may block, and returns freed memory to
+    /// the system. `None` leaves freed memory to the allocator.
+    pub release_memory: Option<ReleaseMemory>,
+    /// Time limit for the arrival of a whole body.
     pub body_wait_max: Duration,
-    /// After so long without an event a stream gets a comment; `None` never.
+    /// Silence after which a stream gets a comment; `None` sends no comments.
     pub keep_alive: Option<Duration>,
-    /// What `/admin` asks for; `None` admits requests of this machine alone.
+    /// Key that `/admin` and `/ui` require; with `None` they accept only requests of this machine.
     pub admin_key: Option<AdminKey>,
-    /// Whether what clients ask is logged.
+    /// Whether the bodies of completion requests are logged.
     pub prompts: PromptLog,
 }
 
-/// Returns freed memory to the system.
+/// A function that returns freed memory to the system.
 #[derive(Clone, Copy, Debug)]
-pub struct GiveBack(pub fn());
+pub struct ReleaseMemory(pub fn());
 
-impl PartialEq for GiveBack {
+impl PartialEq for ReleaseMemory {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::fn_addr_eq(self.0, other.0)
     }
 }
 
-impl Eq for GiveBack {}
+impl Eq for ReleaseMemory {}
 
-/// See [`ApiOptions::prompts`].
+/// Whether prompts appear in logs; see [`ApiOptions::prompts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptLog {
-    /// Neither log, span nor metric has text or tokens of a prompt or an answer.
+    /// No log, span or metric contains text or tokens of a prompt or an answer.
     #[default]
     Hidden,
-    /// Bodies of completion requests are logged as they came, and what errors quote of them.
+    /// Logs contain the bodies of completion requests and the parts of them that errors quote.
     Shown,
 }
 
@@ -80,7 +88,8 @@ impl Default for ApiOptions {
             startup_grace: Duration::from_secs(10),
             body_bytes_max: 8 * 1024 * 1024,
             body_memory_bytes: 64 * 1024 * 1024,
-            give_back: None,
+            template_memory_bytes: 256 * 1024 * 1024,
+            release_memory: None,
             body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
@@ -89,54 +98,56 @@ impl Default for ApiOptions {
     }
 }
 
-/// The HTTP face of one server. Clones are the same server.
+/// The HTTP side of one server. Clones share one server.
 #[derive(Clone)]
 pub struct App {
-    shared: Arc<Shared>,
+    shared: Arc<AppState>,
 }
 
-struct Shared {
+struct AppState {
     frontend: Arc<dyn Frontend>,
     options: ApiOptions,
-    model: watch::Sender<Option<Served>>,
+    model: watch::Sender<Option<ServedModel>>,
     grace_ends: Instant,
-    metrics: Arc<Metrics>,
+    metrics: Arc<HttpMetrics>,
     bodies: BodyMemory,
-    long_bodies: Arc<Semaphore>,
-    short_renderings: Arc<Semaphore>,
+    templates: TemplateMemory,
+    long_body_turns: Arc<Semaphore>,
+    short_rendering_turns: Arc<Semaphore>,
     quotas: Quotas,
-    is_leaving: AtomicBool,
-    /// Requests that wait for the first worker.
-    outside: Mutex<u32>,
+    is_draining: AtomicBool,
+    /// Number of requests that wait for the first worker.
+    first_worker_waits: Mutex<u32>,
 }
 
-/// The model, and since when.
+/// The served model and the time, in Unix seconds, at which it was set.
 #[derive(Clone)]
-pub(crate) struct Served {
+pub(crate) struct ServedModel {
     pub(crate) model: Arc<ModelText>,
     pub(crate) since: u64,
 }
 
 impl App {
-    /// A server without a model yet. The start-up grace begins now.
+    /// Creates a server without a model. The start-up grace period begins now.
     pub fn new(frontend: Arc<dyn Frontend>, options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let shared = Shared {
+        let shared = AppState {
             frontend,
             bodies: BodyMemory::new(
                 options.body_memory_bytes,
                 options.body_bytes_max,
-                options.give_back.map(|GiveBack(hook)| hook),
+                options.release_memory.map(|ReleaseMemory(hook)| hook),
             ),
+            templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
             grace_ends: Instant::now() + options.startup_grace,
             options,
             model: watch::Sender::new(None),
-            metrics: Arc::new(Metrics::new()),
-            long_bodies: Arc::new(Semaphore::new(cores)),
-            short_renderings: Arc::new(Semaphore::new(cores)),
+            metrics: Arc::new(HttpMetrics::new()),
+            long_body_turns: Arc::new(Semaphore::new(cores)),
+            short_rendering_turns: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
-            is_leaving: AtomicBool::new(false),
-            outside: Mutex::new(0),
+            is_draining: AtomicBool::new(false),
+            first_worker_waits: Mutex::new(0),
         };
         Self {
             shared: Arc::new(shared),
@@ -145,35 +156,35 @@ impl App {
 
     /// Serves this model from now on; requests that have begun keep theirs.
     pub fn serve_model(&self, model: ModelText) {
-        let served = Served {
+        let served = ServedModel {
             model: Arc::new(model),
             since: crate::answer::unix_now(),
         };
         self.shared.model.send_replace(Some(served));
     }
 
-    /// Says that it is not ready any more, and serves on: whoever sends requests here needs a while to
+    /// Reports "not ready" from now on and keeps serving, because load balancers need time to
     /// notice.
-    pub fn leave(&self) {
-        self.shared.is_leaving.store(true, Ordering::Release);
+    pub fn start_draining(&self) {
+        self.shared.is_draining.store(true, Ordering::Release);
     }
 
     pub(crate) fn frontend(&self) -> &dyn Frontend {
         &*self.shared.frontend
     }
 
-    /// The same, to be kept.
+    /// Returns the frontend as a shared pointer.
     pub(crate) fn frontend_shared(&self) -> Arc<dyn Frontend> {
         Arc::clone(&self.shared.frontend)
     }
 
-    /// Who sees and commands workers.
+    /// Returns the frontend as the operator that lists and commands workers.
     pub(crate) fn operator(&self) -> Arc<dyn Operator> {
         self.shared.frontend.clone()
     }
 
-    /// Who shows how the fleet stands.
-    pub(crate) fn shown(&self) -> Arc<dyn Frontend> {
+    /// Returns the frontend as the source of the fleet's state for `/ui`.
+    pub(crate) fn snapshot_source(&self) -> Arc<dyn Frontend> {
         self.shared.frontend.clone()
     }
 
@@ -181,7 +192,7 @@ impl App {
         &self.shared.options
     }
 
-    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+    pub(crate) fn metrics(&self) -> &Arc<HttpMetrics> {
         &self.shared.metrics
     }
 
@@ -189,44 +200,45 @@ impl App {
         &self.shared.quotas
     }
 
-    pub(crate) fn served(&self) -> Option<Served> {
+    pub(crate) fn served(&self) -> Option<ServedModel> {
         self.shared.model.borrow().clone()
     }
 
-    /// Ready means: a model is known, and a request sent now would find a worker.
-    pub(crate) fn readiness(&self) -> Readiness {
-        if self.shared.is_leaving.load(Ordering::Acquire) {
-            return Readiness::Draining;
+    /// Reports whether a model is known and a request sent now would find a worker.
+    pub(crate) fn readiness(&self) -> ServingReadiness {
+        if self.shared.is_draining.load(Ordering::Acquire) {
+            return ServingReadiness::Draining;
         }
         match self.served() {
-            // Whoever asks waits, and is what the first worker is started for.
-            None if self.frontend().patience().is_some() => Readiness::Ready,
-            None => Readiness::NotReady("no worker has brought a model yet".into()),
+            // A fleet that starts with the first request is ready without a model: the waiting
+            // request itself causes the first worker to start.
+            None if self.frontend().worker_wait_max().is_some() => ServingReadiness::Ready,
+            None => ServingReadiness::NotReady("no worker has brought a model yet".into()),
             Some(_) => self.frontend().readiness(),
         }
     }
 
-    /// Requests that wait for a model, with their bodies unread.
-    pub(crate) fn outside_count(&self) -> usize {
-        *self.outside() as usize
+    /// Number of requests that wait for a model, with their bodies unread.
+    pub(crate) fn first_worker_waits_count(&self) -> usize {
+        *self.first_worker_waits() as usize
     }
 
-    fn outside(&self) -> MutexGuard<'_, u32> {
-        let outside = self.shared.outside.lock();
-        outside.unwrap_or_else(PoisonError::into_inner)
+    fn first_worker_waits(&self) -> MutexGuard<'_, u32> {
+        let outside = self.shared.first_worker_waits.lock();
+        outside
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> ServingProgress {
         self.frontend().progress()
     }
 
-    /// The model, as soon as there is one.
+    /// Returns the model as soon as a worker has brought one.
     pub(crate) async fn wait_for_model(&self) -> Result<Arc<ModelText>, ApiError> {
         if let Some(served) = self.served() {
             return Ok(served.model);
         }
-        let patience = self.frontend().patience();
-        let _outside = patience.map(|_| Outside::enter(self)).transpose()?;
+        let patience = self.frontend().worker_wait_max();
+        let _outside = patience.map(|_| FirstWorkerWait::begin(self)).transpose()?;
         let patient = patience.map(|patience| Instant::now() + patience);
         let until = self
             .shared
@@ -240,13 +252,13 @@ impl App {
         served.map(|served| served.model).ok_or_else(none)
     }
 
-    /// Returns when a request sent now would find a worker.
+    /// Waits until a request sent now would find a worker.
     pub(crate) async fn wait_for_worker(&self) -> Result<(), ApiError> {
         loop {
             let reason = match self.frontend().readiness() {
-                Readiness::Ready => return Ok(()),
-                Readiness::NotReady(reason) => reason,
-                Readiness::Draining => return Err(ApiError::from(&Refusal::Draining)),
+                ServingReadiness::Ready => return Ok(()),
+                ServingReadiness::NotReady(reason) => reason,
+                ServingReadiness::Draining => return Err(ApiError::from(&Refusal::Draining)),
             };
             if Instant::now() >= self.shared.grace_ends {
                 let message = format!("Not ready: {reason}.");
@@ -256,12 +268,12 @@ impl App {
         }
     }
 
-    /// The whole body, if it is JSON by name and not too large.
+    /// Reads the whole body, if its content type is JSON and its size is within the limit.
     pub(crate) async fn read_body(
         &self,
         headers: &HeaderMap,
         body: Body,
-    ) -> Result<HeldBody, ApiError> {
+    ) -> Result<ReservedBody, ApiError> {
         if let Some(kind) = headers.get(header::CONTENT_TYPE) {
             let kind = String::from_utf8_lossy(kind.as_bytes());
             if !is_json(&kind) {
@@ -274,64 +286,73 @@ impl App {
         waited.unwrap_or_else(|_| Err(ApiError::body_too_slow(self.options().body_wait_max)))
     }
 
-    /// Does with a body what `read` does. Work that may take long is done apart from the event loop, as much at
-    /// a time as there are cores.
+    /// Calls `read` with the parsed body. Long work runs on blocking threads, at most one job per
+    /// core.
     pub(crate) async fn parse<T: Send + 'static>(
         &self,
-        mut body: HeldBody,
+        mut body: ReservedBody,
         model: Arc<ModelText>,
-        work: Work,
+        work: BodyWork,
         read: fn(&Document, &ModelText) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        self.shared.bodies.resume(&mut body).await?;
+        self.shared.bodies.reserve_parse_memory(&mut body).await?;
         let is_long = body.bytes().len() >= LONG_BODY_BYTES;
         let turns = match (work, is_long) {
-            (Work::Reads, false) => return body.parse(|body| read(body, &model)),
-            (Work::Renders, false) => &self.shared.short_renderings,
-            (_, true) => &self.shared.long_bodies,
+            (BodyWork::ParseOnly, false) => return body.parse(|body| read(body, &model)),
+            (BodyWork::RenderTemplate, false) => &self.shared.short_rendering_turns,
+            (_, true) => &self.shared.long_body_turns,
         };
         let permit = Arc::clone(turns).acquire_owned().await;
+        let templates = &self.shared.templates;
+        let is_rendered = work == BodyWork::RenderTemplate;
+        let memory = templates.reserve(body.bytes().len(), is_rendered, &model);
+        let memory = memory.await?;
         let work = move || {
-            // Held by the work: it goes on when the client has left.
-            let _permit = permit;
+            // The closure owns the reservation, because it runs on after the client has
+            // disconnected.
+            let _held = (permit, memory);
             body.parse(|body| read(body, &model))
         };
         let result = tokio::task::spawn_blocking(work).await;
-        let panicked = |_| ApiError::internal("panicked", "The request could not be read.");
+        let panicked =
+            |_| ApiError::internal("panicked", "The server failed while it read the request.");
         result.map_err(panicked)?
     }
 }
 
-/// The kind of work that a body asks for.
+/// The kind of work that a body causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// Time in proportion to its length.
-    Reads,
-    /// A chat template, which does what its author had in mind.
-    Renders,
+pub(crate) enum BodyWork {
+    /// Parsing: time in proportion to the length of the body.
+    ParseOnly,
+    /// Rendering: time that depends on the chat template.
+    RenderTemplate,
 }
 
-/// A request that waits for the first worker; the frontend knows how many do.
-struct Outside<'a>(&'a App);
+/// A request that waits for the first worker. The frontend is notified of the number of these.
+struct FirstWorkerWait<'a>(&'a App);
 
-impl<'a> Outside<'a> {
-    /// Each holds its body, so there are not too many.
-    fn enter(app: &'a App) -> Result<Self, ApiError> {
-        let mut outside = app.outside();
-        if *outside >= OUTSIDE_MAX {
+impl<'a> FirstWorkerWait<'a> {
+    /// Registers the request; beyond the limit it is refused, because each one holds its body.
+    fn begin(app: &'a App) -> Result<Self, ApiError> {
+        let mut outside = app.first_worker_waits();
+        if *outside >= FIRST_WORKER_WAITS_MAX {
             let retry_after = crate::RETRY_AFTER;
             return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
         }
         *outside += 1;
-        app.frontend().wait_outside(*outside);
+        app.frontend().report_waiting_requests(*outside);
         Ok(Self(app))
     }
 }
 
-impl Drop for Outside<'_> {
+impl Drop for FirstWorkerWait<'_> {
     fn drop(&mut self) {
-        let mut outside = self.0.outside();
+        let mut outside = self.0.first_worker_waits();
         *outside -= 1;
-        self.0.frontend().wait_outside(*outside);
+        self.0.frontend().report_waiting_requests(*outside);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,123 +1,74 @@
-//! Request bodies: reading them within a limit for each and one for all together.
+//! Request bodies: reading them within a limit for each body and one for all together.
 //!
-//! Owns: the bytes that bodies may take, who waits for some, and giving freed memory back to the system. Never:
-//! knows a field. Invariant: for what has arrived of a body, [`BYTES_PER_BYTE`] times its length are reserved, and a
-//! reservation ends with the body, whatever became of its client.
+//! Owns: the memory that bodies may take, the queue for it, and the release of freed memory to the
+//! system. Never: knows a field. Invariant: for the bytes that have arrived of a body,
+//! [`BYTES_PER_BYTE`] times their number are reserved, and a reservation ends with its body, even
+//! if the client has disconnected.
 //!
-//! Short bodies have a quarter of the memory for themselves: long ones keep no ordinary request out. A body that
-//! is announced reserves nothing before it arrives; up to 64 KiB it reserves in steps, and beyond, at once what it
-//! needs to its end, so that long bodies never wait for each other's rest. All waits have an end, and a body that
-//! stops while another one waits for memory is refused. A long body that waits keeps the 64 KiB that arrived, beside
-//! the limit, like the buffers of its connection.
+//! Short bodies have a quarter of the memory to themselves, so that long ones never block ordinary
+//! requests. An announced body reserves nothing before it arrives. Up to 64 KiB a body reserves in
+//! steps; beyond that it reserves at once all that it needs to its end, so that two long bodies
+//! never wait for each other's rest. All waits end, and a body that stalls while another waits for
+//! memory is refused. A long body that waits keeps the 64 KiB that have arrived, outside the limit,
+//! like the buffers of its connection.
 
 use crate::error::ApiError;
 use crate::json::Document;
+use crate::memory_budget::{SharedMemoryBudget, units};
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-/// Memory that reading a body takes at most, for each of its bytes: the body, and what is made of it until only
-/// tokens are left. Shown by tests/bodies.rs. What a chat template makes is apart, within limits of its own: see
-/// model/template.rs.
+/// Memory that reading a body takes at most, per byte of the body: the body and everything made of
+/// it until only tokens are left. tests/bodies.rs measures it. The output of a chat template is
+/// separate, with its own limits: see model/template.rs.
 pub(crate) const BYTES_PER_BYTE: usize = 4;
-/// Bodies up to this size are short.
-const SHORT_BYTES: usize = 64 * 1024;
-/// Memory is reserved in pieces of this size.
-const UNIT_BYTES: usize = 1024;
-/// How long a request waits for memory before it is refused.
-const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
-/// The first step in which a short body reserves, in bytes of the body; each further one is four times as large.
+/// Limit of a short body, in bytes.
+pub(crate) const SHORT_BYTES: usize = 64 * 1024;
+/// First step in which a short body reserves, in bytes of the body; each further step is four times
+/// as large.
 const STEP_BYTES: usize = 4 * 1024;
-/// While a request waits for memory, a body has to bring [`PROGRESS_BYTES`] in this time.
+/// Period in which a body must bring [`PROGRESS_BYTES`] while another request waits for memory.
 const PROGRESS_SPAN: Duration = Duration::from_secs(2);
-/// See [`PROGRESS_SPAN`].
+/// Progress that a body must make; see [`PROGRESS_SPAN`].
 const PROGRESS_BYTES: usize = 32 * 1024;
-/// Freed memory goes back to the system after bodies of this size.
-const GIVEN_BACK_BYTES: usize = 1 << 20;
-/// Of a body that is too large, so much is read and dropped for the sake of the answer.
+/// Bodies of this size or more trigger a release of freed memory to the system.
+const RELEASE_BYTES_MIN: usize = 1 << 20;
+/// Limit of the bytes that are read and dropped of a refused body, so that its client reads the
+/// answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
-/// And for so long.
+/// Time limit of the same.
 const DISCARD_MAX: Duration = Duration::from_secs(5);
 
-/// Memory that requests share.
-struct Pool {
-    free: Arc<Semaphore>,
-    units_max: u32,
-    /// Requests that wait for some.
-    waiting: AtomicUsize,
-}
-
-impl Pool {
-    fn new(units: u32) -> Self {
-        Self {
-            free: Arc::new(Semaphore::new(units as usize)),
-            units_max: units,
-            waiting: AtomicUsize::new(0),
-        }
-    }
-
-    /// Waits in order, and not for ever, for the memory of so many bytes of a body.
-    async fn reserve(&self, body_bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let wanted = units(body_bytes * BYTES_PER_BYTE).min(self.units_max);
-        let free = || Arc::clone(&self.free);
-        if let Ok(room) = free().try_acquire_many_owned(wanted) {
-            return Ok(room);
-        }
-        let _waiting = Waiting::begin(&self.waiting);
-        let waited = tokio::time::timeout(ROOM_WAIT_MAX, free().acquire_many_owned(wanted)).await;
-        waited
-            .ok()
-            .and_then(Result::ok)
-            .ok_or_else(ApiError::bodies_full)
-    }
-}
-
-/// One of the requests that wait.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(count)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// The memory of all bodies.
 pub(crate) struct BodyMemory {
-    short: Pool,
-    long: Pool,
-    give_back: Arc<GiveBack>,
+    short: SharedMemoryBudget,
+    long: SharedMemoryBudget,
+    releaser: Arc<MemoryReleaser>,
 }
 
-/// A body while it arrives.
-struct Arriving<'a> {
-    pool: &'a Pool,
+/// A body that is arriving.
+struct ArrivingBody<'a> {
+    pool: &'a SharedMemoryBudget,
     /// Bytes of the body for which memory is reserved.
     reserved: usize,
-    room: Option<OwnedSemaphorePermit>,
-    kept: Vec<u8>,
-    /// When it must have made progress, and its length when that was set.
-    due: (Instant, usize),
+    permit: Option<OwnedSemaphorePermit>,
+    bytes: Vec<u8>,
+    /// Deadline for progress, and the length of the body when the deadline was set.
+    progress_due: (Instant, usize),
 }
 
-impl Arriving<'_> {
-    /// The next bytes; none at the end.
+impl ArrivingBody<'_> {
+    /// Returns the next bytes; `None` at the end of the body.
     async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, ApiError> {
         loop {
-            let frame = tokio::time::timeout_at(self.due.0, body.frame()).await;
+            let frame = tokio::time::timeout_at(self.progress_due.0, body.frame()).await;
             self.check_progress()?;
             let Ok(frame) = frame else {
                 continue;
@@ -132,93 +83,92 @@ impl Arriving<'_> {
         }
     }
 
-    /// Refuses a body that has stopped while a request waits for memory.
+    /// Refuses a body that has stalled while another request waits for memory.
     fn check_progress(&mut self) -> Result<(), ApiError> {
-        let (until, len) = self.due;
+        let (until, len) = self.progress_due;
         if Instant::now() < until {
             return Ok(());
         }
-        let is_slow = self.kept.len() < len + PROGRESS_BYTES;
-        let holds = self.room.is_some();
-        if is_slow && holds && self.pool.waiting.load(Ordering::Acquire) > 0 {
+        let is_slow = self.bytes.len() < len + PROGRESS_BYTES;
+        let holds = self.permit.is_some();
+        if is_slow && holds && self.pool.has_waiting() {
             return Err(ApiError::body_stalled());
         }
-        self.due = (Instant::now() + PROGRESS_SPAN, self.kept.len());
+        self.progress_due = (Instant::now() + PROGRESS_SPAN, self.bytes.len());
         Ok(())
     }
 }
 
 impl BodyMemory {
-    /// For `bytes` in all, of which bodies of `body_bytes_max` must find room; `give_back` returns freed memory
-    /// to the system.
+    /// Creates the pools of `bytes` in all, in which a body of `body_bytes_max` always fits;
+    /// `give_back` returns freed memory to the system.
     pub(crate) fn new(bytes: usize, body_bytes_max: usize, give_back: Option<fn()>) -> Self {
         let short_units = units(bytes / 4).max(units(SHORT_BYTES * BYTES_PER_BYTE));
         let long_units = units(bytes - bytes / 4).max(units(body_bytes_max * BYTES_PER_BYTE));
         Self {
-            short: Pool::new(short_units),
-            long: Pool::new(long_units),
-            give_back: Arc::new(GiveBack {
+            short: SharedMemoryBudget::new(short_units),
+            long: SharedMemoryBudget::new(long_units),
+            releaser: Arc::new(MemoryReleaser {
                 hook: give_back,
                 state: AtomicU8::new(IDLE),
             }),
         }
     }
 
-    /// For bodies all of which are short: they share all of it.
+    /// Creates a pool for short bodies only, which share all of it.
     pub(crate) fn of_short(bytes: usize) -> Self {
         Self::new(bytes.saturating_mul(4), SHORT_BYTES, None)
     }
 
-    /// Bytes that are reserved, of short bodies and of long ones.
+    /// Free units of the pool of short bodies and of that of long ones.
     #[cfg(test)]
     fn free_units(&self) -> (usize, usize) {
-        (
-            self.short.free.available_permits(),
-            self.long.free.available_permits(),
-        )
+        (self.short.free_units(), self.long.free_units())
     }
 
-    /// The whole body, `bytes_max` at most.
+    /// Reads the whole body, `bytes_max` at most.
     pub(crate) async fn read(
         &self,
         headers: &HeaderMap,
         mut body: Body,
         bytes_max: usize,
-    ) -> Result<HeldBody, ApiError> {
+    ) -> Result<ReservedBody, ApiError> {
         let announced = headers
             .get(header::CONTENT_LENGTH)
             .and_then(|n| n.to_str().ok()?.parse().ok());
         if announced.is_some_and(|bytes: usize| bytes > bytes_max) {
-            turn_away(headers, body).await;
+            drain_refused_body(headers, body).await;
             return Err(ApiError::body_too_large(bytes_max));
         }
-        let mut arriving = Arriving {
+        let mut arriving = ArrivingBody {
             pool: &self.short,
             reserved: 0,
-            room: None,
-            kept: Vec::new(),
-            due: (Instant::now() + PROGRESS_SPAN, 0),
+            permit: None,
+            bytes: Vec::new(),
+            progress_due: (Instant::now() + PROGRESS_SPAN, 0),
         };
         while let Some(bytes) = arriving.next(&mut body).await? {
-            let len = arriving.kept.len() + bytes.len();
-            let fits = match len > bytes_max {
-                true => Err(ApiError::body_too_large(bytes_max)),
-                false => {
-                    self.make_room(&mut arriving, len, announced, bytes_max)
-                        .await
-                }
+            let len = arriving.bytes.len() + bytes.len();
+            let fits = if len > bytes_max {
+                Err(ApiError::body_too_large(bytes_max))
+            } else {
+                self.grow_reservation(&mut arriving, len, announced, bytes_max)
+                    .await
             };
             if let Err(error) = fits {
-                // Its memory is for others while the rest of it is read and dropped.
+                // The reservation is released before the rest of the body is read and dropped.
                 drop(arriving);
                 drop(bytes);
                 discard(body).await;
                 return Err(error);
             }
-            arriving.kept.extend_from_slice(&bytes);
+            arriving.bytes.extend_from_slice(&bytes);
         }
-        let Arriving {
-            pool, room, kept, ..
+        let ArrivingBody {
+            pool,
+            permit: room,
+            bytes: kept,
+            ..
         } = arriving;
         let mut room = match room {
             Some(room) => room,
@@ -226,17 +176,17 @@ impl BodyMemory {
         };
         let used = units(kept.len() * BYTES_PER_BYTE) as usize;
         drop(room.split(room.num_permits().saturating_sub(used)));
-        Ok(HeldBody {
+        Ok(ReservedBody {
             bytes: kept,
-            room: Some(room),
-            give_back: Arc::clone(&self.give_back),
+            permit: Some(room),
+            releaser: Arc::clone(&self.releaser),
         })
     }
 
-    /// Reserves memory for a body that has grown to `len` bytes.
-    async fn make_room<'a>(
+    /// Grows the reservation for a body of `len` bytes.
+    async fn grow_reservation<'a>(
         &'a self,
-        arriving: &mut Arriving<'a>,
+        arriving: &mut ArrivingBody<'a>,
         len: usize,
         announced: Option<usize>,
         bytes_max: usize,
@@ -244,69 +194,72 @@ impl BodyMemory {
         if len > arriving.reserved && len <= SHORT_BYTES {
             let step = (arriving.reserved * 4).max(STEP_BYTES).max(len);
             let reserved = step.min(announced.unwrap_or(SHORT_BYTES)).max(len);
-            let more = self.short.reserve(reserved - arriving.reserved).await?;
-            match &mut arriving.room {
+            let more = self
+                .short
+                .reserve((reserved - arriving.reserved) * BYTES_PER_BYTE)
+                .await?;
+            match &mut arriving.permit {
                 Some(room) => room.merge(more),
-                None => arriving.room = Some(more),
+                None => arriving.permit = Some(more),
             }
             arriving.reserved = reserved;
         } else if len > arriving.reserved {
-            // One that did not say how long it is may be as long as any. It waits without holding any memory.
-            arriving.room = None;
+            // A body of unknown length may reach the limit. It waits without holding memory.
+            arriving.permit = None;
             let reserved = announced.unwrap_or(bytes_max).max(len);
             arriving.pool = &self.long;
-            arriving.room = Some(self.long.reserve(reserved).await?);
+            arriving.permit = Some(self.long.reserve(reserved * BYTES_PER_BYTE).await?);
             arriving.reserved = reserved;
         } else {
             return Ok(());
         }
-        arriving.due = (Instant::now() + PROGRESS_SPAN, arriving.kept.len());
-        // A vector that doubles takes memory for twice the body: one that was announced grows once, the others
-        // in small steps.
-        if len > arriving.kept.capacity() {
+        arriving.progress_due = (Instant::now() + PROGRESS_SPAN, arriving.bytes.len());
+        // A vector that doubles takes twice the body's memory: the buffer of an announced body
+        // grows once, that of others in small steps.
+        if len > arriving.bytes.capacity() {
             let capacity = announced.map_or(len + len / 8, |bytes| bytes.min(arriving.reserved));
-            let kept = &mut arriving.kept;
+            let kept = &mut arriving.bytes;
             kept.reserve_exact(capacity.max(len) - kept.len());
         }
         Ok(())
     }
 
-    /// Reserves again what [`HeldBody::rest`] gave up.
-    pub(crate) async fn resume(&self, body: &mut HeldBody) -> Result<(), ApiError> {
+    /// Reserves again the memory that [`ReservedBody::release_parse_memory`] released.
+    pub(crate) async fn reserve_parse_memory(
+        &self,
+        body: &mut ReservedBody,
+    ) -> Result<(), ApiError> {
         let bytes = body.bytes.len();
         let held = body
-            .room
+            .permit
             .as_ref()
             .map_or(0, OwnedSemaphorePermit::num_permits);
         if held >= units(bytes * BYTES_PER_BYTE) as usize {
             return Ok(());
         }
-        let pool = match bytes <= SHORT_BYTES {
-            true => &self.short,
-            false => &self.long,
+        let pool = if bytes <= SHORT_BYTES {
+            &self.short
+        } else {
+            &self.long
         };
-        body.room = None;
-        body.room = Some(pool.reserve(bytes).await?);
+        body.permit = None;
+        body.permit = Some(pool.reserve(bytes * BYTES_PER_BYTE).await?);
         Ok(())
     }
 }
 
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
-}
-
-/// A body that was read, and its reservation.
-pub(crate) struct HeldBody {
+/// A body that was read, with its reservation.
+pub(crate) struct ReservedBody {
     bytes: Vec<u8>,
-    room: Option<OwnedSemaphorePermit>,
-    give_back: Arc<GiveBack>,
+    permit: Option<OwnedSemaphorePermit>,
+    releaser: Arc<MemoryReleaser>,
 }
 
-impl HeldBody {
-    /// Keeps memory for the text alone while nothing is made of it.
-    pub(crate) fn rest(&mut self) {
+impl ReservedBody {
+    /// Releases the reservation except for the body's own bytes, while nothing is made of it.
+    pub(crate) fn release_parse_memory(&mut self) {
         let text = units(self.bytes.len()) as usize;
-        if let Some(room) = &mut self.room {
+        if let Some(room) = &mut self.permit {
             drop(room.split(room.num_permits().saturating_sub(text)));
         }
     }
@@ -315,57 +268,58 @@ impl HeldBody {
         &self.bytes
     }
 
-    /// Does `read` with what the body says. When this returns, nothing of the body is left but what `read` made.
+    /// Parses the body and calls `read` with it. Afterwards only the result of `read` is left of
+    /// the body.
     pub(crate) fn parse<T>(
         mut self,
         read: impl FnOnce(&Document) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let bytes = std::mem::take(&mut self.bytes);
-        let is_long = bytes.len() >= GIVEN_BACK_BYTES;
-        let result = json(bytes).and_then(|document| read(&document));
-        drop(self.room.take());
+        let is_long = bytes.len() >= RELEASE_BYTES_MIN;
+        let result = parse_json(bytes).and_then(|document| read(&document));
+        drop(self.permit.take());
         if is_long {
-            self.give_back.soon();
+            self.releaser.schedule();
         }
         result
     }
 }
 
-impl Drop for HeldBody {
+impl Drop for ReservedBody {
     fn drop(&mut self) {
-        if self.bytes.len() >= GIVEN_BACK_BYTES {
+        if self.bytes.len() >= RELEASE_BYTES_MIN {
             self.bytes = Vec::new();
-            self.give_back.soon();
+            self.releaser.schedule();
         }
     }
 }
 
 const IDLE: u8 = 0;
 const RUNNING: u8 = 1;
-const AGAIN: u8 = 2;
+const RUN_AGAIN: u8 = 2;
 
-/// Returns freed memory to the system, one at a time and never on a thread that serves.
-struct GiveBack {
+/// Returns freed memory to the system: one run at a time, never on a thread of the event loop.
+struct MemoryReleaser {
     hook: Option<fn()>,
     state: AtomicU8,
 }
 
-/// Lets the next body begin a run after a hook that panicked.
-struct EndsOnPanic<'a>(&'a AtomicU8);
+/// Resets the state after a panic in the hook, so that the next body can start a run.
+struct IdleOnPanic<'a>(&'a AtomicU8);
 
-impl Drop for EndsOnPanic<'_> {
+impl Drop for IdleOnPanic<'_> {
     fn drop(&mut self) {
         self.0.store(IDLE, Ordering::Release);
     }
 }
 
-impl GiveBack {
-    /// After the call some run of the hook begins.
-    fn soon(self: &Arc<Self>) {
+impl MemoryReleaser {
+    /// Ensures that a run of the hook begins after this call.
+    fn schedule(self: &Arc<Self>) {
         let (Some(hook), Ok(runtime)) = (self.hook, Handle::try_current()) else {
             return;
         };
-        let next = |state| Some(if state == IDLE { RUNNING } else { AGAIN });
+        let next = |state| Some(if state == IDLE { RUNNING } else { RUN_AGAIN });
         let before = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
@@ -378,7 +332,7 @@ impl GiveBack {
     fn run(&self, hook: fn()) {
         loop {
             self.state.store(RUNNING, Ordering::Release);
-            let ends = EndsOnPanic(&self.state);
+            let ends = IdleOnPanic(&self.state);
             hook();
             std::mem::forget(ends);
             let ended =
@@ -391,8 +345,8 @@ impl GiveBack {
     }
 }
 
-/// The checked JSON of a body.
-pub(crate) fn json(bytes: Vec<u8>) -> Result<Document, ApiError> {
+/// Parses and checks the JSON of a body.
+pub(crate) fn parse_json(bytes: Vec<u8>) -> Result<Document, ApiError> {
     let text = String::from_utf8(bytes).map_err(|error| {
         let message = format!(
             "The body is not UTF-8, from byte {} on.",
@@ -405,22 +359,23 @@ pub(crate) fn json(bytes: Vec<u8>) -> Result<Document, ApiError> {
     })
 }
 
-/// Makes sure that a client who is refused before its body was read gets the answer.
-pub(crate) async fn turn_away(headers: &HeaderMap, body: Body) {
-    // One that asked before sending has sent nothing yet.
+/// Reads and drops the body of a request that is refused unread, so that its client receives the
+/// answer.
+pub(crate) async fn drain_refused_body(headers: &HeaderMap, body: Body) {
+    // A client that sent `Expect` has sent nothing of its body yet.
     if !headers.contains_key(header::EXPECT) {
         discard(body).await;
     }
 }
 
 /// Reads on without keeping anything: a client that writes its whole body before it reads would
-/// otherwise find the connection reset and no answer. It is not waited for for long.
+/// otherwise find the connection reset and no answer. The time is limited.
 async fn discard(body: Body) {
-    // Whether it was read to its end changes nothing.
-    let _ = tokio::time::timeout(DISCARD_MAX, drained(body)).await;
+    // The outcome does not matter.
+    let _ = tokio::time::timeout(DISCARD_MAX, read_to_end(body)).await;
 }
 
-async fn drained(mut body: Body) {
+async fn read_to_end(mut body: Body) {
     let mut bytes = 0;
     while let Some(Ok(frame)) = body.frame().await {
         bytes += frame.data_ref().map_or(0, Bytes::len);
@@ -436,6 +391,7 @@ mod tests {
     use axum::http::HeaderValue;
     use futures::channel::mpsc::{UnboundedSender, unbounded};
     use std::convert::Infallible;
+    use std::sync::atomic::AtomicUsize;
 
     const MIB: usize = 1 << 20;
 
@@ -448,14 +404,14 @@ mod tests {
         Body::from(vec![b' '; bytes])
     }
 
-    /// A body that comes as the test sends it.
+    /// A body whose pieces the test sends.
     fn slow() -> (UnboundedSender<Result<Bytes, Infallible>>, Body) {
         let (sender, receiver) = unbounded();
         (sender, Body::from_stream(receiver))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_waits_in_order_for_memory_and_is_then_refused() {
+    async fn bodies_wait_in_order_for_memory_and_are_then_refused() {
         let memory = Arc::new(BodyMemory::new(16 * MIB, MIB, None));
         let free = memory.free_units();
         let read = |bytes: usize| {
@@ -466,7 +422,7 @@ mod tests {
         };
         let first = read(2 * MIB).await.unwrap().unwrap();
         let second = read(MIB).await.unwrap().unwrap();
-        // No room is left for a third one; short ones have their own.
+        // No memory is left for a third long body; short bodies have their own.
         let refused = read(MIB).await.unwrap();
         let error = refused.err().unwrap();
         assert_eq!(
@@ -489,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_of_a_client_that_leaves_is_free_again() {
+    async fn a_client_that_disconnects_frees_its_body_memory() {
         let memory = Arc::new(BodyMemory::new(16 * MIB, MIB, None));
         let free = memory.free_units();
         let (sender, body) = slow();
@@ -504,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_of_unknown_length_takes_room_as_it_grows() {
+    async fn a_body_of_unknown_length_reserves_memory_as_it_grows() {
         let memory = BodyMemory::new(16 * MIB, MIB, None);
         let free = memory.free_units();
         let (sender, body) = slow();
@@ -523,7 +479,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn announced_bodies_that_do_not_come_keep_nobody_out() {
+    async fn an_announced_body_reserves_nothing_before_it_arrives() {
         let memory = Arc::new(BodyMemory::new(4 * MIB, MIB, None));
         let free = memory.free_units();
         let mut silent = Vec::new();
@@ -547,7 +503,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_stops_gives_way_to_one_that_waits() {
+    async fn a_stalled_body_is_refused_while_another_waits() {
         let memory = Arc::new(BodyMemory::new(4 * MIB, MIB, None));
         let free = memory.free_units();
         let (sender, body) = slow();
@@ -569,20 +525,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_waits_for_a_model_reserves_its_text_alone() {
+    async fn a_body_waiting_for_a_model_reserves_only_its_own_bytes() {
         let memory = BodyMemory::new(16 * MIB, MIB, None);
         let free = memory.free_units();
         let held = memory.read(&announced(MIB), blanks(MIB), MIB).await;
         let mut held = held.unwrap();
-        held.rest();
+        held.release_parse_memory();
         assert_eq!(free.1 - memory.free_units().1, 1024);
-        memory.resume(&mut held).await.unwrap();
+        memory.reserve_parse_memory(&mut held).await.unwrap();
         assert_eq!(free.1 - memory.free_units().1, 1024 * BYTES_PER_BYTE);
     }
 
     #[test]
-    fn the_hook_runs_again_after_one_that_panicked() {
-        let give_back = GiveBack {
+    fn the_release_hook_runs_again_after_a_panic() {
+        let give_back = MemoryReleaser {
             hook: None,
             state: AtomicU8::new(RUNNING),
         };
@@ -592,7 +548,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn freed_memory_is_given_back_after_a_long_body() {
+    async fn a_long_body_triggers_the_release_of_freed_memory() {
         static TIMES: AtomicUsize = AtomicUsize::new(0);
         fn hook() {
             TIMES.fetch_add(1, Ordering::Release);

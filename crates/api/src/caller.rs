@@ -1,35 +1,35 @@
-//! Who asks.
+//! Authentication of a request.
 //!
-//! Owns: the one look at key, headers and policy by which a request is let in and counted. Never: reads
-//! a body. Invariant: nothing is read or computed for whoever is not let in.
+//! Owns: the only place where key, headers and policy admit and count a request. Never: reads a
+//! body. Invariant: nothing is read or computed for a request that is not admitted.
 
 use crate::app::App;
-use crate::ask;
 use crate::error::ApiError;
-use crate::metrics::Metrics;
-use crate::quota::Seat;
+use crate::metrics::HttpMetrics;
+use crate::quota::QuotaPermit;
+use crate::request;
 use axum::http::{HeaderMap, StatusCode};
-use cleave_domain::{Origin, SloPolicy};
+use cleave_domain::{RequestOrigin, SloPolicy};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Whoever sent a request, under the policy as it was then.
-pub(crate) struct Caller {
+/// The sender of a request, with the policy in force when the request arrived.
+pub(crate) struct AuthenticatedCaller {
     pub(crate) policy: Arc<SloPolicy>,
-    pub(crate) origin: Origin,
+    pub(crate) origin: RequestOrigin,
     pub(crate) tenant: String,
-    metrics: Arc<Metrics>,
-    seat: Option<Arc<Seat>>,
+    metrics: Arc<HttpMetrics>,
+    permit: Option<Arc<QuotaPermit>>,
 }
 
-impl Caller {
-    /// Who sent these headers.
+impl AuthenticatedCaller {
+    /// Identifies the sender of these headers.
     ///
     /// # Errors
-    /// 401 if only keys are let in and this is none; 400 for a header that cannot be.
+    /// 401 if a key is required and this key is unknown; 400 for an invalid header.
     pub(crate) fn of(app: &App, headers: &HeaderMap) -> Result<Self, ApiError> {
         let policy = app.frontend().policy();
-        let origin = ask::origin(headers, &policy)?;
+        let origin = request::read_origin(headers, &policy)?;
         if policy.trust.require_key && policy.key_owner(&origin).is_none() {
             return Err(ApiError::unauthorized(match origin.key_digest {
                 Some(_) => "This API key is not known here.",
@@ -37,44 +37,54 @@ impl Caller {
             }));
         }
         let tenant = policy.tenant_of(&origin);
-        let seat = app.quotas().seat(&tenant, policy.quota(&tenant));
+        let permit = app.quotas().permit(&tenant, policy.quota(&tenant));
         Ok(Self {
             policy,
             origin,
             tenant,
             metrics: Arc::clone(app.metrics()),
-            seat,
+            permit,
         })
     }
 
-    /// The request counts from now on.
+    /// Counts the request against its tenant's quota.
     ///
     /// # Errors
-    /// 429 if its tenant sent too many of late.
-    pub(crate) fn enter(&self) -> Result<(), ApiError> {
-        let entered = self.seat.as_ref().map(|seat| seat.enter(Instant::now()));
-        self.counted(entered)
+    /// 429 if the tenant has sent too many requests in the last minute.
+    pub(crate) fn admit_request(&self) -> Result<(), ApiError> {
+        let entered = self
+            .permit
+            .as_ref()
+            .map(|permit| permit.admit_request(Instant::now()));
+        self.count_refusal(entered)
     }
 
-    /// So many sequences are about to be served, with so many tokens in their prompts.
+    /// Counts the sequences of the request, and the tokens of its prompts, against the quota.
     ///
     /// # Errors
-    /// As [`Seat::begin`].
-    pub(crate) fn begin(&self, wanted: (usize, u64)) -> Result<(), ApiError> {
-        let seat = self.seat.as_ref();
-        self.counted(seat.map(|seat| seat.begin(wanted, Instant::now())))
+    /// As for [`QuotaPermit::admit_sequences`].
+    pub(crate) fn admit_sequences(
+        &self,
+        sequences_count: usize,
+        prompt_tokens: u64,
+    ) -> Result<(), ApiError> {
+        let admitted = self
+            .permit
+            .as_ref()
+            .map(|permit| permit.admit_sequences(sequences_count, prompt_tokens, Instant::now()));
+        self.count_refusal(admitted)
     }
 
-    fn counted(&self, asked: Option<Result<(), ApiError>>) -> Result<(), ApiError> {
+    fn count_refusal(&self, asked: Option<Result<(), ApiError>>) -> Result<(), ApiError> {
         asked.unwrap_or(Ok(())).inspect_err(|error| {
             if let (StatusCode::TOO_MANY_REQUESTS, Some(code)) = (error.status(), error.code()) {
-                self.metrics.over_limit(&self.tenant, code);
+                self.metrics.count_quota_refusal(&self.tenant, code);
             }
         })
     }
 
-    /// Its place among its tenant's, to be held for as long as it is served.
-    pub(crate) fn seat(&self) -> Option<Arc<Seat>> {
-        self.seat.clone()
+    /// Returns the quota permit, which the answer holds while it is served.
+    pub(crate) fn permit(&self) -> Option<Arc<QuotaPermit>> {
+        self.permit.clone()
     }
 }

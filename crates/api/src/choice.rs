@@ -1,54 +1,55 @@
 //! One sequence of an answer.
 //!
-//! Owns: from its events to the text, scores and finish that the client sees. Never: waits.
-//! Invariant: every token counts once, a gap is an error, and after the finish nothing follows.
+//! Owns: the conversion of its events into the text, scores and finish that the client sees. Never:
+//! waits. Invariant: every token counts once, a gap in the indices is an error, and nothing follows
+//! the finish.
 
-use crate::ask::{Ask, Output, Prompt, StopText, Wanted};
 use crate::error::ApiError;
 use crate::model::ModelText;
-use crate::text::{Start, StopStrings, TextStream};
-use cleave_domain::{Emission, FinishReason, PromptFacts, Sampled, StopRules, TokenId, Usage};
+use crate::request::{CompletionRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt};
+use crate::text::{StopStrings, TextStart, TextStream};
+use cleave_domain::{
+    Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
+};
 use std::sync::Arc;
 
-/// The state of one sequence.
-pub(crate) struct Choice {
+pub(crate) struct AnswerChoice {
     model: Arc<ModelText>,
     text: TextStream,
     stops: StopStrings,
-    output: Output,
+    output: OutputFormat,
     rules: StopRules,
-    wanted: Wanted,
-    echo: Option<Echo>,
+    wanted: OutputWanted,
+    prompt_echo: Option<PromptEcho>,
     tokens_count: u32,
-    /// Characters decoded so far, echo included: where the next token's text begins.
+    /// Characters decoded so far, including the echoed prompt; the offset of the next token's text.
     chars_count: usize,
     last: Option<TokenId>,
-    finish: Option<Finish>,
+    finish: Option<ChoiceFinish>,
     cached_tokens: Option<u32>,
 }
 
-/// A prompt to repeat.
-struct Echo {
+/// A prompt that the answer repeats before its output.
+struct PromptEcho {
     text: String,
     tokens: Arc<[TokenId]>,
 }
 
-/// What an event adds to the answer.
+/// The part of the answer that one event adds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Delta {
+pub(crate) struct ChoiceDelta {
     pub(crate) text: String,
     pub(crate) scores: Vec<TokenScore>,
-    pub(crate) finish: Option<Finish>,
+    pub(crate) finish: Option<ChoiceFinish>,
 }
 
-impl Delta {
-    /// Nothing that a client would notice.
+impl ChoiceDelta {
+    /// Whether the addition has nothing that a client would notice.
     pub(crate) fn is_empty(&self) -> bool {
         self.text.is_empty() && self.finish.is_none()
     }
 }
 
-/// A token with its log-probabilities.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TokenScore {
     pub(crate) token: TokenId,
@@ -56,29 +57,33 @@ pub(crate) struct TokenScore {
     pub(crate) logprob: Option<f32>,
     /// The most likely tokens, descending.
     pub(crate) top: Vec<(TokenId, f32)>,
-    /// Characters of the answer before the token.
+    /// Characters of the answer before this token.
     pub(crate) offset: usize,
 }
 
-/// Why a sequence is over.
+/// The end of a sequence as the client sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finish {
-    /// `stop` or `length`.
+pub(crate) struct ChoiceFinish {
+    /// Finish reason: `stop` or `length`.
     pub(crate) reason: &'static str,
     pub(crate) cause: StopCause,
 }
 
-/// What the client asked to stop at; `stop_reason` in vLLM's answers.
+/// The cause of the end among the client's own stop conditions; `stop_reason` in vLLM's answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StopCause {
-    /// The model's own end, or the length.
-    Own,
+    /// The model's end token or the length limit.
+    EosOrLength,
     Text(String),
     Token(TokenId),
 }
 
-impl Choice {
-    pub(crate) fn new(ask: &Ask, prompt: &Prompt, model: &Arc<ModelText>) -> Self {
+impl AnswerChoice {
+    pub(crate) fn new(
+        ask: &CompletionRequest,
+        prompt: &TokenizedPrompt,
+        model: &Arc<ModelText>,
+    ) -> Self {
         let echo = prompt.echo.clone();
         Self {
             model: model.clone(),
@@ -88,7 +93,7 @@ impl Choice {
             rules: prompt.stop.clone(),
             wanted: prompt.wanted,
             chars_count: echo.as_ref().map_or(0, |text| text.chars().count()),
-            echo: echo.map(|text| Echo {
+            prompt_echo: echo.map(|text| PromptEcho {
                 text,
                 tokens: prompt.tokens.clone(),
             }),
@@ -99,32 +104,36 @@ impl Choice {
         }
     }
 
-    /// Output tokens so far.
     pub(crate) fn tokens_count(&self) -> u32 {
         match self.wanted {
-            Wanted::Output => self.tokens_count,
-            Wanted::PromptOnly => 0,
+            OutputWanted::Output => self.tokens_count,
+            OutputWanted::PromptOnly => 0,
         }
     }
 
-    /// Known from the first token on, where the serving side tells.
+    /// Prompt tokens found in the prefix cache; known from the first token on, if the frontend
+    /// reports them.
     pub(crate) fn cached_tokens(&self) -> Option<u32> {
         self.cached_tokens
     }
 
-    pub(crate) fn finish(&self) -> Option<&Finish> {
+    pub(crate) fn finish(&self) -> Option<&ChoiceFinish> {
         self.finish.as_ref()
     }
 
-    /// The next token arrived.
-    pub(crate) fn token(&mut self, emission: Emission) -> Result<Delta, ApiError> {
+    /// Takes the next token.
+    pub(crate) fn token(&mut self, emission: Emission) -> Result<ChoiceDelta, ApiError> {
         let Emission {
             index,
             sampled,
             prompt,
         } = emission;
+        // A gap means a lost token: the answer fails instead of continuing without it (lesson 16).
         if index != self.tokens_count {
-            let message = format!("Token {} was lost on its way.", self.tokens_count);
+            let message = format!(
+                "Token {} of the answer is missing in the stream from the worker.",
+                self.tokens_count
+            );
             return Err(ApiError::internal("stream_broken", message));
         }
         if index == 0 {
@@ -133,31 +142,32 @@ impl Choice {
         let mut delta = self.take_echo(prompt.as_ref())?;
         self.tokens_count += 1;
         self.last = Some(sampled.token);
-        if self.wanted == Wanted::PromptOnly {
-            return Ok(self.close(delta, "length", StopCause::Own));
+        if self.wanted == OutputWanted::PromptOnly {
+            return Ok(self.close(delta, "length", StopCause::EosOrLength));
         }
         if let Some(top) = self.output.logprobs {
             delta.scores.push(score(&sampled, top, self.chars_count)?);
         }
+        // A cut stop token adds no text; the ending of the flight follows it.
         let ends = self.rules.stop_tokens.contains(&sampled.token);
         if ends && self.output.stop_text == StopText::Cut {
             return Ok(delta);
         }
         let text = self.text.push(sampled.token);
-        Ok(self.show(delta, &text))
+        Ok(self.push_text(delta, &text))
     }
 
-    /// The flight ended well.
-    pub(crate) fn done(&mut self, reason: FinishReason, usage: Usage) -> Delta {
+    /// Takes the successful end of the flight.
+    pub(crate) fn finish_flight(&mut self, reason: FinishReason, usage: TokenUsage) -> ChoiceDelta {
         self.cached_tokens = Some(usage.cached_tokens);
         let text = self.text.finish();
-        let mut delta = self.show(Delta::default(), &text);
+        let mut delta = self.push_text(ChoiceDelta::default(), &text);
         if delta.finish.is_some() {
             return delta;
         }
         delta.text += &self.stops.finish();
         let (reason, cause) = match reason {
-            FinishReason::Length => ("length", StopCause::Own),
+            FinishReason::Length => ("length", StopCause::EosOrLength),
             FinishReason::Stop => ("stop", self.stop_cause()),
         };
         self.close(delta, reason, cause)
@@ -166,12 +176,12 @@ impl Choice {
     fn stop_cause(&self) -> StopCause {
         match self.last {
             Some(token) if !self.model.eos().contains(&token) => StopCause::Token(token),
-            _ => StopCause::Own,
+            _ => StopCause::EosOrLength,
         }
     }
 
-    /// Adds decoded text, up to a stop string.
-    fn show(&mut self, mut delta: Delta, text: &str) -> Delta {
+    /// Adds decoded text, up to the first stop string.
+    fn push_text(&mut self, mut delta: ChoiceDelta, text: &str) -> ChoiceDelta {
         self.chars_count += text.chars().count();
         if self.tokens_count <= self.rules.min_tokens {
             delta.text += text;
@@ -187,16 +197,21 @@ impl Choice {
         self.close(delta, "stop", StopCause::Text(stop))
     }
 
-    fn close(&mut self, mut delta: Delta, reason: &'static str, cause: StopCause) -> Delta {
-        self.finish = Some(Finish { reason, cause });
+    fn close(
+        &mut self,
+        mut delta: ChoiceDelta,
+        reason: &'static str,
+        cause: StopCause,
+    ) -> ChoiceDelta {
+        self.finish = Some(ChoiceFinish { reason, cause });
         delta.finish.clone_from(&self.finish);
         delta
     }
 
-    /// The prompt, before the first token.
-    fn take_echo(&mut self, facts: Option<&PromptFacts>) -> Result<Delta, ApiError> {
-        let Some(Echo { text, tokens }) = self.echo.take() else {
-            return Ok(Delta::default());
+    /// Takes the echoed prompt, which is sent before the first token.
+    fn take_echo(&mut self, facts: Option<&PromptFacts>) -> Result<ChoiceDelta, ApiError> {
+        let Some(PromptEcho { text, tokens }) = self.prompt_echo.take() else {
+            return Ok(ChoiceDelta::default());
         };
         let mut scores = Vec::new();
         if let Some(top) = self.output.logprobs {
@@ -204,7 +219,8 @@ impl Choice {
             if scored.len() + 1 != tokens.len() {
                 return Err(scores_missing());
             }
-            let mut stream = TextStream::new(self.model.clone(), self.output.special, Start::Fresh);
+            let mut stream =
+                TextStream::new(self.model.clone(), self.output.special, TextStart::Fresh);
             let mut offset = 0;
             for (place, &token) in tokens.iter().enumerate() {
                 scores.push(match place.checked_sub(1) {
@@ -219,7 +235,7 @@ impl Choice {
                 offset += stream.push(token).chars().count();
             }
         }
-        Ok(Delta {
+        Ok(ChoiceDelta {
             text,
             scores,
             finish: None,
@@ -234,8 +250,9 @@ fn scores_missing() -> ApiError {
     )
 }
 
-/// Logits less their normalizer; what no number can hold is as unlikely as vLLM's -9999.
-fn score(sampled: &Sampled, top: u32, offset: usize) -> Result<TokenScore, ApiError> {
+/// Log-probabilities are logits minus the normalizer. An unrepresentable one becomes -9999, as in
+/// vLLM.
+fn score(sampled: &SampledToken, top: u32, offset: usize) -> Result<TokenScore, ApiError> {
     let scores = sampled.scores.as_ref().ok_or_else(scores_missing)?;
     let logprob = |logit: f32| (logit - scores.normalizer).max(-9999.0);
     let top = scores.top.iter().take(top as usize);

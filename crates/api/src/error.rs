@@ -1,27 +1,27 @@
 //! Errors as clients see them.
 //!
-//! Owns: the OpenAI error object, and which status a refusal or a failure is. Never: decides that
-//! something is wrong. Invariant: no request ends without either an answer or one of these.
+//! Owns: the OpenAI error object, and the HTTP status of each refusal and failure. Never: decides
+//! that something is wrong. Invariant: every request ends with an answer or with one of these
+//! errors.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use cleave_domain::{Aim, Ending, Failure, Refusal};
+use cleave_domain::{Ending, Failure, Refusal, SloMetric};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// When to try again where nobody can tell.
+/// Value of `Retry-After` where the real delay is unknown.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Names why a request was not taken on; the same word is the error object's `code`.
-pub(crate) const REFUSED_REASON: HeaderName = HeaderName::from_static("x-cleave-refused-reason");
+/// Header with the reason of a refusal; the error object's `code` is the same word.
+pub(crate) const REFUSAL_REASON: HeaderName = HeaderName::from_static("x-cleave-refused-reason");
 
-/// As `Retry-After`, to the millisecond; OpenAI's clients prefer it.
+/// `Retry-After` in milliseconds, which OpenAI's clients prefer.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
-/// llm-d's word for the same.
-const DROPPED_REASON: HeaderName = HeaderName::from_static("x-llm-d-request-dropped-reason");
+/// llm-d's header for the reason of a refusal.
+const DROP_REASON: HeaderName = HeaderName::from_static("x-llm-d-request-dropped-reason");
 
-/// What went wrong, for the client.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -30,18 +30,15 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     retry_after: Option<Duration>,
     refused: bool,
-    /// What llm-d's clients are told of it.
-    dropped: Option<&'static str>,
+    /// Value of llm-d's header, if the refusal has one.
+    drop_reason: Option<&'static str>,
 }
 
-/// What a tenant's quota limits, and to how much.
+/// The limit of a tenant's quota that a request exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Limit {
-    /// Requests per minute.
+pub(crate) enum QuotaLimit {
     Requests(u32),
-    /// Tokens per minute.
     Tokens(u32),
-    /// Sequences at once.
     Streams(u32),
 }
 
@@ -54,40 +51,40 @@ impl ApiError {
             code: None,
             retry_after: None,
             refused: false,
-            dropped: None,
+            drop_reason: None,
         }
     }
 
     /// A field has a value that cannot be served.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let error = Self::new(StatusCode::BAD_REQUEST, message).coded("invalid_value");
+        let error = Self::new(StatusCode::BAD_REQUEST, message).with_code("invalid_value");
         Self {
             param: Some(param.into()),
             ..error
         }
     }
 
-    /// A field asks for something that Cleave does not do, and that must not be ignored silently.
+    /// A field asks for something that Cleave does not do and that must not be ignored silently.
     pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::invalid(param, message).coded("unsupported_parameter")
+        Self::invalid(param, message).with_code("unsupported_parameter")
     }
 
-    /// The request as a whole is wrong, no field in particular.
+    /// The request as a whole is invalid, with no field to name.
     pub(crate) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, message).coded(code)
+        Self::new(StatusCode::BAD_REQUEST, message).with_code(code)
     }
 
-    /// Prompt, or prompt and output, do not fit; the message has both numbers.
+    /// The prompt, or prompt and output together, exceed the context; the message has both numbers.
     pub(crate) fn context_exceeded(param: &str, message: impl Into<String>) -> Self {
-        Self::invalid(param, message).coded("context_length_exceeded")
+        Self::invalid(param, message).with_code("context_length_exceeded")
     }
 
     pub(crate) fn body_too_large(bytes_max: usize) -> Self {
         let message = format!("The request body is larger than the limit of {bytes_max} bytes.");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).coded("body_too_large")
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("body_too_large")
     }
 
-    /// Other bodies take all the memory that there is for them.
+    /// Other requests hold all the memory for bodies.
     pub(crate) fn bodies_full() -> Self {
         let message = "The memory for request bodies is taken by other requests; try again.";
         Self::busy("bodies_full", message, RETRY_AFTER)
@@ -95,50 +92,50 @@ impl ApiError {
 
     pub(crate) fn body_too_slow(wait_max: Duration) -> Self {
         let seconds = wait_max.as_secs_f64();
-        let message = format!("The request body was not there within {seconds} s.");
-        Self::new(StatusCode::REQUEST_TIMEOUT, message).coded("body_too_slow")
+        let message = format!("The request body did not arrive within {seconds} s.");
+        Self::new(StatusCode::REQUEST_TIMEOUT, message).with_code("body_too_slow")
     }
 
     pub(crate) fn body_stalled() -> Self {
         let message = "The request body stopped while other requests waited for memory; send it without pauses.";
-        Self::new(StatusCode::REQUEST_TIMEOUT, message.to_owned()).coded("body_stalled")
+        Self::new(StatusCode::REQUEST_TIMEOUT, message.to_owned()).with_code("body_stalled")
     }
 
     pub(crate) fn not_json(content_type: &str) -> Self {
         let message = format!(
             "The content type is {content_type:?}; send JSON with `Content-Type: application/json`."
         );
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).coded("unsupported_media_type")
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).with_code("unsupported_media_type")
     }
 
     pub(crate) fn model_not_found(asked: &str, served: &str) -> Self {
         let message = format!("The model `{asked}` does not exist here; `{served}` is served.");
-        let error = Self::new(StatusCode::NOT_FOUND, message).coded("model_not_found");
+        let error = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         Self {
             param: Some("model".into()),
             ..error
         }
     }
 
-    /// Nobody who may ask this.
+    /// The request lacks a valid key.
     pub(crate) fn unauthorized(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, message).coded("invalid_api_key")
+        Self::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
     }
 
-    /// Nobody may ask this from there.
+    /// The request is not allowed from its origin.
     pub(crate) fn forbidden(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::FORBIDDEN, message).coded("forbidden")
+        Self::new(StatusCode::FORBIDDEN, message).with_code("forbidden")
     }
 
-    /// It makes sense, and not here.
+    /// The command conflicts with the state of its target.
     pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, message).coded(code)
+        Self::new(StatusCode::CONFLICT, message).with_code(code)
     }
 
     pub(crate) fn worker_not_found(asked: &str) -> Self {
         let message =
             format!("No worker `{asked}` is connected; GET /admin/workers lists those that are.");
-        let error = Self::new(StatusCode::NOT_FOUND, message).coded("worker_not_found");
+        let error = Self::new(StatusCode::NOT_FOUND, message).with_code("worker_not_found");
         Self {
             param: Some("worker".into()),
             ..error
@@ -146,18 +143,18 @@ impl ApiError {
     }
 
     pub(crate) fn unknown_route(method: &str, path: &str) -> Self {
-        let message = format!("There is nothing at {method} {path}.");
-        Self::new(StatusCode::NOT_FOUND, message).coded("unknown_url")
+        let message = format!("There is no route {method} {path}.");
+        Self::new(StatusCode::NOT_FOUND, message).with_code("unknown_url")
     }
 
     pub(crate) fn wrong_method(method: &str, path: &str) -> Self {
         let message = format!("{path} does not take {method}; see the Allow header.");
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, message).coded("method_not_allowed")
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed")
     }
 
-    /// Nobody is there to serve it, for now.
+    /// No worker can serve the request for now.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
-        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(code);
         Self {
             retry_after: Some(RETRY_AFTER),
             refused: true,
@@ -165,57 +162,57 @@ impl ApiError {
         }
     }
 
-    /// Our own fault.
+    /// The server itself failed.
     pub(crate) fn internal(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message).coded(code)
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code(code)
     }
 
-    fn coded(mut self, code: &'static str) -> Self {
+    fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
         self
     }
 
     fn busy(code: &'static str, message: &str, retry_after: Duration) -> Self {
-        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).coded(code);
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).with_code(code);
         Self {
             retry_after: Some(retry_after),
             refused: true,
-            dropped: Some("rejected-saturated"),
+            drop_reason: Some("rejected-saturated"),
             ..error
         }
     }
 
-    /// A tenant has had what it may have, for so long.
-    pub(crate) fn over_limit(limit: Limit, retry_after: Duration) -> Self {
+    /// A tenant has exhausted its quota, for the given time.
+    pub(crate) fn over_limit(limit: QuotaLimit, retry_after: Duration) -> Self {
         let (code, message) = match limit {
-            Limit::Requests(limit) => (
+            QuotaLimit::Requests(limit) => (
                 "tenant_rate",
                 format!("This key may send {limit} requests per minute."),
             ),
-            Limit::Tokens(limit) => (
+            QuotaLimit::Tokens(limit) => (
                 "tenant_tokens",
                 format!(
                     "This key may use {limit} tokens per minute, prompts and answers together."
                 ),
             ),
-            Limit::Streams(limit) => (
+            QuotaLimit::Streams(limit) => (
                 "tenant_concurrency",
                 format!("This key may have {limit} sequences at once."),
             ),
         };
-        // Whatever room there is: nothing is saturated.
+        // The server has capacity, so llm-d's header for saturation is left out.
         Self {
-            dropped: None,
+            drop_reason: None,
             ..Self::busy(code, &message, retry_after)
         }
     }
 
-    /// A promise that cannot be kept, as it looks now.
-    fn unmet(aim: Aim, predicted: Duration, retry_after: Duration) -> Self {
+    /// A target that the prediction misses.
+    fn target_unreachable(aim: SloMetric, predicted: Duration, retry_after: Duration) -> Self {
         let (code, what) = match aim {
-            Aim::Ttft => ("slo_ttft_unreachable", "Time to first token"),
-            Aim::Tpot => ("slo_tpot_unreachable", "Time per output token"),
-            Aim::EndToEnd => ("slo_e2e_unreachable", "End-to-end time"),
+            SloMetric::Ttft => ("slo_ttft_unreachable", "Time to first token"),
+            SloMetric::Tpot => ("slo_tpot_unreachable", "Time per output token"),
+            SloMetric::EndToEnd => ("slo_e2e_unreachable", "End-to-end time"),
         };
         let millis = predicted.as_secs_f64() * 1e3;
         let message = format!(
@@ -225,8 +222,8 @@ impl ApiError {
         Self::busy(code, &message, retry_after)
     }
 
-    /// What a flight's ending means to the client; `None` for the good ending.
-    pub(crate) fn of_ending(ending: &Ending) -> Option<Self> {
+    /// Converts the ending of a flight; `None` for a successful one.
+    pub(crate) fn from_ending(ending: &Ending) -> Option<Self> {
         match ending {
             Ending::Done { .. } => None,
             Ending::Refused(refusal) => Some(refusal.into()),
@@ -238,12 +235,12 @@ impl ApiError {
         }
     }
 
-    /// Whether the request was turned away before any work was done.
+    /// Whether the request was refused before any work was done.
     pub(crate) fn is_refusal(&self) -> bool {
         self.refused
     }
 
-    /// Whether the client is at fault.
+    /// Whether the client caused the error.
     pub(crate) fn is_client_fault(&self) -> bool {
         self.status.is_client_error() && !self.refused
     }
@@ -252,7 +249,6 @@ impl ApiError {
         self.status
     }
 
-    /// The machine-readable word for it.
     pub(crate) fn code(&self) -> Option<&'static str> {
         self.code
     }
@@ -261,7 +257,7 @@ impl ApiError {
         self.param.as_deref()
     }
 
-    /// The error object.
+    /// The OpenAI error object.
     pub(crate) fn object(&self) -> Value {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -281,19 +277,22 @@ impl ApiError {
 impl From<&Refusal> for ApiError {
     fn from(refusal: &Refusal) -> Self {
         match refusal {
-            Refusal::QueueFull { retry_after } => {
-                Self::busy("queue_full", "The queue is at its limit.", *retry_after)
-            }
+            Refusal::QueueFull { retry_after } => Self::busy(
+                "queue_full",
+                "The router's queue is full, or this request waited in it as long as it may \
+                     (--queue-wait).",
+                *retry_after,
+            ),
             Refusal::NoBlocks { retry_after } => Self::busy(
                 "no_blocks",
-                "There is no room for this sequence now.",
+                "No worker has free KV blocks for this sequence now.",
                 *retry_after,
             ),
             Refusal::Late {
                 aim,
                 predicted,
                 retry_after,
-            } => Self::unmet(*aim, *predicted, *retry_after),
+            } => Self::target_unreachable(*aim, *predicted, *retry_after),
             Refusal::TooLong { tokens_max } => Self::bad_request(
                 "context_length_exceeded",
                 format!(
@@ -304,7 +303,7 @@ impl From<&Refusal> for ApiError {
             Refusal::OutOfVocabulary { vocab_size } => Self::bad_request(
                 "out_of_vocabulary",
                 format!(
-                    "A token of the prompt, or one that a parameter names, is not of the model, \
+                    "A token of the prompt or of a parameter is not in the model's vocabulary, \
                      whose ids are below {vocab_size}."
                 ),
             ),
@@ -320,21 +319,21 @@ impl From<&Refusal> for ApiError {
 impl From<&Failure> for ApiError {
     fn from(failure: &Failure) -> Self {
         let (code, message) = match failure {
-            Failure::WorkerLost => ("worker_lost", "The worker serving this request went away."),
+            Failure::WorkerLost => ("worker_lost", "The worker serving this request was lost."),
             Failure::WorkerStuck => (
                 "worker_stuck",
                 "The worker serving this request makes no progress.",
             ),
             Failure::SlowReader => (
                 "slow_reader",
-                "The client did not read what was sent to it for too long.",
+                "The client did not read its stream for too long.",
             ),
             Failure::LinkLost => ("link_lost", "The link between two workers broke."),
             Failure::LeaseExpired => ("lease_expired", "A worker's lease was not renewed in time."),
             Failure::Corrupt => ("transfer_corrupt", "KV blocks arrived damaged."),
             Failure::Rejected => (
                 "transfer_rejected",
-                "A worker would not take the KV blocks.",
+                "A worker rejected the KV blocks of another worker.",
             ),
             Failure::Engine(reason) => {
                 let message = format!("The engine could not run the step: {reason}");
@@ -351,7 +350,7 @@ impl From<&Failure> for ApiError {
                 return Self { message, ..last };
             }
         };
-        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(code);
         Self {
             retry_after: Some(RETRY_AFTER),
             ..error
@@ -364,7 +363,7 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, axum::Json(self.object())).into_response();
         let headers = response.headers_mut();
         if self.status == StatusCode::REQUEST_TIMEOUT {
-            // What still comes of the body is nobody's.
+            // The connection is closed, because the rest of the body was not read.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
@@ -380,11 +379,11 @@ impl IntoResponse for ApiError {
                 headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis));
             }
         }
-        if let Some(reason) = self.dropped {
-            headers.insert(DROPPED_REASON, HeaderValue::from_static(reason));
+        if let Some(reason) = self.drop_reason {
+            headers.insert(DROP_REASON, HeaderValue::from_static(reason));
         }
         if let (true, Some(code)) = (self.refused, self.code) {
-            headers.insert(REFUSED_REASON, HeaderValue::from_static(code));
+            headers.insert(REFUSAL_REASON, HeaderValue::from_static(code));
         }
         response
     }

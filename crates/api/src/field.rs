@@ -1,16 +1,16 @@
-//! Reading fields of a JSON object with errors that name them.
+//! Fields of a JSON object, read with errors that name them.
 //!
-//! Owns: paths such as `messages[1].content`, type and range checks. Never: builds a value that nobody asked
-//! for. Invariant: `null` is the same as absent, as in OpenAI's clients; of a name that is given twice the
-//! last one counts.
+//! Owns: paths such as `messages[1].content`, checks of types and ranges. Never: builds a value
+//! that nothing reads. Invariant: `null` equals absence, as in OpenAI's clients; of duplicate names
+//! the last counts.
 
 use crate::error::ApiError;
-use crate::json::{Document, Items, Json, Members, Part, Shape};
+use crate::json::{Document, Json, JsonItems, JsonMembers, JsonPart, JsonShape};
 use std::borrow::Cow;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 
-/// Every name that any reader asks for, in order. Members of other names are passed over, however many there
-/// are: an object's index is never longer than this list.
+/// Every field name that any reader uses, sorted. Members with other names are skipped, so the
+/// index of an object is never longer than this list.
 const NAMES: &[&str] = &[
     "add_generation_prompt",
     "add_special_tokens",
@@ -89,40 +89,39 @@ const NAMES: &[&str] = &[
     "worker",
 ];
 
-/// A JSON object and where it stands in the body.
+/// A JSON object with its path in the body.
 #[derive(Clone, Debug)]
-pub(crate) struct Fields<'a> {
+pub(crate) struct JsonFields<'a> {
     document: &'a Document,
-    members: Members<'a>,
-    /// The fields of [`NAMES`].
+    members: JsonMembers<'a>,
+    /// Members whose names are in [`NAMES`].
     known: Vec<(&'static str, Json<'a>)>,
     path: String,
 }
 
-impl<'a> Fields<'a> {
-    /// The body itself.
+impl<'a> JsonFields<'a> {
     pub(crate) fn of_body(document: &'a Document) -> Result<Self, ApiError> {
         match document.root().shape() {
-            Shape::Object(members) => Ok(Self::new(document, String::new(), members)),
+            JsonShape::Object(members) => Ok(Self::new(document, String::new(), members)),
             _ => Err(ApiError::bad_request(
                 "invalid_json",
                 format!(
                     "The body must be a JSON object, not {}.",
-                    kind(document.root())
+                    type_name(document.root())
                 ),
             )),
         }
     }
 
-    /// An object that was read before.
-    pub(crate) fn of_part(part: &'a Part) -> Result<Self, ApiError> {
+    /// Reads an object that was parsed before.
+    pub(crate) fn of_part(part: &'a JsonPart) -> Result<Self, ApiError> {
         match part.json().shape() {
-            Shape::Object(members) => Ok(Self::new(part.document(), String::new(), members)),
-            _ => Err(wrong("", "an object", part.json())),
+            JsonShape::Object(members) => Ok(Self::new(part.document(), String::new(), members)),
+            _ => Err(wrong_type("", "an object", part.json())),
         }
     }
 
-    fn new(document: &'a Document, path: String, members: Members<'a>) -> Self {
+    fn new(document: &'a Document, path: String, members: JsonMembers<'a>) -> Self {
         let mut known: Vec<(&'static str, Json<'a>)> = Vec::new();
         for (key, value) in members.clone() {
             let key = key.get();
@@ -142,15 +141,15 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object of the same body, at a path that the caller has built.
-    pub(crate) fn at(&self, path: String, value: Json<'a>) -> Result<Self, ApiError> {
+    /// Reads an object of the same body at this path.
+    pub(crate) fn object_at(&self, path: String, value: Json<'a>) -> Result<Self, ApiError> {
         match value.shape() {
-            Shape::Object(members) => Ok(Self::new(self.document, path, members)),
-            _ => Err(wrong(&path, "an object", value)),
+            JsonShape::Object(members) => Ok(Self::new(self.document, path, members)),
+            _ => Err(wrong_type(&path, "an object", value)),
         }
     }
 
-    /// The full name of a field of this object.
+    /// Full path of a field of this object.
     pub(crate) fn path(&self, name: &str) -> String {
         if self.path.is_empty() {
             clipped(name).into_owned()
@@ -159,17 +158,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// All members, of whatever name.
-    pub(crate) fn members(&self) -> Members<'a> {
+    /// All members, whatever their names.
+    pub(crate) fn members(&self) -> JsonMembers<'a> {
         self.members.clone()
     }
 
-    /// A value of this body that outlives the reading.
-    pub(crate) fn part(&self, value: Json<'a>) -> Part {
+    /// Copies a value of this body so that it outlives the reader.
+    pub(crate) fn part(&self, value: Json<'a>) -> JsonPart {
         self.document.part(value)
     }
 
-    /// The field, unless absent or `null`.
+    /// Returns the field unless it is absent or `null`.
     pub(crate) fn any(&self, name: &str) -> Option<Json<'a>> {
         debug_assert!(NAMES.binary_search(&name).is_ok(), "{name} is not in NAMES");
         let found = self.known.iter().find(|(known, _)| *known == name);
@@ -180,16 +179,16 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn text(&self, name: &str) -> Result<Option<Cow<'a, str>>, ApiError> {
         let read = |value: Json<'a>| match value.shape() {
-            Shape::String(text) => Ok(text.get()),
-            _ => Err(wrong(&self.path(name), "a string", value)),
+            JsonShape::String(text) => Ok(text.get()),
+            _ => Err(wrong_type(&self.path(name), "a string", value)),
         };
         self.any(name).map(read).transpose()
     }
 
     pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
         let read = |value: Json<'a>| match value.shape() {
-            Shape::Bool(flag) => Ok(flag),
-            _ => Err(wrong(&self.path(name), "a boolean", value)),
+            JsonShape::Bool(flag) => Ok(flag),
+            _ => Err(wrong_type(&self.path(name), "a boolean", value)),
         };
         self.any(name).map(read).transpose()
     }
@@ -214,25 +213,25 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, ApiError> {
+    pub(crate) fn object(&self, name: &str) -> Result<Option<JsonFields<'a>>, ApiError> {
         self.any(name)
-            .map(|value| self.at(self.path(name), value))
+            .map(|value| self.object_at(self.path(name), value))
             .transpose()
     }
 
-    pub(crate) fn array(&self, name: &str) -> Result<Option<Items<'a>>, ApiError> {
+    pub(crate) fn array(&self, name: &str) -> Result<Option<JsonItems<'a>>, ApiError> {
         let read = |value: Json<'a>| match value.shape() {
-            Shape::Array(items) => Ok(items),
-            _ => Err(wrong(&self.path(name), "an array", value)),
+            JsonShape::Array(items) => Ok(items),
+            _ => Err(wrong_type(&self.path(name), "an array", value)),
         };
         self.any(name).map(read).transpose()
     }
 }
 
-/// Characters of a client's text that an error repeats.
+/// Characters of a client's text that an error quotes.
 const QUOTED_MAX: usize = 80;
 
-/// The beginning of a client's text, for an error.
+/// Shortens a client's text for an error message.
 pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(QUOTED_MAX) {
         None => Cow::Borrowed(text),
@@ -240,15 +239,15 @@ pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Something of another type was expected there.
-pub(crate) fn wrong(path: &str, expected: &str, got: Json<'_>) -> ApiError {
+/// An error for a value of the wrong type.
+pub(crate) fn wrong_type(path: &str, expected: &str, got: Json<'_>) -> ApiError {
     ApiError::invalid(
         path,
-        format!("`{path}` must be {expected}, not {}.", kind(got)),
+        format!("`{path}` must be {expected}, not {}.", type_name(got)),
     )
 }
 
-/// A whole number in `range`; `5.0` counts as one.
+/// Reads an integer in `range`; `5.0` counts as one.
 pub(crate) fn integer(
     path: &str,
     value: Json<'_>,
@@ -256,35 +255,35 @@ pub(crate) fn integer(
 ) -> Result<i64, ApiError> {
     let whole =
         |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
-    let Shape::Number(number) = value.shape() else {
-        return Err(wrong(path, "an integer", value));
+    let JsonShape::Number(number) = value.shape() else {
+        return Err(wrong_type(path, "an integer", value));
     };
     let found = number.as_i64().or_else(|| number.as_f64().and_then(whole));
     match found {
         Some(found) if range.contains(&found) => Ok(found),
-        None if !number.is_u64() => Err(wrong(path, "an integer", value)),
+        None if !number.is_u64() => Err(wrong_type(path, "an integer", value)),
         _ => Err(ApiError::invalid(
             path,
             format!(
                 "`{path}` must be {}, not {number}.",
-                span(*range.start(), *range.end())
+                range_text(*range.start(), *range.end())
             ),
         )),
     }
 }
 
-/// A number in `range`.
+/// Reads a number in `range`.
 pub(crate) fn number(
     path: &str,
     value: Json<'_>,
     range: impl RangeBounds<f64>,
 ) -> Result<f32, ApiError> {
     let found = match value.shape() {
-        Shape::Number(number) => number.as_f64(),
+        JsonShape::Number(number) => number.as_f64(),
         _ => None,
     };
     let Some(found) = found else {
-        return Err(wrong(path, "a number", value));
+        return Err(wrong_type(path, "a number", value));
     };
     if range.contains(&found) {
         return Ok(found as f32);
@@ -310,7 +309,7 @@ pub(crate) fn number(
     ))
 }
 
-fn span(low: i64, high: i64) -> String {
+fn range_text(low: i64, high: i64) -> String {
     match (low, high) {
         (low, i64::MAX) => format!("at least {low}"),
         (i64::MIN, high) => format!("at most {high}"),
@@ -318,16 +317,18 @@ fn span(low: i64, high: i64) -> String {
     }
 }
 
-/// A JSON type in words.
-fn kind(value: Json<'_>) -> &'static str {
+/// Name of a JSON type, for messages.
+fn type_name(value: Json<'_>) -> &'static str {
     match value.shape() {
-        Shape::Null => "null",
-        Shape::Bool(_) => "a boolean",
-        Shape::Number(number) if number.is_f64() => "a number with a fraction",
-        Shape::Number(_) => "an integer",
-        Shape::String(_) => "a string",
-        Shape::Array(_) => "an array",
-        Shape::Object(_) => "an object",
+        JsonShape::Null => "null",
+        JsonShape::Bool(_) => "a boolean",
+        JsonShape::Number(number) if number.is_f64() => {
+            "a number with a fraction or an exponent, or beyond 64 bits"
+        }
+        JsonShape::Number(_) => "an integer",
+        JsonShape::String(_) => "a string",
+        JsonShape::Array(_) => "an array",
+        JsonShape::Object(_) => "an object",
     }
 }
 
@@ -336,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_in_order() {
+    fn field_names_are_sorted() {
         assert!(NAMES.is_sorted());
     }
 }

@@ -1,44 +1,44 @@
-//! The sequences of one answer, in the air.
+//! The running sequences of one answer.
 //!
-//! Owns: waiting for whichever of them has an event. Never: shapes JSON. Invariant: dropping it
-//! cancels what has not ended; a flight whose text has met a stop string is cancelled at once.
+//! Owns: waiting for the next event of any of them. Never: formats JSON. Invariant: dropping it
+//! cancels every flight that has not ended; a flight whose text reached a stop string is cancelled
+//! at once.
 
-use crate::ask::Ask;
-use crate::choice::{Choice, Delta};
+use crate::choice::{AnswerChoice, ChoiceDelta};
 use crate::error::ApiError;
-use crate::frontend::{Caller, Enough, FlightEvent, FlightStream, Frontend};
-use crate::metrics::Meter;
+use crate::frontend::{FlightEvent, FlightStream, Frontend, StopSignal, SubmissionContext};
+use crate::metrics::RequestMeter;
 use crate::model::ModelText;
-use crate::quota::Seat;
-use crate::timing::Known;
-use cleave_domain::{Ending, Slo};
+use crate::quota::QuotaPermit;
+use crate::request::CompletionRequest;
+use crate::timing::SequenceTiming;
+use cleave_domain::{Ending, RequestSlo};
 use futures::StreamExt;
 use futures::stream::{self, AbortHandle, Abortable, BoxStream, SelectAll};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// All sequences of an answer.
-pub(crate) struct Flights {
-    events: Events,
-    aborts: Vec<(Enough, AbortHandle)>,
-    choices: Vec<Choice>,
+pub(crate) struct AnswerFlights {
+    events: FlightEvents,
+    aborts: Vec<(StopSignal, AbortHandle)>,
+    choices: Vec<AnswerChoice>,
     choices_per_prompt: usize,
     prompt_tokens: u64,
     open: usize,
-    meter: Meter,
-    seat: Option<Arc<Seat>>,
+    meter: RequestMeter,
+    permit: Option<Arc<QuotaPermit>>,
     submitted: Instant,
-    timings: Vec<Known>,
+    timings: Vec<SequenceTiming>,
 }
 
-/// Where events come from. Most answers are one sequence, which is asked without a detour.
-enum Events {
+/// Sources of events. Most answers have one sequence, which is polled directly.
+enum FlightEvents {
     One(Abortable<FlightStream>),
-    /// With the number of the sequence; `None` is its stream's end.
+    /// Events with the index of the sequence; `None` marks the end of its stream.
     Many(SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>>),
 }
 
-impl Events {
+impl FlightEvents {
     async fn next(&mut self) -> Option<(usize, Option<FlightEvent>)> {
         match self {
             Self::One(events) => events.next().await.map(|event| (0, Some(event))),
@@ -47,31 +47,31 @@ impl Events {
     }
 }
 
-/// Token counts of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct TokenCounts {
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
-    /// `None` when no flight of some prompt has told.
+    /// `None` while some prompt has no flight that reported its cached tokens.
     pub(crate) cached_tokens: Option<u64>,
 }
 
-impl Flights {
-    /// Starts every sequence.
+impl AnswerFlights {
     pub(crate) fn start(
         frontend: &dyn Frontend,
-        ask: &Ask,
+        ask: &CompletionRequest,
         model: &Arc<ModelText>,
-        (promises, mut meter, seat): (&[Slo], Meter, Option<Arc<Seat>>),
+        promises: &[RequestSlo],
+        mut meter: RequestMeter,
+        permit: Option<Arc<QuotaPermit>>,
     ) -> Self {
-        meter.read();
+        meter.observe_read_time();
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
-        let (request_id, trace) = meter.mark();
+        let (request_id, trace) = meter.ids();
         for request in ask.requests(promises) {
-            let enough = Enough::default();
-            let caller = Caller {
-                enough: enough.clone(),
+            let enough = StopSignal::default();
+            let caller = SubmissionContext {
+                stop_signal: enough.clone(),
                 request_id: Arc::clone(&request_id),
                 trace,
             };
@@ -80,18 +80,18 @@ impl Flights {
             aborts.push((enough, abort));
         }
         let events = match flights.len() {
-            1 => Events::One(flights.remove(0)),
-            _ => Events::Many(together(flights)),
+            1 => FlightEvents::One(flights.remove(0)),
+            _ => FlightEvents::Many(merge_streams(flights)),
         };
         let choices_per_prompt = ask.choices as usize;
         let prompts = ask.prompts.iter();
         let prompts = prompts.flat_map(|prompt| std::iter::repeat_n(prompt, choices_per_prompt));
-        let choices: Vec<Choice> = prompts
-            .map(|prompt| Choice::new(ask, prompt, model))
+        let choices: Vec<AnswerChoice> = prompts
+            .map(|prompt| AnswerChoice::new(ask, prompt, model))
             .collect();
         let prompt_tokens = ask.prompt_tokens();
         meter.submitted(model.name(), prompt_tokens, choices.len());
-        let timings = vec![Known::default(); choices.len()];
+        let timings = vec![SequenceTiming::default(); choices.len()];
         Self {
             events,
             aborts,
@@ -100,22 +100,23 @@ impl Flights {
             choices_per_prompt,
             prompt_tokens,
             meter,
-            seat,
+            permit,
             submitted,
             timings,
         }
     }
 
-    /// The next addition and whose it is; `None` when all have finished. An error ends the answer.
-    pub(crate) async fn next(&mut self) -> Option<Result<(usize, Delta), ApiError>> {
+    /// Returns the next addition and the index of its sequence; `None` after all have finished. An
+    /// error ends the answer.
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, ChoiceDelta), ApiError>> {
         if self.open == 0 {
             return None;
         }
-        let broken = || ApiError::internal("stream_broken", "A flight broke off without an end.");
+        let broken = || ApiError::internal("stream_broken", "The answer's stream broke off.");
         let result = loop {
             match self.events.next().await {
                 Some((index, Some(event))) => {
-                    break self.take(index, event).map(|delta| (index, delta));
+                    break self.apply_event(index, event).map(|delta| (index, delta));
                 }
                 Some((index, None)) if self.choices[index].finish().is_some() => {}
                 Some((_, None)) | None => break Err(broken()),
@@ -124,7 +125,7 @@ impl Flights {
         match &result {
             Ok((
                 index,
-                Delta {
+                ChoiceDelta {
                     finish: Some(finish),
                     ..
                 },
@@ -137,38 +138,38 @@ impl Flights {
                 }
             }
             Ok(_) => {}
-            Err(error) => self.fail(error),
+            Err(error) => self.end_with_error(error),
         }
         Some(result)
     }
 
-    /// The answer is over: cancels what still flies.
-    pub(crate) fn fail(&mut self, error: &ApiError) {
-        self.events = Events::Many(SelectAll::new());
+    /// Ends the answer with an error and cancels the flights that still run.
+    pub(crate) fn end_with_error(&mut self, error: &ApiError) {
+        self.events = FlightEvents::Many(SelectAll::new());
         self.meter.failed(error);
-        if let Some(seat) = self.seat.as_ref().filter(|_| error.is_refusal()) {
-            seat.turned_away();
+        if let Some(permit) = self.permit.as_ref().filter(|_| error.is_refusal()) {
+            permit.refund_prompt();
         }
     }
 
-    fn take(&mut self, index: usize, event: FlightEvent) -> Result<Delta, ApiError> {
+    fn apply_event(&mut self, index: usize, event: FlightEvent) -> Result<ChoiceDelta, ApiError> {
         let choice = &mut self.choices[index];
         match event {
             FlightEvent::Token(token) => {
                 self.meter.token(index);
-                if let Some(seat) = &self.seat {
-                    seat.drew();
+                if let Some(permit) = &self.permit {
+                    permit.count_output_token();
                 }
                 if let Some(facts) = &token.prompt {
-                    self.timings[index].first(self.submitted.elapsed(), facts.timing);
+                    self.timings[index].set_first_token(self.submitted.elapsed(), facts.timing);
                 }
                 let delta = choice.token(token)?;
                 if choice.finish().is_some() {
                     let (enough, abort) = &self.aborts[index];
-                    enough.say();
+                    enough.signal();
                     abort.abort();
                     let e2e = self.submitted.elapsed();
-                    self.timings[index].stopped(e2e, choice.tokens_count());
+                    self.timings[index].set_stopped(e2e, choice.tokens_count());
                 }
                 Ok(delta)
             }
@@ -177,33 +178,34 @@ impl Flights {
                 usage,
                 timing,
             } => {
-                self.timings[index].ended(timing, usage.output_tokens);
-                Ok(choice.done(reason, usage))
+                self.timings[index].set_ended(timing, usage.output_tokens);
+                Ok(choice.finish_flight(reason, usage))
             }
             FlightEvent::Ended {
                 ending,
                 usage: _,
                 timing: _,
             } => {
-                let lost = || ApiError::internal("stream_broken", "A flight ended without reason.");
-                Err(ApiError::of_ending(&ending).unwrap_or_else(lost))
+                let lost =
+                    || ApiError::internal("stream_broken", "A sequence ended without a reason.");
+                Err(ApiError::from_ending(&ending).unwrap_or_else(lost))
             }
         }
     }
 
-    /// Where the time of the slowest sequence went, as far as is known.
-    pub(crate) fn timing(&self) -> Known {
-        Known::slowest(&self.timings)
+    /// Returns the timing of the slowest sequence, as far as it is known.
+    pub(crate) fn timing(&self) -> SequenceTiming {
+        SequenceTiming::slowest(&self.timings)
     }
 
     pub(crate) fn count(&self) -> usize {
         self.choices.len()
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> TokenCounts {
         let per_prompt = self.choices.chunks(self.choices_per_prompt);
-        let cached = per_prompt.map(|choices| choices.iter().find_map(Choice::cached_tokens));
-        Counts {
+        let cached = per_prompt.map(|choices| choices.iter().find_map(AnswerChoice::cached_tokens));
+        TokenCounts {
             prompt_tokens: self.prompt_tokens,
             output_tokens: self
                 .choices
@@ -215,7 +217,7 @@ impl Flights {
     }
 }
 
-fn together(
+fn merge_streams(
     flights: Vec<Abortable<FlightStream>>,
 ) -> SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>> {
     let flights = flights.into_iter().enumerate().map(|(index, flight)| {

@@ -1,17 +1,17 @@
-//! What a client sends, for tests and libFuzzer.
+//! Client input for tests and libFuzzer.
 
 use crate::admin::{CommandError, Operator, WorkerCommand, WorkerView};
 use crate::app::{ApiOptions, App};
-use crate::frontend::{FlightEvent, FlightStream, Frontend, Readiness};
-use crate::model::{ModelFiles, ModelText, Special};
-use crate::text::{Start, TextStream};
+use crate::frontend::{FlightEvent, FlightStream, Frontend, ServingReadiness};
+use crate::model::{ModelFiles, ModelText, SpecialTokens};
+use crate::text::{TextStart, TextStream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request as HttpRequest, StatusCode, header};
 use cleave_domain::{
-    Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Request, Sampled, Scores, Timing,
-    TokenId, Usage,
+    Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Request, RequestStageTimes,
+    SampledToken, TokenId, TokenScores, TokenUsage,
 };
 use futures::StreamExt;
 use http_body_util::BodyExt;
@@ -22,7 +22,7 @@ use std::sync::{Arc, LazyLock};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
-/// Which route a body goes to.
+/// Routes that a sample can choose.
 const ROUTES: [&str; 7] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -33,25 +33,25 @@ const ROUTES: [&str; 7] = [
     "/v1/models",
 ];
 
-/// Says the first tokens of the prompt again.
-struct Echo;
+/// A frontend that repeats the first tokens of the prompt.
+struct EchoFrontend;
 
-impl Operator for Echo {
+impl Operator for EchoFrontend {
     fn workers(&self) -> Vec<WorkerView> {
         Vec::new()
     }
 
     fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
-        Err(CommandError::Unknown)
+        Err(CommandError::UnknownWorker)
     }
 }
 
-impl Frontend for Echo {
+impl Frontend for EchoFrontend {
     fn submit(&self, request: Request) -> FlightStream {
         let count = (request.stop.max_tokens as usize).min(4);
-        let scored = |token: TokenId, top: Option<u32>| Sampled {
+        let scored = |token: TokenId, top: Option<u32>| SampledToken {
             token,
-            scores: top.map(|top| Scores {
+            scores: top.map(|top| TokenScores {
                 normalizer: 1.0,
                 chosen: 0.5,
                 top: (0..top).map(|rank| (rank, 0.5)).collect(),
@@ -78,15 +78,15 @@ impl Frontend for Echo {
             ending: Ending::Done {
                 reason: FinishReason::Length,
             },
-            usage: Usage::default(),
-            timing: Timing::default(),
+            usage: TokenUsage::default(),
+            timing: RequestStageTimes::default(),
         };
         let events: Vec<FlightEvent> = tokens.chain([ended]).collect();
         futures::stream::iter(events).boxed()
     }
 
-    fn readiness(&self) -> Readiness {
-        Readiness::Ready
+    fn readiness(&self) -> ServingReadiness {
+        ServingReadiness::Ready
     }
 
     fn metrics(&self) -> String {
@@ -100,17 +100,17 @@ fn model(name: &str) -> ModelText {
     ModelText::new(files).expect("a tokenizer")
 }
 
-/// A body for the route that its first byte chooses. Gives the answer's status.
+/// Sends a body to the route that its first byte chooses, and returns the status of the answer.
 ///
 /// # Panics
-/// If the answer is a server's error, or is none of the API's.
+/// If the answer is a server error or does not have the API's form.
 pub fn http(bytes: &[u8]) -> StatusCode {
     static SERVER: LazyLock<(Runtime, Router)> = LazyLock::new(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .expect("a runtime");
-        let app = App::new(Arc::new(Echo), ApiOptions::default());
+        let app = App::new(Arc::new(EchoFrontend), ApiOptions::default());
         app.serve_model(model("qwen3"));
         (runtime, app.router())
     });
@@ -118,7 +118,7 @@ pub fn http(bytes: &[u8]) -> StatusCode {
     let route = ROUTES[usize::from(*route) % ROUTES.len()];
     let request = HttpRequest::post(route)
         .header(header::CONTENT_TYPE, "application/json")
-        // `/admin` answers this machine.
+        // `/admin` accepts only local requests.
         .extension(ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 1))))
         .body(Body::from(body.to_vec()))
         .expect("a request");
@@ -140,27 +140,29 @@ pub fn http(bytes: &[u8]) -> StatusCode {
     })
 }
 
-/// A text, for tokenizers of three kinds.
+/// Tokenizes a text with tokenizers of three kinds.
 ///
 /// # Panics
-/// If a token does not exist, text is lost, or a stream of tokens reads differently from all of them at once.
+/// If a token does not exist, text is lost, or streamed decoding differs from decoding all tokens
+/// at once.
 pub fn text(bytes: &[u8]) {
     static MODELS: LazyLock<[(Arc<ModelText>, bool); 3]> = LazyLock::new(|| {
-        // Whether every text comes back: the second puts a space in front, and has no token for some characters.
+        // The flag says whether every text survives: the second model prepends a space and has no
+        // token for some characters.
         [("llama3", true), ("llama2", false), ("qwen3", false)]
             .map(|(name, is_exact)| (Arc::new(model(name)), is_exact))
     });
     let text = String::from_utf8_lossy(bytes);
     for (model, is_exact) in &*MODELS {
-        let tokens = model.encode(&text, Special::Skipped);
+        let tokens = model.encode(&text, SpecialTokens::Skipped);
         let tokens = tokens.expect("a text has tokens");
         let count = model.vocabulary_count();
         assert!(tokens.iter().all(|token| *token < count), "{tokens:?}");
-        let whole = model.decode(&tokens, Special::Kept);
+        let whole = model.decode(&tokens, SpecialTokens::Kept);
         if *is_exact {
             assert_eq!(whole, text);
         }
-        let mut stream = TextStream::new(Arc::clone(model), Special::Kept, Start::Fresh);
+        let mut stream = TextStream::new(Arc::clone(model), SpecialTokens::Kept, TextStart::Fresh);
         let mut parts: String = tokens.iter().map(|token| stream.push(*token)).collect();
         parts.push_str(&stream.finish());
         assert_eq!(parts, whole);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_body_is_answered_and_costs_nobody_else() {
+    fn damaged_bodies_get_an_answer_and_break_no_other_request() {
         let chat = r#"{"model":"qwen3","messages":[{"role":"system","content":"Be brief."},{"role":"user",
             "content":[{"type":"text","text":"What is a slice?"}]},{"role":"assistant","tool_calls":[{"id":"1",
             "type":"function","function":{"name":"look","arguments":"{\"at\": 3}"}}]},{"role":"tool",
@@ -207,17 +209,17 @@ mod tests {
             sample(5, r#"{"worker":"d0","role":"both"}"#),
         ];
         for (index, sample) in samples.iter().enumerate() {
-            // There is no worker that could be told anything.
+            // The frontend has no worker that could be commanded.
             let taken = if sample[0] < 4 { 200 } else { 404 };
             assert_eq!(http(sample).as_u16(), taken, "sample {index}");
         }
-        cleave_fuzz::hold("http", &samples, 3_000, |bytes| {
+        cleave_fuzz::check_samples("http", &samples, 3_000, |bytes| {
             http(bytes);
         });
     }
 
     #[test]
-    fn any_text_is_tokens_and_comes_back() {
+    fn any_text_survives_tokenization() {
         let samples = [
             "What is a slice? It's 12,345.67 \u{a0} \t\n\n  done"
                 .as_bytes()
@@ -228,6 +230,6 @@ mod tests {
             "<|im_start|><s></s><0x0A>▁<|eot_id|>".as_bytes().to_vec(),
             b"\xff\xfe\x00\x01\xc3".to_vec(),
         ];
-        cleave_fuzz::hold("text", &samples, 3_000, text);
+        cleave_fuzz::check_samples("text", &samples, 3_000, text);
     }
 }

@@ -1,14 +1,14 @@
-//! Who may use the routes for operators.
+//! Access control of the operators' routes.
 //!
-//! Owns: the key to `/admin`, and what stands in for one where none is set: being on this machine.
-//! Never: reads a command. Invariant: without the key, or from another machine where there is none,
-//! nothing is shown, read or passed on.
+//! Owns: the admin key, and the check for a local request that replaces it where no key is set.
+//! Never: reads a command. Invariant: without the key, or from another machine where there is no
+//! key, nothing is shown, read or forwarded.
 //!
-//! These routes share a port with clients. Without a key a request must come from this machine
-//! itself: a proxy here that hands on strangers' requests says so in a header, and a page in a
-//! browser here says where it is from. A page whose name was made to mean this machine (DNS
-//! rebinding) is of one origin with what it asks, and asks for its own name: so the name that is asked
-//! for must be this machine's too.
+//! These routes may share a port with clients. Without a key, a request must come from this machine
+//! itself: a local proxy that forwards requests of others says so in a header, and a page in a
+//! local browser sends its origin. A page whose host name resolves to this machine (DNS rebinding)
+//! has the same origin as its target, and requests its own host name: therefore the requested host
+//! must be a name of this machine, too.
 
 use crate::error::ApiError;
 use axum::extract::{ConnectInfo, Request, State};
@@ -21,19 +21,20 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use subtle::ConstantTimeEq;
 
-/// Headers of a request that is handed on for somebody else.
-const HANDED_ON: [HeaderName; 2] = [
+/// Headers of a request that a proxy forwards.
+const FORWARDING_HEADERS: [HeaderName; 2] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
 ];
-/// The same, or a web page's.
-const FOREIGN: [HeaderName; 3] = [
+/// Headers of a forwarded request or of a web page's request.
+const FOREIGN_HEADERS: [HeaderName; 3] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
     header::ORIGIN,
 ];
 
-/// What an operator must show. Only its digest is kept, and two are compared in constant time.
+/// The key that an operator sends. Only its digest is stored, and digests are compared in constant
+/// time.
 #[derive(Clone, Copy)]
 pub struct AdminKey([u8; 32]);
 
@@ -46,14 +47,15 @@ impl PartialEq for AdminKey {
 impl Eq for AdminKey {}
 
 impl AdminKey {
-    /// The key of these letters.
+    /// Creates the key from its text.
     ///
     /// # Errors
-    /// What is wrong with them, if no header could carry them.
+    /// The reason why no header could carry the text.
     pub fn new(letters: &str) -> Result<Self, String> {
-        match !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_graphic()) {
-            true => Ok(Self(Sha256::digest(letters.as_bytes()).into())),
-            false => Err("a key is visible ASCII without spaces, at least one letter".to_owned()),
+        if !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Self(Sha256::digest(letters.as_bytes()).into()))
+        } else {
+            Err("a key is visible ASCII without spaces, at least one letter".to_owned())
         }
     }
 }
@@ -64,23 +66,23 @@ impl fmt::Debug for AdminKey {
     }
 }
 
-/// What a browser says of a request that a page of another site or port made. Where it says that a
-/// person goes there, it is no page's.
-const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+/// Headers in which a browser marks requests of a page of another site or port. Navigation by the
+/// user is not such a request.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Lets a request of an operator through, and nothing else.
-pub(crate) async fn guard(
+/// Forwards only requests of an operator.
+pub(crate) async fn require_operator(
     State(key): State<Option<AdminKey>>,
     request: Request,
     next: Next,
 ) -> Response {
     let admitted = match key {
-        Some(key) => shows(request.headers(), key),
-        None => is_of_here(&request, &FOREIGN),
+        Some(key) => check_key(request.headers(), key),
+        None => check_local(&request, &FOREIGN_HEADERS),
     };
     let admitted = admitted.and_then(|()| match *request.method() {
-        Method::POST => says_json(request.headers()),
+        Method::POST => require_json(request.headers()),
         _ => Ok(()),
     });
     match admitted {
@@ -89,20 +91,20 @@ pub(crate) async fn guard(
     }
 }
 
-/// Lets a browser have what asks for the key: where there is one, everybody may be asked for it. A page
-/// that fetches its own scripts says where it is from.
-pub(crate) async fn guard_page(
+/// Serves the files of the page. With a key everyone may load the page that asks for it; without
+/// one only local requests may. A page that fetches its own scripts sends its origin.
+pub(crate) async fn require_local_or_key(
     State(key): State<Option<AdminKey>>,
     request: Request,
     next: Next,
 ) -> Response {
-    match key.map_or_else(|| is_of_here(&request, &HANDED_ON), |_| Ok(())) {
+    match key.map_or_else(|| check_local(&request, &FORWARDING_HEADERS), |_| Ok(())) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     }
 }
 
-fn shows(headers: &HeaderMap, key: AdminKey) -> Result<(), ApiError> {
+fn check_key(headers: &HeaderMap, key: AdminKey) -> Result<(), ApiError> {
     let Some(shown) = headers.get(header::AUTHORIZATION) else {
         return Err(ApiError::unauthorized(
             "This route needs the admin key: send `Authorization: Bearer KEY`.",
@@ -112,22 +114,23 @@ fn shows(headers: &HeaderMap, key: AdminKey) -> Result<(), ApiError> {
     let right = shown.is_some_and(|(scheme, letters)| {
         scheme.eq_ignore_ascii_case("bearer") && AdminKey::new(letters.trim()) == Ok(key)
     });
-    match right {
-        true => Ok(()),
-        false => Err(ApiError::unauthorized("This is not the admin key.")),
+    if right {
+        Ok(())
+    } else {
+        Err(ApiError::unauthorized("This is not the admin key."))
     }
 }
 
-fn is_of_here(request: &Request, foreign: &[HeaderName]) -> Result<(), ApiError> {
+fn check_local(request: &Request, foreign: &[HeaderName]) -> Result<(), ApiError> {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     let near = peer.is_some_and(|ConnectInfo(peer)| peer.ip().to_canonical().is_loopback());
     let headers = request.headers();
     let foreign = foreign.iter().find(|name| headers.contains_key(*name));
-    let reason = match (near, foreign, stranger(request)) {
+    let reason = match (near, foreign, foreign_page_reason(request)) {
         (true, None, None) => return Ok(()),
         (true, Some(name), _) => format!("this request has the header `{name}`"),
         (true, None, Some(reason)) => reason,
-        (false, ..) => "this request comes from another one".to_owned(),
+        (false, ..) => "this request comes from another machine".to_owned(),
     };
     Err(ApiError::forbidden(format!(
         "Without a key /admin and /ui answer only requests of this machine itself, and {reason}. Start the \
@@ -135,12 +138,12 @@ fn is_of_here(request: &Request, foreign: &[HeaderName]) -> Result<(), ApiError>
     )))
 }
 
-/// Why a request that a browser here made is not its user's, if it is not.
-fn stranger(request: &Request) -> Option<String> {
+/// Returns the reason why a local browser's request does not come from its user, if so.
+fn foreign_page_reason(request: &Request) -> Option<String> {
     let headers = request.headers();
     let says = |name: &HeaderName| headers.get(name).map(|value| value.as_bytes());
-    let elsewhere = matches!(says(&SITE), Some(b"cross-site" | b"same-site"));
-    if elsewhere && says(&MODE) != Some(b"navigate") {
+    let elsewhere = matches!(says(&FETCH_SITE), Some(b"cross-site" | b"same-site"));
+    if elsewhere && says(&FETCH_MODE) != Some(b"navigate") {
         return Some("this request was made by a page of another site".to_owned());
     }
     let named = headers.get(header::HOST);
@@ -153,7 +156,7 @@ fn stranger(request: &Request) -> Option<String> {
     })
 }
 
-/// Whether `host` or `host:port` is what only this machine is called.
+/// Whether `host` or `host:port` is a name that only this machine has.
 fn is_this_machine(name: &str) -> bool {
     let bare = name.parse::<Authority>();
     let Ok(host) = bare.as_ref().map(Authority::host) else {
@@ -170,17 +173,17 @@ fn is_this_machine(name: &str) -> bool {
     }
 }
 
-/// Browsers let a page send anything else to other sites without asking them.
-fn says_json(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Requires JSON: browsers let a page send other content types to other sites without a preflight.
+fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(header::CONTENT_TYPE);
     let kind = String::from_utf8_lossy(kind.map_or(&[], |kind| kind.as_bytes()));
-    match is_json(&kind) {
-        true => Ok(()),
-        false => Err(ApiError::not_json(&kind)),
+    if is_json(&kind) {
+        Ok(())
+    } else {
+        Err(ApiError::not_json(&kind))
     }
 }
 
-/// Whether a content type is JSON's.
 pub(crate) fn is_json(kind: &str) -> bool {
     let essence = kind.split(';').next().unwrap_or_default().trim();
     let essence = essence.to_ascii_lowercase();
@@ -192,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_whose_name_was_made_to_mean_this_machine_was_its_user() {
+    fn dns_rebinding_names_are_not_this_machine() {
         for here in [
             "localhost",
             "LOCALHOST:8000",

@@ -1,63 +1,69 @@
 //! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
 
-use crate::answer::{Frame, Kind, Live, stream};
-use crate::app::{App, PromptLog, Work};
-use crate::ask::{self, Ask, Delivery};
-use crate::body::turn_away;
-use crate::caller::Caller;
-use crate::choice::Delta;
+use crate::answer::{AnswerEnvelope, CompletionKind, StreamSetup, stream};
+use crate::app::{App, BodyWork, PromptLog};
+use crate::body::drain_refused_body;
+use crate::caller::AuthenticatedCaller;
+use crate::choice::ChoiceDelta;
 use crate::error::ApiError;
-use crate::flights::Flights;
+use crate::flights::AnswerFlights;
 use crate::json::Document;
-use crate::metrics::Meter;
+use crate::metrics::RequestMeter;
 use crate::model::ModelText;
-use crate::record::{Asked, Record};
-use crate::timing::{TIMING, TimingShown};
+use crate::request::{self, CompletionRequest, ResponseMode};
+use crate::request_record::{RequestMeta, RequestRecord};
+use crate::timing::{TIMING_HEADER, TimingShown};
 use crate::trace_parent::TraceParent;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use cleave_domain::Slo;
+use cleave_domain::RequestSlo;
 use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::field::display;
 
-/// Serves one request. Dropping the future, which is what a client's leaving does, drops the
-/// flights, and that cancels them.
+/// Serves one request. A client that disconnects drops this future, which drops the flights and so
+/// cancels them.
 pub(crate) async fn generate(
     app: &App,
-    asked: Asked,
-    (caller, headers, body): (Caller, &HeaderMap, Body),
+    meta: RequestMeta,
+    caller: AuthenticatedCaller,
+    headers: &HeaderMap,
+    body: Body,
 ) -> Result<Response, ApiError> {
-    let kind = asked.kind;
-    let (request_id, trace) = (Arc::clone(&asked.request_id), asked.trace);
-    let mut meter = Meter::start(app.metrics(), Record::begin(app.frontend_shared(), asked));
-    let prepared = prepare(app, kind, (&caller, headers, body), (&request_id, trace)).await;
+    let kind = meta.kind;
+    let (request_id, trace) = (Arc::clone(&meta.request_id), meta.trace);
+    let mut meter = RequestMeter::start(
+        app.metrics(),
+        RequestRecord::begin(app.frontend_shared(), meta),
+    );
+    let prepared = prepare(app, kind, &caller, headers, body, &request_id, trace).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
-        .and_then(|()| caller.begin((ask.sequences_count(), ask.prompt_tokens())))
+        .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
         .inspect_err(|error| meter.failed(error))?;
-    app.metrics().warned(&ask.warnings);
-    let frame = Frame::new(kind, &request_id, model.clone(), ask.warnings.clone());
-    let seat = caller.seat();
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, seat));
+    app.metrics().count_warnings(&ask.warnings);
+    let frame = AnswerEnvelope::new(kind, &request_id, model.clone(), ask.warnings.clone());
+    let permit = caller.permit();
+    let mut flights = AnswerFlights::start(app.frontend(), &ask, &model, &promises, meter, permit);
     match ask.delivery {
-        Delivery::Whole => {
-            let first = begun(flights.next().await)?;
-            whole(&frame, flights, (first, timing)).await
+        ResponseMode::Whole => {
+            let first = require_first(flights.next().await)?;
+            collect_answer(&frame, flights, first, timing).await
         }
-        Delivery::Stream(usage) => {
+        ResponseMode::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
-            // Headers wait for the first event, since until then an error can be a status; but not for
-            // so long that somebody on the way would take the connection for dead.
+            // The response headers wait for the first event, because until then an error can still
+            // be an HTTP status. The wait ends after the keep-alive span, before a proxy would
+            // close the silent connection.
             let first = match keep_alive {
                 None => Some(flights.next().await),
                 Some(span) => timeout(span, flights.next()).await.ok(),
             };
-            let first = first.map(begun).transpose()?;
+            let first = first.map(require_first).transpose()?;
             Ok(stream(
-                Live {
+                StreamSetup {
                     frame,
                     flights,
                     usage,
@@ -70,26 +76,36 @@ pub(crate) async fn generate(
     }
 }
 
-/// The first addition of an answer, which has one.
-fn begun(first: Option<Result<(usize, Delta), ApiError>>) -> Result<(usize, Delta), ApiError> {
-    let nothing = || ApiError::internal("stream_broken", "There was nothing to answer.");
+/// Returns the first addition; an answer without one is an internal error.
+fn require_first(
+    first: Option<Result<(usize, ChoiceDelta), ApiError>>,
+) -> Result<(usize, ChoiceDelta), ApiError> {
+    let nothing = || ApiError::internal("stream_broken", "The answer ended before it began.");
     first.unwrap_or_else(|| Err(nothing()))
 }
 
-/// A request that can be served.
-type Prepared = (Ask, Arc<ModelText>, Vec<Slo>, TimingShown);
+/// A request that was checked and can be served.
+type PreparedRequest = (
+    CompletionRequest,
+    Arc<ModelText>,
+    Vec<RequestSlo>,
+    TimingShown,
+);
 
 async fn prepare(
     app: &App,
-    kind: Kind,
-    (caller, headers, body): (&Caller, &HeaderMap, Body),
-    (request_id, trace): (&str, Option<TraceParent>),
-) -> Result<Prepared, ApiError> {
-    if let Err(error) = caller.enter() {
-        turn_away(headers, body).await;
+    kind: CompletionKind,
+    caller: &AuthenticatedCaller,
+    headers: &HeaderMap,
+    body: Body,
+    request_id: &str,
+    trace: Option<TraceParent>,
+) -> Result<PreparedRequest, ApiError> {
+    if let Err(error) = caller.admit_request() {
+        drain_refused_body(headers, body).await;
         return Err(error);
     }
-    let timing = ask::timing(headers)?;
+    let timing = request::timing(headers)?;
     let mut held = app.read_body(headers, body).await?;
     if app.options().prompts == PromptLog::Shown {
         let body = String::from_utf8_lossy(held.bytes());
@@ -97,38 +113,40 @@ async fn prepare(
         tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
     }
     if app.served().is_none() {
-        // For minutes, where a fleet starts with the first request.
-        held.rest();
+        // The model may take minutes to arrive where a fleet starts with the first request, so only
+        // the body's own bytes stay reserved.
+        held.release_parse_memory();
     }
     let model = app.wait_for_model().await?;
-    type Read = fn(&Document, &ModelText) -> Result<Ask, ApiError>;
-    let (work, read): (Work, Read) = match kind {
-        Kind::Chat => (Work::Renders, ask::chat),
-        Kind::Completion => (Work::Reads, ask::completion),
+    type BodyReader = fn(&Document, &ModelText) -> Result<CompletionRequest, ApiError>;
+    let (work, read): (BodyWork, BodyReader) = match kind {
+        CompletionKind::Chat => (BodyWork::RenderTemplate, request::chat),
+        CompletionKind::Completion => (BodyWork::ParseOnly, request::completion),
     };
     let mut ask = app.parse(held, model.clone(), work, read).await?;
-    let Caller {
+    let AuthenticatedCaller {
         policy,
         origin,
         tenant,
         ..
     } = caller;
-    let promises = ask::promises(policy, origin, &ask, &model)?;
-    ask::confine(policy, tenant, &mut ask);
+    let promises = request::resolve_slos(policy, origin, &ask, &model)?;
+    request::apply_tenant_limits(policy, tenant, &mut ask);
     Ok((ask, model, promises, timing))
 }
 
-async fn whole(
-    frame: &Frame,
-    mut flights: Flights,
-    (first, timing): ((usize, Delta), TimingShown),
+async fn collect_answer(
+    frame: &AnswerEnvelope,
+    mut flights: AnswerFlights,
+    first: (usize, ChoiceDelta),
+    timing: TimingShown,
 ) -> Result<Response, ApiError> {
-    let mut answers = vec![Delta::default(); flights.count()];
+    let mut answers = vec![ChoiceDelta::default(); flights.count()];
     let mut next = Some(Ok(first));
     while let Some(added) = next {
         let (
             index,
-            Delta {
+            ChoiceDelta {
                 text,
                 scores,
                 finish,
@@ -141,7 +159,7 @@ async fn whole(
         next = flights.next().await;
     }
     let counts = flights.counts();
-    let mut answer = frame.whole(answers, counts);
+    let mut answer = frame.complete(answers, counts);
     if timing == TimingShown::Never {
         return Ok(axum::Json(answer).into_response());
     }
@@ -149,6 +167,6 @@ async fn whole(
     answer["timing"] = known.object();
     let mut response = axum::Json(answer).into_response();
     let headers = response.headers_mut();
-    headers.extend(known.header().map(|value| (TIMING, value)));
+    headers.extend(known.header().map(|value| (TIMING_HEADER, value)));
     Ok(response)
 }

@@ -1,8 +1,8 @@
-//! JSON as it stands in a request's body: checked once, and read where it lies.
+//! JSON of a request's body: checked once and read in place.
 //!
-//! Owns: walking over checked JSON without building values, so that what nobody asks for costs nothing.
-//! Never: knows which fields there are. Invariant: a [`Json`] is exactly one value of a text that the JSON
-//! library has accepted, so that walking it cannot fail.
+//! Owns: iteration over checked JSON without building values, so that unread parts cost nothing.
+//! Never: knows field names. Invariant: a [`Json`] is exactly one value of a text that the JSON
+//! library has accepted, so iteration cannot fail.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
@@ -14,116 +14,109 @@ use std::sync::Arc;
 
 const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 
-/// A checked text. Clones are the same text.
+/// A checked text. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Document(Arc<String>);
 
 impl Document {
-    /// Checks a text; builds nothing.
+    /// Checks a text without building a value.
     ///
     /// # Errors
-    /// The JSON library's errors: not JSON, nested too deeply, or a number that is too large.
+    /// Those of the JSON library: not JSON, nested too deeply, or a number out of range.
     pub(crate) fn check(text: String) -> Result<Self, serde_json::Error> {
-        serde_json::from_str::<Checked>(&text)?;
+        serde_json::from_str::<ValidJson>(&text)?;
         Ok(Self(Arc::new(text)))
     }
 
-    /// Bytes of the text.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The whole value.
     pub(crate) fn root(&self) -> Json<'_> {
         Json(self.0.trim_matches(BLANKS))
     }
 
-    /// A value of this text that outlives the borrow.
+    /// Copies a value of this text so that it outlives the borrow.
     ///
     /// # Panics
-    /// If the value is of another text.
-    pub(crate) fn part(&self, value: Json<'_>) -> Part {
+    /// If the value belongs to another text.
+    pub(crate) fn part(&self, value: Json<'_>) -> JsonPart {
         let start = (value.0.as_ptr() as usize).checked_sub(self.0.as_ptr() as usize);
         let start = start.expect("a value of this text");
         let at = start..start + value.0.len();
         assert!(at.end <= self.0.len(), "a value of this text");
-        Part {
+        JsonPart {
             document: self.clone(),
             at,
         }
     }
 }
 
-/// A value together with the text that it stands in.
+/// A value together with the text that contains it.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct JsonPart {
     document: Document,
     at: Range<usize>,
 }
 
-impl Part {
-    /// The text that it stands in.
+impl JsonPart {
     pub(crate) fn document(&self) -> &Document {
         &self.document
     }
 
-    /// The value.
     pub(crate) fn json(&self) -> Json<'_> {
         Json(&self.document.0[self.at.clone()])
     }
 
-    /// The value that begins at this byte of this part's text.
+    /// Returns the value that begins at this byte of this value's text.
     pub(crate) fn json_from(&self, at: usize) -> Json<'_> {
         let rest = &self.document.0[self.at.start + at..self.at.end];
         Json(&rest[..value_len(rest.as_bytes())])
     }
 
-    /// Where a value begins within this part's text.
+    /// Returns the offset of a value within this value's text.
     pub(crate) fn offset(&self, value: Json<'_>) -> usize {
         value.0.as_ptr() as usize - self.json().0.as_ptr() as usize
     }
 
-    /// A value within this one.
+    /// Returns a value within this one.
     pub(crate) fn part(&self, value: Json<'_>) -> Self {
         self.document.part(value)
     }
 }
 
-/// One value, where it stands.
+/// One value, borrowed from its text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Json<'a>(&'a str);
 
-/// A value's type, and the way into it.
+/// The type of a value, with access to its contents.
 #[derive(Clone, Debug)]
-pub(crate) enum Shape<'a> {
+pub(crate) enum JsonShape<'a> {
     Null,
     Bool(bool),
     Number(Number),
-    String(Quoted<'a>),
-    Array(Items<'a>),
-    Object(Members<'a>),
+    String(JsonString<'a>),
+    Array(JsonItems<'a>),
+    Object(JsonMembers<'a>),
 }
 
 impl<'a> Json<'a> {
-    /// Its type and the way into it.
-    pub(crate) fn shape(self) -> Shape<'a> {
+    pub(crate) fn shape(self) -> JsonShape<'a> {
         match self.0.as_bytes()[0] {
-            b'n' => Shape::Null,
-            b't' => Shape::Bool(true),
-            b'f' => Shape::Bool(false),
-            b'"' => Shape::String(Quoted(self.0)),
-            b'[' => Shape::Array(Items { rest: &self.0[1..] }),
-            b'{' => Shape::Object(Members { rest: &self.0[1..] }),
-            _ => Shape::Number(serde_json::from_str(self.0).expect("a checked number")),
+            b'n' => JsonShape::Null,
+            b't' => JsonShape::Bool(true),
+            b'f' => JsonShape::Bool(false),
+            b'"' => JsonShape::String(JsonString(self.0)),
+            b'[' => JsonShape::Array(JsonItems { rest: &self.0[1..] }),
+            b'{' => JsonShape::Object(JsonMembers { rest: &self.0[1..] }),
+            _ => JsonShape::Number(serde_json::from_str(self.0).expect("a checked number")),
         }
     }
 
-    /// Whether it is `null`.
     pub(crate) fn is_null(self) -> bool {
         self.0.starts_with('n')
     }
 
-    /// Its text in the body.
     pub(crate) fn text(self) -> &'a str {
         self.0
     }
@@ -131,9 +124,9 @@ impl<'a> Json<'a> {
 
 /// A string with its quotes and escapes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Quoted<'a>(&'a str);
+pub(crate) struct JsonString<'a>(&'a str);
 
-impl<'a> Quoted<'a> {
+impl<'a> JsonString<'a> {
     fn within(self) -> &'a str {
         &self.0[1..self.0.len() - 1]
     }
@@ -142,28 +135,28 @@ impl<'a> Quoted<'a> {
         self.0.len() == 2
     }
 
-    /// Its text, without quotes and escapes.
+    /// Returns the text without quotes and escapes.
     pub(crate) fn get(self) -> Cow<'a, str> {
         let within = self.within();
-        match within.contains('\\') {
-            false => Cow::Borrowed(within),
-            true => Cow::Owned(without_escapes(within)),
+        if within.contains('\\') {
+            Cow::Owned(without_escapes(within))
+        } else {
+            Cow::Borrowed(within)
         }
     }
 
-    /// Where it begins in the body.
+    /// Returns the string as a value, with its position in the text.
     pub(crate) fn json(self) -> Json<'a> {
         Json(self.0)
     }
 }
 
-/// The values of an array.
 #[derive(Clone, Debug)]
-pub(crate) struct Items<'a> {
+pub(crate) struct JsonItems<'a> {
     rest: &'a str,
 }
 
-impl<'a> Iterator for Items<'a> {
+impl<'a> Iterator for JsonItems<'a> {
     type Item = Json<'a>;
 
     fn next(&mut self) -> Option<Json<'a>> {
@@ -174,26 +167,26 @@ impl<'a> Iterator for Items<'a> {
     }
 }
 
-/// The keys and values of an object, as often as they stand there.
+/// The keys and values of an object, duplicates included.
 #[derive(Clone, Debug)]
-pub(crate) struct Members<'a> {
+pub(crate) struct JsonMembers<'a> {
     rest: &'a str,
 }
 
-impl<'a> Iterator for Members<'a> {
-    type Item = (Quoted<'a>, Json<'a>);
+impl<'a> Iterator for JsonMembers<'a> {
+    type Item = (JsonString<'a>, Json<'a>);
 
-    fn next(&mut self) -> Option<(Quoted<'a>, Json<'a>)> {
+    fn next(&mut self) -> Option<(JsonString<'a>, Json<'a>)> {
         self.rest = after_blanks(self.rest);
         let (Json(key), rest) = first_value(self.rest)?;
         let rest = after_blanks(rest);
         let (value, rest) = first_value(rest)?;
         self.rest = rest;
-        Some((Quoted(key), value))
+        Some((JsonString(key), value))
     }
 }
 
-/// The rest of a text behind blanks, a comma or a colon.
+/// Skips blanks, commas and colons.
 fn after_blanks(text: &str) -> &str {
     text.trim_start_matches([' ', '\t', '\n', '\r', ',', ':'])
 }
@@ -208,7 +201,7 @@ fn first_value(text: &str) -> Option<(Json<'_>, &str)> {
     }
 }
 
-/// Bytes of the value that a checked text begins with.
+/// Length in bytes of the value that begins a checked text.
 fn value_len(text: &[u8]) -> usize {
     let ends_word = |byte: &u8| matches!(byte, b',' | b']' | b'}' | b' ' | b'\t' | b'\n' | b'\r');
     match text[0] {
@@ -237,7 +230,7 @@ fn value_len(text: &[u8]) -> usize {
     }
 }
 
-/// Bytes of the string that a checked text begins with, with both quotes.
+/// Length in bytes of the string that begins a checked text, with both quotes.
 fn string_len(text: &[u8]) -> usize {
     let mut at = 1;
     loop {
@@ -250,7 +243,7 @@ fn string_len(text: &[u8]) -> usize {
 }
 
 fn without_escapes(text: &str) -> String {
-    // A character is shorter than its escape.
+    // A character is never longer than its escape.
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('\\') {
@@ -267,7 +260,7 @@ fn without_escapes(text: &str) -> String {
                 let mut unit = unit_of(rest);
                 rest = &rest[4..];
                 if let 0xD800..=0xDBFF = unit {
-                    // The other half follows: a half alone was not accepted.
+                    // The low surrogate follows: the check rejects a lone surrogate.
                     let low = unit_of(&rest[2..]);
                     rest = &rest[6..];
                     unit = 0x1_0000 + ((unit - 0xD800) << 10) + (low - 0xDC00);
@@ -280,62 +273,62 @@ fn without_escapes(text: &str) -> String {
     out + rest
 }
 
-/// The UTF-16 unit of four digits.
+/// Parses four hexadecimal digits as a UTF-16 unit.
 fn unit_of(digits: &str) -> u32 {
     u32::from_str_radix(&digits[..4], 16).expect("a checked escape")
 }
 
-/// Any value that the JSON library would build, without building it: the same texts are accepted, and the same
-/// errors come of the others.
-struct Checked;
+/// Accepts every value without building it: the accepted texts and the errors are the same as for
+/// the library's own value type.
+struct ValidJson;
 
-impl<'de> Deserialize<'de> for Checked {
+impl<'de> Deserialize<'de> for ValidJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Check)
+        deserializer.deserialize_any(ValidityVisitor)
     }
 }
 
-struct Check;
+struct ValidityVisitor;
 
-impl<'de> Visitor<'de> for Check {
-    type Value = Checked;
+impl<'de> Visitor<'de> for ValidityVisitor {
+    type Value = ValidJson;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any valid JSON value")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Checked, E> {
-        Ok(Checked)
+    fn visit_bool<E>(self, _: bool) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Checked, E> {
-        Ok(Checked)
+    fn visit_i64<E>(self, _: i64) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Checked, E> {
-        Ok(Checked)
+    fn visit_u64<E>(self, _: u64) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Checked, E> {
-        Ok(Checked)
+    fn visit_f64<E>(self, _: f64) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Checked, E> {
-        Ok(Checked)
+    fn visit_str<E>(self, _: &str) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_unit<E>(self) -> Result<Checked, E> {
-        Ok(Checked)
+    fn visit_unit<E>(self) -> Result<ValidJson, E> {
+        Ok(ValidJson)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Checked, A::Error> {
-        while let Some(Checked) = items.next_element()? {}
-        Ok(Checked)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ValidJson, A::Error> {
+        while let Some(ValidJson) = items.next_element()? {}
+        Ok(ValidJson)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Checked, A::Error> {
-        while let Some((Checked, Checked)) = members.next_entry()? {}
-        Ok(Checked)
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<ValidJson, A::Error> {
+        while let Some((ValidJson, ValidJson)) = members.next_entry()? {}
+        Ok(ValidJson)
     }
 }
 
@@ -345,15 +338,15 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value};
 
-    /// The value that the library would have built.
+    /// The value that the JSON library builds.
     fn built(json: Json<'_>) -> Value {
         match json.shape() {
-            Shape::Null => Value::Null,
-            Shape::Bool(flag) => Value::Bool(flag),
-            Shape::Number(number) => Value::Number(number),
-            Shape::String(text) => Value::String(text.get().into_owned()),
-            Shape::Array(items) => Value::Array(items.map(built).collect()),
-            Shape::Object(members) => {
+            JsonShape::Null => Value::Null,
+            JsonShape::Bool(flag) => Value::Bool(flag),
+            JsonShape::Number(number) => Value::Number(number),
+            JsonShape::String(text) => Value::String(text.get().into_owned()),
+            JsonShape::Array(items) => Value::Array(items.map(built).collect()),
+            JsonShape::Object(members) => {
                 let mut map = Map::new();
                 for (key, value) in members {
                     map.insert(key.get().into_owned(), built(value));
@@ -374,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_texts_read_as_the_library_reads_them() {
+    fn unusual_json_reads_as_serde_json_reads_it() {
         let deep = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
         for text in [
             " { \"a\" : [ 1 , -2.5e3 , true , null ] , \"a\" : \"\\u00e9\\ud83d\\ude42\\\"\\\\\\/\" } \n",
@@ -421,18 +414,19 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn values_read_as_the_library_reads_them(value in value(), pretty: bool) {
-            let text = match pretty {
-                true => serde_json::to_string_pretty(&value).unwrap(),
-                false => value.to_string(),
-            };
-            same_as_the_library(&text);
-        }
+            #[test]
+            fn random_json_values_read_as_serde_json_reads_them(value in value(), pretty: bool) {
+                let text = if pretty {
+    serde_json::to_string_pretty(&value).unwrap()
+    } else {
+    value.to_string()
+    };
+                same_as_the_library(&text);
+            }
 
-        #[test]
-        fn noise_reads_as_the_library_reads_it(text in "[\\[\\]{}:,\" \\\\u0-9a-f.\\-truenl]{0,40}") {
-            same_as_the_library(&text);
+            #[test]
+            fn noise_is_accepted_and_read_as_serde_json_does(text in "[\\[\\]{}:,\" \\\\u0-9a-f.\\-truenl]{0,40}") {
+                same_as_the_library(&text);
+            }
         }
-    }
 }

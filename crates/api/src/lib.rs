@@ -1,15 +1,13 @@
-//! The HTTP face.
+//! The HTTP side of a server.
 //!
 //! Owns: OpenAI-shaped JSON, validation, tokenizer, chat templates, detokenization, stop strings,
-//! server-sent events. Never: knows a router or a worker; it talks to a [`Frontend`].
-//! Invariant: bad input ends here with a 4xx that names the field; no state is made for it.
+//! server-sent events. Never: knows a router or a worker; it talks to a [`Frontend`]. Invariant:
+//! bad input ends here with a 4xx that names the field, and leaves no state behind.
 
 mod admin;
 mod answer;
 mod app;
-mod ask;
 mod body;
-mod book;
 mod caller;
 mod choice;
 mod error;
@@ -21,11 +19,14 @@ pub mod fuzzing;
 mod gate;
 mod generate;
 mod json;
+mod memory_budget;
+mod metric_registry;
 mod metrics;
 mod model;
 mod openapi;
 mod quota;
-mod record;
+mod request;
+mod request_record;
 mod routes;
 mod text;
 mod timing;
@@ -33,23 +34,25 @@ mod trace_parent;
 mod ui;
 
 pub use admin::{
-    CommandError, LinkView, Operator, ScalingAnswer, ScalingView, WorkerCommand, WorkerState,
+    CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App, GiveBack, PromptLog};
-pub use book::{Book, Shown, plain_metrics};
+pub use app::{ApiOptions, App, PromptLog, ReleaseMemory};
 pub use error::RETRY_AFTER;
 pub use frontend::{
-    Caller, Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness, Streams,
+    FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,
+    StreamCounts, SubmissionContext,
 };
 pub use gate::AdminKey;
+pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};
 pub use metrics::metrics_described;
-pub use model::{ModelError, ModelFiles, ModelText, Special};
-pub use record::RequestSpan;
+pub use model::{ModelError, ModelFiles, ModelText, SpecialTokens};
+pub use request_record::RequestSpan;
 pub use routes::metrics_answer;
-pub use text::{Start, TextStream};
+pub use text::{TextStart, TextStream};
 pub use trace_parent::TraceParent;
 pub use ui::{
-    Board, ClassRow, FlightsNow, HISTORY_SECONDS, Handoffs, Happening, LinkRow, PoolWanted,
-    Quantiles, Scaling, ScalingStep, Second, Verdicts, WINDOW, WorkerRow, ui_routes,
+    ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,
+    HandoffTotals, HistorySecond, LinkRow, PoolTarget, ScalingChange, ScalingSummary,
+    VerdictCounts, WINDOW, WorkerRow, ui_routes,
 };

@@ -1,12 +1,12 @@
-//! What the HTTP face measures: requests as clients see them.
+//! Metrics of the HTTP side: requests as clients see them.
 //!
-//! Owns: names, buckets and labels of its metrics. Never: knows the serving side's metrics, which
-//! come as text. Invariant: a request that ends in whatever way is counted once.
+//! Owns: names, buckets and labels of these metrics. Never: knows the metrics of the serving side,
+//! which arrive as text. Invariant: each request is counted once, however it ends.
 
-use crate::ask::Warning;
-use crate::book::Book;
 use crate::error::ApiError;
-use crate::record::Record;
+use crate::metric_registry::MetricRegistry;
+use crate::request::RequestWarning;
+use crate::request_record::RequestRecord;
 use crate::trace_parent::TraceParent;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -17,41 +17,40 @@ use prometheus_client::registry::Unit;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Seconds to the first token, and of whole requests.
+/// Buckets of the time to the first token and of the end-to-end time, in seconds.
 const WAITS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
-/// Seconds between tokens.
+/// Buckets of the time between tokens, in seconds.
 const GAPS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0,
 ];
-/// Tokens of a request.
+/// Buckets of token counts.
 const SIZES: [f64; 16] = [
     1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0,
     65536.0, 131_072.0, 262_144.0,
 ];
 
-/// The metrics of one server.
-pub(crate) struct Metrics {
-    book: Book,
-    responses: Family<Answered, Counter>,
+pub(crate) struct HttpMetrics {
+    registry: MetricRegistry,
+    responses: Family<ResponseLabels, Counter>,
     in_flight: Gauge,
-    endings: Family<Ended, Counter>,
+    endings: Family<EndingLabels, Counter>,
     read: Histogram,
     first_token: Histogram,
     gap: Histogram,
-    whole: Histogram,
+    end_to_end: Histogram,
     prompt_tokens: Histogram,
     output_tokens: Histogram,
-    over_limit: Family<OverLimit, Counter>,
-    warnings: Family<Warned, Counter>,
+    over_limit: Family<QuotaRefusalLabels, Counter>,
+    warnings: Family<WarningLabels, Counter>,
 }
 
-/// A field of ours.
+/// Label `param`: a field name of this API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Warned(&'static str);
+struct WarningLabels(&'static str);
 
-impl EncodeLabelSet for Warned {
+impl EncodeLabelSet for WarningLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel;
         ("param", self.0).encode(encoder.encode_label())
@@ -59,22 +58,22 @@ impl EncodeLabelSet for Warned {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Answered {
+struct ResponseLabels {
     route: String,
     status: u16,
 }
 
-/// Both are words of the policy and of ours.
+/// Labels of a quota refusal: a tenant of the policy and a limit of this API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct OverLimit {
+struct QuotaRefusalLabels {
     tenant: String,
     limit: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Ended(&'static str);
+struct EndingLabels(&'static str);
 
-impl EncodeLabelSet for Answered {
+impl EncodeLabelSet for ResponseLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel;
         ("route", self.route.as_str()).encode(encoder.encode_label())?;
@@ -82,7 +81,7 @@ impl EncodeLabelSet for Answered {
     }
 }
 
-impl EncodeLabelSet for OverLimit {
+impl EncodeLabelSet for QuotaRefusalLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel;
         ("tenant", self.tenant.as_str()).encode(encoder.encode_label())?;
@@ -90,37 +89,37 @@ impl EncodeLabelSet for OverLimit {
     }
 }
 
-impl EncodeLabelSet for Ended {
+impl EncodeLabelSet for EndingLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel;
         ("reason", self.0).encode(encoder.encode_label())
     }
 }
 
-impl Metrics {
-    /// A request is served, but not all that it asks for is done.
-    pub(crate) fn warned(&self, warnings: &[Warning]) {
-        for Warning { param, message: _ } in warnings {
-            self.warnings.get_or_create(&Warned(param)).inc();
+impl HttpMetrics {
+    /// Counts the warnings of a request that is served but not done in full.
+    pub(crate) fn count_warnings(&self, warnings: &[RequestWarning]) {
+        for RequestWarning { param, message: _ } in warnings {
+            self.warnings.get_or_create(&WarningLabels(param)).inc();
         }
     }
 
     pub(crate) fn new() -> Self {
         let mut metrics = Self {
-            book: Book::with_prefix("cleave"),
+            registry: MetricRegistry::with_prefix("cleave"),
             responses: Family::default(),
             in_flight: Gauge::default(),
             endings: Family::default(),
             read: Histogram::new(exponential_buckets(0.000_01, 10_f64.powf(0.1), 41)),
             first_token: Histogram::new(WAITS),
             gap: Histogram::new(GAPS),
-            whole: Histogram::new(WAITS),
+            end_to_end: Histogram::new(WAITS),
             prompt_tokens: Histogram::new(SIZES),
             output_tokens: Histogram::new(SIZES),
             over_limit: Family::default(),
             warnings: Family::default(),
         };
-        let book = &mut metrics.book;
+        let book = &mut metrics.registry;
         book.register(
             "http_requests",
             "HTTP requests answered, by route and status",
@@ -143,7 +142,7 @@ impl Metrics {
             metrics.warnings.clone(),
         );
         let mut seconds = |name: &str, text: &str, histogram: &Histogram| {
-            book.register_with_unit((name, Unit::Seconds), text, histogram.clone());
+            book.register_with_unit(name, Unit::Seconds, text, histogram.clone());
         };
         seconds(
             "request_read",
@@ -163,7 +162,7 @@ impl Metrics {
         seconds(
             "e2e_request_latency",
             "From the request's arrival to the end of its last sequence",
-            &metrics.whole,
+            &metrics.end_to_end,
         );
         book.register(
             "request_prompt_tokens",
@@ -184,43 +183,43 @@ impl Metrics {
         metrics
     }
 
-    /// A tenant asked for more than it may.
-    pub(crate) fn over_limit(&self, tenant: &str, limit: &'static str) {
+    /// Counts a request beyond its tenant's quota.
+    pub(crate) fn count_quota_refusal(&self, tenant: &str, limit: &'static str) {
         let tenant = tenant.to_owned();
-        let over = OverLimit { tenant, limit };
+        let over = QuotaRefusalLabels { tenant, limit };
         self.over_limit.get_or_create(&over).inc();
     }
 
-    /// An HTTP answer was given.
-    pub(crate) fn answered(&self, route: &str, status: u16) {
+    pub(crate) fn count_response(&self, route: &str, status: u16) {
         let route = route.to_owned();
         self.responses
-            .get_or_create(&Answered { route, status })
+            .get_or_create(&ResponseLabels { route, status })
             .inc();
     }
 
-    /// The metrics as OpenMetrics text, without the end mark.
+    /// Renders the metrics as OpenMetrics text without `# EOF`.
     pub(crate) fn encode(&self) -> String {
-        self.book.text()
+        self.registry.text()
     }
 }
 
-/// Every metric of the HTTP face once, with its labels, as OpenMetrics text.
+/// Renders every metric of the HTTP side with its labels as OpenMetrics text; for documentation.
 pub fn metrics_described() -> String {
-    Metrics::new().book.described()
+    HttpMetrics::new().registry.text_with_empty_series()
 }
 
-/// Measures one completion request from arrival to end. Dropped before that, the client has left.
-pub(crate) struct Meter {
-    metrics: Arc<Metrics>,
-    record: Record,
+/// Measures one completion request from arrival to end. If it is dropped before, the client has
+/// disconnected.
+pub(crate) struct RequestMeter {
+    metrics: Arc<HttpMetrics>,
+    record: RequestRecord,
     arrived: Instant,
     last_token: Vec<Option<Instant>>,
     ended: bool,
 }
 
-impl Meter {
-    pub(crate) fn start(metrics: &Arc<Metrics>, record: Record) -> Self {
+impl RequestMeter {
+    pub(crate) fn start(metrics: &Arc<HttpMetrics>, record: RequestRecord) -> Self {
         metrics.in_flight.inc();
         Self {
             metrics: metrics.clone(),
@@ -231,15 +230,15 @@ impl Meter {
         }
     }
 
-    /// It is whole, and is submitted now.
-    pub(crate) fn read(&self) {
+    /// Observes the time from arrival to submission.
+    pub(crate) fn observe_read_time(&self) {
         let read = self.arrived.elapsed();
         self.metrics.read.observe(read.as_secs_f64());
     }
 
-    /// What logs know it by, and the span that its sequences belong to.
-    pub(crate) fn mark(&self) -> (Arc<str>, Option<TraceParent>) {
-        self.record.mark()
+    /// Returns the request id for logs, and the trace context of the sequences.
+    pub(crate) fn ids(&self) -> (Arc<str>, Option<TraceParent>) {
+        self.record.ids()
     }
 
     pub(crate) fn submitted(&mut self, model: &str, prompt_tokens: u64, sequences: usize) {
@@ -266,10 +265,10 @@ impl Meter {
         self.record.finished(reason, output_tokens);
     }
 
-    /// The whole answer is there.
+    /// Observes the end of a complete answer.
     pub(crate) fn completed(&mut self) {
         self.metrics
-            .whole
+            .end_to_end
             .observe(self.arrived.elapsed().as_secs_f64());
         self.end("completed");
     }
@@ -285,14 +284,17 @@ impl Meter {
 
     fn end(&mut self, reason: &'static str) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.metrics.endings.get_or_create(&Ended(reason)).inc();
+            self.metrics
+                .endings
+                .get_or_create(&EndingLabels(reason))
+                .inc();
             self.metrics.in_flight.dec();
             self.record.end(reason);
         }
     }
 }
 
-impl Drop for Meter {
+impl Drop for RequestMeter {
     fn drop(&mut self) {
         self.end(if std::thread::panicking() {
             "failed"

@@ -1,10 +1,10 @@
-//! What these routes take and give, as a document that tools read: `GET /openapi.json`.
+//! The OpenAPI document of these routes: `GET /openapi.json`.
 //!
-//! Owns: the document, kept by hand in `openapi.json` beside this file, since fields are read by hand too.
-//! Never: is asked by the code that reads a request. Invariant: it names every route and every field
-//! that is read, and no other but `/ui` and what is below it, which are a page of this version for
-//! browsers; the tests beside it hold it against the sources, and a tool that makes requests up from
-//! it (`scripts/clients/check.py`) against a server.
+//! Owns: the document, maintained by hand in `openapi.json` beside this file, because fields are
+//! read by hand, too. Never: takes part in reading a request. Invariant: it names every route and
+//! every field that is read, and no other, except for `/ui` and the routes below it, which serve
+//! browsers a page of this version. The tests in this file compare it with the sources;
+//! `scripts/clients/check.py` generates requests from it and sends them to a server.
 
 use axum::http::header;
 use axum::response::IntoResponse;
@@ -29,7 +29,7 @@ mod tests {
         text.split("#[cfg(test)]").next().unwrap().to_owned()
     }
 
-    /// Every text in quotes that stands right behind one of `before`.
+    /// Returns every quoted text that follows one of `before` directly.
     fn quoted(text: &str, before: &[&str]) -> BTreeSet<String> {
         let after = before.iter().flat_map(|word| text.split(word).skip(1));
         let quoted =
@@ -37,7 +37,7 @@ mod tests {
         quoted.map(str::to_owned).collect()
     }
 
-    /// The names of all properties below the request bodies' schemas.
+    /// Collects the names of all properties in the schemas of request bodies.
     fn properties(value: &Value, document: &Value, found: &mut BTreeSet<String>) {
         match value {
             Value::Object(map) => {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_was_served_that_the_document_does_not_name() {
+    fn the_document_names_every_route() {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
         let served = quoted(&(source("routes.rs") + &source("admin.rs")), &[".route("]);
         let served: BTreeSet<_> = served.iter().map(|path| path.replace("{*", "{")).collect();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_was_read_that_the_document_does_not_name() {
+    fn the_document_names_every_field() {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
         let files = ["mod", "chat", "completion", "message", "sampling", "text"];
         let ask = files.map(|file| source(&format!("ask/{file}.rs"))).concat();

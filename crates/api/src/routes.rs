@@ -1,19 +1,19 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::answer::Kind;
-use crate::app::{App, PromptLog, Work};
-use crate::ask;
-use crate::body::turn_away;
-use crate::book::plain_metrics;
-use crate::caller::Caller;
+use crate::answer::CompletionKind;
+use crate::app::{App, BodyWork, PromptLog};
+use crate::body::drain_refused_body;
+use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
-use crate::frontend::{Progress, Readiness, Streams};
+use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::generate;
 use crate::json::Document;
+use crate::metric_registry::prometheus_text;
 use crate::model::ModelText;
 use crate::openapi::openapi;
-use crate::record::Asked;
+use crate::request;
+use crate::request_record::RequestMeta;
 use crate::trace_parent::TraceParent;
 use crate::ui::ui_routes;
 use axum::Router;
@@ -32,35 +32,35 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tracing::field::display;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The content type of OpenMetrics, and that of the older text for scrapers that ask for it only.
+/// Content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How the request is known, put there by the outermost layer.
+/// Ids of the request, which the outermost layer inserts.
 #[derive(Clone)]
-struct Known {
+struct RequestIds {
     request_id: Arc<str>,
     client: Option<TraceParent>,
     trace: Option<TraceParent>,
 }
 
 impl App {
-    /// All routes. It has a fallback, as the others have: a router merged with it must have none.
+    /// Router of all routes. It has a fallback, so a router merged with it must have none.
     pub fn router(&self) -> Router {
-        self.dressed(served().merge(probes()).merge(self.admin()))
+        self.dressed(client_routes().merge(probe_routes()).merge(self.admin()))
     }
 
-    /// All routes but those of operators, which have a port of their own.
+    /// Router of the client routes and probes; operators' routes have a port of their own.
     pub fn client_router(&self) -> Router {
-        self.dressed(served().merge(probes()))
+        self.dressed(client_routes().merge(probe_routes()))
     }
 
-    /// The port of operators: theirs, and what probes and scrapers ask for.
+    /// Router of the operators' port: `/admin`, `/ui`, probes and metrics.
     pub fn operator_router(&self) -> Router {
-        self.dressed(probes().merge(self.admin()))
+        self.dressed(probe_routes().merge(self.admin()))
     }
 
-    /// What the fleet's other routers ask: whether this one would serve a request, and how much it has.
+    /// Router of the routes that peer routers request: readiness and load.
     pub fn fellow_router(&self) -> Router {
         let routes = Router::new().route("/ready", get(ready));
         self.dressed(routes.route("/load", get(load)))
@@ -68,23 +68,22 @@ impl App {
 
     fn admin(&self) -> Router<Self> {
         let key = self.options().admin_key;
-        admin_routes(self.operator(), key).merge(ui_routes(self.shown(), key))
+        admin_routes(self.operator(), key).merge(ui_routes(self.snapshot_source(), key))
     }
 
     fn dressed(&self, routes: Router<Self>) -> Router {
         routes
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
-            // Innermost: a panic is that request's answer, and is counted as one.
+            // Innermost layer: a panic becomes the answer of its request and is counted as such.
             .layer(CatchPanicLayer::custom(panicked))
-            // Outermost: whatever is answered has an id and is counted.
+            // Outermost layer: every answer gets an id and is counted.
             .layer(from_fn_with_state(self.clone(), identify))
             .with_state(self.clone())
     }
 }
 
-/// What clients ask for.
-fn served() -> Router<App> {
+fn client_routes() -> Router<App> {
     Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
@@ -95,8 +94,8 @@ fn served() -> Router<App> {
         .route("/openapi.json", get(openapi))
 }
 
-/// How the server does.
-fn probes() -> Router<App> {
+/// Probes, metrics and version.
+fn probe_routes() -> Router<App> {
     Router::new()
         .route("/health", get(health))
         .route("/live", get(live))
@@ -108,12 +107,12 @@ fn probes() -> Router<App> {
 }
 
 async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let id = ask::request_id(request.headers());
-    // The route, not the path: a label must not be a client's choice.
+    let id = request::request_id(request.headers());
+    // The label is the matched route, not the path, because clients must not choose label values.
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let client = TraceParent::of(request.headers());
+    let client = TraceParent::from_headers(request.headers());
     let trace = app.frontend().begin_span(client);
-    request.extensions_mut().insert(Known {
+    request.extensions_mut().insert(RequestIds {
         request_id: id.as_str().into(),
         client,
         trace,
@@ -121,7 +120,7 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     let mut response = next.run(request).await;
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
     let status = response.status().as_u16();
-    app.metrics().answered(route, status);
+    app.metrics().count_response(route, status);
     let trace_id = trace.map(display);
     tracing::debug!(request_id = id, trace_id, route, status, "answered");
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -135,7 +134,7 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     reason = "the layer hands the panic over"
 )]
 fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
-    // A message that was put together may quote what the client sent.
+    // A formatted panic message may quote what the client sent, so only static messages are logged.
     let reason = panic.downcast_ref::<&'static str>().copied();
     tracing::error!(reason, "a request panicked");
     ApiError::internal("panicked", "The server failed on this request.").into_response()
@@ -150,51 +149,62 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 }
 
 async fn chat(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    completion_of(&app, Kind::Chat, request).await
+    completion_of(&app, CompletionKind::Chat, request).await
 }
 
 async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    completion_of(&app, Kind::Completion, request).await
+    completion_of(&app, CompletionKind::Completion, request).await
 }
 
-async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Response, ApiError> {
+async fn completion_of(
+    app: &App,
+    kind: CompletionKind,
+    request: Request,
+) -> Result<Response, ApiError> {
     let (mut parts, body) = request.into_parts();
-    let known = parts.extensions.remove::<Known>();
+    let known = parts.extensions.remove::<RequestIds>();
     let known = known.ok_or_else(|| ApiError::internal("unnamed", "The request has no id."))?;
-    let Known {
+    let RequestIds {
         request_id,
         client,
         trace,
     } = known;
-    let asked = Asked {
+    let meta = RequestMeta {
         request_id: Arc::clone(&request_id),
         kind,
         client,
         trace,
     };
-    let told = |error: &ApiError| {
+    let log_error = |error: &ApiError| {
         // The message may quote what the client sent.
         let shown = app.options().prompts == PromptLog::Shown;
         let message = shown.then(|| error.object().to_string());
         let trace_id = trace.map(display);
         tracing::debug!(%request_id, trace_id, param = error.param(), code = error.code(), message, "request ended in an error");
     };
-    let (caller, body) = let_in(app, &parts.headers, body).await.inspect_err(told)?;
-    let seat = caller.seat();
-    let result = generate(app, asked, (caller, &parts.headers, body)).await;
-    let mut response = result.inspect_err(told).into_response();
-    if let Some(seat) = seat {
-        seat.show(response.headers_mut(), Instant::now());
+    let (caller, body) = authenticate(app, &parts.headers, body)
+        .await
+        .inspect_err(log_error)?;
+    let permit = caller.permit();
+    let result = generate(app, meta, caller, &parts.headers, body).await;
+    let mut response = result.inspect_err(log_error).into_response();
+    if let Some(permit) = permit {
+        permit.write_headers(response.headers_mut(), Instant::now());
     }
     Ok(response)
 }
 
-/// Who sent this; what is not let in is read to its end, so that the answer is heard.
-async fn let_in(app: &App, headers: &HeaderMap, body: Body) -> Result<(Caller, Body), ApiError> {
-    match Caller::of(app, headers) {
+/// Authenticates the request. The body of a refused one is read to its end, so that the client
+/// receives the answer.
+async fn authenticate(
+    app: &App,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(AuthenticatedCaller, Body), ApiError> {
+    match AuthenticatedCaller::of(app, headers) {
         Ok(caller) => Ok((caller, body)),
         Err(error) => {
-            turn_away(headers, body).await;
+            drain_refused_body(headers, body).await;
             Err(error)
         }
     }
@@ -205,7 +215,7 @@ async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<axum::Json<impl Serialize>, ApiError> {
-    text_of(&app, (&headers, body), ask::tokenize).await
+    answer_text_request(&app, &headers, body, request::tokenize).await
 }
 
 async fn detokenize(
@@ -213,25 +223,26 @@ async fn detokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<axum::Json<impl Serialize>, ApiError> {
-    text_of(&app, (&headers, body), ask::detokenize).await
+    answer_text_request(&app, &headers, body, request::detokenize).await
 }
 
-async fn text_of<T: Serialize + Send + 'static>(
+async fn answer_text_request<T: Serialize + Send + 'static>(
     app: &App,
-    (headers, body): (&HeaderMap, Body),
+    headers: &HeaderMap,
+    body: Body,
     read: fn(&Document, &ModelText) -> Result<T, ApiError>,
 ) -> Result<axum::Json<T>, ApiError> {
-    let (caller, body) = let_in(app, headers, body).await?;
-    caller.enter()?;
+    let (caller, body) = authenticate(app, headers, body).await?;
+    caller.admit_request()?;
     let body = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
-    let parsed = app.parse(body, model, Work::Renders, read).await;
+    let parsed = app.parse(body, model, BodyWork::RenderTemplate, read).await;
     parsed.map(axum::Json)
 }
 
 async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
-    Caller::of(&app, &headers)?;
-    let data: Vec<Value> = app.served().iter().map(card).collect();
+    AuthenticatedCaller::of(&app, &headers)?;
+    let data: Vec<Value> = app.served().iter().map(model_json).collect();
     Ok(axum::Json(json!({"object": "list", "data": data})))
 }
 
@@ -240,9 +251,9 @@ async fn model(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<axum::Json<Value>, ApiError> {
-    Caller::of(&app, &headers)?;
+    AuthenticatedCaller::of(&app, &headers)?;
     match app.served() {
-        Some(served) if served.model.name() == id => Ok(axum::Json(card(&served))),
+        Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&served))),
         Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),
         None => Err(ApiError::unavailable(
             "no_worker",
@@ -251,7 +262,7 @@ async fn model(
     }
 }
 
-fn card(served: &crate::app::Served) -> Value {
+fn model_json(served: &crate::app::ServedModel) -> Value {
     json!({
         "id": served.model.name(),
         "object": "model",
@@ -263,11 +274,14 @@ fn card(served: &crate::app::Served) -> Value {
     })
 }
 
-/// Health means forward progress (lesson 12); being without workers is not ill.
+/// Healthy means that accepted work makes progress (lesson 12); a server without workers is
+/// healthy.
 async fn health(State(app): State<App>) -> Response {
     match app.progress() {
-        Progress::Moving => axum::Json(json!({"status": "ok"})).into_response(),
-        Progress::Stalled(reason) => ApiError::unavailable("stalled", reason).into_response(),
+        ServingProgress::Advancing => axum::Json(json!({"status": "ok"})).into_response(),
+        ServingProgress::Stalled(reason) => {
+            ApiError::unavailable("stalled", reason).into_response()
+        }
     }
 }
 
@@ -277,16 +291,20 @@ async fn live() -> axum::Json<Value> {
 
 async fn ready(State(app): State<App>) -> Response {
     match app.readiness() {
-        Readiness::Ready => axum::Json(json!({"status": "ready"})).into_response(),
-        Readiness::NotReady(reason) => ApiError::unavailable("not_ready", reason).into_response(),
-        Readiness::Draining => ApiError::from(&cleave_domain::Refusal::Draining).into_response(),
+        ServingReadiness::Ready => axum::Json(json!({"status": "ready"})).into_response(),
+        ServingReadiness::NotReady(reason) => {
+            ApiError::unavailable("not_ready", reason).into_response()
+        }
+        ServingReadiness::Draining => {
+            ApiError::from(&cleave_domain::Refusal::Draining).into_response()
+        }
     }
 }
 
-/// For those who choose between several routers; vLLM's name for the number.
+/// Number of open streams for load balancers; `server_load` is vLLM's name for it.
 async fn load(State(app): State<App>) -> axum::Json<Value> {
-    let Streams { open, max } = app.frontend().streams();
-    let open = open + app.outside_count();
+    let StreamCounts { open, max } = app.frontend().streams();
+    let open = open + app.first_worker_waits_count();
     axum::Json(json!({"server_load": open, "server_load_max": max}))
 }
 
@@ -294,20 +312,18 @@ async fn version() -> axum::Json<Value> {
     axum::Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Metrics in the format that their reader asks for: OpenMetrics if it says so, as Prometheus does, else the
-/// older text that every reader knows. `text` is OpenMetrics without the closing `# EOF`.
+/// Answers with metrics in OpenMetrics format if the reader accepts it, as Prometheus does,
+/// otherwise in the older text format that every reader knows. `text` is OpenMetrics without the
+/// closing `# EOF`.
 pub fn metrics_answer(headers: &HeaderMap, mut text: String) -> Response {
     let accepted = headers.get_all(header::ACCEPT).iter();
     let open = |value: &HeaderValue| value.to_str().is_ok_and(|a| a.contains("openmetrics-text"));
-    let kind = match accepted.into_iter().any(open) {
-        true => {
-            text += "# EOF\n";
-            OPEN_METRICS
-        }
-        false => {
-            text = plain_metrics(&text);
-            PLAIN_METRICS
-        }
+    let kind = if accepted.into_iter().any(open) {
+        text += "# EOF\n";
+        OPEN_METRICS
+    } else {
+        text = prometheus_text(&text);
+        PLAIN_METRICS
     };
     (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
 }

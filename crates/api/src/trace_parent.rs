@@ -1,40 +1,40 @@
-//! The client's trace, as the W3C's header `traceparent` names it.
+//! The client's trace context, from the W3C header `traceparent`.
 //!
-//! Owns: its reading. Never: makes one up, or sends one anywhere. Invariant: what does not follow the
-//! format to the letter is as good as absent, for a half-read trace would join strangers' spans.
+//! Owns: parsing the header. Never: creates a trace, or sends one. Invariant: a header that does
+//! not follow the format exactly is ignored, because a wrong id would join unrelated spans.
 //!
-//! Format: <https://www.w3.org/TR/trace-context/>, version 00; of later versions the part that is the same.
+//! Format: <https://www.w3.org/TR/trace-context/>, version 00; of later versions the common part.
 
 use axum::http::HeaderMap;
 use std::fmt;
 
-/// A span of a trace that began elsewhere.
+/// A span of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceParent {
-    /// The trace; not zero.
+    /// Trace id; not zero.
     pub trace: u128,
-    /// The span that asked; not zero.
+    /// Id of the calling span; not zero.
     pub span: u64,
-    /// Bit 0: the caller records this trace.
+    /// Trace flags. Bit 0: the caller records this trace.
     pub flags: u8,
 }
 
 impl TraceParent {
-    /// The header's, if there is one, once, and as it should be.
-    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+    /// Parses the header, if there is exactly one and it is valid.
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all("traceparent").iter();
         let value = values.next().filter(|_| values.next().is_none())?;
-        Self::read(value.to_str().ok()?)
+        Self::parse(value.to_str().ok()?)
     }
 
-    /// `version-trace-span-flags` in lower-case hex: 2, 32, 16 and 2 digits.
-    fn read(text: &str) -> Option<Self> {
+    /// Parses `version-trace-span-flags`, 2, 32, 16 and 2 digits of lower-case hexadecimal.
+    fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let version = digits(parts.next()?, 2)?;
         let trace = digits(parts.next()?, 32)?;
         let span = digits(parts.next()?, 16)?;
         let flags = digits(parts.next()?, 2)?;
-        // Later versions may say more; version 255 is none.
+        // Later versions may append fields; version 255 is invalid.
         let whole = match version {
             0 => parts.next().is_none(),
             version => version != 0xff,
@@ -46,14 +46,13 @@ impl TraceParent {
         })
     }
 
-    /// Whether spans of it are recorded.
+    /// Whether spans of the trace are recorded.
     pub fn is_recorded(&self) -> bool {
         self.flags & 1 == 1
     }
 }
 
 impl fmt::Display for TraceParent {
-    /// The trace's id.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.trace)
     }
@@ -70,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_that_is_none_was_joined() {
+    fn invalid_traceparent_is_ignored() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let read = TraceParent::read(good).unwrap();
+        let read = TraceParent::parse(good).unwrap();
         assert_eq!(read.to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!((read.span, read.flags), (0x00f0_67aa_0ba9_02b7, 1));
         let later = good.replacen("00-", "01-", 1);
-        assert_eq!(TraceParent::read(&later), Some(read));
-        assert_eq!(TraceParent::read(&(later + "-what-comes")), Some(read));
+        assert_eq!(TraceParent::parse(&later), Some(read));
+        assert_eq!(TraceParent::parse(&(later + "-what-comes")), Some(read));
         let bad = [
             String::new(),
             good.replacen("00-", "ff-", 1),
@@ -91,7 +90,7 @@ mod tests {
             good.replace('-', "_"),
         ];
         for bad in bad {
-            assert_eq!(TraceParent::read(&bad), None, "{bad}");
+            assert_eq!(TraceParent::parse(&bad), None, "{bad}");
         }
     }
 }

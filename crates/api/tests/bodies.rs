@@ -1,100 +1,108 @@
-//! No request body costs more memory than four times its bytes, whatever is in it, and none of it stays.
+//! Memory of request bodies: no body costs more than four times its bytes, whatever its content,
+//! and all of it is freed.
 //!
-//! The test has a file, and so a process, of its own: what counts is that of all threads.
+//! The test is a process of its own, because the counters include all threads.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 #![allow(unsafe_code)] // An allocator that counts.
+
+#[path = "../src/model/template/tests/hostile.rs"]
+mod hostile;
 
 use axum::body::{Body, Bytes};
 use axum::http::{Request as HttpRequest, header};
 use cleave_api::{
     ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, ModelFiles, ModelText,
-    Operator, Readiness, WorkerCommand, WorkerView,
+    Operator, ServingReadiness, WorkerCommand, WorkerView,
 };
-use cleave_domain::{Ending, Refusal, Request, Timing, Usage};
+use cleave_domain::{Ending, Refusal, Request, RequestStageTimes, TokenUsage};
 use futures::StreamExt;
+use hostile::HOSTILE;
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
-struct Counting;
+struct PeakAllocator;
 
-/// Bytes that are taken now.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
-/// The most that were since the last reset.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+/// Most bytes allocated since the last reset.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-fn took(bytes: usize) {
-    let taken = TAKEN.fetch_add(bytes, Ordering::Relaxed) + bytes;
+fn count_allocated(bytes: usize) {
+    let taken = ALLOCATED.fetch_add(bytes, Ordering::Relaxed) + bytes;
     PEAK.fetch_max(taken, Ordering::Relaxed);
 }
 
-// SAFETY: the system's allocator does everything; this one counts.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: the system's allocator does all the work; this one only counts.
+unsafe impl GlobalAlloc for PeakAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: as the caller promises.
+        count_allocated(layout.size());
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        TAKEN.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // The system moves pages of what is large instead of copying them: old and new are never there together.
-        TAKEN.fetch_sub(layout.size(), Ordering::Relaxed);
-        took(size);
-        // SAFETY: as the caller promises.
+        // The system remaps the pages of a large block instead of copying them: old and new block
+        // never exist together.
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        count_allocated(size);
+        // SAFETY: the caller upholds the contract of `realloc`.
         unsafe { System.realloc(memory, layout, size) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: PeakAllocator = PeakAllocator;
 
-/// Bytes of memory for each byte of a body.
+/// Limit of memory per byte of a body.
 const BYTES_PER_BYTE: usize = 4;
-/// The same where a template joins a long text piece by piece: the library copies what it joined so far twice.
+/// The same where a template joins a long text piece by piece: the library copies the text so far
+/// twice.
 const COPIED_BYTES_PER_BYTE: usize = 6;
-/// The limits of a template, which may write JSON out with any number of blanks, and keep a second copy.
+/// Limits of a template, which may write JSON with any number of blanks and keep a second copy.
 const TEMPLATE_BYTES: usize = 8 << 20;
 const TEMPLATE_BYTES_PER_BYTE: usize = 16;
-/// Memory that a request takes besides its body: the server's own, and tokens of a prompt that fits the context.
-const BESIDES: usize = 256 << 10;
+/// Memory of a request besides its body: the server's own, and the tokens of a prompt that fits the
+/// context.
+const OVERHEAD_BYTES: usize = 256 << 10;
 const BODY: usize = 512 << 10;
 
-/// Refuses everything, once it has been read.
-struct Refusing;
+/// A frontend that refuses every request.
+struct RefusingFrontend;
 
-impl Operator for Refusing {
+impl Operator for RefusingFrontend {
     fn workers(&self) -> Vec<WorkerView> {
         Vec::new()
     }
 
     fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
-        Err(CommandError::Unknown)
+        Err(CommandError::UnknownWorker)
     }
 }
 
-impl Frontend for Refusing {
+impl Frontend for RefusingFrontend {
     fn submit(&self, _: Request) -> FlightStream {
         let ended = FlightEvent::Ended {
             ending: Ending::Refused(Refusal::NoWorker),
-            usage: Usage::default(),
-            timing: Timing::default(),
+            usage: TokenUsage::default(),
+            timing: RequestStageTimes::default(),
         };
         futures::stream::iter([ended]).boxed()
     }
 
-    fn readiness(&self) -> Readiness {
-        Readiness::Ready
+    fn readiness(&self) -> ServingReadiness {
+        ServingReadiness::Ready
     }
 
     fn metrics(&self) -> String {
@@ -102,7 +110,7 @@ impl Frontend for Refusing {
     }
 }
 
-/// `before`, then `item` with its number in place of `#` again and again, then `after`.
+/// Returns `before`, then copies of `item` with the copy's number in place of `#`, then `after`.
 fn repeated(before: &str, item: &str, after: &str) -> String {
     let mut text = before.to_owned();
     let mut index = 0;
@@ -123,7 +131,7 @@ fn filled(before: &str, piece: &str, after: &str) -> String {
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// Route and body, by name.
+/// Names, routes and bodies of the cases.
 fn bodies() -> Vec<(&'static str, &'static str, String)> {
     let nested = "[".repeat(120) + &"]".repeat(120);
     let hello = r#"{"messages":[{"role":"user","content":"hi"}],"#;
@@ -362,16 +370,9 @@ fn bodies() -> Vec<(&'static str, &'static str, String)> {
     ]
 }
 
-/// Templates that would take gigabytes, and the memory that they may take.
-const HOSTILE: [&str; 6] = [
-    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x='ab', l=[]) %}{% for i in range(90000) %}{% set ns.l = ns.l + [ns.x * 9999] %}{% endfor %}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('', ns.x) %}{% endfor %}",
-    "{% for a in range(90000) %}{% for b in range(9) %}0123456789abcdef0123456789abcdef{% endfor %}{% endfor %}",
-    "{{ '%999999999d'|format(1) }}{{ messages|tojson(indent=999999999) }}",
-];
-const HOSTILE_BYTES: usize = 32 << 20;
+/// Limit of a hostile template's memory, including the library's copy of the last text; the most
+/// expensive template takes two thirds of it.
+const HOSTILE_BYTES: usize = 2 * TEMPLATE_BYTES;
 
 fn app(model: &str) -> App {
     app_with(model, None)
@@ -383,14 +384,14 @@ fn app_with(model: &str, template: Option<&str>) -> App {
         startup_grace: Duration::ZERO,
         ..ApiOptions::default()
     };
-    let app = App::new(Arc::new(Refusing), options);
+    let app = App::new(Arc::new(RefusingFrontend), options);
     let mut files = ModelFiles::read(&root.join(model)).unwrap();
     files.chat_template = template.map(str::to_owned).or(files.chat_template);
     app.serve_model(ModelText::new(files).unwrap());
     app
 }
 
-/// The most memory that was taken beyond what was before.
+/// Returns the most memory allocated above the initial amount.
 fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bool) -> usize {
     let router = app.client_router();
     let pieces: Vec<_> = (0..body.len().div_ceil(64 << 10))
@@ -399,7 +400,7 @@ fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bo
             Ok::<_, std::io::Error>(body.slice(start..body.len().min(start + (64 << 10))))
         })
         .collect();
-    let before = TAKEN.load(Ordering::SeqCst);
+    let before = ALLOCATED.load(Ordering::SeqCst);
     PEAK.store(before, Ordering::SeqCst);
     let mut request = HttpRequest::post(path).header(header::CONTENT_TYPE, "application/json");
     if announced {
@@ -418,62 +419,65 @@ fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bo
 }
 
 #[test]
-fn a_hostile_template_takes_little_memory_and_leaves_none() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+fn hostile_templates_stay_within_the_memory_limit() {
+    let _alone = ONE_AT_A_TIME.lock();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap();
     let body = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
-    for template in HOSTILE {
+    for (ended, template) in HOSTILE {
         let app = app_with("qwen3", Some(template));
-        let before = TAKEN.load(Ordering::SeqCst);
+        let before = ALLOCATED.load(Ordering::SeqCst);
         let peak = peak_of(&runtime, &app, CHAT, &body, true);
-        let left = TAKEN.load(Ordering::SeqCst).saturating_sub(before);
-        println!("{peak} bytes, {left} left: {template}");
-        assert!(peak < HOSTILE_BYTES && left < BESIDES, "{template}");
+        let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+        println!("{peak} bytes, {left} left, {ended:?}: {template}");
+        assert!(peak < HOSTILE_BYTES && left < OVERHEAD_BYTES, "{template}");
     }
 }
 
-/// The counters are of the whole process.
-static ALONE: Mutex<()> = Mutex::new(());
+/// The counters include the whole process, so the tests take turns.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+// Lesson: 33.
 #[test]
-fn a_body_costs_four_times_its_bytes_at_most() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+fn a_body_costs_at_most_four_times_its_bytes() {
+    let _alone = ONE_AT_A_TIME.lock();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap();
     let mut dear = Vec::new();
-    // Templates and ways to tokenize; bodies that say how long they are, and others.
+    // Models with different templates and tokenizers; announced bodies and others.
     for (model, announced) in [("qwen3", true), ("llama3", true), ("llama2", false)] {
         let app = app(model);
         let small =
             Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}],"prompt":"a"}"#);
-        // Threads, thread-local caches and the tokenizer's own come once.
+        // Threads, thread-local caches and the tokenizer's caches are allocated once.
         for path in [CHAT, TEXT, "/tokenize", "/detokenize"] {
             peak_of(&runtime, &app, path, &small, true);
         }
         for (name, path, body) in bodies() {
             let body = Bytes::from(body);
             {
-                let before = TAKEN.load(Ordering::SeqCst);
+                let before = ALLOCATED.load(Ordering::SeqCst);
                 let peak = peak_of(&runtime, &app, path, &body, announced);
-                let left = TAKEN.load(Ordering::SeqCst).saturating_sub(before);
+                let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
                 println!(
                     "{model:8} {name:24} {:.2} bytes a byte, {left} left",
                     peak as f64 / body.len() as f64
                 );
-                // The text that a template makes of tools has a limit of its own.
+                // The text that a template makes of tools has its own limit.
                 let most = match name {
                     "arguments" | "a tool of numbers" | "a tool of arrays" => {
                         2 * (TEMPLATE_BYTES + TEMPLATE_BYTES_PER_BYTE * body.len())
                     }
-                    "a long message" | "calls" => COPIED_BYTES_PER_BYTE * body.len() + BESIDES,
-                    _ => BYTES_PER_BYTE * body.len() + BESIDES,
+                    "a long message" | "calls" => {
+                        COPIED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES
+                    }
+                    _ => BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES,
                 };
-                if peak > most || left > BESIDES {
+                if peak > most || left > OVERHEAD_BYTES {
                     dear.push((
                         model,
                         name,

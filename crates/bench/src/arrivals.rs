@@ -1,29 +1,28 @@
-//! When requests come.
+//! Arrival processes of requests.
 //!
-//! Owns: arrival processes. Never: waits for an answer; that is what makes the load open.
-//! Invariant: times never go back, and their mean rate is the rate asked for.
+//! Owns: the times of arrivals. Never: waits for an answer; that makes the load open-loop.
+//! Invariant: times never go back, and their mean rate is the requested rate.
 
-use crate::dice::{Dice, Purpose};
-use crate::number::{pair, positive, span, whole};
+use crate::number::{parse_count, parse_duration, parse_positive, split_key_value};
+use crate::rng::{DrawPurpose, WorkloadRng};
 use anyhow::{Context, bail};
 use cleave_domain::Time;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How arrivals are spread; the rate is given apart.
+/// The distribution of arrival times; the rate is separate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arrivals {
-    /// Independent of each other: exponential gaps.
+pub enum ArrivalProcess {
+    /// Independent arrivals: exponential gaps.
     Poisson,
     /// Gamma gaps; a coefficient of variation above 1 is burstier than Poisson.
     Gamma {
-        /// Standard deviation of the gaps, by their mean.
+        /// Standard deviation of the gaps, divided by their mean.
         cv: f64,
     },
-    /// Equal gaps.
     Uniform,
-    /// Groups of this many at once; the groups come as Poisson.
+    /// Groups of this many requests at once; the groups arrive as Poisson.
     Burst {
         /// Requests in a group.
         size: u32,
@@ -39,14 +38,14 @@ pub enum Arrivals {
     Trace,
 }
 
-impl FromStr for Arrivals {
+impl FromStr for ArrivalProcess {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let value = |key: &str| -> anyhow::Result<String> {
             for item in rest.split(',') {
-                match pair(item) {
+                match split_key_value(item) {
                     Ok((name, value)) if name == key => return Ok(value.to_owned()),
                     _ => {}
                 }
@@ -58,14 +57,14 @@ impl FromStr for Arrivals {
             "uniform" => Self::Uniform,
             "trace" => Self::Trace,
             "gamma" => Self::Gamma {
-                cv: positive(&value("cv")?).context("cv of gamma arrivals")?,
+                cv: parse_positive(&value("cv")?).context("cv of gamma arrivals")?,
             },
             "burst" => Self::Burst {
-                size: whole(&value("size")?).context("size of bursts")?,
+                size: parse_count(&value("size")?).context("size of bursts")?,
             },
             "onoff" => Self::OnOff {
-                on: span(&value("on")?).context("on-phase")?,
-                off: span(&value("off")?).context("off-phase")?,
+                on: parse_duration(&value("on")?).context("on-phase")?,
+                off: parse_duration(&value("off")?).context("off-phase")?,
             },
             other => bail!(
                 "unknown arrivals `{other}`; there are poisson, gamma:cv=2, uniform, burst:size=16, \
@@ -78,14 +77,15 @@ impl FromStr for Arrivals {
             Self::OnOff { .. } => 2,
         };
         let given = rest.split(',').filter(|item| !item.trim().is_empty());
-        match given.count() == takes {
-            true => Ok(arrivals),
-            false => bail!("arrivals `{text}`: {name} takes {takes} values"),
+        if given.count() == takes {
+            Ok(arrivals)
+        } else {
+            bail!("arrivals `{text}`: {name} takes {takes} values")
         }
     }
 }
 
-impl fmt::Display for Arrivals {
+impl fmt::Display for ArrivalProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Poisson => f.write_str("poisson"),
@@ -101,53 +101,52 @@ impl fmt::Display for Arrivals {
     }
 }
 
-/// The times of one process at one rate, without an end.
-pub(crate) struct Times {
-    arrivals: Arrivals,
-    /// Requests per second.
+/// The endless times of one process at one rate.
+pub(crate) struct ArrivalTimes {
+    arrivals: ArrivalProcess,
     rate: f64,
-    dice: Dice,
+    dice: WorkloadRng,
     /// Seconds since the start; for on-off only on-phases count.
     at: f64,
-    /// Requests still to come of the present group.
+    /// Requests of the current group that are still to come.
     group: u32,
 }
 
-impl Times {
-    /// `rate` is in requests per second; `arrivals` is not [`Arrivals::Trace`], whose times are the
-    /// trace's.
-    pub(crate) fn new(arrivals: Arrivals, rate: f64, seed: u64) -> Self {
+impl ArrivalTimes {
+    /// `rate` is in requests per second; `arrivals` is not [`ArrivalProcess::Trace`], whose times
+    /// come from the trace.
+    pub(crate) fn new(arrivals: ArrivalProcess, rate: f64, seed: u64) -> Self {
         Self {
             arrivals,
             rate,
-            dice: Dice::new(seed, Purpose::Arrivals),
+            dice: WorkloadRng::new(seed, DrawPurpose::Arrivals),
             at: 0.0,
             group: 0,
         }
     }
 }
 
-impl Iterator for Times {
+impl Iterator for ArrivalTimes {
     type Item = Time;
 
     fn next(&mut self) -> Option<Time> {
         let gap = 1.0 / self.rate;
         let seconds = match self.arrivals {
-            Arrivals::Poisson => {
+            ArrivalProcess::Poisson => {
                 self.at += gap * self.dice.exponential();
                 self.at
             }
-            Arrivals::Gamma { cv } => {
-                // Shape 1/cv² has this cv; the scale makes the mean.
+            ArrivalProcess::Gamma { cv } => {
+                // A gamma distribution of shape 1/cv² has this cv; the scale sets the mean.
                 let shape = 1.0 / (cv * cv);
                 self.at += self.dice.gamma(shape, gap / shape);
                 self.at
             }
-            Arrivals::Uniform => {
+            ArrivalProcess::Uniform => {
                 self.at += gap;
                 self.at
             }
-            Arrivals::Burst { size } => {
+            ArrivalProcess::Burst { size } => {
                 if self.group == 0 {
                     self.at += gap * f64::from(size) * self.dice.exponential();
                     self.group = size;
@@ -155,12 +154,12 @@ impl Iterator for Times {
                 self.group -= 1;
                 self.at
             }
-            Arrivals::OnOff { on, off } => {
+            ArrivalProcess::OnOff { on, off } => {
                 let (on, off) = (on.as_secs_f64(), off.as_secs_f64());
                 self.at += gap * on / (on + off) * self.dice.exponential();
                 self.at + (self.at / on).floor() * off
             }
-            Arrivals::Trace => return None,
+            ArrivalProcess::Trace => return None,
         };
         Some(at_seconds(seconds))
     }
@@ -178,7 +177,7 @@ mod tests {
     const COUNT: usize = 200_000;
 
     fn seconds(arrivals: &str, rate: f64) -> Vec<f64> {
-        Times::new(arrivals.parse().unwrap(), rate, 7)
+        ArrivalTimes::new(arrivals.parse().unwrap(), rate, 7)
             .take(COUNT)
             .map(|at| at.as_nanos() as f64 / 1e9)
             .collect()
@@ -197,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn gaps_have_the_mean_and_the_variation_of_theory() {
+    fn gaps_have_their_processs_mean_and_variation() {
         // (process, coefficient of variation of its gaps)
         let groups = 16.0_f64;
-        // A gap of a grouped process is 0 but for one in `groups`, which is exponential of mean m·groups:
-        // E[g²] = 2·m²·groups, so cv² = 2·groups − 1.
+        // A gap of a grouped process is 0 but for one in `groups`, which is exponential of mean
+        // m·groups: E[g²] = 2·m²·groups, so cv² = 2·groups − 1.
         let of_groups = (2.0 * groups - 1.0).sqrt();
         for (arrivals, cv) in [
             ("poisson", 1.0),
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn off_phases_are_silent_and_the_rate_is_the_mean() {
+    fn off_phases_have_no_arrivals_and_the_mean_rate_holds() {
         let times = seconds("onoff:on=2s,off=6s", 40.0);
         for at in &times {
             assert!(at % 8.0 <= 2.0 + 1e-6, "{at} is in an off-phase");
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_meant_is_said_back_and_nonsense_is_refused() {
+    fn arrival_specs_round_trip_and_bad_ones_are_refused() {
         for good in [
             "poisson",
             "gamma:cv=2.5",
@@ -255,7 +254,7 @@ mod tests {
             "onoff:on=5s,off=10s",
             "trace",
         ] {
-            let arrivals: Arrivals = good.parse().unwrap();
+            let arrivals: ArrivalProcess = good.parse().unwrap();
             assert_eq!(arrivals.to_string(), good);
         }
         for bad in [
@@ -269,7 +268,7 @@ mod tests {
             "onoff:on=5s",
             "onoff:on=5,off=1s",
         ] {
-            assert!(bad.parse::<Arrivals>().is_err(), "{bad}");
+            assert!(bad.parse::<ArrivalProcess>().is_err(), "{bad}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! One request after the other, or thousands at once.
+//! The HTTP client, for one request or thousands at once.
 //!
-//! Owns: connections, and reading an answer into a record. Never: asks again (but, once and counted,
-//! where a server closed a kept connection instead of answering), or waits for its turn: the pool has
-//! no limit. Invariant: whatever happens, a record says how its request ended.
+//! Owns: connections, and reading an answer into a record. Never: resends a request (except once
+//! and counted, when a server closed a kept connection instead of answering), or queues it: the
+//! pool has no limit. Invariant: a record always says how its request ended.
 
-use crate::connection::{Answered, Connector, connector};
-use crate::record::{Failure, Outcome, Record};
-use crate::sse::{self, Event, Lines};
-use crate::stages::Stages;
+use crate::connection::{AnsweredFlag, TrackedConnector, connector};
+use crate::record::{RequestFailure, RequestMeasurement, RequestOutcome};
+use crate::sse::{self, SseEvent, SseLines};
+use crate::stages::StageTimes;
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use cleave_domain::Time;
@@ -24,35 +24,35 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// What servers answer beside streams.
+/// Largest answer that is not a stream.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// Of an error's text.
+/// Longest error text that is kept.
 const TEXT_CHARS_MAX: usize = 300;
 
 /// A server's address and the connections to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
-    pool: Pool<Connector, Full<Bytes>>,
-    /// Keeps no connection.
-    fresh: Pool<Connector, Full<Bytes>>,
-    /// Scheme and authority, then the path before `/v1`.
+pub(crate) struct BenchClient {
+    kept_connections: Pool<TrackedConnector, Full<Bytes>>,
+    /// Pool that keeps no connection.
+    fresh_connections: Pool<TrackedConnector, Full<Bytes>>,
+    /// Scheme, authority, and the path before `/v1`.
     base: String,
 }
 
-/// The client's clock: zero is the run's start.
+/// The client's clock; zero is the run's start.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock(pub(crate) Instant);
+pub(crate) struct RunClock(pub(crate) Instant);
 
-impl Clock {
+impl RunClock {
     pub(crate) fn now(self) -> Time {
         Time::ZERO + self.0.elapsed()
     }
 }
 
-impl Client {
-    /// Checks an address such as `http://127.0.0.1:8000`; `/v1` at its end is allowed. Who vouches for one of
-    /// `https://`: the authorities of a file, or else this system's.
+impl BenchClient {
+    /// Checks an address such as `http://127.0.0.1:8000`; `/v1` at its end is allowed. Certificates
+    /// of `https://` are verified by the authorities in the file, or else by the system's.
     pub(crate) fn new(url: &str, authorities: Option<&Path>) -> anyhow::Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("URL `{url}`"))?;
         let scheme = match uri.scheme_str() {
@@ -73,8 +73,8 @@ impl Client {
                 .build(connector(dial.clone()))
         };
         Ok(Self {
-            pool: pool(usize::MAX),
-            fresh: pool(0),
+            kept_connections: pool(usize::MAX),
+            fresh_connections: pool(0),
             base: format!("{scheme}://{authority}{path}"),
         })
     }
@@ -87,7 +87,8 @@ impl Client {
     /// A JSON answer, whatever its status.
     pub(crate) async fn json(
         &self,
-        (path, body): (&str, Option<&Value>),
+        path: &str,
+        body: Option<&Value>,
         headers: &HeaderMap,
     ) -> anyhow::Result<(StatusCode, Value)> {
         let (method, body) = match body {
@@ -99,7 +100,10 @@ impl Client {
         *request.uri_mut() = self.uri(path)?;
         *request.headers_mut() = headers.clone();
         let answer = async {
-            let response = self.ask(request, &mut 0).await.map_err(flat)?;
+            let response = self
+                .send_with_resend(request, &mut 0)
+                .await
+                .map_err(flatten_error)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
                 .collect()
@@ -116,21 +120,21 @@ impl Client {
             .with_context(|| format!("{}{path}", self.base))
     }
 
-    /// Asks once more, on a new connection, if a kept one was closed before an answer came: servers
-    /// close kept connections just when they are used again, and clients that people use do the same. It is
-    /// counted before the second answer is waited for, which may take longer than anybody waits.
-    async fn ask(
+    /// Resends once, on a new connection, if a kept one was closed before an answer came: servers
+    /// close idle connections just when they are used again, and common clients resend too. The
+    /// resend is counted before its answer is awaited, since the caller may time out first.
+    async fn send_with_resend(
         &self,
         request: Request<Full<Bytes>>,
         asked_again: &mut u32,
     ) -> Result<Response<Incoming>, PoolError> {
-        match self.pool.request(request.clone()).await {
-            Err(error) if was_closed(&error) => {
+        match self.kept_connections.request(request.clone()).await {
+            Err(error) if kept_connection_closed(&error) => {
                 *asked_again += 1;
-                self.fresh.request(request).await
+                self.fresh_connections.request(request).await
             }
             Ok(response) => {
-                Answered::note(response.extensions());
+                AnsweredFlag::mark(response.extensions());
                 Ok(response)
             }
             Err(error) => Err(error),
@@ -141,89 +145,104 @@ impl Client {
     pub(crate) async fn stream(
         &self,
         request: Request<Full<Bytes>>,
-        (clock, record): (Clock, &mut Record),
-    ) -> Outcome {
-        let response = match self.ask(request, &mut record.asked_again).await {
+        clock: RunClock,
+        record: &mut RequestMeasurement,
+    ) -> RequestOutcome {
+        let response = match self
+            .send_with_resend(request, &mut record.resent_count)
+            .await
+        {
             Ok(response) => response,
             Err(error) => {
-                let kind = match error.is_connect() {
-                    true => Failure::Connect,
-                    false => Failure::Broken,
+                let kind = if error.is_connect() {
+                    RequestFailure::Connect
+                } else {
+                    RequestFailure::Broken
                 };
-                return failed(kind, &flat(error).to_string());
+                return failed(kind, &flatten_error(error).to_string());
             }
         };
         if response.status() != StatusCode::OK {
-            return turned_away(response).await;
+            return read_refusal(response).await;
         }
         let timing = response.headers().get("x-cleave-timing");
         record.stages = timing
             .and_then(|value| value.to_str().ok())
-            .and_then(Stages::parse);
-        answer(response.into_body(), (clock, record)).await
+            .and_then(StageTimes::parse);
+        read_stream(response.into_body(), clock, record).await
     }
 }
 
-/// Whether it was a kept connection that was closed instead of an answer. A new one that dies is the server's
-/// failure, and asking again would hide it.
-fn was_closed(error: &PoolError) -> bool {
-    let kept = error.connect_info().is_some_and(Answered::over);
+/// Whether a kept connection was closed instead of answering. A new connection that dies is the
+/// server's failure, and resending would hide it.
+fn kept_connection_closed(error: &PoolError) -> bool {
+    let kept = error.connect_info().is_some_and(AnsweredFlag::is_set_on);
     let cause = error.source().and_then(|cause| cause.downcast_ref());
     kept && cause.is_some_and(hyper::Error::is_incomplete_message)
 }
 
 /// An error with its causes in one line.
-fn flat(error: PoolError) -> anyhow::Error {
+fn flatten_error(error: PoolError) -> anyhow::Error {
     let error = anyhow::Error::from(error);
     anyhow::anyhow!("{error:#}")
 }
 
-fn failed(kind: Failure, text: &str) -> Outcome {
+fn failed(kind: RequestFailure, text: &str) -> RequestOutcome {
     let text = text.chars().take(TEXT_CHARS_MAX).collect();
-    Outcome::Failed { kind, text }
+    RequestOutcome::Failed { kind, text }
 }
 
-/// What an answer other than 200 says.
-async fn turned_away(response: Response<Incoming>) -> Outcome {
+/// The outcome of an answer other than 200.
+async fn read_refusal(response: Response<Incoming>) -> RequestOutcome {
     let status = response.status();
     let retry_after = response.headers().get(RETRY_AFTER);
     let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    // Read to its end, so that the connection can be used again.
+    // Reads the body to its end, so that the connection can be used again.
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
         .collect()
         .await;
     if status == StatusCode::TOO_MANY_REQUESTS {
-        return Outcome::Refused {
+        return RequestOutcome::Refused {
             status: status.as_u16(),
             retry_after,
         };
     }
     let bytes = body.map(|body| body.to_bytes()).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    failed(Failure::Status, &format!("{status}: {}", text.trim()))
+    failed(
+        RequestFailure::Status,
+        &format!("{status}: {}", text.trim()),
+    )
 }
 
-async fn answer(mut body: Incoming, (clock, record): (Clock, &mut Record)) -> Outcome {
-    let mut lines = Lines::default();
+async fn read_stream(
+    mut body: Incoming,
+    clock: RunClock,
+    record: &mut RequestMeasurement,
+) -> RequestOutcome {
+    let mut lines = SseLines::default();
     let (mut finished, mut ended, mut flaw) = (false, false, None);
     while let Some(frame) = body.frame().await {
         let frame = match frame {
             Ok(frame) => frame,
-            Err(error) => return failed(Failure::Broken, &error.to_string()),
+            Err(error) => return failed(RequestFailure::Broken, &error.to_string()),
         };
         let Some(bytes) = frame.data_ref() else {
             continue;
         };
         let now = clock.now();
-        let fed = lines.feed(bytes, |data| match sse::read(data) {
-            Event::End => ended = true,
-            Event::Error(text) => flaw = Some((Failure::Error, text)),
-            Event::Garbled => {
-                flaw = Some((Failure::Garbled, String::from_utf8_lossy(data).into_owned()));
+        let fed = lines.feed(bytes, |data| match sse::parse_event(data) {
+            SseEvent::End => ended = true,
+            SseEvent::Error(text) => flaw = Some((RequestFailure::Error, text)),
+            SseEvent::Malformed => {
+                flaw = Some((
+                    RequestFailure::Garbled,
+                    String::from_utf8_lossy(data).into_owned(),
+                ));
             }
-            Event::Chunk(chunk) => {
+            SseEvent::Chunk(chunk) => {
                 if chunk.output {
-                    record.chunk(now);
+                    record.receive_chunk(now);
                 }
                 finished |= chunk.finished;
                 if let Some(usage) = chunk.usage {
@@ -234,19 +253,20 @@ async fn answer(mut body: Incoming, (clock, record): (Clock, &mut Record)) -> Ou
             }
         });
         if fed.is_err() {
-            return failed(Failure::Garbled, "a line without an end");
+            return failed(RequestFailure::Garbled, "a line longer than the limit");
         }
         if let Some((kind, text)) = flaw.take() {
             return failed(kind, &text);
         }
-        // The body's end follows; waiting for it lets the connection be used again.
+        // Reading on to the body's end lets the connection be used again.
     }
-    match ended || finished {
-        true => Outcome::Done,
-        false => failed(
-            Failure::Cut,
+    if ended || finished {
+        RequestOutcome::Done
+    } else {
+        failed(
+            RequestFailure::Cut,
             &format!("the stream ended after {} chunks", record.chunks),
-        ),
+        )
     }
 }
 
@@ -258,12 +278,12 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
-    /// A server that gives its connections, in the order in which they come, so many answers each, and
-    /// closes them at the request after that; and the number of connections that came.
-    async fn serve(answers: &'static [usize]) -> (Client, Arc<AtomicUsize>) {
+    /// A server that answers a given number of requests on each connection, in the order of the
+    /// connections, and closes it at the next request; also gives the number of connections.
+    async fn serve(answers: &'static [usize]) -> (BenchClient, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let client = Client::new(&format!("http://{address}"), None).unwrap();
+        let client = BenchClient::new(&format!("http://{address}"), None).unwrap();
         let came = Arc::new(AtomicUsize::new(0));
         let count = came.clone();
         tokio::spawn(async move {
@@ -280,7 +300,7 @@ mod tests {
         (client, came)
     }
 
-    /// Until a request's head is there; none here has a body.
+    /// Reads a request's head; these requests have no body.
     async fn hear(socket: &mut TcpStream) {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -288,15 +308,15 @@ mod tests {
         }
     }
 
-    async fn asks(client: &Client) -> Result<StatusCode, String> {
-        let answer = client.json(("/", None), &HeaderMap::new()).await;
+    async fn asks(client: &BenchClient) -> Result<StatusCode, String> {
+        let answer = client.json("/", None, &HeaderMap::new()).await;
         answer
             .map(|(status, _)| status)
             .map_err(|error| format!("{error:#}"))
     }
 
     #[tokio::test]
-    async fn a_fresh_connection_that_died_was_asked_again() {
+    async fn a_request_on_a_fresh_connection_is_not_resent() {
         let (client, came) = serve(&[0, 1]).await;
         let error = asks(&client).await.unwrap_err();
         assert!(error.contains("connection closed"), "{error}");
@@ -304,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kept_connection_that_was_closed_is_asked_again_once() {
+    async fn a_request_on_a_closed_kept_connection_is_resent_once() {
         let (client, came) = serve(&[1, 1]).await;
         for _ in 0..2 {
             assert_eq!(asks(&client).await, Ok(StatusCode::OK));
@@ -317,26 +337,26 @@ mod tests {
         assert_eq!(came.load(Ordering::SeqCst), 2);
     }
 
-    /// How it ended, and how often it was asked again.
-    async fn streamed(client: &Client) -> (Failure, u32) {
+    /// How the request failed, and how often it was resent.
+    async fn streamed(client: &BenchClient) -> (RequestFailure, u32) {
         let mut request = Request::new(Full::default());
         *request.uri_mut() = client.uri("/").unwrap();
-        let mut record = Record::new(0, 0, Time::ZERO);
-        let clock = Clock(Instant::now());
-        let outcome = client.stream(request, (clock, &mut record)).await;
-        let Outcome::Failed { kind, .. } = outcome else {
+        let mut record = RequestMeasurement::new(0, 0, Time::ZERO);
+        let clock = RunClock(Instant::now());
+        let outcome = client.stream(request, clock, &mut record).await;
+        let RequestOutcome::Failed { kind, .. } = outcome else {
             panic!("an answer that is no stream: {outcome:?}");
         };
-        (kind, record.asked_again)
+        (kind, record.resent_count)
     }
 
     #[tokio::test]
-    async fn a_request_that_was_sent_twice_counted_as_one_that_was_not() {
+    async fn resent_requests_are_counted() {
         let (client, _) = serve(&[1, 1]).await;
-        assert_eq!(streamed(&client).await, (Failure::Cut, 0));
-        assert_eq!(streamed(&client).await, (Failure::Cut, 1));
+        assert_eq!(streamed(&client).await, (RequestFailure::Cut, 0));
+        assert_eq!(streamed(&client).await, (RequestFailure::Cut, 1));
         let (client, _) = serve(&[1, 0]).await;
-        assert_eq!(streamed(&client).await, (Failure::Cut, 0));
-        assert_eq!(streamed(&client).await, (Failure::Broken, 1));
+        assert_eq!(streamed(&client).await, (RequestFailure::Cut, 0));
+        assert_eq!(streamed(&client).await, (RequestFailure::Broken, 1));
     }
 }

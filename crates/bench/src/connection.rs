@@ -1,9 +1,9 @@
-//! A connection that knows whether anything was answered over it.
+//! A connection that records whether an answer came over it.
 //!
-//! Owns: that one fact. Never: reads or changes a byte. Invariant: a connection is kept only after an
-//! answer, so one that answered nothing yet is fresh.
+//! Owns: that flag. Never: reads or changes a byte. Invariant: a connection is kept only after an
+//! answer, so one without an answer is fresh.
 
-use cleave_tls::Stream;
+use cleave_tls::HttpTlsStream;
 use hyper::http::Extensions;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -15,27 +15,27 @@ use std::task::{Context, Poll};
 use tower::ServiceExt as _;
 use tower::util::MapResponse;
 
-/// Makes connections.
-pub(crate) type Connector = MapResponse<cleave_tls::Connector, fn(Stream) -> Kept>;
+pub(crate) type TrackedConnector =
+    MapResponse<cleave_tls::HttpTlsConnector, fn(HttpTlsStream) -> TrackedConnection>;
 
-pub(crate) fn connector(dial: cleave_tls::Connector) -> Connector {
-    dial.map_response(Kept::new as fn(_) -> _)
+pub(crate) fn connector(dial: cleave_tls::HttpTlsConnector) -> TrackedConnector {
+    dial.map_response(TrackedConnection::new as fn(_) -> _)
 }
 
-/// Whether a connection has answered.
+/// The flag of one connection.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answered(Arc<AtomicBool>);
+pub(crate) struct AnsweredFlag(Arc<AtomicBool>);
 
-impl Answered {
-    /// Notes that the connection of this response has.
-    pub(crate) fn note(extensions: &Extensions) {
+impl AnsweredFlag {
+    /// Sets the flag of this response's connection.
+    pub(crate) fn mark(extensions: &Extensions) {
         if let Some(Self(answered)) = extensions.get() {
             answered.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether this connection has.
-    pub(crate) fn over(connected: &Connected) -> bool {
+    /// Whether this connection's flag is set.
+    pub(crate) fn is_set_on(connected: &Connected) -> bool {
         let mut extensions = Extensions::new();
         connected.get_extras(&mut extensions);
         let answered = extensions.get();
@@ -43,33 +43,33 @@ impl Answered {
     }
 }
 
-/// A connection, in the clear or not.
+/// A connection, with or without TLS.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    socket: Stream,
-    answered: Answered,
+pub(crate) struct TrackedConnection {
+    socket: HttpTlsStream,
+    answered: AnsweredFlag,
 }
 
-impl Kept {
-    fn new(socket: Stream) -> Self {
+impl TrackedConnection {
+    fn new(socket: HttpTlsStream) -> Self {
         Self {
             socket,
-            answered: Answered::default(),
+            answered: AnsweredFlag::default(),
         }
     }
 
-    fn socket(self: Pin<&mut Self>) -> Pin<&mut Stream> {
+    fn socket(self: Pin<&mut Self>) -> Pin<&mut HttpTlsStream> {
         Pin::new(&mut self.get_mut().socket)
     }
 }
 
-impl Connection for Kept {
+impl Connection for TrackedConnection {
     fn connected(&self) -> Connected {
         self.socket.connected().extra(self.answered.clone())
     }
 }
 
-impl Read for Kept {
+impl Read for TrackedConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -79,7 +79,7 @@ impl Read for Kept {
     }
 }
 
-impl Write for Kept {
+impl Write for TrackedConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<Result<usize>> {
         self.socket().poll_write(cx, buf)
     }

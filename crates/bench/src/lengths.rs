@@ -1,36 +1,42 @@
-//! How long prompts and answers are.
+//! Lengths of prompts and answers.
 //!
-//! Owns: length distributions and what is done to lengths. Never: knows when a request comes.
-//! Invariant: a length is at least 1.
+//! Owns: length distributions and the scaling of lengths. Never: knows arrival times. Invariant: a
+//! length is at least 1.
 
-use crate::dice::Dice;
-use crate::prompt::Prompt;
+use crate::prompt::PromptPlan;
+use crate::rng::WorkloadRng;
 
-/// A log-normal's long tail ends at this many times its mean.
-const TAIL: f64 = 8.0;
+/// The log-normal's long tail is cut at this many times its mean.
+const TAIL_MEANS_MAX: f64 = 8.0;
 
 /// Tokens of one request: (input, output).
-pub(crate) type Pair = (u32, u32);
+pub(crate) type LengthPair = (u32, u32);
 
-/// Where the lengths of a class come from.
+/// The source of a class's lengths.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Lengths {
+pub(crate) enum LengthDistribution {
     /// Independent log-normals with these means; `cv` is the coefficient of variation of both, 0
     /// for fixed lengths.
     LogNormal { input: f64, output: f64, cv: f64 },
-    /// Pairs as measured, each as likely as the others; never empty.
-    Pairs(Vec<Pair>),
-    /// Input and output apart: what was published of a set of pairs is often no more.
-    Histograms { input: Histogram, output: Histogram },
+    /// Measured pairs, drawn evenly; never empty.
+    Pairs(Vec<LengthPair>),
+    /// Separate distributions of input and output: often only these are published.
+    Histograms {
+        input: LengthHistogram,
+        output: LengthHistogram,
+    },
 }
 
-impl Lengths {
-    pub(crate) fn draw(&self, dice: &mut Dice) -> Pair {
+impl LengthDistribution {
+    pub(crate) fn draw(&self, dice: &mut WorkloadRng) -> LengthPair {
         match self {
             Self::LogNormal { input, output, cv } => {
-                let mut draw = |mean: f64| match *cv > 0.0 {
-                    true => tokens(dice.log_normal(mean, *cv).min(TAIL * mean)),
-                    false => tokens(mean),
+                let mut draw = |mean: f64| {
+                    if *cv > 0.0 {
+                        round_to_tokens(dice.log_normal(mean, *cv).min(TAIL_MEANS_MAX * mean))
+                    } else {
+                        round_to_tokens(mean)
+                    }
                 };
                 (draw(*input), draw(*output))
             }
@@ -40,15 +46,14 @@ impl Lengths {
     }
 }
 
-/// Bins with weights.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Histogram {
-    /// First and last length in tokens, and the weights of this and all bins before it.
+pub(crate) struct LengthHistogram {
+    /// First and last length in tokens, and the summed weight of this and all bins before it.
     bins: Vec<(u32, u32, f64)>,
 }
 
-impl Histogram {
-    /// Adds a bin of lengths `from..=to`, each as likely. `None` if a number is out of order.
+impl LengthHistogram {
+    /// Adds a bin of lengths `from..=to`, drawn evenly. `None` if the bin or its weight is invalid.
     pub(crate) fn add(&mut self, from: u32, to: u32, weight: f64) -> Option<()> {
         let before = self.bins.last().map_or(0.0, |bin| bin.2);
         if from > to || !weight.is_finite() || weight < 0.0 {
@@ -64,8 +69,8 @@ impl Histogram {
         self.bins.is_empty()
     }
 
-    /// By inverse distribution.
-    pub(crate) fn draw(&self, dice: &mut Dice) -> u32 {
+    /// Draws by inverse distribution.
+    pub(crate) fn draw(&self, dice: &mut WorkloadRng) -> u32 {
         let Some(&(.., total)) = self.bins.last() else {
             return 1;
         };
@@ -77,13 +82,13 @@ impl Histogram {
     }
 }
 
-fn tokens(length: f64) -> u32 {
+fn round_to_tokens(length: f64) -> u32 {
     (length.round() as u32).max(1)
 }
 
-/// What is done to the lengths of a workload, so that a small model can serve it.
+/// Scaling of a workload's lengths, so that a small model can serve it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scaling {
+pub struct LengthScaling {
     /// Factor on prompt lengths.
     pub input: f64,
     /// Factor on answer lengths.
@@ -92,12 +97,12 @@ pub struct Scaling {
     pub input_max: u32,
     /// Longest answer, in tokens; longer ones are cut.
     pub output_max: u32,
-    /// Prompt and answer together, in tokens: a model's context. The answer gets at most half of it
-    /// unless the prompt leaves more, then the prompt is cut.
+    /// Most tokens of prompt and answer together: a model's context. The answer gets at most half
+    /// of it unless the prompt leaves more; then the prompt is cut.
     pub context_max: u32,
 }
 
-impl Default for Scaling {
+impl Default for LengthScaling {
     fn default() -> Self {
         Self {
             input: 1.0,
@@ -109,15 +114,16 @@ impl Default for Scaling {
     }
 }
 
-impl Scaling {
-    /// Prompt and answer as they are sent.
-    pub(crate) fn apply(&self, prompt: &Prompt, output: u32) -> (Prompt, u32) {
-        let mut output = tokens(f64::from(output) * self.output).min(self.output_max);
+impl LengthScaling {
+    /// Prompt and answer length after scaling.
+    pub(crate) fn apply(&self, prompt: &PromptPlan, output: u32) -> (PromptPlan, u32) {
+        let mut output = round_to_tokens(f64::from(output) * self.output).min(self.output_max);
         let prompt = prompt.scaled(self.input, self.input_max.min(self.context_max - 1));
         let input = prompt.tokens();
         if u64::from(input) + u64::from(output) <= u64::from(self.context_max) {
             return (prompt, output);
         }
+        // The answer gets what the prompt leaves, or half of the context; the prompt the rest.
         let left = self.context_max.saturating_sub(input);
         output = output.min(left.max(self.context_max / 2)).max(1);
         (prompt.scaled(1.0, self.context_max - output), output)
@@ -127,18 +133,18 @@ impl Scaling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Purpose;
+    use crate::rng::DrawPurpose;
 
     #[test]
-    fn draws_have_the_mean_and_the_spread_asked_for() {
-        let mut dice = Dice::new(3, Purpose::Lengths);
-        let lengths = Lengths::LogNormal {
+    fn log_normal_lengths_have_their_mean_and_cv() {
+        let mut dice = WorkloadRng::new(3, DrawPurpose::Lengths);
+        let lengths = LengthDistribution::LogNormal {
             input: 1000.0,
             output: 200.0,
             cv: 0.5,
         };
-        let drawn: Vec<Pair> = (0..100_000).map(|_| lengths.draw(&mut dice)).collect();
-        let mean = |of: fn(&Pair) -> u32| {
+        let drawn: Vec<LengthPair> = (0..100_000).map(|_| lengths.draw(&mut dice)).collect();
+        let mean = |of: fn(&LengthPair) -> u32| {
             drawn.iter().map(|pair| f64::from(of(pair))).sum::<f64>() / drawn.len() as f64
         };
         let (input, output) = (mean(|pair| pair.0), mean(|pair| pair.1));
@@ -147,7 +153,7 @@ mod tests {
         let spread = drawn.iter().map(|pair| (f64::from(pair.0) - input).powi(2));
         let cv = (spread.sum::<f64>() / drawn.len() as f64).sqrt() / input;
         assert!((cv - 0.5).abs() < 0.02, "{cv}");
-        let fixed = Lengths::LogNormal {
+        let fixed = LengthDistribution::LogNormal {
             input: 7.0,
             output: 9.0,
             cv: 0.0,
@@ -156,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bin_is_drawn_as_often_as_it_weighs() {
-        let mut histogram = Histogram::default();
+    fn histogram_bins_are_drawn_by_weight() {
+        let mut histogram = LengthHistogram::default();
         histogram.add(1, 10, 0.25).unwrap();
         histogram.add(11, 20, 0.0).unwrap();
         histogram.add(101, 101, 0.75).unwrap();
         assert!(histogram.add(5, 4, 1.0).is_none());
         assert!(histogram.add(5, 6, f64::NAN).is_none());
-        let mut dice = Dice::new(3, Purpose::Lengths);
+        let mut dice = WorkloadRng::new(3, DrawPurpose::Lengths);
         let drawn: Vec<u32> = (0..40_000).map(|_| histogram.draw(&mut dice)).collect();
         let low = drawn.iter().filter(|tokens| **tokens <= 10).count();
         assert!((9_700..10_300).contains(&low), "{low}");
@@ -171,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_was_longer_than_the_models_context() {
-        let scaling = Scaling {
+    fn requests_are_cut_to_the_models_context() {
+        let scaling = LengthScaling {
             context_max: 1000,
-            ..Scaling::default()
+            ..LengthScaling::default()
         };
         let both = |input, output| {
-            let (prompt, output) = scaling.apply(&Prompt::unique(1, input), output);
+            let (prompt, output) = scaling.apply(&PromptPlan::unique(1, input), output);
             (prompt.tokens(), output)
         };
         assert_eq!(both(300, 300), (300, 300));

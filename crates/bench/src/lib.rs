@@ -1,29 +1,28 @@
-//! Load on any server of OpenAI's API, and what its users feel of it.
+//! Load for any server of OpenAI's API, and the latencies that its users see.
 //!
-//! Owns: workloads, open-loop load, what is measured at the client, the search for goodput, the
-//! report. Never: knows Cleave's insides, or decides anything about a request.
-//! Invariant: arrivals never wait for answers, and whatever was asked is counted: refused, failed and
-//! late are all misses.
+//! Owns: workloads, open-loop load, measurements at the client, the search for goodput, the report.
+//! Never: knows Cleave's internals, or decides anything about a request. Invariant: arrivals never
+//! wait for answers, and every request is counted: refused, failed and late are all misses.
 //!
-//! A [`Workload`] and a [`Wish`] give a [`Schedule`]; a [`Job`] sends it to a [`Server`] and leaves a
-//! [`Report`]. Everything random comes from one seed.
+//! A [`BenchWorkload`] and a [`ScheduleOptions`] give a [`RequestSchedule`]; a [`BenchJob`] sends
+//! it to a [`MeasuredServer`] and leaves a [`BenchReport`]. Everything random comes from one seed.
 
 mod arrivals;
-mod ask;
 mod client;
 mod confidence;
 mod connection;
-mod dice;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod job;
 mod lengths;
+mod measurement;
 mod number;
 mod plot;
 mod prompt;
 mod record;
 mod report;
+mod request;
 mod result;
+mod rng;
 mod run;
 mod schedule;
 mod search;
@@ -35,29 +34,30 @@ mod summary;
 mod trace;
 mod workload;
 
-pub use arrivals::Arrivals;
-pub use ask::{Asking, Ending, Endpoint, SloHeaders, Timing};
-pub use confidence::{Interval, Verdict, wilson};
-pub use job::{Hunt, Job, Watch};
-pub use lengths::Scaling;
-pub use number::span;
+pub use arrivals::ArrivalProcess;
+pub use confidence::{ConfidenceInterval, GoalVerdict, wilson};
+pub use lengths::LengthScaling;
+pub use measurement::{BenchJob, GoodputSearch, ProgressObserver};
+pub use number::parse_duration;
+pub use request::{AnswerLength, ApiEndpoint, RequestOptions, SloHeaders, StageRequest};
 pub use result::{
-    Bin, Environment, Folder, Goodput, Kind, Report, RunReport, SCHEMA, TargetsMs, Try,
+    BenchReport, GoodputResult, LoadMachine, RateResult, ReportKind, ResultFolder, RunReport,
+    SCHEMA, TargetsMs, TimelineBin,
 };
-pub use run::{Cut, Progress, Stop};
-pub use schedule::{Asked, Schedule, Wish};
-pub use search::Bounds;
-pub use server::{Findings, PromptForm, Server, Target};
-pub use slo::{Miss, Slo, Targets};
-pub use summary::{Curves, Stats, Summary};
-pub use workload::Workload;
+pub use run::{CutReason, InterruptSignal, RunProgress};
+pub use schedule::{RequestSchedule, ScheduleEntry, ScheduleOptions};
+pub use search::RateBounds;
+pub use server::{MeasuredServer, PromptEncoding, ServerFacts, ServerTarget};
+pub use slo::{MissReason, SloSet, SloTargets};
+pub use summary::{LatencyCurves, RunSummary, SampleStats};
+pub use workload::BenchWorkload;
 
-/// Lets this process open as many connections as the system allows it: each request under way needs
-/// one, and the usual limit is 1024.
+/// Raises this process's limit of open files to what the system allows: each request in flight
+/// needs a connection, and the usual limit is 1024.
 pub fn raise_connections_max() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // If not allowed, connections fail later, and are counted.
+    // If the system refuses, connections fail later, and are counted.
     setrlimit(Resource::Nofile, limit).ok();
 }

@@ -1,14 +1,14 @@
 //! Plots as SVG text.
 //!
-//! Owns: scales, ticks and marks. Never: knows what the numbers mean; loads nothing.
-//! Invariant: whatever the numbers, the text is well-formed and has no number that is not finite.
+//! Owns: scales, ticks and marks. Never: knows the meaning of a number; loads nothing. Invariant:
+//! for any numbers the text is well-formed and contains only finite ones.
 //!
-//! Colours are CSS variables (`--c0` to `--c6`, `--ink`, `--line`), so that the page decides on light
-//! or dark; where colours repeat, dashes tell lines apart.
+//! Colours are CSS variables (`--c0` to `--c6`, `--ink`, `--line`), so that the page decides on
+//! light or dark; where colours repeat, dashes distinguish lines.
 
 use std::fmt::Write;
 
-/// In the plot's own units; the page scales it.
+/// Size in the plot's own units; the page scales it.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 52.0;
@@ -18,57 +18,59 @@ const BOTTOM: f64 = 40.0;
 const COLOURS: usize = 7;
 const DASHES: [&str; 3] = ["", "7 3", "2 3"];
 
-/// How an axis is divided.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Steps {
-    Even,
-    /// For numbers above 0 of several sizes.
+pub(crate) enum AxisScale {
+    Linear,
+    /// For positive numbers of several magnitudes.
     Log,
 }
 
-/// One axis.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Axis<'a> {
+pub(crate) struct PlotAxis<'a> {
     pub(crate) name: &'a str,
     pub(crate) from: f64,
     pub(crate) to: f64,
-    pub(crate) steps: Steps,
+    pub(crate) steps: AxisScale,
 }
 
-impl<'a> Axis<'a> {
-    /// From 0 to a little above the largest.
+impl<'a> PlotAxis<'a> {
+    /// An axis from 0 to a little above the largest number.
     pub(crate) fn from_zero(name: &'a str, numbers: impl Iterator<Item = f64>) -> Self {
         let most = numbers.filter(|n| n.is_finite()).fold(0.0, f64::max);
         Self {
             name,
             from: 0.0,
             to: if most > 0.0 { most * 1.05 } else { 1.0 },
-            steps: Steps::Even,
+            steps: AxisScale::Linear,
         }
     }
 
-    /// Of positive numbers: in steps of their sizes if the largest is far above the smallest.
-    pub(crate) fn spread(name: &'a str, numbers: impl Iterator<Item = f64> + Clone) -> Self {
+    /// An axis of positive numbers, logarithmic if the largest is far above the smallest.
+    pub(crate) fn from_zero_or_log(
+        name: &'a str,
+        numbers: impl Iterator<Item = f64> + Clone,
+    ) -> Self {
         let sound = numbers.filter(|n| n.is_finite() && *n > 0.0);
         let most = sound.clone().fold(0.0, f64::max);
         let least = sound.fold(f64::INFINITY, f64::min);
         if most > 30.0 * least {
             return Self {
                 name,
-                // What is far below the rest is not worth the space.
+                // Numbers five magnitudes below the largest are clipped.
                 from: (least / 1.1).max(most / 1e5),
                 to: (most * 1.1).min(f64::MAX),
-                steps: Steps::Log,
+                steps: AxisScale::Log,
             };
         }
         Self::from_zero(name, [most].into_iter())
     }
 
-    /// From 0 to 1 along the axis.
-    fn place(&self, number: f64) -> f64 {
+    /// The place of a number along the axis, from 0 to 1.
+    fn fraction(&self, number: f64) -> f64 {
         let place = match self.steps {
-            Steps::Even => (number - self.from) / (self.to - self.from),
-            Steps::Log => {
+            AxisScale::Linear => (number - self.from) / (self.to - self.from),
+            AxisScale::Log => {
                 let least = number.max(self.from);
                 (least / self.from).ln() / (self.to / self.from).ln()
             }
@@ -82,7 +84,8 @@ impl<'a> Axis<'a> {
 
     fn ticks(&self) -> Vec<f64> {
         match self.steps {
-            Steps::Even => {
+            AxisScale::Linear => {
+                // About five ticks, at a round step of 1, 2, 5 or 10 times a power of ten.
                 let rough = (self.to - self.from) / 5.0;
                 let size = 10_f64.powf(rough.log10().floor());
                 let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * size);
@@ -97,7 +100,7 @@ impl<'a> Axis<'a> {
                     .map(|index| index as f64 * step)
                     .collect()
             }
-            Steps::Log => {
+            AxisScale::Log => {
                 let (from, to) = (
                     self.from.log10().floor() as i32,
                     self.to.log10().ceil() as i32,
@@ -119,44 +122,42 @@ impl<'a> Axis<'a> {
     }
 }
 
-/// What is drawn.
 #[derive(Clone, Debug)]
-pub(crate) enum Mark {
+pub(crate) enum PlotMark {
     /// A line through points.
     Line(Vec<(f64, f64)>),
     /// Points with intervals: (x, y, low, high).
     Points(Vec<(f64, f64, f64, f64)>),
-    /// Bars of this width from 0 up, at their left ends.
+    /// Bars from 0 up: their left ends and heights, and one width.
     Bars(Vec<(f64, f64)>, f64),
-    /// A dashed line across, at this height.
-    Across(f64),
-    /// A dashed line upright, at this place.
-    Upright(f64),
+    /// A dashed horizontal line at this height.
+    Horizontal(f64),
+    /// A dashed vertical line at this place.
+    Vertical(f64),
 }
 
-/// Something drawn in one colour.
+/// A mark in one colour.
 #[derive(Clone, Debug)]
-pub(crate) struct Series {
-    /// For the legend; none if empty.
+pub(crate) struct PlotSeries {
+    /// The name in the legend; not shown if empty.
     pub(crate) name: String,
     pub(crate) colour: usize,
-    pub(crate) mark: Mark,
+    pub(crate) mark: PlotMark,
 }
 
-/// A plot.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot<'a> {
     pub(crate) title: &'a str,
-    pub(crate) x: Axis<'a>,
-    pub(crate) y: Axis<'a>,
-    pub(crate) series: Vec<Series>,
+    pub(crate) x: PlotAxis<'a>,
+    pub(crate) y: PlotAxis<'a>,
+    pub(crate) series: Vec<PlotSeries>,
 }
 
 impl Plot<'_> {
     pub(crate) fn svg(&self) -> String {
         let mut out = String::new();
-        let title = escape(self.title);
-        put(
+        let title = escape_html(self.title);
+        append(
             &mut out,
             format_args!(
                 "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\
@@ -173,18 +174,18 @@ impl Plot<'_> {
     }
 
     fn x(&self, number: f64) -> f64 {
-        LEFT + self.x.place(number) * (WIDTH - LEFT - RIGHT)
+        LEFT + self.x.fraction(number) * (WIDTH - LEFT - RIGHT)
     }
 
     fn y(&self, number: f64) -> f64 {
-        HEIGHT - BOTTOM - self.y.place(number) * (HEIGHT - TOP - BOTTOM)
+        HEIGHT - BOTTOM - self.y.fraction(number) * (HEIGHT - TOP - BOTTOM)
     }
 
     fn grid(&self, out: &mut String) {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         for tick in self.y.ticks() {
-            let (y, text) = (self.y(tick), number(tick));
-            put(
+            let (y, text) = (self.y(tick), format_number(tick));
+            append(
                 out,
                 format_args!(
                     "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"grid\"/>\
@@ -195,8 +196,8 @@ impl Plot<'_> {
             );
         }
         for tick in self.x.ticks() {
-            let (x, text) = (self.x(tick), number(tick));
-            put(
+            let (x, text) = (self.x(tick), format_number(tick));
+            append(
                 out,
                 format_args!(
                     "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" class=\"grid\"/>\
@@ -205,30 +206,30 @@ impl Plot<'_> {
                 ),
             );
         }
-        put(
+        append(
             out,
             format_args!(
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
              <text transform=\"translate(11 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
                 (LEFT + right) / 2.0,
                 HEIGHT - 8.0,
-                escape(self.x.name),
+                escape_html(self.x.name),
                 (TOP + bottom) / 2.0,
-                escape(self.y.name)
+                escape_html(self.y.name)
             ),
         );
     }
 
-    fn draw(&self, out: &mut String, series: &Series) {
+    fn draw(&self, out: &mut String, series: &PlotSeries) {
         let colour = series.colour % COLOURS;
         match &series.mark {
-            Mark::Line(points) => {
+            PlotMark::Line(points) => {
                 let dash = DASHES[(series.colour / COLOURS) % DASHES.len()];
                 let points = points
                     .iter()
                     .map(|(x, y)| format!("{:.1},{:.1}", self.x(*x), self.y(*y)));
                 let points: Vec<String> = points.collect();
-                put(
+                append(
                     out,
                     format_args!(
                         "<polyline points=\"{}\" fill=\"none\" stroke=\"var(--c{colour})\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/>",
@@ -236,10 +237,10 @@ impl Plot<'_> {
                     ),
                 );
             }
-            Mark::Points(points) => {
+            PlotMark::Points(points) => {
                 for (x, y, low, high) in points {
                     let at = self.x(*x);
-                    put(
+                    append(
                         out,
                         format_args!(
                             "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"var(--c{colour})\" stroke-width=\"1.5\"/>\
@@ -247,16 +248,16 @@ impl Plot<'_> {
                             self.y(*low),
                             self.y(*high),
                             self.y(*y),
-                            number(*x),
-                            number(*y)
+                            format_number(*x),
+                            format_number(*y)
                         ),
                     );
                 }
             }
-            Mark::Bars(bars, width) => {
+            PlotMark::Bars(bars, width) => {
                 for (x, y) in bars.iter().filter(|(_, y)| *y > 0.0) {
                     let (from, top) = (self.x(*x), self.y(*y));
-                    put(
+                    append(
                         out,
                         format_args!(
                             "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"var(--c{colour})\" opacity=\"0.75\"/>",
@@ -266,9 +267,9 @@ impl Plot<'_> {
                     );
                 }
             }
-            Mark::Across(at) => {
+            PlotMark::Horizontal(at) => {
                 let y = self.y(*at);
-                put(
+                append(
                     out,
                     format_args!(
                         "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"var(--c{colour})\" stroke-dasharray=\"4 4\"/>",
@@ -276,9 +277,9 @@ impl Plot<'_> {
                     ),
                 );
             }
-            Mark::Upright(at) => {
+            PlotMark::Vertical(at) => {
                 let x = self.x(*at);
-                put(
+                append(
                     out,
                     format_args!(
                         "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{}\" stroke=\"var(--c{colour})\" stroke-dasharray=\"4 4\"/>",
@@ -289,7 +290,7 @@ impl Plot<'_> {
         }
     }
 
-    /// Names in their colours, from the right end of the title's line.
+    /// Names in their colours, right-aligned in the title's line.
     fn legend(&self, out: &mut String) {
         let named = self.series.iter().filter(|series| !series.name.is_empty());
         let spans: Vec<String> = named
@@ -297,11 +298,11 @@ impl Plot<'_> {
                 let colour = series.colour % COLOURS;
                 format!(
                     "<tspan fill=\"var(--c{colour})\"> ■ {}</tspan>",
-                    escape(&series.name)
+                    escape_html(&series.name)
                 )
             })
             .collect();
-        put(
+        append(
             out,
             format_args!(
                 "<text x=\"{:.1}\" y=\"16\" text-anchor=\"end\" class=\"legend\">{}</text>",
@@ -313,32 +314,34 @@ impl Plot<'_> {
 }
 
 /// Appends to a text.
-pub(crate) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("memory takes what is written");
+pub(crate) fn append(out: &mut String, text: std::fmt::Arguments<'_>) {
+    out.write_fmt(text)
+        .expect("writing to a string cannot fail");
 }
 
-/// About three digits.
-pub(crate) fn number(number: f64) -> String {
+/// Formats a number with about three digits.
+pub(crate) fn format_number(number: f64) -> String {
     let size = number.abs();
     match size {
         _ if !number.is_finite() => "–".to_owned(),
         0.0 => "0".to_owned(),
         _ if size >= 100.0 => format!("{number:.0}"),
-        _ if size >= 10.0 => trimmed(format!("{number:.1}")),
-        _ if size >= 1.0 => trimmed(format!("{number:.2}")),
-        _ => trimmed(format!("{number:.3}")),
+        _ if size >= 10.0 => trim_zeros(format!("{number:.1}")),
+        _ if size >= 1.0 => trim_zeros(format!("{number:.2}")),
+        _ => trim_zeros(format!("{number:.3}")),
     }
 }
 
-fn trimmed(text: String) -> String {
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
+fn trim_zeros(text: String) -> String {
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
     }
 }
 
-/// Text that stands for itself in HTML and SVG, in attributes too.
-pub(crate) fn escape(text: &str) -> String {
+/// Escapes text for HTML and SVG, attributes included.
+pub(crate) fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -360,12 +363,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn ticks_are_round_and_within() {
-        let even = Axis {
+    fn ticks_are_round_numbers_within_the_axis() {
+        let even = PlotAxis {
             name: "",
             from: 0.0,
             to: 1.05,
-            steps: Steps::Even,
+            steps: AxisScale::Linear,
         };
         let rounded: Vec<f64> = even
             .ticks()
@@ -373,26 +376,26 @@ mod tests {
             .map(|t| (t * 100.0).round() / 100.0)
             .collect();
         assert_eq!(rounded, [0.0, 0.5, 1.0]);
-        let log = Axis::spread("", [3.0, 40.0, 900.0].into_iter());
-        assert_eq!(log.steps, Steps::Log);
+        let log = PlotAxis::from_zero_or_log("", [3.0, 40.0, 900.0].into_iter());
+        assert_eq!(log.steps, AxisScale::Log);
         assert_eq!(log.ticks(), [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
-        let wide = Axis::spread("", [f64::MIN_POSITIVE, f64::MAX].into_iter());
+        let wide = PlotAxis::from_zero_or_log("", [f64::MIN_POSITIVE, f64::MAX].into_iter());
         assert!(wide.to.is_finite() && wide.ticks().len() < 1000, "{wide:?}");
     }
 
     proptest! {
         #[test]
-        fn no_number_breaks_a_plot(numbers in proptest::collection::vec(proptest::num::f64::ANY, 0..9)) {
+        fn plots_of_any_numbers_are_well_formed(numbers in proptest::collection::vec(proptest::num::f64::ANY, 0..9)) {
             let pairs: Vec<(f64, f64)> = numbers.iter().map(|n| (*n, *n)).collect();
             let points = numbers.iter().map(|n| (*n, *n, *n, *n)).collect();
-            let marks = [Mark::Line(pairs.clone()), Mark::Points(points), Mark::Bars(pairs, 1.0), Mark::Across(f64::NAN)];
-            for axis in [Axis::from_zero, |name, numbers: std::vec::IntoIter<f64>| Axis::spread(name, numbers)] {
+            let marks = [PlotMark::Line(pairs.clone()), PlotMark::Points(points), PlotMark::Bars(pairs, 1.0), PlotMark::Horizontal(f64::NAN)];
+            for axis in [PlotAxis::from_zero, |name, numbers: std::vec::IntoIter<f64>| PlotAxis::from_zero_or_log(name, numbers)] {
                 let plot = Plot {
                     title: "a<b",
                     x: axis("x", numbers.clone().into_iter()),
                     y: axis("y", numbers.clone().into_iter()),
                     series: marks.iter().cloned().enumerate()
-                        .map(|(colour, mark)| Series { name: "n&".into(), colour, mark }).collect(),
+                        .map(|(colour, mark)| PlotSeries { name: "n&".into(), colour, mark }).collect(),
                 };
                 let svg = plot.svg();
                 prop_assert!(!svg.contains("NaN") && !svg.contains("inf"), "{}", svg);

@@ -1,35 +1,35 @@
-//! What a prompt is made of, and its text or tokens.
+//! Content of prompts, and their text or token ids.
 //!
-//! Owns: the content of prompts. Never: knows a server.
-//! Invariant: two prompts whose first parts are equal begin with the same tokens, to the last one
-//! of those parts; parts of other keys have other contents.
+//! Owns: prompts as parts, and writing them. Never: knows a server. Invariant: prompts with equal
+//! leading parts have equal leading tokens, to the end of those parts; parts of other keys have
+//! other contents.
 
-use crate::dice::mix;
+use crate::rng::mix;
 
-/// A run of tokens that is the same wherever its key is.
+/// A run of tokens that is equal wherever its key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    /// Names the content. A part of the same key that is shorter is its beginning.
+pub(crate) struct PromptPart {
+    /// Identifies the content. A shorter part of the same key is its beginning.
     pub(crate) key: u64,
-    /// Tokens; at least 1.
+    /// Number of tokens; at least 1.
     pub(crate) tokens: u32,
 }
 
-/// A prompt before it has tokens.
+/// A prompt as parts, before it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Prompt(pub(crate) Vec<Part>);
+pub(crate) struct PromptPlan(pub(crate) Vec<PromptPart>);
 
-impl Prompt {
+impl PromptPlan {
     /// A prompt that shares nothing with others.
     pub(crate) fn unique(key: u64, tokens: u32) -> Self {
-        Self(vec![Part { key, tokens }])
+        Self(vec![PromptPart { key, tokens }])
     }
 
     pub(crate) fn tokens(&self) -> u32 {
         self.0.iter().map(|part| part.tokens).sum()
     }
 
-    /// The same parts, `factor` times as long, cut off after `tokens_max`; at least one token. Ends
+    /// The same parts scaled by `factor` and cut off after `tokens_max`; at least one token. Ends
     /// of parts are scaled, not lengths, so that equal prefixes stay equal.
     pub(crate) fn scaled(&self, factor: f64, tokens_max: u32) -> Self {
         let mut parts = Vec::with_capacity(self.0.len());
@@ -39,7 +39,7 @@ impl Prompt {
             let to = ((end as f64 * factor).round() as u32).min(tokens_max);
             if to > scaled_end {
                 let tokens = to - scaled_end;
-                parts.push(Part { tokens, ..*part });
+                parts.push(PromptPart { tokens, ..*part });
                 scaled_end = to;
             }
         }
@@ -50,71 +50,77 @@ impl Prompt {
     }
 }
 
-/// The key of what belongs to one request alone. Traces number what is shared from 0, and so do
-/// we; the two never meet.
-pub(crate) fn own_key(request_index: u64) -> u64 {
+/// The key of content that only one request has. Keys of shared content have another highest bit,
+/// so the two never collide.
+pub(crate) fn unique_key(request_index: u64) -> u64 {
     mix(request_index) | 1 << 63
 }
 
-/// The key of block `id` of a trace, or of shared prefix `id` of class `class`.
+/// The key of a trace's block `id`, or of a class's shared prefix `id`.
 pub(crate) fn shared_key(class: u32, id: u64) -> u64 {
     mix(id ^ mix(u64::from(class))) & !(1 << 63)
 }
 
-/// A word, with the blank before it, and how many tokens the server makes of that.
+/// A word with the blank before it, and its number of tokens on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Word {
+pub(crate) struct CountedWord {
     pub(crate) text: String,
     pub(crate) tokens: u32,
 }
 
-/// What prompts are written with.
+/// The token ids or words that prompts are written with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Alphabet {
+pub(crate) enum PromptVocabulary {
     /// Token ids from `first` to before `end`; never empty.
-    Range { first: u32, end: u32 },
+    IdRange { first: u32, end: u32 },
     /// These token ids; never empty.
-    Listed(Vec<u32>),
-    /// Text of these words, shortest in tokens first; `overhead` tokens are the server's own
-    /// (begin token, chat template).
-    Words { words: Vec<Word>, overhead: u32 },
+    IdList(Vec<u32>),
+    /// These words, fewest tokens first; `overhead` tokens are added by the server (begin token,
+    /// chat template).
+    Words {
+        words: Vec<CountedWord>,
+        overhead: u32,
+    },
 }
 
-impl Alphabet {
-    /// Appends the prompt as a JSON value: an array of numbers or a string. `salt` makes the contents
-    /// of one run others than those of the next, which would find them in the server's cache.
-    pub(crate) fn write(&self, prompt: &Prompt, salt: u64, out: &mut Vec<u8>) {
+impl PromptVocabulary {
+    /// Appends the prompt as a JSON value: an array of numbers or a string. `salt` makes the
+    /// contents differ from run to run, so that no run finds another's prompts in the server's
+    /// cache.
+    pub(crate) fn write(&self, prompt: &PromptPlan, salt: u64, out: &mut Vec<u8>) {
         match self {
-            Self::Range { first, end } => {
+            Self::IdRange { first, end } => {
                 let span = u64::from(end - first);
-                write_ids(prompt, salt, out, |draw| first + below(draw, span));
+                write_ids(prompt, salt, out, |draw| first + scale_below(draw, span));
             }
-            Self::Listed(ids) => {
+            Self::IdList(ids) => {
                 let count = ids.len() as u64;
-                write_ids(prompt, salt, out, |draw| ids[below(draw, count) as usize]);
+                write_ids(prompt, salt, out, |draw| {
+                    ids[scale_below(draw, count) as usize]
+                });
             }
-            Self::Words { words, overhead } => write_text((words, *overhead), prompt, salt, out),
+            Self::Words { words, overhead } => write_text(words, *overhead, prompt, salt, out),
         }
     }
 }
 
-/// The `at`-th number of a part's content.
-fn draw(key: u64, salt: u64, at: u32) -> u64 {
+/// The `at`-th random number of a part's content.
+fn token_draw(key: u64, salt: u64, at: u32) -> u64 {
     mix(mix(key ^ salt).wrapping_add(u64::from(at).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
 }
 
-/// A number below `count` from 64 random bits.
-fn below(draw: u64, count: u64) -> u32 {
+/// Scales 64 random bits to a number below `count`.
+fn scale_below(draw: u64, count: u64) -> u32 {
     ((u128::from(draw) * u128::from(count)) >> 64) as u32
 }
 
-fn write_ids(prompt: &Prompt, salt: u64, out: &mut Vec<u8>, id_of: impl Fn(u64) -> u32) {
+fn write_ids(prompt: &PromptPlan, salt: u64, out: &mut Vec<u8>, id_of: impl Fn(u64) -> u32) {
     let mut before = b'[';
     for part in &prompt.0 {
         for at in 0..part.tokens {
             out.push(before);
             before = b',';
-            write_number(id_of(draw(part.key, salt, at)), out);
+            write_number(id_of(token_draw(part.key, salt, at)), out);
         }
     }
     if before == b'[' {
@@ -123,7 +129,8 @@ fn write_ids(prompt: &Prompt, salt: u64, out: &mut Vec<u8>, id_of: impl Fn(u64) 
     out.push(b']');
 }
 
-/// Prompts are hundreds of thousands of numbers: this is what building them takes.
+/// Writes a decimal number. Prompts have hundreds of thousands of them, and this dominates the time
+/// to build a body.
 fn write_number(mut number: u32, out: &mut Vec<u8>) {
     let mut digits = [0_u8; 10];
     let mut from = digits.len();
@@ -138,8 +145,14 @@ fn write_number(mut number: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(&digits[from..]);
 }
 
-/// Words until each part's end; the shortest ones where others do not fit any more.
-fn write_text((words, overhead): (&[Word], u32), prompt: &Prompt, salt: u64, out: &mut Vec<u8>) {
+/// Writes words up to each part's end; near the end only words that still fit are drawn.
+fn write_text(
+    words: &[CountedWord],
+    overhead: u32,
+    prompt: &PromptPlan,
+    salt: u64,
+    out: &mut Vec<u8>,
+) {
     let budget = prompt.tokens().saturating_sub(overhead).max(1);
     let (mut end, mut written) = (0, 0);
     out.push(b'"');
@@ -148,13 +161,14 @@ fn write_text((words, overhead): (&[Word], u32), prompt: &Prompt, salt: u64, out
         let mut at = 0;
         while written < end {
             let room = end - written;
+            // Words are sorted by tokens, so those that fit are a prefix of the list.
             let fitting = words.partition_point(|word| word.tokens <= room);
-            // Not even the shortest one: the next part begins a little early, the same for all that
-            // share this one.
+            // No word fits: the next part begins a little early, in the same way for all prompts
+            // that share this one.
             if fitting == 0 && written > 0 {
                 break;
             }
-            let pick = below(draw(part.key, salt, at), fitting.max(1) as u64);
+            let pick = scale_below(token_draw(part.key, salt, at), fitting.max(1) as u64);
             let word = &words[pick as usize];
             out.extend_from_slice(word.text.as_bytes());
             written += word.tokens;
@@ -164,7 +178,7 @@ fn write_text((words, overhead): (&[Word], u32), prompt: &Prompt, salt: u64, out
     out.push(b'"');
 }
 
-/// The salt of one run's prompts: no run finds those of another in the server's cache.
+/// The salt of one run's prompts.
 pub(crate) fn run_salt(seed: u64, run_index: u32) -> u64 {
     mix(mix(seed) ^ u64::from(run_index))
 }
@@ -174,29 +188,29 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const RANGE: Alphabet = Alphabet::Range {
+    const RANGE: PromptVocabulary = PromptVocabulary::IdRange {
         first: 256,
         end: 30_000,
     };
 
-    fn ids(alphabet: &Alphabet, prompt: &Prompt, salt: u64) -> Vec<u32> {
+    fn ids(alphabet: &PromptVocabulary, prompt: &PromptPlan, salt: u64) -> Vec<u32> {
         let mut out = Vec::new();
         alphabet.write(prompt, salt, &mut out);
         serde_json::from_slice(&out).unwrap()
     }
 
-    fn text(alphabet: &Alphabet, prompt: &Prompt) -> String {
+    fn text(alphabet: &PromptVocabulary, prompt: &PromptPlan) -> String {
         let mut out = Vec::new();
         alphabet.write(prompt, 0, &mut out);
         serde_json::from_slice(&out).unwrap()
     }
 
-    fn words() -> Alphabet {
-        let word = |text: &str, tokens| Word {
+    fn words() -> PromptVocabulary {
+        let word = |text: &str, tokens| CountedWord {
             text: text.into(),
             tokens,
         };
-        Alphabet::Words {
+        PromptVocabulary::Words {
             words: vec![
                 word(" a", 1),
                 word(" the", 1),
@@ -217,19 +231,19 @@ mod tests {
         text.split_whitespace().map(tokens).sum()
     }
 
-    fn parts() -> impl Strategy<Value = Prompt> {
-        let part = (0_u64..50, 1_u32..700).prop_map(|(key, tokens)| Part { key, tokens });
-        proptest::collection::vec(part, 1..6).prop_map(Prompt)
+    fn parts() -> impl Strategy<Value = PromptPlan> {
+        let part = (0_u64..50, 1_u32..700).prop_map(|(key, tokens)| PromptPart { key, tokens });
+        proptest::collection::vec(part, 1..6).prop_map(PromptPlan)
     }
 
     proptest! {
         #[test]
-        fn equal_parts_are_equal_tokens_and_nothing_else_is(
+        fn only_equal_parts_give_equal_tokens(
             shared in parts(), scale in 0.01_f64..2.0, one in 60_u64..80, other in 90_u64..110,
         ) {
             let with = |key| {
                 let mut prompt = shared.clone();
-                prompt.0.push(Part { key, tokens: 400 });
+                prompt.0.push(PromptPart { key, tokens: 400 });
                 prompt.scaled(scale, u32::MAX)
             };
             let prefix = shared.scaled(scale, u32::MAX);
@@ -251,31 +265,31 @@ mod tests {
         }
 
         #[test]
-        fn text_is_as_long_as_the_server_will_count(prompt in parts()) {
+        fn text_has_the_planned_token_count(prompt in parts()) {
             let wanted = prompt.tokens().saturating_sub(4).max(1);
             prop_assert_eq!(count(&text(&words(), &prompt)), wanted);
         }
     }
 
     #[test]
-    fn text_shares_prefixes() {
-        let block = |key| Part { key, tokens: 512 };
-        let one = text(&words(), &Prompt(vec![block(1), block(2), block(3)]));
-        let other = text(&words(), &Prompt(vec![block(1), block(2), block(4)]));
+    fn equal_leading_parts_give_equal_text() {
+        let block = |key| PromptPart { key, tokens: 512 };
+        let one = text(&words(), &PromptPlan(vec![block(1), block(2), block(3)]));
+        let other = text(&words(), &PromptPlan(vec![block(1), block(2), block(4)]));
         let common = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b);
         assert!(count(one[..common.count()].rsplit_once(' ').unwrap().0) >= 1020);
     }
 
     #[test]
-    fn a_scaled_prompt_is_never_empty_and_never_above_its_limit() {
-        let prompt = Prompt::unique(1, 1000);
+    fn scaled_prompts_stay_within_one_token_and_the_limit() {
+        let prompt = PromptPlan::unique(1, 1000);
         assert_eq!(prompt.scaled(1e-6, 100).tokens(), 1);
         assert_eq!(prompt.scaled(1.0, 100).tokens(), 100);
         assert_eq!(prompt.scaled(0.25, 1000).tokens(), 250);
     }
 
     #[test]
-    fn numbers_are_written_as_everybody_writes_them() {
+    fn token_ids_are_written_in_decimal() {
         for number in [0, 7, 10, 4_294_967_295] {
             let mut out = Vec::new();
             write_number(number, &mut out);

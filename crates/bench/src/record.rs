@@ -1,111 +1,109 @@
-//! What was seen of one request.
+//! Measurements of one request.
 //!
-//! Owns: its times and counts, and what is computed from them. Never: judges (see `slo`).
+//! Owns: its times and counts, and the values computed from them. Never: judges (see `slo`).
 //! Invariant: times are the client's, since the run's start; latencies count from the time the
-//! request was due, so that a generator that is late makes no server look good.
+//! request was due, so that a late generator makes no server look good.
 
-use crate::stages::Stages;
+use crate::stages::StageTimes;
 use cleave_domain::Time;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Tokens of a request.
+/// Prompt and output tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Length {
+pub(crate) struct RequestTokens {
     pub(crate) input: u32,
     pub(crate) output: u32,
 }
 
-/// How an attempt to get an answer failed.
+/// How a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Failure {
-    /// No connection.
+pub(crate) enum RequestFailure {
+    /// The connection could not be made.
     Connect,
-    /// The connection broke.
     Broken,
     /// A status other than 200 and 429.
     Status,
-    /// The stream ended with an error event.
+    /// The stream contained an error event.
     Error,
-    /// The stream ended without its end.
+    /// The stream ended before its last event.
     Cut,
-    /// Not what a stream of completions is made of.
+    /// The stream contained something else than completion events.
     Garbled,
-    /// Longer than the time limit.
+    /// The answer took longer than the time limit.
     Timeout,
 }
 
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Outcome {
+pub(crate) enum RequestOutcome {
     /// The whole answer came.
     Done,
-    /// 429.
+    /// The server answered 429.
     Refused {
         status: u16,
-        /// Seconds, as the header said.
+        /// Seconds from the `Retry-After` header.
         retry_after: Option<u32>,
     },
-    /// No answer, or a part of one.
-    Failed { kind: Failure, text: String },
-    /// Still under way, or not even sent, when the measurement ended.
+    /// The answer is missing or incomplete.
+    Failed { kind: RequestFailure, text: String },
+    /// Still in flight, or not even sent, when the measurement ended.
     Unfinished,
 }
 
-/// What was seen of one request.
+/// The measurements of one request.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Record {
-    /// In the schedule.
+pub(crate) struct RequestMeasurement {
+    /// Index in the schedule.
     pub(crate) index: u32,
     pub(crate) class: usize,
-    /// As planned.
-    pub(crate) asked: Length,
+    /// The lengths that were requested.
+    pub(crate) requested: RequestTokens,
     pub(crate) due: Time,
     pub(crate) sent: Option<Time>,
-    /// First chunk with output.
+    /// Time of the first chunk with output.
     pub(crate) first: Option<Time>,
-    /// Last chunk with output.
+    /// Time of the last chunk with output.
     pub(crate) last: Option<Time>,
-    /// End of the answer, whatever it was.
-    pub(crate) over: Option<Time>,
-    /// Between chunks with output, in milliseconds.
+    /// End of the answer, complete or not.
+    pub(crate) ended: Option<Time>,
+    /// Milliseconds between chunks with output.
     pub(crate) gaps: Vec<f32>,
-    /// Chunks with output.
     pub(crate) chunks: u32,
-    /// As the server counted.
-    pub(crate) usage: Option<Length>,
-    /// Prompt tokens that the server had already, as it says.
+    /// Token counts of the server.
+    pub(crate) usage: Option<RequestTokens>,
+    /// Prompt tokens that the server had in its cache, as it reports.
     pub(crate) cached: Option<u32>,
-    /// How often it was sent once more, since a kept connection was closed instead of an answer.
-    pub(crate) asked_again: u32,
-    pub(crate) outcome: Outcome,
-    pub(crate) stages: Option<Stages>,
+    /// How often the request was resent, since a kept connection was closed instead of answering.
+    pub(crate) resent_count: u32,
+    pub(crate) outcome: RequestOutcome,
+    pub(crate) stages: Option<StageTimes>,
 }
 
-impl Record {
+impl RequestMeasurement {
     pub(crate) fn new(index: u32, class: usize, due: Time) -> Self {
         Self {
             index,
             class,
-            asked: Length::default(),
+            requested: RequestTokens::default(),
             due,
             sent: None,
             first: None,
             last: None,
-            over: None,
+            ended: None,
             gaps: Vec::new(),
             chunks: 0,
             usage: None,
             cached: None,
-            asked_again: 0,
-            outcome: Outcome::Unfinished,
+            resent_count: 0,
+            outcome: RequestOutcome::Unfinished,
             stages: None,
         }
     }
 
-    /// A chunk with output came.
-    pub(crate) fn chunk(&mut self, now: Time) {
+    /// Records a chunk with output.
+    pub(crate) fn receive_chunk(&mut self, now: Time) {
         match self.last {
             None => self.first = Some(now),
             Some(last) => self.gaps.push(now.since(last).as_secs_f32() * 1e3),
@@ -114,12 +112,12 @@ impl Record {
         self.chunks += 1;
     }
 
-    /// How late the generator was.
+    /// How late the request was sent.
     pub(crate) fn lateness(&self) -> Option<Duration> {
         self.sent.map(|sent| sent.since(self.due))
     }
 
-    /// From when it was due to the first token.
+    /// Time from when it was due to the first token.
     pub(crate) fn ttft(&self) -> Option<Duration> {
         self.first.map(|first| first.since(self.due))
     }
@@ -131,12 +129,12 @@ impl Record {
         span.checked_div(gaps)
     }
 
-    /// From when it was due to the end of its answer.
+    /// Time from when it was due to the end of its answer.
     pub(crate) fn e2e(&self) -> Option<Duration> {
-        self.over.map(|over| over.since(self.due))
+        self.ended.map(|over| over.since(self.due))
     }
 
-    /// By the server's count, else by chunks.
+    /// The server's count, or else the number of chunks.
     pub(crate) fn output_tokens(&self) -> u32 {
         self.usage.map_or(self.chunks, |usage| usage.output)
     }
@@ -147,19 +145,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_the_servers_where_a_chunk_has_several() {
-        let mut record = Record::new(0, 0, Time::ZERO);
+    fn tpot_uses_the_servers_token_count() {
+        let mut record = RequestMeasurement::new(0, 0, Time::ZERO);
         for millis in [100_u64, 140, 200] {
-            record.chunk(Time::from_nanos(millis * 1_000_000));
+            record.receive_chunk(Time::from_nanos(millis * 1_000_000));
         }
         assert_eq!(record.gaps, [40.0, 60.0]);
         assert_eq!(record.tpot(), Some(Duration::from_millis(50)));
-        record.usage = Some(Length {
+        record.usage = Some(RequestTokens {
             input: 1,
             output: 11,
         });
         assert_eq!(record.tpot(), Some(Duration::from_millis(10)));
-        record.usage = Some(Length {
+        record.usage = Some(RequestTokens {
             input: 1,
             output: 1,
         });

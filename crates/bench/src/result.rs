@@ -1,16 +1,16 @@
-//! What a measurement leaves behind.
+//! Result files of a measurement.
 //!
-//! Owns: the schema of `result.json` and `requests.jsonl`. Never: computes a latency.
-//! Invariant: everything in `report.html` is in `result.json`; the schema's number changes when a
-//! field changes its meaning. Fields of times end in their unit.
+//! Owns: the schema of `result.json` and `requests.jsonl`. Never: computes a latency. Invariant:
+//! everything in `report.html` is in `result.json`; the schema's number changes when a field
+//! changes its meaning. Fields of times end in their unit.
 
-use crate::confidence::{Interval, Verdict};
-use crate::record::{Outcome, Record};
-use crate::run::{Cut, Run};
-use crate::server::Findings;
-use crate::slo::{Miss, Targets};
-use crate::stages::Stages;
-use crate::summary::{Summary, millis, round};
+use crate::confidence::{ConfidenceInterval, GoalVerdict};
+use crate::record::{RequestMeasurement, RequestOutcome};
+use crate::run::{CutReason, RunRecords};
+use crate::server::ServerFacts;
+use crate::slo::{MissReason, SloTargets};
+use crate::stages::StageTimes;
+use crate::summary::{RunSummary, millis, round};
 use anyhow::Context;
 use cleave_domain::Time;
 use serde::Serialize;
@@ -23,47 +23,44 @@ use std::time::Duration;
 
 /// Name and number of the schema of `result.json`.
 pub const SCHEMA: &str = "cleave-bench/1";
-/// Bins of a timeline at most.
+/// Most bins of a timeline.
 const BINS_MAX: f64 = 240.0;
-/// Texts of errors that are kept.
+/// Most error texts that are kept.
 const ERRORS_MAX: usize = 8;
 
-/// `result.json`.
+/// The content of `result.json`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// [`SCHEMA`].
+pub struct BenchReport {
+    /// The value of [`SCHEMA`].
     pub schema: &'static str,
-    /// `run` or `goodput`.
-    pub kind: Kind,
-    /// Of Cleave.
+    pub kind: ReportKind,
+    /// The version of Cleave.
     pub version: &'static str,
-    /// When it began, in seconds since 1970-01-01 UTC.
+    /// Start, in seconds since 1970-01-01 UTC.
     pub started_unix_s: u64,
-    /// How long all of it took.
+    /// Duration of the whole measurement.
     pub took_s: f64,
     /// Whether the user ended it early.
     pub interrupted: bool,
-    /// What was asked for, as the command line had it.
+    /// The options of the command line.
     pub configuration: Value,
-    /// Where the load came from.
-    pub environment: Environment,
-    /// What the server said of itself.
-    pub server: Findings,
-    /// What a reader should know before believing a number.
+    /// The machine that made the load.
+    pub environment: LoadMachine,
+    /// The server's properties, as probed.
+    pub server: ServerFacts,
+    /// Notes that affect how far the numbers can be trusted.
     pub notes: Vec<String>,
-    /// What the search found; `goodput` only.
-    pub goodput: Option<Goodput>,
-    /// Rates that were tried, in their order in time; `goodput` only.
-    pub tries: Vec<Try>,
-    /// In their order in time.
+    /// The result of the search; `goodput` only.
+    pub goodput: Option<GoodputResult>,
+    /// Rates in the order in which they were tried; `goodput` only.
+    pub tries: Vec<RateResult>,
+    /// Runs in the order of time.
     pub runs: Vec<RunReport>,
 }
 
-/// See [`Report::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// One run.
+pub enum ReportKind {
     Run,
     /// A search over rates, or a sweep.
     Goodput,
@@ -71,17 +68,14 @@ pub enum Kind {
 
 /// The machine that makes the load.
 #[derive(Clone, Debug, Serialize)]
-pub struct Environment {
-    /// Operating system.
+pub struct LoadMachine {
     pub os: &'static str,
-    /// Instruction set.
     pub arch: &'static str,
-    /// Processors of the machine that this process may use.
+    /// Processors that this process may use.
     pub cores: usize,
 }
 
-impl Environment {
-    /// This machine.
+impl LoadMachine {
     pub fn here() -> Self {
         Self {
             os: std::env::consts::OS,
@@ -91,51 +85,46 @@ impl Environment {
     }
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, Serialize)]
-pub struct Goodput {
-    /// Attainment that had to be kept.
+pub struct GoodputResult {
+    /// Attainment that had to be met.
     pub goal: f64,
-    /// Highest rate that kept it, in requests per second; `null` if none did.
+    /// Highest rate that met it, in requests per second; `null` if none did.
     pub rate_max: Option<f64>,
-    /// Lowest rate that broke it; `null` if none did.
+    /// Lowest rate that missed it; `null` if none did.
     pub rate_broken: Option<f64>,
-    /// Attainment at `rate_max`.
     pub attainment: f64,
-    /// 95 % confidence in that.
-    pub attainment_interval: Interval,
-    /// Requests per second within their targets at `rate_max`; 0 if no rate kept the goal.
+    /// 95 % confidence interval of the attainment.
+    pub attainment_interval: ConfidenceInterval,
+    /// Requests per second within their targets at `rate_max`; 0 if no rate met the goal.
     pub goodput_rps: f64,
-    /// The same per device.
+    /// Goodput divided by the number of devices.
     pub goodput_rps_per_device: f64,
-    /// Of classes, at `rate_max`.
+    /// Goodput of each class, at `rate_max`.
     pub goodput_rps_by_class: BTreeMap<String, f64>,
     /// Devices that the server had, as the user said.
     pub devices: u32,
-    /// Whether the bounds are as close as was asked for; not so if time ran out.
+    /// Whether the bounds are as close as requested; false if time ran out.
     pub complete: bool,
 }
 
 /// One rate, over all its runs.
 #[derive(Clone, Debug, Serialize)]
-pub struct Try {
-    /// Asked for, in requests per second.
+pub struct RateResult {
+    /// Requested rate, in requests per second.
     pub rate: f64,
-    /// Within their targets.
     pub met: u64,
-    /// Met or missed.
     pub decided: u64,
-    /// `met` of `decided`.
     pub attainment: f64,
-    /// 95 % confidence in that.
-    pub attainment_interval: Interval,
-    /// With this confidence; `open` was decided by the attainment itself.
-    pub verdict: Verdict,
-    /// What the search went on with.
+    /// 95 % confidence interval of the attainment.
+    pub attainment_interval: ConfidenceInterval,
+    /// The verdict at this confidence; an `open` one was decided by the attainment itself.
+    pub verdict: GoalVerdict,
+    /// Whether the search took the goal as met.
     pub kept: bool,
-    /// Met requests per second.
+    /// Requests per second that met their targets.
     pub goodput_rps: f64,
-    /// Indices into [`Report::runs`].
     pub runs: Vec<usize>,
     /// Median and 99th percentile of the last run, in milliseconds.
     pub ttft_ms: [f64; 2],
@@ -143,47 +132,42 @@ pub struct Try {
     pub tpot_ms: [f64; 2],
 }
 
-/// One run.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunReport {
-    /// Asked for, in requests per second; the schedule's own if none was asked for.
+    /// Requested rate, in requests per second; the schedule's own if none was requested.
     pub rate: f64,
-    /// Of its draws.
+    /// Seed of the run's draws.
     pub seed: u64,
     /// Requests of its schedule.
     pub planned: usize,
-    /// How long arrivals lasted.
+    /// Duration of the arrivals.
     pub span_s: f64,
-    /// Until the last answer's end.
+    /// Duration until the last answer's end.
     pub took_s: f64,
-    /// Why it was cut short, if it was.
-    pub cut: Option<Cut>,
-    /// All classes together.
-    pub all: Summary,
-    /// Each class.
-    pub classes: BTreeMap<String, Summary>,
+    /// Why the run was cut short, if it was.
+    pub cut: Option<CutReason>,
+    pub all: RunSummary,
+    pub classes: BTreeMap<String, RunSummary>,
     /// Targets of each class, in milliseconds.
     pub targets: BTreeMap<String, TargetsMs>,
-    /// Texts of errors, the first ones.
+    /// Texts of the first errors, with their counts.
     pub errors: BTreeMap<String, u64>,
-    /// What happened when, the warm-up included.
-    pub timeline: Vec<Bin>,
+    /// Events over time, the warm-up included.
+    pub timeline: Vec<TimelineBin>,
 }
 
-/// Limits in milliseconds.
+/// SLO targets in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TargetsMs {
-    /// To the first token.
+    /// Time to the first token.
     pub ttft: Option<f64>,
-    /// Per output token.
     pub tpot: Option<f64>,
-    /// End to end.
     pub e2e: Option<f64>,
 }
 
-impl From<Targets> for TargetsMs {
-    fn from(targets: Targets) -> Self {
-        let Targets { ttft, tpot, e2e } = targets;
+impl From<SloTargets> for TargetsMs {
+    fn from(targets: SloTargets) -> Self {
+        let SloTargets { ttft, tpot, e2e } = targets;
         Self {
             ttft: ttft.map(millis),
             tpot: tpot.map(millis),
@@ -192,25 +176,24 @@ impl From<Targets> for TargetsMs {
     }
 }
 
-/// A part of a run's time.
+/// One bin of a run's timeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Bin {
-    /// Its beginning, since the run's.
+pub struct TimelineBin {
+    /// Start of the bin, since the run's start.
     pub from_s: f64,
     /// Requests that were due.
     pub due: u32,
-    /// Requests that ended.
     pub over: u32,
-    /// Of those due, met in the end.
+    /// Requests due here that met their targets.
     pub met: u32,
-    /// Of those due, missed in the end.
+    /// Requests due here that missed a target.
     pub missed: u32,
-    /// Under way at its end.
+    /// Requests in flight at the end of the bin.
     pub in_flight: u32,
 }
 
-/// Bins of a run; `targets` are by class.
-pub(crate) fn timeline(run: &Run, targets: &[Targets]) -> Vec<Bin> {
+/// The timeline of a run; `targets` are by class.
+pub(crate) fn timeline(run: &RunRecords, targets: &[SloTargets]) -> Vec<TimelineBin> {
     let total = run.span.max(run.took).as_secs_f64();
     let width = [
         0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0, 3600.0,
@@ -219,10 +202,10 @@ pub(crate) fn timeline(run: &Run, targets: &[Targets]) -> Vec<Bin> {
     .find(|width| total / width < BINS_MAX)
     .unwrap_or(86_400.0);
     let count = (total / width).floor() as usize + 1;
-    let mut bins: Vec<Bin> = (0..count)
-        .map(|index| Bin {
+    let mut bins: Vec<TimelineBin> = (0..count)
+        .map(|index| TimelineBin {
             from_s: round(index as f64 * width),
-            ..Bin::default()
+            ..TimelineBin::default()
         })
         .collect();
     let place = |at: Time| {
@@ -234,13 +217,14 @@ pub(crate) fn timeline(run: &Run, targets: &[Targets]) -> Vec<Bin> {
         bin.due += 1;
         match targets[record.class].judge(record) {
             Ok(()) => bin.met += 1,
-            Err(Miss::Unfinished) if run.cut.is_some() => {}
+            Err(MissReason::Unfinished) if run.cut.is_some() => {}
             Err(_) => bin.missed += 1,
         }
-        if let Some(over) = record.over {
+        if let Some(over) = record.ended {
             bins[place(over)].over += 1;
         }
     }
+    // Requests enter in the bin of their due time and leave in the bin of their end.
     let mut in_flight = 0;
     for bin in &mut bins {
         in_flight += bin.due;
@@ -250,11 +234,11 @@ pub(crate) fn timeline(run: &Run, targets: &[Targets]) -> Vec<Bin> {
     bins
 }
 
-/// Texts of errors with how often they came.
-pub(crate) fn errors(run: &Run) -> BTreeMap<String, u64> {
+/// Error texts with their counts.
+pub(crate) fn errors(run: &RunRecords) -> BTreeMap<String, u64> {
     let mut errors = BTreeMap::new();
     for record in &run.records {
-        if let Outcome::Failed { text, .. } = &record.outcome {
+        if let RequestOutcome::Failed { text, .. } = &record.outcome {
             let room = errors.len() < ERRORS_MAX;
             if let Some(count) = errors.get_mut(text) {
                 *count += 1;
@@ -268,13 +252,13 @@ pub(crate) fn errors(run: &Run) -> BTreeMap<String, u64> {
 
 /// A line of `requests.jsonl`. Times are since the run's start.
 #[derive(Serialize)]
-struct Line<'a> {
+struct RequestLine<'a> {
     run: usize,
     index: u32,
     class: &'a str,
     warmup: bool,
     met: bool,
-    miss: Option<Miss>,
+    miss: Option<MissReason>,
     /// `done`, `refused`, `unfinished`, or the kind of failure.
     outcome: Value,
     error: Option<&'a str>,
@@ -295,32 +279,36 @@ struct Line<'a> {
     output_tokens: Option<u32>,
     cached_tokens: Option<u32>,
     asked_again: u32,
-    stages: Option<Stages>,
+    stages: Option<StageTimes>,
 }
 
-/// What lines need beside records.
+/// Context for judging records in `requests.jsonl`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Judging<'a> {
+pub(crate) struct JudgingRules<'a> {
     pub(crate) classes: &'a [String],
-    /// By class.
-    pub(crate) targets: &'a [Targets],
+    /// SLO targets by class.
+    pub(crate) targets: &'a [SloTargets],
     pub(crate) warmup: Duration,
 }
 
-fn line<'a>(run: usize, record: &'a Record, judging: Judging<'a>) -> Line<'a> {
+fn line<'a>(
+    run: usize,
+    record: &'a RequestMeasurement,
+    judging: JudgingRules<'a>,
+) -> RequestLine<'a> {
     let judged = judging.targets[record.class].judge(record);
     let since_start = |at: Time| round(millis(at.since(Time::ZERO)));
     let span = |span: Duration| round(millis(span));
     let (outcome, error, retry_after_s) = match &record.outcome {
-        Outcome::Done => (Value::from("done"), None, None),
-        Outcome::Refused { retry_after, .. } => (Value::from("refused"), None, *retry_after),
-        Outcome::Failed { kind, text } => {
+        RequestOutcome::Done => (Value::from("done"), None, None),
+        RequestOutcome::Refused { retry_after, .. } => (Value::from("refused"), None, *retry_after),
+        RequestOutcome::Failed { kind, text } => {
             let kind = serde_json::to_value(kind).unwrap_or_default();
             (kind, Some(text.as_str()), None)
         }
-        Outcome::Unfinished => (Value::from("unfinished"), None, None),
+        RequestOutcome::Unfinished => (Value::from("unfinished"), None, None),
     };
-    Line {
+    RequestLine {
         run,
         index: record.index,
         class: &judging.classes[record.class],
@@ -334,7 +322,7 @@ fn line<'a>(run: usize, record: &'a Record, judging: Judging<'a>) -> Line<'a> {
         sent_ms: record.sent.map(since_start),
         first_ms: record.first.map(since_start),
         last_ms: record.last.map(since_start),
-        over_ms: record.over.map(since_start),
+        over_ms: record.ended.map(since_start),
         ttft_ms: record.ttft().map(span),
         tpot_ms: record.tpot().map(span),
         e2e_ms: record.e2e().map(span),
@@ -345,25 +333,25 @@ fn line<'a>(run: usize, record: &'a Record, judging: Judging<'a>) -> Line<'a> {
             .reduce(f32::max)
             .map(|gap| round(gap.into())),
         chunks: record.chunks,
-        asked_input_tokens: record.asked.input,
-        asked_output_tokens: record.asked.output,
+        asked_input_tokens: record.requested.input,
+        asked_output_tokens: record.requested.output,
         input_tokens: record.usage.map(|usage| usage.input),
         output_tokens: record.usage.map(|usage| usage.output),
         cached_tokens: record.cached,
-        asked_again: record.asked_again,
+        asked_again: record.resent_count,
         stages: record.stages,
     }
 }
 
 /// The folder of `--out`.
 #[derive(Debug)]
-pub struct Folder {
+pub struct ResultFolder {
     path: PathBuf,
     requests: BufWriter<File>,
 }
 
-impl Folder {
-    /// Makes the folder if it is not there, and begins `requests.jsonl` in it.
+impl ResultFolder {
+    /// Creates the folder if it is missing, and `requests.jsonl` in it.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -380,8 +368,8 @@ impl Folder {
     pub(crate) fn add(
         &mut self,
         index: usize,
-        run: &Run,
-        judging: Judging<'_>,
+        run: &RunRecords,
+        judging: JudgingRules<'_>,
     ) -> anyhow::Result<()> {
         let requests = &mut self.requests;
         for record in &run.records {
@@ -395,7 +383,7 @@ impl Folder {
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn finish(&self, report: &Report) -> anyhow::Result<()> {
+    pub fn finish(&self, report: &BenchReport) -> anyhow::Result<()> {
         let write = |name: &str, text: String| {
             let path = self.path.join(name);
             fs::write(&path, text).with_context(|| path.display().to_string())
@@ -416,19 +404,19 @@ mod tests {
     }
 
     #[test]
-    fn a_timeline_counts_each_request_where_it_was_due_and_where_it_ended() {
-        let mut one = Record::new(0, 0, at(50));
-        one.over = Some(at(250));
-        one.outcome = Outcome::Done;
-        let mut two = Record::new(1, 0, at(120));
-        two.over = Some(at(290));
-        let run = Run {
+    fn timeline_bins_count_due_and_ended_requests() {
+        let mut one = RequestMeasurement::new(0, 0, at(50));
+        one.ended = Some(at(250));
+        one.outcome = RequestOutcome::Done;
+        let mut two = RequestMeasurement::new(1, 0, at(120));
+        two.ended = Some(at(290));
+        let run = RunRecords {
             records: vec![one, two],
             span: Duration::from_millis(200),
             took: Duration::from_millis(290),
             cut: None,
         };
-        let bins = timeline(&run, &[Targets::default()]);
+        let bins = timeline(&run, &[SloTargets::default()]);
         let numbers = bins
             .iter()
             .map(|bin| (bin.due, bin.over, bin.met, bin.missed, bin.in_flight));

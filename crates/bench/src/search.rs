@@ -1,15 +1,15 @@
-//! The highest rate that keeps a goal.
+//! Bisection for the highest rate that meets a goal.
 //!
-//! Owns: which rate is tried next. Never: runs anything.
-//! Invariant: every kept rate tried is at most the lower bound, every broken one at least the upper;
-//! the search ends, since each try halves what is between them, in logarithms.
+//! Owns: the choice of the next rate. Never: runs anything. Invariant: every rate that met the goal
+//! is at most the lower bound, every rate that missed it at least the upper; the search ends, since
+//! each try halves the logarithmic distance.
 //!
-//! Attainment is taken to fall with the rate. Where chance breaks that, the bounds stay what was
-//! measured last: a rate above a broken one is never tried again.
+//! Attainment is assumed to fall with the rate. Where chance breaks that, the bounds stay as
+//! measured: a rate above a missed one is never tried again.
 
-/// What is looked for, and within what.
+/// Start, limits and precision of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bounds {
+pub struct RateBounds {
     /// Rate of the first try, requests per second.
     pub first: f64,
     /// No rate above is tried.
@@ -20,18 +20,17 @@ pub struct Bounds {
     pub precision: f64,
 }
 
-/// A search.
 #[derive(Clone, Debug)]
-pub(crate) struct Search {
-    bounds: Bounds,
-    /// Highest rate that kept the goal.
+pub(crate) struct RateBisection {
+    bounds: RateBounds,
+    /// Highest rate that met the goal.
     kept: Option<f64>,
-    /// Lowest rate that broke it.
+    /// Lowest rate that missed it.
     broken: Option<f64>,
 }
 
-impl Search {
-    pub(crate) fn new(bounds: Bounds) -> Self {
+impl RateBisection {
+    pub(crate) fn new(bounds: RateBounds) -> Self {
         Self {
             bounds,
             kept: None,
@@ -41,12 +40,13 @@ impl Search {
 
     /// The rate to try; `None` when there is nothing left to find.
     pub(crate) fn next(&self) -> Option<f64> {
-        let Bounds {
+        let RateBounds {
             first,
             max,
             min,
             precision,
         } = self.bounds;
+        // Doubles or halves until both bounds exist, then takes their geometric mean.
         match (self.kept, self.broken) {
             (None, None) => Some(first.clamp(min, max)),
             (Some(kept), None) => Some((2.0 * kept).min(max)).filter(|rate| *rate > kept),
@@ -71,13 +71,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn search(bounds: Bounds, capacity: f64) -> (Search, u32) {
-        let mut search = Search::new(bounds);
+    fn search(bounds: RateBounds, capacity: f64) -> (RateBisection, u32) {
+        let mut search = RateBisection::new(bounds);
         let mut tries = 0;
         while let Some(rate) = search.next() {
-            match rate <= capacity {
-                true => search.kept(rate),
-                false => search.broken(rate),
+            if rate <= capacity {
+                search.kept(rate)
+            } else {
+                search.broken(rate)
             }
             tries += 1;
             assert!(tries < 100, "without an end");
@@ -87,10 +88,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_servers_capacity_is_found_wherever_the_search_begins(
+        fn bisection_finds_the_capacity_from_any_first_rate(
             capacity in 0.01_f64..5000.0, first in 0.01_f64..5000.0, precision in 0.01_f64..0.3,
         ) {
-            let bounds = Bounds { first, max: 1e6, min: 1e-3, precision };
+            let bounds = RateBounds { first, max: 1e6, min: 1e-3, precision };
             let (search, tries) = search(bounds, capacity);
             let (kept, broken) = (search.kept, search.broken);
             let (kept, broken) = (kept.unwrap(), broken.unwrap());
@@ -101,8 +102,8 @@ mod tests {
     }
 
     #[test]
-    fn limits_end_a_search_that_finds_nothing() {
-        let bounds = Bounds {
+    fn the_rate_limits_end_a_search_without_result() {
+        let bounds = RateBounds {
             first: 1.0,
             max: 10.0,
             min: 0.5,

@@ -1,11 +1,11 @@
-//! What has to be known of a server before it is measured.
+//! Probing of a server before it is measured.
 //!
-//! Owns: the model's name, its context, and with what prompts are written so that they have the
-//! wanted length. Never: needs anything that not all servers of this API have, if there is a way.
+//! Owns: the model's name, its context, and the tokens or words of prompts with an exact length.
+//! Never: requires an interface that some servers of this API lack, if there is another way.
 
-use crate::ask::{Asking, Endpoint, Writer, headers};
-use crate::client::Client;
-use crate::prompt::{Alphabet, Word};
+use crate::client::BenchClient;
+use crate::prompt::{CountedWord, PromptVocabulary};
+use crate::request::{ApiEndpoint, BodyWriter, RequestOptions, headers};
 use anyhow::{Context, bail, ensure};
 use hyper::StatusCode;
 use hyper::header::HeaderMap;
@@ -16,9 +16,9 @@ use std::path::PathBuf;
 /// Ids below this are special ones and single bytes in most vocabularies; so are the last ones.
 const ID_FIRST: u32 = 256;
 const ID_SHARE: f64 = 0.9;
-/// Different token ids that a text must give to write prompts with.
+/// Fewest distinct token ids that a text must give to write prompts with.
 const IDS_MIN: usize = 24;
-/// How often a word stands in the text that tells its tokens.
+/// How often a word is repeated to count its tokens.
 const REPEATS: u32 = 16;
 
 /// Words of one token each in most vocabularies.
@@ -30,10 +30,10 @@ const WORDS: [&str; 48] = [
     "study", "book", "eye", "job", "word", "business",
 ];
 
-/// As what prompts are sent.
+/// The encoding of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PromptForm {
+pub enum PromptEncoding {
     /// Token ids for completions, text for chat.
     #[default]
     Auto,
@@ -43,91 +43,99 @@ pub enum PromptForm {
     Text,
 }
 
-/// Where and how a server is asked.
+/// Address and options of a server.
 #[derive(Clone, Debug, Default)]
-pub struct Target {
-    /// `http://host:port` or `https://host:port`.
+pub struct ServerTarget {
+    /// Address, as `http://host:port` or `https://host:port`.
     pub url: String,
-    /// A file of the authorities, in PEM, that may vouch for the server; this system's if `None`.
+    /// A PEM file of authorities that may sign the server's certificate; the system's if `None`.
     pub authorities: Option<PathBuf>,
     /// The model's name; the server's first one if `None`.
     pub model: Option<String>,
-    /// As what prompts are sent.
-    pub form: PromptForm,
-    /// Token ids there are; asked of the server if `None`.
+    /// The encoding of prompts.
+    pub form: PromptEncoding,
+    /// Size of the vocabulary; probed from the server if `None`.
     pub vocabulary: Option<u32>,
-    /// Everything else.
-    pub asking: Asking,
+    pub asking: RequestOptions,
 }
 
-/// What was found out.
+/// The probed properties of a server.
 #[derive(Clone, Debug, Serialize)]
-pub struct Findings {
+pub struct ServerFacts {
     /// The model's name, if there is one.
     pub model: Option<String>,
-    /// The model's context in tokens, if the server says it.
+    /// The model's context in tokens, if the server reports it.
     pub context_max: Option<u32>,
-    /// What prompts are written with, in words.
+    /// A description of the prompts' tokens or words.
     pub prompts: String,
-    /// The server's own name and version, if it says them.
+    /// The server's own name and version, if it reports them.
     pub software: Option<String>,
 }
 
 /// A server that can be measured.
 #[derive(Clone, Debug)]
-pub struct Server {
-    pub(crate) client: Client,
-    pub(crate) writer: Writer,
-    /// What was found out.
-    pub findings: Findings,
+pub struct MeasuredServer {
+    pub(crate) client: BenchClient,
+    pub(crate) writer: BodyWriter,
+    /// The probed properties of the server.
+    pub facts: ServerFacts,
 }
 
-impl Server {
-    /// Asks the server what is needed; it must be up.
+impl MeasuredServer {
+    /// Probes the server; it must be up.
     ///
     /// # Errors
-    /// The server cannot be reached, or does not say what is needed, and which flag says it instead.
-    pub async fn find(target: &Target) -> anyhow::Result<Self> {
-        let asker = Asker {
-            client: Client::new(&target.url, target.authorities.as_deref())?,
+    /// The server cannot be reached or lacks an interface; the error names the flag that replaces
+    /// it.
+    pub async fn probe(target: &ServerTarget) -> anyhow::Result<Self> {
+        let asker = ServerProbe {
+            client: BenchClient::new(&target.url, target.authorities.as_deref())?,
             headers: headers(&target.asking)?,
             target,
         };
-        let card = asker.card().await?;
+        let card = asker.model_card().await?;
         let name = card.get("id").and_then(Value::as_str).map(str::to_owned);
         let model = target.model.clone().or(name);
         let form = match (target.form, target.asking.endpoint) {
-            (PromptForm::Auto, Endpoint::Completions) => PromptForm::Tokens,
-            (PromptForm::Auto | PromptForm::Text, _) => PromptForm::Text,
-            (PromptForm::Tokens, Endpoint::Completions) => PromptForm::Tokens,
-            (PromptForm::Tokens, Endpoint::Chat) => {
-                bail!("chats have no token ids: take --endpoint completions or --prompt text")
+            (PromptEncoding::Auto, ApiEndpoint::Completions) => PromptEncoding::Tokens,
+            (PromptEncoding::Auto | PromptEncoding::Text, _) => PromptEncoding::Text,
+            (PromptEncoding::Tokens, ApiEndpoint::Completions) => PromptEncoding::Tokens,
+            (PromptEncoding::Tokens, ApiEndpoint::Chat) => {
+                bail!(
+                    "chat prompts cannot be token ids: use --endpoint completions or --prompt text"
+                )
             }
         };
         let alphabet = match form {
-            PromptForm::Tokens => asker.ids(&card, model.as_deref()).await?,
-            PromptForm::Text | PromptForm::Auto => asker.words(model.as_deref()).await?,
+            PromptEncoding::Tokens => asker.id_vocabulary(&card, model.as_deref()).await?,
+            PromptEncoding::Text | PromptEncoding::Auto => {
+                asker.word_vocabulary(model.as_deref()).await?
+            }
         };
         let context = ["max_model_len", "context_length", "n_ctx"];
-        let findings = Findings {
+        let findings = ServerFacts {
             context_max: context.iter().find_map(|name| number(&card, name)),
-            prompts: in_words(&alphabet),
+            prompts: describe_vocabulary(&alphabet),
             software: asker.software().await,
             model: model.clone(),
         };
         Ok(Self {
-            writer: Writer::new(&target.asking, model.as_deref(), alphabet),
+            writer: BodyWriter::new(&target.asking, model.as_deref(), alphabet),
             client: asker.client,
-            findings,
+            facts: findings,
         })
     }
 }
 
-fn in_words(alphabet: &Alphabet) -> String {
+fn describe_vocabulary(alphabet: &PromptVocabulary) -> String {
     match alphabet {
-        Alphabet::Range { first, end } => format!("token ids from {first} to {}", end - 1),
-        Alphabet::Listed(ids) => format!("{} token ids that the server made of a text", ids.len()),
-        Alphabet::Words { words, overhead } => format!(
+        PromptVocabulary::IdRange { first, end } => {
+            format!("token ids from {first} to {}", end - 1)
+        }
+        PromptVocabulary::IdList(ids) => {
+            format!("{} token ids that the server made of a text", ids.len())
+        }
+        PromptVocabulary::Words { words, overhead } => format!(
             "text of {} words ({} to {} tokens each; {overhead} tokens are added by the server)",
             words.len(),
             words.first().map_or(0, |word| word.tokens),
@@ -143,19 +151,16 @@ fn number(card: &Value, name: &str) -> Option<u32> {
     u32::try_from(number).ok()
 }
 
-struct Asker<'a> {
-    client: Client,
+struct ServerProbe<'a> {
+    client: BenchClient,
     headers: HeaderMap,
-    target: &'a Target,
+    target: &'a ServerTarget,
 }
 
-impl Asker<'_> {
+impl ServerProbe<'_> {
     /// The model's entry in `/v1/models`; null if the server has no such list.
-    async fn card(&self) -> anyhow::Result<Value> {
-        let (status, list) = self
-            .client
-            .json(("/v1/models", None), &self.headers)
-            .await?;
+    async fn model_card(&self) -> anyhow::Result<Value> {
+        let (status, list) = self.client.json("/v1/models", None, &self.headers).await?;
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             bail!("{}: {status}: give --api-key", self.target.url);
         }
@@ -176,7 +181,7 @@ impl Asker<'_> {
     async fn software(&self) -> Option<String> {
         let (status, answer) = self
             .client
-            .json(("/version", None), &self.headers)
+            .json("/version", None, &self.headers)
             .await
             .ok()?;
         let version = answer.get("version").and_then(Value::as_str);
@@ -185,22 +190,26 @@ impl Asker<'_> {
             .map(str::to_owned)
     }
 
-    /// Token ids that stand for themselves.
-    async fn ids(&self, card: &Value, model: Option<&str>) -> anyhow::Result<Alphabet> {
+    /// Token ids of ordinary text.
+    async fn id_vocabulary(
+        &self,
+        card: &Value,
+        model: Option<&str>,
+    ) -> anyhow::Result<PromptVocabulary> {
         let said = ["vocab_size", "n_vocab"]
             .iter()
             .find_map(|name| number(card, name));
         if let Some(vocabulary) = self.target.vocabulary.or(said) {
             let end = (f64::from(vocabulary) * ID_SHARE) as u32;
-            // A tiny vocabulary is all bytes and a few special ids at its start.
+            // A tiny vocabulary has only bytes and a few special ids at its start.
             let first = ID_FIRST.min(end / 2);
             ensure!(end > first, "a vocabulary of {vocabulary} ids is too small");
-            return Ok(Alphabet::Range { first, end });
+            return Ok(PromptVocabulary::IdRange { first, end });
         }
         let text = WORDS.join(" ");
-        let mut ids = self.tokens(&text, model).await.unwrap_or_default();
-        // Begin tokens come first whatever the text.
-        let other = self.tokens("x", model).await.unwrap_or_default();
+        let mut ids = self.tokenize(&text, model).await.unwrap_or_default();
+        // A begin token comes first in any text, so it is removed.
+        let other = self.tokenize("x", model).await.unwrap_or_default();
         if ids.first() == other.first() && !ids.is_empty() {
             ids.remove(0);
         }
@@ -208,14 +217,14 @@ impl Asker<'_> {
         ids.dedup();
         ensure!(
             ids.len() >= IDS_MIN,
-            "the server says neither its vocabulary nor how it tokenizes: give --vocab N, or --prompt text"
+            "the server neither reports its vocabulary size nor tokenizes text: give --vocab N, or --prompt text"
         );
-        Ok(Alphabet::Listed(ids))
+        Ok(PromptVocabulary::IdList(ids))
     }
 
-    /// The tokens of a text, by whichever interface there is: Cleave's and vLLM's, llama.cpp's,
+    /// Tokenizes a text by whichever interface exists: Cleave's and vLLM's, llama.cpp's,
     /// llama-cpp-python's.
-    async fn tokens(&self, text: &str, model: Option<&str>) -> Option<Vec<u32>> {
+    async fn tokenize(&self, text: &str, model: Option<&str>) -> Option<Vec<u32>> {
         let asks = [
             (
                 "/tokenize",
@@ -225,7 +234,7 @@ impl Asker<'_> {
             ("/extras/tokenize", json!({"model": model, "input": text})),
         ];
         for (path, body) in asks {
-            let answer = self.client.json((path, Some(&body)), &self.headers).await;
+            let answer = self.client.json(path, Some(&body), &self.headers).await;
             let tokens = match answer {
                 Ok((StatusCode::OK, answer)) => answer.get("tokens").cloned(),
                 _ => None,
@@ -238,8 +247,8 @@ impl Asker<'_> {
         None
     }
 
-    /// Words with their tokens, and what the server adds to a prompt.
-    async fn words(&self, model: Option<&str>) -> anyhow::Result<Alphabet> {
+    /// Words with their token counts, and the tokens that the server adds to a prompt.
+    async fn word_vocabulary(&self, model: Option<&str>) -> anyhow::Result<PromptVocabulary> {
         let mut words = Vec::new();
         let mut overheads = Vec::new();
         for word in WORDS {
@@ -248,25 +257,25 @@ impl Asker<'_> {
             let text = word.repeat(1 + REPEATS as usize);
             let often = self.prompt_tokens(&text, model).await?;
             let tokens = often.saturating_sub(once) / REPEATS;
-            // A word that is counted otherwise in a row than alone would spoil lengths.
+            // A word whose count changes in a sequence would make lengths wrong.
             if tokens > 0 && often == once + REPEATS * tokens {
                 overheads.push(once.saturating_sub(tokens));
-                words.push(Word { text: word, tokens });
+                words.push(CountedWord { text: word, tokens });
             }
         }
         ensure!(
             words.len() >= IDS_MIN,
-            "the server counts only {} of {} words alike in a row and alone: take --prompt tokens",
+            "only {} of {} words have the same token count alone and repeated: use --prompt tokens",
             words.len(),
             WORDS.len()
         );
         words.sort_by_key(|word| word.tokens);
         overheads.sort_unstable();
         let overhead = overheads[overheads.len() / 2];
-        Ok(Alphabet::Words { words, overhead })
+        Ok(PromptVocabulary::Words { words, overhead })
     }
 
-    /// Prompt tokens that the server counts for a text, by an answer of one token.
+    /// Prompt tokens that the server counts for a text, from an answer of one token.
     async fn prompt_tokens(&self, text: &str, model: Option<&str>) -> anyhow::Result<u32> {
         let endpoint = self.target.asking.endpoint;
         let mut body = json!({"max_tokens": 1, "temperature": 0});
@@ -274,11 +283,13 @@ impl Asker<'_> {
             body["model"] = json!(model);
         }
         match endpoint {
-            Endpoint::Completions => body["prompt"] = json!(text),
-            Endpoint::Chat => body["messages"] = json!([{"role": "user", "content": text}]),
+            ApiEndpoint::Completions => body["prompt"] = json!(text),
+            ApiEndpoint::Chat => body["messages"] = json!([{"role": "user", "content": text}]),
         }
-        let asked = (endpoint.path(), Some(&body));
-        let (status, answer) = self.client.json(asked, &self.headers).await?;
+        let (status, answer) = self
+            .client
+            .json(endpoint.path(), Some(&body), &self.headers)
+            .await?;
         ensure!(
             status == StatusCode::OK,
             "{}: {status}: {answer}",
@@ -288,8 +299,7 @@ impl Asker<'_> {
             .pointer("/usage/prompt_tokens")
             .and_then(Value::as_u64);
         let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok());
-        tokens.context(
-            "the server does not count prompt tokens (`usage`): take --prompt tokens --vocab N",
-        )
+        tokens
+            .context("the server reports no prompt tokens (`usage`): use --prompt tokens --vocab N")
     }
 }

@@ -1,18 +1,18 @@
-//! What an answer must keep to count.
+//! SLO targets of answers.
 //!
-//! Owns: targets and the verdict on one request. Never: measures.
-//! Invariant: whatever was refused, failed, cut off or late is a miss (lesson 25).
+//! Owns: targets and the verdict on one request. Never: measures. Invariant: refused, failed, cut
+//! off and late requests are misses (lesson 25).
 
-use crate::number::{pair, span};
-use crate::record::{Outcome, Record};
+use crate::number::{parse_duration, split_key_value};
+use crate::record::{RequestMeasurement, RequestOutcome};
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Limits on one request; none where `None`.
+/// Latency limits of one request; no limit where `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Targets {
+pub struct SloTargets {
     /// From the time the request was due to its first token.
     pub ttft: Option<Duration>,
     /// Mean time per output token after the first.
@@ -23,24 +23,24 @@ pub struct Targets {
 
 /// Targets of all classes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Slo {
-    /// Of classes that have none of their own.
-    any: Targets,
-    by_class: BTreeMap<String, Targets>,
+pub struct SloSet {
+    /// Targets of classes without their own.
+    default_targets: SloTargets,
+    by_class: BTreeMap<String, SloTargets>,
 }
 
-impl Slo {
-    /// Of texts such as `ttft=500ms,tpot=50ms` (all classes) and `chat:ttft=200ms` (one class; its own
-    /// targets replace the others).
+impl SloSet {
+    /// Parses texts such as `ttft=500ms,tpot=50ms` (all classes) and `chat:ttft=200ms` (one class;
+    /// its own targets replace the others).
     ///
     /// # Errors
-    /// What is no target, or a class that is not in `classes`.
+    /// A text that is no target, or a class that is not in `classes`.
     pub fn parse(texts: &[String], classes: &[String]) -> anyhow::Result<Self> {
         let mut slo = Self::default();
         for text in texts {
             let place = || format!("SLO `{text}`");
             match text.split_once(':') {
-                None => slo.any = targets(text).with_context(place)?,
+                None => slo.default_targets = parse_targets(text).with_context(place)?,
                 Some((class, text)) => {
                     let class = class.trim();
                     ensure!(
@@ -48,7 +48,7 @@ impl Slo {
                         "SLO of class `{class}`: the workload has {}",
                         classes.join(", ")
                     );
-                    let targets = targets(text).with_context(place)?;
+                    let targets = parse_targets(text).with_context(place)?;
                     slo.by_class.insert(class.to_owned(), targets);
                 }
             }
@@ -56,43 +56,46 @@ impl Slo {
         Ok(slo)
     }
 
-    /// What holds for `class`.
-    pub fn of(&self, class: &str) -> Targets {
-        self.by_class.get(class).copied().unwrap_or(self.any)
+    /// The targets of `class`.
+    pub fn of(&self, class: &str) -> SloTargets {
+        self.by_class
+            .get(class)
+            .copied()
+            .unwrap_or(self.default_targets)
     }
 
     /// Whether no class has any target.
     pub fn is_empty(&self) -> bool {
-        let none = |targets: &Targets| *targets == Targets::default();
-        none(&self.any) && self.by_class.values().all(none)
+        let none = |targets: &SloTargets| *targets == SloTargets::default();
+        none(&self.default_targets) && self.by_class.values().all(none)
     }
 }
 
-fn targets(text: &str) -> anyhow::Result<Targets> {
-    let mut targets = Targets::default();
+fn parse_targets(text: &str) -> anyhow::Result<SloTargets> {
+    let mut targets = SloTargets::default();
     for item in text.split(',') {
-        let (name, limit) = pair(item)?;
+        let (name, limit) = split_key_value(item)?;
         let place = match name {
             "ttft" => &mut targets.ttft,
             "tpot" => &mut targets.tpot,
             "e2e" => &mut targets.e2e,
             other => bail!("unknown target `{other}`; there are ttft, tpot and e2e"),
         };
-        ensure!(place.is_none(), "`{name}` is there twice");
-        *place = Some(span(limit)?);
+        ensure!(place.is_none(), "`{name}` is given twice");
+        *place = Some(parse_duration(limit)?);
     }
     Ok(targets)
 }
 
-/// Why a request does not count.
+/// Why a request is a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Miss {
-    /// Turned away with 429.
+pub enum MissReason {
+    /// The server refused it with 429.
     Refused,
-    /// An error, or an answer that broke off.
+    /// The answer is an error, or broke off.
     Failed,
-    /// Not over when the measurement was.
+    /// The request was open when the measurement ended.
     Unfinished,
     /// The first token came too late.
     Ttft,
@@ -102,29 +105,30 @@ pub enum Miss {
     E2e,
 }
 
-impl Targets {
-    /// Whether a request that is over kept these; the first reason why not.
-    pub(crate) fn judge(&self, record: &Record) -> Result<(), Miss> {
+impl SloTargets {
+    /// Judges an ended request; the error is the first missed target.
+    pub(crate) fn judge(&self, record: &RequestMeasurement) -> Result<(), MissReason> {
         match &record.outcome {
-            Outcome::Refused { .. } => return Err(Miss::Refused),
-            Outcome::Failed { .. } => return Err(Miss::Failed),
-            Outcome::Unfinished => return Err(Miss::Unfinished),
-            Outcome::Done => {}
+            RequestOutcome::Refused { .. } => return Err(MissReason::Refused),
+            RequestOutcome::Failed { .. } => return Err(MissReason::Failed),
+            RequestOutcome::Unfinished => return Err(MissReason::Unfinished),
+            RequestOutcome::Done => {}
         }
-        // What was never seen is as late as can be; an answer of one token has no time per token.
+        // An event that never occurred is late; an answer of one token has no time per token.
         let late = |took: Option<Duration>, limit: Option<Duration>| {
             limit.is_some_and(|limit| took.is_none_or(|took| took > limit))
         };
         if late(record.ttft(), self.ttft) {
-            return Err(Miss::Ttft);
+            return Err(MissReason::Ttft);
         }
         let slow = |limit| record.tpot().is_some_and(|took| took > limit);
         if self.tpot.is_some_and(slow) {
-            return Err(Miss::Tpot);
+            return Err(MissReason::Tpot);
         }
-        match late(record.e2e(), self.e2e) {
-            true => Err(Miss::E2e),
-            false => Ok(()),
+        if late(record.e2e(), self.e2e) {
+            Err(MissReason::E2e)
+        } else {
+            Ok(())
         }
     }
 }
@@ -132,7 +136,7 @@ impl Targets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Failure, Length};
+    use crate::record::{RequestFailure, RequestTokens};
     use cleave_domain::Time;
 
     fn texts(texts: &[&str]) -> Vec<String> {
@@ -144,64 +148,65 @@ mod tests {
     }
 
     /// Due at 100 ms, sent at 110; 11 tokens from 400 on, 20 ms each; over at 605.
-    fn answer() -> Record {
-        let mut record = Record::new(0, 0, at(100).unwrap());
-        record.asked = Length {
+    fn answer() -> RequestMeasurement {
+        let mut record = RequestMeasurement::new(0, 0, at(100).unwrap());
+        record.requested = RequestTokens {
             input: 7,
             output: 11,
         };
         record.sent = at(110);
         record.first = at(400);
         record.last = at(600);
-        record.over = at(605);
+        record.ended = at(605);
         record.chunks = 11;
-        record.outcome = Outcome::Done;
+        record.outcome = RequestOutcome::Done;
         record
     }
 
     #[test]
-    fn late_is_by_when_it_was_due_not_by_when_it_was_sent() {
+    fn latencies_count_from_the_due_time() {
         let judged = |text: &str| {
-            let slo = Slo::parse(&texts(&[text]), &[]).unwrap();
+            let slo = SloSet::parse(&texts(&[text]), &[]).unwrap();
             slo.of("default").judge(&answer())
         };
         assert_eq!(judged("ttft=300ms,tpot=20ms,e2e=505ms"), Ok(()));
-        assert_eq!(judged("ttft=299ms"), Err(Miss::Ttft));
-        assert_eq!(judged("tpot=19.9ms"), Err(Miss::Tpot));
-        assert_eq!(judged("e2e=504ms"), Err(Miss::E2e));
-        assert_eq!(judged("ttft=1ms,tpot=1ms"), Err(Miss::Ttft));
+        assert_eq!(judged("ttft=299ms"), Err(MissReason::Ttft));
+        assert_eq!(judged("tpot=19.9ms"), Err(MissReason::Tpot));
+        assert_eq!(judged("e2e=504ms"), Err(MissReason::E2e));
+        assert_eq!(judged("ttft=1ms,tpot=1ms"), Err(MissReason::Ttft));
     }
 
+    // Lesson: 25.
     #[test]
-    fn lesson_25_what_was_refused_or_failed_was_left_out_of_the_count() {
-        let generous = Targets::default();
+    fn refused_failed_and_unfinished_requests_are_misses() {
+        let generous = SloTargets::default();
         let mut record = answer();
-        record.outcome = Outcome::Refused {
+        record.outcome = RequestOutcome::Refused {
             status: 429,
             retry_after: None,
         };
-        assert_eq!(generous.judge(&record), Err(Miss::Refused));
-        record.outcome = Outcome::Failed {
-            kind: Failure::Cut,
+        assert_eq!(generous.judge(&record), Err(MissReason::Refused));
+        record.outcome = RequestOutcome::Failed {
+            kind: RequestFailure::Cut,
             text: String::new(),
         };
-        assert_eq!(generous.judge(&record), Err(Miss::Failed));
-        record.outcome = Outcome::Unfinished;
-        assert_eq!(generous.judge(&record), Err(Miss::Unfinished));
-        // Done, but without a token: as late as can be.
+        assert_eq!(generous.judge(&record), Err(MissReason::Failed));
+        record.outcome = RequestOutcome::Unfinished;
+        assert_eq!(generous.judge(&record), Err(MissReason::Unfinished));
+        // A finished answer without a token is late.
         let mut silent = answer();
         silent.first = None;
-        let some = Targets {
+        let some = SloTargets {
             ttft: Some(Duration::from_secs(9)),
             ..generous
         };
-        assert_eq!(some.judge(&silent), Err(Miss::Ttft));
+        assert_eq!(some.judge(&silent), Err(MissReason::Ttft));
     }
 
     #[test]
-    fn a_classes_own_targets_replace_the_common_ones() {
+    fn class_targets_replace_the_common_ones() {
         let classes = texts(&["chat", "batch"]);
-        let slo = Slo::parse(&texts(&["ttft=1s,tpot=50ms", "batch:e2e=60s"]), &classes).unwrap();
+        let slo = SloSet::parse(&texts(&["ttft=1s,tpot=50ms", "batch:e2e=60s"]), &classes).unwrap();
         assert_eq!(slo.of("chat").ttft, Some(Duration::from_secs(1)));
         let batch = slo.of("batch");
         assert_eq!((batch.ttft, batch.tpot), (None, None));
@@ -213,7 +218,7 @@ mod tests {
             "ttft=1s,ttft=2s",
             "other:ttft=1s",
         ] {
-            assert!(Slo::parse(&texts(&[bad]), &classes).is_err(), "{bad}");
+            assert!(SloSet::parse(&texts(&[bad]), &classes).is_err(), "{bad}");
         }
     }
 }

@@ -1,101 +1,100 @@
-//! The stream of an answer.
+//! The server-sent events of an answer.
 //!
-//! Owns: cutting bytes into events, and what of an event counts. Never: keeps the text.
-//! Invariant: the same bytes give the same events however they are cut into pieces, and reading one
-//! allocates nothing but where an event is split between two pieces.
+//! Owns: splitting bytes into events, and the parts of an event that are measured. Never: keeps the
+//! text. Invariant: the same bytes give the same events however they are split into pieces, and
+//! reading one allocates only if an event is split between two pieces.
 //!
 //! Each `data:` line is an event of its own, as all servers of this API write them.
 
-use crate::record::Length;
-use crate::stages::Stages;
+use crate::record::RequestTokens;
+use crate::stages::StageTimes;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::fmt;
 
-/// A line longer than this is no event.
+/// Longest line that is accepted.
 const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// Cuts a stream into the contents of its `data:` lines.
+/// Splits a stream into the contents of its `data:` lines.
 #[derive(Default)]
-pub(crate) struct Lines {
-    /// Beginning of a line whose end has not come.
+pub(crate) struct SseLines {
+    /// Beginning of an incomplete line.
     carry: Vec<u8>,
 }
 
-/// A line had no end within what can be kept.
+/// A line exceeded the longest length.
 #[derive(Debug)]
-pub(crate) struct Endless;
+pub(crate) struct EndlessLine;
 
-impl Lines {
-    /// Takes the next piece and hands each event's data to `each`.
+impl SseLines {
+    /// Takes the next piece and gives each event's data to `each`.
     pub(crate) fn feed(
         &mut self,
         mut bytes: &[u8],
         mut each: impl FnMut(&[u8]),
-    ) -> Result<(), Endless> {
+    ) -> Result<(), EndlessLine> {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
             if self.carry.is_empty() {
-                data(line, &mut each);
+                emit_data(line, &mut each);
             } else {
                 self.carry.extend_from_slice(line);
-                data(&self.carry, &mut each);
+                emit_data(&self.carry, &mut each);
                 self.carry.clear();
             }
             bytes = rest;
         }
         if self.carry.len() + bytes.len() > LINE_BYTES_MAX {
-            return Err(Endless);
+            return Err(EndlessLine);
         }
         self.carry.extend_from_slice(bytes);
         Ok(())
     }
 }
 
-fn data(line: &[u8], each: &mut impl FnMut(&[u8])) {
+fn emit_data(line: &[u8], each: &mut impl FnMut(&[u8])) {
     if let Some(data) = line.strip_prefix(b"data:") {
         each(data.trim_ascii());
     }
 }
 
-/// What an event says.
+/// The meaning of an event.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Event {
-    /// `[DONE]`.
+pub(crate) enum SseEvent {
     End,
     /// A chunk of the answer.
-    Chunk(Chunk),
-    /// An error, as the server words it.
+    Chunk(AnswerChunk),
+    /// An error, in the server's words.
     Error(String),
-    /// Not JSON of this kind.
-    Garbled,
+    /// Data that is not JSON of this kind.
+    Malformed,
 }
 
-/// What counts of a chunk.
+/// The measured parts of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Chunk {
-    /// There is output in it, even if it is not visible.
+pub(crate) struct AnswerChunk {
+    /// The chunk contains output, even if it is not visible.
     pub(crate) output: bool,
     /// The first choice is over.
     pub(crate) finished: bool,
-    pub(crate) usage: Option<Usage>,
-    pub(crate) stages: Option<Stages>,
+    pub(crate) usage: Option<ChunkUsage>,
+    pub(crate) stages: Option<StageTimes>,
 }
 
-/// What a server counted.
+/// Token counts of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Usage {
-    pub(crate) length: Length,
+pub(crate) struct ChunkUsage {
+    pub(crate) length: RequestTokens,
     pub(crate) cached: Option<u32>,
 }
 
 #[derive(Deserialize)]
 struct RawChunk {
     #[serde(default)]
-    choices: First,
+    choices: FirstChoice,
     usage: Option<RawUsage>,
-    timing: Option<Stages>,
+    timing: Option<StageTimes>,
     error: Option<Value>,
 }
 
@@ -105,67 +104,68 @@ struct RawUsage {
     prompt_tokens: u32,
     #[serde(default)]
     completion_tokens: u32,
-    prompt_tokens_details: Option<Details>,
+    prompt_tokens_details: Option<RawUsageDetails>,
 }
 
 #[derive(Deserialize)]
-struct Details {
+struct RawUsageDetails {
     cached_tokens: Option<u32>,
 }
 
 /// Reads the data of one event.
-pub(crate) fn read(data: &[u8]) -> Event {
+pub(crate) fn parse_event(data: &[u8]) -> SseEvent {
     if data == b"[DONE]" {
-        return Event::End;
+        return SseEvent::End;
     }
     let Ok(raw) = serde_json::from_slice::<RawChunk>(data) else {
-        return Event::Garbled;
+        return SseEvent::Malformed;
     };
     if let Some(error) = raw.error.filter(|error| !error.is_null()) {
         let message = error.get("message").and_then(Value::as_str);
-        return Event::Error(message.map_or_else(|| error.to_string(), str::to_owned));
+        return SseEvent::Error(message.map_or_else(|| error.to_string(), str::to_owned));
     }
-    let usage = raw.usage.map(|usage| Usage {
-        length: Length {
+    let usage = raw.usage.map(|usage| ChunkUsage {
+        length: RequestTokens {
             input: usage.prompt_tokens,
             output: usage.completion_tokens,
         },
         cached: usage.prompt_tokens_details.and_then(|d| d.cached_tokens),
     });
-    let First(first) = raw.choices;
-    Event::Chunk(Chunk {
+    let FirstChoice(first) = raw.choices;
+    SseEvent::Chunk(AnswerChunk {
         output: first.output(),
-        finished: matches!(first.finish_reason, Filled::Some),
+        finished: matches!(first.finish_reason, FieldContent::Some),
         usage,
         stages: raw.timing,
     })
 }
 
-/// The first of the choices; one was asked for.
+/// The first of the choices; requests ask for one.
 #[derive(Default)]
-struct First(Choice);
+struct FirstChoice(RawChoice);
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Choice {
-    text: Filled,
-    delta: Delta,
-    finish_reason: Filled,
+struct RawChoice {
+    text: FieldContent,
+    delta: RawDelta,
+    finish_reason: FieldContent,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Delta {
-    role: Filled,
-    content: Filled,
-    reasoning: Filled,
-    reasoning_content: Filled,
-    tool_calls: Filled,
+struct RawDelta {
+    role: FieldContent,
+    content: FieldContent,
+    reasoning: FieldContent,
+    reasoning_content: FieldContent,
+    tool_calls: FieldContent,
 }
 
-impl Choice {
-    /// Text is output. So is empty text in the middle: a token that is a part of a character. Not so
-    /// a chat's opening, which has a role, nor an empty end.
+impl RawChoice {
+    /// Whether the chunk contains output. Text is output, and so is empty text in mid-stream: a
+    /// token that is part of a character. A chat's opening, which has a role, and an empty end are
+    /// not.
     fn output(&self) -> bool {
         let delta = &self.delta;
         let parts = [
@@ -175,108 +175,108 @@ impl Choice {
             delta.reasoning_content,
             delta.tool_calls,
         ];
-        if parts.contains(&Filled::Some) {
+        if parts.contains(&FieldContent::Some) {
             return true;
         }
-        let ends = self.finish_reason == Filled::Some || delta.role == Filled::Some;
-        parts.contains(&Filled::Empty) && !ends
+        let ends = self.finish_reason == FieldContent::Some || delta.role == FieldContent::Some;
+        parts.contains(&FieldContent::Empty) && !ends
     }
 }
 
-/// Whether there is something in a field; not what.
+/// Whether a field has content; the content itself is not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Filled {
-    /// Absent or null.
+enum FieldContent {
     #[default]
     None,
     Empty,
     Some,
 }
 
-impl<'de> Deserialize<'de> for Filled {
+impl<'de> Deserialize<'de> for FieldContent {
     fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
-        source.deserialize_any(Looks)
+        source.deserialize_any(FieldContentVisitor)
     }
 }
 
-struct Looks;
+struct FieldContentVisitor;
 
-impl<'de> Visitor<'de> for Looks {
-    type Value = Filled;
+impl<'de> Visitor<'de> for FieldContentVisitor {
+    type Value = FieldContent;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("text, a list, an object or null")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Filled, E> {
-        Ok(match text.is_empty() {
-            true => Filled::Empty,
-            false => Filled::Some,
+    fn visit_str<E>(self, text: &str) -> Result<FieldContent, E> {
+        Ok(if text.is_empty() {
+            FieldContent::Empty
+        } else {
+            FieldContent::Some
         })
     }
 
-    fn visit_unit<E>(self) -> Result<Filled, E> {
-        Ok(Filled::None)
+    fn visit_unit<E>(self) -> Result<FieldContent, E> {
+        Ok(FieldContent::None)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Filled, E> {
-        Ok(Filled::Some)
+    fn visit_bool<E>(self, _: bool) -> Result<FieldContent, E> {
+        Ok(FieldContent::Some)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Filled, E> {
-        Ok(Filled::Some)
+    fn visit_i64<E>(self, _: i64) -> Result<FieldContent, E> {
+        Ok(FieldContent::Some)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Filled, E> {
-        Ok(Filled::Some)
+    fn visit_u64<E>(self, _: u64) -> Result<FieldContent, E> {
+        Ok(FieldContent::Some)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Filled, E> {
-        Ok(Filled::Some)
+    fn visit_f64<E>(self, _: f64) -> Result<FieldContent, E> {
+        Ok(FieldContent::Some)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Filled, A::Error> {
-        let mut filled = Filled::Empty;
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FieldContent, A::Error> {
+        let mut filled = FieldContent::Empty;
         while list.next_element::<IgnoredAny>()?.is_some() {
-            filled = Filled::Some;
+            filled = FieldContent::Some;
         }
         Ok(filled)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Filled, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FieldContent, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Filled::Some)
+        Ok(FieldContent::Some)
     }
 }
 
-impl<'de> Deserialize<'de> for First {
+impl<'de> Deserialize<'de> for FirstChoice {
     fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = First;
+        struct FirstChoiceVisitor;
+        impl<'de> Visitor<'de> for FirstChoiceVisitor {
+            type Value = FirstChoice;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of choices")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<First, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FirstChoice, A::Error> {
                 let first = list.next_element()?.unwrap_or_default();
                 while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(First(first))
+                Ok(FirstChoice(first))
             }
         }
-        source.deserialize_seq(List)
+        source.deserialize_seq(FirstChoiceVisitor)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::Stage;
+    use cleave_domain::RequestStage;
     use proptest::prelude::*;
 
     fn events(pieces: &[&[u8]]) -> Vec<String> {
-        let mut lines = Lines::default();
+        let mut lines = SseLines::default();
         let mut events = Vec::new();
         for piece in pieces {
             let each = |data: &[u8]| events.push(String::from_utf8_lossy(data).into_owned());
@@ -290,7 +290,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_event_split_between_two_packets_was_lost(cuts in proptest::collection::vec(0..STREAM.len(), 0..6)) {
+        fn events_are_read_whatever_the_chunking(cuts in proptest::collection::vec(0..STREAM.len(), 0..6)) {
             let mut cuts = cuts;
             cuts.sort_unstable();
             let (mut pieces, mut from) = (Vec::new(), 0);
@@ -303,15 +303,15 @@ mod tests {
         }
     }
 
-    fn chunk(data: &str) -> Chunk {
-        match read(data.as_bytes()) {
-            Event::Chunk(chunk) => chunk,
+    fn chunk(data: &str) -> AnswerChunk {
+        match parse_event(data.as_bytes()) {
+            SseEvent::Chunk(chunk) => chunk,
             other => panic!("{data}: {other:?}"),
         }
     }
 
     #[test]
-    fn output_is_told_from_opening_and_end() {
+    fn output_chunks_are_told_from_role_and_end_chunks() {
         for (data, output, finished) in [
             (
                 r#"{"choices":[{"text":"a","finish_reason":null}]}"#,
@@ -371,26 +371,26 @@ mod tests {
     }
 
     #[test]
-    fn usage_and_stages_are_read_where_they_are() {
+    fn usage_timing_and_errors_are_read_from_events() {
         let data = r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,
             "prompt_tokens_details":{"cached_tokens":4}},"timing":{"prefill_ms":2.5}}"#;
         let chunk = chunk(data);
         let usage = chunk.usage.unwrap();
-        let length = Length {
+        let length = RequestTokens {
             input: 7,
             output: 3,
         };
         assert_eq!((usage.length, usage.cached), (length, Some(4)));
-        assert_eq!(chunk.stages.unwrap().of(Stage::Prefill), Some(2.5));
-        let error = read(br#"{"error":{"message":"worker lost","code":500}}"#);
-        assert_eq!(error, Event::Error("worker lost".into()));
-        assert_eq!(read(b"{oops"), Event::Garbled);
-        assert_eq!(read(b"[DONE]"), Event::End);
+        assert_eq!(chunk.stages.unwrap().of(RequestStage::Prefill), Some(2.5));
+        let error = parse_event(br#"{"error":{"message":"worker lost","code":500}}"#);
+        assert_eq!(error, SseEvent::Error("worker lost".into()));
+        assert_eq!(parse_event(b"{oops"), SseEvent::Malformed);
+        assert_eq!(parse_event(b"[DONE]"), SseEvent::End);
     }
 
     #[test]
-    fn a_line_without_an_end_filled_the_memory() {
-        let mut lines = Lines::default();
+    fn an_endless_line_ends_the_stream() {
+        let mut lines = SseLines::default();
         let piece = vec![b'x'; 1 << 20];
         let fed = (0..8).try_for_each(|_| lines.feed(&piece, |_| {}));
         assert!(fed.is_err());

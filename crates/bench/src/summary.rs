@@ -1,44 +1,38 @@
-//! Numbers over many requests.
+//! Statistics over many requests.
 //!
-//! Owns: percentiles, attainment and goodput. Never: leaves a request out because it went wrong.
-//! Invariant: `offered` = `met` + the sum of `missed` + `undecided`.
+//! Owns: percentiles, attainment and goodput. Never: leaves out a failed request. Invariant:
+//! `offered` = `met` + the sum of `missed` + `undecided`.
 
-use crate::confidence::{Interval, wilson};
-use crate::record::{Failure, Outcome, Record};
-use crate::run::{Cut, Run};
-use crate::slo::{Miss, Targets};
-use cleave_domain::{Stage, Time};
+use crate::confidence::{ConfidenceInterval, wilson};
+use crate::record::{RequestFailure, RequestMeasurement, RequestOutcome};
+use crate::run::{CutReason, RunRecords};
+use crate::slo::{MissReason, SloTargets};
+use cleave_domain::{RequestStage, Time};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Points of a distribution that the report draws.
-const QUANTILES: usize = 101;
+const CURVE_POINTS: usize = 101;
 
-/// One kind of number over many requests, in the unit of its name.
+/// Statistics of one value over many requests, in the unit of its name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Stats {
-    /// How many there are; the others are 0 if there is none.
+pub struct SampleStats {
+    /// Number of values; the other fields are 0 if there is none.
     pub count: usize,
-    /// Arithmetic mean.
     pub mean: f64,
-    /// Median.
     pub p50: f64,
-    /// 90th percentile.
     pub p90: f64,
-    /// 95th percentile.
     pub p95: f64,
-    /// 99th percentile.
     pub p99: f64,
-    /// Largest.
     pub max: f64,
 }
 
-impl Stats {
-    /// What [`Self::columns`] are.
+impl SampleStats {
+    /// Names of [`Self::columns`], in order.
     pub const COLUMNS: [&str; 6] = ["mean", "p50", "p90", "p95", "p99", "max"];
 
-    /// Everything but how many there are, as tables show it.
+    /// All fields but the count, for tables.
     pub fn columns(&self) -> [f64; 6] {
         let Self {
             count: _,
@@ -52,7 +46,7 @@ impl Stats {
         [mean, p50, p90, p95, p99, max]
     }
 
-    /// Percentiles between two values are on the line between them, as numpy has them.
+    /// Percentiles are interpolated linearly, as by numpy.
     pub(crate) fn of(numbers: &mut [f64]) -> Self {
         numbers.sort_unstable_by(f64::total_cmp);
         let Some(max) = numbers.last().copied() else {
@@ -70,7 +64,7 @@ impl Stats {
     }
 }
 
-/// Of sorted numbers, at least one.
+/// The quantile of sorted numbers, at least one.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
     let below = sorted[place.floor() as usize];
@@ -80,97 +74,92 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 
 /// Percentiles 0 to 100 of each latency, in milliseconds; empty without a value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Curves {
+pub struct LatencyCurves {
     /// Time to first token.
     pub ttft_ms: Vec<f64>,
     /// Time per output token.
     pub tpot_ms: Vec<f64>,
-    /// Gaps between chunks.
     pub gap_ms: Vec<f64>,
-    /// End to end.
     pub e2e_ms: Vec<f64>,
 }
 
-/// One class, or all of them.
+/// The summary of one class, or of all.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Summary {
+pub struct RunSummary {
     /// Requests that were due after the warm-up.
     pub offered: u64,
-    /// Answered whole.
     pub done: u64,
-    /// Within their targets.
     pub met: u64,
-    /// By reason.
-    pub missed: BTreeMap<Miss, u64>,
-    /// Under way when the run was cut short; neither met nor missed.
+    pub missed: BTreeMap<MissReason, u64>,
+    /// In flight when the run was cut short; neither met nor missed.
     pub undecided: u64,
-    /// Met of those decided.
+    /// Met requests, divided by the decided ones.
     pub attainment: f64,
-    /// 95 % confidence in that.
-    pub attainment_interval: Option<Interval>,
+    /// 95 % confidence interval of the attainment.
+    pub attainment_interval: Option<ConfidenceInterval>,
     /// Offered requests per second of arrivals.
     pub offered_rps: f64,
     /// Met requests per second of arrivals.
     pub goodput_rps: f64,
-    /// The same per device.
+    /// Goodput divided by the number of devices.
     pub goodput_rps_per_device: f64,
     /// Output tokens of all answers per second, until the last one's end.
     pub output_tokens_per_second: f64,
     /// Prompt tokens of all answers per second, until the last one's end.
     pub input_tokens_per_second: f64,
-    /// Failures by kind.
     pub failures: BTreeMap<String, u64>,
     /// `Retry-After` of refusals, in seconds.
-    pub retry_after_s: Stats,
-    /// From when a request was due to its first token.
-    pub ttft_ms: Stats,
+    pub retry_after_s: SampleStats,
+    /// Time from when a request was due to its first token.
+    pub ttft_ms: SampleStats,
     /// (last − first) / (tokens − 1).
-    pub tpot_ms: Stats,
+    pub tpot_ms: SampleStats,
     /// Between chunks with output.
-    pub gap_ms: Stats,
-    /// From when a request was due to its answer's end.
-    pub e2e_ms: Stats,
-    /// How late the generator sent: trust nothing if this is not small beside the targets.
-    pub lateness_ms: Stats,
-    /// Prompt tokens, by the server's count where it counts.
-    pub input_tokens: Stats,
-    /// Output tokens, by the server's count where it counts.
-    pub output_tokens: Stats,
-    /// Prompt tokens that the server had in its cache, as it says.
-    pub cached_tokens: Stats,
-    /// Stages of a request's way, where the server tells them.
-    pub stages_ms: BTreeMap<String, Stats>,
-    /// Answers whose number of chunks is not their number of tokens.
+    pub gap_ms: SampleStats,
+    /// Time from when a request was due to its answer's end.
+    pub e2e_ms: SampleStats,
+    /// How late the generator sent; if this is not small beside the targets, no latency can be
+    /// trusted.
+    pub lateness_ms: SampleStats,
+    /// Prompt tokens by the server's count, if it has one.
+    pub input_tokens: SampleStats,
+    /// Output tokens by the server's count, if it has one.
+    pub output_tokens: SampleStats,
+    /// Prompt tokens that the server had in its cache, as it reports.
+    pub cached_tokens: SampleStats,
+    /// Stage times, if the server reports them.
+    pub stages_ms: BTreeMap<String, SampleStats>,
+    /// Answers whose number of chunks differs from their number of tokens.
     pub chunks_differ: u64,
-    /// Answers that are not as long as was asked for.
+    /// Answers that are not as long as requested.
     pub outputs_differ: u64,
-    /// Prompts that the server counted more than 2 % otherwise than meant.
+    /// Prompts whose count on the server is more than 2 % off the planned one.
     pub inputs_differ: u64,
-    /// Requests that were sent once more, over a fresh connection, since the server closed a kept one
-    /// instead of answering: no failures by themselves, and their latencies are of both times together.
+    /// Requests that were resent over a fresh connection, since the server closed a kept one
+    /// instead of answering: no failures by themselves, and their latencies include both attempts.
     pub asked_again: u64,
-    /// For plots.
-    pub curves: Curves,
+    pub curves: LatencyCurves,
 }
 
-/// What a summary is over.
+/// Settings of a summary.
 #[derive(Clone, Debug)]
-pub(crate) struct Scope<'a> {
+pub(crate) struct SummaryScope<'a> {
     pub(crate) classes: &'a [String],
-    /// By class.
-    pub(crate) targets: &'a [Targets],
+    /// SLO targets by class.
+    pub(crate) targets: &'a [SloTargets],
     /// Requests due before this are left out.
     pub(crate) warmup: Duration,
     pub(crate) devices: u32,
 }
 
-impl Scope<'_> {
-    /// Of all classes, and of each.
-    pub(crate) fn summarize(&self, run: &Run) -> (Summary, BTreeMap<String, Summary>) {
-        let counted = |record: &&Record| record.due >= Time::ZERO + self.warmup;
-        let all: Vec<&Record> = run.records.iter().filter(counted).collect();
+impl SummaryScope<'_> {
+    /// The summary of all classes, and of each.
+    pub(crate) fn summarize(&self, run: &RunRecords) -> (RunSummary, BTreeMap<String, RunSummary>) {
+        let counted = |record: &&RequestMeasurement| record.due >= Time::ZERO + self.warmup;
+        let all: Vec<&RequestMeasurement> = run.records.iter().filter(counted).collect();
         let of_class = |index: usize| {
-            let records: Vec<&Record> = all.iter().copied().filter(|r| r.class == index).collect();
+            let records: Vec<&RequestMeasurement> =
+                all.iter().copied().filter(|r| r.class == index).collect();
             self.summary(&records, run)
         };
         let by_class = self.classes.iter().enumerate();
@@ -178,8 +167,8 @@ impl Scope<'_> {
         (self.summary(&all, run), by_class.collect())
     }
 
-    fn summary(&self, records: &[&Record], run: &Run) -> Summary {
-        let mut summary = Summary::default();
+    fn summary(&self, records: &[&RequestMeasurement], run: &RunRecords) -> RunSummary {
+        let mut summary = RunSummary::default();
         for record in records {
             self.count(&mut summary, record, run.cut);
         }
@@ -191,108 +180,113 @@ impl Scope<'_> {
         summary.goodput_rps = summary.met as f64 / span;
         summary.goodput_rps_per_device = summary.goodput_rps / f64::from(self.devices);
         let took = run.took.saturating_sub(self.warmup).as_secs_f64().max(1e-3);
-        let done = || records.iter().filter(|r| r.outcome == Outcome::Done);
-        let sum = |of: fn(&Record) -> u32| done().map(|r| f64::from(of(r))).sum::<f64>();
-        summary.output_tokens_per_second = sum(Record::output_tokens) / took;
+        let done = || records.iter().filter(|r| r.outcome == RequestOutcome::Done);
+        let sum =
+            |of: fn(&RequestMeasurement) -> u32| done().map(|r| f64::from(of(r))).sum::<f64>();
+        summary.output_tokens_per_second = sum(RequestMeasurement::output_tokens) / took;
         summary.input_tokens_per_second = sum(input_tokens) / took;
         latencies(&mut summary, records);
         stages(&mut summary, records);
         summary
     }
 
-    fn count(&self, summary: &mut Summary, record: &Record, cut: Option<Cut>) {
+    fn count(&self, summary: &mut RunSummary, record: &RequestMeasurement, cut: Option<CutReason>) {
         summary.offered += 1;
-        summary.asked_again += u64::from(record.asked_again);
+        summary.asked_again += u64::from(record.resent_count);
         match self.targets[record.class].judge(record) {
             Ok(()) => summary.met += 1,
-            Err(Miss::Unfinished) if cut.is_some() => summary.undecided += 1,
+            Err(MissReason::Unfinished) if cut.is_some() => summary.undecided += 1,
             Err(miss) => *summary.missed.entry(miss).or_default() += 1,
         }
         match &record.outcome {
-            Outcome::Done => {
+            RequestOutcome::Done => {
                 let of_answer = record.output_tokens();
                 summary.done += 1;
                 summary.chunks_differ += u64::from(record.chunks != of_answer);
-                summary.outputs_differ += u64::from(of_answer != record.asked.output);
-                let (meant, counted) = (record.asked.input, input_tokens(record));
+                summary.outputs_differ += u64::from(of_answer != record.requested.output);
+                let (meant, counted) = (record.requested.input, input_tokens(record));
                 summary.inputs_differ += u64::from(50 * meant.abs_diff(counted) > meant);
             }
-            Outcome::Failed { kind, .. } => {
-                *summary.failures.entry(name_of(*kind)).or_default() += 1;
+            RequestOutcome::Failed { kind, .. } => {
+                *summary.failures.entry(failure_name(*kind)).or_default() += 1;
             }
-            Outcome::Refused { .. } | Outcome::Unfinished => {}
+            RequestOutcome::Refused { .. } | RequestOutcome::Unfinished => {}
         }
     }
 }
 
-fn name_of(kind: Failure) -> String {
+fn failure_name(kind: RequestFailure) -> String {
     let name = serde_json::to_value(kind).unwrap_or_default();
     name.as_str().unwrap_or_default().to_owned()
 }
 
-fn input_tokens(record: &Record) -> u32 {
-    record.usage.map_or(record.asked.input, |usage| usage.input)
+fn input_tokens(record: &RequestMeasurement) -> u32 {
+    record
+        .usage
+        .map_or(record.requested.input, |usage| usage.input)
 }
 
 pub(crate) fn millis(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-fn latencies(summary: &mut Summary, records: &[&Record]) {
-    let of = |take: &dyn Fn(&Record) -> Option<f64>| -> Vec<f64> {
+fn latencies(summary: &mut RunSummary, records: &[&RequestMeasurement]) {
+    let of = |take: &dyn Fn(&RequestMeasurement) -> Option<f64>| -> Vec<f64> {
         records.iter().filter_map(|record| take(record)).collect()
     };
-    let done = |record: &Record| record.outcome == Outcome::Done;
-    let e2e = |record: &Record| record.e2e().filter(|_| done(record)).map(millis);
+    let done = |record: &RequestMeasurement| record.outcome == RequestOutcome::Done;
+    let e2e = |record: &RequestMeasurement| record.e2e().filter(|_| done(record)).map(millis);
     let mut ttft = of(&|record| record.ttft().map(millis));
     let mut tpot = of(&|record| record.tpot().filter(|_| done(record)).map(millis));
     let mut e2e = of(&e2e);
     let gaps = records.iter().flat_map(|record| &record.gaps);
     let mut gaps: Vec<f64> = gaps.map(|gap| f64::from(*gap)).collect();
-    summary.ttft_ms = Stats::of(&mut ttft);
-    summary.tpot_ms = Stats::of(&mut tpot);
-    summary.e2e_ms = Stats::of(&mut e2e);
-    summary.gap_ms = Stats::of(&mut gaps);
-    summary.curves = Curves {
-        ttft_ms: curve(&ttft),
-        tpot_ms: curve(&tpot),
-        gap_ms: curve(&gaps),
-        e2e_ms: curve(&e2e),
+    summary.ttft_ms = SampleStats::of(&mut ttft);
+    summary.tpot_ms = SampleStats::of(&mut tpot);
+    summary.e2e_ms = SampleStats::of(&mut e2e);
+    summary.gap_ms = SampleStats::of(&mut gaps);
+    summary.curves = LatencyCurves {
+        ttft_ms: quantile_curve(&ttft),
+        tpot_ms: quantile_curve(&tpot),
+        gap_ms: quantile_curve(&gaps),
+        e2e_ms: quantile_curve(&e2e),
     };
-    summary.lateness_ms = Stats::of(&mut of(&|record| record.lateness().map(millis)));
+    summary.lateness_ms = SampleStats::of(&mut of(&|record| record.lateness().map(millis)));
     let tokens = |count: u32| Some(f64::from(count));
-    summary.input_tokens = Stats::of(&mut of(&|record| tokens(input_tokens(record))));
-    let output = |record: &Record| tokens(record.output_tokens()).filter(|_| done(record));
-    summary.output_tokens = Stats::of(&mut of(&output));
-    summary.cached_tokens = Stats::of(&mut of(&|record| record.cached.and_then(tokens)));
-    let retry_after = |record: &Record| match record.outcome {
-        Outcome::Refused { retry_after, .. } => retry_after.and_then(tokens),
+    summary.input_tokens = SampleStats::of(&mut of(&|record| tokens(input_tokens(record))));
+    let output =
+        |record: &RequestMeasurement| tokens(record.output_tokens()).filter(|_| done(record));
+    summary.output_tokens = SampleStats::of(&mut of(&output));
+    summary.cached_tokens = SampleStats::of(&mut of(&|record| record.cached.and_then(tokens)));
+    let retry_after = |record: &RequestMeasurement| match record.outcome {
+        RequestOutcome::Refused { retry_after, .. } => retry_after.and_then(tokens),
         _ => None,
     };
-    summary.retry_after_s = Stats::of(&mut of(&retry_after));
+    summary.retry_after_s = SampleStats::of(&mut of(&retry_after));
 }
 
-fn curve(sorted: &[f64]) -> Vec<f64> {
-    let share = |index: usize| index as f64 / (QUANTILES - 1) as f64;
-    match sorted.is_empty() {
-        true => Vec::new(),
-        false => (0..QUANTILES)
+fn quantile_curve(sorted: &[f64]) -> Vec<f64> {
+    let share = |index: usize| index as f64 / (CURVE_POINTS - 1) as f64;
+    if sorted.is_empty() {
+        Vec::new()
+    } else {
+        (0..CURVE_POINTS)
             .map(|index| round(quantile(sorted, share(index))))
-            .collect(),
+            .collect()
     }
 }
 
-/// To a microsecond, for numbers in milliseconds.
+/// Rounds milliseconds to microseconds.
 pub(crate) fn round(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-fn stages(summary: &mut Summary, records: &[&Record]) {
-    for stage in Stage::ALL {
+fn stages(summary: &mut RunSummary, records: &[&RequestMeasurement]) {
+    for stage in RequestStage::ALL {
         let told = records.iter().filter_map(|record| record.stages.as_ref());
         let mut millis: Vec<f64> = told.filter_map(|stages| stages.of(stage)).collect();
         if !millis.is_empty() {
-            let stats = Stats::of(&mut millis);
+            let stats = SampleStats::of(&mut millis);
             summary.stages_ms.insert(stage.name().to_owned(), stats);
         }
     }
@@ -301,12 +295,12 @@ fn stages(summary: &mut Summary, records: &[&Record]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Length;
+    use crate::record::RequestTokens;
 
     #[test]
-    fn percentiles_are_numpys() {
+    fn percentiles_match_numpy() {
         // numpy.percentile([15, 20, 35, 40, 50], [50, 90, 95, 99]) = [35, 46, 48, 49.6]
-        let stats = Stats::of(&mut [50.0, 20.0, 15.0, 40.0, 35.0]);
+        let stats = SampleStats::of(&mut [50.0, 20.0, 15.0, 40.0, 35.0]);
         assert_eq!((stats.count, stats.mean, stats.max), (5, 32.0, 50.0));
         for (ours, numpys) in [
             (stats.p50, 35.0),
@@ -316,43 +310,46 @@ mod tests {
         ] {
             assert!((ours - numpys).abs() < 1e-9, "{ours} {numpys}");
         }
-        assert_eq!(Stats::of(&mut []), Stats::default());
+        assert_eq!(SampleStats::of(&mut []), SampleStats::default());
     }
 
     fn at(millis: u64) -> Time {
         Time::from_nanos(millis * 1_000_000)
     }
 
-    fn record(index: u32, class: usize, outcome: Outcome) -> Record {
+    fn record(index: u32, class: usize, outcome: RequestOutcome) -> RequestMeasurement {
         let due = u64::from(index) * 1000;
-        let mut record = Record::new(index, class, at(due));
-        record.asked = Length {
+        let mut record = RequestMeasurement::new(index, class, at(due));
+        record.requested = RequestTokens {
             input: 100,
             output: 3,
         };
         record.sent = Some(at(due + 1));
-        if outcome == Outcome::Done {
+        if outcome == RequestOutcome::Done {
             for millis in [50, 60, 80] {
-                record.chunk(at(due + millis));
+                record.receive_chunk(at(due + millis));
             }
-            record.over = Some(at(due + 90));
+            record.ended = Some(at(due + 90));
         }
         record.outcome = outcome;
         record
     }
 
-    fn summarize(records: Vec<Record>, cut: Option<Cut>) -> (Summary, BTreeMap<String, Summary>) {
-        let limit = Targets {
+    fn summarize(
+        records: Vec<RequestMeasurement>,
+        cut: Option<CutReason>,
+    ) -> (RunSummary, BTreeMap<String, RunSummary>) {
+        let limit = SloTargets {
             ttft: Some(Duration::from_millis(100)),
-            ..Targets::default()
+            ..SloTargets::default()
         };
-        let scope = Scope {
+        let scope = SummaryScope {
             classes: &["a".to_owned(), "b".to_owned()],
-            targets: &[limit, Targets::default()],
+            targets: &[limit, SloTargets::default()],
             warmup: Duration::from_secs(2),
             devices: 2,
         };
-        scope.summarize(&Run {
+        scope.summarize(&RunRecords {
             records,
             span: Duration::from_secs(12),
             took: Duration::from_secs(12),
@@ -360,41 +357,48 @@ mod tests {
         })
     }
 
+    // Invariant: I33.
+    // Lesson: 25.
     #[test]
-    fn lesson_25_every_request_after_the_warm_up_is_counted_once() {
-        let refused = Outcome::Refused {
+    fn every_request_after_the_warm_up_is_counted_once() {
+        let refused = RequestOutcome::Refused {
             status: 429,
             retry_after: Some(3),
         };
-        let failed = Outcome::Failed {
-            kind: Failure::Broken,
+        let failed = RequestOutcome::Failed {
+            kind: RequestFailure::Broken,
             text: "reset".into(),
         };
         let outcomes = [
-            // Two in the warm-up.
+            // The first two are in the warm-up.
             refused.clone(),
-            Outcome::Done,
-            Outcome::Done,
-            Outcome::Done,
+            RequestOutcome::Done,
+            RequestOutcome::Done,
+            RequestOutcome::Done,
             refused,
             failed,
-            Outcome::Unfinished,
+            RequestOutcome::Unfinished,
         ];
-        let records = || -> Vec<Record> {
+        let records = || -> Vec<RequestMeasurement> {
             let outcomes = outcomes.iter().cloned().enumerate();
             outcomes
                 .map(|(i, outcome)| record(i as u32, i % 2, outcome))
                 .collect()
         };
         let again = records().into_iter().map(|mut record| {
-            record.asked_again = u32::from(record.index % 3 == 0);
+            record.resent_count = u32::from(record.index % 3 == 0);
             record
         });
         let (all, by_class) = summarize(again.collect(), None);
         let again = [&all, &by_class["a"], &by_class["b"]].map(|sum| sum.asked_again);
         assert_eq!(again, [2, 1, 1], "one more was in the warm-up");
         assert_eq!((all.offered, all.done, all.met), (5, 2, 2));
-        let missed = [Miss::Refused, Miss::Failed, Miss::Unfinished].map(|miss| all.missed[&miss]);
+        let missed = [
+            MissReason::Refused,
+            MissReason::Failed,
+            MissReason::Unfinished,
+        ]
+        .map(|miss| all.missed[&miss]);
         assert_eq!(missed, [1, 1, 1]);
         assert_eq!(all.attainment, 0.4);
         assert_eq!((all.offered_rps, all.goodput_rps), (0.5, 0.2));
@@ -405,8 +409,8 @@ mod tests {
         assert_eq!((all.gap_ms.count, all.gap_ms.max), (4, 20.0));
         assert!((all.e2e_ms.p50 - 90.0).abs() < 1e-9 && all.lateness_ms.p50 == 1.0);
         assert_eq!((by_class["a"].offered, by_class["b"].offered), (3, 2));
-        // Cut short, what was under way is neither.
-        let (cut, _) = summarize(records(), Some(Cut::Interrupted));
+        // In a run that was cut short, requests in flight are undecided.
+        let (cut, _) = summarize(records(), Some(CutReason::Interrupted));
         assert_eq!((cut.undecided, cut.attainment), (1, 0.5));
     }
 }

@@ -1,54 +1,53 @@
-//! What is asked for: a trace, or a mixture of synthetic classes.
+//! Workloads: a trace, or a mixture of synthetic classes.
 //!
-//! Owns: the text of a workload and its classes. Never: knows times (see `schedule`).
-//! Invariant: a workload has at least one class, and each request belongs to one.
+//! Owns: the text of a workload and its classes. Never: knows times (see `schedule`). Invariant: a
+//! workload has at least one class, and each request belongs to one.
 
-use crate::lengths::Lengths;
-use crate::number::{non_negative, pair, positive, whole};
-use crate::trace::{self, Row, ServeGen, Trace};
+use crate::lengths::LengthDistribution;
+use crate::number::{parse_count, parse_non_negative, parse_positive, split_key_value};
+use crate::trace::{self, ServeGenClients, TraceContent, TraceRow};
 use anyhow::{Context, bail, ensure};
 use std::path::Path;
 use std::str::FromStr;
 
-/// The class of a workload that has one, unless it is given a name. It is told to no server.
+/// The name of a workload's only class, unless it is given another. It is sent to no server.
 pub(crate) const ONE_CLASS: &str = "default";
 const CLASSES_MAX: usize = 64;
 
-/// What is asked of a server, without times.
+/// The requests of a measurement, without times.
 #[derive(Clone, Debug)]
-pub struct Workload {
+pub struct BenchWorkload {
     /// Names of the classes.
     pub(crate) classes: Vec<String>,
-    pub(crate) source: Source,
+    pub(crate) source: RequestSource,
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
-    /// Drawn, class by class.
-    Classes(Vec<Class>),
-    /// One after the other, with their own times.
-    Timed(Vec<Row>),
-    /// Drawn with their times.
-    ServeGen(ServeGen),
+pub(crate) enum RequestSource {
+    /// Requests drawn from classes.
+    Classes(Vec<WorkloadClass>),
+    /// Requests of a trace with their own times.
+    Timed(Vec<TraceRow>),
+    /// Requests drawn from clients, with their times.
+    ServeGen(ServeGenClients),
 }
 
-/// A synthetic class.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Class {
-    /// Of all requests; shares need not sum to 1.
+pub(crate) struct WorkloadClass {
+    /// Share of all requests; shares need not sum to 1.
     pub(crate) share: f64,
-    pub(crate) lengths: Lengths,
-    /// Beginning that its prompts share, if any.
+    pub(crate) lengths: LengthDistribution,
+    /// The prefix that its prompts share, if any.
     pub(crate) prefix: Option<SharedPrefix>,
 }
 
-/// A beginning that several prompts of a class have in common.
+/// A prefix that several prompts of a class share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SharedPrefix {
-    /// Of each prompt, before what is its own.
+    /// Tokens of the prefix, before each prompt's own.
     pub(crate) tokens: u32,
-    /// Different ones, each as likely.
+    /// Number of different prefixes, drawn evenly.
     pub(crate) count: u32,
 }
 
@@ -59,20 +58,20 @@ const QUADRANTS: [(&str, f64, f64); 4] = [
     ("long-short", 2048.0, 32.0),
     ("long-long", 2048.0, 256.0),
 ];
-/// Lengths of a quadrant vary this much unless told otherwise.
-const CV: f64 = 0.5;
+/// Default coefficient of variation of a quadrant's lengths.
+const CV_DEFAULT: f64 = 0.5;
 
-impl Workload {
+impl BenchWorkload {
     /// Reads a trace of any known format: Mooncake, Azure, ServeGen, LLMServingSim, pairs or
-    /// histograms of lengths. `dataset` chooses one in a file of several.
+    /// histograms of lengths. `dataset` chooses one of several in a file.
     ///
     /// # Errors
-    /// The file, the line and what is wrong there.
+    /// The file, the line and the mistake there.
     pub fn from_trace(path: &Path, dataset: Option<&str>) -> anyhow::Result<Self> {
         let source = match trace::read(path, dataset)? {
-            Trace::Timed(rows) => Source::Timed(rows),
-            Trace::ServeGen(clients) => Source::ServeGen(clients),
-            Trace::Lengths(lengths) => Source::Classes(vec![Class {
+            TraceContent::Timed(rows) => RequestSource::Timed(rows),
+            TraceContent::ServeGen(clients) => RequestSource::ServeGen(clients),
+            TraceContent::Lengths(lengths) => RequestSource::Classes(vec![WorkloadClass {
                 share: 1.0,
                 lengths,
                 prefix: None,
@@ -84,10 +83,10 @@ impl Workload {
         })
     }
 
-    /// Gives its one class a name; a mixture's classes have theirs already.
+    /// Names the only class; the classes of a mixture have names already.
     ///
     /// # Errors
-    /// There are several classes, or it is no name.
+    /// There are several classes, or the name is invalid.
     pub fn named(mut self, name: &str) -> anyhow::Result<Self> {
         ensure!(
             self.classes.len() == 1,
@@ -99,23 +98,23 @@ impl Workload {
         Ok(self)
     }
 
-    /// The classes' names; `default` where there is one without a name.
+    /// The classes' names; `default` for a single class without a name.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// Requests in the trace, where it has its own.
+    /// Number of requests of a trace with times.
     pub fn rows_count(&self) -> Option<usize> {
         match &self.source {
-            Source::Timed(rows) => Some(rows.len()),
-            Source::Classes(_) | Source::ServeGen(_) => None,
+            RequestSource::Timed(rows) => Some(rows.len()),
+            RequestSource::Classes(_) | RequestSource::ServeGen(_) => None,
         }
     }
 }
 
-/// `short-long`, `short-long:input=128,output=512,cv=1.5`, or several with names and shares:
-/// `chat=0.7*short-long,batch=0.3*long-short:input=4096`. Line breaks count as blanks.
-impl FromStr for Workload {
+/// Such as `short-long`, `short-long:input=128,output=512,cv=1.5`, or several with names and
+/// shares: `chat=0.7*short-long,batch=0.3*long-short:input=4096`. Line breaks count as blanks.
+impl FromStr for BenchWorkload {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
@@ -129,25 +128,26 @@ impl FromStr for Workload {
         ensure!(groups.len() <= CLASSES_MAX, "at most {CLASSES_MAX} classes");
         let (mut classes, mut sources) = (Vec::new(), Vec::new());
         for group in groups {
-            let named = class(&group).with_context(|| format!("workload `{}`", group.join(",")))?;
+            let named =
+                parse_class(&group).with_context(|| format!("workload `{}`", group.join(",")))?;
             let (name, class) = named;
-            ensure!(!classes.contains(&name), "class `{name}` is there twice");
+            ensure!(!classes.contains(&name), "class `{name}` is given twice");
             classes.push(name);
             sources.push(class);
         }
-        let source = Source::Classes(sources);
+        let source = RequestSource::Classes(sources);
         Ok(Self { classes, source })
     }
 }
 
-/// Name and class of `name=share*quadrant:key=value`, `key=value` …
-fn class(items: &[&str]) -> anyhow::Result<(String, Class)> {
+/// Parses the name and class of `name=share*quadrant:key=value`, `key=value` …
+fn parse_class(items: &[&str]) -> anyhow::Result<(String, WorkloadClass)> {
     let head = items.first().copied().unwrap_or_default();
     let (name, share, rest) = match head.split_once('*') {
         None => (ONE_CLASS, 1.0, head),
         Some((head, rest)) => {
-            let (name, share) = pair(head).context("before `*`")?;
-            (name, positive(share).context("share")?, rest.trim())
+            let (name, share) = split_key_value(head).context("before `*`")?;
+            (name, parse_positive(share).context("share")?, rest.trim())
         }
     };
     check_name(name)?;
@@ -157,26 +157,29 @@ fn class(items: &[&str]) -> anyhow::Result<(String, Class)> {
         let names = QUADRANTS.map(|known| known.0).join(", ");
         bail!("unknown workload `{}`; there are {names}", quadrant.trim());
     };
-    let (mut cv, mut tokens, mut count) = (CV, None, 1);
+    let (mut cv, mut tokens, mut count) = (CV_DEFAULT, None, 1);
     let given = std::iter::once(&first).chain(&items[1..]);
     for item in given.filter(|item| !item.is_empty()) {
-        let (key, value) = pair(item)?;
+        let (key, value) = split_key_value(item)?;
         let place = || format!("`{key}`");
         match key {
-            "input" => input = f64::from(whole::<u32>(value).with_context(place)?),
-            "output" => output = f64::from(whole::<u32>(value).with_context(place)?),
-            "cv" => cv = non_negative(value).with_context(place)?,
-            "prefix" => tokens = Some(whole::<u32>(value).with_context(place)?),
-            "prefixes" => count = whole::<u32>(value).with_context(place)?,
+            "input" => input = f64::from(parse_count::<u32>(value).with_context(place)?),
+            "output" => output = f64::from(parse_count::<u32>(value).with_context(place)?),
+            "cv" => cv = parse_non_negative(value).with_context(place)?,
+            "prefix" => tokens = Some(parse_count::<u32>(value).with_context(place)?),
+            "prefixes" => count = parse_count::<u32>(value).with_context(place)?,
             other => bail!(
                 "unknown `{other}`; there are input, output (tokens), cv, prefix (tokens), prefixes"
             ),
         }
     }
-    ensure!(cv <= 10.0, "`cv` above 10 is none that anybody measured");
-    let class = Class {
+    ensure!(
+        cv <= 10.0,
+        "`cv` is above 10; no measured lengths vary that much"
+    );
+    let class = WorkloadClass {
         share,
-        lengths: Lengths::LogNormal { input, output, cv },
+        lengths: LengthDistribution::LogNormal { input, output, cv },
         prefix: tokens.map(|tokens| SharedPrefix { tokens, count }),
     };
     Ok((name.to_owned(), class))
@@ -195,20 +198,20 @@ fn check_name(name: &str) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn classes(text: &str) -> Vec<(String, Class)> {
-        let workload: Workload = text.parse().unwrap();
-        let Source::Classes(classes) = workload.source else {
+    fn classes(text: &str) -> Vec<(String, WorkloadClass)> {
+        let workload: BenchWorkload = text.parse().unwrap();
+        let RequestSource::Classes(classes) = workload.source else {
             panic!("synthetic");
         };
         workload.classes.into_iter().zip(classes).collect()
     }
 
-    fn log_normal(input: f64, output: f64, cv: f64) -> Lengths {
-        Lengths::LogNormal { input, output, cv }
+    fn log_normal(input: f64, output: f64, cv: f64) -> LengthDistribution {
+        LengthDistribution::LogNormal { input, output, cv }
     }
 
     #[test]
-    fn a_workload_is_what_it_says() {
+    fn workload_specs_are_parsed() {
         let [(name, one)] = &classes("short-long:input=128,output=512,cv=1.5")[..] else {
             panic!("one class");
         };
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_workload_is_said_to_be_none() {
+    fn bad_workload_specs_name_the_mistake() {
         for (bad, says) in [
             ("", "unknown workload"),
             ("short", "short-short"),
@@ -238,12 +241,12 @@ mod tests {
             ("a=0*short-long", "share"),
             ("a b=1*short-long", "named"),
         ] {
-            let said = format!("{:#}", bad.parse::<Workload>().unwrap_err());
+            let said = format!("{:#}", bad.parse::<BenchWorkload>().unwrap_err());
             assert!(said.contains(says), "{bad}: {said}");
         }
-        let one: Workload = "short-long".parse().unwrap();
+        let one: BenchWorkload = "short-long".parse().unwrap();
         assert_eq!(one.named("chat").unwrap().classes(), ["chat"]);
-        let two: Workload = "a=1*short-long,b=1*long-short".parse().unwrap();
+        let two: BenchWorkload = "a=1*short-long,b=1*long-short".parse().unwrap();
         assert!(two.named("chat").is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! Load on a server in this process, whose behaviour is known.
+//! Load on a scripted server in this process.
 //!
-//! Times are compared where the server waits for the client's clock to reach something, never with a
-//! tolerance: what a server holds back for a span cannot be seen earlier.
+//! Times are compared only where the server delays an answer until the client's clock must have
+//! reached a value, never with a tolerance: a delayed token cannot be seen earlier.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,8 +12,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use cleave_bench::{
-    Arrivals, Asking, Bounds, Cut, Endpoint, Folder, Hunt, Job, Miss, Progress, PromptForm, Report,
-    Scaling, Server, Slo, SloHeaders, Stop, Target, Timing, Try, Watch, Wish, Workload,
+    ApiEndpoint, ArrivalProcess, BenchJob, BenchReport, BenchWorkload, CutReason, GoodputSearch,
+    InterruptSignal, LengthScaling, MeasuredServer, MissReason, ProgressObserver, PromptEncoding,
+    RateBounds, RateResult, RequestOptions, ResultFolder, RunProgress, ScheduleOptions,
+    ServerTarget, SloHeaders, SloSet, StageRequest,
 };
 use futures::stream;
 use serde_json::{Value, json};
@@ -26,46 +28,48 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What the server does with the request of this number, probes not counted.
+/// The server's behaviour towards one request, probes not counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum ServerBehaviour {
     Answer,
-    /// Two tokens in a chunk.
-    Pairs,
+    /// Answers with two tokens in each chunk.
+    TwoTokensPerChunk,
     Refuse,
     Fail,
-    /// An error in the middle of the stream.
-    Break,
-    /// The stream just ends.
-    Cut,
-    /// Never answers.
+    /// Sends an error in mid-stream.
+    ErrorMidStream,
+    /// Ends the stream early.
+    EndMidStream,
     Hang,
-    /// The first token is held back for this long.
-    Late(Duration),
+    /// Delays the first token by this time.
+    FirstTokenDelayed(Duration),
 }
 
-struct House {
-    way: fn(usize) -> Way,
+struct ScriptedServer {
+    behaviour: fn(usize) -> ServerBehaviour,
     asked: AtomicUsize,
     bodies: Mutex<Vec<(HeaderMap, Value)>>,
-    /// Under way now, and the most there ever were.
+    /// Requests in flight now; the next field has their maximum.
     present: AtomicUsize,
     present_max: AtomicUsize,
-    /// Answers begin when so many requests are there.
-    opens: watch::Sender<usize>,
-    opens_at: usize,
+    /// Answers begin when this many requests have arrived.
+    arrivals_seen: watch::Sender<usize>,
+    answers_begin_at: usize,
 }
 
-/// A server and what it saw.
-async fn serve(way: fn(usize) -> Way, opens_at: usize) -> (String, Arc<House>) {
-    let house = Arc::new(House {
-        way,
+/// A server, with the requests that it received.
+async fn serve(
+    way: fn(usize) -> ServerBehaviour,
+    opens_at: usize,
+) -> (String, Arc<ScriptedServer>) {
+    let house = Arc::new(ScriptedServer {
+        behaviour: way,
         asked: AtomicUsize::new(0),
         bodies: Mutex::default(),
         present: AtomicUsize::new(0),
         present_max: AtomicUsize::new(0),
-        opens: watch::channel(0).0,
-        opens_at,
+        arrivals_seen: watch::channel(0).0,
+        answers_begin_at: opens_at,
     });
     let models = || async {
         Json(json!({"data": [{"id": "tiny", "max_model_len": 4096, "vocab_size": 1000}]}))
@@ -81,29 +85,33 @@ async fn serve(way: fn(usize) -> Way, opens_at: usize) -> (String, Arc<House>) {
     (url, house)
 }
 
-async fn complete(State(house): State<Arc<House>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn complete(
+    State(house): State<Arc<ScriptedServer>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
     if body["stream"] != json!(true) {
-        return counted(&body);
+        return token_count_answer(&body);
     }
     let tokens = body["max_tokens"].as_u64().unwrap();
     if tokens == 1 {
-        return answer(1, 1, &house, Way::Answer);
+        return answer(1, 1, &house, ServerBehaviour::Answer);
     }
     let number = house.asked.fetch_add(1, Ordering::SeqCst);
     house.bodies.lock().unwrap().push((headers, body.clone()));
     let present = house.present.fetch_add(1, Ordering::SeqCst) + 1;
     house.present_max.fetch_max(present, Ordering::SeqCst);
-    house.opens.send_modify(|count| *count += 1);
-    let mut opens = house.opens.subscribe();
+    house.arrivals_seen.send_modify(|count| *count += 1);
+    let mut opens = house.arrivals_seen.subscribe();
     opens
-        .wait_for(|count| *count >= house.opens_at)
+        .wait_for(|count| *count >= house.answers_begin_at)
         .await
         .unwrap();
-    let way = (house.way)(number);
+    let way = (house.behaviour)(number);
     let input = body["prompt"].as_array().map_or(0, Vec::len);
     match way {
-        Way::Refuse => {
+        ServerBehaviour::Refuse => {
             house.present.fetch_sub(1, Ordering::SeqCst);
             (
                 StatusCode::TOO_MANY_REQUESTS,
@@ -112,20 +120,23 @@ async fn complete(State(house): State<Arc<House>>, headers: HeaderMap, body: Byt
             )
                 .into_response()
         }
-        Way::Fail => (StatusCode::INTERNAL_SERVER_ERROR, "broken").into_response(),
-        Way::Hang => std::future::pending().await,
-        Way::Late(span) => {
+        ServerBehaviour::Fail => (StatusCode::INTERNAL_SERVER_ERROR, "broken").into_response(),
+        ServerBehaviour::Hang => std::future::pending().await,
+        ServerBehaviour::FirstTokenDelayed(span) => {
             tokio::time::timeout(span, std::future::pending::<()>())
                 .await
                 .ok();
             answer(input, tokens, &house, way)
         }
-        Way::Answer | Way::Pairs | Way::Break | Way::Cut => answer(input, tokens, &house, way),
+        ServerBehaviour::Answer
+        | ServerBehaviour::TwoTokensPerChunk
+        | ServerBehaviour::ErrorMidStream
+        | ServerBehaviour::EndMidStream => answer(input, tokens, &house, way),
     }
 }
 
-/// An answer that is no stream: three tokens for the server's own, and two for each word.
-fn counted(body: &Value) -> Response {
+/// A token count without a stream: three tokens added by the server, and two for each word.
+fn token_count_answer(body: &Value) -> Response {
     let text = body["messages"][0]["content"]
         .as_str()
         .or(body["prompt"].as_str());
@@ -133,13 +144,22 @@ fn counted(body: &Value) -> Response {
     Json(json!({"usage": {"prompt_tokens": 3 + 2 * words}})).into_response()
 }
 
-fn answer(input: usize, tokens: u64, house: &Arc<House>, way: Way) -> Response {
+fn answer(
+    input: usize,
+    tokens: u64,
+    house: &Arc<ScriptedServer>,
+    way: ServerBehaviour,
+) -> Response {
     let chunk = |text: &str, finish: Value| {
         let chunk = json!({"choices": [{"index": 0, "text": text, "finish_reason": finish}]});
         format!("data: {chunk}\n\n")
     };
     let mut events = Vec::new();
-    let step = if way == Way::Pairs { 2 } else { 1 };
+    let step = if way == ServerBehaviour::TwoTokensPerChunk {
+        2
+    } else {
+        1
+    };
     for at in (0..tokens).step_by(step) {
         let last = at + step as u64 >= tokens;
         events.push(chunk(
@@ -151,11 +171,11 @@ fn answer(input: usize, tokens: u64, house: &Arc<House>, way: Way) -> Response {
         "prompt_tokens_details": {"cached_tokens": 2}});
     let timing = json!({"router_queue_ms": 0.5, "prefill_ms": 4.0});
     match way {
-        Way::Break => {
+        ServerBehaviour::ErrorMidStream => {
             events.truncate(2);
             events.push("data: {\"error\": {\"message\": \"worker lost\"}}\n\n".into());
         }
-        Way::Cut => events.truncate(2),
+        ServerBehaviour::EndMidStream => events.truncate(2),
         _ => {
             let closing = json!({"choices": [], "usage": usage, "timing": timing});
             events.push(format!("data: {closing}\n\ndata: [DONE]\n\n"));
@@ -169,43 +189,43 @@ fn answer(input: usize, tokens: u64, house: &Arc<House>, way: Way) -> Response {
     ([("content-type", "text/event-stream")], stream).into_response()
 }
 
-struct Quiet;
+struct SilentObserver;
 
-impl Watch for Quiet {
-    fn progress(&self, _: &Progress) {}
-    fn begins(&self, _: f64, _: usize) {}
-    fn tried(&self, _: &Try) {}
+impl ProgressObserver for SilentObserver {
+    fn run_progresses(&self, _: &RunProgress) {}
+    fn run_begins(&self, _: f64, _: usize) {}
+    fn rate_tried(&self, _: &RateResult) {}
 }
 
-fn wish(requests: usize) -> Wish {
-    Wish {
-        arrivals: Some(Arrivals::Uniform),
+fn schedule_options(requests: usize) -> ScheduleOptions {
+    ScheduleOptions {
+        arrivals: Some(ArrivalProcess::Uniform),
         rate: Some(1000.0),
         speed: None,
         requests: Some(requests),
         duration: None,
-        scaling: Scaling::default(),
+        scaling: LengthScaling::default(),
         seed: 4,
     }
 }
 
-/// A measurement of 20 requests of 30 tokens in and 6 out, to be changed.
-async fn job(url: &str, asking: Asking) -> (Job, watch::Sender<bool>) {
-    let target = Target {
+/// A measurement of 20 requests of 30 tokens in and 6 out, for tests to change.
+async fn job(url: &str, asking: RequestOptions) -> (BenchJob, watch::Sender<bool>) {
+    let target = ServerTarget {
         url: url.to_owned(),
-        form: PromptForm::Auto,
+        form: PromptEncoding::Auto,
         asking,
-        ..Target::default()
+        ..ServerTarget::default()
     };
-    let server = Server::find(&target).await.unwrap();
-    let (switch, stop) = Stop::new();
-    let workload: Workload = "short-short:input=30,output=6,cv=0".parse().unwrap();
-    let job = Job {
+    let server = MeasuredServer::probe(&target).await.unwrap();
+    let (switch, stop) = InterruptSignal::new();
+    let workload: BenchWorkload = "short-short:input=30,output=6,cv=0".parse().unwrap();
+    let job = BenchJob {
         server,
-        asking: target.asking,
-        slo: Slo::parse(&["ttft=60s".to_owned()], workload.classes()).unwrap(),
+        request_options: target.asking,
+        slo: SloSet::parse(&["ttft=60s".to_owned()], workload.classes()).unwrap(),
         workload,
-        wish: wish(20),
+        schedule_options: schedule_options(20),
         timeout: Duration::from_secs(120),
         grace: Duration::from_secs(120),
         warmup: Duration::ZERO,
@@ -217,15 +237,15 @@ async fn job(url: &str, asking: Asking) -> (Job, watch::Sender<bool>) {
     (job, switch)
 }
 
-async fn measured(way: fn(usize) -> Way) -> (Report, Arc<House>) {
+async fn measured(way: fn(usize) -> ServerBehaviour) -> (BenchReport, Arc<ScriptedServer>) {
     let (url, house) = serve(way, 0).await;
-    let (job, _switch) = job(&url, Asking::default()).await;
-    (job.run(&Quiet).await.unwrap(), house)
+    let (job, _switch) = job(&url, RequestOptions::default()).await;
+    (job.run(&SilentObserver).await.unwrap(), house)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_request_is_asked_as_planned_and_counted_as_answered() {
-    let (report, house) = measured(|_| Way::Answer).await;
+async fn requests_are_sent_as_planned_and_counted_as_answered() {
+    let (report, house) = measured(|_| ServerBehaviour::Answer).await;
     let all = &report.runs[0].all;
     assert_eq!(
         (all.offered, all.done, all.met, all.attainment),
@@ -251,7 +271,7 @@ async fn every_request_is_asked_as_planned_and_counted_as_answered() {
             (&json!(6), &json!(true))
         );
         let ids = body["prompt"].as_array().unwrap();
-        // A tenth at either end may be special ids.
+        // The last tenth of the ids and the first 256 may be special.
         assert!(
             ids.iter()
                 .all(|id| (256..900).contains(&id.as_u64().unwrap()))
@@ -259,14 +279,15 @@ async fn every_request_is_asked_as_planned_and_counted_as_answered() {
     }
 }
 
+// Lesson: 25.
 #[tokio::test(flavor = "multi_thread")]
-async fn lesson_25_refused_failed_and_broken_answers_are_misses() {
+async fn refused_failed_and_broken_answers_are_misses() {
     let (report, _) = measured(|number| match number % 5 {
-        0 => Way::Refuse,
-        1 => Way::Fail,
-        2 => Way::Break,
-        3 => Way::Cut,
-        _ => Way::Answer,
+        0 => ServerBehaviour::Refuse,
+        1 => ServerBehaviour::Fail,
+        2 => ServerBehaviour::ErrorMidStream,
+        3 => ServerBehaviour::EndMidStream,
+        _ => ServerBehaviour::Answer,
     })
     .await;
     let all = &report.runs[0].all;
@@ -274,7 +295,7 @@ async fn lesson_25_refused_failed_and_broken_answers_are_misses() {
         (all.offered, all.done, all.met, all.attainment),
         (20, 4, 4, 0.2)
     );
-    let missed = BTreeMap::from([(Miss::Refused, 4), (Miss::Failed, 12)]);
+    let missed = BTreeMap::from([(MissReason::Refused, 4), (MissReason::Failed, 12)]);
     assert_eq!(all.missed, missed);
     let kinds = ["status", "error", "cut"].map(|kind| all.failures[kind]);
     assert_eq!(kinds, [4, 4, 4]);
@@ -288,8 +309,8 @@ async fn lesson_25_refused_failed_and_broken_answers_are_misses() {
     );
 }
 
-/// In front of a server: closes each connection when it is used a second time.
-async fn forgetful(url: &str) -> String {
+/// A relay in front of a server that closes each connection when it is used a second time.
+async fn closing_proxy(url: &str) -> String {
     let server = url.trim_start_matches("http://").trim_end_matches("/v1");
     let server = server.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -328,12 +349,15 @@ async fn forgetful(url: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_was_closed_when_it_was_used_again_counted_as_a_failure() {
-    let (url, _) = serve(|_| Way::Answer, 0).await;
-    let (mut job, _stop) = job(&forgetful(&url).await, Asking::default()).await;
+async fn a_closed_kept_connection_is_not_a_failure() {
+    let (url, _) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let (mut job, _stop) = job(&closing_proxy(&url).await, RequestOptions::default()).await;
+    // Requests 25 ms apart: a busy machine, too, gives a connection back before the next request
+    // wants one.
+    job.schedule_options.rate = Some(40.0);
     let folder = tempfile::tempdir().unwrap();
-    job.folder = Some(Folder::create(folder.path()).unwrap());
-    let report = job.run(&Quiet).await.unwrap();
+    job.folder = Some(ResultFolder::create(folder.path()).unwrap());
+    let report = job.run(&SilentObserver).await.unwrap();
     let all = &report.runs[0].all;
     assert_eq!(
         (all.done, all.failures.len()),
@@ -341,49 +365,52 @@ async fn a_connection_that_was_closed_when_it_was_used_again_counted_as_a_failur
         "{:?}",
         report.runs[0].errors
     );
-    // The connection of a probe was kept for the first request at least.
     assert!(all.asked_again > 0);
     let noted = |note: &String| note.contains("sent once more");
     assert!(report.notes.iter().any(noted), "{:?}", report.notes);
-    let result = written(folder.path(), 20);
+    let result = check_result_folder(folder.path(), 20);
     let told = &result["runs"][0]["all"]["asked_again"];
     assert_eq!(told, &json!(all.asked_again));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn arrivals_waited_for_answers() {
+async fn arrivals_do_not_wait_for_answers() {
     // No answer begins before all requests are there: a closed loop would wait for ever.
-    let (url, house) = serve(|_| Way::Answer, 20).await;
-    let (job, _switch) = job(&url, Asking::default()).await;
-    let report = job.run(&Quiet).await.unwrap();
+    let (url, house) = serve(|_| ServerBehaviour::Answer, 20).await;
+    let (job, _switch) = job(&url, RequestOptions::default()).await;
+    let report = job.run(&SilentObserver).await.unwrap();
     assert_eq!(report.runs[0].all.met, 20);
     assert_eq!(house.present_max.load(Ordering::SeqCst), 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_never_answered_is_a_miss_in_the_end() {
-    let (url, _) = serve(|number| [Way::Answer, Way::Hang][number % 2], 0).await;
-    let (mut job, _switch) = job(&url, Asking::default()).await;
+async fn unanswered_requests_are_misses_after_the_grace() {
+    let (url, _) = serve(
+        |number| [ServerBehaviour::Answer, ServerBehaviour::Hang][number % 2],
+        0,
+    )
+    .await;
+    let (mut job, _switch) = job(&url, RequestOptions::default()).await;
     job.grace = Duration::from_millis(300);
-    let report = job.run(&Quiet).await.unwrap();
+    let report = job.run(&SilentObserver).await.unwrap();
     let all = &report.runs[0].all;
     assert_eq!((all.offered, all.met, all.undecided), (20, 10, 0));
-    assert_eq!(all.missed[&Miss::Unfinished], 10);
+    assert_eq!(all.missed[&MissReason::Unfinished], 10);
     assert_eq!(report.runs[0].cut, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_token_held_back_is_late_and_chunks_are_not_tokens() {
+async fn delayed_first_tokens_miss_and_chunks_are_not_tokens() {
     let late = |number| match number % 2 {
-        0 => Way::Late(Duration::from_millis(200)),
-        _ => Way::Pairs,
+        0 => ServerBehaviour::FirstTokenDelayed(Duration::from_millis(200)),
+        _ => ServerBehaviour::TwoTokensPerChunk,
     };
     let (url, _) = serve(late, 0).await;
-    let (mut job, _switch) = job(&url, Asking::default()).await;
-    job.slo = Slo::parse(&["ttft=200ms".to_owned()], job.workload.classes()).unwrap();
-    let report = job.run(&Quiet).await.unwrap();
+    let (mut job, _switch) = job(&url, RequestOptions::default()).await;
+    job.slo = SloSet::parse(&["ttft=200ms".to_owned()], job.workload.classes()).unwrap();
+    let report = job.run(&SilentObserver).await.unwrap();
     let all = &report.runs[0].all;
-    assert!(all.missed[&Miss::Ttft] >= 10, "{:?}", all.missed);
+    assert!(all.missed[&MissReason::Ttft] >= 10, "{:?}", all.missed);
     assert_eq!(all.chunks_differ, 10);
     assert!(
         report
@@ -395,32 +422,36 @@ async fn a_first_token_held_back_is_late_and_chunks_are_not_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_interrupted_run_kept_what_it_had() {
-    let (url, house) = serve(|number| [Way::Answer, Way::Hang][number % 2], 0).await;
-    let (mut job, switch) = job(&url, Asking::default()).await;
+async fn an_interrupted_run_keeps_its_records() {
+    let (url, house) = serve(
+        |number| [ServerBehaviour::Answer, ServerBehaviour::Hang][number % 2],
+        0,
+    )
+    .await;
+    let (mut job, switch) = job(&url, RequestOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
-    job.folder = Some(Folder::create(folder.path()).unwrap());
-    let mut seen = house.opens.subscribe();
+    job.folder = Some(ResultFolder::create(folder.path()).unwrap());
+    let mut seen = house.arrivals_seen.subscribe();
     tokio::spawn(async move {
         seen.wait_for(|count| *count == 20).await.unwrap();
         switch.send_replace(true);
-        // The switch is held until the run is over: dropping it is no signal.
+        // The switch stays alive until the run is over: dropping it is no signal.
         std::future::pending::<()>().await;
     });
-    let report = job.run(&Quiet).await.unwrap();
+    let report = job.run(&SilentObserver).await.unwrap();
     assert!(report.interrupted);
     let run = &report.runs[0];
-    assert_eq!(run.cut, Some(Cut::Interrupted));
+    assert_eq!(run.cut, Some(CutReason::Interrupted));
     assert!(
         run.all.undecided >= 10 && run.all.missed.is_empty(),
         "{:?}",
         run.all
     );
-    written(folder.path(), 20);
+    check_result_folder(folder.path(), 20);
 }
 
-/// What a reader finds in the folder.
-fn written(folder: &Path, requests: usize) -> Value {
+/// Checks the files in the result folder, and gives `result.json`.
+fn check_result_folder(folder: &Path, requests: usize) -> Value {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let result: Value = serde_json::from_str(&read("result.json")).unwrap();
     assert_eq!(result["schema"], "cleave-bench/1");
@@ -446,24 +477,24 @@ fn written(folder: &Path, requests: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn classes_have_their_headers_targets_and_numbers() {
-    let (url, house) = serve(|_| Way::Answer, 0).await;
-    let asking = Asking {
+async fn each_class_has_its_headers_targets_and_summary() {
+    let (url, house) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let asking = RequestOptions {
         slo_headers: SloHeaders::Both,
-        timing: Timing::Asked,
-        ..Asking::default()
+        timing: StageRequest::Asked,
+        ..RequestOptions::default()
     };
     let (mut job, _switch) = job(&url, asking).await;
     job.workload = "a=1*short-short:cv=0,b=1*short-short:cv=0".parse().unwrap();
     let texts = ["a:ttft=60s,tpot=30ms".to_owned(), "b:e2e=1us".to_owned()];
-    job.slo = Slo::parse(&texts, job.workload.classes()).unwrap();
+    job.slo = SloSet::parse(&texts, job.workload.classes()).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    job.folder = Some(Folder::create(folder.path()).unwrap());
-    let report = job.run(&Quiet).await.unwrap();
+    job.folder = Some(ResultFolder::create(folder.path()).unwrap());
+    let report = job.run(&SilentObserver).await.unwrap();
     let run = &report.runs[0];
     let (a, b) = (&run.classes["a"], &run.classes["b"]);
     assert_eq!(a.offered + b.offered, 20);
-    assert_eq!((b.met, b.missed[&Miss::E2e]), (0, b.offered));
+    assert_eq!((b.met, b.missed[&MissReason::E2e]), (0, b.offered));
     let bodies = house.bodies.lock().unwrap();
     let of_a = bodies
         .iter()
@@ -479,49 +510,49 @@ async fn classes_have_their_headers_targets_and_numbers() {
             .iter()
             .all(|(headers, _)| headers["x-cleave-timing"] == "1")
     );
-    let result = written(folder.path(), 20);
+    let result = check_result_folder(folder.path(), 20);
     assert_eq!(result["runs"][0]["classes"]["b"]["met"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chat_is_as_long_as_the_server_counts_it() {
-    let (url, house) = serve(|_| Way::Answer, 0).await;
-    let asking = Asking {
-        endpoint: Endpoint::Chat,
-        ..Asking::default()
+async fn chat_prompts_have_the_length_the_server_counts() {
+    let (url, house) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let asking = RequestOptions {
+        endpoint: ApiEndpoint::Chat,
+        ..RequestOptions::default()
     };
     let (job, _switch) = job(&url, asking).await;
     assert!(
-        job.server.findings.prompts.contains("2 to 2 tokens"),
+        job.server.facts.prompts.contains("2 to 2 tokens"),
         "{}",
-        job.server.findings.prompts
+        job.server.facts.prompts
     );
-    job.run(&Quiet).await.unwrap();
+    job.run(&SilentObserver).await.unwrap();
     let bodies = house.bodies.lock().unwrap();
     for (_, body) in bodies.iter() {
         let text = body["messages"][0]["content"].as_str().unwrap();
-        // 3 of the server, 2 each: 13 words are 29 tokens, 14 would be 31.
+        // 3 tokens of the server, 2 for each word: 13 words are 29 tokens, 14 would be 31.
         assert_eq!(text.split_whitespace().count(), 13);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompts_of_a_trace_share_their_prefixes_on_the_wire_and_no_two_runs_do() {
-    let (url, house) = serve(|_| Way::Answer, 0).await;
-    let (mut job, _switch) = job(&url, Asking::default()).await;
+async fn trace_prompts_share_prefixes_within_one_run_only() {
+    let (url, house) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let (mut job, _switch) = job(&url, RequestOptions::default()).await;
     let trace =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mooncake_conversation.jsonl");
-    job.workload = Workload::from_trace(&trace, None).unwrap();
-    job.wish.arrivals = Some(Arrivals::Uniform);
-    job.wish.rate = Some(200.0);
-    job.wish.requests = None;
-    job.wish.scaling.input = 0.125;
-    let hunt = Hunt {
+    job.workload = BenchWorkload::from_trace(&trace, None).unwrap();
+    job.schedule_options.arrivals = Some(ArrivalProcess::Uniform);
+    job.schedule_options.rate = Some(200.0);
+    job.schedule_options.requests = None;
+    job.schedule_options.scaling.input = 0.125;
+    let search = GoodputSearch {
         rates: vec![150.0, 200.0],
         repeats: 1,
-        ..hunt()
+        ..goodput_search()
     };
-    let report = job.goodput(&hunt, &Quiet).await.unwrap();
+    let report = job.goodput(&search, &SilentObserver).await.unwrap();
     assert_eq!(report.runs.len(), 2);
     let bodies = house.bodies.lock().unwrap();
     let prompts: Vec<&Vec<Value>> = bodies
@@ -538,7 +569,8 @@ async fn prompts_of_a_trace_share_their_prefixes_on_the_wire_and_no_two_runs_do(
             .max()
             .unwrap()
     };
-    // Blocks of 512 tokens are 64 here. The longest prefixes that two requests share are 12 blocks.
+    // Blocks of 512 tokens are scaled to 64. The longest prefix that two requests share has 12
+    // blocks.
     let (first, second) = prompts.split_at(24);
     let longest = (0..24).map(|one| {
         let others: Vec<_> = (0..24)
@@ -554,10 +586,10 @@ async fn prompts_of_a_trace_share_their_prefixes_on_the_wire_and_no_two_runs_do(
     );
 }
 
-fn hunt() -> Hunt {
-    Hunt {
+fn goodput_search() -> GoodputSearch {
+    GoodputSearch {
         goal: 0.9,
-        bounds: Bounds {
+        bounds: RateBounds {
             first: 500.0,
             max: 2000.0,
             min: 100.0,
@@ -572,45 +604,56 @@ fn hunt() -> Hunt {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_search_ends_at_its_limits_and_says_what_it_found() {
-    let (url, _) = serve(|_| Way::Answer, 0).await;
-    let (mut job_, _switch) = job(&url, Asking::default()).await;
-    job_.wish = wish(1000);
+async fn a_goodput_search_ends_at_its_limits() {
+    let (url, _) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let (mut job_, _switch) = job(&url, RequestOptions::default()).await;
+    job_.schedule_options = schedule_options(1000);
     let folder = tempfile::tempdir().unwrap();
-    job_.folder = Some(Folder::create(folder.path()).unwrap());
-    let report = job_.goodput(&hunt(), &Quiet).await.unwrap();
+    job_.folder = Some(ResultFolder::create(folder.path()).unwrap());
+    let report = job_
+        .goodput(&goodput_search(), &SilentObserver)
+        .await
+        .unwrap();
     let found = report.goodput.as_ref().unwrap();
     assert_eq!((found.rate_max, found.rate_broken), (Some(2000.0), None));
     assert_eq!(found.goodput_rps_per_device, found.goodput_rps / 2.0);
     let rates: Vec<f64> = report.tries.iter().map(|tried| tried.rate).collect();
     assert_eq!(rates, [500.0, 1000.0, 2000.0]);
-    written(folder.path(), 180);
+    check_result_folder(folder.path(), 180);
 
-    let (url, house) = serve(|_| Way::Refuse, 0).await;
-    let (mut job, _switch) = job(&url, Asking::default()).await;
-    job.wish = wish(1000);
-    let report = job.goodput(&hunt(), &Quiet).await.unwrap();
+    let (url, house) = serve(|_| ServerBehaviour::Refuse, 0).await;
+    let (mut job, _switch) = job(&url, RequestOptions::default()).await;
+    job.schedule_options = schedule_options(1000);
+    let report = job
+        .goodput(&goodput_search(), &SilentObserver)
+        .await
+        .unwrap();
     let found = report.goodput.as_ref().unwrap();
     assert_eq!((found.rate_max, found.rate_broken), (None, Some(100.0)));
     assert_eq!(found.goodput_rps, 0.0);
-    // Runs whose goal was out of reach were not sent to their end.
-    assert!(report.runs.iter().all(|run| run.cut == Some(Cut::Hopeless)));
+    // Runs whose goal became unreachable were cut short.
+    assert!(
+        report
+            .runs
+            .iter()
+            .all(|run| run.cut == Some(CutReason::Hopeless))
+    );
     assert!(house.asked.load(Ordering::SeqCst) < 4 * 60);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_there_was_measured() {
-    let target = Target {
+async fn an_unreachable_server_is_an_error() {
+    let target = ServerTarget {
         url: "http://127.0.0.1:1".to_owned(),
-        ..Target::default()
+        ..ServerTarget::default()
     };
-    let error = format!("{:#}", Server::find(&target).await.unwrap_err());
+    let error = format!("{:#}", MeasuredServer::probe(&target).await.unwrap_err());
     assert!(error.contains("127.0.0.1:1"), "{error}");
     for bad in ["https://a", "localhost:8000", "", "http://a?b=c"] {
-        let target = Target {
+        let target = ServerTarget {
             url: bad.to_owned(),
-            ..Target::default()
+            ..ServerTarget::default()
         };
-        assert!(Server::find(&target).await.is_err(), "{bad}");
+        assert!(MeasuredServer::probe(&target).await.is_err(), "{bad}");
     }
 }

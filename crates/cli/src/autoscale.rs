@@ -1,10 +1,12 @@
-//! `cleave autoscale --local`: worker processes of this machine, as many as a router wants.
+//! `cleave autoscale --local`: worker processes of this machine, in the number that a router
+//! requests.
 //!
-//! Owns: these processes. Never: decides how many there are to be; takes a worker away without SIGTERM, by
-//! which it drains and its streams move. Invariant: where the router gives no number, nothing changes.
+//! Owns: these processes. Never: decides their number, or ends a worker other than by SIGTERM, upon
+//! which it drains and its streams migrate. Invariant: while the router gives no number, nothing
+//! changes.
 
 use crate::args::AutoscaleArgs;
-use crate::page::Pages;
+use crate::server_client::ServerClient;
 use anyhow::{Context, bail};
 use cleave_domain::{PoolCounts, Role};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,17 +18,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// How often the router is asked and processes are looked at.
-const EVERY: Duration = Duration::from_millis(250);
-/// How long the router may take to answer.
+/// Interval of requests to the router and of checks of the processes.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
+/// Time limit of the router's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// The first pause after a worker that died, and the longest.
+/// First and longest pause after a worker has died.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// A worker that lived for so long was sound: the next pause is the first one again.
-const SOUND: Duration = Duration::from_secs(60);
+/// Uptime after which a death counts as the first one again.
+const HEALTHY_UPTIME: Duration = Duration::from_secs(60);
 const POOLS: [Role; 3] = [Role::Prefill, Role::Decode, Role::Both];
 
-/// Follows the router until a signal comes.
+/// Follows the router until a signal arrives.
 pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
     let AutoscaleArgs {
         local: _,
@@ -35,12 +37,12 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
         admin_key,
         worker,
     } = args;
-    let mut asker = Asker {
-        pages: Pages::of(&router.url, cacert.as_deref(), admin_key.as_deref())?,
-        told: String::new(),
+    let mut asker = ScalingClient {
+        pages: ServerClient::connect(&router.url, cacert.as_deref(), admin_key.as_deref())?,
+        last_error: String::new(),
     };
-    let mut local = Local {
-        program: std::env::current_exe().context("cannot tell where this program is")?,
+    let mut local = LocalPool {
+        program: std::env::current_exe().context("cannot find the path of this program")?,
         router: router.address.clone(),
         flags: worker.clone(),
         workers: Vec::new(),
@@ -58,52 +60,52 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
             info!(router = router.url, "following the router");
             loop {
                 tokio::select! {
-                    () = tokio::time::sleep(EVERY) => {}
+                    () = tokio::time::sleep(POLL_PERIOD) => {}
                     _ = interrupt.recv() => break,
                     _ = terminate.recv() => break,
                 }
-                let wanted = asker.ask().await;
-                local.reap();
+                let wanted = asker.wanted_counts().await;
+                local.remove_ended();
                 if let Some(wanted) = wanted {
-                    local.follow(&wanted)?;
+                    local.apply(&wanted)?;
                 }
             }
             info!(workers = local.workers.len(), "draining every worker");
             local.stop_all();
             while !local.workers.is_empty() {
                 tokio::select! {
-                    () = tokio::time::sleep(EVERY) => local.reap(),
+                    () = tokio::time::sleep(POLL_PERIOD) => local.remove_ended(),
                     _ = interrupt.recv() => break,
                     _ = terminate.recv() => break,
                 }
             }
             anyhow::Ok(())
         })
-    // Whoever is left is ended by the drop.
+    // Dropping the remaining workers kills their processes.
 }
 
-/// Asks a router how many workers it wants.
-struct Asker {
-    pages: Pages,
-    /// What kept it from answering was told.
-    told: String,
+/// Asks a router for the desired number of workers.
+struct ScalingClient {
+    pages: ServerClient,
+    /// Last logged error, so that the same error is logged once.
+    last_error: String,
 }
 
-impl Asker {
-    /// None where nothing is to change; why is told once.
-    async fn ask(&mut self) -> Option<PoolCounts> {
+impl ScalingClient {
+    /// Returns the desired numbers; `None` if nothing is to change. The reason is logged once.
+    async fn wanted_counts(&mut self) -> Option<PoolCounts> {
         let asked = timeout(ANSWER_MAX, self.pages.json("/admin/scaling")).await;
         let said = asked.context("the router does not answer").flatten();
-        match said.and_then(|answer| wanted(&answer)) {
+        match said.and_then(|answer| wanted_counts(&answer)) {
             Ok(wanted) => {
-                self.told.clear();
+                self.last_error.clear();
                 Some(wanted)
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                if self.told != error {
+                if self.last_error != error {
                     warn!("{error}; workers stay as they are");
-                    self.told = error;
+                    self.last_error = error;
                 }
                 None
             }
@@ -111,8 +113,8 @@ impl Asker {
     }
 }
 
-/// What `/admin/scaling` says.
-fn wanted(answer: &Value) -> anyhow::Result<PoolCounts> {
+/// Reads the answer of `/admin/scaling`.
+fn wanted_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
     match answer["mode"].as_str() {
         Some("act") => {}
         Some("advise") => bail!("the router's policy says `mode: advise`"),
@@ -122,41 +124,45 @@ fn wanted(answer: &Value) -> anyhow::Result<PoolCounts> {
     for role in POOLS {
         let count = answer["pools"][role.to_string()]["wanted"].as_u64();
         let count = count.and_then(|count| u32::try_from(count).ok());
-        *wanted.of_mut(role) = count.context("the router does not know its fleet yet")?;
+        *wanted.for_role_mut(role) = count.context("the router does not know its fleet yet")?;
     }
     Ok(wanted)
 }
 
-/// The workers of this machine.
-struct Local {
+/// The worker processes of this machine.
+struct LocalPool {
     program: PathBuf,
     router: String,
     flags: Vec<String>,
-    workers: Vec<Worker>,
-    /// For each pool.
-    pauses: [Pause; 3],
+    workers: Vec<WorkerProcess>,
+    /// Pause of each pool.
+    pauses: [RestartPause; 3],
     started: u64,
 }
 
-struct Worker {
+struct WorkerProcess {
     name: String,
     role: Role,
     process: Child,
-    since: Instant,
-    leaves: bool,
+    started_at: Instant,
+    is_draining: bool,
 }
 
-/// Between a death and the next start.
+/// Pause between the death of a worker and the next start.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pause {
+struct RestartPause {
     deaths: u32,
     until: Option<Instant>,
 }
 
-impl Pause {
-    fn died(&mut self, now: Instant, lived: Duration) {
+impl RestartPause {
+    fn record_death(&mut self, now: Instant, lived: Duration) {
         let (first, longest) = PAUSES;
-        self.deaths = if lived >= SOUND { 1 } else { self.deaths + 1 };
+        self.deaths = if lived >= HEALTHY_UPTIME {
+            1
+        } else {
+            self.deaths + 1
+        };
         let pause = first * 2u32.saturating_pow(self.deaths - 1);
         self.until = Some(now + pause.min(longest));
     }
@@ -166,19 +172,19 @@ impl Pause {
     }
 }
 
-impl Local {
-    /// Starts and stops, so that there are as many.
-    fn follow(&mut self, wanted: &PoolCounts) -> anyhow::Result<()> {
+impl LocalPool {
+    /// Starts and stops workers to reach the desired numbers.
+    fn apply(&mut self, wanted: &PoolCounts) -> anyhow::Result<()> {
         for (place, role) in POOLS.into_iter().enumerate() {
-            let there = |worker: &&mut Worker| worker.role == role && !worker.leaves;
+            let there = |worker: &&mut WorkerProcess| worker.role == role && !worker.is_draining;
             let count = self.workers.iter_mut().filter(there).count() as u32;
-            let wanted = wanted.of(role);
+            let wanted = wanted.for_role(role);
             if count > wanted {
-                // The newest: it has the fewest prefixes cached.
+                // The newest worker has the fewest cached prefixes, so it is stopped first.
                 let newest = self.workers.iter_mut().rev().filter(there);
                 newest
                     .take((count - wanted) as usize)
-                    .for_each(Worker::stop);
+                    .for_each(WorkerProcess::stop);
             }
             if self.pauses[place].is_over(Instant::now()) {
                 for _ in count..wanted {
@@ -202,19 +208,19 @@ impl Local {
         let process = command.spawn();
         let process =
             process.with_context(|| format!("cannot start {}", self.program.display()))?;
-        info!(name, pid = process.id(), "a worker is started");
-        self.workers.push(Worker {
+        info!(name, pid = process.id(), "worker started");
+        self.workers.push(WorkerProcess {
             name,
             role,
             process,
-            since: Instant::now(),
-            leaves: false,
+            started_at: Instant::now(),
+            is_draining: false,
         });
         Ok(())
     }
 
-    /// Takes note of those that have ended.
-    fn reap(&mut self) {
+    /// Removes the workers whose processes have ended.
+    fn remove_ended(&mut self) {
         let now = Instant::now();
         for mut worker in std::mem::take(&mut self.workers) {
             let Some(status) = worker.ended() else {
@@ -222,28 +228,28 @@ impl Local {
                 continue;
             };
             let name = &worker.name;
-            if worker.leaves && status.success() {
-                info!(name, "a worker has drained and left");
+            if worker.is_draining && status.success() {
+                info!(name, "worker has drained and left");
                 continue;
             }
-            let lived = now.saturating_duration_since(worker.since);
+            let lived = now.saturating_duration_since(worker.started_at);
             let place = POOLS.iter().position(|role| *role == worker.role);
             let pause = &mut self.pauses[place.expect("every role is a pool")];
-            pause.died(now, lived);
-            warn!(name, %status, deaths = pause.deaths, "a worker ended by itself");
+            pause.record_death(now, lived);
+            warn!(name, %status, deaths = pause.deaths, "worker ended unexpectedly");
         }
     }
 
     fn stop_all(&mut self) {
-        self.workers.iter_mut().for_each(Worker::stop);
+        self.workers.iter_mut().for_each(WorkerProcess::stop);
     }
 }
 
-impl Worker {
-    /// Asks it to drain and leave.
+impl WorkerProcess {
+    /// Signals the worker to drain and leave.
     fn stop(&mut self) {
-        self.leaves = true;
-        info!(name = self.name, "a worker is to drain and leave");
+        self.is_draining = true;
+        info!(name = self.name, "draining a worker");
         let pid = i32::try_from(self.process.id())
             .ok()
             .and_then(Pid::from_raw);
@@ -259,8 +265,8 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    /// Nobody is left behind.
+impl Drop for WorkerProcess {
+    /// Kills a process that is still running.
     fn drop(&mut self) {
         if self.ended().is_none() {
             let _ = self.process.kill();
@@ -274,11 +280,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    // Invariant: I43.
     #[test]
-    fn workers_were_stopped_where_the_router_gave_no_number() {
+    fn without_a_number_from_the_router_nothing_changes() {
         let pool = |wanted: u32| json!({"wanted": wanted});
         let pools = json!({"prefill": pool(1), "decode": pool(2), "both": pool(0)});
-        let said = wanted(&json!({"mode": "act", "pools": pools})).expect("three numbers");
+        let said = wanted_counts(&json!({"mode": "act", "pools": pools})).expect("three numbers");
         assert_eq!((said.prefill, said.decode, said.both), (1, 2, 0));
         for none in [
             json!({"mode": "advise", "pools": pools}),
@@ -287,23 +294,23 @@ mod tests {
             json!({}),
             json!({"mode": "act", "pools": {"prefill": pool(1)}}),
         ] {
-            assert!(wanted(&none).is_err(), "{none}");
+            assert!(wanted_counts(&none).is_err(), "{none}");
         }
     }
 
     #[test]
-    fn a_worker_that_dies_at_once_was_started_without_a_pause() {
+    fn a_worker_that_dies_at_once_is_restarted_after_a_pause() {
         let now = Instant::now();
-        let mut pause = Pause::default();
+        let mut pause = RestartPause::default();
         assert!(pause.is_over(now));
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            pause.died(now, Duration::ZERO);
+            pause.record_death(now, Duration::ZERO);
             pauses.push(pause.until.expect("a pause") - now);
         }
         assert!(pauses.is_sorted());
         assert_eq!((pauses[0], pauses[8]), PAUSES);
-        pause.died(now, SOUND);
+        pause.record_death(now, HEALTHY_UPTIME);
         assert_eq!(pause.until.expect("a pause") - now, PAUSES.0);
     }
 }

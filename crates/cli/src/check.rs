@@ -1,102 +1,105 @@
-//! `cleave check`: whether a policy is one, and whether a fleet could keep it.
+//! `cleave check`: validation of a policy, and simulation of a fleet under it.
 //!
-//! Owns: what is printed, and the exit status. Never: forgives a class that misses its goal.
-//! Invariant: what is wrong with the file is said before anything is simulated.
+//! Owns: the output, and the exit status. Never: accepts a class that misses its goal. Invariant:
+//! errors of the file are reported before anything is simulated.
 
 use crate::args::{ArrivalArgs, CheckArgs, ScenarioArgs};
-use crate::goodput::{Clients, Length, contest, score_json};
+use crate::goodput::{ArrivalSpan, SimClients, make_contest, score_json};
 use anyhow::bail;
 use cleave_domain::SloPolicy;
 use cleave_node::PolicyFile;
-use cleave_sim::goodput::{Break, Checked, ClassScore, Contest, check as check_fleet};
+use cleave_sim::goodput::{
+    ClassScore, MissedGoal, PolicyCheck, RoutingComparison, check as check_fleet,
+};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// Reads the policy, simulates the fleet, prints what became of each class.
+/// Reads the policy, simulates the fleet, and prints the result of each class.
 ///
 /// # Errors
-/// A file that is no policy; a class that would miss its goal.
+/// If the policy is invalid, or a class would miss its goal.
 pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let file = PolicyFile::open(&args.policy)?;
     let policy = file.policy();
     let scenario = &args.scenario;
-    if is_bare(scenario) {
-        return file_alone(args, policy);
+    if is_file_only(scenario) {
+        return print_file_counts(args, policy);
     }
-    let clients = Clients::of_fleet(scenario, (policy, Length::Sample))?;
+    let clients = SimClients::of_fleet(scenario, policy, ArrivalSpan::Sample)?;
     if scenario.fleet.is_none() {
-        show("dividing the fleet's legs ...");
+        show_progress("dividing the fleet's legs ...");
     }
-    let contest = contest(scenario, &clients);
-    show("");
+    let contest = make_contest(scenario, &clients);
+    show_progress("");
     let contest = contest?;
     let rate = clients.rate_milli;
     let checked = check_fleet(&contest, rate, &|rate| {
-        show(&format!(
+        show_progress(&format!(
             "simulating {:.2} requests per second ...",
             rate as f64 / 1e3
         ));
-        clients.at(rate)
+        clients.arrivals_at(rate)
     });
-    show("");
+    show_progress("");
     let mut out = std::io::stdout().lock();
-    match scenario.json {
-        true => writeln!(out, "{:#}", in_json(&contest, rate, &checked))?,
-        false => write!(out, "{}", in_words(&contest, rate, &checked))?,
+    if scenario.json {
+        writeln!(out, "{:#}", report_json(&contest, rate, &checked))?
+    } else {
+        write!(out, "{}", table_text(&contest, rate, &checked))?
     }
-    match checked.met {
-        true => Ok(()),
-        false => bail!(
+    if checked.met {
+        Ok(())
+    } else {
+        bail!(
             "the goals of {} are not met at {} requests per second",
             args.policy.display(),
             rate as f64 / 1e3
-        ),
+        )
     }
 }
 
-/// Nothing was said about what is to be simulated.
-fn is_bare(scenario: &ScenarioArgs) -> bool {
+/// Whether no flag describes a simulation.
+fn is_file_only(scenario: &ScenarioArgs) -> bool {
     let ArrivalArgs {
         workload,
         rate,
         duration,
     } = &scenario.arrivals;
-    let some = scenario.workers().is_some() || scenario.arrivals.some();
+    let some = scenario.workers().is_some() || scenario.arrivals.is_given();
     let how = workload.limit.is_some() || rate.is_some() || duration.is_some();
     !some && !how
 }
 
-/// The file has no mistakes, or it would not have been opened.
-fn file_alone(args: &CheckArgs, policy: &SloPolicy) -> anyhow::Result<()> {
+/// Prints the counts of the file, which has no errors once it was opened.
+fn print_file_counts(args: &CheckArgs, policy: &SloPolicy) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let (classes, rules) = (policy.classes.len(), policy.rules.len());
     let tenants = policy.tenants.len();
-    match args.scenario.json {
-        true => {
-            let counts = json!({"classes": classes, "rules": rules, "tenants": tenants});
-            writeln!(out, "{counts:#}")?;
-        }
-        false => writeln!(
+    if args.scenario.json {
+        let counts = json!({"classes": classes, "rules": rules, "tenants": tenants});
+        writeln!(out, "{counts:#}")?;
+    } else {
+        writeln!(
             out,
             "{}: no mistakes (classes: {classes}, rules: {rules}, tenants: {tenants})",
             args.policy.display()
-        )?,
+        )?
     }
     Ok(())
 }
 
-/// One line that the next one overwrites, for whoever watches.
-fn show(line: &str) {
+/// Shows one line of progress, which the next one overwrites, on a terminal only.
+fn show_progress(line: &str) {
     let mut err = std::io::stderr();
     if err.is_terminal() {
-        // Who cannot be told waits as well.
+        // A failed write changes nothing.
         let _ = write!(err, "\r\x1b[2K{line}");
         let _ = err.flush();
     }
 }
 
-fn in_words(contest: &Contest, rate_milli: u64, checked: &Checked) -> String {
+fn table_text(contest: &RoutingComparison, rate_milli: u64, checked: &PolicyCheck) -> String {
     let fleet = &contest.fleet;
     let mut text = format!(
         "{fleet}: {}, {} devices, at {} requests per second\n{:<16} {:>9} {:>8} {:>6} {:>15} {:>15} {:>8}\n",
@@ -122,13 +125,13 @@ fn in_words(contest: &Contest, rate_milli: u64, checked: &Checked) -> String {
         )),
         None => text.push_str("no rate was found at which every goal is met\n"),
     }
-    if let Some(broken) = &checked.breaks {
+    if let Some(broken) = &checked.missed_first {
         text.push_str(&break_words(broken));
     }
     text
 }
 
-fn class_words(contest: &Contest, class: &ClassScore) -> String {
+fn class_words(contest: &RoutingComparison, class: &ClassScore) -> String {
     let promised = contest.policy.class(&class.class);
     let against = |found: Duration, target: Option<Duration>| {
         let seconds = |span: Duration| format!("{:.3}", span.as_secs_f64());
@@ -150,12 +153,12 @@ fn class_words(contest: &Contest, class: &ClassScore) -> String {
     )
 }
 
-fn break_words(broken: &Break) -> String {
+fn break_words(broken: &MissedGoal) -> String {
     let stage = broken
         .stage
         .map_or(String::new(), |stage| format!(", mostly in {stage}"));
     format!(
-        "class `{}` breaks first: at {:.2} requests per second less than {:.1}% of it meet their targets \
+        "class `{}` fails first: at {:.2} requests per second fewer than {:.1}% of it meet their targets \
          (missed: {}{stage})\n",
         broken.class,
         broken.rate_milli as f64 / 1e3,
@@ -164,11 +167,15 @@ fn break_words(broken: &Break) -> String {
     )
 }
 
-fn in_json(contest: &Contest, rate_milli: u64, checked: &Checked) -> serde_json::Value {
+fn report_json(
+    contest: &RoutingComparison,
+    rate_milli: u64,
+    checked: &PolicyCheck,
+) -> serde_json::Value {
     let best = checked.best.as_ref().map(|best| {
         json!({"rate": best.rate_milli as f64 / 1e3, "score": score_json(&best.outcome.score)})
     });
-    let breaks = checked.breaks.as_ref().map(|broken| {
+    let breaks = checked.missed_first.as_ref().map(|broken| {
         json!({
             "rate": broken.rate_milli as f64 / 1e3,
             "class": broken.class,

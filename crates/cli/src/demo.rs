@@ -1,14 +1,14 @@
-//! The bundled checkpoint, carried in the binary so that it works wherever the binary is.
+//! The bundled checkpoint, which is part of the binary.
 //!
-//! Owns: unpacking it into the user's cache. Never: trusts a file that is there already without
-//! comparing it. Invariant: what is loaded is what was built in.
+//! Owns: unpacking the checkpoint into the user's cache. Never: trusts an existing file without
+//! comparing it. Invariant: the loaded checkpoint equals the one in the binary.
 
 use anyhow::{Context, bail};
 use cleave_api::ModelFiles;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The name it is served under.
+/// Name under which the checkpoint is served.
 pub(crate) const NAME: &str = "cleave-demo";
 
 const FILES: [(&str, &[u8]); 5] = [
@@ -34,7 +34,7 @@ const FILES: [(&str, &[u8]); 5] = [
     ),
 ];
 
-/// The text side of the bundled checkpoint; nothing is unpacked.
+/// Returns the text side of the checkpoint without unpacking anything.
 pub(crate) fn files() -> ModelFiles {
     let text = |name: &str| {
         let (_, bytes) = FILES.iter().find(|(file, _)| *file == name)?;
@@ -50,10 +50,10 @@ pub(crate) fn files() -> ModelFiles {
     }
 }
 
-/// The folder with the bundled checkpoint, unpacked if need be.
+/// Returns the folder with the checkpoint, unpacked if necessary.
 ///
 /// # Errors
-/// If no place can be written to.
+/// If no cache folder is writable.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     let mut tried = Vec::new();
     for cache in caches() {
@@ -65,7 +65,7 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     bail!("{}", tried.join("; "))
 }
 
-/// Where it may go, in order of preference.
+/// Candidates for the cache folder, in order of preference.
 fn caches() -> impl Iterator<Item = PathBuf> {
     let set = |name: &str| {
         std::env::var_os(name)
@@ -91,7 +91,8 @@ fn unpack(cache: &Path) -> anyhow::Result<PathBuf> {
     }
     fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
     for (name, bytes) in FILES {
-        // Written aside and renamed, so that two starting at once never see half a file.
+        // Each file is written under another name and renamed, so that a second process never reads
+        // half a file.
         let aside = folder.join(format!(".{name}.{}", std::process::id()));
         let written = fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, folder.join(name)));
         written.with_context(|| format!("{}", folder.join(name).display()))?;

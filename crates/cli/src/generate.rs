@@ -1,33 +1,34 @@
-//! `cleave generate`: one prompt, no server.
+//! `cleave generate`: one prompt, without a server.
 //!
-//! Owns: what is printed. Never: adds a special token to the prompt.
+//! Owns: the output. Never: adds a special token to the prompt.
 
 use crate::args::GenerateArgs;
-use crate::{model, solo};
+use crate::{model, single_request};
 use anyhow::{Context, bail};
-use cleave_api::{ModelText, Special, Start, TextStream};
-use cleave_domain::{Emission, FinishReason, Request, Sampling, Slo, StopRules, TokenId};
+use cleave_api::{ModelText, SpecialTokens, TextStart, TextStream};
+use cleave_domain::{
+    Emission, FinishReason, Request, RequestSlo, SamplingParams, StopRules, TokenId,
+};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
-/// Logits reported with `--json`.
+/// Number of logits that `--json` reports.
 const TOP_LOGITS: u32 = 20;
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
-struct Answer {
+struct GenerateAnswer {
     prompt_tokens: Vec<TokenId>,
     tokens: Vec<TokenId>,
     text: String,
     finish_reason: &'static str,
     /// `[[id, logit]]`, descending, at the last prompt position.
     first_top_logits: Vec<(TokenId, f32)>,
-    /// Of each token, natural logarithm.
+    /// Log-probability of each token, to base e.
     logprobs: Vec<f32>,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
     let text = Arc::new(ModelText::new(loaded.files.clone())?);
@@ -40,21 +41,22 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         );
     }
     let room = context - prompt.len() as u32;
-    let mut engine = loaded.sole_engine(
+    let mut engine = loaded.single_sequence_engine(
         &args.engine,
         prompt.len() as u32 + args.max_tokens.min(room),
     )?;
-    let mut printer = Printer {
-        stream: (!args.json).then(|| TextStream::new(text.clone(), Special::Skipped, Start::Fresh)),
+    let mut printer = TextPrinter {
+        stream: (!args.json)
+            .then(|| TextStream::new(text.clone(), SpecialTokens::Skipped, TextStart::Fresh)),
     };
     let mut emissions: Vec<Emission> = Vec::new();
     let request = request(args, &prompt, &text, room);
     let speculation = args.speculation.speculative_config.0;
-    let reason = solo::run((engine.as_mut(), speculation), request, &mut |emission| {
+    let reason = single_request::run(engine.as_mut(), speculation, request, &mut |emission| {
         emissions.push(emission.clone());
         printer.print(emission.sampled.token)
     })?;
-    printer.end()?;
+    printer.finish()?;
     if args.json {
         print_json(prompt, &emissions, reason, &text)?;
     }
@@ -63,7 +65,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
 
 fn prompt(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>> {
     let prompt = match (&args.prompt, &args.prompt_tokens) {
-        (Some(prompt), _) => text.encode(prompt, Special::Skipped)?,
+        (Some(prompt), _) => text.encode(prompt, SpecialTokens::Skipped)?,
         (None, Some(tokens)) => tokens.clone(),
         (None, None) => Vec::new(),
     };
@@ -72,7 +74,7 @@ fn prompt(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>>
     }
     let vocabulary = text.vocabulary_count();
     if let Some(unknown) = prompt.iter().find(|token| **token >= vocabulary) {
-        bail!("--prompt-tokens: {unknown} is no token of a vocabulary of {vocabulary}");
+        bail!("--prompt-tokens: {unknown} is not in the vocabulary of {vocabulary} tokens");
     }
     Ok(prompt)
 }
@@ -86,13 +88,13 @@ fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32)
     Request {
         prompt: prompt.into(),
         generated: Arc::from([]),
-        sampling: Sampling {
+        sampling: SamplingParams {
             temperature: args.temperature,
             top_k: args.top_k,
             top_p: args.top_p,
             seed: args.seed,
             logprobs: args.json.then_some(TOP_LOGITS),
-            ..Sampling::greedy()
+            ..SamplingParams::greedy()
         },
         stop: StopRules {
             max_tokens: args.max_tokens.min(room),
@@ -101,16 +103,16 @@ fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32)
         },
         priority: 0,
         cache_salt: 0,
-        slo: Slo::default(),
+        slo: RequestSlo::default(),
     }
 }
 
-/// Prints text as it comes, unless JSON was asked for.
-struct Printer {
+/// Prints text as it is generated, unless JSON was asked for.
+struct TextPrinter {
     stream: Option<TextStream>,
 }
 
-impl Printer {
+impl TextPrinter {
     fn print(&mut self, token: TokenId) -> anyhow::Result<()> {
         match &mut self.stream {
             Some(stream) => write_out(&stream.push(token)),
@@ -118,7 +120,7 @@ impl Printer {
         }
     }
 
-    fn end(&mut self) -> anyhow::Result<()> {
+    fn finish(&mut self) -> anyhow::Result<()> {
         match &mut self.stream {
             Some(stream) => write_out(&(stream.finish() + "\n")),
             None => Ok(()),
@@ -126,7 +128,7 @@ impl Printer {
     }
 }
 
-/// A closed pipe is a reader who has seen enough; any other failure loses output.
+/// A closed pipe ends the command without an error; any other failure loses output.
 fn write_out(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -146,8 +148,8 @@ fn print_json(
         .map(|emission| emission.sampled.token)
         .collect();
     let scores = |emission: &Emission| emission.sampled.scores.clone();
-    let answer = Answer {
-        text: text.decode(&tokens, Special::Skipped),
+    let answer = GenerateAnswer {
+        text: text.decode(&tokens, SpecialTokens::Skipped),
         finish_reason: match reason {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",

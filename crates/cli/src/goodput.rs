@@ -1,18 +1,20 @@
-//! `cleave sim goodput`: how much a simulated fleet serves within its promises.
+//! `cleave sim goodput`: the goodput of a simulated fleet.
 //!
-//! Owns: what is printed. Never: decides how a request is routed, or what counts.
-//! Invariant: every way to route gets the same devices and the same arrivals.
+//! Owns: the output. Never: decides how a request is routed, or which requests count. Invariant:
+//! every routing gets the same devices and the same arrivals.
 
-use crate::args::{ArrivalArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
-use crate::bench::Form;
-use crate::load::{Pace, wish, workload_of};
-use crate::router_cost::{Cost, Meter};
+use crate::args::{
+    ArrivalArgs, FleetArg, GoodputQuestion, ScenarioArgs, SimGoodputArgs, TargetArgs,
+};
+use crate::bench::PrintFormat;
+use crate::load::{LoadPace, schedule_options, workload_of};
+use crate::router_cost::{RouterCost, RouterCostMeter};
 use anyhow::{Context, ensure};
-use cleave_bench::{Asked, Schedule, Wish, Workload};
-use cleave_domain::{Origin, Slo, SloClass, SloPolicy};
+use cleave_bench::{BenchWorkload, RequestSchedule, ScheduleEntry, ScheduleOptions};
+use cleave_domain::{RequestOrigin, RequestSlo, SloClass, SloPolicy};
 use cleave_sim::goodput::{
-    Arrival, ClassScore, Contest, Fleet, Outcome, Part, Profile, Prompt, Score, Way, promise, run,
-    run_observed,
+    ClassScore, FleetSpec, GoodputOutcome, GoodputScore, PromptRecipe, RecipePart, RequestArrival,
+    RoutingComparison, RoutingScheme, WorkerProfile, run, run_observed, slo_of_class,
 };
 use serde_json::{Value, json};
 use std::io::Write;
@@ -20,65 +22,70 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// One line of the table.
-pub(crate) struct Row {
-    pub(crate) way: Way,
-    /// Arrivals per second, in thousandths; none if the search found none.
+pub(crate) struct GoodputRow {
+    pub(crate) way: RoutingScheme,
+    /// Arrivals per second, in thousandths; `None` if the search found no rate.
     pub(crate) rate_milli: Option<u64>,
-    pub(crate) outcome: Option<Outcome>,
-    pub(crate) cost: Option<Cost>,
+    pub(crate) outcome: Option<GoodputOutcome>,
+    pub(crate) cost: Option<RouterCost>,
 }
 
-/// Runs what was asked for and prints it.
+/// Runs the simulations and prints the table.
 ///
 /// # Errors
-/// Flags that contradict each other, or nowhere to print to.
-pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
+/// If flags contradict each other, or the output cannot be written.
+pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     let policy = Arc::new(one_class(&args.targets)?);
-    let clients = Clients::of_fleet(&args.scenario, (&policy, Length::Whole))?;
-    let contest = contest(&args.scenario, &clients)?;
-    let ways = match args.compare {
-        true => Way::ALL.to_vec(),
-        false => args.way.clone(),
+    let clients = SimClients::of_fleet(&args.scenario, &policy, ArrivalSpan::Full)?;
+    let contest = make_contest(&args.scenario, &clients)?;
+    let ways = if args.compare {
+        RoutingScheme::ALL.to_vec()
+    } else {
+        args.way.clone()
     };
     let rate = clients.rate_milli;
     let rows = match args.question() {
-        Question::Cost => ways
+        GoodputQuestion::RouterCost => ways
             .into_iter()
-            .map(|way| measured(&contest, way, &clients))
+            .map(|way| measure_cost(&contest, way, &clients))
             .collect(),
-        Question::Highest => side_by_side(&ways, |way| {
-            let found = contest.search(way, rate, &|rate| clients.at(rate));
+        GoodputQuestion::HighestRate => side_by_side(&ways, |way| {
+            let found = contest.search(way, rate, &|rate| clients.arrivals_at(rate));
             let (rate_milli, outcome) = found
                 .best
                 .map(|best| (best.rate_milli, best.outcome))
                 .unzip();
-            Row {
+            GoodputRow {
                 way,
                 rate_milli,
                 outcome,
                 cost: None,
             }
         }),
-        Question::Rate => side_by_side(&ways, |way| Row {
+        GoodputQuestion::OneRate => side_by_side(&ways, |way| GoodputRow {
             way,
             rate_milli: Some(rate),
-            outcome: Some(run(&contest.scenario(way, clients.at(rate)))),
+            outcome: Some(run(&contest.scenario(way, clients.arrivals_at(rate)))),
             cost: None,
         }),
     };
-    let form = match args.scenario.json {
-        true => Form::Json,
-        false => Form::Table,
+    let form = if args.scenario.json {
+        PrintFormat::Json
+    } else {
+        PrintFormat::Table
     };
     print(&contest, &rows, form)
 }
 
-fn measured(contest: &Contest, way: Way, clients: &Clients) -> Row {
-    let scenario = contest.scenario(way, clients.at(clients.rate_milli));
-    let mut meter = Meter::default();
+fn measure_cost(
+    contest: &RoutingComparison,
+    way: RoutingScheme,
+    clients: &SimClients,
+) -> GoodputRow {
+    let scenario = contest.scenario(way, clients.arrivals_at(clients.rate_milli));
+    let mut meter = RouterCostMeter::default();
     let outcome = run_observed(&scenario, &mut meter);
-    Row {
+    GoodputRow {
         way,
         rate_milli: Some(clients.rate_milli),
         outcome: Some(outcome),
@@ -86,8 +93,11 @@ fn measured(contest: &Contest, way: Way, clients: &Clients) -> Row {
     }
 }
 
-/// As many at a time as there are cores; in the order asked for.
-fn side_by_side(ways: &[Way], row: impl Fn(Way) -> Row + Sync) -> Vec<Row> {
+/// Runs as many simulations at a time as there are cores; returns the rows in the order of `ways`.
+fn side_by_side(
+    ways: &[RoutingScheme],
+    row: impl Fn(RoutingScheme) -> GoodputRow + Sync,
+) -> Vec<GoodputRow> {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut rows = Vec::new();
     for some in ways.chunks(cores) {
@@ -95,7 +105,7 @@ fn side_by_side(ways: &[Way], row: impl Fn(Way) -> Row + Sync) -> Vec<Row> {
             let threads: Vec<_> = some.iter().map(|way| scope.spawn(|| row(*way))).collect();
             let joined = threads.into_iter().map(|thread| thread.join());
             joined
-                .map(|row| row.expect("a simulated world broke an invariant"))
+                .map(|row| row.expect("a simulated world violated an invariant"))
                 .collect::<Vec<_>>()
         });
         rows.extend(done);
@@ -105,7 +115,7 @@ fn side_by_side(ways: &[Way], row: impl Fn(Way) -> Row + Sync) -> Vec<Row> {
 
 // === what is simulated ===
 
-/// The one class that the flags describe.
+/// Builds the policy with the one class that the flags describe.
 pub(crate) fn one_class(targets: &TargetArgs) -> anyhow::Result<SloPolicy> {
     let TargetArgs {
         ttft,
@@ -115,7 +125,7 @@ pub(crate) fn one_class(targets: &TargetArgs) -> anyhow::Result<SloPolicy> {
     } = targets;
     ensure!(
         (0.0..=1.0).contains(goal),
-        "--goal {goal}: a share from 0 to 1 is meant"
+        "--goal {goal}: expected a share from 0 to 1"
     );
     let class = SloClass {
         ttft: *ttft,
@@ -130,69 +140,71 @@ pub(crate) fn one_class(targets: &TargetArgs) -> anyhow::Result<SloPolicy> {
     })
 }
 
-/// Who asks, at any rate.
-pub(crate) struct Clients {
-    workload: Workload,
-    wish: Wish,
+/// The simulated clients, whose arrivals can be generated at any rate.
+pub(crate) struct SimClients {
+    workload: BenchWorkload,
+    schedule_options: ScheduleOptions,
     policy: Arc<SloPolicy>,
-    /// How long arrivals go on, if the user did not say.
-    length: Length,
-    /// Arrivals per second asked for, in thousandths.
+    /// Span of the arrivals, if no flag sets it.
+    length: ArrivalSpan,
+    /// Requested arrivals per second, in thousandths.
     pub(crate) rate_milli: u64,
 }
 
-/// How much a run simulates where the user leaves it open.
+/// Span of a simulated run, if no flag sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Length {
-    /// A trace's own, or a minute.
-    Whole,
-    /// As little as says something, of dozens of runs: see [`SAMPLE`].
+pub(crate) enum ArrivalSpan {
+    /// The whole trace, or one minute.
+    Full,
+    /// The shortest span that gives a result, for searches of dozens of runs: see [`SAMPLE`].
     Sample,
 }
 
-/// A sample's arrivals go on for so long at least; there are so many of them at least, and at most.
+/// Least span of a sample's arrivals, and limits of their number.
 const SAMPLE: Duration = Duration::from_secs(10);
 const SAMPLE_REQUESTS: std::ops::RangeInclusive<usize> = 300..=200_000;
 
-/// The fleet, where a scenario lacks nothing.
-fn complete(args: &ScenarioArgs) -> anyhow::Result<Workers<'_>> {
+/// Returns the fleet of a complete scenario.
+fn require_fleet(args: &ScenarioArgs) -> anyhow::Result<FleetArg<'_>> {
     let workers = args.workers();
     let workers = workers.context("a fleet is missing: give --fleet SPEC or --devices N")?;
     ensure!(
-        args.arrivals.some(),
-        "nothing is asked of the fleet: give --workload SPEC or --trace FILE"
+        args.arrivals.is_given(),
+        "the fleet has no requests: give --workload SPEC or --trace FILE"
     );
     Ok(workers)
 }
 
-impl Clients {
-    /// Of a fleet whose size is known.
+impl SimClients {
+    /// Reads the clients of a fleet of known size.
     ///
     /// # Errors
-    /// What is missing, or wrong with the trace, the workload or the rate.
+    /// If something is missing, or the trace, the workload or the rate is invalid.
     pub(crate) fn of_fleet(
         args: &ScenarioArgs,
-        how: (&Arc<SloPolicy>, Length),
+        policy: &Arc<SloPolicy>,
+        length: ArrivalSpan,
     ) -> anyhow::Result<Self> {
-        let workers = match complete(args)? {
-            Workers::Named(fleet) => fleet.workers_count(),
-            Workers::Devices(count) => count,
+        let workers = match require_fleet(args)? {
+            FleetArg::Named(fleet) => fleet.workers_count(),
+            FleetArg::Devices(count) => count,
         };
-        Self::of(&args.arrivals, how, f64::from(workers))
+        Self::from_arrivals(&args.arrivals, policy, length, f64::from(workers))
     }
 
-    /// Reads the trace, or the workload's text. `rate` arrive in a second where neither a user nor a trace
-    /// says otherwise.
+    /// Reads the trace or the workload. `rate` is the default of arrivals per second, where neither
+    /// a flag nor a trace sets them.
     ///
     /// # Errors
-    /// What is wrong with either, or with the rate.
-    pub(crate) fn of(
+    /// If the trace, the workload or the rate is invalid.
+    pub(crate) fn from_arrivals(
         args: &ArrivalArgs,
-        (policy, length): (&Arc<SloPolicy>, Length),
+        policy: &Arc<SloPolicy>,
+        length: ArrivalSpan,
         rate: f64,
     ) -> anyhow::Result<Self> {
         let timed = args.workload.trace.is_some();
-        let pace = Pace {
+        let pace = LoadPace {
             rate: args.rate.or_else(|| (!timed).then_some(rate)),
             speed: None,
             duration: args
@@ -201,98 +213,105 @@ impl Clients {
         };
         let mut clients = Self {
             workload: workload_of(&args.workload)?,
-            wish: wish(&args.workload, pace),
+            schedule_options: schedule_options(&args.workload, pace),
             policy: Arc::clone(policy),
-            length: match args.duration.is_some() || args.workload.limit.is_some() {
-                true => Length::Whole,
-                false => length,
+            length: if args.duration.is_some() || args.workload.limit.is_some() {
+                ArrivalSpan::Full
+            } else {
+                length
             },
             rate_milli: 0,
         };
-        let schedule = clients.workload.schedule(&clients.wish)?;
+        let schedule = clients.workload.schedule(&clients.schedule_options)?;
         let rate = pace.rate.unwrap_or_else(|| schedule.rate());
         ensure!(
             (0.001..=1e9).contains(&rate),
-            "--rate {rate}: arrivals per second are meant"
+            "--rate {rate}: expected arrivals per second"
         );
         clients.rate_milli = (rate * 1e3).round() as u64;
         Ok(clients)
     }
 
-    /// What arrives at that rate; nothing where the rate is so low that nothing does. What was asked
-    /// about is judged by all of it, and only what is searched for by samples.
-    pub(crate) fn at(&self, rate_milli: u64) -> Vec<Arrival> {
-        match rate_milli == self.rate_milli {
-            true => self.arrivals(rate_milli, Length::Whole),
-            false => self.arrivals(rate_milli, self.length),
+    /// Generates the arrivals at this rate; none if the rate is too low for the span. The requested
+    /// rate is simulated in full, other rates of a search by samples.
+    pub(crate) fn arrivals_at(&self, rate_milli: u64) -> Vec<RequestArrival> {
+        if rate_milli == self.rate_milli {
+            self.arrivals(rate_milli, ArrivalSpan::Full)
+        } else {
+            self.arrivals(rate_milli, self.length)
         }
     }
 
-    fn arrivals(&self, rate_milli: u64, length: Length) -> Vec<Arrival> {
+    fn arrivals(&self, rate_milli: u64, length: ArrivalSpan) -> Vec<RequestArrival> {
         let rate = rate_milli as f64 / 1e3;
-        let mut wish = Wish {
+        let mut options = ScheduleOptions {
             rate: Some(rate),
-            ..self.wish
+            ..self.schedule_options
         };
-        if length == Length::Sample {
+        if length == ArrivalSpan::Sample {
             let least = Duration::try_from_secs_f64(*SAMPLE_REQUESTS.start() as f64 / rate);
-            wish.duration = Some(least.unwrap_or(Duration::MAX).max(SAMPLE));
-            wish.requests = Some(*SAMPLE_REQUESTS.end());
+            options.duration = Some(least.unwrap_or(Duration::MAX).max(SAMPLE));
+            options.requests = Some(*SAMPLE_REQUESTS.end());
         }
-        let schedule = self.workload.schedule(&wish);
-        let requests = schedule.iter().flat_map(Schedule::requests);
+        let schedule = self.workload.schedule(&options);
+        let requests = schedule.iter().flat_map(RequestSchedule::requests);
         requests.map(|asked| self.arrival(asked)).collect()
     }
 
-    fn arrival(&self, asked: Asked) -> Arrival {
-        let Asked {
+    fn arrival(&self, asked: ScheduleEntry) -> RequestArrival {
+        let ScheduleEntry {
             at,
             class,
             parts,
             output_tokens,
         } = asked;
-        let part = |(name, tokens)| Part { name, tokens };
-        let prompt = Prompt {
+        let part = |(name, tokens)| RecipePart { name, tokens };
+        let prompt = PromptRecipe {
             parts: parts.into_iter().map(part).collect(),
         };
-        Arrival {
+        RequestArrival {
             at,
-            slo: self.promise(class, prompt.tokens()),
+            slo: self.resolve_slo(class, prompt.tokens()),
             prompt,
             output_tokens,
             priority: 0,
         }
     }
 
-    /// A class of the workload that the policy knows by name is of that class; others are what the
-    /// rules make of them.
-    fn promise(&self, class: usize, prompt_tokens: u32) -> Slo {
+    /// Resolves the SLO of a class of the workload: the policy's class of the same name, or else
+    /// the class that the rules select.
+    fn resolve_slo(&self, class: usize, prompt_tokens: u32) -> RequestSlo {
         let name = &self.workload.classes()[class];
         let known = self.policy.classes.iter().any(|class| class.name == *name);
         if known {
-            return promise(&self.policy, name);
+            return slo_of_class(&self.policy, name);
         }
-        let resolved = self.policy.resolve(&Origin::default(), "", prompt_tokens);
-        resolved.unwrap_or_else(|_| promise(&self.policy, &self.policy.default_class))
+        let resolved = self
+            .policy
+            .resolve(&RequestOrigin::default(), "", prompt_tokens);
+        resolved.unwrap_or_else(|_| slo_of_class(&self.policy, &self.policy.default_class))
     }
 }
 
-/// The devices and the promises.
+/// Builds the fleet and the policy of a comparison.
 ///
 /// # Errors
-/// What is missing, an unknown profile, or devices that make no whole number of workers.
-pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<Contest> {
-    let contest = |fleet| Contest {
+/// If something is missing, the profile is unknown, or the devices make no whole number of workers.
+pub(crate) fn make_contest(
+    args: &ScenarioArgs,
+    clients: &SimClients,
+) -> anyhow::Result<RoutingComparison> {
+    let contest = |fleet| RoutingComparison {
         fleet,
         policy: Arc::clone(&clients.policy),
         noise_permille: args.noise,
         seed: args.arrivals.workload.seed,
     };
-    let devices = match complete(args)? {
-        Workers::Named(fleet) => return Ok(contest(fleet.clone())),
-        Workers::Devices(count) => count,
+    let devices = match require_fleet(args)? {
+        FleetArg::Named(fleet) => return Ok(contest(fleet.clone())),
+        FleetArg::Devices(count) => count,
     };
-    let profile = Profile::named(&args.profile).map_err(anyhow::Error::msg)?;
+    let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
     let each = profile.devices_count();
     let workers = devices / each;
     ensure!(
@@ -300,19 +319,24 @@ pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<
         "--devices {devices}: a worker of {} is {each} devices",
         profile.name
     );
-    let undivided = contest(Fleet::aggregated(profile, workers));
+    // The search for the best division of legs starts from a fleet without one.
+    let undivided = contest(FleetSpec::aggregated(profile, workers));
     if workers == 1 {
         return Ok(undivided);
     }
-    let fleet = undivided.divided(&clients.arrivals(clients.rate_milli, clients.length));
+    let fleet = undivided.best_division(&clients.arrivals(clients.rate_milli, clients.length));
     Ok(contest(fleet))
 }
 
 // === what is printed ===
 
-fn print(contest: &Contest, rows: &[Row], form: Form) -> anyhow::Result<()> {
+fn print(
+    contest: &RoutingComparison,
+    rows: &[GoodputRow],
+    form: PrintFormat,
+) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if let Form::Json = form {
+    if let PrintFormat::Json = form {
         let rows: Vec<Value> = rows.iter().map(row_json).collect();
         let fleet = contest.fleet.to_string();
         let all = json!({
@@ -351,12 +375,12 @@ fn print(contest: &Contest, rows: &[Row], form: Form) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn row_text(row: &Row) -> String {
+fn row_text(row: &GoodputRow) -> String {
     let way = row.way.name();
     let (Some(rate), Some(outcome)) = (row.rate_milli, &row.outcome) else {
         return format!("{way:<24} no rate meets the goal");
     };
-    let Score {
+    let GoodputScore {
         all, split, whole, ..
     } = &outcome.score;
     let seconds = |span: Duration| format!("{:.3}", span.as_secs_f64());
@@ -372,12 +396,13 @@ fn row_text(row: &Row) -> String {
         all.refused,
         all.failed + all.unfinished,
         whole * 100 / placed,
-        at_fault(all),
+        stage_most_missed(all),
     )
 }
 
-/// The stage most often at fault, or the target most often missed where none was named.
-fn at_fault(all: &ClassScore) -> &'static str {
+/// Returns the stage that most late requests exceeded; if none was named, the target that most
+/// missed.
+fn stage_most_missed(all: &ClassScore) -> &'static str {
     let stages = all.stages.iter();
     let stage = stages.max_by_key(|(_, count)| **count);
     let late = all.late.iter().zip(["ttft", "tpot", "e2e"]);
@@ -386,7 +411,7 @@ fn at_fault(all: &ClassScore) -> &'static str {
     stage.map(|(stage, _)| *stage).or(late).unwrap_or("-")
 }
 
-fn row_json(row: &Row) -> Value {
+fn row_json(row: &GoodputRow) -> Value {
     let mut value = json!({
         "way": row.way.name(),
         "rate": row.rate_milli.map(|milli| milli as f64 / 1e3),
@@ -401,8 +426,8 @@ fn row_json(row: &Row) -> Value {
     value
 }
 
-/// A score in seconds and shares.
-pub(crate) fn score_json(score: &Score) -> Value {
+/// Formats a score in seconds and shares.
+pub(crate) fn score_json(score: &GoodputScore) -> Value {
     let classes: Vec<Value> = score.classes.iter().map(class_json).collect();
     json!({
         "goodput_per_device": score.goodput_milli() as f64 / 1e3,
@@ -417,7 +442,7 @@ pub(crate) fn score_json(score: &Score) -> Value {
 }
 
 fn class_json(class: &ClassScore) -> Value {
-    let quantiles = |q: &cleave_sim::goodput::Quantiles| {
+    let quantiles = |q: &cleave_sim::goodput::LatencyQuantiles| {
         json!({
             "p50": q.p50.as_secs_f64(),
             "p90": q.p90.as_secs_f64(),

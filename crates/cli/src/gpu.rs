@@ -1,53 +1,55 @@
-//! How workers of one process share a GPU.
+//! Sharing of a GPU by the workers of one process.
 //!
-//! Owns: the share of decode workers where nobody gave one, and what is said of processes that share a GPU.
+//! Owns: the default share of decode workers, and the warning for processes that share a GPU.
 //! Never: divides a device; the engines' streams do.
 
 use crate::args::DecodeShare;
-use cleave_cuda::{Device, Part, Priority, Share};
+use cleave_cuda::{CudaDevice, MultiprocessorShare, SharePart, StreamPriority};
 use cleave_domain::Role;
 
-/// Percent of a GPU's multiprocessors for decode workers beside prefill workers of the same process, where no
-/// flag says it. Decode steps are bound by memory: one multiprocessor takes 64 bytes a cycle from the second-level cache,
-/// some 110 GB/s, so 44 of an H200's 132 could carry its 4.8 TB/s; 40 % leaves some room above that third. Prompts are
-/// bound by arithmetic, and keep the rest. Computed, not measured.
+/// Default share of decode workers, in percent, next to prefill workers of the same process. Decode
+/// steps are limited by memory: one multiprocessor reads 64 bytes a cycle from the second-level
+/// cache, about 110 GB/s, so 44 of an H200's 132 could read its 4.8 TB/s; 40 % leaves some margin
+/// above that third. Prompts are limited by arithmetic and keep the rest. Computed, not measured.
 const DECODE_PERCENT: u32 = 40;
 
-/// The multiprocessors and the priority of an engine's work.
+/// Multiprocessors and priority of an engine's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GpuPart {
-    pub(crate) priority: Priority,
-    pub(crate) share: Option<Share>,
+pub(crate) struct GpuShare {
+    pub(crate) priority: StreamPriority,
+    pub(crate) share: Option<MultiprocessorShare>,
 }
 
-impl GpuPart {
-    /// The whole GPU, for an engine that has nobody beside it.
+impl GpuShare {
+    /// The whole GPU, for an engine that has it alone.
     pub(crate) const WHOLE: Self = Self {
-        priority: Priority::Normal,
+        priority: StreamPriority::Normal,
         share: None,
     };
 
-    /// The part of a worker of this role, where decode workers have so many percent. Kernels have a block on each of
-    /// their multiprocessors until they end, so a priority alone helps a decode step only between two kernels of a prompt.
+    /// Returns the share of a worker of this role, if decode workers have this percentage. The
+    /// blocks of a kernel occupy their multiprocessors until they end, so a priority alone helps a
+    /// decode step only between two kernels of a prompt.
     pub(crate) fn of(role: Role, decode_percent: Option<u32>) -> Self {
         let (priority, part) = match role {
-            Role::Prefill => (Priority::Normal, Some(Part::Rest)),
-            Role::Decode => (Priority::High, Some(Part::First)),
-            Role::Both => (Priority::Normal, None),
+            Role::Prefill => (StreamPriority::Normal, Some(SharePart::Rest)),
+            Role::Decode => (StreamPriority::High, Some(SharePart::First)),
+            Role::Both => (StreamPriority::Normal, None),
         };
         let share = decode_percent.zip(part);
         Self {
             priority,
-            share: share.map(|(percent, part)| Share { percent, part }),
+            share: share.map(|(percent, part)| MultiprocessorShare { percent, part }),
         }
     }
 }
 
-/// Percent of the multiprocessors for the decode workers among these; `None` where all share all of them.
+/// Returns the percentage of the multiprocessors for decode workers; `None` if all workers share
+/// all of them.
 pub(crate) fn decode_percent(
     asked: Option<DecodeShare>,
     roles: &[Role],
-    device: &std::sync::Arc<Device>,
+    device: &std::sync::Arc<CudaDevice>,
 ) -> Option<u32> {
     let has = |role| roles.contains(&role);
     match asked {
@@ -58,21 +60,22 @@ pub(crate) fn decode_percent(
     }
 }
 
-fn default_percent(device: &std::sync::Arc<Device>) -> Option<u32> {
-    match device.can_divide(DECODE_PERCENT) {
+fn default_percent(device: &std::sync::Arc<CudaDevice>) -> Option<u32> {
+    match device.check_divisible(DECODE_PERCENT) {
         Ok(()) => Some(DECODE_PERCENT),
         Err(error) => {
             tracing::warn!(
-                "the GPU's multiprocessors cannot be divided between the legs ({error}): a prompt's kernels hold up decode steps; \
-                 --gpu-decode-share none says that this is meant"
+                "the GPU's multiprocessors cannot be divided between the legs ({error}): a prompt's kernels delay decode steps; \
+                 --gpu-decode-share none silences this warning"
             );
             None
         }
     }
 }
 
-/// The warning at the start of a process with a single leg on a GPU; nothing where that is all right.
-pub(crate) fn of_single_leg(
+/// Returns the warning at the start of a process with a single leg on a GPU, if its share has no
+/// effect.
+pub(crate) fn single_leg_warning(
     role: Role,
     asked: Option<DecodeShare>,
     is_mps: bool,
@@ -93,37 +96,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn legs_of_one_gpu_have_disjoint_parts() {
-        let share = |role| GpuPart::of(role, Some(40)).share;
+    fn legs_of_one_gpu_have_disjoint_shares() {
+        let share = |role| GpuShare::of(role, Some(40)).share;
         let percent = 40;
-        let (first, rest) = (Part::First, Part::Rest);
+        let (first, rest) = (SharePart::First, SharePart::Rest);
         assert_eq!(
             share(Role::Decode),
-            Some(Share {
+            Some(MultiprocessorShare {
                 percent,
                 part: first
             })
         );
         assert_eq!(
             share(Role::Prefill),
-            Some(Share {
+            Some(MultiprocessorShare {
                 percent,
                 part: rest
             })
         );
         assert_eq!(share(Role::Both), None);
-        assert_eq!(GpuPart::of(Role::Decode, None).share, None);
+        assert_eq!(GpuShare::of(Role::Decode, None).share, None);
     }
 
     #[test]
-    fn a_share_of_a_process_alone_is_warned_of_without_mps() {
+    fn a_decode_share_without_mps_warns_a_single_leg() {
         let share = Some(DecodeShare::Percent(30));
-        assert!(of_single_leg(Role::Decode, share, false).is_some());
-        assert!(of_single_leg(Role::Prefill, share, false).is_some());
-        assert_eq!(of_single_leg(Role::Decode, share, true), None);
-        assert_eq!(of_single_leg(Role::Both, share, false), None);
-        assert_eq!(of_single_leg(Role::Decode, None, false), None);
+        assert!(single_leg_warning(Role::Decode, share, false).is_some());
+        assert!(single_leg_warning(Role::Prefill, share, false).is_some());
+        assert_eq!(single_leg_warning(Role::Decode, share, true), None);
+        assert_eq!(single_leg_warning(Role::Both, share, false), None);
+        assert_eq!(single_leg_warning(Role::Decode, None, false), None);
         let undivided = Some(DecodeShare::Undivided);
-        assert_eq!(of_single_leg(Role::Decode, undivided, false), None);
+        assert_eq!(single_leg_warning(Role::Decode, undivided, false), None);
     }
 }

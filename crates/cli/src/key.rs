@@ -1,6 +1,6 @@
-//! `cleave key`: an API key for a tenant, and the digest that a policy holds of it.
+//! `cleave key`: an API key for a tenant, and its digest for the policy.
 //!
-//! Never: writes a key anywhere but to the standard output.
+//! Never: writes a key anywhere but to standard output.
 
 use crate::args::KeyArgs;
 use anyhow::{Context, bail};
@@ -9,18 +9,18 @@ use rand::rngs::OsRng;
 use sha2::{Digest, Sha256};
 use std::io::{Read, Write};
 
-/// So that a key is known for one where it must not be, in logs and repositories.
+/// A prefix by which scanners recognize a key in logs and repositories.
 const PREFIX: &str = "cleave-";
-/// Random bytes of a key: none is ever guessed from its digest.
+/// Random bytes of a key: too many to find a key by its digest.
 const KEY_BYTES: usize = 32;
-/// A longer line is no key.
+/// Limit of a line with a key.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
-/// Prints a new key and its digest, or the digest of the one that comes in.
+/// Prints a new key and its digest, or the digest of the key on standard input.
 pub(crate) fn run(args: &KeyArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.digest {
-        let key = key_of(std::io::stdin().lock())?;
+        let key = read_key(std::io::stdin().lock())?;
         return writeln!(out, "{}", digest(&key)).context("cannot write the digest");
     }
     let mut bytes = [0; KEY_BYTES];
@@ -31,14 +31,13 @@ pub(crate) fn run(args: &KeyArgs) -> anyhow::Result<()> {
     writeln!(out, "key: {key}\napi_key_sha256: {digest}").context("cannot write the key")
 }
 
-/// One line.
-fn key_of(input: impl Read) -> anyhow::Result<String> {
+fn read_key(input: impl Read) -> anyhow::Result<String> {
     let mut key = String::new();
     let read = input.take(LINE_BYTES_MAX).read_to_string(&mut key);
-    read.context("the key on the standard input is not text")?;
+    read.context("the key on standard input is not text")?;
     let key = key.trim_end_matches(['\r', '\n']);
     if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        bail!("the key on the standard input is to be one line of visible ASCII without spaces");
+        bail!("the key on standard input must be one line of visible ASCII without spaces");
     }
     Ok(key.to_owned())
 }
@@ -56,14 +55,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_known_by_the_digest_that_others_compute() {
+    fn a_key_digest_equals_sha256sum() {
         // printf %s one | sha256sum
         let one = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
         for input in ["one", "one\n", "one\r\n"] {
-            assert_eq!(digest(&key_of(input.as_bytes()).unwrap()), one);
+            assert_eq!(digest(&read_key(input.as_bytes()).unwrap()), one);
         }
         for bad in ["", "\n", "two words", "a\nb", "\u{e9}"] {
-            assert!(key_of(bad.as_bytes()).is_err(), "{bad:?}");
+            assert!(read_key(bad.as_bytes()).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,15 +1,17 @@
-//! `cleave kv bench`: how fast KV blocks travel, by each transport, beside what the machine can do.
+//! `cleave kv bench`: the speed of each transport of KV blocks, compared with the machine's own.
 //!
-//! Owns: the two processes, the turns of transport and floor, medians. Never: takes part in serving.
-//! Invariant: a transport's samples and its floor's are taken by turns, so that whatever else the
-//! machine does falls on both.
+//! Owns: the two processes, the alternation of transport and floor, and medians. Never: takes part
+//! in serving. Invariant: samples of a transport and of its floor alternate, so that other load on
+//! the machine affects both.
 
-use crate::args::{FarTransport, KvBenchArgs, KvFarArgs, TransportArg};
-use crate::bench::Form;
+use crate::args::{FarTransportArg, KvBenchArgs, KvFarArgs, TransportArg};
+use crate::bench::PrintFormat;
 use anyhow::Context;
 use cleave_tls::PeerTls;
-use cleave_transfer::bench::{Far, MemoryFloor, Near, PoolShape, SocketFloor, Ways};
-use cleave_transfer::{Addresses, HostListener, Listeners, Nixl, Route, Transport};
+use cleave_transfer::bench::{
+    BenchPoolShape, BenchReceiver, BenchSender, BenchTransports, MemoryFloor, SocketFloor,
+};
+use cleave_transfer::{DataAddresses, HostListener, Listeners, Nixl, PeerRoute, Transport};
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,39 +23,38 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 #[derive(Serialize)]
-struct Table {
+struct TransferTable {
     block_bytes: u32,
     rounds: u32,
-    transports: Vec<Measured>,
+    transports: Vec<TransportResult>,
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct TransportResult {
     transport: &'static str,
-    /// What the floor is.
+    /// Kind of the floor.
     floor: &'static str,
-    /// What the link's own measurement found when it was made.
+    /// Result of the link's own measurement when it was made.
     link_bytes_per_second: u64,
     link_latency_seconds: f64,
-    rows: Vec<Row>,
+    rows: Vec<TransferRow>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct TransferRow {
     blocks: u32,
-    /// Until all blocks have landed, median.
+    /// Median time until all blocks have landed.
     seconds: f64,
     bytes_per_second: f64,
     floor_seconds: f64,
     floor_bytes_per_second: f64,
-    /// Of the two bandwidths.
+    /// Ratio of the two bandwidths.
     ratio: f64,
 }
 
-/// Of one pool; there are up to four of them.
+/// Limit of one pool; there are up to four of them.
 const POOL_BYTES_MAX: u64 = 8 << 30;
 
-/// Runs the measurement and prints it.
 pub(crate) fn bench(args: &KvBenchArgs) -> anyhow::Result<()> {
     let blocks_max = args.blocks.iter().copied().max().unwrap_or(1);
     let pool_bytes = u64::from(blocks_max) * u64::from(args.block_bytes);
@@ -65,14 +66,14 @@ pub(crate) fn bench(args: &KvBenchArgs) -> anyhow::Result<()> {
     );
     let runtime = Runtime::new()?;
     let transports = match args.transport {
-        TransportArg::All => all(args),
+        TransportArg::All => available_transports(args),
         TransportArg::Local => vec![Transport::Local],
         TransportArg::Shm => vec![Transport::SharedMemory],
         TransportArg::Nixl => vec![Transport::Nixl],
         TransportArg::Tcp => vec![Transport::Tcp],
     };
     let measure = |transport| runtime.block_on(measure(args, transport));
-    let table = Table {
+    let table = TransferTable {
         block_bytes: args.block_bytes,
         rounds: args.rounds,
         transports: transports
@@ -80,12 +81,16 @@ pub(crate) fn bench(args: &KvBenchArgs) -> anyhow::Result<()> {
             .map(measure)
             .collect::<Result<_, _>>()?,
     };
-    let form = if args.json { Form::Json } else { Form::Table };
+    let form = if args.json {
+        PrintFormat::Json
+    } else {
+        PrintFormat::Table
+    };
     print(&table, form)
 }
 
-/// Those that can be had here: NIXL only where its library is, unless it was named.
-fn all(args: &KvBenchArgs) -> Vec<Transport> {
+/// Transports that are available here; NIXL only if its library is found or named.
+fn available_transports(args: &KvBenchArgs) -> Vec<Transport> {
     let library = args.nixl_library.as_deref();
     let has_nixl = library.is_some() || Nixl::load(library).is_ok();
     let nixl = has_nixl.then_some(Transport::Nixl);
@@ -97,7 +102,7 @@ fn all(args: &KvBenchArgs) -> Vec<Transport> {
         .collect()
 }
 
-/// The library, where links are to go over it.
+/// Loads the library if the transport needs it.
 fn library(transport: Transport, path: Option<&Path>) -> anyhow::Result<Option<Arc<Nixl>>> {
     match transport {
         Transport::Nixl => Ok(Some(Nixl::load(path)?)),
@@ -105,9 +110,9 @@ fn library(transport: Transport, path: Option<&Path>) -> anyhow::Result<Option<A
     }
 }
 
-/// The process that receives: says where it listens, and ends when its standard input does.
+/// Runs the receiving process: it prints its addresses, and ends when its standard input does.
 pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
-    let shape = PoolShape {
+    let shape = BenchPoolShape {
         block_bytes: args.block_bytes,
         blocks_count: args.blocks_count,
     };
@@ -115,24 +120,25 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
     let floor_address = floor.local_addr()?;
     std::thread::spawn(move || SocketFloor::answer(shape, &floor));
     std::thread::spawn(|| {
-        // Its end is that of the process that started this one, however that ended.
+        // The end of standard input is the end of the process that started this one, for whatever
+        // reason.
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);
     });
     Runtime::new()?.block_on(async {
         let transport = match args.transport {
-            FarTransport::Shm => Transport::SharedMemory,
-            FarTransport::Nixl => Transport::Nixl,
-            FarTransport::Tcp => Transport::Tcp,
+            FarTransportArg::Shm => Transport::SharedMemory,
+            FarTransportArg::Nixl => Transport::Nixl,
+            FarTransportArg::Tcp => Transport::Tcp,
         };
         let (listeners, addresses) = listen(transport).await?;
-        let ways = Ways {
+        let ways = BenchTransports {
             listeners,
             nixl: library(transport, args.nixl_library.as_deref())?,
             peers: peers(args.peer_tls.as_deref())?,
-            ..Ways::default()
+            ..BenchTransports::default()
         };
-        let far = Far::start(shape, ways, Route::parse(&args.near)?);
+        let far = BenchReceiver::start(shape, ways, PeerRoute::parse(&args.near)?);
         writeln!(std::io::stdout(), "{addresses} {floor_address}")?;
         Ok(far.run().await?)
     })
@@ -142,14 +148,14 @@ fn peers(folder: Option<&Path>) -> anyhow::Result<Option<PeerTls>> {
     Ok(folder.map(PeerTls::open).transpose()?)
 }
 
-/// One transport's listener alone, and how it is reached.
-async fn listen(transport: Transport) -> anyhow::Result<(Listeners, Addresses)> {
-    let (mut listeners, mut addresses) = (Listeners::default(), Addresses::default());
+/// Listens for one transport only, and returns its addresses.
+async fn listen(transport: Transport) -> anyhow::Result<(Listeners, DataAddresses)> {
+    let (mut listeners, mut addresses) = (Listeners::default(), DataAddresses::default());
     match transport {
-        // Pools of host memory are nobody's to write into from outside.
+        // No other process may write into pools of this process's memory.
         Transport::Local | Transport::CudaIpc => {}
         Transport::SharedMemory => {
-            let host = HostListener::bind().context("no shared memory between processes here")?;
+            let host = HostListener::bind().context("cannot share memory between processes")?;
             addresses.shared_memory = Some(host.address().clone());
             listeners.host = Some(host);
         }
@@ -163,13 +169,13 @@ async fn listen(transport: Transport) -> anyhow::Result<(Listeners, Addresses)> 
     Ok((listeners, addresses))
 }
 
-/// What a transport is compared with.
-enum Floor {
+/// The floor that a transport is compared with.
+enum TransferFloor {
     Memory(Box<MemoryFloor>),
     Socket(SocketFloor),
 }
 
-impl Floor {
+impl TransferFloor {
     fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory copy",
@@ -185,23 +191,24 @@ impl Floor {
     }
 }
 
-/// The process that receives; killed when dropped.
-struct FarProcess(Child);
+/// The receiving process; killed when dropped.
+struct ReceiverProcess(Child);
 
-impl Drop for FarProcess {
+impl Drop for ReceiverProcess {
     fn drop(&mut self) {
-        // It may be gone already; then there is nothing to do.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl FarProcess {
-    /// Starts it; says where it listens for blocks, and for the plain socket.
+impl ReceiverProcess {
+    /// Starts the process; returns its addresses for blocks and for the plain socket.
     fn start(
         args: &KvBenchArgs,
-        (transport, shape): (Transport, PoolShape),
-        near: &Addresses,
+        transport: Transport,
+        shape: BenchPoolShape,
+        near: &DataAddresses,
     ) -> anyhow::Result<(Self, String, String)> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["kv", "far-end", "--transport", transport.name()]);
@@ -228,58 +235,59 @@ impl FarProcess {
         let (data, floor) = line
             .trim()
             .split_once(' ')
-            .context("the receiving process ended before it listened")?;
+            .context("the receiving process ended before it printed its addresses")?;
         Ok((process, data.to_owned(), floor.to_owned()))
     }
 }
 
-async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Measured> {
-    let shape = PoolShape {
+async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<TransportResult> {
+    let shape = BenchPoolShape {
         block_bytes: args.block_bytes,
         blocks_count: args.blocks.iter().copied().max().unwrap_or(1),
     };
     let (listeners, addresses) = listen(transport).await?;
-    let ways = Ways {
+    let ways = BenchTransports {
         listeners,
         nixl: library(transport, args.nixl_library.as_deref())?,
         peers: peers(args.peer_tls.as_deref())?,
-        ..Ways::default()
+        ..BenchTransports::default()
     };
     let net = ways.net.clone();
-    let mut near = Near::start(shape, ways);
+    let mut near = BenchSender::start(shape, ways);
     let (_process, route, mut floor) = match transport {
         Transport::Local => {
-            let ways = Ways {
+            let ways = BenchTransports {
                 net,
-                ..Ways::default()
+                ..BenchTransports::default()
             };
-            let far = Far::start(shape, ways, Route::Local);
+            let far = BenchReceiver::start(shape, ways, PeerRoute::Local);
             tokio::spawn(far.run());
-            let floor = Floor::Memory(Box::new(MemoryFloor::new(shape)));
-            (None, Route::Local, floor)
+            let floor = TransferFloor::Memory(Box::new(MemoryFloor::new(shape)));
+            (None, PeerRoute::Local, floor)
         }
         Transport::CudaIpc | Transport::SharedMemory | Transport::Nixl | Transport::Tcp => {
-            let (process, data, socket) = FarProcess::start(args, (transport, shape), &addresses)?;
+            let (process, data, socket) =
+                ReceiverProcess::start(args, transport, shape, &addresses)?;
             let floor = match transport {
                 Transport::Nixl | Transport::Tcp => {
-                    Floor::Socket(SocketFloor::connect(shape, &socket)?)
+                    TransferFloor::Socket(SocketFloor::connect(shape, &socket)?)
                 }
                 Transport::Local | Transport::CudaIpc | Transport::SharedMemory => {
-                    Floor::Memory(Box::new(MemoryFloor::new(shape)))
+                    TransferFloor::Memory(Box::new(MemoryFloor::new(shape)))
                 }
             };
-            (Some(process), Route::parse(&data)?, floor)
+            (Some(process), PeerRoute::parse(&data)?, floor)
         }
     };
     let speed = near.dial(route).await?;
-    // Once through all of both pools before anything counts.
+    // The first transfer touches all of both pools and does not count.
     near.transfer(0, shape.blocks_count).await?;
     floor.copy(0, shape.blocks_count)?;
     let mut rows = Vec::new();
     for &blocks in &args.blocks {
-        rows.push(row(args, blocks, (&mut near, &mut floor)).await?);
+        rows.push(row(args, blocks, &mut near, &mut floor).await?);
     }
-    Ok(Measured {
+    Ok(TransportResult {
         transport: speed.transport.name(),
         floor: floor.name(),
         link_bytes_per_second: speed.bytes_per_second,
@@ -291,18 +299,19 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Mea
 async fn row(
     args: &KvBenchArgs,
     blocks: u32,
-    (near, floor): (&mut Near, &mut Floor),
-) -> anyhow::Result<Row> {
+    near: &mut BenchSender,
+    floor: &mut TransferFloor,
+) -> anyhow::Result<TransferRow> {
     let (mut took, mut floor_took) = (Vec::new(), Vec::new());
     for round in 0..args.rounds {
-        // Elsewhere in the pool each time: what was copied last is in the cache.
+        // Each round uses another part of the pool, because the last one is in the cache.
         let first = round.wrapping_mul(blocks);
         floor_took.push(floor.copy(first, blocks)?);
         took.push(near.transfer(first, blocks).await?);
     }
     let bytes = f64::from(blocks) * f64::from(args.block_bytes);
     let (seconds, floor_seconds) = (median(took), median(floor_took));
-    Ok(Row {
+    Ok(TransferRow {
         blocks,
         seconds,
         bytes_per_second: bytes / seconds,
@@ -317,9 +326,9 @@ fn median(mut took: Vec<Duration>) -> f64 {
     took[took.len() / 2].as_secs_f64()
 }
 
-fn print(table: &Table, form: Form) -> anyhow::Result<()> {
+fn print(table: &TransferTable, form: PrintFormat) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if let Form::Json = form {
+    if let PrintFormat::Json = form {
         writeln!(out, "{}", serde_json::to_string(table)?)?;
         return Ok(());
     }

@@ -1,29 +1,31 @@
 //! `cleave bench run` and `cleave bench goodput`.
 //!
-//! Owns: turning the command line into a measurement, the user's signal, and what is printed.
+//! Owns: the conversion of the command line into a measurement, the user's signal, and the output.
 //! Never: measures.
 
 mod args;
 mod watch;
 
-pub(crate) use args::{GoodputArgs, RunArgs, WorkloadArgs, parse_positive, parse_span};
+pub(crate) use args::{LoadGoodputArgs, LoadRunArgs, WorkloadArgs, parse_positive, parse_span};
 
 use anyhow::Context;
-use args::{MeasureArgs, RATE_MIN, ServerArgs, told};
-use cleave_bench::{Bounds, Folder, Hunt, Job, Report, Scaling, Server, Slo, Stop, Wish, Workload};
+use args::{MeasureArgs, RATE_MIN, ServerArgs, report_configuration};
+use cleave_bench::{
+    BenchJob, BenchReport, BenchWorkload, GoodputSearch, InterruptSignal, LengthScaling,
+    MeasuredServer, RateBounds, ResultFolder, ScheduleOptions, SloSet,
+};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch::Sender;
-use watch::Screen;
+use watch::ProgressScreen;
 
-/// As of a process that a signal ended.
+/// Exit status of a process that a signal ended.
 const INTERRUPTED: i32 = 130;
 
-/// One run.
-pub(crate) fn run(args: RunArgs) -> anyhow::Result<()> {
-    let RunArgs {
+pub(crate) fn run(args: LoadRunArgs) -> anyhow::Result<()> {
+    let LoadRunArgs {
         server,
         workload,
         rate,
@@ -32,32 +34,32 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<()> {
         goal,
         measure,
     } = args;
-    let parts = (&server, &workload, &measure);
-    let mut told = told(parts);
+    let mut configuration = report_configuration(&server, &workload, &measure);
     let seconds = duration.map(|span| span.as_secs_f64());
-    told.extend([
+    configuration.extend([
         ("rate".to_owned(), json!(rate)),
         ("speed".to_owned(), json!(speed)),
         ("duration_s".to_owned(), json!(seconds)),
     ]);
-    let pace = Pace {
+    let pace = LoadPace {
         rate,
         speed,
         duration,
     };
     let runtime = runtime(&measure)?;
     let report = runtime.block_on(async {
-        let job = job(parts, (wish(&workload, pace), None), told).await?;
-        job.run(&Screen::new()).await
+        let options = schedule_options(&workload, pace);
+        let job = prepare_job(&server, &workload, &measure, options, None, configuration).await?;
+        job.run(&ProgressScreen::new()).await
     })?;
     watch::print_run(&report)?;
-    say_where(&report, measure.out.as_deref());
-    demand(&report, goal)
+    report_output_files(&report, measure.out.as_deref());
+    require_goal(&report, goal)
 }
 
 /// # Errors
-/// If fewer of a run's requests were within their targets than `goal` asks for.
-fn demand(report: &Report, goal: Option<f64>) -> anyhow::Result<()> {
+/// If fewer of a run's requests met their targets than `goal` requires.
+fn require_goal(report: &BenchReport, goal: Option<f64>) -> anyhow::Result<()> {
     for run in &report.runs {
         let (all, errors) = (&run.all, &run.errors);
         anyhow::ensure!(
@@ -70,9 +72,9 @@ fn demand(report: &Report, goal: Option<f64>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A search for the highest rate, or a sweep.
-pub(crate) fn goodput(args: GoodputArgs) -> anyhow::Result<()> {
-    let GoodputArgs {
+/// Runs a search for the highest rate, or a sweep.
+pub(crate) fn goodput(args: LoadGoodputArgs) -> anyhow::Result<()> {
+    let LoadGoodputArgs {
         server,
         workload,
         goal,
@@ -86,9 +88,8 @@ pub(crate) fn goodput(args: GoodputArgs) -> anyhow::Result<()> {
         time_cap,
         measure,
     } = args;
-    let parts = (&server, &workload, &measure);
-    let mut told = told(parts);
-    told.extend([
+    let mut configuration = report_configuration(&server, &workload, &measure);
+    configuration.extend([
         ("goal".to_owned(), json!(goal)),
         ("rate".to_owned(), json!(rate)),
         ("rates".to_owned(), json!(rates)),
@@ -102,9 +103,9 @@ pub(crate) fn goodput(args: GoodputArgs) -> anyhow::Result<()> {
             json!(time_cap.map(|span| span.as_secs_f64())),
         ),
     ]);
-    let hunt = Hunt {
+    let search = GoodputSearch {
         goal,
-        bounds: Bounds {
+        bounds: RateBounds {
             first: rate,
             max: max_rate,
             min: (rate / 1024.0).max(RATE_MIN),
@@ -118,12 +119,20 @@ pub(crate) fn goodput(args: GoodputArgs) -> anyhow::Result<()> {
     };
     let runtime = runtime(&measure)?;
     let report = runtime.block_on(async {
-        let wish = wish(&workload, Pace::default());
-        let job = job(parts, (wish, Some(&hunt)), told).await?;
-        job.goodput(&hunt, &Screen::with_table()?).await
+        let options = schedule_options(&workload, LoadPace::default());
+        let job = prepare_job(
+            &server,
+            &workload,
+            &measure,
+            options,
+            Some(&search),
+            configuration,
+        )
+        .await?;
+        job.goodput(&search, &ProgressScreen::with_table()?).await
     })?;
     watch::print_goodput(&report)?;
-    say_where(&report, measure.out.as_deref());
+    report_output_files(&report, measure.out.as_deref());
     Ok(())
 }
 
@@ -133,24 +142,24 @@ fn runtime(measure: &MeasureArgs) -> anyhow::Result<Runtime> {
         .worker_threads(measure.threads as usize)
         .enable_all()
         .build()
-        .context("starting the runtime")
+        .context("cannot start the runtime")
 }
 
-/// How fast, where one run is asked for.
+/// Rate, speed and duration of one run.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Pace {
+pub(crate) struct LoadPace {
     pub(crate) rate: Option<f64>,
     pub(crate) speed: Option<f64>,
     pub(crate) duration: Option<Duration>,
 }
 
-/// What is asked for, from a file or a text.
+/// Reads the workload from a trace file or a text.
 ///
 /// # Errors
-/// What is wrong with either.
-pub(crate) fn workload_of(args: &WorkloadArgs) -> anyhow::Result<Workload> {
+/// If it is invalid.
+pub(crate) fn workload_of(args: &WorkloadArgs) -> anyhow::Result<BenchWorkload> {
     let workload = match (&args.trace, &args.workload) {
-        (Some(path), _) => Workload::from_trace(path, args.dataset.as_deref())?,
+        (Some(path), _) => BenchWorkload::from_trace(path, args.dataset.as_deref())?,
         (None, Some(spec)) => spec.parse()?,
         (None, None) => anyhow::bail!("give --trace FILE or --workload SPEC"),
     };
@@ -160,52 +169,59 @@ pub(crate) fn workload_of(args: &WorkloadArgs) -> anyhow::Result<Workload> {
     }
 }
 
-/// Everything checked, the server found, the signal heard.
-async fn job(
-    (server, workload, measure): (&ServerArgs, &WorkloadArgs, &MeasureArgs),
-    (wish, hunt): (Wish, Option<&Hunt>),
-    told: Map<String, Value>,
-) -> anyhow::Result<Job> {
+/// Checks all input, finds the server, and listens for the signal.
+async fn prepare_job(
+    server: &ServerArgs,
+    workload: &WorkloadArgs,
+    measure: &MeasureArgs,
+    options: ScheduleOptions,
+    search: Option<&GoodputSearch>,
+    configuration: Map<String, Value>,
+) -> anyhow::Result<BenchJob> {
     let workload = workload_of(workload)?;
-    let slo = Slo::parse(&measure.slo, workload.classes())?;
-    // What cannot be done is said before a server is asked.
-    match hunt {
-        Some(hunt) => hunt.check(&workload, &wish, &slo)?,
-        None => drop(workload.schedule(&wish)?),
+    let slo = SloSet::parse(&measure.slo, workload.classes())?;
+    // Input errors are reported before the server is contacted.
+    match search {
+        Some(search) => search.check(&workload, &options, &slo)?,
+        None => drop(workload.schedule(&options)?),
     }
     let target = server.target();
-    let folder = measure.out.as_deref().map(Folder::create).transpose()?;
-    let found = Server::find(&target).await?;
-    let findings = &found.findings;
+    let folder = measure
+        .out
+        .as_deref()
+        .map(ResultFolder::create)
+        .transpose()?;
+    let found = MeasuredServer::probe(&target).await?;
+    let findings = &found.facts;
     let model = findings.model.as_deref().unwrap_or("(unnamed)");
     tracing::info!("{model} at {}: {}", server.url, findings.prompts);
-    let (switch, stop) = Stop::new();
-    tokio::spawn(heed(switch));
-    Ok(Job {
+    let (switch, stop) = InterruptSignal::new();
+    tokio::spawn(stop_on_signal(switch));
+    Ok(BenchJob {
         server: found,
-        asking: target.asking,
+        request_options: target.asking,
         workload,
-        wish,
+        schedule_options: options,
         slo,
         timeout: measure.timeout,
         grace: measure.grace,
         warmup: measure.warmup.unwrap_or_default(),
         devices: measure.devices,
-        configuration: Value::Object(told),
+        configuration: Value::Object(configuration),
         folder,
         stop,
     })
 }
 
-/// The plan that is wanted.
-pub(crate) fn wish(workload: &WorkloadArgs, pace: Pace) -> Wish {
-    Wish {
+/// Builds the options of the schedule.
+pub(crate) fn schedule_options(workload: &WorkloadArgs, pace: LoadPace) -> ScheduleOptions {
+    ScheduleOptions {
         arrivals: workload.arrivals,
         rate: pace.rate,
         speed: pace.speed,
         requests: workload.limit.map(|limit| limit as usize),
         duration: pace.duration,
-        scaling: Scaling {
+        scaling: LengthScaling {
             input: workload.input_scale,
             output: workload.output_scale,
             input_max: workload.max_input.unwrap_or(u32::MAX),
@@ -216,10 +232,10 @@ pub(crate) fn wish(workload: &WorkloadArgs, pace: Pace) -> Wish {
     }
 }
 
-/// The first signal ends the measurement, the second one the process.
-async fn heed(switch: Sender<bool>) {
+/// The first signal ends the measurement, the second one ends the process.
+async fn stop_on_signal(switch: Sender<bool>) {
     if tokio::signal::ctrl_c().await.is_ok() {
-        tracing::warn!("ending; what was measured is written (once more to leave at once)");
+        tracing::warn!("stopping and writing the results so far (Ctrl-C again exits at once)");
         switch.send_replace(true);
     }
     if tokio::signal::ctrl_c().await.is_ok() {
@@ -227,7 +243,7 @@ async fn heed(switch: Sender<bool>) {
     }
 }
 
-fn say_where(report: &Report, out: Option<&Path>) {
+fn report_output_files(report: &BenchReport, out: Option<&Path>) {
     for note in &report.notes {
         tracing::warn!("{note}");
     }

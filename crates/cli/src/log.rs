@@ -1,7 +1,8 @@
-//! Where log lines go and how they are written.
+//! The destination and format of log lines.
 //!
-//! Owns: format and filter. Never: loses RUST_LOG: what it says goes before the flag. Invariant: lines go to
-//! standard error, and a panic's message, which may quote a prompt, is in none of them.
+//! Owns: format and filter. Never: ignores RUST_LOG, which takes precedence over the flag.
+//! Invariant: lines go to standard error, and no line contains the formatted message of a panic,
+//! which may quote a prompt.
 
 use crate::args::{LogArgs, LogFormat, LogLevel};
 use std::io::IsTerminal;
@@ -9,8 +10,7 @@ use std::panic::PanicHookInfo;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
-/// From here on.
-pub(crate) fn begin(args: &LogArgs) {
+pub(crate) fn init(args: &LogArgs) {
     let filter = EnvFilter::builder()
         .with_default_directive(level(args.log_level).into())
         .from_env_lossy();
@@ -37,9 +37,9 @@ fn level(level: LogLevel) -> LevelFilter {
     }
 }
 
-/// For processes that serve: a panic is a line like any other, with its place; its message is in it unless it
-/// was put together from values.
-pub(crate) fn panics() {
+/// Installs the panic hook of serving processes: a panic becomes a log line with its location, and
+/// with its message if that is a static text.
+pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
         let message = panic.payload().downcast_ref::<&'static str>();
         let place = panic.location().map(ToString::to_string);

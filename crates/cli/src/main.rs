@@ -1,8 +1,7 @@
 //! The binary `cleave`.
 //!
-//! Owns: arguments, configuration, the choice of the device, and what is printed.
-//! Never: decides anything about a request.
-//! Invariant: everything a user gave is checked before a port is bound.
+//! Owns: arguments, configuration, the choice of the device, and the output. Never: decides
+//! anything about a request. Invariant: all input of the user is checked before a port is bound.
 
 mod args;
 mod autoscale;
@@ -16,40 +15,41 @@ mod key;
 mod kv;
 mod load;
 mod log;
+mod manual;
 mod metrics;
 mod mock;
 mod model;
-mod page;
 mod plan;
 mod processor;
 mod replay;
 mod router_cost;
 mod scale;
 mod serve;
+mod server_client;
 mod sim;
-mod solo;
+mod single_request;
 mod source;
 mod synth;
 mod top;
 mod values;
 
-use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
+use args::{BenchCommand, Cli, CliCommand, KvCommand, PlanCommand, SimCommand};
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log::begin(&cli.log);
+    log::init(&cli.log);
     let done = match cli.command {
-        Command::Serve(args) => serve::serve(&args),
-        Command::Router(args) => serve::router(&args),
-        Command::Worker(args) => serve::worker(&args),
-        Command::Top(args) => top::run(&args),
-        Command::Generate(args) => generate::run(&args),
-        Command::Synth(args) => synth::run(&args),
-        Command::Sim(args) => match args.command {
+        CliCommand::Serve(args) => serve::serve(&args),
+        CliCommand::Router(args) => serve::router(&args),
+        CliCommand::Worker(args) => serve::worker(&args),
+        CliCommand::Top(args) => top::run(&args),
+        CliCommand::Generate(args) => generate::run(&args),
+        CliCommand::Synth(args) => synth::run(&args),
+        CliCommand::Sim(args) => match args.command {
             SimCommand::Chaos { seeds, from, log } => {
-                let options = cleave_sim::Options {
+                let options = cleave_sim::ChaosOptions {
                     log,
                     ..Default::default()
                 };
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
                 surprises,
                 states_max,
             } => {
-                let scope = cleave_sim::explore::Scope {
+                let scope = cleave_sim::explore::ExploreScope {
                     states_max,
                     surprises_max: surprises,
                     without: None,
@@ -70,19 +70,21 @@ fn main() -> ExitCode {
             SimCommand::Goodput(args) => goodput::run_goodput(&args),
             SimCommand::Scale(args) => scale::run_scale(&args),
         },
-        Command::Autoscale(args) => autoscale::run(&args),
-        Command::Metrics => metrics::print(),
-        Command::Check(args) => check::check(&args),
-        Command::Replay(args) => replay::run(&args),
-        Command::Key(args) => key::run(&args),
-        Command::Kv(args) => match args.command {
+        CliCommand::Autoscale(args) => autoscale::run(&args),
+        CliCommand::Completions(args) => manual::completions(&args),
+        CliCommand::Man(args) => manual::man(&args),
+        CliCommand::Metrics => metrics::print(),
+        CliCommand::Check(args) => check::check(&args),
+        CliCommand::Replay(args) => replay::run(&args),
+        CliCommand::Key(args) => key::run(&args),
+        CliCommand::Kv(args) => match args.command {
             KvCommand::Bench(args) => kv::bench(&args),
             KvCommand::FarEnd(args) => kv::far_end(&args),
         },
-        Command::Plan(args) => match args.command {
+        CliCommand::Plan(args) => match args.command {
             PlanCommand::Calibrate(args) => plan::run(&args),
         },
-        Command::Bench(args) => match args.command {
+        CliCommand::Bench(args) => match args.command {
             BenchCommand::Engine(args) => bench::engine(&args),
             BenchCommand::Run(args) => load::run(*args),
             BenchCommand::Goodput(args) => load::goodput(*args),

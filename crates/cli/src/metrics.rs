@@ -3,7 +3,6 @@
 use anyhow::Context;
 use std::io::Write;
 
-/// Prints `docs/metrics.md`.
 pub(crate) fn print() -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(cleave_node::metrics_page().as_bytes());

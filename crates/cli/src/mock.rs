@@ -1,8 +1,8 @@
-//! Engines that compute nothing, in the time of devices that are not here.
+//! Engines that compute nothing and take the time of devices that are not present.
 //!
-//! Owns: where a profile comes from, and the model folder that a mock engine does not need.
-//! Never: invents a price: profiles are those of the simulator, or the user's own in the same form.
-//! Invariant: whatever is wrong with a profile is one error that names it, before a port is bound.
+//! Owns: the source of a profile, and a replacement for the model folder. Never: invents a price:
+//! profiles are the simulator's, or the user's own in the same format. Invariant: an invalid
+//! profile is one error that names it, before a port is bound.
 
 use crate::args::{EngineArgs, MockArgs, ModelArgs};
 use crate::demo;
@@ -10,27 +10,26 @@ use anyhow::{Context, anyhow};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_domain::{Capacity, Fingerprint, Prices, Role};
 use cleave_engine::{Engine, EngineDescription, MockEngine};
-use cleave_sim::goodput::Profile;
+use cleave_sim::goodput::WorkerProfile;
 use serde_json::Value;
 use std::path::Path;
 
-/// The profile of who names none.
 pub(crate) const PROFILE: &str = "h100-llama-3-8b";
 
-/// See the module.
-pub(crate) struct Mock {
-    profile: Profile,
-    /// What the profile says; bytes and context are this mock's own.
+/// A mock model: a profile with the text side of a checkpoint.
+pub(crate) struct MockModel {
+    profile: WorkerProfile,
+    /// Capacity of the profile, with this mock's block size and context.
     capacity: Capacity,
     files: ModelFiles,
     vocab_size: u32,
 }
 
-impl Mock {
-    /// Reads the profile, and the text side of the folder given, or of the bundled checkpoint.
+impl MockModel {
+    /// Reads the profile, and the text side of the given folder or of the bundled checkpoint.
     ///
     /// # Errors
-    /// One that names what is wrong, and where.
+    /// One that names the file and the defect.
     pub(crate) fn open(args: &MockArgs, model: &ModelArgs) -> anyhow::Result<Self> {
         let profile = profile(&args.mock_profile)?;
         let mut capacity = profile.device(0, Role::Both).limits.capacity;
@@ -66,12 +65,12 @@ impl Mock {
         self.capacity.context_tokens_max
     }
 
-    /// What the work of a worker with these legs costs.
+    /// Prices of a worker with these legs.
     pub(crate) fn prices(&self, role: Role) -> Prices {
         self.profile.prices(role)
     }
 
-    /// An engine. Flags go before the profile.
+    /// Creates an engine. Flags take precedence over the profile.
     ///
     /// # Errors
     /// If there is no memory for its blocks.
@@ -105,30 +104,31 @@ impl Mock {
     }
 }
 
-/// No measured profile is near this size.
+/// Limit of a profile file, far above any measured profile.
 const PROFILE_BYTES_MAX: u64 = 16 << 20;
 
-/// By name, or from a file.
-fn profile(name: &str) -> anyhow::Result<Profile> {
-    if !Path::new(name).is_file() {
-        let named = Profile::named(name);
+/// Reads a profile by name, or from a file.
+fn profile(name: &str) -> anyhow::Result<WorkerProfile> {
+    if !Path::new(name).exists() {
+        let named = WorkerProfile::named(name);
         return named.map_err(|error| anyhow!("--mock-profile {name}: no such file, and {error}"));
     }
     let text = cleave_files::read_text(Path::new(name), PROFILE_BYTES_MAX)
         .with_context(|| format!("--mock-profile {name}"))?;
-    let profile: Profile =
+    let profile: WorkerProfile =
         serde_json::from_str(&text).with_context(|| format!("--mock-profile {name}"))?;
     let rows = profile.prices(Role::Both).rows;
-    match !rows.is_empty() && rows.is_sorted_by(|a, b| a.rows < b.rows) {
-        true => Ok(profile),
-        false => Err(anyhow!(
+    if !rows.is_empty() && rows.is_sorted_by(|a, b| a.rows < b.rows) {
+        Ok(profile)
+    } else {
+        Err(anyhow!(
             "--mock-profile {name}: rows must name at least one number of rows, each once, in \
              ascending order"
-        )),
+        ))
     }
 }
 
-/// The tokenizer is any; the context is the profile's.
+/// Sets the context length of a configuration to the profile's; any tokenizer will do.
 fn with_context(config: &str, tokens: u32) -> anyhow::Result<String> {
     let mut config: Value = serde_json::from_str(config).context("config.json")?;
     let text = match config.get("text_config") {

@@ -1,46 +1,45 @@
-//! `cleave plan calibrate`: how well the prices of this machine's steps are known.
+//! `cleave plan calibrate`: the accuracy of the predicted step times on this machine.
 //!
-//! Owns: which steps are held out. Never: serves, or changes how a worker measures.
-//! Invariant: a step that is judged was never learned from; a seed draws the same steps twice.
+//! Owns: the choice of the steps that are held out. Never: serves, or changes how a worker
+//! measures. Invariant: a judged step was never learned from; a seed draws the same steps twice.
 
 use crate::args::PlanCalibrateArgs;
-use crate::bench::Form;
+use crate::bench::PrintFormat;
 use crate::model;
 use anyhow::Context;
 use cleave_domain::{Capacity, Role};
-use cleave_node::{Calibration, Part, Rehearsal, calibrate};
+use cleave_node::{Calibration, StepPart, StepTimer, calibrate};
 use cleave_planner::Predict;
 use serde::Serialize;
 use std::io::Write;
 
-/// A long context is drawn up to so many tokens, if the model has it.
+/// Limit of a drawn context, if the model allows it.
 const CONTEXT_MAX: u32 = 4096;
 
 #[derive(Serialize)]
-struct Found {
+struct CalibrationReport {
     model: String,
     device: String,
-    /// What the start of a worker measures alone.
-    start: Judged,
-    /// After the steps that refined it.
-    refined: Judged,
+    /// Errors of the prices that a worker measures at its start.
+    start: PredictionErrors,
+    /// Errors of the prices after the steps that refined them.
+    refined: PredictionErrors,
     flops_per_second: f64,
     bytes_per_second: f64,
     prices: cleave_domain::Prices,
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Judged {
-    /// Steps learned from so far.
+struct PredictionErrors {
+    /// Number of steps learned from.
     steps_learned: u32,
-    /// Steps held out.
+    /// Number of steps held out.
     steps_judged: usize,
-    /// Of `|predicted / real - 1|`.
+    /// Median of `|predicted / real - 1|`.
     error_median: f64,
     error_p95: f64,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
     let shape = loaded.shape();
@@ -49,24 +48,24 @@ pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
     let calibration = calibrate(engine.as_mut(), &shape, args.budget.0)?;
     let start = calibration.prices();
     let device = calibration.ceilings.device;
-    let mut trial = Trial {
-        draw: Draw(args.seed),
+    let mut trial = CalibrationTrial {
+        draw: SplitMix(args.seed),
         capacity: engine.describe().capacity,
         calibration,
         of_start: Vec::new(),
         of_refined: Vec::new(),
     };
-    let mut rehearsal = Rehearsal::new(engine.as_mut());
+    let mut rehearsal = StepTimer::new(engine.as_mut());
     let (learned, mut drawn) = (trial.calibration.steps, 0_u32);
     while trial.of_refined.len() < args.steps as usize {
-        let parts = trial.parts();
+        let parts = trial.draw_parts();
         let Some((work, took)) = rehearsal.step(&parts)? else {
             continue;
         };
         let error =
             |told: std::time::Duration| (told.as_secs_f64() / took.as_secs_f64() - 1.0).abs();
         drawn += 1;
-        // Every third is held out once as many as are judged have been learned from.
+        // After as many steps were learned as are judged, every third step is held out.
         if drawn > args.steps && drawn.is_multiple_of(3) {
             trial.of_start.push(error(start.step(&work)));
             let prices = trial.calibration.learner.prices();
@@ -76,30 +75,37 @@ pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
             trial.calibration.steps += 1;
         }
     }
-    let found = Found {
+    let found = CalibrationReport {
         model: loaded.title(),
         device: engine.describe().device.clone(),
-        start: judge(learned, &mut trial.of_start),
-        refined: judge(trial.calibration.steps, &mut trial.of_refined),
+        start: prediction_errors(learned, &mut trial.of_start),
+        refined: prediction_errors(trial.calibration.steps, &mut trial.of_refined),
         flops_per_second: device.flops_per_second,
         bytes_per_second: device.bytes_per_second,
         prices: trial.calibration.prices(),
     };
-    print(&found, if args.json { Form::Json } else { Form::Table })
+    print(
+        &found,
+        if args.json {
+            PrintFormat::Json
+        } else {
+            PrintFormat::Table
+        },
+    )
 }
 
-/// What is drawn from, and what came of it.
-struct Trial {
-    draw: Draw,
+/// The random steps, and the errors of their predictions.
+struct CalibrationTrial {
+    draw: SplitMix,
     capacity: Capacity,
     calibration: Calibration,
     of_start: Vec<f64>,
     of_refined: Vec<f64>,
 }
 
-impl Trial {
-    /// A batch that decodes, some prompts' chunks, or both.
-    fn parts(&mut self) -> Vec<Part> {
+impl CalibrationTrial {
+    /// Draws a step: a decode batch, chunks of prompts, or both.
+    fn draw_parts(&mut self) -> Vec<StepPart> {
         let Capacity {
             block_tokens,
             blocks_count,
@@ -120,7 +126,7 @@ impl Trial {
                 .max(2);
             let context = 1 + self.draw.below(context);
             for _ in 0..sequences.min(left) {
-                parts.push(Part::token(1 + self.draw.below(context)));
+                parts.push(StepPart::token(1 + self.draw.below(context)));
             }
             left -= sequences.min(left);
         }
@@ -132,22 +138,22 @@ impl Trial {
                     break;
                 }
                 left -= tokens;
-                let chunk = Part::chunk(before, tokens);
+                let chunk = StepPart::chunk(before, tokens);
                 let last = self.draw.below(2) == 0;
                 parts.push(if last { chunk.last() } else { chunk });
             }
         }
         if parts.is_empty() {
-            parts.push(Part::token(1 + self.draw.below(longest)));
+            parts.push(StepPart::token(1 + self.draw.below(longest)));
         }
         parts
     }
 }
 
-fn judge(steps_learned: u32, errors: &mut [f64]) -> Judged {
+fn prediction_errors(steps_learned: u32, errors: &mut [f64]) -> PredictionErrors {
     errors.sort_by(f64::total_cmp);
     let at = |part: usize| errors.get((errors.len().max(1) - 1) * part / 100).copied();
-    Judged {
+    PredictionErrors {
         steps_learned,
         steps_judged: errors.len(),
         error_median: at(50).unwrap_or_default(),
@@ -155,9 +161,9 @@ fn judge(steps_learned: u32, errors: &mut [f64]) -> Judged {
     }
 }
 
-fn print(found: &Found, form: Form) -> anyhow::Result<()> {
+fn print(found: &CalibrationReport, form: PrintFormat) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if let Form::Json = form {
+    if let PrintFormat::Json = form {
         writeln!(out, "{}", serde_json::to_string(found)?)?;
         return Ok(());
     }
@@ -179,11 +185,11 @@ fn print(found: &Found, form: Form) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a seed is the whole state.
-struct Draw(u64);
+/// SplitMix64 (Steele, Lea and Flood 2014): the seed is the whole state.
+struct SplitMix(u64);
 
-impl Draw {
-    /// A number below `bound`, which is at least 1.
+impl SplitMix {
+    /// Draws a number below `bound`, which is at least 1.
     fn below(&mut self, bound: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;

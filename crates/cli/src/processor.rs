@@ -1,30 +1,29 @@
-//! The processor as flags want it used.
+//! The processor, as the flags configure it.
 //!
-//! Owns: which instructions and cores were asked for. Never: computes.
+//! Owns: the requested instructions and cores. Never: computes.
 
 use crate::args::EngineArgs;
 use anyhow::Context;
-use cleave_cpu::{Binding, CpuOptions, Isa, Machine, WorkerThreads};
+use cleave_cpu::{CoreBinding, CoreTopology, CpuOptions, Isa, WorkerThreads};
 use cleave_engine::ops::Precision;
 
-/// The processor, as the user wants it used.
-pub(crate) struct Processor {
+pub(crate) struct ProcessorChoice {
     pub(crate) isa: Option<Isa>,
-    binding: Binding,
-    machine: Machine,
+    binding: CoreBinding,
+    machine: CoreTopology,
 }
 
-impl Processor {
-    /// What the flags say, found to be there.
+impl ProcessorChoice {
+    /// Checks that the requested instructions and cores exist.
     ///
     /// # Errors
-    /// If they name instructions or cores that are not.
+    /// If they do not.
     pub(crate) fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
         let isa = engine.isa.as_deref().map(str::parse::<Isa>);
         let found = Self {
             isa: isa.transpose().map_err(anyhow::Error::msg)?,
             binding: engine.cpu_bind.clone(),
-            machine: Machine::here(),
+            machine: CoreTopology::of_this_machine(),
         };
         let sole = WorkerThreads { index: 0, count: 1 };
         let placed = found.machine.place(&found.binding, sole);
@@ -32,10 +31,10 @@ impl Processor {
         Ok(found)
     }
 
-    /// For one worker.
+    /// Returns the options of one worker.
     ///
     /// # Errors
-    /// If its cores are not there.
+    /// If its cores do not exist.
     pub(crate) fn options(
         &self,
         precision: Precision,

@@ -1,14 +1,13 @@
-//! `cleave replay`: a recorded brain decides the same again.
+//! `cleave replay`: a recorded tape run again, with the decisions compared.
 
 use crate::args::ReplayArgs;
 use anyhow::Context;
 use cleave_sim::tape;
 use std::io::Write;
 
-/// A tape is read whole.
+/// Limit of a tape, which is read whole.
 const TAPE_BYTES_MAX: u64 = 4 << 30;
 
-/// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for path in &args.tapes {

@@ -1,80 +1,78 @@
-//! What a router's brain costs: time for what it hears, memory for what it knows.
+//! The cost of a router's brain: time per input, and memory.
 //!
-//! Owns: the clock that a simulated world has not. Never: changes what the world does.
-//! Invariant: memory is that of whole copies of the brain, made while it is busy, so nothing of the world
-//! around it counts.
+//! Owns: the clock that a simulated world lacks. Never: changes the world. Invariant: memory is
+//! that of whole copies of the brain, made while it is busy, so nothing of the surrounding world
+//! counts.
 
-use cleave_router::{Brain, Input};
-use cleave_sim::goodput::Observer;
+use cleave_router::{RouterBrain, RouterInput};
+use cleave_sim::goodput::RouterObserver;
 use serde_json::{Value, json};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Copies are made until they fill so much, or there are so many.
+/// Limits of the copies: their bytes, and their number.
 const COPIES_BYTES: u64 = 256 << 20;
 const COPIES_MAX: u64 = 64;
-/// What the C library hands out at least is this much larger than what a resident page shows.
+/// Bytes of a page, the unit in which Linux reports resident memory.
 const PAGE_BYTES: u64 = 4096;
 
-/// Measures one brain while a world runs.
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct RouterCostMeter {
     since: Option<Instant>,
-    submits: bool,
-    cost: Cost,
+    is_submission: bool,
+    cost: RouterCost,
 }
 
-/// What it cost.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
-    /// Requests submitted.
+pub(crate) struct RouterCost {
     decisions: u64,
-    /// In the brain, for those alone.
+    /// Time in the brain for these requests.
     deciding: Duration,
-    /// The longest.
+    /// Longest time of one decision.
     slowest: Duration,
-    /// Everything it heard: reports too.
+    /// Number of inputs, including reports.
     inputs: u64,
-    /// In the brain, for all.
-    hearing: Duration,
-    /// Bytes of a copy, half way; none where the system does not say.
+    /// Time in the brain for all inputs.
+    handling: Duration,
+    /// Bytes of a copy, taken half-way through the run; `None` if the system does not report
+    /// memory.
     bytes: Option<u64>,
-    /// Flights under way at that time.
+    /// Open legs at that time.
     legs: u32,
 }
 
-impl Meter {
-    pub(crate) fn cost(&self) -> Cost {
+impl RouterCostMeter {
+    pub(crate) fn cost(&self) -> RouterCost {
         self.cost
     }
 }
 
-impl Observer for Meter {
-    fn begins(&mut self, input: &Input) {
-        self.submits = matches!(input, Input::Submitted { .. });
+impl RouterObserver for RouterCostMeter {
+    fn input_begins(&mut self, input: &RouterInput) {
+        self.is_submission = matches!(input, RouterInput::Submitted { .. });
         self.since = Some(Instant::now());
     }
 
-    fn ends(&mut self) {
+    fn input_ends(&mut self) {
         let took = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.cost.inputs += 1;
-        self.cost.hearing += took;
-        if self.submits {
+        self.cost.handling += took;
+        if self.is_submission {
             self.cost.decisions += 1;
             self.cost.deciding += took;
             self.cost.slowest = self.cost.slowest.max(took);
         }
     }
 
-    fn half_way(&mut self, router: &Brain) {
+    fn half_arrived(&mut self, router: &RouterBrain) {
         self.cost.legs = router.legs_open();
         self.cost.bytes = bytes_of(router);
     }
 }
 
-/// What each further copy adds to this process's memory.
-fn bytes_of(brain: &Brain) -> Option<u64> {
-    // The first ones may fit in what was freed before.
+/// Returns the memory that each further copy adds to this process.
+fn bytes_of(brain: &RouterBrain) -> Option<u64> {
+    // The first copies may fit into memory that was freed before.
     let mut copies = vec![brain.clone(), brain.clone()];
     let before = resident_bytes()?;
     let mut added = 0;
@@ -85,16 +83,16 @@ fn bytes_of(brain: &Brain) -> Option<u64> {
     Some(added / (copies.len() as u64 - 2))
 }
 
-/// Pages of this process in memory, as Linux tells it.
+/// Returns the resident memory of this process, as Linux reports it.
 fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * PAGE_BYTES)
 }
 
-impl Cost {
+impl RouterCost {
     fn per_second(&self) -> f64 {
-        self.decisions as f64 / self.hearing.as_secs_f64().max(1e-9)
+        self.decisions as f64 / self.handling.as_secs_f64().max(1e-9)
     }
 
     fn micros(&self) -> f64 {
@@ -114,7 +112,7 @@ impl Cost {
     }
 }
 
-impl fmt::Display for Cost {
+impl fmt::Display for RouterCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -1,15 +1,16 @@
-//! `cleave sim scale`: how a simulated fleet grows and shrinks, and what that saves or costs.
+//! `cleave sim scale`: growth and shrinking of a simulated fleet, with their gains and costs.
 //!
-//! Owns: which fleets are compared, and what is printed. Never: says how many workers there are to be.
-//! Invariant: every row serves the same arrivals under the same promises.
+//! Owns: the fleets that are compared, and the output. Never: decides the number of workers.
+//! Invariant: every row serves the same arrivals under the same targets.
 
-use crate::args::{Knot, ScaleArgs};
-use crate::goodput::{Clients, Length, one_class, score_json};
+use crate::args::{RatePoint, ScaleArgs};
+use crate::goodput::{ArrivalSpan, SimClients, one_class, score_json};
 use anyhow::{Context, ensure};
-use cleave_domain::{PoolCounts, PoolScaling, Role, Scaling, ScalingMode, SloPolicy, Time};
+use cleave_domain::{PoolCounts, PoolScaling, Role, ScalingMode, ScalingPolicy, SloPolicy, Time};
 use cleave_node::PolicyFile;
 use cleave_sim::goodput::{
-    Arrival, Contest, Growth, Outcome, Profile, Scenario, Starter, Way, Who, run, shaped,
+    FleetHistory, GoodputOutcome, Orchestrator, RequestArrival, RoutingComparison, RoutingScheme,
+    ScalingAuthority, Scenario, WorkerProfile, run, thinned_by_curve,
 };
 use serde_json::{Value, json};
 use std::io::Write;
@@ -18,24 +19,24 @@ use std::time::Duration;
 
 const POOLS: [Role; 3] = [Role::Prefill, Role::Decode, Role::Both];
 
-/// A fleet that stays, or whoever changes it.
-struct Row {
+/// The result of a fixed fleet, or of a fleet that some scaler changes.
+struct ScaleRow {
     name: &'static str,
-    outcome: Outcome,
+    outcome: GoodputOutcome,
 }
 
-/// Runs what was asked for and prints it.
+/// Runs the simulations and prints the table.
 ///
 /// # Errors
-/// A policy that says nothing of scaling, flags that contradict each other, or nowhere to print to.
+/// If the policy has no scaling part, flags contradict each other, or the output cannot be written.
 pub(crate) fn run_scale(args: &ScaleArgs) -> anyhow::Result<()> {
     ensure!(
-        args.arrivals.some(),
-        "nothing is asked of the fleet: give --workload SPEC or --trace FILE"
+        args.arrivals.is_given(),
+        "the fleet has no requests: give --workload SPEC or --trace FILE"
     );
-    let profile = Profile::named(&args.profile).map_err(anyhow::Error::msg)?;
+    let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
     let policy = policy(args, profile.devices_count())?;
-    let world = World {
+    let world = ScaleRun {
         arrivals: arrivals(args, &policy)?,
         args,
         profile,
@@ -43,14 +44,16 @@ pub(crate) fn run_scale(args: &ScaleArgs) -> anyhow::Result<()> {
     };
     let rows = world.rows();
     let mut out = std::io::stdout().lock();
-    match args.json {
-        true => writeln!(out, "{:#}", in_json(&world, &rows))?,
-        false => write!(out, "{}", in_words(&world, &rows))?,
+    if args.json {
+        writeln!(out, "{:#}", report_json(&world, &rows))?
+    } else {
+        write!(out, "{}", table_text(&world, &rows))?
     }
     Ok(())
 }
 
-/// The file's promises and bounds, followed whether it says `act` or `advise`; or what the flags make of both.
+/// Returns the policy from the file, with its scaling in the mode `act`, or the policy that the
+/// flags describe.
 fn policy(args: &ScaleArgs, devices_each: u32) -> anyhow::Result<Arc<SloPolicy>> {
     let mut policy = match &args.policy {
         Some(path) => SloPolicy::clone(PolicyFile::open(path)?.policy()),
@@ -62,45 +65,46 @@ fn policy(args: &ScaleArgs, devices_each: u32) -> anyhow::Result<Arc<SloPolicy>>
     let said = policy.scaling.as_mut();
     let scaling = said.with_context(|| {
         let path = args.policy.as_deref().unwrap_or("".as_ref()).display();
-        format!("{path} has no part `scaling`, so its fleet stays as it is: add one, or give --devices N in its place")
+        format!("{path} has no part `scaling`, so its fleet has a fixed size: add the part, or use --devices N instead")
     })?;
     scaling.mode = ScalingMode::Act;
     ensure!(
-        scaling.serves(),
-        "no worker of `scaling.pools` may be started for one of the legs: give prefill and decode, or both, a `max`"
+        scaling.can_serve(),
+        "`scaling.pools` allows no workers for one of the legs: set `max` for prefill and decode, or for both"
     );
     Ok(Arc::new(policy))
 }
 
-/// Any number of either leg, within the devices.
-fn bounds(devices_max: u32, devices: u32) -> Scaling {
+/// Returns the scaling that allows any number of either leg within the devices.
+fn bounds(devices_max: u32, devices: u32) -> ScalingPolicy {
     let pool = |role| PoolScaling {
         max: devices_max / devices.max(1),
         devices,
-        ..PoolScaling::none(role)
+        ..PoolScaling::absent(role)
     };
-    Scaling {
+    ScalingPolicy {
         prefill: pool(Role::Prefill),
         decode: pool(Role::Decode),
-        ..Scaling::new(devices_max)
+        ..ScalingPolicy::new(devices_max)
     }
 }
 
-fn arrivals(args: &ScaleArgs, policy: &Arc<SloPolicy>) -> anyhow::Result<Vec<Arrival>> {
-    let clients = Clients::of(&args.arrivals, (policy, Length::Whole), 1.0)?;
-    let all = clients.at(clients.rate_milli);
+fn arrivals(args: &ScaleArgs, policy: &Arc<SloPolicy>) -> anyhow::Result<Vec<RequestArrival>> {
+    let clients = SimClients::from_arrivals(&args.arrivals, policy, ArrivalSpan::Full, 1.0)?;
+    let all = clients.arrivals_at(clients.rate_milli);
     let curve: Vec<(u64, u32)> = args
         .curve
         .iter()
-        .map(|Knot { at, permille }| (at.as_secs(), *permille))
+        .map(|RatePoint { at, permille }| (at.as_secs(), *permille))
         .collect();
     ensure!(
         curve.is_sorted_by(|one, next| one.0 < next.0),
-        "--curve: its times are to grow, by a second at least"
+        "--curve: each time must be a second after the last"
     );
-    let some = match curve.is_empty() {
-        true => all,
-        false => shaped(all, &curve, args.arrivals.workload.seed),
+    let some = if curve.is_empty() {
+        all
+    } else {
+        thinned_by_curve(all, &curve, args.arrivals.workload.seed)
     };
     ensure!(
         !some.is_empty(),
@@ -109,37 +113,37 @@ fn arrivals(args: &ScaleArgs, policy: &Arc<SloPolicy>) -> anyhow::Result<Vec<Arr
     Ok(some)
 }
 
-struct World<'a> {
+struct ScaleRun<'a> {
     args: &'a ScaleArgs,
-    profile: Profile,
+    profile: WorkerProfile,
     policy: Arc<SloPolicy>,
-    arrivals: Vec<Arrival>,
+    arrivals: Vec<RequestArrival>,
 }
 
-impl World<'_> {
-    fn scaling(&self) -> &Scaling {
-        self.policy.scaling.as_ref().expect("it was looked for")
+impl ScaleRun<'_> {
+    fn scaling(&self) -> &ScalingPolicy {
+        self.policy.scaling.as_ref().expect("the policy scales")
     }
 
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<ScaleRow> {
         let scaling = self.scaling();
         let of = |part: &dyn Fn(&PoolScaling) -> u32| {
             let mut counts = PoolCounts::default();
             for role in POOLS {
-                *counts.of_mut(role) = part(scaling.pool(role));
+                *counts.for_role_mut(role) = part(scaling.pool(role));
             }
             counts
         };
         let (least, most) = (of(&|pool| pool.min), of(&|pool| pool.max));
         let promises = self.row(
             "by the promises",
-            Who::Router,
+            ScalingAuthority::Router,
             self.args.first.unwrap_or(least),
         );
         if !self.args.compare {
             return vec![promises];
         }
-        let (peak, mean) = sizes(growth(&promises.outcome), promises.outcome.score.span);
+        let (peak, mean) = fixed_sizes(growth(&promises.outcome), promises.outcome.score.span);
         let devices_max = scaling.devices_max;
         let one = of(&|pool| pool.min.max(u32::from(pool.max > 0)));
         let one = self
@@ -149,55 +153,61 @@ impl World<'_> {
             .unwrap_or(one);
         vec![
             promises,
-            self.row("as many as at the most", Who::Nobody, peak),
-            self.row("as many as on average", Who::Nobody, mean),
-            self.row("thresholds", Who::Thresholds { most, devices_max }, one),
+            self.row("as many as at the most", ScalingAuthority::Fixed, peak),
+            self.row("as many as on average", ScalingAuthority::Fixed, mean),
+            self.row(
+                "thresholds",
+                ScalingAuthority::Thresholds { most, devices_max },
+                one,
+            ),
         ]
     }
 
-    /// What goes by queues and occupancy refuses nobody, as its routers do.
-    fn row(&self, name: &'static str, who: Who, first: PoolCounts) -> Row {
+    /// A fleet that scales by queues and occupancy never refuses a request for its targets, so its
+    /// routers do not either.
+    fn row(&self, name: &'static str, who: ScalingAuthority, first: PoolCounts) -> ScaleRow {
         let way = match who {
-            Who::Thresholds { .. } => Way::LoadSplit,
-            Who::Nobody | Who::Router => Way::Auto,
+            ScalingAuthority::Thresholds { .. } => RoutingScheme::LoadSplit,
+            ScalingAuthority::Fixed | ScalingAuthority::Router => RoutingScheme::Auto,
         };
-        let starter = Starter {
+        let starter = Orchestrator {
             profile: self.profile.clone(),
-            first,
-            start: self.args.start,
-            who,
-            kills: self.args.kill.clone(),
+            workers_first: first,
+            start_time: self.args.start,
+            authority: who,
+            kill_times: self.args.kill.clone(),
             tail: Duration::from_secs(30),
         };
         let policy = match who {
-            Who::Router => Arc::clone(&self.policy),
-            Who::Nobody | Who::Thresholds { .. } => Arc::new(SloPolicy {
+            ScalingAuthority::Router => Arc::clone(&self.policy),
+            ScalingAuthority::Fixed | ScalingAuthority::Thresholds { .. } => Arc::new(SloPolicy {
                 scaling: None,
                 ..SloPolicy::clone(&self.policy)
             }),
         };
-        let contest = Contest {
+        let contest = RoutingComparison {
             fleet: starter.fleet(),
             policy,
             noise_permille: self.args.noise,
             seed: self.args.arrivals.workload.seed,
         };
         let outcome = run(&Scenario {
-            starter: Some(starter),
+            orchestrator: Some(starter),
             ..contest.scenario(way, self.arrivals.clone())
         });
-        Row { name, outcome }
+        ScaleRow { name, outcome }
     }
 }
 
-fn growth(outcome: &Outcome) -> &Growth {
-    outcome.growth.as_ref().expect("somebody starts workers")
+fn growth(outcome: &GoodputOutcome) -> &FleetHistory {
+    outcome.growth.as_ref().expect("the fleet has a scaler")
 }
 
-/// Fixed fleets to compare with: each pool as large as at its most, and as it was on average; one worker at least
-/// where there ever was one.
-fn sizes(growth: &Growth, span: Duration) -> (PoolCounts, PoolCounts) {
+/// Returns fixed fleets for comparison: each pool at its largest size, and at its mean size; at
+/// least one worker where there ever was one.
+fn fixed_sizes(growth: &FleetHistory, span: Duration) -> (PoolCounts, PoolCounts) {
     let end = Time::ZERO + span;
+    // Each desired size lasts until the next change, and the last one until the end of the run.
     let ends = growth.wanted.iter().skip(1).map(|(at, _)| *at).chain([end]);
     let (mut most, mut mean) = (PoolCounts::default(), PoolCounts::default());
     let stays: Vec<(f64, PoolCounts)> = growth
@@ -209,17 +219,17 @@ fn sizes(growth: &Growth, span: Duration) -> (PoolCounts, PoolCounts) {
     for role in POOLS {
         let sum: f64 = stays
             .iter()
-            .map(|(s, wanted)| s * f64::from(wanted.of(role)))
+            .map(|(s, wanted)| s * f64::from(wanted.for_role(role)))
             .sum();
-        let largest = stays.iter().map(|(_, wanted)| wanted.of(role)).max();
-        *most.of_mut(role) = largest.unwrap_or(0);
+        let largest = stays.iter().map(|(_, wanted)| wanted.for_role(role)).max();
+        *most.for_role_mut(role) = largest.unwrap_or(0);
         let average = (sum / span.as_secs_f64().max(1e-9)).round() as u32;
-        *mean.of_mut(role) = average.max(most.of(role).min(1));
+        *mean.for_role_mut(role) = average.max(most.for_role(role).min(1));
     }
     (most, mean)
 }
 
-fn in_words(world: &World, rows: &[Row]) -> String {
+fn table_text(world: &ScaleRun, rows: &[ScaleRow]) -> String {
     let mut text = format!(
         "{} requests to {}, {} devices at most, a worker serves after {} s\n",
         world.arrivals.len(),
@@ -241,7 +251,7 @@ fn in_words(world: &World, rows: &[Row]) -> String {
         "tpot p99 ms",
     );
     for row in rows {
-        text += &in_line(row);
+        text += &row_text(row);
     }
     for row in rows.iter().filter(|_| world.args.changes) {
         text += &format!("{}, wanted at second: prefill + decode + both\n", row.name);
@@ -261,7 +271,7 @@ fn in_words(world: &World, rows: &[Row]) -> String {
     text
 }
 
-fn in_line(row: &Row) -> String {
+fn row_text(row: &ScaleRow) -> String {
     let (growth, all) = (growth(&row.outcome), &row.outcome.score.all);
     format!(
         "{:<24} {:>7.1}% {:>8} {:>7} {:>12.2} {:>8} {:>6} {:>8} {:>12.3} {:>13.1}\n",
@@ -278,8 +288,8 @@ fn in_line(row: &Row) -> String {
     )
 }
 
-fn in_json(world: &World, rows: &[Row]) -> Value {
-    let row = |row: &Row| {
+fn report_json(world: &ScaleRun, rows: &[ScaleRow]) -> Value {
+    let row = |row: &ScaleRow| {
         let growth = growth(&row.outcome);
         let wanted = |(at, counts): &(Time, PoolCounts)| json!({"at_s": at.since(Time::ZERO).as_secs_f64(), "workers": counts});
         json!({

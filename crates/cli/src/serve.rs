@@ -1,23 +1,23 @@
 //! The long-running commands: `serve`, `router`, `worker`.
 //!
-//! Owns: what is printed at the start, signals, and the time given to drain.
-//! Never: decides anything about a request.
+//! Owns: the startup output, signals, and the time limit of the drain. Never: decides anything
+//! about a request.
 
 use crate::args::{
-    FaceArgs, HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
+    HostArgs, HttpArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
 };
 use crate::gpu;
-use crate::source::Source;
-use crate::values::Seconds;
+use crate::source::EngineSource;
+use crate::values::SecondsArg;
 use anyhow::{Context, anyhow, bail};
-use cleave_api::{ApiOptions, GiveBack};
+use cleave_api::{ApiOptions, ReleaseMemory};
 use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
-    Calibration, PolicyFile, RouterNode, RouterOptions, Running, RunningRouter, RunningWorker,
-    Serve, ServePorts, WorkerNode, WorkerOptions, WorkerPorts,
+    Calibration, FleetNode, FleetPorts, PolicyFile, RouterNode, RouterOptions, RunningFleet,
+    RunningRouter, RunningWorker, WorkerNode, WorkerOptions, WorkerPorts,
 };
-use cleave_router::{Mode, Placement};
+use cleave_router::{LegPlacement, RoutingMode};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -28,71 +28,71 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-/// Exit status after a second signal: 128 + SIGINT, as shells have it.
-const IMPATIENT: i32 = 130;
+/// Exit status after a second signal: 128 + SIGINT, as in shells.
+const EXIT_ON_SECOND_SIGNAL: i32 = 130;
 
-/// Everything in this process.
+/// Runs a router and its workers in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
-    let router = router_options(&args.router, &args.face, &args.process)?;
+    let router = router_options(&args.router, &args.http, &args.process)?;
     make_tape_folder(&args.process)?;
     check_tier(&args.host)?;
     let listen = SocketAddr::new(args.address, args.port).to_string();
     let runtime = runtime()?;
-    let ports = runtime.block_on(ServePorts::open(&listen, &router))?;
+    let ports = runtime.block_on(FleetPorts::open(&listen, &router))?;
     let source = source(&args.host)?;
     let engines = source.engines(&args.host.engine, &roles)?;
     let workers: Vec<_> = names(&roles)
         .zip(engines)
         .map(|((name, role), mut engine)| {
-            let options = worker_options((name, role), (&args.host, &args.process));
-            let options = measured(options, (&source, engine.as_mut()), &args.host)?;
+            let options = worker_options(name, role, &args.host, &args.process);
+            let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
             Ok((options, engine))
         })
         .collect::<anyhow::Result<_>>()?;
-    announce(
+    log_startup(
         &source,
         workers
             .iter()
             .map(|(options, engine)| (options, engine.as_ref())),
     );
     let limits = &router.limits;
-    if limits.mode == Mode::Slo && limits.placement != Placement::Split {
+    if limits.mode == RoutingMode::Slo && limits.placement != LegPlacement::Split {
         let devices = workers.iter().map(|(options, engine)| {
             let device = engine.describe().device_id.clone();
             (options.name.as_str(), device)
         });
-        if let Some(said) = undivided(devices) {
+        if let Some(said) = shared_device_note(devices) {
             info!("{said}");
         }
     }
-    let serve = Serve {
+    let serve = FleetNode {
         listen,
         router,
         workers,
         files: source.into_files(),
     };
     runtime.block_on(async {
-        let stop = Stop::new()?;
+        let stop = TerminationSignals::new()?;
         let running = serve.start_at(ports).await?;
-        let at = Addresses::of(&args.face, running.address(), running.admin_address());
-        live(running, stop, args.face.farewell(&args.process), |_| {
-            at.say()
+        let at = PrintedAddresses::of(&args.http, running.address(), running.admin_address());
+        run_until_stopped(running, stop, args.http.farewell(&args.process), |_| {
+            at.print()
         })
         .await
     })
 }
 
-/// The router alone.
+/// Runs the router alone.
 pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
-    let mut options = router_options(&args.limits, &args.face, &args.process)?;
-    options.fellows.clone_from(&args.fellows.fellow_routers);
+    let mut options = router_options(&args.limits, &args.http, &args.process)?;
+    options.peer_routers.clone_from(&args.peers.fellow_routers);
     let picker = args.picker.options();
     let is_told_how = options.peer_tls.is_some() || args.picker.picker_admin_port.is_some();
     if picker.is_some() && options.certificate.is_some() && !is_told_how {
         bail!(
-            "--picker-endpoints: routers whose clients speak TLS are asked how they are by --peer-tls, or in clear \
+            "--picker-endpoints: where clients use TLS, the picker queries routers by --peer-tls, or in clear text \
              at the port of their --admin-listen: give --peer-tls or --picker-admin-port"
         );
     }
@@ -102,22 +102,21 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         picker,
     };
     runtime()?.block_on(async {
-        let stop = Stop::new()?;
+        let stop = TerminationSignals::new()?;
         let running = node.start().await?;
-        // Scripts hand this address to workers, so it cannot wait for them.
-        Addresses::of(&args.face, running.address(), running.admin_address()).say();
+        // Scripts pass this address to workers, so it is printed before a worker joins.
+        PrintedAddresses::of(&args.http, running.address(), running.admin_address()).print();
         if let Some(address) = running.picker_address() {
             info!("endpoint picker at {address}");
         }
         info!("waiting for a prefill and a decode worker");
-        live(running, stop, args.face.farewell(&args.process), |_| {
+        run_until_stopped(running, stop, args.http.farewell(&args.process), |_| {
             info!("ready")
         })
         .await
     })
 }
 
-/// One worker.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     check_tier(&args.host)?;
@@ -126,7 +125,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let options = WorkerOptions {
         transports: args.transport.transports(),
         nixl_library: args.transport.nixl_library.clone(),
-        ..worker_options((name, role), (&args.host, &args.process))
+        ..worker_options(name, role, &args.host, &args.process)
     };
     let traces = args.process.traces.options()?;
     let data_listen = args.data_listen.to_string();
@@ -141,11 +140,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         .context("one engine was asked for")?;
     let share = args.host.engine.gpu_decode_share;
     let is_mps = source.is_mps();
-    if let Some(warning) = is_mps.and_then(|is_mps| gpu::of_single_leg(role, share, is_mps)) {
+    if let Some(warning) = is_mps.and_then(|is_mps| gpu::single_leg_warning(role, share, is_mps)) {
         warn!("{warning}");
     }
-    let options = measured(options, (&source, engine.as_mut()), &args.host)?;
-    announce(&source, std::iter::once((&options, engine.as_ref())));
+    let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
+    log_startup(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
         options,
         engine,
@@ -157,22 +156,23 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         traces,
     };
     runtime.block_on(async {
-        let stop = Stop::new()?;
+        let stop = TerminationSignals::new()?;
         let running = node.start_at(ports).await?;
         info!(data = %running.data_address(), routers = args.router.join(","), "worker runs");
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
         }
-        let farewell = Farewell {
+        let farewell = ShutdownPlan {
             delay: Duration::ZERO,
             limit: args.process.drain_timeout,
         };
-        live(running, stop, farewell, |_| info!("joined a router")).await
+        run_until_stopped(running, stop, farewell, |_| info!("joined a router")).await
     })
 }
 
 fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
     let asked = (args.prefill, args.decode, args.both);
+    // A flag for one leg alone implies one worker for the other leg.
     let (prefill, decode, both) = match asked {
         (None, None, both) => (0, 0, both.unwrap_or(1)),
         (prefill, decode, Some(both)) => (prefill.unwrap_or(0), decode.unwrap_or(0), both),
@@ -191,7 +191,7 @@ fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
     Ok(roles)
 }
 
-/// `prefill-0`, `prefill-1`, `decode-0` …
+/// Names the workers `prefill-0`, `prefill-1`, `decode-0` …
 fn names(roles: &[Role]) -> impl Iterator<Item = (String, Role)> {
     roles.iter().enumerate().map(|(index, role)| {
         let number = roles[..index]
@@ -202,26 +202,28 @@ fn names(roles: &[Role]) -> impl Iterator<Item = (String, Role)> {
     })
 }
 
-/// Unique among the workers of a fleet: containers share process ids, processes share a host.
+/// Returns a name that is unique in a fleet: containers share process ids, and processes share a
+/// host.
 fn name_default(role: Role) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{role}-{}-{}", host.trim(), std::process::id())
 }
 
-fn source(host: &HostArgs) -> anyhow::Result<Source> {
-    Source::open((&host.model, &host.mock), &host.engine)
+fn source(host: &HostArgs) -> anyhow::Result<EngineSource> {
+    EngineSource::open(&host.model, &host.mock, &host.engine)
 }
 
-/// The folder is needed once the model is there, which may take minutes.
+/// Checks the folder before the model is loaded, which may take minutes.
 fn check_tier(host: &HostArgs) -> anyhow::Result<()> {
     let checked = host.limits.tier.options().check();
     checked.context("--kv-offloading-dir")
 }
 
-/// The same with what its engine's steps take.
-fn measured(
+/// Adds the measured step times of the engine to the options.
+fn with_measured_prices(
     options: WorkerOptions,
-    (source, engine): (&Source, &mut dyn Engine),
+    source: &EngineSource,
+    engine: &mut dyn Engine,
     host: &HostArgs,
 ) -> anyhow::Result<WorkerOptions> {
     let measured = source.measure(engine, host.limits.calibrate.0)?;
@@ -234,8 +236,10 @@ fn measured(
 }
 
 fn worker_options(
-    (name, role): (String, Role),
-    (host, process): (&HostArgs, &ProcessArgs),
+    name: String,
+    role: Role,
+    host: &HostArgs,
+    process: &ProcessArgs,
 ) -> WorkerOptions {
     let HostArgs { engine, limits, .. } = host;
     let defaults = WorkerOptions::new(name, role);
@@ -256,13 +260,14 @@ fn worker_options(
 
 fn router_options(
     limits: &RouterLimitArgs,
-    face: &FaceArgs,
+    face: &HttpArgs,
     process: &ProcessArgs,
 ) -> anyhow::Result<RouterOptions> {
     let defaults = RouterOptions::default();
     let mut brain = defaults.limits;
     brain.failures_max = limits.migration_limit;
     brain.moves_max = limits.max_moves;
+    brain.queue_wait_max = limits.queue_wait.0;
     brain.reader_wait_max = limits.reader_wait.0;
     brain.mode = limits.router_mode.into();
     brain.placement = limits.placement.into();
@@ -273,10 +278,10 @@ fn router_options(
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         external_metrics_listen: limits.external_metrics_listen.map(|at| at.to_string()),
-        fellows: Vec::new(),
+        peer_routers: Vec::new(),
         tape: tape(process, "router"),
         traces: process.traces.options()?,
-        http: face.limits(),
+        http: face.http_limits(),
         certificate: face.certificate(),
         peer_tls: process.peer_tls.clone(),
         admin_listen: face.admin_listen.map(|address| address.to_string()),
@@ -284,7 +289,8 @@ fn router_options(
             admin_key: process.admin_key,
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
-            give_back: Some(GiveBack(cleave_cpu::give_back_freed)),
+            template_memory_bytes: face.template_memory,
+            release_memory: Some(ReleaseMemory(cleave_cpu::trim_allocator)),
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
@@ -307,9 +313,9 @@ fn tape(process: &ProcessArgs, name: &str) -> Option<PathBuf> {
         .map(|folder| folder.join(format!("{name}.jsonl")))
 }
 
-/// What runs where, for people.
-fn announce<'a>(
-    source: &Source,
+/// Logs which worker runs on which device.
+fn log_startup<'a>(
+    source: &EngineSource,
     workers: impl Iterator<Item = (&'a WorkerOptions, &'a dyn Engine)>,
 ) {
     let context = source.context_tokens_max();
@@ -326,8 +332,10 @@ fn announce<'a>(
     }
 }
 
-/// What is said of workers that compute on the same hardware; nothing if none share any.
-fn undivided<'a>(workers: impl Iterator<Item = (&'a str, Option<DeviceId>)>) -> Option<String> {
+/// Returns a note on workers that compute on the same hardware, if any do.
+fn shared_device_note<'a>(
+    workers: impl Iterator<Item = (&'a str, Option<DeviceId>)>,
+) -> Option<String> {
     let mut devices: BTreeMap<DeviceId, Vec<&str>> = BTreeMap::new();
     for (name, device) in workers {
         if let Some(device) = device {
@@ -336,21 +344,21 @@ fn undivided<'a>(workers: impl Iterator<Item = (&'a str, Option<DeviceId>)>) -> 
     }
     let there = devices.into_values().find(|there| there.len() > 1)?;
     Some(format!(
-        "{} compute on the same hardware, so one of them serves requests whole; --placement split hands each \
-         over, --threads divides a processor's cores, and --gpu-decode-share a GPU",
+        "{} compute on the same hardware, so one of them serves both legs of a request; --placement split uses two \
+         workers, --threads divides a processor's cores, and --gpu-decode-share a GPU",
         there.join(" and ")
     ))
 }
 
-/// Where clients and operators find it.
-struct Addresses {
+/// Addresses of the server for clients and operators.
+struct PrintedAddresses {
     scheme: &'static str,
     front: SocketAddr,
     admin: Option<SocketAddr>,
 }
 
-impl Addresses {
-    fn of(face: &FaceArgs, front: SocketAddr, admin: Option<SocketAddr>) -> Self {
+impl PrintedAddresses {
+    fn of(face: &HttpArgs, front: SocketAddr, admin: Option<SocketAddr>) -> Self {
         let scheme = match face.ssl_certfile {
             Some(_) => "https",
             None => "http",
@@ -362,8 +370,8 @@ impl Addresses {
         }
     }
 
-    /// The lines that scripts wait for.
-    fn say(&self) {
+    /// Prints the lines that scripts wait for.
+    fn print(&self) {
         let Self {
             scheme,
             front,
@@ -374,53 +382,53 @@ impl Addresses {
             lines += &format!("admin on http://{admin}\n");
         }
         let mut out = std::io::stdout().lock();
-        // Nobody reads it: then nobody waits for it either.
+        // A closed output has no reader that waits.
         let _ = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
     }
 }
 
-/// How a process leaves.
+/// Time limits of a shutdown.
 #[derive(Clone, Copy)]
-struct Farewell {
-    /// For so long it only says so.
+struct ShutdownPlan {
+    /// Time during which the process only reports "not ready".
     delay: Duration,
-    /// Then what runs may go on for so long.
-    limit: Seconds,
+    /// Time limit for running requests after that.
+    limit: SecondsArg,
 }
 
-impl FaceArgs {
-    fn farewell(&self, process: &ProcessArgs) -> Farewell {
-        Farewell {
+impl HttpArgs {
+    fn farewell(&self, process: &ProcessArgs) -> ShutdownPlan {
+        ShutdownPlan {
             delay: self.shutdown_delay.0,
             limit: process.drain_timeout,
         }
     }
 }
 
-/// A node that runs, as far as signals and the exit status go.
-trait Node {
+/// A running node, as far as signals and the exit status are concerned.
+trait RunningNode {
     async fn ready(&self);
     async fn broken(&self) -> String;
-    /// Returns once somebody other than a signal has asked it to leave.
+    /// Returns when an operator has asked the node to leave.
     async fn asked_to_leave(&self);
-    /// Says that it is not ready any more, and goes on.
+    /// Reports "not ready" from now on and keeps serving.
     fn leave(&self);
     async fn drain(self, deadline: Duration);
 }
 
 macro_rules! node {
     ($($running:ty: $leaves:expr, $leave:expr;)*) => {$(
-        impl Node for $running {
+        impl RunningNode for $running {
             async fn ready(&self) {
                 self.ready().await;
             }
 
             async fn broken(&self) -> String {
-                self.broken().await
+                self.failed().await
             }
 
             async fn asked_to_leave(&self) {
-                let leaves: fn(&Self) -> Leaving<'_> = $leaves;
+                let leaves: fn(&Self) -> LeaveRequest<'_> = $leaves;
                 leaves(self).await;
             }
 
@@ -436,38 +444,41 @@ macro_rules! node {
     )*};
 }
 
-type Leaving<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+type LeaveRequest<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 node!(
-    Running: |_| Box::pin(std::future::pending()), Self::leave;
+    RunningFleet: |_| Box::pin(std::future::pending()), Self::leave;
     RunningRouter: |_| Box::pin(std::future::pending()), Self::leave;
-    // Its routers hear that it drains.
+    // A worker's routers learn of the drain from the worker itself.
     RunningWorker: |worker| Box::pin(worker.asked_to_leave()), |_| {};
 );
 
-/// Runs a node until a signal comes or it breaks, then drains it. A node that broke says so by the
-/// exit status.
-async fn live<N: Node>(
+/// Runs a node until a signal arrives or it fails, then drains it. A failure sets the exit status.
+async fn run_until_stopped<N: RunningNode>(
     node: N,
-    mut stop: Stop,
-    farewell: Farewell,
+    mut stop: TerminationSignals,
+    farewell: ShutdownPlan,
     say_ready: impl FnOnce(&N),
 ) -> anyhow::Result<()> {
     let ready = async {
         node.ready().await;
-        cleave_cpu::give_back_freed();
+        cleave_cpu::trim_allocator();
         say_ready(&node);
         std::future::pending().await
     };
+    // A failure, an operator's request or a signal ends the node.
     let broken = tokio::select! {
         broken = ready => Some(broken),
         broken = node.broken() => Some(broken),
         () = node.asked_to_leave() => None,
         () = stop.signalled() => None,
     };
-    let Farewell { delay, limit } = farewell;
+    let ShutdownPlan { delay, limit } = farewell;
     if broken.is_none() && !delay.is_zero() {
-        info!("not ready any more; serving on for {} s", Seconds(delay));
+        info!(
+            "reporting not ready; serving for another {} s",
+            SecondsArg(delay)
+        );
         node.leave();
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
@@ -485,24 +496,24 @@ async fn live<N: Node>(
 
 fn end_at_once() -> ! {
     warn!("ended at once");
-    std::process::exit(IMPATIENT);
+    std::process::exit(EXIT_ON_SECOND_SIGNAL);
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
-    crate::log::panics();
+    crate::log::log_panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")
 }
 
-/// Ctrl-C and SIGTERM: the first drains, the second ends at once.
-struct Stop {
+/// Ctrl-C and SIGTERM: the first one drains, the second one ends the process at once.
+struct TerminationSignals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
 }
 
-impl Stop {
+impl TerminationSignals {
     fn new() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {
@@ -521,13 +532,13 @@ impl Stop {
 
 #[cfg(test)]
 mod tests {
-    use super::{roles, undivided};
+    use super::{roles, shared_device_note};
     use crate::args::ServeArgs;
     use clap::Parser;
     use cleave_domain::DeviceId;
 
     #[derive(Parser)]
-    struct Flags {
+    struct ServeFlags {
         #[command(flatten)]
         serve: ServeArgs,
     }
@@ -535,17 +546,18 @@ mod tests {
     #[track_caller]
     fn count(flags: &str) -> Result<[usize; 3], String> {
         let words = std::iter::once("test").chain(flags.split_whitespace());
-        let roles = roles(&Flags::parse_from(words).serve).map_err(|error| error.to_string())?;
+        let roles =
+            roles(&ServeFlags::parse_from(words).serve).map_err(|error| error.to_string())?;
         let of = |name: &str| roles.iter().filter(|role| role.to_string() == name).count();
         Ok([of("prefill"), of("decode"), of("both")])
     }
 
     #[test]
-    fn two_workers_of_the_same_cores_looked_like_two_devices() {
+    fn workers_on_the_same_hardware_are_reported() {
         let said = |devices: [Option<&str>; 2]| {
             let device = |text: &str| DeviceId(text.to_owned());
             let named = ["p", "d"].into_iter().zip(devices);
-            undivided(named.map(|(name, text)| (name, text.map(device))))
+            shared_device_note(named.map(|(name, text)| (name, text.map(device))))
         };
         let shared = said([Some("a"), Some("a")]);
         assert!(shared.is_some_and(|said| said.starts_with("p and d compute on the same")));
@@ -554,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_for_one_leg_left_the_other_without_a_worker() {
+    fn one_leg_flag_adds_a_worker_for_the_other() {
         assert_eq!(count(""), Ok([0, 0, 1]));
         assert_eq!(count("--both 3"), Ok([0, 0, 3]));
         assert_eq!(count("--prefill 2"), Ok([2, 1, 0]));

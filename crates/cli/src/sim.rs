@@ -1,15 +1,15 @@
-//! `cleave sim`: the decision code in worlds that do not exist.
+//! `cleave sim`: the brains in simulated worlds.
 
 use anyhow::bail;
-use cleave_sim::explore::{Scope, explore as explore_world, worlds};
-use cleave_sim::{LEGEND, Options, chaos as run_world};
+use cleave_sim::explore::{ExploreScope, explore as explore_world, worlds};
+use cleave_sim::{ChaosOptions, LEGEND, run_chaos as run_world};
 use std::io::Write;
 
-/// Runs `seeds` worlds from seed `from` on; prints what `options` keep.
+/// Runs `seeds` worlds, from seed `from` on; prints what `options` selects.
 ///
 /// # Errors
-/// At the first violation; its world, its last events and its seed have been printed by then.
-pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<()> {
+/// At the first violation, after its world, its last events and its seed were printed.
+pub(crate) fn chaos(seeds: u64, from: u64, options: &ChaosOptions) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut events, mut tokens) = (0u64, 0u64);
     let Some(last) = from.checked_add(seeds - 1) else {
@@ -24,7 +24,7 @@ pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<
             Err(violation) => {
                 writeln!(out, "{violation}")?;
                 bail!(
-                    "seed {seed} broke a promise; `cleave sim chaos --seeds 1 --from {seed} --log` shows it again"
+                    "seed {seed} violated an invariant; `cleave sim chaos --seeds 1 --from {seed} --log` reproduces it"
                 );
             }
         };
@@ -44,8 +44,8 @@ pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<
 /// Explores the small worlds, or only one.
 ///
 /// # Errors
-/// At the first broken promise; the way to it has been printed by then.
-pub(crate) fn explore(world: Option<&str>, scope: &Scope) -> anyhow::Result<()> {
+/// At the first violation, after the path to it was printed.
+pub(crate) fn explore(world: Option<&str>, scope: &ExploreScope) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let chosen: Vec<&str> = match world {
         Some(world) => vec![world],

@@ -1,10 +1,10 @@
-//! What a fleet is made of: a model in memory, or nothing but prices.
+//! The source of a fleet's engines: a model in memory, or prices only.
 //!
-//! Owns: the choice between the two. Never: serves. Everything after it is the same for both.
+//! Owns: the choice between the two. Never: serves. All later code is the same for both.
 
 use crate::args::{EngineArgs, EngineKind, MockArgs, ModelArgs};
-use crate::mock::Mock;
-use crate::model::{self, Loaded, apart};
+use crate::mock::MockModel;
+use crate::model::{self, LoadedModel, on_own_thread};
 use anyhow::Context;
 use cleave_api::ModelFiles;
 use cleave_domain::Role;
@@ -13,30 +13,30 @@ use cleave_node::{Calibration, StepTime, calibrate};
 use std::time::Duration;
 use tracing::info;
 
-/// Ready for any number of engines.
-pub(crate) enum Source {
-    /// Weights and their arithmetic.
-    Model(Box<Loaded>),
-    /// Prices.
-    Mock(Box<Mock>),
+/// A source from which any number of engines can be made.
+pub(crate) enum EngineSource {
+    Model(Box<LoadedModel>),
+    /// Prices of a mock engine.
+    Mock(Box<MockModel>),
 }
 
-impl Source {
-    /// Opens, checks and loads what was asked for.
+impl EngineSource {
+    /// Opens, checks and loads the source.
     ///
     /// # Errors
-    /// One that names what is wrong, and where.
+    /// One that names the file and its defect.
     pub(crate) fn open(
-        (model, mock): (&ModelArgs, &MockArgs),
+        model: &ModelArgs,
+        mock: &MockArgs,
         engine: &EngineArgs,
     ) -> anyhow::Result<Self> {
         Ok(match mock.engine {
             EngineKind::Model => Self::Model(Box::new(model::load(model, engine)?)),
-            EngineKind::Mock => Self::Mock(Box::new(Mock::open(mock, model)?)),
+            EngineKind::Mock => Self::Mock(Box::new(MockModel::open(mock, model)?)),
         })
     }
 
-    /// The text side, as the API and routers want it.
+    /// Returns the text side, for the API and the routers.
     pub(crate) fn into_files(self) -> ModelFiles {
         match self {
             Self::Model(loaded) => loaded.files,
@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// For people.
+    /// Returns a title for people.
     pub(crate) fn title(&self) -> String {
         match self {
             Self::Model(loaded) => loaded.title(),
@@ -52,7 +52,7 @@ impl Source {
         }
     }
 
-    /// The longest sequence, prompt and output together.
+    /// Returns the longest sequence, prompt and output together.
     pub(crate) fn context_tokens_max(&self) -> u32 {
         match self {
             Self::Model(loaded) => loaded.context_tokens_max(),
@@ -60,7 +60,8 @@ impl Source {
         }
     }
 
-    /// Whether processes share the GPU by NVIDIA's Multi-Process Service; `None` without a GPU.
+    /// Whether processes share the GPU through NVIDIA's Multi-Process Service; `None` without a
+    /// GPU.
     pub(crate) fn is_mps(&self) -> Option<bool> {
         match self {
             Self::Model(loaded) => loaded.is_mps(),
@@ -68,10 +69,10 @@ impl Source {
         }
     }
 
-    /// Engines for workers of these roles.
+    /// Creates engines for workers of these roles.
     ///
     /// # Errors
-    /// If memory or threads cannot be had.
+    /// If memory or threads are not available.
     pub(crate) fn engines(
         &self,
         args: &EngineArgs,
@@ -83,11 +84,11 @@ impl Source {
         }
     }
 
-    /// What steps of this engine cost, measured within `budget`; nothing of one that computes
-    /// nothing, or where nothing is to be measured.
+    /// Measures the step times of this engine within `budget`; `None` for a mock engine or a budget
+    /// of zero.
     ///
     /// # Errors
-    /// If the engine breaks.
+    /// If the engine fails.
     pub(crate) fn measure(
         &self,
         engine: &mut dyn Engine,
@@ -95,7 +96,7 @@ impl Source {
     ) -> anyhow::Result<Option<Calibration>> {
         match self {
             Self::Model(loaded) if !budget.is_zero() => {
-                let found = apart(|| calibrate(engine, &loaded.shape(), budget));
+                let found = on_own_thread(|| calibrate(engine, &loaded.shape(), budget));
                 let found =
                     found.context("the engine cannot be measured; --calibrate 0 skips it")?;
                 let errors = found.learner.errors();
@@ -110,7 +111,7 @@ impl Source {
         }
     }
 
-    /// How long the steps of a worker with these legs take.
+    /// Returns the source of a worker's step times.
     pub(crate) fn step_time(&self, role: Role) -> StepTime {
         match self {
             Self::Model(_) => StepTime::Measured,

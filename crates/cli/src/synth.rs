@@ -1,10 +1,10 @@
-//! `cleave synth`: a checkpoint of a real shape with random weights, or a quantised one of another.
+//! `cleave synth`: a checkpoint of a real shape with random weights, or a quantised copy of a
+//! checkpoint.
 
-use crate::args::{Quantized, SynthArgs};
-use crate::model::{loading_bar, show};
-use cleave_engine::synth::{Layout, Quantizing, quantize, synth};
+use crate::args::{QuantizationArg, SynthArgs};
+use crate::model::{loading_bar, show_progress};
+use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
 
-/// Runs the command.
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     let SynthArgs {
         shape,
@@ -16,11 +16,11 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     } = args;
     let bar = loading_bar();
     bar.set_message("writing");
-    let mut progress = |progress| show(&bar, progress);
+    let mut progress = |progress| show_progress(&bar, progress);
     let written = match (shape, model, quantization) {
         (Some(shape), _, _) => synth(shape, out, *seed, &mut progress),
         (None, Some(model), Some(quantization)) => {
-            let quantizing = Quantizing {
+            let quantizing = QuantizeOptions {
                 layout: layout(*quantization),
                 group: *group_size as usize,
             };
@@ -34,15 +34,15 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn layout(quantization: Quantized) -> Layout {
+fn layout(quantization: QuantizationArg) -> QuantizedLayout {
     match quantization {
-        Quantized::Fp8 => Layout::Fp8,
-        Quantized::Fp8Block => Layout::Fp8Block,
-        Quantized::Int8 => Layout::Int8,
-        Quantized::Int4 => Layout::Int4,
-        Quantized::Awq => Layout::Awq,
-        Quantized::Gptq => Layout::Gptq,
-        Quantized::GptqInt8 => Layout::Gptq8,
-        Quantized::F16 => Layout::F16,
+        QuantizationArg::Fp8 => QuantizedLayout::Fp8,
+        QuantizationArg::Fp8Block => QuantizedLayout::Fp8Block,
+        QuantizationArg::Int8 => QuantizedLayout::Int8,
+        QuantizationArg::Int4 => QuantizedLayout::Int4,
+        QuantizationArg::Awq => QuantizedLayout::Awq,
+        QuantizationArg::Gptq => QuantizedLayout::Gptq,
+        QuantizationArg::GptqInt8 => QuantizedLayout::Gptq8,
+        QuantizationArg::F16 => QuantizedLayout::F16,
     }
 }

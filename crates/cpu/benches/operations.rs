@@ -1,5 +1,5 @@
-//! What attention reaches, beside what the processor could (bytes read per second, multiply-adds per second). Matrix
-//! products have a bench of their own, `products`.
+//! Speed of attention, compared with the processor's limits (bytes read per second, multiply-adds
+//! per second). Matrix products have their own bench, `products`.
 //!
 //! `cargo bench -p cleave-cpu`; the processor must be idle otherwise.
 #![allow(missing_docs)] // criterion's macros
@@ -8,8 +8,8 @@
 use cleave_cpu::{CpuOps, CpuOptions, Isa, Threads, cores_count};
 use cleave_domain::BlockIndex;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, Ops, PoolShape,
-    Precision, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, BufferRole, HeadShape, KvPoolShape, KvType, Ops,
+    PassPurpose, Precision,
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -25,7 +25,7 @@ const LAYERS: usize = 16;
 fn attention(criterion: &mut Criterion) {
     let options = CpuOptions::new(Precision::Bf16);
     let mut ops = CpuOps::new(&options).expect("the best instruction set");
-    // Tokens per sequence, tokens before them, sequences.
+    // (tokens per sequence, position of the first, sequences).
     for (tokens, position, sequences) in [
         (1_usize, 1000_usize, 1),
         (1, 1000, 16),
@@ -33,7 +33,7 @@ fn attention(criterion: &mut Criterion) {
         (512, 0, 1),
     ] {
         let blocks = (position + tokens).div_ceil(16);
-        let shape = PoolShape {
+        let shape = KvPoolShape {
             blocks_count: blocks * sequences,
             layers_count: LAYERS,
             heads: HEADS,
@@ -62,12 +62,12 @@ fn attention(criterion: &mut Criterion) {
         let rows = batch.rows_count();
         let pool = ops.pool(shape).expect("memory");
         let qkv = ops
-            .rows(rows, HEADS.qkv_width(), Holds::Activations)
+            .rows(rows, HEADS.qkv_width(), BufferRole::Activations)
             .expect("memory");
         let mut out = ops
-            .rows(rows, HEADS.query_width(), Holds::Activations)
+            .rows(rows, HEADS.query_width(), BufferRole::Activations)
             .expect("memory");
-        ops.begin(&batch, Wanted::Anything).expect("a plan");
+        ops.begin(&batch, PassPurpose::Unspecified).expect("a plan");
         let keys_bytes = 4 * sequences * (position + tokens) * HEADS.kv_width();
         let mut group = criterion.benchmark_group("attention, 32 over 8 heads of 64, bf16");
         group.throughput(Throughput::Bytes(keys_bytes as u64));
@@ -129,7 +129,7 @@ fn ceilings(criterion: &mut Criterion) {
     });
 }
 
-/// The dot product instruction, over and over on registers.
+/// A loop of the dot product instruction on registers.
 #[cfg(target_arch = "x86_64")]
 mod dot {
     use std::arch::x86_64::{__m512bh, __m512i, _mm512_add_ps, _mm512_dpbf16_ps};

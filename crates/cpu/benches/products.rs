@@ -1,9 +1,10 @@
-//! What matrix products reach of what the processor could do just then: bytes read per second for few rows, dot
-//! products per second for many, measured beside each sample.
+//! Speed of matrix products as a fraction of the processor's limits, which are measured beside each
+//! sample: bytes read per second for few rows, dot products per second for many.
 //!
-//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [f16|int8|int4]]`. Every round takes one short sample of
-//! each ceiling and of each shape, and the best of all rounds counts: what else runs on the machine only makes samples
-//! worse. With one thread its own time is taken, without what others took of its core.
+//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [f16|int8|int4]]`.
+//! Every round takes one short sample of each limit and of each shape, and the best of all rounds
+//! counts: other load on the machine only makes samples worse. With one thread its CPU time is
+//! measured, so that other processes on its core do not count.
 #![allow(clippy::print_stdout)] // what it is for
 #![allow(unsafe_code)] // instructions and a clock, for the ceilings
 
@@ -16,26 +17,27 @@ fn main() {
 
 #[cfg(target_arch = "x86_64")]
 mod products {
-    use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuPack, CpuRows, Isa, Quantize, Threads};
+    use cleave_cpu::{
+        CpuMatrix, CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa, Quantize, Threads,
+    };
     use cleave_engine::checkpoint::StoredTensor;
-    use cleave_engine::ops::{Holds, Ops, Pack, Precision};
+    use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
     use std::hint::black_box;
 
     const WIDTH: usize = 2048;
     const COLUMNS: usize = 16384;
-    /// Weights of the products together: more than any cache.
+    /// Copies of the weights, which together exceed any cache.
     const COPIES: usize = 3;
     const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];
 
-    /// One shape, with what it needs.
-    struct Sample {
+    /// A measured shape, with its buffers.
+    struct ShapeSample {
         rows: usize,
         x: CpuRows,
         out: CpuRows,
         best: f64,
     }
 
-    /// Prints the table.
     pub(crate) fn run() {
         if !Isa::Avx512Bf16.available() {
             println!("this processor has not the instructions whose ceilings are measured");
@@ -66,31 +68,32 @@ mod products {
         };
         let mut ops = CpuOps::new(&options).expect("the best instruction set");
         let weights = (0..WIDTH * columns).map(|i| (i * 7919 % 1021) as f32 / 1021.0 - 0.5);
-        let shape = (columns, WIDTH);
-        let stored = match keeps_f16 {
-            true => {
-                let weights: Vec<half::f16> = weights.map(half::f16::from_f32).collect();
-                StoredTensor::from_f16("weights", shape, &weights).into()
-            }
-            false => {
-                let weights: Vec<half::bf16> = weights.map(half::bf16::from_f32).collect();
-                StoredTensor::from_bf16("weights", shape, &weights).into()
-            }
+        let stored = if keeps_f16 {
+            let weights: Vec<half::f16> = weights.map(half::f16::from_f32).collect();
+            StoredTensor::from_f16("weights", columns, WIDTH, &weights).into()
+        } else {
+            let weights: Vec<half::bf16> = weights.map(half::bf16::from_f32).collect();
+            StoredTensor::from_bf16("weights", columns, WIDTH, &weights).into()
         };
         let matrices: Vec<CpuMatrix> = (0..COPIES)
-            .map(|_| CpuPack::new(&options).matrix(std::slice::from_ref(&stored), None))
+            .map(|_| CpuWeightLoader::new(&options).matrix(std::slice::from_ref(&stored), None))
             .collect::<Result<_, _>>()
             .expect("memory");
-        let bytes = CpuPack::new(&options).matrix_bytes(std::slice::from_ref(&stored)) as f64;
-        let mut samples: Vec<Sample> = ROWS
+        let bytes =
+            CpuWeightLoader::new(&options).matrix_bytes(std::slice::from_ref(&stored)) as f64;
+        let mut samples: Vec<ShapeSample> = ROWS
             .iter()
             .map(|&rows| {
-                let mut x = ops.rows(rows, WIDTH, Holds::Activations).expect("memory");
+                let mut x = ops
+                    .rows(rows, WIDTH, BufferRole::Activations)
+                    .expect("memory");
                 for (i, x) in x.values_mut().iter_mut().enumerate() {
                     *x = (i * 31 % 257) as f32 / 257.0 - 0.5;
                 }
-                let out = ops.rows(rows, columns, Holds::Activations).expect("memory");
-                Sample {
+                let out = ops
+                    .rows(rows, columns, BufferRole::Activations)
+                    .expect("memory");
+                ShapeSample {
                     rows,
                     x,
                     out,
@@ -98,8 +101,10 @@ mod products {
                 }
             })
             .collect();
-        let read_from = ops.rows(1, 24 << 20, Holds::Activations).expect("memory");
-        let mut ceilings = Ceilings::new(threads, read_from);
+        let read_from = ops
+            .rows(1, 24 << 20, BufferRole::Activations)
+            .expect("memory");
+        let mut ceilings = MeasuredCeilings::new(threads, read_from);
         let mut turn = 0;
         for _ in 0..rounds {
             for sample in &mut samples {
@@ -118,7 +123,7 @@ mod products {
                 }
             }
         }
-        let Ceilings {
+        let MeasuredCeilings {
             read, bf16, int8, ..
         } = ceilings;
         println!(
@@ -127,7 +132,7 @@ mod products {
             bf16 / 1e9,
             int8 / 1e9
         );
-        for Sample { rows, best, .. } in samples {
+        for ShapeSample { rows, best, .. } in samples {
             let operations = (2 * rows * WIDTH * columns) as f64;
             let dot = match quantize {
                 None => operations / bf16 / best,
@@ -143,7 +148,7 @@ mod products {
         }
     }
 
-    /// Seconds; of this thread alone where it is the only one.
+    /// Time in seconds; CPU time of this thread if it is the only one.
     fn now(threads: usize) -> f64 {
         let clock = match threads {
             1 => libc::CLOCK_THREAD_CPUTIME_ID,
@@ -158,18 +163,18 @@ mod products {
         time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
     }
 
-    /// What the processor can do, the best so far.
-    struct Ceilings {
+    /// The processor's limits, the best of all samples so far.
+    struct MeasuredCeilings {
         threads: Threads,
         memory: CpuRows,
-        /// Bytes per second.
+        /// Bytes read from memory per second.
         read: f64,
         /// Multiplications and additions per second.
         bf16: f64,
         int8: f64,
     }
 
-    impl Ceilings {
+    impl MeasuredCeilings {
         fn new(threads: usize, mut memory: CpuRows) -> Self {
             memory.values_mut().fill(1.0);
             Self {
@@ -209,7 +214,7 @@ mod products {
         }
     }
 
-    /// Dot product instructions over and over on registers, and reading.
+    /// Loops of dot product instructions on registers, and of reads.
     mod dot {
         use std::arch::x86_64::{
             __m512bh, __m512i, _mm512_add_epi32, _mm512_castps_si512, _mm512_dpbf16_ps,

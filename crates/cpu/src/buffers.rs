@@ -1,39 +1,38 @@
 //! Activations and the KV pool, in host memory.
 //!
-//! Invariant: a pool's bytes are its elements in the machine's order, which is little-endian on
-//! every machine this runs on.
+//! Invariant: a pool's bytes are its elements in the machine's byte order, which is little-endian
+//! on every supported machine.
 
-use crate::memory::{Memory, Plain};
+use crate::memory::{PageMemory, PlainData};
 use cleave_domain::BlockIndex;
-use cleave_engine::ops::PoolShape;
+use cleave_engine::ops::KvPoolShape;
 use std::ops::Range;
 
 /// An activation buffer `(rows_max, width)`.
 #[derive(Debug)]
 pub struct CpuRows {
-    pub(crate) values: Memory<f32>,
+    pub(crate) values: PageMemory<f32>,
     pub(crate) width: usize,
 }
 
-/// A KV pool.
 #[derive(Debug)]
 pub struct CpuPool {
-    pub(crate) bytes: Memory<u8>,
-    pub(crate) shape: PoolShape,
+    pub(crate) bytes: PageMemory<u8>,
+    pub(crate) shape: KvPoolShape,
 }
 
 impl CpuRows {
-    /// `(rows_max, width)`.
+    /// Shape: `(rows_max, width)`, row by row.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// `(rows_max, width)`.
+    /// Shape: `(rows_max, width)`, row by row.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
-    /// Elements per row.
+    /// Number of elements in a row.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -48,14 +47,14 @@ impl CpuRows {
 }
 
 impl CpuPool {
-    pub(crate) fn elements<T: Plain>(&self) -> &[T] {
+    pub(crate) fn elements<T: PlainData>(&self) -> &[T] {
         assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
         let len = self.bytes.len() / size_of::<T>();
         // SAFETY: memory is page-aligned, and every bit pattern is a value.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) }
     }
 
-    pub(crate) fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
+    pub(crate) fn elements_mut<T: PlainData>(&mut self) -> &mut [T] {
         assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
         let len = self.bytes.len() / size_of::<T>();
         // SAFETY: as in `elements`, and borrowed mutably.

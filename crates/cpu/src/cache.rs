@@ -1,9 +1,10 @@
-//! Packed weights kept on disk, for the next load to map.
+//! Packed weights cached on disk, for the next load to map.
 //!
-//! Owns: which file keeps which checkpoint in which form, and when it is read, written, replaced or removed.
-//! Never: stops a load. What is wrong with the file or its folder is told in a warning, and weights are packed from the
-//! checkpoint as without it.
-//! Invariant: nothing of a file is used before its checksum was compared, and a file that has its last name is whole.
+//! Owns: the file of each checkpoint and format, and when it is read, written, replaced or removed.
+//! Never: fails a load. A problem with the file or its folder is logged as a warning, and weights
+//! are packed from the checkpoint as without a cache.
+//! Invariant: no data of a file are used before their checksum was verified, and a file under its
+//! final name is complete.
 
 mod layout;
 mod place;
@@ -12,38 +13,38 @@ mod reader;
 mod tests;
 mod writer;
 
-use crate::memory::Words;
-use crate::pack::{Columns, Kept, RowOrder};
+use crate::memory::WeightWords;
+use crate::pack::{ColumnScales, RowOrder, StackForm};
 use cleave_engine::checkpoint::StoredMatrix;
-pub(crate) use place::Place;
-use reader::Reader;
+pub(crate) use place::PackedLocation;
+use reader::PackedReader;
 use std::fs;
 use std::io;
 use twox_hash::XxHash3_64;
-use writer::Writer;
+use writer::PackedWriter;
 
 /// A packed stack without its bias.
 #[derive(Debug)]
-pub(crate) struct Packed {
-    pub(crate) kept: Kept,
-    /// See [`crate::pack::CpuMatrix::words`].
-    pub(crate) words: Words,
-    /// Where weights have eight bits.
-    pub(crate) of_columns: Option<Columns>,
+pub(crate) struct PackedStack {
+    pub(crate) stack_form: StackForm,
+    /// Packed words, as in [`crate::pack::CpuMatrix::words`].
+    pub(crate) words: WeightWords,
+    /// Scales and offsets, for eight bits without groups.
+    pub(crate) column_scales: Option<ColumnScales>,
 }
 
-/// Which stack is asked for.
+/// Identity of a stack of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Of its tensors' names, so that no matrix passes for another of its shape.
+pub(crate) struct StackKey {
+    /// Hash of the tensors' names, so that no matrix is taken for another of its shape.
     names: u64,
     order: RowOrder,
     rows: usize,
     width: usize,
 }
 
-impl Wanted {
-    pub(crate) fn of(stack: &[StoredMatrix], order: RowOrder) -> Self {
+impl StackKey {
+    pub(crate) fn of_stack(stack: &[StoredMatrix], order: RowOrder) -> Self {
         let names: Vec<&str> = stack.iter().map(StoredMatrix::name).collect();
         Self {
             names: XxHash3_64::oneshot(names.join("\n").as_bytes()),
@@ -54,110 +55,113 @@ impl Wanted {
     }
 }
 
-/// The packed weights of one checkpoint, for one load: every stack in turn is taken from the file, or else packed and
-/// kept.
+/// The cache of one checkpoint during one load: each stack in turn is read from the file, or else
+/// packed and written.
 #[derive(Debug)]
-pub(crate) struct Cache {
-    place: Place,
+pub(crate) struct PackedCache {
+    place: PackedLocation,
     threads: usize,
-    state: State,
+    state: PackedCacheState,
 }
 
 #[derive(Debug)]
-enum State {
-    Reading(Reader),
-    Writing(Writer),
-    /// Another process writes the same file, or this one cannot.
-    Off,
+enum PackedCacheState {
+    Reading(PackedReader),
+    Writing(PackedWriter),
+    /// Disabled: another process writes the same file, or this one cannot.
+    Disabled,
 }
 
-impl Cache {
-    /// Looks for the file. Checksums of weights are compared when they are taken.
-    pub(crate) fn open(place: Place, threads: usize) -> Self {
+impl PackedCache {
+    /// Opens the file if it exists. Checksums of weights are verified when each stack is taken.
+    pub(crate) fn open(place: PackedLocation, threads: usize) -> Self {
         let mut cache = Self {
             place,
             threads,
-            state: State::Off,
+            state: PackedCacheState::Disabled,
         };
-        match Reader::open(&cache.place) {
-            Ok(Some(reader)) => cache.state = State::Reading(reader),
-            Ok(None) => cache.write(None),
+        match PackedReader::open(&cache.place) {
+            Ok(Some(reader)) => cache.state = PackedCacheState::Reading(reader),
+            Ok(None) => cache.begin_file(None),
             Err(problem) => {
-                cache.refuse(&problem);
-                cache.write(None);
+                cache.discard_file(&problem);
+                cache.begin_file(None);
             }
         }
         cache
     }
 
-    /// The next stack, if the file has it whole.
-    pub(crate) fn take(&mut self, wanted: &Wanted) -> Option<Packed> {
-        let State::Reading(reader) = &mut self.state else {
+    /// Reads the next stack; `None` if the file does not have it intact.
+    pub(crate) fn take_stack(&mut self, wanted: &StackKey) -> Option<PackedStack> {
+        let PackedCacheState::Reading(reader) = &mut self.state else {
             return None;
         };
         match reader.take(wanted, self.threads) {
             Ok(packed) => Some(packed),
             Err(problem) => {
-                let State::Reading(reader) = std::mem::replace(&mut self.state, State::Off) else {
+                let PackedCacheState::Reading(reader) =
+                    std::mem::replace(&mut self.state, PackedCacheState::Disabled)
+                else {
                     return None;
                 };
-                self.refuse(&problem);
-                self.write(Some(&reader));
+                self.discard_file(&problem);
+                self.begin_file(Some(&reader));
                 None
             }
         }
     }
 
-    /// Keeps what was packed because it could not be taken.
-    pub(crate) fn keep(&mut self, wanted: &Wanted, packed: &Packed) {
-        if let State::Writing(writer) = &mut self.state
+    /// Writes a stack that had to be packed.
+    pub(crate) fn keep_stack(&mut self, wanted: &StackKey, packed: &PackedStack) {
+        if let PackedCacheState::Writing(writer) = &mut self.state
             && let Err(error) = writer.put(wanted, packed)
         {
-            self.state = State::Off;
-            self.warn(&error);
+            self.state = PackedCacheState::Disabled;
+            self.warn_not_kept(&error);
         }
     }
 
-    /// Every stack was taken or kept.
+    /// Ends the load; a written file gets its final name.
     pub(crate) fn finish(&mut self) {
-        if let State::Writing(writer) = std::mem::replace(&mut self.state, State::Off)
+        if let PackedCacheState::Writing(writer) =
+            std::mem::replace(&mut self.state, PackedCacheState::Disabled)
             && let Err(error) = writer.finish(&self.place)
         {
-            self.warn(&error);
+            self.warn_not_kept(&error);
         }
     }
 
-    /// Begins the file anew, with what was taken of the old one already.
-    fn write(&mut self, before: Option<&Reader>) {
-        let begun = Writer::begin(&self.place, self.threads).and_then(|writer| {
+    /// Begins a new file, with the stacks that were already taken from the old one.
+    fn begin_file(&mut self, before: Option<&PackedReader>) {
+        let begun = PackedWriter::begin(&self.place, self.threads).and_then(|writer| {
             let Some(mut writer) = writer else {
                 return Ok(None);
             };
-            for (wanted, packed) in before.into_iter().flat_map(Reader::taken) {
+            for (wanted, packed) in before.into_iter().flat_map(PackedReader::taken) {
                 writer.put(&wanted, &packed)?;
             }
             Ok(Some(writer))
         });
         match begun {
-            Ok(Some(writer)) => self.state = State::Writing(writer),
+            Ok(Some(writer)) => self.state = PackedCacheState::Writing(writer),
             Ok(None) => {}
-            Err(error) => self.warn(&error),
+            Err(error) => self.warn_not_kept(&error),
         }
     }
 
-    /// The file is not used, and is not found again.
-    fn refuse(&self, problem: &str) {
+    /// Warns about an unusable file and removes it.
+    fn discard_file(&self, problem: &str) {
         let file = self.place.file();
         tracing::warn!(
             file = %file.display(),
             problem,
             "the packed weights kept there are not used; they are packed from the checkpoint"
         );
-        // A folder that nobody may write to keeps it.
+        // In a read-only folder the file stays.
         let _ = fs::remove_file(file);
     }
 
-    fn warn(&self, error: &io::Error) {
+    fn warn_not_kept(&self, error: &io::Error) {
         tracing::warn!(
             folder = %self.place.folder().display(),
             problem = %error,
@@ -166,12 +170,12 @@ impl Cache {
     }
 }
 
-/// Bytes that one checksum is made of, so that several threads make those of one matrix.
-const SUMMED_BYTES: usize = 1 << 20;
+/// Bytes per checksum, so that several threads can share a matrix.
+const CHECKSUM_PIECE_BYTES: usize = 1 << 20;
 
-/// XXH3 of the XXH3 of each mebibyte.
-fn sum(bytes: &[u8], threads: usize) -> u64 {
-    let pieces: Vec<&[u8]> = bytes.chunks(SUMMED_BYTES).collect();
+/// XXH3 of the list of XXH3 checksums of each mebibyte.
+fn checksum(bytes: &[u8], threads: usize) -> u64 {
+    let pieces: Vec<&[u8]> = bytes.chunks(CHECKSUM_PIECE_BYTES).collect();
     let each = pieces.len().div_ceil(threads.max(1)).max(1);
     let of = |pieces: &[&[u8]]| -> Vec<u8> {
         let sums = pieces.iter().map(|piece| XxHash3_64::oneshot(piece));

@@ -1,51 +1,50 @@
-//! What the processor could do: bytes read and operations done per second, measured by loops that do nothing else.
+//! The processor's limits: bytes read and operations done per second, measured by loops that do
+//! nothing else.
 //!
-//! Owns: these loops, and the threads that they take for as long as they run.
-//! Never: guesses: where a loop for an instruction set is not written there is no ceiling.
-//! Invariant: a rate is of all threads together, from the first one's start to the last one's end, best of a few rounds: what
-//! others take of the machine makes it smaller, never larger.
+//! Owns: these loops, and their threads while they run.
+//! Never: estimates: an instruction set without a loop has no ceiling.
+//! Invariant: a rate is that of all threads together, from the first one's start to the last one's
+//! end, the best of a few rounds: other load on the machine makes it smaller, never larger.
 
 use crate::isa::Isa;
-use crate::memory::Memory;
+use crate::memory::PageMemory;
 use cleave_engine::EngineError;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dot {
-    /// 32-bit floats.
+pub enum DotType {
     F32,
-    /// Pairs of bfloat16, added up in 32-bit floats.
+    /// Pairs of bfloat16, summed in 32-bit floats.
     Bf16,
-    /// Fours of eight-bit integers, added up in 32 bits.
+    /// Groups of four eight-bit integers, summed in 32 bits.
     Int8,
-    /// The same where one of each two has four bits, so that pairs of products fit 16.
+    /// The same with four-bit integers on one side, so that sums of two products fit 16 bits.
     Int4,
 }
 
-/// More than any cache holds.
+/// Memory to read, larger than any cache.
 const BYTES: usize = 512 << 20;
-/// Bytes that a thread reads before it looks for more: small enough that all end together.
+/// Bytes per part of the memory: small enough that all threads end together.
 const PART_BYTES: usize = 1 << 20;
-/// Instructions of a loop of products; some two milliseconds.
+/// Instructions of a loop of products, about two milliseconds.
 const DOTS: usize = 14_000_000;
-/// Chains of products that do not wait for each other: more than any processor's latency times its units.
+/// Independent chains of products: more than any processor's latency times its number of units.
 const CHAINS: usize = 14;
 const ROUNDS: usize = 3;
 
-/// Memory to be read, and how many threads read it.
-pub struct Reader {
-    words: Memory<u32>,
+/// Memory to be read, and the number of threads.
+pub struct BandwidthReader {
+    words: PageMemory<u32>,
     threads: usize,
 }
 
-impl Reader {
+impl BandwidthReader {
     /// # Errors
     /// `Device` if memory is short.
     pub fn new(threads: usize) -> Result<Self, EngineError> {
-        let mut words = Memory::<u32>::zeroed(BYTES / size_of::<u32>())?;
-        // A page that was never written is the same page of zeros everywhere.
+        let mut words = PageMemory::<u32>::zeroed(BYTES / size_of::<u32>())?;
+        // Pages that were never written all map the same page of zeros.
         words.fill(1);
         Ok(Self {
             words,
@@ -53,11 +52,11 @@ impl Reader {
         })
     }
 
-    /// Bytes per second.
+    /// Measures bytes read per second.
     pub fn bytes_per_second(&self) -> f64 {
         let each = PART_BYTES / size_of::<u32>();
         let parts: Vec<&[u32]> = self.words.chunks(each).collect();
-        let seconds = shared(self.threads, &|thread| {
+        let seconds = best_seconds_on_threads(self.threads, &|thread| {
             for part in parts.iter().skip(thread).step_by(self.threads) {
                 std::hint::black_box(sum(part));
             }
@@ -66,20 +65,21 @@ impl Reader {
     }
 }
 
-/// Operations per second, a multiplication and its addition being two; `None` where the instruction set has no such product,
-/// or no loop here.
-pub fn operations_per_second(isa: Isa, dot: Dot, threads: usize) -> Option<f64> {
+/// Measures operations per second, counting a multiply-add as two; `None` if the instruction set
+/// has no such product, or no loop here.
+pub fn operations_per_second(isa: Isa, dot: DotType, threads: usize) -> Option<f64> {
     let threads = threads.max(1);
-    let spin = Spin::of(isa, dot)?;
-    // SAFETY: `Spin::of` found the instructions.
-    let seconds = shared(threads, &|_| unsafe { (spin.run)(DOTS / CHAINS) });
+    let spin = DotLoop::of(isa, dot)?;
+    // SAFETY: `DotLoop::of` found the instructions.
+    let seconds = best_seconds_on_threads(threads, &|_| unsafe { (spin.loop_fn)(DOTS / CHAINS) });
     let count = DOTS / CHAINS * CHAINS * spin.operations * threads;
     Some(count as f64 / seconds)
 }
 
-/// Runs the same on so many threads at once: the shortest of a few rounds, in seconds. Threads of its own, since others that only wait
-/// would make an engine's threads wait with less patience.
-fn shared(threads: usize, body: &(dyn Fn(usize) + Sync)) -> f64 {
+/// Runs `body` on so many threads at once; returns the shortest of a few rounds, in seconds. Uses
+/// its own threads: a waiting [`Threads`](crate::Threads) would shorten the spinning of an engine's
+/// threads.
+fn best_seconds_on_threads(threads: usize, body: &(dyn Fn(usize) + Sync)) -> f64 {
     let (start, end) = (Barrier::new(threads), Barrier::new(threads));
     let times = |thread: usize| {
         let mut least = f64::INFINITY;
@@ -101,11 +101,11 @@ fn shared(threads: usize, body: &(dyn Fn(usize) + Sync)) -> f64 {
     })
 }
 
-/// In lanes of their own, which the compiler makes vectors of.
+/// Sums words in separate lanes, which the compiler vectorises.
 fn sum(words: &[u32]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: found just now.
+        // SAFETY: AVX2 was just detected.
         return unsafe { sum_avx2(words) };
     }
     sum_lanes(words)
@@ -129,58 +129,59 @@ fn sum_lanes(words: &[u32]) -> u32 {
 }
 
 /// A loop of products on registers.
-struct Spin {
-    /// So many times [`CHAINS`] instructions.
-    run: unsafe fn(usize),
-    /// Operations of one instruction.
+struct DotLoop {
+    /// Runs so many rounds of [`CHAINS`] instructions.
+    loop_fn: unsafe fn(usize),
+    /// Operations per instruction; a multiply-add counts as two.
     operations: usize,
 }
 
-impl Spin {
+impl DotLoop {
     #[cfg(target_arch = "x86_64")]
-    fn of(isa: Isa, dot: Dot) -> Option<Self> {
+    fn of(isa: Isa, dot: DotType) -> Option<Self> {
         if !isa.available() {
             return None;
         }
         Some(match (isa, dot) {
-            (Isa::Avx512Bf16, Dot::Bf16) => Self {
-                run: x86::bf16,
+            (Isa::Avx512Bf16, DotType::Bf16) => Self {
+                loop_fn: x86::bf16,
                 operations: 64,
             },
-            (Isa::Avx512Bf16 | Isa::Avx512Vnni, Dot::Int8 | Dot::Int4) => Self {
-                run: x86::int8,
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni, DotType::Int8 | DotType::Int4) => Self {
+                loop_fn: x86::int8,
                 operations: 128,
             },
-            // Without an instruction for pairs of bf16 they are widened.
-            (Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512, Dot::F32)
-            | (Isa::Avx512Vnni | Isa::Avx512, Dot::Bf16) => Self {
-                run: x86::f32_wide,
+            // Without an instruction for pairs of bf16, these are widened to f32.
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512, DotType::F32)
+            | (Isa::Avx512Vnni | Isa::Avx512, DotType::Bf16) => Self {
+                loop_fn: x86::f32_wide,
                 operations: 32,
             },
-            (Isa::Avx2Vnni | Isa::Avx2, Dot::F32 | Dot::Bf16) => Self {
-                run: x86::f32_narrow,
+            (Isa::Avx2Vnni | Isa::Avx2, DotType::F32 | DotType::Bf16) => Self {
+                loop_fn: x86::f32_narrow,
                 operations: 16,
             },
-            (Isa::Avx2Vnni, Dot::Int8 | Dot::Int4) => Self {
-                run: x86::int8_narrow,
+            (Isa::Avx2Vnni, DotType::Int8 | DotType::Int4) => Self {
+                loop_fn: x86::int8_narrow,
                 operations: 64,
             },
-            // Without one for fours of bytes they are widened to pairs, and added up in a second instruction.
-            (Isa::Avx2, Dot::Int8) => Self {
-                run: x86::pairs_narrow,
+            // Without a dot product of four bytes, bytes are widened to 16 bits, and a second
+            // instruction adds.
+            (Isa::Avx2, DotType::Int8) => Self {
+                loop_fn: x86::pairs_narrow,
                 operations: 32,
             },
-            (Isa::Avx512, Dot::Int8) => Self {
-                run: x86::pairs_wide,
+            (Isa::Avx512, DotType::Int8) => Self {
+                loop_fn: x86::pairs_wide,
                 operations: 64,
             },
-            // Pairs of bytes are multiplied and added up in one, and those pairs in two more.
-            (Isa::Avx2, Dot::Int4) => Self {
-                run: x86::codes_narrow,
+            // One instruction multiplies and adds pairs of bytes; two more add those sums.
+            (Isa::Avx2, DotType::Int4) => Self {
+                loop_fn: x86::codes_narrow,
                 operations: 64,
             },
-            (Isa::Avx512, Dot::Int4) => Self {
-                run: x86::codes_wide,
+            (Isa::Avx512, DotType::Int4) => Self {
+                loop_fn: x86::codes_wide,
                 operations: 128,
             },
             _ => return None,
@@ -188,14 +189,14 @@ impl Spin {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    fn of(_: Isa, _: Dot) -> Option<Self> {
+    fn of(_: Isa, _: DotType) -> Option<Self> {
         None
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Each chain adds to itself, so that nothing can be left out.
+    //! Each chain depends on itself, so that the compiler cannot remove a product.
 
     use super::CHAINS;
     use std::arch::x86_64::{
@@ -332,12 +333,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_of_this_processor() {
+    fn measured_rates_are_finite_and_positive() {
         let isa = Isa::detect();
-        let reader = Reader::new(2).unwrap();
+        let reader = BandwidthReader::new(2).unwrap();
         let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
         assert!(is_rate(reader.bytes_per_second()));
-        for dot in [Dot::F32, Dot::Bf16, Dot::Int8, Dot::Int4] {
+        for dot in [DotType::F32, DotType::Bf16, DotType::Int8, DotType::Int4] {
             match operations_per_second(isa, dot, 1) {
                 Some(rate) => assert!(is_rate(rate), "{dot:?}: {rate}"),
                 None => assert!(
@@ -346,11 +347,11 @@ mod tests {
                 ),
             }
         }
-        assert_eq!(operations_per_second(Isa::Plain, Dot::F32, 1), None);
+        assert_eq!(operations_per_second(Isa::Plain, DotType::F32, 1), None);
     }
 
     #[test]
-    fn every_word_is_read() {
+    fn the_bandwidth_loop_reads_every_word() {
         let words: Vec<u32> = (0..256).collect();
         assert_eq!(sum(&words), 255 * 128);
     }

@@ -1,7 +1,7 @@
-//! Which vector instructions are used.
+//! Instruction sets with vector instructions.
 //!
-//! Owns: detection, names, and what each choice needs of the processor.
-//! Never: chosen at compile time: one binary runs everywhere and says what it uses.
+//! Owns: detection, names, and the processor features that each set needs.
+//! Never: chosen at compile time: one binary runs everywhere, and reports the set that it uses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,20 +19,21 @@ pub enum Isa {
     Avx2Vnni,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// 64-bit Arm with the dot product of bytes, bfloat16, and products of two rows of bytes with two columns (i8mm).
+    /// 64-bit Arm with the dot product of bytes, bfloat16, and products of two rows of bytes with
+    /// two columns (i8mm).
     NeonI8mm,
     /// 64-bit Arm with the dot product of bytes and bfloat16.
     NeonBf16,
     /// 64-bit Arm with the dot product of bytes.
     NeonDot,
-    /// 64-bit Arm.
+    /// 64-bit Arm with NEON, without these extensions.
     Neon,
     /// No vector instructions beyond what the compiler chooses.
     Plain,
 }
 
 impl Isa {
-    /// All, best first.
+    /// All sets, best first.
     pub const ALL: [Self; 10] = [
         Self::Avx512Bf16,
         Self::Avx512Vnni,
@@ -46,13 +47,13 @@ impl Isa {
         Self::Plain,
     ];
 
-    /// The best that this processor has.
+    /// The best set that this processor has.
     pub fn detect() -> Self {
         let best = Self::ALL.into_iter().find(|isa| isa.available());
         best.unwrap_or(Self::Plain)
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor has the set.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
         let avx2 = is_x86_feature_detected!("avx2")
@@ -76,7 +77,7 @@ impl Isa {
         }
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor has the set.
     #[cfg(target_arch = "aarch64")]
     pub fn available(self) -> bool {
         match self {
@@ -97,13 +98,13 @@ impl Isa {
         }
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor has the set.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn available(self) -> bool {
         self == Self::Plain
     }
 
-    /// As the command line spells it.
+    /// Name as the command line spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx512Bf16 => "avx512-bf16",
@@ -119,7 +120,7 @@ impl Isa {
         }
     }
 
-    /// For people.
+    /// Name for logs and descriptions.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Avx512Bf16 => "AVX-512 with bf16 dot",
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back_and_others_refused() {
+    fn isa_names_parse_back_and_unknown_ones_are_refused() {
         for isa in Isa::ALL {
             assert_eq!(isa.name().parse(), Ok(isa));
         }
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_detected_is_available() {
+    fn the_detected_isa_is_available() {
         assert!(Isa::detect().available());
         assert!(Isa::Plain.available());
     }

@@ -1,120 +1,121 @@
 //! The arithmetic, written once over [`Simd`](crate::simd::Simd) and compiled for each instruction
 //! set.
 //!
-//! Owns: [`Kernels`], the table through which everything else calls it.
+//! Owns: [`CpuKernels`], the table through which everything else calls it.
 //! Never: knows threads or buffers.
 //! Invariant: a table for an instruction set is handed out only where the processor has it.
 
 pub(crate) mod attention;
-mod codes;
-mod keys;
+mod kv_codes;
+mod kv_sources;
 pub(crate) mod product;
 pub(crate) mod rounding;
 mod rows;
 pub(crate) mod tile;
 
 use crate::isa::Isa;
-use crate::memory::Plain;
-use crate::simd::{Simd, Turned};
-use attention::{Attend, Queries, Scratch, Share};
+use crate::memory::PlainData;
+use crate::simd::{Simd, TransposeTarget};
+use attention::{AttentionScratch, LayerAttention, Queries, SpanShare};
 use cleave_engine::e4m3;
-use product::bytes::Byte;
-use product::groups::Octet;
-use product::halves::Half;
-use product::left::Left;
-use product::nibbles::{Nibble, Spread};
-use product::{Form, Piece, Product};
+use product::bytes::ByteForm;
+use product::groups::GroupedByteForm;
+use product::halves::HalfForm;
+use product::left::LeftSide;
+use product::nibbles::{NibbleForm, UnpackedNibbleForm};
+use product::{PackedProduct, ProductPiece, WeightForm};
 use std::ops::Range;
-use tile::{Brain, Single};
+use tile::{Bf16Format, F32Format};
 
-/// What an instruction set offers. The functions are `unsafe` only because the processor must have
-/// the instructions, which [`Kernels::of`] checked.
-pub(crate) struct Kernels {
-    /// Register tiles are at most this high.
+/// Kernels of an instruction set. They are `unsafe` only because the processor must have the
+/// instructions, which [`CpuKernels::of`] checked.
+pub(crate) struct CpuKernels {
+    /// Rows of the largest register tile.
     pub rows_max: usize,
-    /// See [`product::interleave`].
+    /// Transposes a panel, see [`product::interleave`].
     pub interleave: unsafe fn(&[u32], usize, &mut [u32]),
-    /// See [`rows::norm`].
+    /// Normalises a row, see [`rows::norm`].
     pub norm: unsafe fn(&mut [f32], &[f32], f32),
-    /// See [`rows::add`].
+    /// Adds a row to another, see [`rows::add`].
     pub add: unsafe fn(&mut [f32], &[f32]),
-    /// See [`rows::expect`].
-    pub expect: unsafe fn(&[u8]),
-    /// See [`Simd::turn`].
-    pub turn: unsafe fn(&[u32], [usize; 3], Turned<'_>),
-    /// See [`rows::rotate`].
+    /// Prefetches memory to be written, see [`rows::prefetch_lines`].
+    pub prefetch_lines: unsafe fn(&[u8]),
+    /// Transposes rows of words, see [`Simd::transpose_rows`].
+    pub transpose_rows: unsafe fn(&[u32], [usize; 3], TransposeTarget<'_>),
+    /// Rotates one head, see [`rows::rotate`].
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     /// Products with weights of f16.
-    pub half: ProductKernels,
-    /// In 32-bit floats.
-    pub single: FormatKernels<f32>,
-    /// In bfloat16.
-    pub brain: FormatKernels<u16>,
+    pub of_f16: ProductKernels,
+    /// Kernels for 32-bit floats.
+    pub of_f32: FormatKernels<f32>,
+    /// Kernels for bfloat16, stored as 16 bits.
+    pub of_bf16: FormatKernels<u16>,
 }
 
-/// Products with weights of one form.
+/// Products with weights of one format.
 #[derive(Clone, Copy)]
 pub(crate) struct ProductKernels {
     /// Words of the left side per step and row.
     pub phases: usize,
-    /// See [`product::left`].
-    pub pack: unsafe fn(&Left<'_>, Range<usize>),
-    /// See [`product::multiply`].
-    pub multiply: unsafe fn(&Product<'_>, &Piece, &mut [f32]),
+    /// Packs rows of the left side, see [`product::left`].
+    pub pack: unsafe fn(&LeftSide<'_>, Range<usize>),
+    /// Computes one piece of a product, see [`product::multiply`].
+    pub multiply: unsafe fn(&PackedProduct<'_>, &ProductPiece, &mut [f32]),
 }
 
-/// Products with quantised weights. These sets are more than those of [`Kernels`].
-pub(crate) struct BytesKernels {
+/// Products with quantised weights. Variants of an instruction set matter here that make no
+/// difference to [`CpuKernels`].
+pub(crate) struct IntegerKernels {
     /// Eight bits, a scale for each column.
     pub int8: ProductKernels,
     /// Eight bits in groups.
     pub int8_groups: ProductKernels,
     /// Four bits in groups.
     pub int4: ProductKernels,
-    /// See [`rounding::round_bytes`].
+    /// Rounds a row and returns its scale, see [`rounding::round_bytes`].
     pub round_int8: unsafe fn(&[f32], &mut [u8]) -> f32,
-    /// See [`rounding::round_nibbles`].
+    /// Rounds a group and returns its scale, see [`rounding::round_nibbles`].
     pub round_int4: unsafe fn(&[f32], &mut [u8]) -> f32,
 }
 
-/// What depends on the number format. `T` is how the pool stores an element.
+/// Kernels that depend on the number format. `T` is the pool's element type.
 pub(crate) struct FormatKernels<T> {
-    /// See there.
+    /// Products with dense weights of this format.
     pub product: ProductKernels,
-    /// See [`rows::store`].
+    /// Stores a head in the pool's format, see [`rows::store`].
     pub store: unsafe fn(&[f32], &mut [T]),
-    /// See [`attention::attend`].
-    pub attend: unsafe fn(&Attend<'_, T>, (Queries<'_>, &Share), &mut Scratch),
-    /// See [`attention::combine`].
-    pub combine: unsafe fn(&Attend<'_, T>, (Queries<'_>, usize), &mut Scratch),
+    /// Computes the attention of one task, see [`attention::attend`].
+    pub attend: unsafe fn(&LayerAttention<'_, T>, Queries<'_>, &SpanShare, &mut AttentionScratch),
+    /// Merges the states of spans, see [`attention::merge_spans`].
+    pub combine: unsafe fn(&LayerAttention<'_, T>, Queries<'_>, usize, &mut AttentionScratch),
 }
 
-/// What attention reads of a pool, and the kernels that go with it.
-pub(crate) trait Stored: Plain {
+/// An element type of the pool, with its kernels.
+pub(crate) trait StoredElement: PlainData {
     /// The kernels of this format.
-    fn of(kernels: &Kernels) -> &FormatKernels<Self>;
-    /// An e4m3, exactly.
-    fn of_e4m3(bits: u8) -> Self;
+    fn kernels_of(kernels: &CpuKernels) -> &FormatKernels<Self>;
+    /// Widens an e4m3 exactly.
+    fn from_e4m3(bits: u8) -> Self;
 }
 
-impl Stored for f32 {
-    fn of_e4m3(bits: u8) -> Self {
+impl StoredElement for f32 {
+    fn from_e4m3(bits: u8) -> Self {
         e4m3::to_f32(bits)
     }
 
-    fn of(kernels: &Kernels) -> &FormatKernels<f32> {
-        &kernels.single
+    fn kernels_of(kernels: &CpuKernels) -> &FormatKernels<f32> {
+        &kernels.of_f32
     }
 }
 
-impl Stored for u16 {
-    fn of_e4m3(bits: u8) -> Self {
-        // bf16 has every bit of it.
+impl StoredElement for u16 {
+    fn from_e4m3(bits: u8) -> Self {
+        // Exact: bf16 has all bits of an e4m3.
         (e4m3::to_f32(bits).to_bits() >> 16) as u16
     }
 
-    fn of(kernels: &Kernels) -> &FormatKernels<u16> {
-        &kernels.brain
+    fn kernels_of(kernels: &CpuKernels) -> &FormatKernels<u16> {
+        &kernels.of_bf16
     }
 }
 
@@ -122,12 +123,12 @@ impl Stored for u16 {
 macro_rules! format_kernels {
     ($token:expr, $simd:ty, $format:ty, $stored:ty $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
-        unsafe fn pack(left: &Left<'_>, tiles: Range<usize>) {
+        unsafe fn pack(left: &LeftSide<'_>, tiles: Range<usize>) {
             // SAFETY: this function is called only where the processor has its instructions.
             product::left::pack::<$simd, $format>(unsafe { $token }, left, tiles);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+        unsafe fn multiply(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
             // SAFETY: as in `pack`.
             product::multiply::<$simd, $format>(unsafe { $token }, product, piece, scratch);
         }
@@ -138,25 +139,29 @@ macro_rules! format_kernels {
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn attend(
-            attend: &Attend<'_, $stored>,
-            work: (Queries<'_>, &Share),
-            scratch: &mut Scratch,
+            attend: &LayerAttention<'_, $stored>,
+            queries: Queries<'_>,
+            share: &SpanShare,
+            scratch: &mut AttentionScratch,
         ) {
             // SAFETY: as in `pack`.
-            attention::attend::<$simd, $format>(unsafe { $token }, attend, work, scratch);
+            let simd = unsafe { $token };
+            attention::attend::<$simd, $format>(simd, attend, queries, share, scratch);
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn combine(
-            attend: &Attend<'_, $stored>,
-            work: (Queries<'_>, usize),
-            scratch: &mut Scratch,
+            attend: &LayerAttention<'_, $stored>,
+            queries: Queries<'_>,
+            partial: usize,
+            scratch: &mut AttentionScratch,
         ) {
             // SAFETY: as in `pack`.
-            attention::combine::<$simd, $stored>(unsafe { $token }, attend, work, scratch);
+            let simd = unsafe { $token };
+            attention::merge_spans::<$simd, $stored>(simd, attend, queries, partial, scratch);
         }
         FormatKernels {
             product: ProductKernels {
-                phases: <$format as tile::Format<$simd>>::PHASES,
+                phases: <$format as tile::ElementFormat<$simd>>::PHASES,
                 pack,
                 multiply,
             },
@@ -188,12 +193,12 @@ macro_rules! kernels {
         $(#[target_feature(enable = $features)])?
         unsafe fn expect(bytes: &[u8]) {
             // SAFETY: as in `norm`.
-            rows::expect(unsafe { $token }, bytes);
+            rows::prefetch_lines(unsafe { $token }, bytes);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn turn(from: &[u32], rows: [usize; 3], to: Turned<'_>) {
+        unsafe fn turn(from: &[u32], rows: [usize; 3], to: TransposeTarget<'_>) {
             // SAFETY: as in `norm`.
-            Simd::turn(unsafe { $token }, from, rows, to);
+            Simd::transpose_rows(unsafe { $token }, from, rows, to);
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -201,30 +206,30 @@ macro_rules! kernels {
             rows::rotate(unsafe { $token }, head, cos, sin);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn pack_half(left: &Left<'_>, tiles: Range<usize>) {
+        unsafe fn pack_half(left: &LeftSide<'_>, tiles: Range<usize>) {
             // SAFETY: as in `norm`.
             product::halves::pack::<$simd>(unsafe { $token }, left, tiles);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_half(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+        unsafe fn multiply_half(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
             // SAFETY: as in `norm`.
-            product::multiply::<$simd, Half>(unsafe { $token }, product, piece, scratch);
+            product::multiply::<$simd, HalfForm>(unsafe { $token }, product, piece, scratch);
         }
-        static KERNELS: Kernels = Kernels {
+        static KERNELS: CpuKernels = CpuKernels {
             rows_max: <$simd as Simd>::ROWS,
             interleave,
             norm,
             add,
-            expect,
-            turn,
+            prefetch_lines: expect,
+            transpose_rows: turn,
             rotate,
-            half: ProductKernels {
-                phases: <Half as Form<$simd>>::PHASES,
+            of_f16: ProductKernels {
+                phases: <HalfForm as WeightForm<$simd>>::PHASES,
                 pack: pack_half,
                 multiply: multiply_half,
             },
-            single: format_kernels!($token, $simd, Single, f32 $(, $features)?),
-            brain: format_kernels!($token, $simd, Brain, u16 $(, $features)?),
+            of_f32: format_kernels!($token, $simd, F32Format, f32 $(, $features)?),
+            of_bf16: format_kernels!($token, $simd, Bf16Format, u16 $(, $features)?),
         };
         &KERNELS
     }};
@@ -234,37 +239,37 @@ macro_rules! kernels {
 macro_rules! bytes_kernels {
     ($token:expr, $simd:ty $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
-        unsafe fn pack_int8(left: &Left<'_>, tiles: Range<usize>) {
+        unsafe fn pack_int8(left: &LeftSide<'_>, tiles: Range<usize>) {
             // SAFETY: this function is called only where the processor has its instructions.
             product::left::pack_bytes::<$simd>(unsafe { $token }, left, tiles);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_int8(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+        unsafe fn multiply_int8(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
             // SAFETY: as in `pack_int8`.
-            product::multiply::<$simd, Byte>(unsafe { $token }, product, piece, scratch);
+            product::multiply::<$simd, ByteForm>(unsafe { $token }, product, piece, scratch);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn pack_int8_groups(left: &Left<'_>, tiles: Range<usize>) {
+        unsafe fn pack_int8_groups(left: &LeftSide<'_>, tiles: Range<usize>) {
             // SAFETY: as in `pack_int8`.
-            product::left::pack_octets::<$simd>(unsafe { $token }, left, tiles);
+            product::left::pack_grouped_bytes::<$simd>(unsafe { $token }, left, tiles);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_int8_groups(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+        unsafe fn multiply_int8_groups(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
             // SAFETY: as in `pack_int8`.
-            product::multiply::<$simd, Octet>(unsafe { $token }, product, piece, scratch);
+            product::multiply::<$simd, GroupedByteForm>(unsafe { $token }, product, piece, scratch);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn pack_int4(left: &Left<'_>, tiles: Range<usize>) {
+        unsafe fn pack_int4(left: &LeftSide<'_>, tiles: Range<usize>) {
             // SAFETY: as in `pack_int8`.
-            product::left::pack_codes::<$simd>(unsafe { $token }, left, tiles);
+            product::left::pack_for_nibbles::<$simd>(unsafe { $token }, left, tiles);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_int4(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+        unsafe fn multiply_int4(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
             // SAFETY: as in `pack_int8`.
             let token = unsafe { $token };
             match piece.tiles.len() {
-                0 | 1 => product::multiply::<$simd, Nibble>(token, product, piece, scratch),
-                _ => product::multiply::<$simd, Spread>(token, product, piece, scratch),
+                0 | 1 => product::multiply::<$simd, NibbleForm>(token, product, piece, scratch),
+                _ => product::multiply::<$simd, UnpackedNibbleForm>(token, product, piece, scratch),
             }
         }
         $(#[target_feature(enable = $features)])?
@@ -275,19 +280,19 @@ macro_rules! bytes_kernels {
         unsafe fn round_int4(x: &[f32], codes: &mut [u8]) -> f32 {
             rounding::round_nibbles(x, codes)
         }
-        static KERNELS: BytesKernels = BytesKernels {
+        static KERNELS: IntegerKernels = IntegerKernels {
             int8: ProductKernels {
-                phases: <Byte as Form<$simd>>::PHASES,
+                phases: <ByteForm as WeightForm<$simd>>::PHASES,
                 pack: pack_int8,
                 multiply: multiply_int8,
             },
             int8_groups: ProductKernels {
-                phases: <Octet as Form<$simd>>::PHASES,
+                phases: <GroupedByteForm as WeightForm<$simd>>::PHASES,
                 pack: pack_int8_groups,
                 multiply: multiply_int8_groups,
             },
             int4: ProductKernels {
-                phases: <Nibble as Form<$simd>>::PHASES,
+                phases: <NibbleForm as WeightForm<$simd>>::PHASES,
                 pack: pack_int4,
                 multiply: multiply_int4,
             },
@@ -298,7 +303,7 @@ macro_rules! bytes_kernels {
     }};
 }
 
-impl BytesKernels {
+impl IntegerKernels {
     /// The kernels of an instruction set; `None` if this processor does not have it.
     pub(crate) fn of(isa: Isa) -> Option<&'static Self> {
         isa.available().then(|| bytes_table(isa))?
@@ -310,7 +315,7 @@ impl BytesKernels {
     }
 }
 
-impl Kernels {
+impl CpuKernels {
     /// The kernels of an instruction set; `None` if this processor does not have it.
     pub(crate) fn of(isa: Isa) -> Option<&'static Self> {
         isa.available().then(|| table(isa))?
@@ -323,8 +328,8 @@ impl Kernels {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn table(isa: Isa) -> Option<&'static Kernels> {
-    use crate::simd::{avx2::Avx2, avx512::Avx512, avx512::Avx512Bf16, plain::Plain};
+fn table(isa: Isa) -> Option<&'static CpuKernels> {
+    use crate::simd::{avx2::Avx2, avx512::Avx512, avx512::Avx512Bf16, plain::PlainSimd};
     Some(match isa {
         Isa::Avx512Bf16 => kernels!(
             Avx512Bf16::new(),
@@ -338,13 +343,13 @@ fn table(isa: Isa) -> Option<&'static Kernels> {
         ),
         Isa::Avx2Vnni | Isa::Avx2 => kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
         Isa::NeonI8mm | Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
-        Isa::Plain => kernels!(Plain::new(), Plain),
+        Isa::Plain => kernels!(PlainSimd::new(), PlainSimd),
     })
 }
 
 #[cfg(target_arch = "x86_64")]
-fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
-    use crate::simd::{avx2::Avx2, avx512::Avx512, plain::Plain};
+fn bytes_table(isa: Isa) -> Option<&'static IntegerKernels> {
+    use crate::simd::{avx2::Avx2, avx512::Avx512, plain::PlainSimd};
     Some(match isa {
         Isa::Avx512Bf16 | Isa::Avx512Vnni => bytes_kernels!(
             Avx512::<true>::new(),
@@ -359,13 +364,13 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
         Isa::Avx2Vnni => bytes_kernels!(Avx2::<true>::new(), Avx2<true>, "avx2,fma,f16c,avxvnni"),
         Isa::Avx2 => bytes_kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
         Isa::NeonI8mm | Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
-        Isa::Plain => bytes_kernels!(Plain::new(), Plain),
+        Isa::Plain => bytes_kernels!(PlainSimd::new(), PlainSimd),
     })
 }
 
 #[cfg(target_arch = "aarch64")]
-fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
-    use crate::simd::{neon::Neon, plain::Plain};
+fn bytes_table(isa: Isa) -> Option<&'static IntegerKernels> {
+    use crate::simd::{neon::Neon, plain::PlainSimd};
     Some(match isa {
         Isa::NeonI8mm => bytes_kernels!(
             Neon::<true, true, false>::new(),
@@ -382,20 +387,21 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
             Neon<false, false, false>,
             "neon"
         ),
-        Isa::Plain => bytes_kernels!(Plain::new(), Plain),
+        Isa::Plain => bytes_kernels!(PlainSimd::new(), PlainSimd),
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
-    use crate::simd::plain::Plain;
-    (isa == Isa::Plain).then(|| -> &'static BytesKernels { bytes_kernels!(Plain::new(), Plain) })
+fn bytes_table(isa: Isa) -> Option<&'static IntegerKernels> {
+    use crate::simd::plain::PlainSimd;
+    (isa == Isa::Plain)
+        .then(|| -> &'static IntegerKernels { bytes_kernels!(PlainSimd::new(), PlainSimd) })
 }
 
 #[cfg(target_arch = "aarch64")]
-fn table(isa: Isa) -> Option<&'static Kernels> {
-    use crate::simd::{neon::Neon, plain::Plain};
+fn table(isa: Isa) -> Option<&'static CpuKernels> {
+    use crate::simd::{neon::Neon, plain::PlainSimd};
     Some(match isa {
         Isa::NeonI8mm | Isa::NeonBf16 => kernels!(
             Neon::<false, false, true>::new(),
@@ -407,13 +413,13 @@ fn table(isa: Isa) -> Option<&'static Kernels> {
             Neon<false, false, false>,
             "neon"
         ),
-        Isa::Plain => kernels!(Plain::new(), Plain),
+        Isa::Plain => kernels!(PlainSimd::new(), PlainSimd),
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn table(isa: Isa) -> Option<&'static Kernels> {
-    use crate::simd::plain::Plain;
-    (isa == Isa::Plain).then(|| -> &'static Kernels { kernels!(Plain::new(), Plain) })
+fn table(isa: Isa) -> Option<&'static CpuKernels> {
+    use crate::simd::plain::PlainSimd;
+    (isa == Isa::Plain).then(|| -> &'static CpuKernels { kernels!(PlainSimd::new(), PlainSimd) })
 }

@@ -1,82 +1,83 @@
-//! How keys and values lie in a block.
+//! Layout of keys and values in a block.
 //!
-//! Owns: the order of elements within one head of a block, as the kernels like to read it.
-//! Invariant: it depends on the pool's shape and the precision of the model alone, never on the instruction set, so
-//! all processors' blocks are alike. A head's elements stay together, whatever their order.
+//! Owns: the order of elements within one head of a block, as the kernels read it.
+//! Invariant: the order depends only on the pool's shape and the model's precision, never on the
+//! instruction set, so that blocks of all processors are alike. A head's elements are contiguous in
+//! any order.
 
-use crate::memory::{Plain, words_of, words_of_mut};
-use crate::simd::Turned;
+use crate::memory::{PlainData, words_of, words_of_mut};
+use crate::simd::TransposeTarget;
 use cleave_engine::ops::{HeadShape, Precision};
 
-/// Keys that lie side by side, a vector of them.
+/// Adjacent keys: the lanes of a vector.
 pub(crate) const KEYS_ACROSS: usize = crate::simd::LANES;
 
-/// Bytes from the start of a head of codes to a token's scale.
+/// Byte offset of a token's scale in a head of codes.
 pub(crate) const fn scale_offset(block_tokens: usize, head_dim: usize, token: usize) -> usize {
     block_tokens * head_dim + token * size_of::<f32>()
 }
 
-/// The order within a head of its elements, or of its codes; the scales of codes follow, token by token.
+/// Order of a head's elements, or of its codes; the scales of codes follow, token by token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// Steps of a product down and its columns across, so that a product reads them as they are: keys
+pub(crate) enum KvLayout {
+    /// The layout of a product's right side, so that products read it in place: keys
     /// `[dim / per_step][token][per_step]`, values `[token / per_step][dim][per_step]`.
-    Across {
-        /// Elements of a step of the inner dimension: 2 where products are of bf16.
+    Interleaved {
+        /// Elements per step of the inner dimension: 2 for products of bf16.
         per_step: usize,
     },
-    /// Keys and values `[token][dim]`: where blocks or heads are no whole vectors.
+    /// Keys and values `[token][dim]`, if blocks or heads are not whole vectors.
     Rows,
 }
 
 /// One token's place in a head of a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
-    pub layout: Layout,
+pub(crate) struct TokenSpot {
+    pub layout: KvLayout,
     pub block_tokens: usize,
     pub head_dim: usize,
-    /// Within the block.
+    /// Token's index in the block.
     pub token: usize,
 }
 
-impl Layout {
+impl KvLayout {
     pub(crate) fn of(precision: Precision, heads: HeadShape, block_tokens: usize) -> Self {
         let whole = |count: usize| count.is_multiple_of(KEYS_ACROSS);
-        match whole(heads.head_dim) && whole(block_tokens) {
-            true => Self::Across {
+        if whole(heads.head_dim) && whole(block_tokens) {
+            Self::Interleaved {
                 per_step: match precision {
                     Precision::F32 => 1,
                     Precision::Bf16 => 2,
                 },
-            },
-            false => Self::Rows,
+            }
+        } else {
+            Self::Rows
         }
     }
 }
 
-impl Spot {
-    /// Puts the keys of consecutive tokens of a block, `(tokens, head_dim)`, into their head. `turn` is
-    /// [`Simd::turn`](crate::simd::Simd::turn).
-    pub(crate) fn put_keys<T: Plain>(
+impl TokenSpot {
+    /// Stores the keys of consecutive tokens of a block, `(tokens, head_dim)`, in their head.
+    /// `turn` is [`Simd::turn`](crate::simd::Simd::turn).
+    pub(crate) fn put_keys<T: PlainData>(
         self,
         keys: &[T],
         head: &mut [T],
-        turn: impl Fn(&[u32], [usize; 3], Turned<'_>),
+        turn: impl Fn(&[u32], [usize; 3], TransposeTarget<'_>),
     ) {
         let tokens = keys.len() / self.head_dim;
         match self.layout {
-            Layout::Across { per_step }
+            KvLayout::Interleaved { per_step }
                 if tokens > 1 && per_step * size_of::<T>() == size_of::<u32>() =>
             {
                 let steps = self.head_dim / per_step;
-                let to = &mut words_of_mut(head)[self.token..];
-                turn(
-                    words_of(keys),
-                    [tokens, steps, steps],
-                    (to, self.block_tokens),
-                );
+                let to = TransposeTarget {
+                    words: &mut words_of_mut(head)[self.token..],
+                    stride: self.block_tokens,
+                };
+                turn(words_of(keys), [tokens, steps, steps], to);
             }
-            Layout::Across { .. } | Layout::Rows => {
+            KvLayout::Interleaved { .. } | KvLayout::Rows => {
                 for (key, token) in keys.chunks_exact(self.head_dim).zip(self.token..) {
                     Self { token, ..self }.put_key(key, head);
                 }
@@ -84,14 +85,14 @@ impl Spot {
         }
     }
 
-    /// Puts the values of consecutive tokens of a block, `(tokens, head_dim)`, into their head.
-    pub(crate) fn put_values<T: Plain>(self, values: &[T], head: &mut [T]) {
+    /// Stores the values of consecutive tokens of a block, `(tokens, head_dim)`, in their head.
+    pub(crate) fn put_values<T: PlainData>(self, values: &[T], head: &mut [T]) {
         let mut token = self.token;
         let mut values = values;
         while !values.is_empty() {
             let spot = Self { token, ..self };
             match (self.layout, values.split_at_checked(self.head_dim)) {
-                (Layout::Across { per_step: 2 }, Some((first, rest)))
+                (KvLayout::Interleaved { per_step: 2 }, Some((first, rest)))
                     if token.is_multiple_of(2) && !rest.is_empty() =>
                 {
                     let (second, rest) = rest.split_at(self.head_dim);
@@ -111,18 +112,18 @@ impl Spot {
         }
     }
 
-    /// Puts a key into its head, `(block_tokens × head_dim)`.
-    pub(crate) fn put_key<T: Plain>(self, key: &[T], head: &mut [T]) {
+    /// Stores a key in its head, `(block_tokens × head_dim)`.
+    pub(crate) fn put_key<T: PlainData>(self, key: &[T], head: &mut [T]) {
         match self.layout {
-            Layout::Rows => self.row(head).copy_from_slice(key),
-            Layout::Across { per_step: 2 } => {
+            KvLayout::Rows => self.row(head).copy_from_slice(key),
+            KvLayout::Interleaved { per_step: 2 } => {
                 let (pairs, _) = head.as_chunks_mut::<2>();
                 let to = pairs[self.token..].iter_mut().step_by(self.block_tokens);
                 for (to, pair) in to.zip(key.as_chunks::<2>().0) {
                     *to = *pair;
                 }
             }
-            Layout::Across { .. } => {
+            KvLayout::Interleaved { .. } => {
                 let to = head[self.token..].iter_mut().step_by(self.block_tokens);
                 for (to, element) in to.zip(key) {
                     *to = *element;
@@ -131,19 +132,19 @@ impl Spot {
         }
     }
 
-    /// Puts the scale of a key or a value into its head, `(block_tokens × (head_dim + 4))` bytes.
+    /// Stores the scale of a key or a value in its head, `(block_tokens × (head_dim + 4))` bytes.
     pub(crate) fn put_scale(self, scale: f32, head: &mut [u8]) {
         let at = scale_offset(self.block_tokens, self.head_dim, self.token);
         head[at..at + size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
     }
 
-    /// Puts a value into its head.
-    pub(crate) fn put_value<T: Plain>(self, value: &[T], head: &mut [T]) {
+    /// Stores a value in its head, `(block_tokens × head_dim)`.
+    pub(crate) fn put_value<T: PlainData>(self, value: &[T], head: &mut [T]) {
         match self.layout {
-            Layout::Rows | Layout::Across { per_step: 1 } => {
+            KvLayout::Rows | KvLayout::Interleaved { per_step: 1 } => {
                 self.row(head).copy_from_slice(value);
             }
-            Layout::Across { per_step } => {
+            KvLayout::Interleaved { per_step } => {
                 let start = self.token / per_step * per_step * self.head_dim;
                 let to = head[start..start + per_step * self.head_dim].chunks_exact_mut(per_step);
                 for (to, element) in to.zip(value) {

@@ -1,9 +1,9 @@
-//! Large zeroed memory, words of mapped files, and handing disjoint parts of a slice to several threads.
+//! Large zeroed memory, words of mapped files, and disjoint parts of a slice for several threads.
 //!
-//! Owns: the only places where bytes are seen as numbers and where a `&mut` slice is shared.
-//! Never: grows; what is allocated keeps its size.
-//! Invariant: memory starts zeroed and page-aligned, so any element type and any vector fits; words of a file are as
-//! well aligned.
+//! Owns: the only casts between bytes and numbers, and the only sharing of a `&mut` slice.
+//! Never: grows an allocation.
+//! Invariant: memory starts zeroed and page-aligned, so that it suits any element type and any
+//! vector; words of a file are aligned for any vector.
 
 use crate::affinity;
 use cleave_engine::EngineError;
@@ -12,48 +12,48 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-/// Gives back to the system what the allocator keeps of memory that was freed, in any thread: reading a checkpoint's files frees
-/// far more than serving will ask for.
+/// Returns memory that the allocator holds after frees, of any thread, to the system: loading a
+/// checkpoint frees far more than serving needs.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub fn give_back_freed() {
-    // SAFETY: takes only pages that hold nothing allocated; the allocator locks itself.
+pub fn trim_allocator() {
+    // SAFETY: releases only pages without allocations; the allocator locks itself.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Other allocators give back by themselves, or not at all.
+/// Other allocators release memory by themselves, or not at all.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn give_back_freed() {}
+pub fn trim_allocator() {}
 
-/// Element types for which every bit pattern, zeroes among them, is a value.
+/// Element types for which every bit pattern, all zeros included, is valid.
 ///
 /// # Safety
 /// Implementors have no padding, no invalid bit pattern and an alignment of at most a page.
-pub(crate) unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
+pub(crate) unsafe trait PlainData: Copy + Default + Send + Sync + 'static {}
 
 // SAFETY: plain numbers.
-unsafe impl Plain for u8 {}
+unsafe impl PlainData for u8 {}
 // SAFETY: plain numbers.
-unsafe impl Plain for u16 {}
+unsafe impl PlainData for u16 {}
 // SAFETY: plain numbers.
-unsafe impl Plain for u32 {}
+unsafe impl PlainData for u32 {}
 // SAFETY: plain numbers.
-unsafe impl Plain for f32 {}
+unsafe impl PlainData for f32 {}
 
-/// A slice in pages of its own: weights, KV pools, activations and scratch.
+/// A slice in its own pages: weights, KV pools, activations and scratch.
 #[derive(Debug)]
-pub(crate) struct Memory<T> {
+pub(crate) struct PageMemory<T> {
     pages: MmapMut,
     len: usize,
     element: PhantomData<T>,
 }
 
-impl<T: Plain> Memory<T> {
-    /// `len` zeroed elements. Pages are touched when they are first written.
+impl<T: PlainData> PageMemory<T> {
+    /// Allocates `len` zeroed elements. The system provides pages when they are first written.
     ///
     /// # Errors
-    /// `Device` if the system has no such memory to give.
+    /// `Device` if memory is short.
     pub(crate) fn zeroed(len: usize) -> Result<Self, EngineError> {
         let bytes = len.checked_mul(size_of::<T>());
         let pages = bytes
@@ -65,8 +65,8 @@ impl<T: Plain> Memory<T> {
                     "cannot allocate {len} elements of {size} bytes: {error}"
                 ))
             })?;
-        // Streaming weights through small pages spends a tenth of the time on page walks. A kernel
-        // without huge pages refuses the advice, and everything still works.
+        // With small pages, reading weights spends a tenth of the time on page walks. A kernel
+        // without huge pages refuses the advice, which is harmless.
         #[cfg(target_os = "linux")]
         let _ = pages.advise(memmap2::Advice::HugePage);
         Ok(Self {
@@ -76,20 +76,21 @@ impl<T: Plain> Memory<T> {
         })
     }
 
-    /// Asks that pages not touched so far lie on these memory nodes in turn; none leaves it to the system.
-    pub(crate) fn spread(&mut self, nodes: &[usize]) {
+    /// Requests that pages not touched so far are allocated on these memory nodes in turn; an empty
+    /// list leaves the choice to the system.
+    pub(crate) fn interleave_over_nodes(&mut self, nodes: &[usize]) {
         if !nodes.is_empty() {
-            affinity::spread(&mut self.pages, nodes);
+            affinity::interleave_pages(&mut self.pages, nodes);
         }
     }
 }
 
-impl Memory<u8> {
-    /// The first `len` elements of another type.
+impl PageMemory<u8> {
+    /// The first `len` elements of another type, in the same memory.
     ///
     /// # Panics
-    /// If there are not so many.
-    pub(crate) fn seen_as_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
+    /// If the memory has fewer.
+    pub(crate) fn as_mut_slice_of<T: PlainData>(&mut self, len: usize) -> &mut [T] {
         assert!(
             len * size_of::<T>() <= self.len,
             "elements of {} bytes",
@@ -100,7 +101,7 @@ impl Memory<u8> {
     }
 }
 
-impl<T: Plain> Deref for Memory<T> {
+impl<T: PlainData> Deref for PageMemory<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -110,28 +111,27 @@ impl<T: Plain> Deref for Memory<T> {
     }
 }
 
-impl<T: Plain> DerefMut for Memory<T> {
+impl<T: PlainData> DerefMut for PageMemory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `deref`, and the mapping is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.len) }
     }
 }
 
-/// Words that are only read.
+/// Packed weights in words of 32 bits, never written to once they are loaded.
 #[derive(Debug)]
-pub(crate) enum Words {
-    /// Made here.
-    Own(Memory<u32>),
-    /// Where a file is mapped.
+pub(crate) enum WeightWords {
+    Owned(PageMemory<u32>),
+    /// Words of a mapped file.
     Mapped(MappedWords),
 }
 
-impl Deref for Words {
+impl Deref for WeightWords {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
         match self {
-            Self::Own(memory) => memory,
+            Self::Owned(memory) => memory,
             Self::Mapped(mapped) => mapped,
         }
     }
@@ -141,7 +141,7 @@ impl Deref for Words {
 #[derive(Debug)]
 pub(crate) struct MappedWords {
     file: Arc<Mmap>,
-    /// In bytes.
+    /// First byte in the file.
     at: usize,
     len: usize,
 }
@@ -151,7 +151,7 @@ impl MappedWords {
     const ALIGNMENT: usize = 64;
 
     /// # Panics
-    /// If the file has no such bytes, or they begin where no vector may.
+    /// If the range is not within the file, or not aligned for vectors.
     pub(crate) fn new(file: &Arc<Mmap>, bytes: Range<usize>) -> Self {
         assert!(bytes.start <= bytes.end && bytes.end <= file.len());
         assert!(bytes.start.is_multiple_of(Self::ALIGNMENT), "{bytes:?}");
@@ -168,28 +168,29 @@ impl Deref for MappedWords {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
-        // SAFETY: `new` looked at range and alignment, a mapping begins with a page, and every bit pattern is a `u32`.
+        // SAFETY: `new` checked range and alignment, a mapping is page-aligned, and every bit
+        // pattern is a `u32`.
         unsafe { std::slice::from_raw_parts(self.file.as_ptr().add(self.at).cast(), self.len) }
     }
 }
 
-/// Numbers as they lie in memory.
-pub(crate) fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
-    // SAFETY: plain numbers have no padding, and any byte is one.
+/// The bytes of numbers in memory.
+pub(crate) fn bytes_of<T: PlainData>(numbers: &[T]) -> &[u8] {
+    // SAFETY: plain numbers have no padding, and every byte is a valid `u8`.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
 /// The same, to be written.
-pub(crate) fn bytes_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
+pub(crate) fn bytes_of_mut<T: PlainData>(numbers: &mut [T]) -> &mut [u8] {
     // SAFETY: as in `bytes_of`, borrowed mutably; every bit pattern is a number.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// Numbers as words.
+/// Numbers seen as words.
 ///
 /// # Panics
-/// If they are no whole words, or begin where none may.
-pub(crate) fn words_of<T: Plain>(numbers: &[T]) -> &[u32] {
+/// If they are not whole, aligned words.
+pub(crate) fn words_of<T: PlainData>(numbers: &[T]) -> &[u32] {
     // SAFETY: every bit pattern is a word.
     let (before, words, after) = unsafe { numbers.align_to() };
     assert!(before.is_empty() && after.is_empty(), "whole words");
@@ -200,29 +201,29 @@ pub(crate) fn words_of<T: Plain>(numbers: &[T]) -> &[u32] {
 ///
 /// # Panics
 /// As [`words_of`].
-pub(crate) fn words_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u32] {
+pub(crate) fn words_of_mut<T: PlainData>(numbers: &mut [T]) -> &mut [u32] {
     // SAFETY: every bit pattern is a word, and every word is numbers.
     let (before, words, after) = unsafe { numbers.align_to_mut() };
     assert!(before.is_empty() && after.is_empty(), "whole words");
     words
 }
 
-/// A mutable slice that several threads write, each its own parts.
+/// A mutable slice that several threads write, each in its own parts.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts<'a, T> {
+pub(crate) struct SliceParts<'a, T> {
     start: *mut T,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: `part` obliges its callers to keep the parts apart, which makes them plain `&mut` slices
-// of a type that may be sent.
-unsafe impl<T: Send> Send for Parts<'_, T> {}
+// SAFETY: callers of `part` must keep parts disjoint, which makes them plain `&mut` slices of a
+// type that may be sent.
+unsafe impl<T: Send> Send for SliceParts<'_, T> {}
 // SAFETY: as above; the handle itself is never written.
-unsafe impl<T: Send> Sync for Parts<'_, T> {}
+unsafe impl<T: Send> Sync for SliceParts<'_, T> {}
 
-impl<'a, T> Parts<'a, T> {
-    /// Gives `slice` out in parts while it is borrowed.
+impl<'a, T> SliceParts<'a, T> {
+    /// Borrows `slice`, to be accessed in parts.
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self {
             start: slice.as_mut_ptr(),
@@ -236,7 +237,7 @@ impl<'a, T> Parts<'a, T> {
         self.len
     }
 
-    /// Where an element is, or would be if the slice were that long.
+    /// Address of an element, which may lie beyond the slice.
     pub(crate) fn address(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)
     }

@@ -1,71 +1,72 @@
 //! `Ops` on the processor.
 //!
-//! Owns: how each operation is divided among threads, and the buffers it needs on the way.
+//! Owns: the division of each operation among threads, and its intermediate buffers.
 //! Never: does arithmetic itself; see `kernel`.
-//! Invariant: the division changes no bit of a result. After the first pass of a given size, no
+//! Invariant: the division changes no bit of a result. After the first pass of a given size no
 //! operation allocates.
 
 mod attention;
 mod product;
 
-use self::product::Source;
+use self::product::RowsSource;
 use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
-use crate::grid::piece;
+use crate::grid::run_range;
 use crate::isa::Isa;
-use crate::kernel::attention::Scratch;
+use crate::kernel::attention::AttentionScratch;
 use crate::kernel::product::SCRATCH_WORDS;
-use crate::kernel::{BytesKernels, Kernels};
-use crate::memory::{Memory, Parts, Plain};
+use crate::kernel::{CpuKernels, IntegerKernels};
+use crate::memory::{PageMemory, PlainData, SliceParts};
 use crate::options::{CpuError, CpuOptions};
-use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
-use crate::plan::AttentionPlan;
+use crate::pack::{CpuMatrix, CpuRotary, CpuTable, CpuVector, CpuWeightLoader};
+use crate::plan::CpuAttentionPlan;
 use crate::threads::Threads;
-use crate::widened::Widened;
+use crate::widened::WidenedKv;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm,
-    Normed, Ops, Pass, PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, BufferRole, GatedIo, HeadNorms, HeadShape, KvPoolShape, KvType,
+    Norm, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, ResidualIo,
 };
 
 /// One engine's share of the processor.
 pub struct CpuOps {
     isa: Isa,
-    kernels: &'static Kernels,
-    bytes_kernels: &'static BytesKernels,
+    kernels: &'static CpuKernels,
+    bytes_kernels: &'static IntegerKernels,
     precision: Precision,
     kv: KvType,
     threads: Threads,
-    /// Packed rows of the product at hand.
-    left: Memory<u32>,
-    /// Scales and sums of their groups, where they are bytes.
-    left_scales: Memory<f32>,
-    left_sums: Memory<u32>,
-    /// [`SCRATCH_WORDS`] per thread.
-    products_scratch: Memory<f32>,
-    /// Normed rows of a register tile per thread.
-    normed: Memory<f32>,
-    plan: AttentionPlan,
-    /// One per thread, for the heads at hand.
-    scratch: Vec<Scratch>,
+    /// Packed rows of the current product.
+    left: PageMemory<u32>,
+    /// Scales and sums of the rows' groups, if rows are packed as bytes.
+    left_scales: PageMemory<f32>,
+    left_sums: PageMemory<u32>,
+    /// Scratch memory, [`SCRATCH_WORDS`] for each thread.
+    products_scratch: PageMemory<f32>,
+    /// Normalised rows of a register tile, per thread.
+    normed: PageMemory<f32>,
+    plan: CpuAttentionPlan,
+    /// One per thread, for heads of shape `scratch_heads`.
+    scratch: Vec<AttentionScratch>,
     scratch_heads: Option<HeadShape>,
-    /// What spans of keys leave for each other.
-    partials: Memory<f32>,
-    widened: Widened,
+    /// States of spans of keys, between the tasks of spans and their merge.
+    partials: PageMemory<f32>,
+    widened: WidenedKv,
 }
 
-/// Elements below which an operation on rows is not worth dividing.
+/// Elements per task below which dividing an operation on rows does not pay.
 const PIECE_ELEMENTS: usize = 8192;
 
 impl CpuOps {
     /// Starts the threads.
     ///
     /// # Errors
-    /// If the processor has not the instructions asked for, or the system no more threads.
+    /// If the processor lacks the instruction set, or the system cannot start the threads.
     pub fn new(options: &CpuOptions) -> Result<Self, CpuError> {
         let isa = options.checked_isa()?;
-        let (Some(kernels), Some(bytes_kernels)) = (Kernels::of(isa), BytesKernels::of(isa)) else {
+        let (Some(kernels), Some(bytes_kernels)) = (CpuKernels::of(isa), IntegerKernels::of(isa))
+        else {
             let best = Isa::detect();
             return Err(CpuError::NoIsa { asked: isa, best });
         };
@@ -78,46 +79,46 @@ impl CpuOps {
             bytes_kernels,
             precision: options.precision,
             kv: options.checked_kv()?,
-            widened: Widened::default(),
+            widened: WidenedKv::default(),
             threads: Threads::new(count, &options.placement.threads).map_err(failed)?,
-            left: Memory::zeroed(0).map_err(no_memory)?,
-            left_scales: Memory::zeroed(0).map_err(no_memory)?,
-            left_sums: Memory::zeroed(0).map_err(no_memory)?,
-            products_scratch: Memory::zeroed(count * SCRATCH_WORDS).map_err(no_memory)?,
-            normed: Memory::zeroed(0).map_err(no_memory)?,
-            plan: AttentionPlan::default(),
+            left: PageMemory::zeroed(0).map_err(no_memory)?,
+            left_scales: PageMemory::zeroed(0).map_err(no_memory)?,
+            left_sums: PageMemory::zeroed(0).map_err(no_memory)?,
+            products_scratch: PageMemory::zeroed(count * SCRATCH_WORDS).map_err(no_memory)?,
+            normed: PageMemory::zeroed(0).map_err(no_memory)?,
+            plan: CpuAttentionPlan::default(),
             scratch: Vec::new(),
             scratch_heads: None,
-            partials: Memory::zeroed(0).map_err(no_memory)?,
+            partials: PageMemory::zeroed(0).map_err(no_memory)?,
         })
     }
 
-    /// Calls `body` for every row, dividing the rows when they are many elements.
+    /// Calls `body` for every row; many elements are divided among threads.
     fn each_row(&mut self, rows: usize, width: usize, body: &(dyn Fn(usize) + Sync)) {
         let each = PIECE_ELEMENTS.div_ceil(width.max(1));
         self.threads.run(rows.div_ceil(each), &|turn| {
-            for row in piece(turn.task, each, rows) {
+            for row in run_range(turn.task, each, rows) {
                 body(row);
             }
         });
     }
 }
 
-/// Makes sure of `len` elements; what was there is lost.
-fn grow<T: Plain>(memory: &mut Memory<T>, len: usize) -> Result<(), EngineError> {
+/// Ensures a length of at least `len` elements; the contents are lost if it grows.
+fn ensure_len<T: PlainData>(memory: &mut PageMemory<T>, len: usize) -> Result<(), EngineError> {
     if memory.len() < len {
-        *memory = Memory::zeroed(len.next_power_of_two())?;
+        *memory = PageMemory::zeroed(len.next_power_of_two())?;
     }
     Ok(())
 }
 
 impl Ops for CpuOps {
-    type Pack = CpuPack;
+    type Pack = CpuWeightLoader;
     type Rows = CpuRows;
     type Pool = CpuPool;
 
     fn arithmetic(&self) -> String {
-        // The number is raised with any change of results or of a block's bytes.
+        // Raise the number with any change of results or of a block's bytes.
         let name = match self.isa {
             Isa::Plain => "unfused-2",
             Isa::Avx512Bf16
@@ -137,9 +138,10 @@ impl Ops for CpuOps {
         let count = self.threads.count();
         let threads = if count == 1 { "thread" } else { "threads" };
         let cores = self.threads.cores();
-        let pinned = match cores.is_empty() {
-            true => String::new(),
-            false => format!(" on cores {}", affinity::listed(&cores)),
+        let pinned = if cores.is_empty() {
+            String::new()
+        } else {
+            format!(" on cores {}", affinity::core_list(&cores))
         };
         let (title, precision) = (self.isa.title(), self.precision.name());
         format!("{title}, {precision}, {count} {threads}{pinned}")
@@ -153,27 +155,27 @@ impl Ops for CpuOps {
         affinity::device_id(self.threads.count(), &self.threads.cores())
     }
 
-    fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<CpuRows, EngineError> {
+    fn rows(&self, rows_max: usize, width: usize, _: BufferRole) -> Result<CpuRows, EngineError> {
         Ok(CpuRows {
-            values: Memory::zeroed(rows_max * width)?,
+            values: PageMemory::zeroed(rows_max * width)?,
             width,
         })
     }
 
-    fn pool(&self, shape: PoolShape) -> Result<CpuPool, EngineError> {
+    fn pool(&self, shape: KvPoolShape) -> Result<CpuPool, EngineError> {
         assert_eq!(shape.kv, self.kv, "a pool of another format");
         Ok(CpuPool {
-            bytes: Memory::zeroed(shape.blocks_count * shape.block_bytes())?,
+            bytes: PageMemory::zeroed(shape.blocks_count * shape.block_bytes())?,
             shape,
         })
     }
 
-    fn begin(&mut self, batch: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
-        self.plan.forget();
+    fn begin(&mut self, batch: &Batch, _: PassPurpose<'_>) -> Result<PassMode, EngineError> {
+        self.plan.reset();
         if self.kv == KvType::Fp8E4m3 {
             self.widened.begin(batch);
         }
-        Ok(Pass::Run)
+        Ok(PassMode::Execute)
     }
 
     fn embed(
@@ -183,13 +185,13 @@ impl Ops for CpuOps {
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
         let (rows, width) = (batch.rows_count(), out.width);
-        let out = Parts::new(out.head_mut(rows));
+        let out = SliceParts::new(out.head_mut(rows));
         self.each_row(rows, width, &|row| {
             // SAFETY: each row is written by one task.
             let out = unsafe { out.part(row * width..(row + 1) * width) };
             table.read_row(batch.tokens[row] as usize, out);
         });
-        table.were_read(rows);
+        table.release_after_reads(rows);
         Ok(())
     }
 
@@ -203,9 +205,9 @@ impl Ops for CpuOps {
         let width = x.width;
         assert_eq!((norm.weight.0.len(), out.width), (width, width));
         let (kernels, x) = (self.kernels, x.head(rows));
-        let out = Parts::new(out.head_mut(rows));
+        let out = SliceParts::new(out.head_mut(rows));
         self.each_row(rows, width, &|row| {
-            // SAFETY: each row is written by one task; `Kernels::of` checked the instructions.
+            // SAFETY: each row is written by one task; `CpuKernels::of` checked the instructions.
             unsafe {
                 let out = out.part(row * width..(row + 1) * width);
                 out.copy_from_slice(&x[row * width..(row + 1) * width]);
@@ -219,7 +221,7 @@ impl Ops for CpuOps {
         &mut self,
         norm: &Norm<'_, CpuVector>,
         rows: usize,
-        sum: Residual<'_, CpuRows>,
+        sum: ResidualIo<'_, CpuRows>,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
         let width = out.width;
@@ -227,11 +229,11 @@ impl Ops for CpuOps {
         assert_eq!(sum.delta.width, width);
         let kernels = self.kernels;
         let delta = sum.delta.head(rows);
-        let residual = Parts::new(sum.residual.head_mut(rows));
-        let out = Parts::new(out.head_mut(rows));
+        let residual = SliceParts::new(sum.residual.head_mut(rows));
+        let out = SliceParts::new(out.head_mut(rows));
         self.each_row(rows, width, &|row| {
             let range = row * width..(row + 1) * width;
-            // SAFETY: each row is written by one task; `Kernels::of` checked the instructions.
+            // SAFETY: each row is written by one task; `CpuKernels::of` checked the instructions.
             unsafe {
                 let residual = residual.part(range.clone());
                 (kernels.add)(residual, &delta[range.clone()]);
@@ -258,11 +260,12 @@ impl Ops for CpuOps {
         &mut self,
         norm: &Norm<'_, CpuVector>,
         rows: usize,
-        from: Normed<'_, CpuRows>,
-        (matrix, out): (&CpuMatrix, &mut CpuRows),
+        from: NormIo<'_, CpuRows>,
+        matrix: &CpuMatrix,
+        out: &mut CpuRows,
     ) -> Result<(), EngineError> {
         assert!(!matrix.is_gated, "a matrix with a gate");
-        let from = Source::normed(norm, rows, from);
+        let from = RowsSource::normed(norm, rows, from);
         self.product(matrix, rows, from, out.head_mut(rows))
     }
 
@@ -270,11 +273,12 @@ impl Ops for CpuOps {
         &mut self,
         norm: &Norm<'_, CpuVector>,
         rows: usize,
-        from: Normed<'_, CpuRows>,
-        (matrix, to): (&CpuMatrix, Gated<'_, CpuRows>),
+        from: NormIo<'_, CpuRows>,
+        matrix: &CpuMatrix,
+        to: GatedIo<'_, CpuRows>,
     ) -> Result<(), EngineError> {
         assert!(matrix.is_gated, "a matrix without a gate");
-        let from = Source::normed(norm, rows, from);
+        let from = RowsSource::normed(norm, rows, from);
         self.product(matrix, rows, from, to.out.head_mut(rows))
     }
 
@@ -287,7 +291,7 @@ impl Ops for CpuOps {
     ) -> Result<(), EngineError> {
         assert_eq!(qkv.width, heads.qkv_width());
         let (kernels, width) = (self.kernels, qkv.width);
-        let qkv = Parts::new(qkv.head_mut(rows));
+        let qkv = SliceParts::new(qkv.head_mut(rows));
         self.each_row(rows, width, &|row| {
             let keys_end = heads.query_width() + heads.kv_width();
             // SAFETY: each row is written by one task.
@@ -298,7 +302,7 @@ impl Ops for CpuOps {
                 } else {
                     norms.key
                 };
-                // SAFETY: `Kernels::of` checked the instructions.
+                // SAFETY: `CpuKernels::of` checked the instructions.
                 unsafe { (kernels.norm)(head, &weight.0, norms.epsilon) };
             }
         });
@@ -310,9 +314,9 @@ impl Ops for CpuOps {
         batch: &Batch,
         rotary: &CpuRotary,
         qkv: &mut CpuRows,
-        pool: LayerOf<'_, CpuPool>,
+        pool: PoolLayer<'_, CpuPool>,
     ) -> Result<(), EngineError> {
-        let rows = attention::Rows {
+        let rows = attention::RowsToStore {
             batch,
             rotary,
             norms: None,
@@ -324,12 +328,14 @@ impl Ops for CpuOps {
     fn norm_rotate_store(
         &mut self,
         norms: Option<&HeadNorms<'_, CpuVector>>,
-        (batch, rotary): (&Batch, &CpuRotary),
+        batch: &Batch,
+        rotary: &CpuRotary,
         qkv: &mut CpuRows,
-        (heads, pool): (HeadShape, LayerOf<'_, CpuPool>),
+        heads: HeadShape,
+        pool: PoolLayer<'_, CpuPool>,
     ) -> Result<(), EngineError> {
         assert_eq!(pool.pool.shape.heads, heads, "a pool of other heads");
-        let rows = attention::Rows {
+        let rows = attention::RowsToStore {
             batch,
             rotary,
             norms,
@@ -355,7 +361,7 @@ impl Ops for CpuOps {
         matrix: &CpuMatrix,
         rows: usize,
         x: &CpuRows,
-        to: Gated<'_, CpuRows>,
+        to: GatedIo<'_, CpuRows>,
     ) -> Result<(), EngineError> {
         assert!(matrix.is_gated, "a matrix without a gate");
         self.logits(matrix, rows, x, to.out.head_mut(rows))
@@ -385,7 +391,7 @@ impl Ops for CpuOps {
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(x.width, head.width, "width of a product's left side");
-        self.product(head, rows, Source::Rows(x.head(rows)), out)
+        self.product(head, rows, RowsSource::Rows(x.head(rows)), out)
     }
 
     fn read_block(

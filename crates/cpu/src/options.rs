@@ -1,33 +1,33 @@
-//! How the processor is to be used.
+//! Options of the CPU engine.
 
 use crate::affinity::cores_count;
 use crate::isa::Isa;
-use crate::placement::Placement;
+use crate::placement::ThreadPlacement;
 use cleave_engine::ops::{KvType, Precision};
 
-/// How one engine uses the processor.
+/// Options of one engine on the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// How weights are stored and multiplied.
+    /// Number format of weights and products.
     pub precision: Precision,
-    /// What weights of floats are rounded to when they are loaded.
+    /// Format to which dense weights are rounded at load.
     pub quantize: Option<Quantize>,
-    /// Whether weights that are f16 stay so where `precision` is bf16; they are rounded to that otherwise. They need no
-    /// more memory, and activations that meet them keep 13 bits instead of eight, but there is no dot product of theirs:
-    /// many rows take twice as long.
+    /// Whether f16 weights stay f16 if `precision` is bf16; otherwise they are rounded to bf16. f16
+    /// needs no more memory, and activations keep 13 bits instead of eight, but it has no
+    /// dot-product instruction: products of many rows take twice as long.
     pub keeps_f16: bool,
-    /// How keys and values are stored: as weights are, or in eight bits.
+    /// Format of keys and values: the weights' format, or eight bits.
     pub kv: KvType,
-    /// Threads that compute, the engine's own included; 0 is one per core.
+    /// Threads that compute, including the engine's own; 0 means one per core.
     pub threads: usize,
-    /// Where the threads run and the weights lie.
-    pub placement: Placement,
-    /// Vector instructions; `None` takes the best there are.
+    /// Placement of threads and weights.
+    pub placement: ThreadPlacement,
+    /// Instruction set; `None` chooses the best available.
     pub isa: Option<Isa>,
 }
 
 impl CpuOptions {
-    /// Every core, the best instructions; the system places threads and memory.
+    /// All cores and the best instruction set; the system places threads and memory.
     pub fn new(precision: Precision) -> Self {
         Self {
             precision,
@@ -35,7 +35,7 @@ impl CpuOptions {
             keeps_f16: false,
             kv: precision.into(),
             threads: 0,
-            placement: Placement::default(),
+            placement: ThreadPlacement::default(),
             isa: None,
         }
     }
@@ -53,9 +53,10 @@ impl CpuOptions {
             KvType::F32 | KvType::Bf16 => kv == precision.into(),
             KvType::Fp8E4m3 | KvType::Int8PerTokenHead => true,
         };
-        match is_known {
-            true => Ok(kv),
-            false => Err(CpuError::NoKvType { kv, precision }),
+        if is_known {
+            Ok(kv)
+        } else {
+            Err(CpuError::NoKvType { kv, precision })
         }
     }
 
@@ -72,17 +73,19 @@ impl CpuOptions {
     }
 }
 
-/// What weights are rounded to. Activations that meet them are rounded to eight bits.
+/// Format to which weights are rounded at load. Activations that multiply them are rounded to eight
+/// bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quantize {
-    /// Eight bits, a scale for each row of a weight.
+    /// Eight bits, with a scale per row of a weight.
     Int8,
-    /// Four bits, a scale for each 128 elements of a row, or fewer where 128 do not divide it; the head in eight.
+    /// Four bits, with a scale per 128 elements of a row, or per 64 or 32 if 128 does not divide
+    /// the row; the head has eight bits.
     Int4,
 }
 
 impl Quantize {
-    /// As the command line spells it.
+    /// Name as the command line spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -91,42 +94,39 @@ impl Quantize {
     }
 }
 
-/// Why the processor cannot be used as asked.
+/// Errors of the options. Each variant's doc names the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// Choose another instruction set, or none.
+    /// Remedy: choose another instruction set, or none.
     #[error("this processor has no {asked} instructions; the best it has is {best}")]
     NoIsa {
-        /// What was asked for.
         asked: Isa,
-        /// What [`Isa::detect`] chooses.
+        /// Best set that [`Isa::detect`] finds.
         best: Isa,
     },
-    /// Choose the weights' format, or eight bits.
+    /// Remedy: choose the weights' format, or eight bits.
     #[error(
         "a KV cache in {} beside weights in {} is not supported; {}, fp8_e4m3 and int8_per_token_head are",
         .kv.name(), .precision.name(), .precision.name()
     )]
     NoKvType {
-        /// What was asked for.
+        /// KV format that was requested.
         kv: KvType,
-        /// The weights' format.
+        /// Number format of the weights.
         precision: Precision,
     },
-    /// Choose among those that are there.
+    /// Remedy: choose cores that the process may use.
     #[error("this process may not use cores {asked}; it may use {there}")]
     NoCores {
-        /// Those that are missing.
+        /// Requested cores that the process may not use.
         asked: String,
-        /// All that it may use.
+        /// Cores that the process may use.
         there: String,
     },
-    /// Choose fewer threads, or raise the system's limit.
+    /// Remedy: choose fewer threads, or raise the system's limit.
     #[error("cannot start {count} threads: {source}")]
     Threads {
-        /// What was asked for.
         count: usize,
-        /// What the system said.
         source: std::io::Error,
     },
 }

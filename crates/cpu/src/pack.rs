@@ -1,101 +1,102 @@
-//! Weights in the layout that the kernels read.
+//! Weights in the kernels' layout.
 //!
-//! Owns: [`CpuPack`] and what it makes, the layout's version among it.
-//! Never: keeps a second copy of an embedding table: its rows are read where the file is mapped.
+//! Owns: [`CpuWeightLoader`], the packed weights, and the version of their layout.
+//! Never: copies an embedding table: its rows are read from the mapped file.
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
-mod narrow;
+mod quantized;
 
-use crate::cache::{Cache, Packed, Place, Wanted};
-use crate::kernel::Kernels;
+use crate::cache::{PackedCache, PackedLocation, PackedStack, StackKey};
+use crate::kernel::CpuKernels;
 use crate::kernel::product::PANEL;
-use crate::kernel::product::groups::Units;
+use crate::kernel::product::groups::GroupLayout;
 use crate::kernel::product::halves::ELEMENT_WORDS;
-use crate::memory::{Memory, Parts, Words};
+use crate::memory::{PageMemory, SliceParts, WeightWords};
 use crate::options::{CpuOptions, Quantize};
 use cleave_engine::EngineError;
 use cleave_engine::checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredType};
-use cleave_engine::ops::{Pack, Precision, RotaryTable};
-pub(crate) use narrow::{Columns, GROUPS, Kept, PER_STEP};
+use cleave_engine::ops::{Precision, RotaryTable, WeightLoader};
+use parking_lot::Mutex;
+pub(crate) use quantized::{ColumnScales, GROUPS, PER_STEP, StackForm};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-/// The version of everything that decides which words are made of a checkpoint: the forms' layouts, rounding, and which
-/// column of a panel has which row. To be raised with any of it, because files on disk have it in their names.
+/// Version of everything that decides the packed words: the formats' layouts, rounding, and the
+/// order of rows in panels. Raise it with any change, because names of cached files contain it.
 pub(crate) const LAYOUT: u64 = 1;
 
-/// Of a checkpoint's file, at most, while a matrix is packed: in bytes, as if its elements were the largest there are.
-const SOURCE_BYTES_HELD: usize = 64 << 20;
+/// Limit of a checkpoint file's bytes in this process's memory while a matrix is packed, counted as
+/// if elements were f32.
+const SOURCE_BYTES_RESIDENT_MAX: usize = 64 << 20;
 
 /// Packs weights, with several threads.
 #[derive(Debug)]
-pub struct CpuPack {
+pub struct CpuWeightLoader {
     precision: Precision,
     quantize: Option<Quantize>,
     keeps_f16: bool,
     threads: usize,
-    /// See [`Placement::nodes`](crate::placement::Placement::nodes).
+    /// Memory nodes over which the weights are interleaved, see
+    /// [`ThreadPlacement::nodes`](crate::placement::ThreadPlacement::nodes).
     nodes: Vec<usize>,
-    cache: Option<Mutex<Cache>>,
-    /// Whether it was said that something needs more memory than was asked for.
-    told_wider: AtomicBool,
+    cache: Option<Mutex<PackedCache>>,
+    /// Whether the warning about a larger format than requested was logged.
+    warned_wider: AtomicBool,
 }
 
-/// A packed weight.
+/// A weight matrix, packed in panels.
 #[derive(Debug)]
 pub struct CpuMatrix {
-    pub(crate) form: Form,
-    /// Columns of the result: rows of the stored tensors, or half of them.
+    pub(crate) form: MatrixForm,
+    /// Columns of the result: rows of the stored tensors, or half of them if gated.
     pub(crate) columns: usize,
-    /// See [`Product::is_gated`](crate::kernel::product::Product::is_gated).
+    /// Whether half of each panel is a gate, see
+    /// [`PackedProduct::is_gated`](crate::kernel::product::PackedProduct::is_gated).
     pub(crate) is_gated: bool,
-    /// Elements summed per result.
+    /// Inner dimension: elements summed per result.
     pub(crate) width: usize,
     /// Steps of the inner dimension.
     pub(crate) steps: usize,
-    /// `[panel][…]`: see `kernel::product` for what a form has there.
-    pub(crate) words: Words,
-    /// `(panels × PANEL)`.
+    /// Packed words `[panel][…]`; `kernel::product` defines the rest for each format.
+    pub(crate) words: WeightWords,
+    /// Bias of each column, `(panels × PANEL)`.
     pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl CpuMatrix {
     pub(crate) fn panels(&self) -> usize {
-        match self.is_gated {
-            true => self.columns.div_ceil(PANEL / 2),
-            false => self.columns.div_ceil(PANEL),
+        if self.is_gated {
+            self.columns.div_ceil(PANEL / 2)
+        } else {
+            self.columns.div_ceil(PANEL)
         }
     }
 }
 
-/// How a weight is kept.
+/// Format of a packed weight, with its scales.
 #[derive(Clone, Debug)]
-pub(crate) enum Form {
-    /// 32-bit floats.
+pub(crate) enum MatrixForm {
     F32,
-    /// bfloat16.
     Bf16,
-    /// IEEE's 16 bits.
     F16,
-    /// Eight bits, a scale for each column.
-    Int8(Columns),
+    /// Eight bits, with a scale per column.
+    Int8(ColumnScales),
     /// Eight or four bits in groups.
-    Groups(Units),
+    Groups(GroupLayout),
 }
 
-/// Embedding rows, where the file is mapped.
+/// Embedding rows, read from the mapped file.
 #[derive(Debug)]
 pub struct CpuTable {
     stored: StoredTensor,
-    /// Since pages were let go.
+    /// Rows read since pages were last released.
     rows_read: AtomicUsize,
 }
 
 impl CpuTable {
-    /// What the system maps for a row that is not there: sixteen pages, or one of the larger ones.
+    /// Bytes that the system maps on a page fault: sixteen pages, or one large one.
     const MAPPED_BYTES: usize = 1 << 16;
-    /// Of the table, at most, in this process's memory; in bytes.
+    /// Limit of the table's bytes in this process's memory.
     const HELD_BYTES: usize = 32 << 20;
 
     fn new(stored: StoredTensor) -> Self {
@@ -110,9 +111,10 @@ impl CpuTable {
         self.stored.read_row(token, out);
     }
 
-    /// To be told after rows were read. A tied head is packed, so that the rows of a large table would be in memory twice once
-    /// every token has come by: their pages go back to the system's cache of files, from where the next read has them.
-    pub(crate) fn were_read(&self, rows: usize) {
+    /// Call after reading `rows` rows: releases the table's pages after many reads. A tied head is
+    /// packed as well, so that a large table would otherwise be in memory twice once every token
+    /// was used. The system's page cache keeps the pages for the next read.
+    pub(crate) fn release_after_reads(&self, rows: usize) {
         let before = self.rows_read.fetch_add(rows, Ordering::Relaxed);
         if self.stored.bytes().len() > Self::HELD_BYTES
             && (before + rows) * Self::MAPPED_BYTES > Self::HELD_BYTES
@@ -123,7 +125,7 @@ impl CpuTable {
     }
 }
 
-/// A norm's weight.
+/// Weight of a norm, `(width)`, in f32.
 #[derive(Debug)]
 pub struct CpuVector(pub(crate) Vec<f32>);
 
@@ -135,14 +137,14 @@ pub struct CpuRotary {
     pub(crate) half: usize,
 }
 
-/// Words between the columns of a panel while it is put together; the extra words keep columns of a
+/// Distance in words between the columns of a panel in staging; the padding keeps columns of a
 /// power-of-two size from sharing cache sets.
 const fn column_stride(steps: usize) -> usize {
     steps.next_multiple_of(16) + 16
 }
 
-impl CpuPack {
-    /// Packs for `options.precision` with `options.threads`.
+impl CpuWeightLoader {
+    /// Packs in `options.precision` with `options.threads`.
     pub fn new(options: &CpuOptions) -> Self {
         Self {
             precision: options.precision,
@@ -151,81 +153,88 @@ impl CpuPack {
             threads: options.threads_count(),
             nodes: options.placement.nodes.clone(),
             cache: None,
-            told_wider: AtomicBool::new(false),
+            warned_wider: AtomicBool::new(false),
         }
     }
 
-    /// As [`CpuPack::new`], for one load of this checkpoint: what is packed is kept in `folder` for the next load,
-    /// which maps it from there. Whatever is wrong with what is there, or with writing it, is a warning.
+    /// As [`CpuWeightLoader::new`], for one load of this checkpoint: packed weights are cached in
+    /// `folder`, from which the next load maps them. Problems with the cache are logged as
+    /// warnings.
     pub fn cached(options: &CpuOptions, folder: &Path, checkpoint: &Checkpoint) -> Self {
-        let source = (checkpoint.dir(), checkpoint.stamp());
         let pack = Self::new(options);
-        let form = match pack.form() {
+        let form = match pack.weight_form() {
             "" => options.precision.name().to_owned(),
             form => format!("{}-{form}", options.precision.name()),
         };
-        pack.kept_at(Place::new(folder, source, form))
+        let place = PackedLocation::new(folder, checkpoint.dir(), checkpoint.stamp(), form);
+        pack.with_cache_at(place)
     }
 
-    pub(crate) fn kept_at(self, place: Place) -> Self {
-        let cache = Cache::open(place, self.threads);
+    pub(crate) fn with_cache_at(self, place: PackedLocation) -> Self {
+        let cache = PackedCache::open(place, self.threads);
         Self {
             cache: Some(Mutex::new(cache)),
             ..self
         }
     }
 
-    /// Does something with the cache, if there is one.
-    fn with_cache<T>(&self, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
+    /// Calls `act` with the cache, if there is one.
+    fn with_cache<T>(&self, act: impl FnOnce(&mut PackedCache) -> Option<T>) -> Option<T> {
         let cache = self.cache.as_ref()?;
-        act(&mut cache.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut cache.lock())
     }
 
-    /// The head decides between tokens that are nearly as likely: it gets no fewer than eight bits.
-    fn kept_head(&self, stack: &[StoredMatrix]) -> Kept {
+    /// Format of the head: at least eight bits, because it decides between tokens of nearly equal
+    /// probability.
+    fn head_form(&self, stack: &[StoredMatrix]) -> StackForm {
         match self.quantize {
-            Some(_) => Kept::Int8,
-            None => self.kept(stack),
+            Some(_) => StackForm::Int8,
+            None => self.stack_form(stack),
         }
     }
 
-    /// How a stack will be kept.
-    fn kept(&self, stack: &[StoredMatrix]) -> Kept {
+    /// Format in which a stack will be packed.
+    fn stack_form(&self, stack: &[StoredMatrix]) -> StackForm {
         let dense = match self.precision {
-            Precision::F32 => Kept::F32,
+            Precision::F32 => StackForm::F32,
             Precision::Bf16 if self.keeps_f16 && !stack.is_empty() && stack.iter().all(is_f16) => {
-                Kept::F16
+                StackForm::F16
             }
-            Precision::Bf16 => Kept::Bf16,
+            Precision::Bf16 => StackForm::Bf16,
         };
         let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
         let kept = match self.quantize {
-            Some(quantize) if stack.iter().all(is_dense) => Kept::quantized(quantize, stack),
-            _ if self.precision == Precision::Bf16 => Kept::narrow(stack).unwrap_or(dense),
+            Some(quantize) if stack.iter().all(is_dense) => {
+                StackForm::rounded_at_load(quantize, stack)
+            }
+            _ if self.precision == Precision::Bf16 => {
+                StackForm::of_checkpoint(stack).unwrap_or(dense)
+            }
             _ => dense,
         };
         self.tell_wider(kept, stack);
         kept
     }
 
-    /// A stack from the cache, or else packed.
-    fn make(
+    /// Takes a stack from the cache, or else packs it.
+    fn load_or_pack(
         &self,
-        kept: impl FnOnce() -> Kept,
-        (stack, order): (&[StoredMatrix], RowOrder),
+        stack_form: impl FnOnce() -> StackForm,
+        stack: &[StoredMatrix],
+        order: RowOrder,
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        let wanted = Wanted::of(stack, order);
-        let Packed {
-            kept,
+        let wanted = StackKey::of_stack(stack, order);
+        let PackedStack {
+            stack_form,
             words,
-            of_columns,
-        } = match self.with_cache(|cache| cache.take(&wanted)) {
+            column_scales: of_columns,
+        } = match self.with_cache(|cache| cache.take_stack(&wanted)) {
             Some(packed) => packed,
             None => {
-                let packed = self.pack(kept(), stack, order)?;
+                let packed = self.pack(stack_form(), stack, order)?;
                 self.with_cache(|cache| {
-                    cache.keep(&wanted, &packed);
+                    cache.keep_stack(&wanted, &packed);
                     None::<()>
                 });
                 stack.iter().for_each(StoredMatrix::release);
@@ -237,20 +246,22 @@ impl CpuPack {
         let bias = bias.map(|bias| {
             assert_eq!(bias.len(), rows, "bias of a stack of {rows} rows");
             let of = |place: Option<usize>| place.map_or(0.0, |place| bias[place]);
-            order.places(rows).map(of).collect()
+            order.row_of_column(rows).map(of).collect()
         });
         Ok(CpuMatrix {
-            form: match kept {
-                Kept::F32 => Form::F32,
-                Kept::Bf16 => Form::Bf16,
-                Kept::F16 => Form::F16,
-                Kept::Int8 => Form::Int8(of_columns.expect("eight bits come with scales")),
-                Kept::Groups(units) => Form::Groups(units),
+            form: match stack_form {
+                StackForm::F32 => MatrixForm::F32,
+                StackForm::Bf16 => MatrixForm::Bf16,
+                StackForm::F16 => MatrixForm::F16,
+                StackForm::Int8 => {
+                    MatrixForm::Int8(of_columns.expect("eight bits come with scales"))
+                }
+                StackForm::Groups(units) => MatrixForm::Groups(units),
             },
             columns: order.columns(rows),
-            is_gated: order == RowOrder::Gated,
+            is_gated: order == RowOrder::GateUpInterleaved,
             width,
-            steps: kept.steps(width),
+            steps: stack_form.steps(width),
             words,
             bias,
         })
@@ -258,10 +269,10 @@ impl CpuPack {
 
     fn pack(
         &self,
-        kept: Kept,
+        kept: StackForm,
         stack: &[StoredMatrix],
         order: RowOrder,
-    ) -> Result<Packed, EngineError> {
+    ) -> Result<PackedStack, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
         let rows: Vec<(&StoredMatrix, usize)> = stack
@@ -270,21 +281,22 @@ impl CpuPack {
             .collect();
         let panels = order.panels(rows.len());
         let (steps, size) = (kept.steps(width), kept.panel_words(width));
-        let mut words = Memory::zeroed(panels * size)?;
-        words.spread(&self.nodes);
-        let mut of_columns = (kept == Kept::Int8).then(|| Columns::new(panels * PANEL));
-        let sources: Vec<Source<'_>> = order
-            .places(rows.len())
+        let mut words = PageMemory::zeroed(panels * size)?;
+        words.interleave_over_nodes(&self.nodes);
+        let mut of_columns = (kept == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
+        let sources: Vec<ColumnSource<'_>> = order
+            .row_of_column(rows.len())
             .map(|place| place.map(|place| rows[place]))
             .collect();
-        let parts = Parts::new(&mut words);
-        let of_parts = of_columns.as_mut().map(Columns::parts);
+        let parts = SliceParts::new(&mut words);
+        let of_parts = of_columns.as_mut().map(ColumnScales::parts);
         let next = AtomicUsize::new(0);
-        let panels_held = (SOURCE_BYTES_HELD / (PANEL * width * size_of::<f32>()).max(1)).max(1);
+        let panels_held =
+            (SOURCE_BYTES_RESIDENT_MAX / (PANEL * width * size_of::<f32>()).max(1)).max(1);
         std::thread::scope(|scope| {
             for _ in 0..self.threads.min(panels) {
                 scope.spawn(|| {
-                    let mut bench = Bench::new(width, steps);
+                    let mut bench = PanelPacker::new(width, steps);
                     loop {
                         let panel = next.fetch_add(1, Ordering::Relaxed);
                         if panel >= panels {
@@ -292,22 +304,23 @@ impl CpuPack {
                         }
                         let first = panel * PANEL;
                         let sources = &sources[first..first + PANEL];
-                        // SAFETY: every panel is taken by one thread.
+                        // SAFETY: only one thread takes a panel.
                         let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
                         match (kept, &of_parts) {
-                            (Kept::F32, _) => bench.pack_dense(Precision::F32, sources, to),
-                            (Kept::Bf16, _) => bench.pack_dense(Precision::Bf16, sources, to),
-                            (Kept::F16, _) => bench.pack_halves(sources, to),
-                            (Kept::Int8, Some(of_parts)) => {
+                            (StackForm::F32, _) => bench.pack_dense(Precision::F32, sources, to),
+                            (StackForm::Bf16, _) => bench.pack_dense(Precision::Bf16, sources, to),
+                            (StackForm::F16, _) => bench.pack_halves(sources, to),
+                            (StackForm::Int8, Some(of_parts)) => {
                                 // SAFETY: as above.
-                                let of_panel = unsafe { of_parts.part(first..first + PANEL) };
-                                bench.pack_bytes(sources, to, of_panel);
+                                let (scales, sum_offsets) =
+                                    unsafe { of_parts.part(first..first + PANEL) };
+                                bench.pack_bytes(sources, to, scales, sum_offsets);
                             }
-                            (Kept::Int8, None) => unreachable!("eight bits come with scales"),
-                            (Kept::Groups(units), _) => bench.pack_groups(sources, units, to),
+                            (StackForm::Int8, None) => unreachable!("eight bits come with scales"),
+                            (StackForm::Groups(units), _) => bench.pack_groups(sources, units, to),
                         }
-                        // What was read for earlier panels stays in this process's memory until it is let go; another
-                        // thread that is still reading has its pages back at once.
+                        // Pages of the checkpoint stay in this process's memory until they are
+                        // released; a thread that is still reading them maps them again at once.
                         if panel % panels_held == panels_held - 1 {
                             stack.iter().for_each(StoredMatrix::release);
                         }
@@ -315,49 +328,49 @@ impl CpuPack {
                 });
             }
         });
-        Ok(Packed {
-            kept,
-            words: Words::Own(words),
-            of_columns,
+        Ok(PackedStack {
+            stack_form: kept,
+            words: WeightWords::Owned(words),
+            column_scales: of_columns,
         })
     }
 }
 
-/// Which row of a stack is which column of the panels.
+/// Order of a stack's rows in the columns of panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {
-    /// As they come.
+    /// Rows in the order of the stack.
     Stacked,
-    /// Sixteen of the first half, then the same sixteen of the second.
-    Gated,
+    /// Alternately sixteen rows of the first half and the same sixteen of the second.
+    GateUpInterleaved,
 }
 
-/// A row of a stored tensor; none where a panel has a column that nobody looks at.
-type Source<'a> = Option<(&'a StoredMatrix, usize)>;
+/// A row of a stored tensor; `None` for a padding column of a panel.
+type ColumnSource<'a> = Option<(&'a StoredMatrix, usize)>;
 
 impl RowOrder {
     /// Columns of the result.
     fn columns(self, rows: usize) -> usize {
         match self {
             Self::Stacked => rows,
-            Self::Gated => rows / 2,
+            Self::GateUpInterleaved => rows / 2,
         }
     }
 
     pub(crate) fn panels(self, rows: usize) -> usize {
         match self {
             Self::Stacked => rows.div_ceil(PANEL),
-            Self::Gated => (rows / 2).div_ceil(PANEL / 2),
+            Self::GateUpInterleaved => (rows / 2).div_ceil(PANEL / 2),
         }
     }
 
-    /// The row of each column of all panels.
-    fn places(self, rows: usize) -> impl Iterator<Item = Option<usize>> {
+    /// Row of each column of all panels; `None` for padding.
+    fn row_of_column(self, rows: usize) -> impl Iterator<Item = Option<usize>> {
         const HALF: usize = PANEL / 2;
         let columns = self.columns(rows);
         (0..self.panels(rows) * PANEL).map(move |at| match self {
             Self::Stacked => (at < rows).then_some(at),
-            Self::Gated => {
+            Self::GateUpInterleaved => {
                 let column = at / PANEL * HALF + at % HALF;
                 let first = at % PANEL / HALF * columns;
                 (column < columns).then_some(first + column)
@@ -366,8 +379,8 @@ impl RowOrder {
     }
 }
 
-/// What a step reads of a stack.
-fn bytes_of(kept: Kept, stack: &[StoredMatrix]) -> u64 {
+/// Bytes that a step reads of a packed stack.
+fn packed_bytes(kept: StackForm, stack: &[StoredMatrix]) -> u64 {
     let width = stack.first().map_or(0, StoredMatrix::columns);
     let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
     (columns.div_ceil(PANEL) * kept.panel_words(width) * size_of::<u32>()) as u64
@@ -377,9 +390,9 @@ fn is_f16(matrix: &StoredMatrix) -> bool {
     matches!(matrix, StoredMatrix::Dense(tensor) if tensor.stored() == StoredType::F16)
 }
 
-/// bf16 bits, halves to even; a NaN stays one.
+/// Rounds to bf16, halves to even; NaN stays NaN.
 #[inline]
-fn brain(x: f32) -> u32 {
+fn bf16_bits(x: f32) -> u32 {
     let bits = x.to_bits();
     if x.is_nan() {
         return (bits | 0x0040_0000) >> 16;
@@ -387,10 +400,12 @@ fn brain(x: f32) -> u32 {
     bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16
 }
 
-/// One column's words: the bytes as they are where the file has them so, else by way of f32.
+/// Makes one column's words: copies the bytes if the file has the same format, or else converts by
+/// way of f32.
 fn column_words(
     precision: Precision,
-    (matrix, index): (&StoredMatrix, usize),
+    matrix: &StoredMatrix,
+    index: usize,
     row: &mut [f32],
     to: &mut [u32],
 ) {
@@ -418,26 +433,26 @@ fn column_words(
         Precision::Bf16 => {
             let (pairs, odd) = row.as_chunks::<2>();
             for (to, [low, high]) in to.iter_mut().zip(pairs) {
-                *to = brain(*low) | brain(*high) << 16;
+                *to = bf16_bits(*low) | bf16_bits(*high) << 16;
             }
             if let [last] = odd {
-                to[pairs.len()] = brain(*last);
+                to[pairs.len()] = bf16_bits(*last);
             }
         }
     }
 }
 
-/// One thread's space to put panels together.
-struct Bench {
+/// One thread's staging memory for panels.
+struct PanelPacker {
     row: Vec<f32>,
-    /// `(PANEL, stride)`.
+    /// Words of the panel's columns, `(PANEL, stride)`.
     words: Vec<u32>,
     /// Pairs of f16, `[pair][PANEL]`.
     pairs: Vec<u32>,
     stride: usize,
 }
 
-impl Bench {
+impl PanelPacker {
     fn new(width: usize, steps: usize) -> Self {
         let stride = column_stride(steps);
         Self {
@@ -448,22 +463,26 @@ impl Bench {
         }
     }
 
-    /// `columns[i]` is where column `i` of the panel comes from; what comes from nowhere is zero.
-    fn pack_dense(&mut self, precision: Precision, columns: &[Source<'_>], to: &mut [u32]) {
+    /// Packs a panel of floats. `columns[i]` is the source of column `i`; padding columns are zero.
+    fn pack_dense(&mut self, precision: Precision, columns: &[ColumnSource<'_>], to: &mut [u32]) {
         let steps = to.len() / PANEL;
         for (column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
             match column {
-                Some(column) => {
-                    column_words(precision, *column, &mut self.row, &mut words[..steps])
-                }
+                Some((matrix, index)) => column_words(
+                    precision,
+                    matrix,
+                    *index,
+                    &mut self.row,
+                    &mut words[..steps],
+                ),
                 None => words.fill(0),
             }
         }
         self.interleave(to);
     }
 
-    /// As [`Bench::pack_dense`], of tensors that are f16.
-    fn pack_halves(&mut self, columns: &[Source<'_>], to: &mut [u32]) {
+    /// As [`PanelPacker::pack_dense`], from f16 tensors.
+    fn pack_halves(&mut self, columns: &[ColumnSource<'_>], to: &mut [u32]) {
         for (column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
             words.fill(0);
             let Some((StoredMatrix::Dense(tensor), row)) = column else {
@@ -480,7 +499,7 @@ impl Bench {
         let mut pairs = std::mem::take(&mut self.pairs);
         pairs.resize(self.row.len().div_ceil(2) * PANEL, 0);
         self.interleave(&mut pairs);
-        // Of a pair of elements, all columns of the one, then of the other.
+        // Split each pair of elements: all columns of the first element, then all of the second.
         let both = to.chunks_mut(2 * ELEMENT_WORDS);
         for (to, pairs) in both.zip(pairs.chunks_exact(PANEL)) {
             let (first, second) = to.split_at_mut(ELEMENT_WORDS);
@@ -494,14 +513,13 @@ impl Bench {
         self.pairs = pairs;
     }
 
-    /// Columns to steps.
     fn interleave(&self, to: &mut [u32]) {
-        // SAFETY: `Kernels::best` checked the instructions.
-        unsafe { (Kernels::best().interleave)(&self.words, self.stride, to) };
+        // SAFETY: `CpuKernels::best` checked the instructions.
+        unsafe { (CpuKernels::best().interleave)(&self.words, self.stride, to) };
     }
 }
 
-impl Pack for CpuPack {
+impl WeightLoader for CpuWeightLoader {
     type Matrix = CpuMatrix;
     type Table = CpuTable;
     type Vector = CpuVector;
@@ -511,7 +529,7 @@ impl Pack for CpuPack {
         self.precision
     }
 
-    fn form(&self) -> &'static str {
+    fn weight_form(&self) -> &'static str {
         match self.quantize {
             Some(quantize) => quantize.name(),
             None if self.keeps_f16 => "f16",
@@ -528,12 +546,12 @@ impl Pack for CpuPack {
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
-        bytes_of(self.kept(stack), stack)
+        packed_bytes(self.stack_form(stack), stack)
     }
 
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
         let stack = [head.clone().into()];
-        bytes_of(self.kept_head(&stack), &stack)
+        packed_bytes(self.head_form(&stack), &stack)
     }
 
     fn matrix(
@@ -541,7 +559,7 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.make(|| self.kept(stack), (stack, RowOrder::Stacked), bias)
+        self.load_or_pack(|| self.stack_form(stack), stack, RowOrder::Stacked, bias)
     }
 
     fn gate_up(
@@ -549,12 +567,17 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.make(|| self.kept(stack), (stack, RowOrder::Gated), bias)
+        self.load_or_pack(
+            || self.stack_form(stack),
+            stack,
+            RowOrder::GateUpInterleaved,
+            bias,
+        )
     }
 
     fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
         let stack = [head.clone().into()];
-        self.make(|| self.kept_head(&stack), (&stack, RowOrder::Stacked), None)
+        self.load_or_pack(|| self.head_form(&stack), &stack, RowOrder::Stacked, None)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {

@@ -1,18 +1,20 @@
-//! How what one pass does with keys and values is divided into tasks.
+//! Division of one pass's attention and KV stores into tasks.
 //!
-//! Owns: the lists of tasks, made once per pass and used by every layer.
-//! Invariant: which division is chosen changes no bit of the result, only who computes it. A block is written by one
-//! task.
+//! Owns: the lists of tasks, built once per pass and used by every layer.
+//! Invariant: the division changes no bit of the result, only the thread that computes it. Only one
+//! task writes a block.
 
-use crate::grid::piece;
-use crate::kernel::attention::{Queries, SPAN, Share, heads_max, state_len, tokens_max};
+use crate::grid::run_range;
+use crate::kernel::attention::{
+    Queries, SPAN, SpanShare, kv_heads_per_task_max, state_len, tokens_per_task_max,
+};
 use cleave_domain::BlockIndex;
 use cleave_engine::ops::{Batch, HeadShape};
 use std::ops::Range;
 
 /// Consecutive tokens of a segment, with some KV heads.
 #[derive(Clone, Debug)]
-struct Place {
+struct QueryChunk {
     segment: usize,
     /// Offset of the first token in the segment.
     first: usize,
@@ -20,44 +22,45 @@ struct Place {
     kv_heads: Range<usize>,
 }
 
-/// Rows whose keys and values go to one block.
+/// Rows whose keys and values are stored in one block.
 #[derive(Clone, Debug)]
-pub(crate) struct Stored {
+pub(crate) struct StoredRun {
     pub(crate) block: BlockIndex,
-    /// Of the batch.
+    /// Rows of the batch.
     pub(crate) rows: Range<usize>,
-    /// Of the first row.
+    /// Position of the first row.
     pub(crate) position: usize,
 }
 
-/// The division of a pass.
+/// Division of a pass into tasks.
 #[derive(Debug, Default)]
-pub(crate) struct AttentionPlan {
-    /// What it was made for; `None` when it must be made anew.
+pub(crate) struct CpuAttentionPlan {
+    /// Head shape of the current plan; `None` if it must be rebuilt.
     heads: Option<HeadShape>,
-    stored: Vec<Stored>,
-    /// To see that no block is written by two.
+    stored: Vec<StoredRun>,
+    /// Scratch of the check that no block is written twice.
     written: Vec<BlockIndex>,
-    tasks: Vec<(Place, Share)>,
-    /// Tasks that put spans together, with the element of the partials where their states begin.
-    merges: Vec<(Place, usize)>,
+    tasks: Vec<(QueryChunk, SpanShare)>,
+    /// Tasks that merge spans, with the first element of their states in the partials.
+    merges: Vec<(QueryChunk, usize)>,
     partials_len: usize,
 }
 
-/// Tasks per thread at which no sequence's keys are divided any more.
+/// Tasks per thread from which on no sequence's keys are divided.
 const TASKS_PER_THREAD: usize = 4;
 
-impl AttentionPlan {
-    /// A new pass begins.
-    pub(crate) fn forget(&mut self) {
+impl CpuAttentionPlan {
+    /// Discards the plan at the start of a pass.
+    pub(crate) fn reset(&mut self) {
         self.heads = None;
     }
 
-    /// Makes the plan, unless it was made for this pass already.
-    pub(crate) fn make(
+    /// Builds the plan, unless this pass has one already.
+    pub(crate) fn prepare(
         &mut self,
         batch: &Batch,
-        (heads, block_tokens): (HeadShape, usize),
+        heads: HeadShape,
+        block_tokens: usize,
         threads: usize,
     ) {
         if self.heads == Some(heads) {
@@ -68,44 +71,49 @@ impl AttentionPlan {
         self.tasks.clear();
         self.merges.clear();
         self.partials_len = 0;
-        let tokens = tokens_max(heads);
+        let tokens = tokens_per_task_max(heads);
         let wanted = TASKS_PER_THREAD * threads;
         let runs = batch.segments.iter();
         let tiles = runs.clone().map(|run| run.rows.len().div_ceil(tokens));
         let tiles: usize = tiles.sum();
+        // With fewer tiles of rows than threads can use, long sequences' keys are divided into
+        // spans.
         let is_divided = threads > 1 && tiles < wanted;
         let all_spans = runs.map(|run| (run.position + run.rows.len()).div_ceil(SPAN));
-        let parts = match is_divided {
-            true => tiles.max(all_spans.sum()),
-            false => tiles,
+        let parts = if is_divided {
+            tiles.max(all_spans.sum())
+        } else {
+            tiles
         };
         for (segment, run) in batch.segments.iter().enumerate() {
             for first in (0..run.rows.len()).step_by(tokens) {
                 let tokens = tokens.min(run.rows.len() - first);
                 let spans = (run.position + first + tokens).div_ceil(SPAN);
-                let most = heads_max(heads, tokens);
+                let most = kv_heads_per_task_max(heads, tokens);
+                // As many KV heads per task as still leave enough tasks for all threads: adjacent
+                // heads are read in one run of memory.
                 let heads_each = (parts * heads.kv_heads / wanted).clamp(1, most);
                 for index in 0..heads.kv_heads.div_ceil(heads_each) {
-                    let place = Place {
+                    let place = QueryChunk {
                         segment,
                         first,
                         tokens,
-                        kv_heads: piece(index, heads_each, heads.kv_heads),
+                        kv_heads: run_range(index, heads_each, heads.kv_heads),
                     };
                     if is_divided && spans > 1 {
-                        self.divide(&place, spans, heads);
+                        self.split_into_spans(&place, spans, heads);
                     } else {
-                        self.tasks.push((place, Share::Whole));
+                        self.tasks.push((place, SpanShare::AllSpans));
                     }
                 }
             }
         }
-        // The longest first, so that no thread begins one when the others are done.
+        // The longest tasks first, so that no thread starts one when the others have finished.
         self.tasks.sort_unstable_by_key(|(place, share)| {
             let run = &batch.segments[place.segment];
             let keys = match share {
-                Share::Whole => run.position + place.first + place.tokens,
-                Share::Span { .. } => SPAN,
+                SpanShare::AllSpans => run.position + place.first + place.tokens,
+                SpanShare::OneSpan { .. } => SPAN,
             };
             std::cmp::Reverse(keys * place.tokens * place.kv_heads.len())
         });
@@ -123,7 +131,7 @@ impl AttentionPlan {
                 let count = (block_tokens - position % block_tokens).min(run.rows.end - row);
                 let block = table[position / block_tokens];
                 self.written.push(block);
-                self.stored.push(Stored {
+                self.stored.push(StoredRun {
                     block,
                     rows: row..row + count,
                     position,
@@ -139,38 +147,41 @@ impl AttentionPlan {
         );
     }
 
-    /// Rows by the block that they are stored in.
-    pub(crate) fn stored(&self) -> &[Stored] {
+    /// Runs of rows, each stored in one block.
+    pub(crate) fn stored(&self) -> &[StoredRun] {
         &self.stored
     }
 
-    fn divide(&mut self, place: &Place, spans: usize, heads: HeadShape) {
+    fn split_into_spans(&mut self, place: &QueryChunk, spans: usize, heads: HeadShape) {
         let len = state_len(heads, place.tokens, place.kv_heads.len());
         self.merges.push((place.clone(), self.partials_len));
         for span in 0..spans {
             let partial = self.partials_len + span * len;
-            let share = Share::Span { span, partial };
+            let share = SpanShare::OneSpan { span, partial };
             self.tasks.push((place.clone(), share));
         }
         self.partials_len += spans * len;
     }
 
-    /// Number of tasks.
     pub(crate) fn tasks_count(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Number of tasks after those.
+    /// Number of merge tasks, which run after all tasks.
     pub(crate) fn merges_count(&self) -> usize {
         self.merges.len()
     }
 
-    /// Elements that the tasks leave for the merges.
+    /// Elements of the partials: states that tasks write for the merges.
     pub(crate) fn partials_len(&self) -> usize {
         self.partials_len
     }
 
-    pub(crate) fn task<'a>(&'a self, batch: &'a Batch, task: usize) -> (Queries<'a>, &'a Share) {
+    pub(crate) fn task<'a>(
+        &'a self,
+        batch: &'a Batch,
+        task: usize,
+    ) -> (Queries<'a>, &'a SpanShare) {
         let (place, share) = &self.tasks[task];
         (queries(batch, place), share)
     }
@@ -181,7 +192,7 @@ impl AttentionPlan {
     }
 }
 
-fn queries<'a>(batch: &'a Batch, place: &Place) -> Queries<'a> {
+fn queries<'a>(batch: &'a Batch, place: &QueryChunk) -> Queries<'a> {
     let run = &batch.segments[place.segment];
     Queries {
         table: batch.table(run),

@@ -1,87 +1,90 @@
 //! The threads that share the work of one operation.
 //!
-//! Owns: worker threads, how they wait, and which cores they run on.
-//! Never: learns what the tasks are; queues anything: one run at a time, its caller takes part.
-//! Invariant: [`Threads::run`] returns, or resumes a task's panic, only when no worker can touch the
-//! task body any more.
+//! Owns: worker threads, their waiting, and their cores.
+//! Never: knows the tasks' purpose; queues runs: there is one run at a time, in which its caller
+//! takes part.
+//! Invariant: [`Threads::run`] returns, or resumes a task's panic, only when no worker can access
+//! the task body any more.
 //!
-//! A decode step is some hundred runs of a few microseconds each, so a worker that has nothing to do
-//! spins for a while, then yields, then parks. A worker that comes late (parked, or its core taken by
-//! somebody else) finds the run closed and is never waited for.
+//! A decode step is about a hundred runs of a few microseconds each, so an idle worker spins for a
+//! while, then yields, then parks. A late worker (parked, or preempted by another process) finds
+//! the run closed, and the caller does not wait for it.
 
 use crate::affinity;
+use parking_lot::Mutex;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
-/// One task of a run: which it is, and who does it.
+/// A task of a run, and the worker that executes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// `0..tasks`; each once.
+pub struct TaskTurn {
+    /// Task number in `0..tasks`; each runs once.
     pub task: usize,
-    /// `0..count()`; no two tasks run on the same worker at once, so it can index scratch space.
+    /// Worker number in `0..count()`. No two tasks run on the same worker at once, so that it can
+    /// index scratch memory.
     pub worker: usize,
 }
 
 /// A fixed set of threads; the one that calls [`Threads::run`] is worker 0.
 #[derive(Debug)]
 pub struct Threads {
-    shared: Arc<Shared>,
-    workers: Vec<Worker>,
-    /// Cores of each worker, in turn, or empty: the system decides.
+    shared: Arc<ThreadsShared>,
+    workers: Vec<ComputeThread>,
+    /// Sets of cores for the workers in turn; empty if the system decides.
     cores: Vec<Vec<usize>>,
-    /// No other set of this process has it; above 0.
+    /// Number of this set, unique in the process; above 0.
     number: u64,
 }
 
 #[derive(Debug)]
-struct Worker {
+struct ComputeThread {
     asleep: Arc<AtomicBool>,
     thread: Thread,
     handle: Option<JoinHandle<()>>,
 }
 
-/// What a run is, while it is open. The pointer's lifetime is erased: see [`Threads::run`].
+/// The current run. The pointer's lifetime is erased: see [`Threads::run`].
 #[derive(Clone, Copy)]
-struct Job {
-    body: *const (dyn Fn(Turn) + Sync),
+struct TaskRun {
+    body: *const (dyn Fn(TaskTurn) + Sync),
     tasks: usize,
 }
 
-/// Keeps what is written by different threads on different cache lines.
+/// Aligned so that data written by different threads are on different cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
-struct Shared {
-    /// `epoch << 32 | OPEN | joined`: which run this is, whether workers may still join it, and how
-    /// many have.
-    gate: Line<AtomicU64>,
-    /// Next task to take.
-    next: Line<AtomicUsize>,
-    /// How many of the joined have left.
-    left: Line<AtomicU32>,
-    /// Written by the caller while the gate is closed and nobody is inside.
-    job: UnsafeCell<Option<Job>>,
+struct ThreadsShared {
+    /// `epoch << 32 | OPEN | joined`: the run's number, whether workers may still join it, and the
+    /// number that have.
+    gate: CacheLine<AtomicU64>,
+    /// Number of the next task to take.
+    next_task: CacheLine<AtomicUsize>,
+    /// Number of joined workers that have left the run.
+    workers_done: CacheLine<AtomicU32>,
+    /// The run; the caller writes it while the gate is closed and no worker is inside.
+    job: UnsafeCell<Option<TaskRun>>,
     /// The first panic of a task.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stopping: AtomicBool,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ThreadsShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").finish_non_exhaustive()
     }
 }
 
-// SAFETY: `job` is written only by the caller while nobody is inside (see `Threads::run`), and read
-// only by workers that joined; the gate orders the two. What it points to is `Sync`.
-unsafe impl Send for Shared {}
+// SAFETY: `job` is written only by the caller while no worker is inside (see `Threads::run`), and
+// read only by workers that joined; the gate orders the two. The body that it points to is `Sync`.
+unsafe impl Send for ThreadsShared {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for ThreadsShared {}
 
 const OPEN: u64 = 1 << 31;
 const JOINED: u64 = OPEN - 1;
@@ -89,41 +92,40 @@ const fn epoch(gate: u64) -> u32 {
     (gate >> 32) as u32
 }
 
-/// Pauses before a waiting thread starts to yield: some twenty microseconds, the longest gap between
-/// two runs of a step.
+/// Pauses before a waiting thread starts to yield: about twenty microseconds, the longest gap
+/// between two runs of a step.
 const SPINS: u32 = 1500;
-/// The same when the process has more such threads than the machine has cores: spinning then takes
-/// the core from whoever is being waited for.
-const SPINS_CROWDED: u32 = 32;
+/// The same if the process has more such threads than cores: spinning then takes the core from the
+/// thread that is waited for.
+const SPINS_OVERSUBSCRIBED: u32 = 32;
 /// Yields before a worker parks.
 const YIELDS: u32 = 200;
 
-/// Threads that may spin, over all sets in this process.
-static CROWD: AtomicUsize = AtomicUsize::new(0);
+/// Threads that may spin, in all sets of this process.
+static SPINNING_THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets made so far.
-static SETS: AtomicU64 = AtomicU64::new(0);
+static SETS_CREATED: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The set whose worker 0 this thread was last bound as.
-    static BOUND: Cell<u64> = const { Cell::new(0) };
+    /// Number of the set as whose worker 0 this thread was last bound.
+    static BOUND_FOR_SET: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Threads {
-    /// `count` threads, the caller's included; 0 counts as 1. With `cores`, worker `i` keeps to
-    /// `cores[i % cores.len()]`; the caller's thread from its first run. Where the system refuses any of
-    /// them that is a warning, and none is bound.
+    /// Starts `count` threads, the caller's included; 0 counts as 1. With `cores`, worker `i` is
+    /// bound to `cores[i % cores.len()]`, the caller's thread from its first run on. If the system
+    /// refuses any of these, a warning is logged and no thread is bound.
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start the threads.
     pub fn new(count: usize, cores: &[Vec<usize>]) -> std::io::Result<Self> {
-        // Counted before any thread has fewer.
+        // Count cores before any thread is bound to fewer.
         affinity::cores_count();
-        let cores = if_bindable(cores)?;
-        let shared = Arc::new(Shared {
-            gate: Line::default(),
-            next: Line::default(),
-            left: Line::default(),
+        let cores = bindable_cores(cores)?;
+        let shared = Arc::new(ThreadsShared {
+            gate: CacheLine::default(),
+            next_task: CacheLine::default(),
+            workers_done: CacheLine::default(),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
             stopping: AtomicBool::new(false),
@@ -132,9 +134,9 @@ impl Threads {
             shared,
             workers: Vec::new(),
             cores: cores.to_vec(),
-            number: SETS.fetch_add(1, Ordering::Relaxed) + 1,
+            number: SETS_CREATED.fetch_add(1, Ordering::Relaxed) + 1,
         };
-        CROWD.fetch_add(1, Ordering::Relaxed);
+        SPINNING_THREADS.fetch_add(1, Ordering::Relaxed);
         for index in 1..count {
             let worker = threads.spawn(index)?;
             threads.workers.push(worker);
@@ -142,12 +144,12 @@ impl Threads {
         Ok(threads)
     }
 
-    /// How many threads take part, the caller's included.
+    /// Number of threads, including the caller's.
     pub fn count(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// The cores the threads keep to, ascending, each once; empty if the system decides.
+    /// Cores that the threads are bound to, ascending, each once; empty if the system decides.
     pub fn cores(&self) -> Vec<usize> {
         let bound = self.cores.iter().cycle().take(self.count());
         let mut cores: Vec<usize> = bound.flatten().copied().collect();
@@ -161,21 +163,21 @@ impl Threads {
     ///
     /// # Panics
     /// With the panic of a task, if one panics; the tasks not begun by then are dropped.
-    pub fn run(&mut self, tasks: usize, body: &(dyn Fn(Turn) + Sync)) {
+    pub fn run(&mut self, tasks: usize, body: &(dyn Fn(TaskTurn) + Sync)) {
         self.bind_caller();
         if self.workers.is_empty() || tasks <= 1 {
             for task in 0..tasks {
-                body(Turn { task, worker: 0 });
+                body(TaskTurn { task, worker: 0 });
             }
             return;
         }
-        self.open(tasks, body);
+        self.open_run(tasks, body);
         let shared = &*self.shared;
         let outcome = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(body, tasks, 0)));
-        // From here on nobody joins; whoever has joined is waited for before `body` goes away.
+        // From here on no worker joins. The joined ones must leave before `body` goes out of scope.
         let joined = shared.gate.0.fetch_and(!OPEN, Ordering::AcqRel) & JOINED;
-        let mut patience = Patience::new();
-        while u64::from(shared.left.0.load(Ordering::Acquire)) != joined {
+        let mut patience = SpinWait::new();
+        while u64::from(shared.workers_done.0.load(Ordering::Acquire)) != joined {
             patience.wait();
         }
         if let Err(panic) = outcome {
@@ -189,20 +191,20 @@ impl Threads {
         }
     }
 
-    fn open(&self, tasks: usize, body: &(dyn Fn(Turn) + Sync)) {
+    fn open_run(&self, tasks: usize, body: &(dyn Fn(TaskTurn) + Sync)) {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the pointer only between joining and
         // leaving, and `run` waits for all who joined before it returns.
-        let body: *const (dyn Fn(Turn) + Sync) = unsafe { std::mem::transmute(body) };
-        // SAFETY: the gate is closed and everybody who joined the last run has left, so nobody reads
-        // the job; `&mut self` in `run` keeps other callers out.
-        unsafe { *shared.job.get() = Some(Job { body, tasks }) };
-        shared.next.0.store(0, Ordering::Relaxed);
-        shared.left.0.store(0, Ordering::Relaxed);
+        let body: *const (dyn Fn(TaskTurn) + Sync) = unsafe { std::mem::transmute(body) };
+        // SAFETY: the gate is closed and every worker that joined the last run has left, so no
+        // thread reads the job; `&mut self` in `run` excludes other callers.
+        unsafe { *shared.job.get() = Some(TaskRun { body, tasks }) };
+        shared.next_task.0.store(0, Ordering::Relaxed);
+        shared.workers_done.0.store(0, Ordering::Relaxed);
         let last = epoch(shared.gate.0.load(Ordering::Relaxed));
         let gate = u64::from(last.wrapping_add(1)) << 32 | OPEN;
-        // Sequentially consistent with `asleep`: either the worker sees this gate before it parks, or
-        // it is seen asleep here.
+        // Sequentially consistent with `asleep`: either the worker sees this gate before it parks,
+        // or this thread sees it asleep and wakes it.
         shared.gate.0.store(gate, Ordering::SeqCst);
         for worker in self.workers.iter().take(tasks - 1) {
             worker.wake();
@@ -213,12 +215,12 @@ impl Threads {
         let Some(cores) = self.cores.first() else {
             return;
         };
-        if BOUND.replace(self.number) != self.number {
-            affinity::bind(cores);
+        if BOUND_FOR_SET.replace(self.number) != self.number {
+            affinity::bind_thread(cores);
         }
     }
 
-    fn spawn(&self, index: usize) -> std::io::Result<Worker> {
+    fn spawn(&self, index: usize) -> std::io::Result<ComputeThread> {
         let asleep = Arc::new(AtomicBool::new(false));
         let cores = self.cores.iter().cycle().nth(index).cloned();
         let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&asleep));
@@ -226,12 +228,12 @@ impl Threads {
             .name(format!("cpu-{index}"))
             .spawn(move || {
                 if let Some(cores) = cores {
-                    affinity::bind(&cores);
+                    affinity::bind_thread(&cores);
                 }
-                shared.work(index, &mine);
+                shared.run_worker(index, &mine);
             })?;
-        CROWD.fetch_add(1, Ordering::Relaxed);
-        Ok(Worker {
+        SPINNING_THREADS.fetch_add(1, Ordering::Relaxed);
+        Ok(ComputeThread {
             asleep,
             thread: handle.thread().clone(),
             handle: Some(handle),
@@ -239,24 +241,25 @@ impl Threads {
     }
 }
 
-/// The same, or none if the system binds no thread to one of them: tried by a thread that ends, because what is told of a
-/// worker's cores must be so before it computes.
-fn if_bindable(cores: &[Vec<usize>]) -> std::io::Result<&[Vec<usize>]> {
+/// Returns `cores`, or none if the system refuses one of them. A temporary thread tries them,
+/// because the reported cores must be right before a worker computes.
+fn bindable_cores(cores: &[Vec<usize>]) -> std::io::Result<&[Vec<usize>]> {
     if cores.is_empty() {
         return Ok(cores);
     }
     let refused = std::thread::scope(|scope| {
-        let tried = std::thread::Builder::new()
-            .spawn_scoped(scope, || cores.iter().find(|cores| !affinity::bind(cores)))?;
+        let tried = std::thread::Builder::new().spawn_scoped(scope, || {
+            cores.iter().find(|cores| !affinity::bind_thread(cores))
+        })?;
         std::io::Result::Ok(tried.join().unwrap_or(None))
     })?;
     Ok(match refused {
         None => cores,
         Some(refused) => {
-            let cores = affinity::listed(refused);
+            let cores = affinity::core_list(refused);
             tracing::warn!(
                 cores,
-                "the system does not bind a thread to these cores; all threads run where they are put"
+                "the system refuses to bind a thread to these cores; no thread of this engine is bound"
             );
             &[]
         }
@@ -269,15 +272,15 @@ impl Drop for Threads {
         for worker in &mut self.workers {
             worker.wake();
             if let Some(handle) = worker.handle.take() {
-                // A worker catches its tasks' panics, so it ends well.
+                // A worker catches its tasks' panics, so it never panics itself.
                 let _ = handle.join();
             }
         }
-        CROWD.fetch_sub(1 + self.workers.len(), Ordering::Relaxed);
+        SPINNING_THREADS.fetch_sub(1 + self.workers.len(), Ordering::Relaxed);
     }
 }
 
-impl Worker {
+impl ComputeThread {
     fn wake(&self) {
         // The load keeps the common case, a spinning worker, free of a write.
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
@@ -286,9 +289,9 @@ impl Worker {
     }
 }
 
-impl Shared {
-    /// A worker's life.
-    fn work(&self, worker: usize, asleep: &AtomicBool) {
+impl ThreadsShared {
+    /// Main loop of a worker.
+    fn run_worker(&self, worker: usize, asleep: &AtomicBool) {
         let mut seen = 0;
         while let Some(gate) = self.await_run(seen, asleep) {
             let joined =
@@ -296,29 +299,31 @@ impl Shared {
                     .0
                     .compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed);
             if joined.is_err() {
-                // Closed meanwhile, or another worker joined in the same moment: look again.
+                // The gate closed meanwhile, or another worker joined at the same moment: try
+                // again.
                 continue;
             }
             seen = epoch(gate);
-            // SAFETY: joined while open, so the job is that of this run until this worker leaves.
-            if let Some(Job { body, tasks }) = unsafe { *self.job.get() } {
+            // SAFETY: this worker joined while the gate was open, so the job is that of this run
+            // until it leaves.
+            if let Some(TaskRun { body, tasks }) = unsafe { *self.job.get() } {
                 // SAFETY: `run` keeps the body alive until this worker has left.
                 let body = unsafe { &*body };
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
                     self.take_tasks(body, tasks, worker);
                 }));
                 if let Err(panic) = outcome {
-                    let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut first = self.panic.lock();
                     first.get_or_insert(panic);
                 }
             }
-            self.left.0.fetch_add(1, Ordering::Release);
+            self.workers_done.0.fetch_add(1, Ordering::Release);
         }
     }
 
     /// Waits for an open run other than `seen`; `None` when the set is being dropped.
     fn await_run(&self, seen: u32, asleep: &AtomicBool) -> Option<u64> {
-        let mut patience = Patience::new();
+        let mut patience = SpinWait::new();
         loop {
             let gate = self.gate.0.load(Ordering::SeqCst);
             if gate & OPEN != 0 && epoch(gate) != seen {
@@ -329,11 +334,12 @@ impl Shared {
                 return None;
             }
             if asleep.load(Ordering::SeqCst) {
-                // Announced, and nothing has come since: whoever opens a run now wakes this thread.
+                // `asleep` is set and no run has opened since: a thread that opens one now will
+                // unpark this one.
                 std::thread::park();
                 asleep.store(false, Ordering::SeqCst);
-                patience = Patience::new();
-            } else if patience.spent() {
+                patience = SpinWait::new();
+            } else if patience.is_exhausted() {
                 asleep.store(true, Ordering::SeqCst);
             } else {
                 patience.wait();
@@ -341,27 +347,24 @@ impl Shared {
         }
     }
 
-    /// Takes tasks until none is left. A panic leaves none for the others.
-    fn take_tasks(&self, body: &(dyn Fn(Turn) + Sync), tasks: usize, worker: usize) {
+    /// Takes tasks until none is left. A panic drops the remaining tasks.
+    fn take_tasks(&self, body: &(dyn Fn(TaskTurn) + Sync), tasks: usize, worker: usize) {
         let stop = StopOnPanic {
-            next: &self.next.0,
+            next: &self.next_task.0,
             tasks,
         };
         loop {
-            let task = self.next.0.fetch_add(1, Ordering::Relaxed);
+            let task = self.next_task.0.fetch_add(1, Ordering::Relaxed);
             if task >= tasks {
                 break;
             }
-            body(Turn { task, worker });
+            body(TaskTurn { task, worker });
         }
         std::mem::forget(stop);
     }
 
     fn clear_panic(&self) -> Option<Box<dyn Any + Send>> {
-        self.panic
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.panic.lock().take()
     }
 }
 
@@ -377,32 +380,32 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// How a thread waits: it pauses, then gives its core away between looks.
-struct Patience {
-    looks: u32,
+/// Waiting of a thread: it spins, then yields its core between polls.
+struct SpinWait {
+    polls: u32,
     spins: u32,
 }
 
-impl Patience {
+impl SpinWait {
     fn new() -> Self {
-        let crowded = CROWD.load(Ordering::Relaxed) > affinity::cores_count();
+        let crowded = SPINNING_THREADS.load(Ordering::Relaxed) > affinity::cores_count();
         Self {
-            looks: 0,
-            spins: if crowded { SPINS_CROWDED } else { SPINS },
+            polls: 0,
+            spins: if crowded { SPINS_OVERSUBSCRIBED } else { SPINS },
         }
     }
 
     fn wait(&mut self) {
-        if self.looks < self.spins {
+        if self.polls < self.spins {
             std::hint::spin_loop();
         } else {
             std::thread::yield_now();
         }
-        self.looks = self.looks.saturating_add(1);
+        self.polls = self.polls.saturating_add(1);
     }
 
-    fn spent(&self) -> bool {
-        self.looks >= self.spins + YIELDS
+    fn is_exhausted(&self) -> bool {
+        self.polls >= self.spins + YIELDS
     }
 }
 
@@ -412,7 +415,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     #[test]
-    fn every_task_runs_once_whatever_the_thread_count() {
+    fn every_task_runs_once_on_any_number_of_threads() {
         for count in [0, 1, 2, 3, 7] {
             let mut threads = Threads::new(count, &[]).unwrap();
             for tasks in [0, 1, 2, 5, 100] {
@@ -426,9 +429,9 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_come_late_touch_no_closed_run() {
-        // More threads than cores, very short runs with state on the stack: a worker that entered a
-        // run after its end would write into a later run's sum.
+    fn a_late_worker_enters_no_closed_run() {
+        // More threads than cores, and very short runs with state on the stack: a worker that
+        // entered a run after its end would write into a later run's sum.
         let mut threads = Threads::new(8, &[]).unwrap();
         for round in 0..20_000_u64 {
             let sum = AtomicU64::new(0);
@@ -455,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_any_task_reaches_the_caller_and_the_threads_go_on() {
+    fn a_task_panic_reaches_the_caller_and_threads_survive() {
         let mut threads = Threads::new(3, &[]).unwrap();
         for bad in 0..20 {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -498,7 +501,7 @@ mod tests {
             while !threads.workers[0].asleep.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            // Two tasks that wait for each other: only a woken worker lets this end.
+            // Two tasks wait for each other: the run ends only if the worker wakes.
             let arrived = AtomicU32::new(0);
             threads.run(2, &|_| {
                 arrived.fetch_add(1, Ordering::SeqCst);
@@ -511,7 +514,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn threads_that_the_system_does_not_bind_are_said_to_be_bound_to_nothing() {
+    fn threads_report_no_cores_if_binding_is_refused() {
         let allowed = affinity::cores_allowed();
         let there = vec![allowed[0]];
         assert_eq!(
@@ -534,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn several_sets_run_side_by_side() {
+    fn several_thread_sets_run_concurrently() {
         let cores: Vec<Vec<usize>> = affinity::cores_allowed()
             .chunks(1)
             .take(1)

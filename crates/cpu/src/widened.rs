@@ -1,30 +1,30 @@
-//! A pool of eight-bit floats, widened for attention.
+//! A pool of eight-bit floats, widened for one layer's attention.
 //!
-//! Owns: one layer's keys and values of a batch's sequences, as the kernels read them, and the batch with tables that
-//! lead there.
-//! Never: outlives a layer's attention; what is stored, and what workers send each other, stays narrow.
-//! Invariant: widening is exact, so it does not matter how often or beside what a block is widened.
+//! Owns: one layer's widened keys and values of a batch's sequences, and a copy of the batch whose
+//! tables point to them.
+//! Never: stored or sent: the pool and transfers between workers keep eight bits.
+//! Invariant: widening is exact, so that the result does not depend on how often or beside what a
+//! block is widened.
 
 use crate::buffers::CpuPool;
-use crate::kernel::Stored;
-use crate::memory::{Memory, Parts};
+use crate::kernel::StoredElement;
+use crate::memory::{PageMemory, SliceParts};
 use crate::threads::Threads;
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
 use cleave_engine::ops::Batch;
 
-/// See the module.
+/// Widened keys and values of the current batch.
 #[derive(Default)]
-pub(crate) struct Widened {
-    /// The batch at hand; its block `i` is the `i`th that the real one names.
+pub(crate) struct WidenedKv {
+    /// Copy of the batch; its block `i` stands for the `i`th entry of the real batch's tables.
     batch: Batch,
-    /// What those are in the pool.
+    /// The real blocks in the pool.
     blocks: Vec<BlockIndex>,
-    bytes: Option<Memory<u8>>,
+    bytes: Option<PageMemory<u8>>,
 }
 
-impl Widened {
-    /// Another batch comes.
+impl WidenedKv {
     pub(crate) fn begin(&mut self, batch: &Batch) {
         self.batch.clone_from(batch);
         self.blocks.clone_from(&batch.blocks);
@@ -33,11 +33,11 @@ impl Widened {
         }
     }
 
-    /// The batch, and one layer of its blocks, `[block][K|V][kv_head]`.
+    /// Widens one layer; returns the batch, and the layer's blocks `[block][K|V][kv_head]`.
     ///
     /// # Errors
     /// `Device` if memory is short.
-    pub(crate) fn widen<T: Stored>(
+    pub(crate) fn widen<T: StoredElement>(
         &mut self,
         threads: &mut Threads,
         pool: &CpuPool,
@@ -47,21 +47,21 @@ impl Widened {
         let each = shape.layer_elements();
         let bytes = self.blocks.len() * each * size_of::<T>();
         if self.bytes.as_ref().is_none_or(|there| there.len() < bytes) {
-            self.bytes = Some(Memory::zeroed(bytes.next_power_of_two())?);
+            self.bytes = Some(PageMemory::zeroed(bytes.next_power_of_two())?);
         }
         let Some(memory) = &mut self.bytes else {
             return Ok((&self.batch, &[]));
         };
-        let to = memory.seen_as_mut::<T>(self.blocks.len() * each);
-        let parts = Parts::new(to);
+        let to = memory.as_mut_slice_of::<T>(self.blocks.len() * each);
+        let parts = SliceParts::new(to);
         let (blocks, stored) = (&self.blocks, pool.elements::<u8>());
         threads.run(blocks.len(), &|turn| {
             let start = blocks[turn.task].0 as usize * shape.block_elements();
             let from = &stored[start + shape.key_offset(layer, 0)..][..each];
-            // SAFETY: every block is taken by one task.
+            // SAFETY: only one task writes a block.
             let to = unsafe { parts.part(turn.task * each..(turn.task + 1) * each) };
             for (to, bits) in to.iter_mut().zip(from) {
-                *to = T::of_e4m3(*bits);
+                *to = T::from_e4m3(*bits);
             }
         });
         Ok((&self.batch, to))

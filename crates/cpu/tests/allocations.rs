@@ -1,12 +1,12 @@
-//! A step in which nothing is new takes no memory from the system but for what it answers.
+//! A warm step allocates memory only for its result.
 //!
-//! The test has a file, and so a process, of its own: what counts is that of all threads.
+//! The test has its own file, and so its own process, because it counts allocations of all threads.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 #![allow(unsafe_code)] // An allocator that counts.
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Quantize};
+use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Quantize};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
@@ -16,14 +16,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-struct Counting;
+struct StepAllocationCounter;
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// How often pages were asked for, but for the system's allocator, which does not come by here, and stacks of threads.
+/// Number of page mappings, except the system allocator's, which do not go through this function,
+/// and thread stacks.
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// What this program, tests and dependencies alike, calls for pages: the linker takes this one before the C library's.
+/// Replaces the C library's function for this program and its dependencies: the linker prefers this
+/// one.
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 #[unsafe(no_mangle)]
 extern "C" fn mmap64(
@@ -37,14 +39,14 @@ extern "C" fn mmap64(
     if flags & libc::MAP_STACK == 0 {
         MAPPED.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: as the caller promises; this is what the C library's own one does.
+    // SAFETY: as the caller promises; the C library's own function does the same.
     let mapped =
         unsafe { libc::syscall(libc::SYS_mmap, at, bytes, protection, flags, file, offset) };
     mapped as *mut libc::c_void
 }
 
-// SAFETY: the system's allocator does everything; this one counts.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: the system's allocator does all the work; this one counts.
+unsafe impl GlobalAlloc for StepAllocationCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         TAKEN.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as the caller promises.
@@ -64,25 +66,25 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: StepAllocationCounter = StepAllocationCounter;
 
 const STREAMS: u32 = 3;
 const BLOCK_TOKENS: u32 = 16;
 const BLOCKS_EACH: u32 = 32;
-/// Steps before anything is counted: scratch and lists get their sizes, a block of keys begins.
+/// Warm-up steps, in which scratch and lists get their sizes, and a new block of keys begins.
 const FIRST: u32 = 40;
 const COUNTED: u32 = 20;
 
-/// What decides which memory a step works in.
+/// Options that decide a step's memory.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct AllocationCase {
     quantize: Option<Quantize>,
     kv: KvType,
-    /// Tokens of each stream in a step; those of prompts if there are several.
+    /// Tokens of each stream per step; several tokens are of a prompt.
     each: u32,
 }
 
-fn cases() -> impl Iterator<Item = Case> {
+fn cases() -> impl Iterator<Item = AllocationCase> {
     let forms = [
         (None, KvType::Bf16),
         (None, KvType::Int8PerTokenHead),
@@ -91,10 +93,10 @@ fn cases() -> impl Iterator<Item = Case> {
     ];
     forms
         .into_iter()
-        .flat_map(|(quantize, kv)| [1, 8].map(|each| Case { quantize, kv, each }))
+        .flat_map(|(quantize, kv)| [1, 8].map(|each| AllocationCase { quantize, kv, each }))
 }
 
-fn engine(dir: &Path, case: Case) -> ModelEngine<CpuOps> {
+fn engine(dir: &Path, case: AllocationCase) -> ModelEngine<CpuOps> {
     let options = CpuOptions {
         threads: 2,
         quantize: case.quantize,
@@ -102,7 +104,12 @@ fn engine(dir: &Path, case: Case) -> ModelEngine<CpuOps> {
         ..CpuOptions::new(Precision::Bf16)
     };
     let checkpoint = Checkpoint::open(dir).unwrap();
-    let weights = Weights::load(&CpuPack::new(&options), &checkpoint, None, &mut |_| {});
+    let weights = Weights::load(
+        &CpuWeightLoader::new(&options),
+        &checkpoint,
+        None,
+        &mut |_| {},
+    );
     let limits = EngineLimits {
         block_tokens: BLOCK_TOKENS,
         blocks_count: STREAMS * BLOCKS_EACH,
@@ -113,8 +120,9 @@ fn engine(dir: &Path, case: Case) -> ModelEngine<CpuOps> {
     ModelEngine::new(ops, Arc::new(weights.unwrap()), limits).unwrap()
 }
 
-/// The step that computes the next `each` tokens of every stream; of a prompt, or the last that was drawn.
-fn plan(step: u32, each: u32, sampling: &Arc<Sampling>) -> StepPlan {
+/// The step that computes the next `each` tokens of every stream: of a prompt, or the last drawn
+/// token.
+fn plan(step: u32, each: u32, sampling: &Arc<SamplingParams>) -> StepPlan {
     let is_prompt = each > 1;
     let prompt_len = if is_prompt { FIRST + COUNTED } else { 1 } * each;
     let opens = (0..STREAMS).filter(|_| step == 0).map(|slot| OpenSlot {
@@ -132,9 +140,10 @@ fn plan(step: u32, each: u32, sampling: &Arc<Sampling>) -> StepPlan {
         blocks: (slot * BLOCKS_EACH..(slot + 1) * BLOCKS_EACH)
             .map(BlockIndex)
             .collect(),
-        logits: match is_prompt {
-            true => LogitsWanted::No,
-            false => LogitsWanted::Sample,
+        logits: if is_prompt {
+            LogitsWanted::No
+        } else {
+            LogitsWanted::Sample
         },
         drafts: Vec::new(),
     });
@@ -145,12 +154,13 @@ fn plan(step: u32, each: u32, sampling: &Arc<Sampling>) -> StepPlan {
     }
 }
 
-/// Waits until whoever computes beside this thread has begun: that takes memory, which no step is to be blamed for.
+/// Waits until the compute threads have started: starting them allocates memory, which must not
+/// count for a step.
 #[cfg(target_os = "linux")]
 fn wait_for_threads() {
     let has_begun = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        // One of an earlier engine may end just now.
+        // A thread of an earlier engine may end meanwhile.
         let names = tasks.filter_map(|task| std::fs::read(task.ok()?.path().join("comm")).ok());
         names.into_iter().any(|name| name.starts_with(b"cpu-"))
     };
@@ -163,11 +173,14 @@ fn wait_for_threads() {
 fn wait_for_threads() {}
 
 #[test]
-fn a_step_took_memory_for_more_than_its_answer() {
+fn a_warm_step_allocates_only_its_result() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
     for case in cases() {
-        // What counts the tokens that a stream has had takes memory for new ones.
-        for (sampling, each_max) in [(Sampling::greedy(), 1), (drawn(), 2)] {
+        // The token counts of penalties allocate for each new token.
+        for (sampling, each_max) in [
+            (SamplingParams::greedy(), 1),
+            (full_vocabulary_sampling(), 2),
+        ] {
             let sampling = Arc::new(sampling);
             let mut engine = engine(&folder, case);
             wait_for_threads();
@@ -202,14 +215,14 @@ fn a_step_took_memory_for_more_than_its_answer() {
     }
 }
 
-/// With everything that looks at the whole vocabulary.
-fn drawn() -> Sampling {
-    Sampling {
+/// Every sampling rule that reads the whole vocabulary.
+fn full_vocabulary_sampling() -> SamplingParams {
+    SamplingParams {
         temperature: 0.8,
         top_k: 40,
         top_p: 0.9,
         min_p: 0.01,
         frequency_penalty: 0.5,
-        ..Sampling::greedy()
+        ..SamplingParams::greedy()
     }
 }

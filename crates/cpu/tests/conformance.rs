@@ -1,12 +1,12 @@
-//! The whole forward pass on every instruction set that this processor has: against the reference's
-//! goldens, and against itself on every path.
+//! The whole forward pass on every instruction set that this processor has, compared with the
+//! reference's goldens, and with itself on every path.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Quantize};
+use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{drafts, goldens, path_independence};
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::synth::{Layout, Quantizing, quantize};
+use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn engine(
     options: &CpuOptions,
 ) -> Result<Box<dyn Engine>, String> {
     let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
-    let pack = CpuPack::new(options);
+    let pack = CpuWeightLoader::new(options);
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
     let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
@@ -54,8 +54,9 @@ fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
     }
 }
 
+// Invariant: I17.
 #[test]
-fn tokens_and_logits_are_the_references_on_every_instruction_set() {
+fn tokens_and_logits_match_the_reference_on_every_isa() {
     for isa in available() {
         for name in FOLDERS {
             let options = options(Precision::F32, isa, 2);
@@ -65,8 +66,8 @@ fn tokens_and_logits_are_the_references_on_every_instruction_set() {
     }
 }
 
-/// Every engine that the suite builds gets another number of threads, so handing a sequence from one
-/// to the next also shows that threads do not matter.
+/// Every engine that the suite builds gets another number of threads, so that moving a sequence
+/// between engines also shows that the number of threads has no effect.
 fn path_independent(precision: Precision, isa: Isa, names: &[&str]) {
     let built = AtomicUsize::new(0);
     let build = |dir: &Path, limits| {
@@ -79,17 +80,18 @@ fn path_independent(precision: Precision, isa: Isa, names: &[&str]) {
 }
 
 #[test]
-fn no_bit_depends_on_the_path_in_f32() {
+fn f32_results_are_path_independent() {
     path_independent(Precision::F32, Isa::detect(), &FOLDERS);
 }
 
 #[test]
-fn no_bit_depends_on_the_path_in_bf16() {
+fn bf16_results_are_path_independent() {
     path_independent(Precision::Bf16, Isa::detect(), &FOLDERS);
 }
 
+// Invariant: I48.
 #[test]
-fn drafts_change_no_token() {
+fn drafts_change_no_token_on_the_cpu() {
     for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3"]) {
         for precision in [Precision::F32, Precision::Bf16] {
             let options = options(precision, Isa::detect(), 2);
@@ -99,9 +101,9 @@ fn drafts_change_no_token() {
     }
 }
 
-/// Blocks of eight-bit numbers mean nothing to an engine of others.
+/// An engine must not receive blocks of another number format.
 #[test]
-fn another_format_of_keys_and_values_is_another_fingerprint() {
+fn the_kv_format_is_part_of_the_fingerprint() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 1,
@@ -123,7 +125,7 @@ fn another_format_of_keys_and_values_is_another_fingerprint() {
     assert_eq!(narrow, described(KvType::Fp8E4m3));
     let scaled = described(KvType::Int8PerTokenHead);
     assert!(scaled.0 != wide.0 && scaled.0 != narrow.0);
-    // Of 16 tokens, four bytes for each key's and value's scale.
+    // 16 tokens, with four bytes for each key's and each value's scale.
     let config = Checkpoint::open(&folder("qwen2")).unwrap();
     let config = config.config();
     let scales = config.layers_count() * config.heads.kv_heads * 2 * 16 * 4;
@@ -132,7 +134,7 @@ fn another_format_of_keys_and_values_is_another_fingerprint() {
 
 /// Keys and values of eight bits, in both number formats.
 #[test]
-fn no_bit_depends_on_the_path_with_keys_and_values_of_eight_bits() {
+fn eight_bit_kv_results_are_path_independent() {
     for (kv, isa, name) in [
         (KvType::Fp8E4m3, Isa::detect(), "mistral"),
         (KvType::Int8PerTokenHead, Isa::detect(), "mistral"),
@@ -155,8 +157,9 @@ fn no_bit_depends_on_the_path_with_keys_and_values_of_eight_bits() {
     }
 }
 
+// Invariant: I11.
 #[test]
-fn no_bit_depends_on_the_path_on_any_instruction_set() {
+fn results_are_path_independent_on_every_isa() {
     for isa in available() {
         path_independent(Precision::F32, isa, &["mistral"]);
         path_independent(Precision::Bf16, isa, &["qwen3"]);
@@ -165,7 +168,7 @@ fn no_bit_depends_on_the_path_on_any_instruction_set() {
 
 /// Weights rounded when they are loaded.
 #[test]
-fn no_bit_depends_on_the_path_with_weights_of_eight_and_four_bits() {
+fn weights_rounded_at_load_are_path_independent() {
     for quantize in [Quantize::Int8, Quantize::Int4] {
         for isa in [Isa::detect(), Isa::Plain] {
             let build = |dir: &Path, limits| {
@@ -182,16 +185,16 @@ fn no_bit_depends_on_the_path_with_weights_of_eight_and_four_bits() {
 
 /// Weights as their makers rounded them.
 #[test]
-fn no_bit_depends_on_the_path_with_quantised_checkpoints() {
+fn quantised_checkpoints_are_path_independent() {
     let from = folder("qwen3");
     for (layout, group) in [
-        (Layout::Int8, 1),
-        (Layout::Gptq8, 32),
-        (Layout::Int4, 32),
-        (Layout::Awq, 32),
+        (QuantizedLayout::Int8, 1),
+        (QuantizedLayout::Gptq8, 32),
+        (QuantizedLayout::Int4, 32),
+        (QuantizedLayout::Awq, 32),
     ] {
         let out = tempfile::tempdir().unwrap();
-        let quantizing = Quantizing { layout, group };
+        let quantizing = QuantizeOptions { layout, group };
         quantize(&from, out.path(), quantizing, &mut |_| {}).unwrap();
         std::fs::copy(from.join("goldens.json"), out.path().join("goldens.json")).unwrap();
         let build =
@@ -200,13 +203,13 @@ fn no_bit_depends_on_the_path_with_quantised_checkpoints() {
     }
 }
 
-/// Weights of f16 that stay so.
+/// f16 weights that are kept in f16.
 #[test]
-fn no_bit_depends_on_the_path_with_f16() {
+fn f16_weights_are_path_independent() {
     let from = folder("qwen3");
     let out = tempfile::tempdir().unwrap();
-    let quantizing = Quantizing {
-        layout: Layout::F16,
+    let quantizing = QuantizeOptions {
+        layout: QuantizedLayout::F16,
         group: 1,
     };
     quantize(&from, out.path(), quantizing, &mut |_| {}).unwrap();
@@ -223,9 +226,9 @@ fn no_bit_depends_on_the_path_with_f16() {
     }
 }
 
-/// Whoever rounds its weights otherwise computes other keys and values.
+/// Weights rounded differently give different keys and values.
 #[test]
-fn another_rounding_of_weights_is_another_fingerprint() {
+fn the_rounding_of_weights_is_part_of_the_fingerprint() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 1,

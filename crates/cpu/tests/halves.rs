@@ -1,10 +1,10 @@
-//! Products with weights of f16 against sums in f64, on every instruction set this processor has, and against themselves:
-//! rows alone and together, other thread counts, other sets.
+//! Products with weights of f16, compared with sums in f64 on every instruction set that this
+//! processor has, and with themselves: rows alone and together, other thread counts, other sets.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
-use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa};
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
-use cleave_engine::ops::{Holds, Ops, Pack, Precision};
+use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
 use half::f16;
 
 fn available() -> impl Iterator<Item = Isa> {
@@ -32,7 +32,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(next).collect()
 }
 
-/// Weights `(columns, width)`, every seventh so small that f16 has it without a first bit.
+/// Weights `(columns, width)`; every seventh is subnormal in f16.
 fn weights(columns: usize, width: usize) -> Vec<f16> {
     let values = numbers(3, columns * width).into_iter().enumerate();
     let scaled = values.map(|(i, x)| x * if i % 7 == 0 { 3e-5 } else { 0.3 });
@@ -40,7 +40,7 @@ fn weights(columns: usize, width: usize) -> Vec<f16> {
 }
 
 fn stored(columns: usize, width: usize) -> StoredMatrix {
-    StoredTensor::from_f16("w", (columns, width), &weights(columns, width)).into()
+    StoredTensor::from_f16("w", columns, width, &weights(columns, width)).into()
 }
 
 fn multiply(
@@ -51,14 +51,16 @@ fn multiply(
     rows: usize,
 ) -> Vec<f32> {
     let mut ops = CpuOps::new(options).unwrap();
-    let mut left = ops.rows(rows, x.len() / rows, Holds::Activations).unwrap();
+    let mut left = ops
+        .rows(rows, x.len() / rows, BufferRole::Activations)
+        .unwrap();
     left.values_mut().copy_from_slice(x);
-    let mut out = ops.rows(rows, columns, Holds::Activations).unwrap();
+    let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
     ops.matmul(matrix, rows, &left, &mut out).unwrap();
     out.values().to_vec()
 }
 
-/// The product in f64, and what errors are measured with: the sum of magnitudes.
+/// The product in f64, and the sum of magnitudes, to which errors are relative.
 fn expected(columns: usize, width: usize, x: &[f32], bias: Option<&[f32]>) -> Vec<(f64, f64)> {
     let weights = weights(columns, width);
     let mut out = Vec::new();
@@ -81,7 +83,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 }
 
 #[test]
-fn products_of_f16_are_right_on_every_instruction_set_and_the_same_on_all() {
+fn f16_products_are_right_and_bit_equal_on_every_isa() {
     for (columns, width) in [
         (1, 1),
         (16, 3),
@@ -98,7 +100,7 @@ fn products_of_f16_are_right_on_every_instruction_set_and_the_same_on_all() {
             let mut first: Option<Vec<f32>> = None;
             for isa in available() {
                 let options = options(isa, 2);
-                let pack = CpuPack::new(&options);
+                let pack = CpuWeightLoader::new(&options);
                 let stack = [stored(columns, width)];
                 let matrix = pack.matrix(&stack, bias.as_deref()).unwrap();
                 assert_eq!(
@@ -108,7 +110,7 @@ fn products_of_f16_are_right_on_every_instruction_set_and_the_same_on_all() {
                 let out = multiply(&options, &matrix, columns, &x, rows);
                 let what = format!("{isa} {width} × {columns}, {rows} rows");
                 for (found, (expected, most)) in out.iter().zip(&expected) {
-                    // Activations lose a half of 2^-12 at most, and sums of so many hardly more.
+                    // Activations lose at most 2^-13, and sums of so many hardly more.
                     let error = (f64::from(*found) - expected).abs();
                     assert!(error <= 1.3e-4 * most, "{what}: {found} for {expected}");
                 }
@@ -123,12 +125,12 @@ fn products_of_f16_are_right_on_every_instruction_set_and_the_same_on_all() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_f16() {
-    // Rows that do not stay in a cache, in more than one block.
+fn f16_rows_are_bit_equal_in_any_batch_and_thread_count() {
+    // Rows larger than a cache, in more than one block.
     let (columns, width, rows) = (200, 1153, 530);
     let x = numbers(2, rows * width);
     for isa in available() {
-        let matrix = CpuPack::new(&options(isa, 2))
+        let matrix = CpuWeightLoader::new(&options(isa, 2))
             .matrix(&[stored(columns, width)], None)
             .unwrap();
         let run =
@@ -148,9 +150,9 @@ fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_f16() 
     }
 }
 
-/// What was lost when they were rounded to bf16: weights lose three bits there, activations five.
+/// In bf16, weights lose three bits and activations five.
 #[test]
-fn f16_that_is_kept_is_many_times_more_exact_than_rounded_to_bf16() {
+fn kept_f16_is_16_times_more_exact_than_bf16() {
     let (columns, width, rows) = (64, 512, 4);
     let x = numbers(2, rows * width);
     let expected = expected(columns, width, &x, None);
@@ -159,7 +161,7 @@ fn f16_that_is_kept_is_many_times_more_exact_than_rounded_to_bf16() {
             keeps_f16,
             ..options(Isa::detect(), 2)
         };
-        let matrix = CpuPack::new(&options)
+        let matrix = CpuWeightLoader::new(&options)
             .matrix(&[stored(columns, width)], None)
             .unwrap();
         let out = multiply(&options, &matrix, columns, &x, rows);
@@ -174,9 +176,9 @@ fn f16_that_is_kept_is_many_times_more_exact_than_rounded_to_bf16() {
 }
 
 #[test]
-fn what_is_not_finite_stays_so_with_f16() {
+fn non_finite_inputs_stay_non_finite_with_f16() {
     let (columns, width) = (32, 256);
-    // One whose only bits are among those that rounding takes.
+    // The second NaN has its only fraction bits among those that rounding drops.
     for bad in [
         f32::NAN,
         f32::from_bits(0x7f80_0001),
@@ -185,7 +187,7 @@ fn what_is_not_finite_stays_so_with_f16() {
     ] {
         for isa in available() {
             let options = options(isa, 1);
-            let matrix = CpuPack::new(&options)
+            let matrix = CpuWeightLoader::new(&options)
                 .matrix(&[stored(columns, width)], None)
                 .unwrap();
             let mut x = numbers(2, 2 * width);

@@ -1,19 +1,19 @@
-//! Each operation against its formula in f64, on every instruction set this processor has, and
-//! against itself: rows alone and together, other thread counts, other cuts.
+//! Each operation compared with its formula in f64 on every instruction set that this processor
+//! has, and with itself: rows alone and together, other thread counts, other divisions.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows, Isa};
+use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, Gated, HeadShape, Holds, KvType, LayerOf, Norm,
-    Ops, Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape, KvPoolShape,
+    KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable, WeightLoader,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
-/// How weights and activations are rounded, and how keys and values are.
+/// Number formats of weights and activations, and of keys and values.
 const FORMATS: [(Precision, KvType); 6] = [
     (Precision::F32, KvType::F32),
     (Precision::Bf16, KvType::Bf16),
@@ -58,8 +58,8 @@ fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
         .collect()
 }
 
-/// One token's key or value in a head.
-fn kept(kv: KvType, values: &[f32]) -> Vec<f64> {
+/// One token's key or value in a head, as the pool rounds it.
+fn rounded_kv(kv: KvType, values: &[f32]) -> Vec<f64> {
     match kv {
         KvType::F32 => rounded(Precision::F32, values),
         KvType::Bf16 => rounded(Precision::Bf16, values),
@@ -75,14 +75,14 @@ fn kept(kv: KvType, values: &[f32]) -> Vec<f64> {
     }
 }
 
-/// What the codes of one token's key or value in a head are multiplied with.
+/// Scale of one token's key or value in a head.
 fn scale_of(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most: f32, v| most.max(v.abs())) / 127.0
 }
 
 fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
     let mut buffer = ops
-        .rows(rows, values.len() / rows.max(1), Holds::Activations)
+        .rows(rows, values.len() / rows.max(1), BufferRole::Activations)
         .unwrap();
     buffer.values_mut().copy_from_slice(values);
     buffer
@@ -100,14 +100,14 @@ fn assert_close(found: &[f32], expected: &[f64], bound: f64, what: &str) {
 }
 
 /// `x · weightᵀ + bias` on one instruction set.
-struct Case {
+struct ProductCase {
     width: usize,
     columns: usize,
     rows: usize,
     bias: bool,
 }
 
-impl Case {
+impl ProductCase {
     fn weights(&self) -> Vec<f32> {
         numbers(7, self.width * self.columns)
     }
@@ -121,13 +121,15 @@ impl Case {
     }
 
     fn run(&self, options: &CpuOptions, rows: usize, x: &[f32]) -> Vec<f32> {
-        let weights = StoredTensor::from_f32("w", (self.columns, self.width), &self.weights());
-        let matrix = CpuPack::new(options)
+        let weights = StoredTensor::from_f32("w", self.columns, self.width, &self.weights());
+        let matrix = CpuWeightLoader::new(options)
             .matrix(&[weights.into()], self.bias().as_deref())
             .unwrap();
         let mut ops = CpuOps::new(options).unwrap();
         let x = filled(&ops, rows, x);
-        let mut out = ops.rows(rows, self.columns, Holds::Activations).unwrap();
+        let mut out = ops
+            .rows(rows, self.columns, BufferRole::Activations)
+            .unwrap();
         ops.matmul(&matrix, rows, &x, &mut out).unwrap();
         out.values().to_vec()
     }
@@ -148,7 +150,7 @@ impl Case {
 }
 
 /// Odd and even sizes around vectors, pairs, panels and register tiles.
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<ProductCase> {
     let mut cases = Vec::new();
     for (width, columns) in [
         (1, 1),
@@ -161,7 +163,7 @@ fn cases() -> Vec<Case> {
     ] {
         for rows in [1, 2, 3, 5, 6, 7, 8, 13, 14, 15, 16, 29, 40] {
             let bias = (rows + columns) % 2 == 0;
-            cases.push(Case {
+            cases.push(ProductCase {
                 width,
                 columns,
                 rows,
@@ -173,7 +175,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn products_of_odd_sizes_are_right_on_every_instruction_set() {
+fn products_of_odd_sizes_are_right_on_every_isa() {
     for isa in available() {
         for precision in PRECISIONS {
             for case in cases() {
@@ -186,22 +188,22 @@ fn products_of_odd_sizes_are_right_on_every_instruction_set() {
 }
 
 #[test]
-fn a_product_of_no_rows_is_empty() {
-    let case = Case {
+fn a_product_of_no_rows_writes_nothing() {
+    let case = ProductCase {
         width: 8,
         columns: 8,
         rows: 0,
         bias: false,
     };
     let options = options(Precision::Bf16, Isa::detect(), 2);
-    let weights = StoredTensor::from_f32("w", (8, 8), &case.weights());
-    let matrix = CpuPack::new(&options)
+    let weights = StoredTensor::from_f32("w", 8, 8, &case.weights());
+    let matrix = CpuWeightLoader::new(&options)
         .matrix(&[weights.into()], None)
         .unwrap();
     let mut ops = CpuOps::new(&options).unwrap();
     let (x, mut out) = (
-        ops.rows(4, 8, Holds::Activations).unwrap(),
-        ops.rows(4, 8, Holds::Activations).unwrap(),
+        ops.rows(4, 8, BufferRole::Activations).unwrap(),
+        ops.rows(4, 8, BufferRole::Activations).unwrap(),
     );
     out.values_mut().fill(5.0);
     ops.matmul(&matrix, 0, &x, &mut out).unwrap();
@@ -209,11 +211,11 @@ fn a_product_of_no_rows_is_empty() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads() {
+fn rows_are_bit_equal_in_any_batch_and_thread_count() {
     for isa in available() {
         for precision in PRECISIONS {
-            // Large enough that the product is divided among threads, both ways.
-            let case = Case {
+            // Large enough that the product is divided among threads by panels and by tiles.
+            let case = ProductCase {
                 width: 515,
                 columns: 200,
                 rows: 61,
@@ -235,10 +237,11 @@ fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads() {
     }
 }
 
-/// More rows than are taken together, of which the left side does not stay in a cache: panels pass by in groups.
+/// More rows than one pass has, with a left side larger than the cache, so that panels go in
+/// groups.
 #[test]
-fn products_of_very_many_rows_are_right_and_each_row_is_as_it_is_alone() {
-    let case = Case {
+fn rows_of_a_large_product_equal_those_computed_alone() {
+    let case = ProductCase {
         width: 600,
         columns: 100,
         rows: 530,
@@ -246,7 +249,7 @@ fn products_of_very_many_rows_are_right_and_each_row_is_as_it_is_alone() {
     };
     let left = case.left();
     for isa in available() {
-        // One thread: the panels of several would be one by one.
+        // One thread: several threads would each have single panels.
         let options = options(Precision::Bf16, isa, 1);
         let together = case.run(&options, case.rows, &left);
         assert_close(&together, &case.expected(Precision::Bf16), 5e-5, isa.name());
@@ -260,8 +263,8 @@ fn products_of_very_many_rows_are_right_and_each_row_is_as_it_is_alone() {
 }
 
 #[test]
-fn bf16_products_have_the_same_bits_on_every_instruction_set() {
-    let case = Case {
+fn bf16_products_are_bit_equal_on_every_isa() {
+    let case = ProductCase {
         width: 333,
         columns: 70,
         rows: 17,
@@ -275,7 +278,7 @@ fn bf16_products_have_the_same_bits_on_every_instruction_set() {
 }
 
 #[test]
-fn weights_of_every_stored_type_are_packed_alike_where_they_are_exact() {
+fn exactly_stored_weights_pack_alike_from_every_type() {
     let values: Vec<half::bf16> = numbers(3, 40 * 24)
         .iter()
         .map(|&v| half::bf16::from_f32(v))
@@ -283,22 +286,22 @@ fn weights_of_every_stored_type_are_packed_alike_where_they_are_exact() {
     let wide: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
     for precision in PRECISIONS {
         let options = options(precision, Isa::detect(), 2);
-        let pack = CpuPack::new(&options);
+        let pack = CpuWeightLoader::new(&options);
         let mut ops = CpuOps::new(&options).unwrap();
         let x = filled(&ops, 2, &numbers(4, 48));
         let mut results = Vec::new();
-        // Whole, and as a stack of three.
+        // As one tensor, and as a stack of three.
         for stack in [
-            vec![StoredTensor::from_bf16("w", (40, 24), &values)],
+            vec![StoredTensor::from_bf16("w", 40, 24, &values)],
             vec![
-                StoredTensor::from_f32("a", (7, 24), &wide[..7 * 24]),
-                StoredTensor::from_bf16("b", (30, 24), &values[7 * 24..37 * 24]),
-                StoredTensor::from_f32("c", (3, 24), &wide[37 * 24..]),
+                StoredTensor::from_f32("a", 7, 24, &wide[..7 * 24]),
+                StoredTensor::from_bf16("b", 30, 24, &values[7 * 24..37 * 24]),
+                StoredTensor::from_f32("c", 3, 24, &wide[37 * 24..]),
             ],
         ] {
             let stack: Vec<StoredMatrix> = stack.into_iter().map(Into::into).collect();
             let matrix = pack.matrix(&stack, None).unwrap();
-            let mut out = ops.rows(2, 40, Holds::Activations).unwrap();
+            let mut out = ops.rows(2, 40, BufferRole::Activations).unwrap();
             ops.matmul(&matrix, 2, &x, &mut out).unwrap();
             results.push(out.values().to_vec());
         }
@@ -319,12 +322,12 @@ fn norms_and_gates_follow_their_formulas() {
             let (x, delta) = (numbers(1, 3 * width), numbers(2, 3 * width));
             let weight = numbers(5, width);
             let norm = Norm {
-                weight: &CpuPack::new(&options).vector(&weight).unwrap(),
+                weight: &CpuWeightLoader::new(&options).vector(&weight).unwrap(),
                 epsilon: 1e-5,
             };
             let mut residual = filled(&ops, 3, &x);
-            let mut out = ops.rows(3, width, Holds::Activations).unwrap();
-            let sum = Residual {
+            let mut out = ops.rows(3, width, BufferRole::Activations).unwrap();
+            let sum = ResidualIo {
                 residual: &mut residual,
                 delta: &filled(&ops, 3, &delta),
             };
@@ -346,7 +349,7 @@ fn norms_and_gates_follow_their_formulas() {
                 })
                 .collect();
             assert_close(out.values(), &expected, 1e-5, "norm");
-            let mut again = ops.rows(3, width, Holds::Activations).unwrap();
+            let mut again = ops.rows(3, width, BufferRole::Activations).unwrap();
             ops.rms_norm(&norm, 3, &residual, &mut again).unwrap();
             assert!(same_bits(again.values(), out.values()));
 
@@ -367,22 +370,23 @@ fn norms_and_gates_follow_their_formulas() {
     }
 }
 
-/// Rows of `gate | up` through the gate: each row of the left side picks one of them out of the matrix.
+/// Applies the gate to rows of `gate | up`: each row of the left side is a unit vector that selects
+/// one of them from the matrix.
 fn gated(ops: &mut CpuOps, gate_up: &[f32], rows: usize) -> CpuRows {
     let both = gate_up.len() / rows;
     let weights: Vec<f32> = (0..both)
         .flat_map(|column| (0..rows).map(move |row| gate_up[row * both + column]))
         .collect();
-    let stored = StoredTensor::from_f32("gate", (both, rows), &weights);
-    let pack = CpuPack::new(&options(Precision::F32, Isa::Plain, 1));
+    let stored = StoredTensor::from_f32("gate", both, rows, &weights);
+    let pack = CpuWeightLoader::new(&options(Precision::F32, Isa::Plain, 1));
     let matrix = pack.gate_up(&[stored.into()], None).unwrap();
     let picks: Vec<f32> = (0..rows * rows)
         .map(|at| f32::from(u8::from(at / rows == at % rows)))
         .collect();
     let x = filled(ops, rows, &picks);
-    let mut unused = ops.rows(rows, both, Holds::Activations).unwrap();
-    let mut out = ops.rows(rows, both / 2, Holds::Activations).unwrap();
-    let to = Gated {
+    let mut unused = ops.rows(rows, both, BufferRole::Activations).unwrap();
+    let mut out = ops.rows(rows, both / 2, BufferRole::Activations).unwrap();
+    let to = GatedIo {
         gate_up: &mut unused,
         out: &mut out,
     };
@@ -404,8 +408,8 @@ fn the_gate_is_finite_at_the_ends_of_its_range() {
     }
 }
 
-/// One sequence's attention, computed in pieces.
-struct Sequences {
+/// Attention of several sequences, computed in pieces.
+struct AttentionCase {
     heads: HeadShape,
     block_tokens: usize,
     window: Option<usize>,
@@ -415,10 +419,10 @@ struct Sequences {
 
 const LAYERS: usize = 2;
 
-impl Sequences {
-    fn shape(&self, kv: KvType) -> PoolShape {
+impl AttentionCase {
+    fn shape(&self, kv: KvType) -> KvPoolShape {
         let blocks = self.lengths.iter().map(|n| n.div_ceil(self.block_tokens));
-        PoolShape {
+        KvPoolShape {
             blocks_count: blocks.sum::<usize>() + 1,
             layers_count: LAYERS,
             heads: self.heads,
@@ -436,7 +440,7 @@ impl Sequences {
             .collect()
     }
 
-    /// Sequence `i` has every blocks'th block, backwards, so that tables are not in order.
+    /// Block table of a sequence, in descending order, so that tables are not in the pool's order.
     fn table(&self, sequence: usize) -> Vec<BlockIndex> {
         let before: usize = self.lengths[..sequence]
             .iter()
@@ -460,7 +464,7 @@ impl Sequences {
         let mut ops = CpuOps::new(options).unwrap();
         let shape = self.shape(options.kv);
         let mut pool = ops.pool(shape).unwrap();
-        // What others left in a block is no number, in every format.
+        // Earlier contents of a block are NaN in every format.
         let left = vec![0xff; shape.block_bytes()];
         for block in 0..shape.blocks_count as u32 {
             ops.write_block(&mut pool, BlockIndex(block), 0, &left)
@@ -469,7 +473,7 @@ impl Sequences {
         let (cos, sin) = self.rotary();
         let half = self.heads.head_dim / 2;
         let (cos, sin) = (&cos, &sin);
-        let rotary = CpuPack::new(options)
+        let rotary = CpuWeightLoader::new(options)
             .rotary(RotaryTable { cos, sin, half })
             .unwrap();
         let width = self.heads.query_width();
@@ -478,9 +482,9 @@ impl Sequences {
             let (batch, values) = self.batch(step);
             let rows = batch.rows_count();
             let mut qkv = filled(&ops, rows, &values);
-            let mut out = ops.rows(rows, width, Holds::Activations).unwrap();
-            ops.begin(&batch, Wanted::Anything).unwrap();
-            let pool_layer = LayerOf {
+            let mut out = ops.rows(rows, width, BufferRole::Activations).unwrap();
+            ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+            let pool_layer = PoolLayer {
                 pool: &mut pool,
                 layer: 1,
             };
@@ -528,7 +532,7 @@ impl Sequences {
     }
 
     /// The formula, in f64.
-    fn expected(&self, (precision, kv): (Precision, KvType), sequence: usize) -> Vec<f64> {
+    fn expected(&self, precision: Precision, kv: KvType, sequence: usize) -> Vec<f64> {
         let HeadShape {
             query_heads,
             kv_heads,
@@ -549,9 +553,10 @@ impl Sequences {
                     x[i + half] = b * c + a * s;
                 }
             }
-            match index < query_heads {
-                true => rounded(precision, &x),
-                false => kept(kv, &x),
+            if index < query_heads {
+                rounded(precision, &x)
+            } else {
+                rounded_kv(kv, &x)
             }
         };
         let mut out = vec![0.0; tokens * query_heads * head_dim];
@@ -593,8 +598,8 @@ fn heads(query_heads: usize, kv_heads: usize, head_dim: usize) -> HeadShape {
 }
 
 /// Shapes around vectors, tiles, spans, groups and windows.
-fn sequences() -> Vec<Sequences> {
-    let of = |heads, block_tokens, window, lengths: &[usize]| Sequences {
+fn sequences() -> Vec<AttentionCase> {
+    let of = |heads, block_tokens, window, lengths: &[usize]| AttentionCase {
         heads,
         block_tokens,
         window,
@@ -611,7 +616,7 @@ fn sequences() -> Vec<Sequences> {
 }
 
 #[test]
-fn attention_follows_its_formula_on_every_instruction_set() {
+fn attention_follows_its_formula_on_every_isa() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
@@ -630,12 +635,13 @@ fn attention_follows_its_formula_on_every_instruction_set() {
                     let bound = match (precision, kv) {
                         (Precision::F32, KvType::F32) => 2e-5,
                         (Precision::F32, KvType::Int8PerTokenHead) => 1e-3,
-                        // Queries and weights are rounded on the way, 8 bits each; and where a key is just
-                        // between two numbers of eight bits, its last bit may take it to the other.
+                        // Queries and weights are rounded on the way, 8 bits each; and where a key
+                        // is just between two numbers of eight bits, its last bit may take it to
+                        // the other.
                         _ => 2e-2,
                     };
                     let what = format!("{isa} {precision:?} {kv:?} {:?}", case.heads);
-                    let expected = case.expected((precision, kv), sequence);
+                    let expected = case.expected(precision, kv, sequence);
                     assert_close(out, &expected, bound, &what);
                 }
             }
@@ -644,7 +650,7 @@ fn attention_follows_its_formula_on_every_instruction_set() {
 }
 
 #[test]
-fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
+fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
@@ -690,9 +696,9 @@ fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
     }
 }
 
-/// What one processor drew another goes on with, if their arithmetic has one name.
+/// A processor may continue another's sequence if their arithmetic has the same name.
 #[test]
-fn attention_has_the_same_bits_on_every_instruction_set_of_one_arithmetic() {
+fn attention_is_bit_equal_on_isas_of_one_arithmetic() {
     for (precision, kv) in FORMATS {
         for case in sequences() {
             let lengths = case.lengths.iter().enumerate();
@@ -722,14 +728,19 @@ fn attention_has_the_same_bits_on_every_instruction_set_of_one_arithmetic() {
     }
 }
 
-/// A block's bytes when these rows of one sequence are stored in these chunks.
-fn stored(precision: Precision, heads: HeadShape, chunks: &[usize], qkv: &[f32]) -> Vec<u8> {
+/// A block's bytes after these rows of one sequence are stored in these chunks.
+fn stored_block_bytes(
+    precision: Precision,
+    heads: HeadShape,
+    chunks: &[usize],
+    qkv: &[f32],
+) -> Vec<u8> {
     let options = CpuOptions {
         kv: KvType::Int8PerTokenHead,
         ..options(precision, Isa::detect(), 1)
     };
     let mut ops = CpuOps::new(&options).unwrap();
-    let shape = PoolShape {
+    let shape = KvPoolShape {
         blocks_count: 1,
         layers_count: 1,
         heads,
@@ -742,7 +753,7 @@ fn stored(precision: Precision, heads: HeadShape, chunks: &[usize], qkv: &[f32])
     let half = heads.head_dim / 2;
     let (cos, sin) = (vec![1.0; 16 * half], vec![0.0; 16 * half]);
     let (cos, sin) = (&cos, &sin);
-    let rotary = CpuPack::new(&options)
+    let rotary = CpuWeightLoader::new(&options)
         .rotary(RotaryTable { cos, sin, half })
         .unwrap();
     let mut position = 0;
@@ -761,9 +772,9 @@ fn stored(precision: Precision, heads: HeadShape, chunks: &[usize], qkv: &[f32])
         let width = heads.qkv_width();
         let values = &qkv[position * width..(position + rows) * width];
         let mut values = filled(&ops, rows, values);
-        ops.begin(&batch, Wanted::Anything).unwrap();
+        ops.begin(&batch, PassPurpose::Unspecified).unwrap();
         let (pool, layer) = (&mut pool, 0);
-        ops.rotate_store(&batch, &rotary, &mut values, LayerOf { pool, layer })
+        ops.rotate_store(&batch, &rotary, &mut values, PoolLayer { pool, layer })
             .unwrap();
         position += rows;
     }
@@ -772,10 +783,10 @@ fn stored(precision: Precision, heads: HeadShape, chunks: &[usize], qkv: &[f32])
     bytes
 }
 
-/// Each head has its tokens' codes, then their scales; what was not stored stays as it was, and nothing depends on what
-/// is stored beside it.
+/// Each head has its tokens' codes, then their scales. Bytes of other tokens stay unchanged, and no
+/// byte depends on the tokens stored beside it.
 #[test]
-fn a_tokens_codes_and_scale_are_those_of_its_own_head() {
+fn int8_codes_and_scale_depend_only_on_token_and_head() {
     const TOKENS: usize = 11;
     for (precision, heads) in [
         (Precision::Bf16, heads(2, 2, 32)),
@@ -785,13 +796,13 @@ fn a_tokens_codes_and_scale_are_those_of_its_own_head() {
         let HeadShape {
             kv_heads, head_dim, ..
         } = heads;
-        // Some tokens are a thousand times others, and one is nothing.
+        // Some tokens are a thousand times larger than others, and some are zero.
         let mut qkv = numbers(77, TOKENS * heads.qkv_width());
         for (token, row) in qkv.chunks_exact_mut(heads.qkv_width()).enumerate() {
             let size = [1.0, 1000.0, 1e-3, 0.0][token % 4];
             row.iter_mut().for_each(|x| *x *= size);
         }
-        let bytes = stored(precision, heads, &[TOKENS], &qkv);
+        let bytes = stored_block_bytes(precision, heads, &[TOKENS], &qkv);
         let section = 16 * (head_dim + 4);
         assert_eq!(bytes.len(), 2 * kv_heads * section);
         for (index, section) in bytes.chunks_exact(section).enumerate() {
@@ -822,13 +833,13 @@ fn a_tokens_codes_and_scale_are_those_of_its_own_head() {
             }
             found.sort_unstable();
             expected.sort_unstable();
-            // A number that is just between two codes may have either.
+            // A number half-way between two codes may get either.
             let is_near = |(a, b): (&i8, &i8)| (i16::from(*a) - i16::from(*b)).abs() <= 1;
             assert!(found.iter().zip(&expected).all(is_near), "section {index}");
         }
         for chunks in [&[1; TOKENS][..], &[3, 7, 1]] {
             assert!(
-                stored(precision, heads, chunks, &qkv) == bytes,
+                stored_block_bytes(precision, heads, chunks, &qkv) == bytes,
                 "{chunks:?}"
             );
         }
@@ -838,7 +849,7 @@ fn a_tokens_codes_and_scale_are_those_of_its_own_head() {
 #[test]
 fn blocks_are_read_written_and_copied_as_bytes() {
     let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
-    let shape = PoolShape {
+    let shape = KvPoolShape {
         blocks_count: 3,
         layers_count: 1,
         heads: heads(1, 1, 16),

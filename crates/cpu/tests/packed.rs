@@ -1,17 +1,18 @@
-//! Whole checkpoints loaded with a folder for packed weights: kept once, found again, left when the checkpoint changes.
+//! Whole checkpoints loaded with a cache folder: packed weights are written once, reused, and
+//! replaced when the checkpoint changes.
 #![allow(clippy::unwrap_used)] // Tests.
 
-use cleave_cpu::{CpuOptions, CpuPack, Quantize};
+use cleave_cpu::{CpuOptions, CpuWeightLoader, Quantize};
 use cleave_engine::ops::Precision;
 use cleave_engine::{Weights, checkpoint::Checkpoint};
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Loads, and says which files there are then, and when each was written.
+/// Loads the checkpoint; returns the cache's files with their modification times.
 fn load(checkpoint: &Path, folder: &Path, options: &CpuOptions) -> Vec<(String, SystemTime)> {
     let checkpoint = Checkpoint::open(checkpoint).unwrap();
-    let pack = CpuPack::cached(options, folder, &checkpoint);
+    let pack = CpuWeightLoader::cached(options, folder, &checkpoint);
     let mut last = None;
     let weights = Weights::load(&pack, &checkpoint, None, &mut |now| last = Some(now)).unwrap();
     let last = last.unwrap();
@@ -33,7 +34,7 @@ fn load(checkpoint: &Path, folder: &Path, options: &CpuOptions) -> Vec<(String, 
 }
 
 #[test]
-fn a_checkpoint_that_was_written_to_was_not_packed_anew() {
+fn a_modified_checkpoint_is_packed_anew() {
     let (source, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
     for entry in fs::read_dir(demo).unwrap() {

@@ -1,10 +1,13 @@
-//! Products with weights of eight and four bits against sums in f64 of what was rounded, on every instruction set this
-//! processor has, and against themselves: rows alone and together, other thread counts, other sets.
+//! Products with weights of eight and four bits, compared with sums in f64 of the rounded numbers
+//! on every instruction set that this processor has, and with themselves: rows alone and together,
+//! other thread counts, other sets.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
-use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuPack, Isa, Quantize};
-use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix, StoredTensor};
-use cleave_engine::ops::{Holds, Ops, Pack, Precision};
+use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
+use cleave_engine::checkpoint::{
+    ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
+};
+use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
 
 fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available())
@@ -32,10 +35,10 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// A weight as codes, with what they mean.
+/// A quantised weight, one byte per code.
 #[derive(Clone)]
-struct Weight {
-    element: NarrowType,
+struct CodedWeight {
+    element: QuantizedType,
     columns: usize,
     width: usize,
     group: usize,
@@ -44,46 +47,46 @@ struct Weight {
     zeros: Vec<u8>,
 }
 
-/// Which scales and zero points a weight has.
+/// Kinds of scales and zero points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum CodeKind {
     Int8,
-    /// Groups with scales that bf16 has, no zero points.
+    /// Groups with scales that are exact in bf16, without zero points.
     Int8Even,
-    /// Neither.
+    /// Scales that are not exact in bf16, and varying zero points.
     Int8Odd,
-    /// Scales that bf16 has, zero points of 8.
+    /// Scales that are exact in bf16, zero points of 8.
     Int4Even,
-    /// Neither.
+    /// Scales that are not exact in bf16, and varying zero points.
     Int4Odd,
 }
 
-impl Weight {
-    fn new(kind: Kind, columns: usize, width: usize, group: usize) -> Self {
+impl CodedWeight {
+    fn new(kind: CodeKind, columns: usize, width: usize, group: usize) -> Self {
         let count = columns * width;
         let groups = columns * width.div_ceil(group);
         let random = |seed, count| numbers(seed, count).into_iter();
         let codes = random(3, count).map(|x| match kind {
-            // The least and the largest among them.
-            Kind::Int8 | Kind::Int8Even | Kind::Int8Odd => {
+            // Includes the smallest and the largest code.
+            CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Int8Odd => {
                 ((x * 140.0).clamp(-128.0, 127.0) as i8).cast_unsigned()
             }
-            Kind::Int4Even | Kind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+            CodeKind::Int4Even | CodeKind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
         });
         let scales = random(4, groups).map(|x| match kind {
-            Kind::Int4Even | Kind::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
-            Kind::Int8 | Kind::Int8Odd | Kind::Int4Odd => x * 0.1,
+            CodeKind::Int4Even | CodeKind::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
+            CodeKind::Int8 | CodeKind::Int8Odd | CodeKind::Int4Odd => x * 0.1,
         });
         let zeros = random(5, groups).map(|x| match kind {
-            Kind::Int8 | Kind::Int8Even => 0,
-            Kind::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
-            Kind::Int4Even => 8,
-            Kind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+            CodeKind::Int8 | CodeKind::Int8Even => 0,
+            CodeKind::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
+            CodeKind::Int4Even => 8,
+            CodeKind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
         });
         Self {
             element: match kind {
-                Kind::Int8 | Kind::Int8Even | Kind::Int8Odd => NarrowType::Int8,
-                Kind::Int4Even | Kind::Int4Odd => NarrowType::Int4,
+                CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Int8Odd => QuantizedType::Int8,
+                CodeKind::Int4Even | CodeKind::Int4Odd => QuantizedType::Int4,
             },
             columns,
             width,
@@ -102,14 +105,14 @@ impl Weight {
             scales: &self.scales,
             zeros: &self.zeros,
         };
-        NarrowTensor::from_codes("w", (self.columns, self.width), &coded).into()
+        QuantizedTensor::from_codes("w", self.columns, self.width, &coded).into()
     }
 
     fn value(&self, column: usize, element: usize) -> f64 {
         let code = self.codes[column * self.width + element];
         let at = column * self.width.div_ceil(self.group) + element / self.group;
         let code = match self.element {
-            NarrowType::Int8 => {
+            QuantizedType::Int8 => {
                 f64::from(code.cast_signed()) - f64::from(self.zeros[at].cast_signed())
             }
             _ => f64::from(code) - f64::from(self.zeros[at]),
@@ -117,12 +120,13 @@ impl Weight {
         code * f64::from(self.scales[at])
     }
 
-    /// Elements of a row that are rounded with one scale: all where each column has but one and no zero point.
+    /// Elements of a row that are rounded with one scale: all if each column has one scale and no
+    /// zero point.
     fn rounded_each(&self) -> usize {
         let group = self.group.min(self.width);
         let is_plain = group == self.width && self.zeros.iter().all(|zero| *zero == 0);
         match self.element {
-            NarrowType::Int8 if is_plain => self.width,
+            QuantizedType::Int8 if is_plain => self.width,
             _ => {
                 let mut known = [128, 64, 32].into_iter();
                 known.find(|each| group.is_multiple_of(*each)).unwrap()
@@ -130,7 +134,7 @@ impl Weight {
         }
     }
 
-    /// The product in f64 with rows that were rounded to eight bits, a scale for each group, as is documented.
+    /// The product in f64, with rows rounded to eight bits with a scale per group, as documented.
     fn expected(&self, x: &[f32], bias: Option<&[f32]>) -> Vec<f64> {
         let mut out = Vec::new();
         for row in x.chunks_exact(self.width) {
@@ -163,9 +167,11 @@ fn multiply(
     rows: usize,
 ) -> Vec<f32> {
     let mut ops = CpuOps::new(options).unwrap();
-    let mut left = ops.rows(rows, x.len() / rows, Holds::Activations).unwrap();
+    let mut left = ops
+        .rows(rows, x.len() / rows, BufferRole::Activations)
+        .unwrap();
     left.values_mut().copy_from_slice(x);
-    let mut out = ops.rows(rows, columns, Holds::Activations).unwrap();
+    let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
     ops.matmul(matrix, rows, &left, &mut out).unwrap();
     out.values().to_vec()
 }
@@ -186,7 +192,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 }
 
 /// Kinds, columns, widths and groups around panels, steps and blocks.
-fn weights() -> Vec<(Kind, Weight)> {
+fn weights() -> Vec<(CodeKind, CodedWeight)> {
     let mut weights = Vec::new();
     for (columns, width) in [
         (1, 1),
@@ -197,7 +203,10 @@ fn weights() -> Vec<(Kind, Weight)> {
         (70, 515),
         (64, 1100),
     ] {
-        weights.push((Kind::Int8, Weight::new(Kind::Int8, columns, width, width)));
+        weights.push((
+            CodeKind::Int8,
+            CodedWeight::new(CodeKind::Int8, columns, width, width),
+        ));
     }
     for (columns, width, group) in [
         (1, 32, 32),
@@ -208,20 +217,25 @@ fn weights() -> Vec<(Kind, Weight)> {
         (64, 544, 32),
         (40, 1088, 64),
     ] {
-        for kind in [Kind::Int4Even, Kind::Int4Odd, Kind::Int8Even, Kind::Int8Odd] {
-            weights.push((kind, Weight::new(kind, columns, width, group)));
+        for kind in [
+            CodeKind::Int4Even,
+            CodeKind::Int4Odd,
+            CodeKind::Int8Even,
+            CodeKind::Int8Odd,
+        ] {
+            weights.push((kind, CodedWeight::new(kind, columns, width, group)));
         }
     }
-    // Groups that kernels do not know as they are.
+    // Groups that kernels support only after splitting.
     for (columns, width, group) in [(40, 512, 256), (24, 384, 192), (33, 96, 96)] {
-        let kind = Kind::Int8Odd;
-        weights.push((kind, Weight::new(kind, columns, width, group)));
+        let kind = CodeKind::Int8Odd;
+        weights.push((kind, CodedWeight::new(kind, columns, width, group)));
     }
     weights
 }
 
 #[test]
-fn products_of_codes_are_right_on_every_instruction_set_and_the_same_on_all() {
+fn quantised_products_are_right_and_bit_equal_on_every_isa() {
     for (kind, weight) in weights() {
         for rows in [1, 2, 5, 8, 14, 15, 29, 70] {
             let bias = (rows % 2 == 0).then(|| numbers(8, weight.columns));
@@ -230,7 +244,7 @@ fn products_of_codes_are_right_on_every_instruction_set_and_the_same_on_all() {
             let mut first: Option<Vec<f32>> = None;
             for isa in available() {
                 let options = options(None, isa, 2);
-                let pack = CpuPack::new(&options);
+                let pack = CpuWeightLoader::new(&options);
                 let matrix = pack.matrix(&[weight.stored()], bias.as_deref()).unwrap();
                 let out = multiply(&options, &matrix, weight.columns, &x, rows);
                 let what = format!(
@@ -249,15 +263,20 @@ fn products_of_codes_are_right_on_every_instruction_set_and_the_same_on_all() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_codes() {
-    for kind in [Kind::Int8, Kind::Int8Odd, Kind::Int4Even, Kind::Int4Odd] {
-        // Rows that do not stay in a cache, in more than one block.
+fn quantised_rows_are_bit_equal_in_any_batch() {
+    for kind in [
+        CodeKind::Int8,
+        CodeKind::Int8Odd,
+        CodeKind::Int4Even,
+        CodeKind::Int4Odd,
+    ] {
+        // Rows larger than a cache, in more than one block.
         let (columns, width, rows) = (200, 1152, 530);
-        let group = if kind == Kind::Int8 { width } else { 64 };
-        let weight = Weight::new(kind, columns, width, group);
+        let group = if kind == CodeKind::Int8 { width } else { 64 };
+        let weight = CodedWeight::new(kind, columns, width, group);
         let x = numbers(2, rows * width);
         for isa in available() {
-            let matrix = CpuPack::new(&options(None, isa, 2))
+            let matrix = CpuWeightLoader::new(&options(None, isa, 2))
                 .matrix(&[weight.stored()], None)
                 .unwrap();
             let run = |threads, x: &[f32], rows| {
@@ -279,20 +298,20 @@ fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_codes(
     }
 }
 
-/// Rows and weights at the ends of what bytes hold: nothing saturates on the way.
+/// Rows and weights at the limits of a byte: no intermediate sum saturates.
 #[test]
-fn the_largest_codes_of_all_do_not_saturate() {
+fn products_of_the_largest_codes_do_not_saturate() {
     let (columns, width) = (32, 1024);
     for (element, code, zero, group) in [
-        (NarrowType::Int8, 0x80, 0, width),
-        (NarrowType::Int8, 0x7f, 0, width),
-        (NarrowType::Int8, 0x80, 0, 128),
-        (NarrowType::Int8, 0x80, 0x7f, 128),
-        (NarrowType::Int8, 0x7f, 0x80, 128),
-        (NarrowType::Int4, 15, 0, 128),
-        (NarrowType::Int4, 0, 15, 128),
+        (QuantizedType::Int8, 0x80, 0, width),
+        (QuantizedType::Int8, 0x7f, 0, width),
+        (QuantizedType::Int8, 0x80, 0, 128),
+        (QuantizedType::Int8, 0x80, 0x7f, 128),
+        (QuantizedType::Int8, 0x7f, 0x80, 128),
+        (QuantizedType::Int4, 15, 0, 128),
+        (QuantizedType::Int4, 0, 15, 128),
     ] {
-        let weight = Weight {
+        let weight = CodedWeight {
             element,
             columns,
             width,
@@ -306,7 +325,7 @@ fn the_largest_codes_of_all_do_not_saturate() {
             let expected = weight.expected(&x, None);
             for isa in available() {
                 let options = options(None, isa, 1);
-                let matrix = CpuPack::new(&options)
+                let matrix = CpuWeightLoader::new(&options)
                     .matrix(&[weight.stored()], None)
                     .unwrap();
                 let out = multiply(&options, &matrix, columns, &x, 3);
@@ -316,15 +335,15 @@ fn the_largest_codes_of_all_do_not_saturate() {
     }
 }
 
-/// What rounding floats loses is bounded by half a step of the codes.
+/// The error of rounding floats is bounded by half a step of the codes.
 #[test]
 fn floats_are_rounded_to_the_nearest_codes() {
     let (columns, width) = (40, 384);
     let weights = numbers(1, columns * width);
-    let stored: StoredMatrix = StoredTensor::from_f32("w", (columns, width), &weights).into();
+    let stored: StoredMatrix = StoredTensor::from_f32("w", columns, width, &weights).into();
     for (quantize, share) in [(Quantize::Int8, 0.5 / 127.0), (Quantize::Int4, 0.075)] {
         let options = options(Some(quantize), Isa::detect(), 2);
-        let matrix = CpuPack::new(&options)
+        let matrix = CpuWeightLoader::new(&options)
             .matrix(std::slice::from_ref(&stored), None)
             .unwrap();
         // A unit row reads a column of the weights.
@@ -350,15 +369,15 @@ fn floats_are_rounded_to_the_nearest_codes() {
 }
 
 #[test]
-fn what_is_not_finite_stays_so() {
+fn non_finite_inputs_stay_non_finite_with_codes() {
     let (columns, width) = (32, 256);
     let stored: StoredMatrix =
-        StoredTensor::from_f32("w", (columns, width), &numbers(1, columns * width)).into();
+        StoredTensor::from_f32("w", columns, width, &numbers(1, columns * width)).into();
     for quantize in [Quantize::Int8, Quantize::Int4] {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for isa in available() {
                 let options = options(Some(quantize), isa, 1);
-                let matrix = CpuPack::new(&options)
+                let matrix = CpuWeightLoader::new(&options)
                     .matrix(std::slice::from_ref(&stored), None)
                     .unwrap();
                 let mut x = numbers(2, 2 * width);
@@ -381,11 +400,11 @@ fn what_is_not_finite_stays_so() {
 fn a_row_of_zeros_is_the_bias() {
     let (columns, width) = (32, 256);
     let stored: StoredMatrix =
-        StoredTensor::from_f32("w", (columns, width), &numbers(1, columns * width)).into();
+        StoredTensor::from_f32("w", columns, width, &numbers(1, columns * width)).into();
     let bias = numbers(3, columns);
     for quantize in [Quantize::Int8, Quantize::Int4] {
         let options = options(Some(quantize), Isa::detect(), 1);
-        let matrix = CpuPack::new(&options)
+        let matrix = CpuWeightLoader::new(&options)
             .matrix(std::slice::from_ref(&stored), Some(&bias))
             .unwrap();
         assert_eq!(

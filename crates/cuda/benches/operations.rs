@@ -1,20 +1,23 @@
-//! What the operations reach on a GPU, for the shapes of Llama-3.1-8B: attention over paged KV, and matrix products.
+//! Measures the speed of attention over paged KV and of matrix products on a GPU, for the shapes of
+//! Llama-3.1-8B.
 //!
-//! Owns: which shapes, and what each must move or compute. Prints a line of JSON for each, as labs do
-//! (`kernels/include/lab.h`); scripts/gpu holds them against the ceilings of the same run.
-//! Never: checks a result: that is what the tests are for.
-//! Invariant: calls are queued in groups and waited for together, so that the host's part hides behind the device;
-//! layers and copies of a matrix take turns, so that nothing is read from a cache that a model would not find there.
+//! Owns: the shapes, and the bytes that each must move or the operations that it must compute.
+//! Prints a line of JSON for each, as labs do (`kernels/include/lab.h`); scripts/gpu compares them
+//! with the ceilings of the same run.
+//! Never: checks a result, as the tests do.
+//! Invariant: calls are queued in groups and waited for together, so that the device's time hides
+//! the host's; layers and copies of a matrix take turns, so that no call reads from a cache what a
+//! model would not find there.
 //!
-//! With `--tiny` the shapes are small ones, to try this out where kernels run on the processor.
-#![allow(clippy::unwrap_used)] // A measurement that fails has nothing else to do.
+//! With `--tiny` the shapes are small, to try the benchmark where kernels run on the processor.
+#![allow(clippy::unwrap_used)] // A failed measurement can only end the program.
 
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Device};
+use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, LoadPlan, Ops, Pack,
-    PoolShape, Precision, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, BufferRole, HeadShape, KvPoolShape, KvType,
+    LoadPlan, Ops, PassPurpose, Precision, WeightLoader,
 };
 use half::bf16;
 use std::io::Write;
@@ -22,38 +25,37 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const BLOCK_TOKENS: usize = 16;
-/// What takes turns is this large together: many times the cache. In bytes.
+/// The total size in bytes of the data that calls use in turns: many times the cache.
 const TURNS_BYTES: usize = 1 << 30;
-/// Groups that are timed, and how long one is at least.
+/// The number of groups that are timed, and the least duration of one.
 const GROUPS: usize = 15;
 const GROUP_SECONDS: f64 = 2e-3;
 
-/// One measurement.
-struct Figure {
+struct GpuMeasurement {
     lab: &'static str,
     variant: &'static str,
     shape: String,
-    amount: Amount,
+    amount: MeasuredAmount,
 }
 
-/// What bounds it.
-enum Amount {
+/// The limit of a measurement: bytes to move, or operations to compute.
+enum MeasuredAmount {
     Bytes(f64),
     Operations(f64),
 }
 
-/// The sizes that are measured.
-struct Sizes {
+/// The sizes to measure.
+struct MeasuredSizes {
     heads: HeadShape,
-    /// (sequences, context).
+    /// Decode batches: `(sequences, context)`, the context in tokens.
     decode: Vec<(usize, usize)>,
     prefill: Vec<usize>,
-    /// (name, columns, width).
+    /// Weight matrices: `(name, columns, width)`, in elements.
     matrices: Vec<(&'static str, usize, usize)>,
     rows: Vec<usize>,
 }
 
-impl Sizes {
+impl MeasuredSizes {
     fn llama_8b() -> Self {
         Self {
             heads: HeadShape {
@@ -101,19 +103,26 @@ impl Sizes {
     }
 }
 
-/// A GPU, and how long its work takes.
-struct Bench {
-    device: Arc<Device>,
+/// Seconds of one call, over all groups of calls.
+#[derive(Clone, Copy)]
+struct CallSeconds {
+    median: f64,
+    best: f64,
+}
+
+/// A GPU whose work is timed.
+struct GpuBench {
+    device: Arc<CudaDevice>,
     is_tiny: bool,
 }
 
-impl Bench {
+impl GpuBench {
     fn ops(&self) -> CudaOps {
         CudaOps::new(&self.device, &CudaOptions::new(Precision::Bf16)).unwrap()
     }
 
-    /// Seconds of one call; each is told its number.
-    fn time(&self, mut call: impl FnMut(usize)) -> (f64, f64) {
+    /// Returns the seconds of one call; each call gets its number.
+    fn time(&self, mut call: impl FnMut(usize)) -> CallSeconds {
         let mut turn = 0;
         let mut group = |calls: usize| {
             self.device.synchronize().unwrap();
@@ -127,25 +136,32 @@ impl Bench {
         };
         if self.is_tiny {
             let once = group(1);
-            return (once, once);
+            return CallSeconds {
+                median: once,
+                best: once,
+            };
         }
         group(3);
         let calls = ((GROUP_SECONDS / group(10)) as usize).clamp(5, 1000);
         let mut seconds: Vec<f64> = (0..GROUPS).map(|_| group(calls)).collect();
         seconds.sort_by(f64::total_cmp);
-        (seconds[GROUPS / 2], seconds[0])
+        CallSeconds {
+            median: seconds[GROUPS / 2],
+            best: seconds[0],
+        }
     }
 
-    fn report(&self, figure: &Figure, (median, best): (f64, f64)) {
-        let Figure {
+    fn report(&self, figure: &GpuMeasurement, seconds: CallSeconds) {
+        let CallSeconds { median, best } = seconds;
+        let GpuMeasurement {
             lab,
             variant,
             shape,
             amount,
         } = figure;
         let amount = match amount {
-            Amount::Bytes(bytes) => format!("\"bytes\": {bytes}"),
-            Amount::Operations(operations) => format!("\"operations\": {operations}"),
+            MeasuredAmount::Bytes(bytes) => format!("\"bytes\": {bytes}"),
+            MeasuredAmount::Operations(operations) => format!("\"operations\": {operations}"),
         };
         let line = format!(
             "{{\"kind\": \"lab\", \"lab\": \"{lab}\", \"variant\": \"{variant}\", \"shape\": \"{shape}\", \
@@ -155,17 +171,20 @@ impl Bench {
         writeln!(out, "{line}").unwrap();
     }
 
-    /// Attention of sequences that all have `context` tokens, of which the last `rows` are computed.
+    /// Measures attention of sequences that all have `context` tokens, of which the last `rows` are
+    /// computed.
     fn attention(
         &self,
-        sizes: &Sizes,
-        (sequences, context, rows): (usize, usize, usize),
-    ) -> (f64, f64) {
+        sizes: &MeasuredSizes,
+        sequences: usize,
+        context: usize,
+        rows: usize,
+    ) -> CallSeconds {
         let mut ops = self.ops();
         let heads = sizes.heads;
         let blocks_each = context.div_ceil(BLOCK_TOKENS);
         let layer_bytes = sequences * blocks_each * BLOCK_TOKENS * heads.kv_width() * 4;
-        let shape = PoolShape {
+        let shape = KvPoolShape {
             blocks_count: sequences * blocks_each,
             layers_count: (TURNS_BYTES / layer_bytes).clamp(1, 32),
             heads,
@@ -183,17 +202,17 @@ impl Bench {
             ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(block))
                 .unwrap();
         }
-        let batch = batch((sequences, blocks_each), (context, rows));
+        let batch = batch(sequences, blocks_each, context, rows);
         let count = batch.rows_count();
         let qkv = ops
-            .rows(count, heads.qkv_width(), Holds::Activations)
+            .rows(count, heads.qkv_width(), BufferRole::Activations)
             .unwrap();
         let values = noise_f32(2, count * heads.qkv_width());
         ops.set_values(&qkv, &values).unwrap();
         let mut out = ops
-            .rows(count, heads.query_width(), Holds::Activations)
+            .rows(count, heads.query_width(), BufferRole::Activations)
             .unwrap();
-        ops.begin(&batch, Wanted::Anything).unwrap();
+        ops.begin(&batch, PassPurpose::Unspecified).unwrap();
         self.time(|turn| {
             let attention = Attention {
                 layer: turn % shape.layers_count,
@@ -209,62 +228,63 @@ impl Bench {
         })
     }
 
-    fn attentions(&self, sizes: &Sizes) {
+    fn attentions(&self, sizes: &MeasuredSizes) {
         for (sequences, context) in sizes.decode.iter().copied() {
             let bytes = sequences * context * sizes.heads.kv_width() * 4;
-            let figure = Figure {
+            let figure = GpuMeasurement {
                 lab: "attend",
                 variant: "decode",
                 shape: format!(
                     "batch {sequences}, context {context}, {}",
                     sizes.heads_name()
                 ),
-                amount: Amount::Bytes(bytes as f64),
+                amount: MeasuredAmount::Bytes(bytes as f64),
             };
-            self.report(&figure, self.attention(sizes, (sequences, context, 1)));
+            self.report(&figure, self.attention(sizes, sequences, context, 1));
         }
         for tokens in sizes.prefill.iter().copied() {
             let pairs = (tokens * (tokens + 1) / 2) as f64;
-            let figure = Figure {
+            let figure = GpuMeasurement {
                 lab: "attend",
                 variant: "prefill",
                 shape: format!("tokens {tokens}, {}", sizes.heads_name()),
-                amount: Amount::Operations(4.0 * sizes.heads.query_width() as f64 * pairs),
+                amount: MeasuredAmount::Operations(4.0 * sizes.heads.query_width() as f64 * pairs),
             };
-            self.report(&figure, self.attention(sizes, (1, tokens, tokens)));
+            self.report(&figure, self.attention(sizes, 1, tokens, tokens));
         }
     }
 
-    /// One matrix with each number of rows.
-    fn products(&self, (name, columns, width): (&str, usize, usize), rows: &[usize]) {
+    /// Measures one matrix with each number of rows.
+    fn products(&self, name: &str, columns: usize, width: usize, rows: &[usize]) {
         let elements = columns * width;
         let copies = (TURNS_BYTES / (2 * elements)).clamp(1, 8);
-        let pack = CudaPack::new(&self.device, Precision::Bf16).unwrap();
-        pack.expect(&LoadPlan {
+        let pack = CudaWeightLoader::new(&self.device, Precision::Bf16).unwrap();
+        pack.reserve(&LoadPlan {
             matrix_elements: (copies * elements) as u64,
             tensors_count: copies,
             ..LoadPlan::default()
         })
         .unwrap();
-        let stored = StoredTensor::from_bf16(name, (columns, width), &noise(3, elements)).into();
+        let stored = StoredTensor::from_bf16(name, columns, width, &noise(3, elements)).into();
         let matrices: Vec<_> = (0..copies)
             .map(|_| pack.matrix(std::slice::from_ref(&stored), None).unwrap())
             .collect();
         pack.finish().unwrap();
         let mut ops = self.ops();
         for rows in rows.iter().copied() {
-            let x = ops.rows(rows, width, Holds::Activations).unwrap();
+            let x = ops.rows(rows, width, BufferRole::Activations).unwrap();
             ops.set_values(&x, &noise_f32(4, rows * width)).unwrap();
-            let mut out = ops.rows(rows, columns, Holds::Activations).unwrap();
-            let batch = batch((rows, 1), (1, 1));
-            ops.begin(&batch, Wanted::Anything).unwrap();
-            let figure = Figure {
+            let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
+            let batch = batch(rows, 1, 1, 1);
+            ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+            let figure = GpuMeasurement {
                 lab: "matmul",
                 variant: "bf16",
                 shape: format!("{name}: {columns} x {width}, rows {rows}"),
-                amount: match rows <= 128 {
-                    true => Amount::Bytes((2 * elements) as f64),
-                    false => Amount::Operations(2.0 * elements as f64 * rows as f64),
+                amount: if rows <= 128 {
+                    MeasuredAmount::Bytes((2 * elements) as f64)
+                } else {
+                    MeasuredAmount::Operations(2.0 * elements as f64 * rows as f64)
                 },
             };
             let took = self.time(|turn| {
@@ -276,10 +296,10 @@ impl Bench {
     }
 }
 
-/// Sequences of one length, the last rows of each, their blocks in no order.
-fn batch((sequences, blocks_each): (usize, usize), (context, rows): (usize, usize)) -> Batch {
+/// Returns a batch of the last rows of sequences of one length, with shuffled blocks.
+fn batch(sequences: usize, blocks_each: usize, context: usize, rows: usize) -> Batch {
     let blocks = sequences * blocks_each;
-    // Steps of a prime that does not divide their number come by every block once.
+    // Steps of a prime that does not divide the number of blocks visit every block once.
     let stride = if blocks.is_multiple_of(7919) { 1 } else { 7919 };
     let mut batch = Batch {
         blocks: (0..blocks)
@@ -302,7 +322,7 @@ fn batch((sequences, blocks_each): (usize, usize), (context, rows): (usize, usiz
     batch
 }
 
-/// Numbers in −1..1, never all zeros: those are faster than what a model has.
+/// Returns numbers in −1..1; zeros would be faster than a model's numbers.
 fn noise(seed: u64, count: usize) -> Vec<bf16> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut draw = || {
@@ -320,14 +340,15 @@ fn noise_f32(seed: u64, count: usize) -> Vec<f32> {
 
 fn main() {
     let is_tiny = std::env::args().any(|argument| argument == "--tiny");
-    let sizes = match is_tiny {
-        true => Sizes::tiny(),
-        false => Sizes::llama_8b(),
+    let sizes = if is_tiny {
+        MeasuredSizes::tiny()
+    } else {
+        MeasuredSizes::llama_8b()
     };
-    let device = Device::open(0).unwrap_or_else(|error| panic!("a GPU is needed: {error}"));
-    let bench = Bench { device, is_tiny };
+    let device = CudaDevice::open(0).unwrap_or_else(|error| panic!("a GPU is needed: {error}"));
+    let bench = GpuBench { device, is_tiny };
     bench.attentions(&sizes);
-    for matrix in sizes.matrices.iter().copied() {
-        bench.products(matrix, &sizes.rows);
+    for (name, columns, width) in sizes.matrices.iter().copied() {
+        bench.products(name, columns, width, &sizes.rows);
     }
 }

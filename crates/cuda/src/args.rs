@@ -1,13 +1,14 @@
-//! What each kernel is given: the structs of `kernels/*/*.cu`, field by field.
+//! The arguments of each kernel: mirrors of the structs in `kernels/*/*.cu`, field by field.
 //!
-//! Owns: these mirrors. Never: computes them.
-//! Invariant: when a kernel is loaded the driver says how many bytes it takes, and that is compared; field
-//! order is kept by whoever changes either side, and by the kernels' tests.
+//! Owns: these mirrors. Never: computes their values.
+//! Invariant: loading a kernel compares the size that the driver reports with the mirror's size.
+//! Nothing but the kernels' tests checks the order of fields, so a change of one side must change
+//! the other.
 
 use crate::driver::KernelArgs;
 
-/// Address of something on the device; 0 is none.
-pub(crate) type Address = u64;
+/// An address on the device; 0 stands for none.
+pub(crate) type DeviceAddress = u64;
 
 macro_rules! args {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
@@ -22,42 +23,42 @@ macro_rules! args {
 }
 
 args! {
-    /// `kernels/embed`.
+    /// Arguments of the kernels in `kernels/embed`.
     EmbedArgs {
-        table: Address,
-        tokens: Address,
-        drawn: Address,
-        out: Address,
+        table: DeviceAddress,
+        tokens: DeviceAddress,
+        drawn: DeviceAddress,
+        out: DeviceAddress,
         width: u32,
         vocab: u32,
     }
-    /// `kernels/norm`: `norm_*`.
+    /// Arguments of `norm_*` in `kernels/norm`.
     NormArgs {
-        residual: Address,
-        delta: Address,
-        weight: Address,
-        out: Address,
+        residual: DeviceAddress,
+        delta: DeviceAddress,
+        weight: DeviceAddress,
+        out: DeviceAddress,
         width: u32,
         epsilon: f32,
     }
-    /// `kernels/norm`: `head_norm_*`.
+    /// Arguments of `head_norm_*` in `kernels/norm`.
     HeadNormArgs {
-        qkv: Address,
-        query_weight: Address,
-        key_weight: Address,
+        qkv: DeviceAddress,
+        query_weight: DeviceAddress,
+        key_weight: DeviceAddress,
         query_heads: u32,
         kv_heads: u32,
         head_dim: u32,
         epsilon: f32,
     }
-    /// `kernels/rotate`.
+    /// Arguments of the kernels in `kernels/rotate`.
     RotateArgs {
-        qkv: Address,
-        cos: Address,
-        sin: Address,
-        positions: Address,
-        row_slots: Address,
-        pool: Address,
+        qkv: DeviceAddress,
+        cos: DeviceAddress,
+        sin: DeviceAddress,
+        positions: DeviceAddress,
+        row_slots: DeviceAddress,
+        pool: DeviceAddress,
         block_elements: u64,
         key_offset: u64,
         value_offset: u64,
@@ -66,33 +67,34 @@ args! {
         head_dim: u32,
         block_tokens: u32,
     }
-    /// `kernels/gate`.
+    /// Arguments of the kernels in `kernels/gate`.
     GateArgs {
-        gate_up: Address,
-        out: Address,
+        gate_up: DeviceAddress,
+        out: DeviceAddress,
         width: u32,
-        // The struct ends on eight bytes, and no byte of it may be unknown.
+        // Named padding makes the size a multiple of eight bytes, so that no byte is uninitialised
+        // when it is copied.
         padding: u32,
     }
-    /// `kernels/gather`.
+    /// Arguments of the kernels in `kernels/gather`.
     GatherArgs {
-        from: Address,
-        to: Address,
-        indices: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
+        indices: DeviceAddress,
         units: u32,
         padding: u32,
     }
-    /// `kernels/attend`: the tensor-core kernels.
+    /// Arguments of the tensor-core kernels of `kernels/attend`.
     AttendArgs {
-        qkv: Address,
-        out: Address,
-        pool: Address,
-        tables: Address,
-        segments: Address,
-        items: Address,
-        items_count: Address,
-        states: Address,
-        arrivals: Address,
+        qkv: DeviceAddress,
+        out: DeviceAddress,
+        pool: DeviceAddress,
+        tables: DeviceAddress,
+        segments: DeviceAddress,
+        items: DeviceAddress,
+        items_count: DeviceAddress,
+        states: DeviceAddress,
+        arrivals: DeviceAddress,
         block_bytes: u64,
         key_bytes: u64,
         value_bytes: u64,
@@ -103,14 +105,14 @@ args! {
         scale: f32,
         value_scale: f32,
     }
-    /// `kernels/attend`: the plain kernels.
+    /// Arguments of the plain kernels of `kernels/attend`.
     AttendPlainArgs {
-        qkv: Address,
-        out: Address,
-        pool: Address,
-        tables: Address,
-        segments: Address,
-        segments_count: Address,
+        qkv: DeviceAddress,
+        out: DeviceAddress,
+        pool: DeviceAddress,
+        tables: DeviceAddress,
+        segments: DeviceAddress,
+        segments_count: DeviceAddress,
         block_elements: u64,
         key_elements: u64,
         value_elements: u64,
@@ -121,17 +123,17 @@ args! {
         window: u32,
         scale: f32,
     }
-    /// `kernels/matmul`: the tensor-core kernels.
+    /// Arguments of the tensor-core kernels of `kernels/matmul`.
     MatmulArgs {
-        weights: Address,
-        column_scales: Address,
-        group_scales: Address,
-        x: Address,
-        bias: Address,
-        out: Address,
-        rows_count: Address,
-        sums: Address,
-        arrivals: Address,
+        weights: DeviceAddress,
+        column_scales: DeviceAddress,
+        group_scales: DeviceAddress,
+        x: DeviceAddress,
+        bias: DeviceAddress,
+        out: DeviceAddress,
+        rows_count: DeviceAddress,
+        sums: DeviceAddress,
+        arrivals: DeviceAddress,
         columns: u32,
         width: u32,
         span_width: u32,
@@ -139,39 +141,39 @@ args! {
         group_shift: u32,
         is_out_f32: u32,
     }
-    /// `kernels/matmul`: the plain kernels.
+    /// Arguments of the plain kernels of `kernels/matmul`.
     MatmulPlainArgs {
-        weights: Address,
-        x: Address,
-        bias: Address,
-        out: Address,
-        rows_count: Address,
+        weights: DeviceAddress,
+        x: DeviceAddress,
+        bias: DeviceAddress,
+        out: DeviceAddress,
+        rows_count: DeviceAddress,
         columns: u32,
         width: u32,
         is_out_f32: u32,
         padding: u32,
     }
-    /// `kernels/blocks`: all kernels.
+    /// Arguments of all kernels of `kernels/blocks`.
     BlocksArgs {
-        pool: Address,
-        staging: Address,
-        pieces: Address,
-        checksums: Address,
-        secret: Address,
+        pool: DeviceAddress,
+        staging: DeviceAddress,
+        pieces: DeviceAddress,
+        checksums: DeviceAddress,
+        secret: DeviceAddress,
     }
-    /// `kernels/sample`: both kernels.
+    /// Arguments of both kernels of `kernels/sample`.
     SampleArgs {
-        logits: Address,
-        rules: Address,
-        edits: Address,
-        best: Address,
-        tokens: Address,
+        logits: DeviceAddress,
+        rules: DeviceAddress,
+        edits: DeviceAddress,
+        best: DeviceAddress,
+        tokens: DeviceAddress,
         vocab: u32,
         padding: u32,
     }
 }
 
-/// `Piece` of `kernels/blocks`.
+/// Mirrors `Piece` of `kernels/blocks`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct DevicePiece {
@@ -180,13 +182,13 @@ pub(crate) struct DevicePiece {
     pub(crate) bytes: u64,
 }
 
-/// `DrawRule` of `kernels/sample`.
+/// Mirrors `DrawRule` of `kernels/sample`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct DeviceRule {
     pub(crate) bits: u64,
     pub(crate) top_p: u64,
-    pub(crate) heat: f32,
+    pub(crate) inverse_temperature: f32,
     pub(crate) min_p: f32,
     pub(crate) top_k: u32,
     pub(crate) edits_first: u32,
@@ -194,7 +196,7 @@ pub(crate) struct DeviceRule {
     pub(crate) padding: u32,
 }
 
-/// `Edit` of `kernels/sample`.
+/// Mirrors `LogitEdit` of `kernels/sample`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct DeviceEdit {

@@ -1,64 +1,65 @@
-//! Attention on the device: which kernels, and what they are told of the batch.
+//! Attention on the device: the choice of kernels, and the description of the batch that they read.
 //!
-//! Owns: the choice between tensor-core and plain kernels, the plan of a pass for each window, and the workspace
-//! for states of spans.
-//! Never: waits.
-//! Invariant: a plan is sent once for each window of a pass, before anything of the pass is launched where the
-//! window is known.
+//! Owns: the choice between tensor-core and plain kernels, the plan of a pass for each window, and
+//! the workspace for the states of spans.
+//! Never: waits for the device.
+//! Invariant: a pass sends one plan for each window. The plans of known windows are sent before the
+//! pass launches its first kernel.
 
 use crate::args::{AttendArgs, AttendPlainArgs};
-use crate::buffers::{Contents, CudaPool, CudaRows, Growing};
-use crate::driver::{Kernel, Stream};
+use crate::buffers::{CudaPool, CudaRows, GrowingMemory, MemoryContents};
+use crate::driver::{CudaKernel, CudaStream};
 use crate::error::CudaError;
-use crate::images::Images;
-use crate::inbox::{Inbox, Place};
-use crate::plan::{AttentionPlan, Item, PlanShape, STATE_HEADER, segments};
-use cleave_engine::ops::{Attention, Batch, HeadShape, KvType, PoolShape};
+use crate::images::KernelImages;
+use crate::plan::{AttentionItem, AttentionPlanShape, CudaAttentionPlan, STATE_HEADER, segments};
+use crate::step_messages::{StepMessage, StepMessages};
+use cleave_engine::ops::{Attention, Batch, HeadShape, KvPoolShape, KvType};
 
-/// Head sizes that the tensor-core kernels are built for.
+/// The head sizes that the tensor-core kernels are built for.
 const DIMS: [usize; 5] = [64, 80, 96, 128, 256];
-/// Tokens per block that they take: powers of two.
+/// The block sizes, in tokens, that the tensor-core kernels take; only powers of two among them.
 const BLOCK_TOKENS: std::ops::RangeInclusive<usize> = 8..=512;
-/// Warps of a block of the plain kernels, each with one head of one row.
+/// Warps in a thread block of the plain kernels; each warp computes one head of one row.
 const PLAIN_WARPS: usize = 4;
 
-/// Kernels of one precision and head size.
+/// The kernels of one precision and head size.
 #[derive(Debug)]
-enum Kernels {
-    Tensor {
-        decode: Kernel<AttendArgs>,
-        /// None where a block has too little shared memory for it: `decode` then does all tiles.
-        prefill: Option<Kernel<AttendArgs>>,
+enum AttentionKernels {
+    TensorCores {
+        decode: CudaKernel<AttendArgs>,
+        /// `None` where a thread block has too little shared memory for this kernel; `decode` then
+        /// computes all tiles.
+        prefill: Option<CudaKernel<AttendArgs>>,
     },
-    Plain(Kernel<AttendPlainArgs>),
+    Plain(CudaKernel<AttendPlainArgs>),
 }
 
-/// Attention for one pool.
+/// Attention over one KV pool.
 #[derive(Debug)]
-pub(crate) struct Attending {
-    kernels: Kernels,
-    /// Multiprocessors that the stream's work runs on.
+pub(crate) struct CudaAttention {
+    kernels: AttentionKernels,
+    /// The number of multiprocessors that the stream runs on.
     processors_count: usize,
-    states: Growing,
-    arrivals: Growing,
+    states: GrowingMemory,
+    arrivals: GrowingMemory,
     heads: HeadShape,
-    /// Windows of the model's layers, as far as they were seen.
+    /// The windows of the model's layers that calls have used so far.
     windows: Vec<Option<usize>>,
-    /// Of the pass at hand; plans by window.
-    sent: Option<Sent>,
+    /// The current pass's addresses; `plans` has one entry for each window.
+    tables: Option<SentTables>,
     plans: Vec<SentPlan>,
-    moves_count: u64,
+    reallocations_count: u64,
 }
 
-/// Where the batch's tables are.
+/// Addresses of the batch's tables on the device.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct SentTables {
     tables: u64,
     segments: u64,
     segments_count: u64,
 }
 
-/// Where a plan's items are; `None` if there are none to launch for.
+/// Addresses of a plan's items; `None` for a kernel that this pass does not launch.
 #[derive(Clone, Copy, Debug)]
 struct SentPlan {
     decode: Option<SentItems>,
@@ -69,150 +70,167 @@ struct SentPlan {
 struct SentItems {
     items: u64,
     items_count: u64,
-    /// Blocks that walk them.
+    /// Thread blocks that share the items.
     blocks: u32,
 }
 
-/// Blocks of the largest grid that runs at once; 0 of a kernel that is not there.
+/// The largest grid, in thread blocks, that runs at once; 0 for a kernel that was not loaded.
 #[derive(Clone, Copy, Debug)]
-struct Grids {
+struct GridLimits {
     decode: usize,
     prefill: usize,
 }
 
-/// What a layer's attention reads and writes.
+/// The buffers that a layer's attention reads and writes.
 #[derive(Debug)]
-pub(crate) struct Io<'a> {
+pub(crate) struct AttentionBuffers<'a> {
     pub(crate) qkv: &'a CudaRows,
     pub(crate) pool: &'a CudaPool,
     pub(crate) out: &'a CudaRows,
 }
 
-/// What kernels over such a pool have in their names.
+/// Returns the part of a kernel's name that stands for the pool's format.
 pub(crate) fn kernel_name(kv: KvType) -> &'static str {
     match kv {
         KvType::F32 => "f32",
         KvType::Bf16 => "bf16",
         KvType::Fp8E4m3 => "fp8",
-        // Refused when kernels are loaded: there are none.
+        // No kernel has this name, so loading the kernels fails with an error.
         KvType::Int8PerTokenHead => "int8_per_token_head",
     }
 }
 
-/// Whether tensor cores can be used for such a pool.
-fn is_tensor(shape: &PoolShape) -> bool {
+/// Returns whether the tensor-core kernels take a pool of this shape.
+fn is_tensor(shape: &KvPoolShape) -> bool {
     shape.kv != KvType::F32
         && DIMS.contains(&shape.heads.head_dim)
         && shape.block_tokens.is_power_of_two()
         && BLOCK_TOKENS.contains(&shape.block_tokens)
 }
 
-/// The tensor-core kernels for keys and values of this type and heads of `dim`. Where a block has 99 KiB of shared memory
-/// (compute capabilities 8.6, 8.9 and 12.0), large heads have room for a tile of `decode` alone, the largest of them in a
-/// variant that keeps less there: it does every tile then, in the same order of sums.
+/// Loads the tensor-core kernels for keys and values of this type and heads of `dim` elements.
+/// Where a block has 99 KiB of shared memory (compute capabilities 8.6, 8.9 and 12.0), only the
+/// `decode` kernel fits for large heads, and for the largest heads only a variant of it that keeps
+/// less in shared memory. That kernel then computes every tile and adds in the same order.
 fn tensor_kernels(
-    images: &Images,
-    stream: &Stream,
-    (kv, dim): (&str, usize),
-) -> Result<Kernels, CudaError> {
+    images: &KernelImages,
+    stream: &CudaStream,
+    kv: &str,
+    dim: usize,
+) -> Result<AttentionKernels, CudaError> {
     let most = stream.device().facts().shared_bytes_max;
     let name = |kind: &str| format!("attend_{kind}_{kv}_{dim}");
     let fits = |name: &String| images.fits(name, most);
     let decode = [name("decode"), name("decode_small")]
         .into_iter()
         .find(fits)
-        // The driver then says what is too large.
+        // If no variant fits, the driver's error names the kernel that is too large.
         .unwrap_or_else(|| name("decode"));
     let prefill = Some(name("prefill")).filter(fits);
-    Ok(Kernels::Tensor {
+    Ok(AttentionKernels::TensorCores {
         decode: images.kernel(&decode)?,
         prefill: prefill.map(|name| images.kernel(&name)).transpose()?,
     })
 }
 
-impl Attending {
+impl CudaAttention {
     pub(crate) fn new(
-        images: &Images,
-        stream: &Stream,
-        shape: &PoolShape,
+        images: &KernelImages,
+        stream: &CudaStream,
+        shape: &KvPoolShape,
     ) -> Result<Self, CudaError> {
         let dim = shape.heads.head_dim;
         let kv = kernel_name(shape.kv);
-        let kernels = match is_tensor(shape) {
-            true => tensor_kernels(images, stream, (kv, dim))?,
-            false => Kernels::Plain(images.kernel(&format!("attend_plain_{kv}"))?),
+        let kernels = if is_tensor(shape) {
+            tensor_kernels(images, stream, kv, dim)?
+        } else {
+            AttentionKernels::Plain(images.kernel(&format!("attend_plain_{kv}"))?)
         };
         Ok(Self {
             kernels,
             processors_count: stream.processors_count() as usize,
-            states: Growing::new(stream, 0, "states of attention", Contents::Anything)?,
-            arrivals: Growing::new(stream, 0, "counters of attention", Contents::Zeros)?,
+            states: GrowingMemory::new(
+                stream,
+                0,
+                "states of attention",
+                MemoryContents::Undefined,
+            )?,
+            arrivals: GrowingMemory::new(
+                stream,
+                0,
+                "counters of attention",
+                MemoryContents::Zeros,
+            )?,
             heads: shape.heads,
             windows: Vec::new(),
-            sent: None,
+            tables: None,
             plans: Vec::new(),
-            moves_count: 0,
+            reallocations_count: 0,
         })
     }
 
-    /// How often a workspace has moved.
-    pub(crate) fn moves_count(&self) -> u64 {
-        self.moves_count
+    /// Counts the moves of both workspaces; a move invalidates recordings.
+    pub(crate) fn reallocations_count(&self) -> u64 {
+        self.reallocations_count
     }
 
-    /// Another batch comes. Plans are sent for all windows that are known, so that nothing need be sent while
-    /// a recording is made.
-    pub(crate) fn begin(
+    /// Begins a pass over another batch. It sends the plans of all known windows now, because
+    /// nothing may be sent while a pass is recorded.
+    pub(crate) fn begin_pass(
         &mut self,
         batch: &Batch,
-        stream: &Stream,
-        inbox: &mut Inbox,
+        stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
         self.plans.clear();
         let tables: Vec<u32> = batch.blocks.iter().map(|block| block.0).collect();
         let segments = segments(batch);
         let count = [segments.len() as u32];
-        self.sent = Some(Sent {
-            tables: inbox.send(stream, Place::Tables, &tables)?,
-            segments: inbox.send(stream, Place::Segments, &segments)?,
-            segments_count: inbox.send(stream, Place::SegmentsCount, &count)?,
+        self.tables = Some(SentTables {
+            tables: messages.send(stream, StepMessage::Tables, &tables)?,
+            segments: messages.send(stream, StepMessage::Segments, &segments)?,
+            segments_count: messages.send(stream, StepMessage::SegmentsCount, &count)?,
         });
-        if matches!(self.kernels, Kernels::Tensor { .. }) {
+        if matches!(self.kernels, AttentionKernels::TensorCores { .. }) {
             for number in 0..self.windows.len() {
-                self.send_plan(batch, number, (stream, inbox))?;
+                self.send_plan(batch, number, stream, messages)?;
             }
         }
         Ok(())
     }
 
-    /// One layer's attention over the batch that began, of which so many rows are launched.
+    /// Queues one layer's attention over the batch of the last `begin`, launched for `rows` rows.
     pub(crate) fn run(
         &mut self,
-        (batch, rows): (&Batch, usize),
+        batch: &Batch,
+        rows: usize,
         attention: &Attention,
-        io: &Io<'_>,
-        (stream, inbox): (&Stream, &mut Inbox),
+        io: &AttentionBuffers<'_>,
+        stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
-        let sent = self.sent.expect("a pass began");
-        if matches!(self.kernels, Kernels::Tensor { .. })
+        let sent = self.tables.expect("a pass began");
+        if matches!(self.kernels, AttentionKernels::TensorCores { .. })
             && !self.windows.contains(&attention.window)
         {
+            // Only the first pass meets a window that `begin` did not know, and that pass is never
+            // recorded.
             self.windows.push(attention.window);
-            self.send_plan(batch, self.windows.len() - 1, (stream, inbox))?;
+            self.send_plan(batch, self.windows.len() - 1, stream, messages)?;
         }
         let number = self
             .windows
             .iter()
             .position(|window| *window == attention.window);
         match &self.kernels {
-            Kernels::Plain(kernel) => {
+            AttentionKernels::Plain(kernel) => {
                 let args = plain_args(attention, io, sent);
                 let heads = rows * self.heads.query_heads;
                 let grid = [heads.div_ceil(PLAIN_WARPS) as u32, 1, 1];
                 // SAFETY: the batch's tables name blocks of the pool, which the engine checked.
                 unsafe { kernel.launch(stream, grid, args) }
             }
-            Kernels::Tensor { decode, prefill } => {
+            AttentionKernels::TensorCores { decode, prefill } => {
                 let plan = self.plans[number.expect("its window was added")];
                 for (kernel, items) in [
                     (prefill.as_ref(), plan.prefill),
@@ -236,59 +254,67 @@ impl Attending {
         }
     }
 
-    /// As many blocks as the stream's multiprocessors hold at once, of each kernel.
-    fn grids(&self) -> Grids {
-        let all = |kernel: &Kernel<AttendArgs>| self.processors_count * kernel.blocks_each();
+    /// Returns for each kernel the number of thread blocks that the stream's multiprocessors hold
+    /// at once.
+    fn grids(&self) -> GridLimits {
+        let all = |kernel: &CudaKernel<AttendArgs>| {
+            self.processors_count * kernel.blocks_per_multiprocessor()
+        };
         match &self.kernels {
-            Kernels::Plain(_) => Grids {
+            AttentionKernels::Plain(_) => GridLimits {
                 decode: 0,
                 prefill: 0,
             },
-            Kernels::Tensor { decode, prefill } => Grids {
+            AttentionKernels::TensorCores { decode, prefill } => GridLimits {
                 decode: all(decode),
                 prefill: prefill.as_ref().map_or(0, all),
             },
         }
     }
 
-    /// Cuts the batch for a window, and makes room for what its items keep on the way.
+    /// Sends the plan of the batch for one window, and grows the workspace to the plan's size.
     fn send_plan(
         &mut self,
         batch: &Batch,
         number: usize,
-        (stream, inbox): (&Stream, &mut Inbox),
+        stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
         let heads = self.heads;
-        let Grids {
+        let GridLimits {
             decode: decode_blocks,
             prefill: prefill_blocks,
         } = self.grids();
-        let shape = PlanShape {
+        let shape = AttentionPlanShape {
             group: heads.query_heads / heads.kv_heads,
             kv_heads: heads.kv_heads,
             window: self.windows[number],
             blocks_count: decode_blocks.max(prefill_blocks),
             has_prefill: prefill_blocks > 0,
         };
-        let AttentionPlan {
+        let CudaAttentionPlan {
             decode,
             prefill,
             states_count,
             arrivals_count,
-        } = AttentionPlan::new(batch, &shape);
-        // A step without prompts may be recorded, and launched again for any other batch: the kernel that does its tiles
-        // has as many blocks as may be needed, whatever its items are now. Tiles of a decode step are of one kind: those of
-        // a group of more heads than a tile of `decode` has rows go to `prefill`.
+        } = CudaAttentionPlan::new(batch, &shape);
+        // A decode step may be recorded and replayed for any other batch, so its grid is always the
+        // largest one, whatever the number of items now. All tiles of a decode step go to one
+        // kernel: to `prefill` if a group has more query heads than a tile of `decode` has rows,
+        // else to `decode`.
         let is_decode_step = batch.segments.len() == batch.rows_count();
-        let blocks = |items: &[Item], most: usize| match is_decode_step {
-            true => most as u32,
-            false => (items.len() * heads.kv_heads).min(most) as u32,
+        let blocks = |items: &[AttentionItem], most: usize| {
+            if is_decode_step {
+                most as u32
+            } else {
+                (items.len() * heads.kv_heads).min(most) as u32
+            }
         };
         let decode = SentItems {
-            items: inbox.send(stream, Place::DecodeItems(number), &decode)?,
-            items_count: inbox.send(
+            items: messages.send(stream, StepMessage::DecodeItems(number), &decode)?,
+            items_count: messages.send(
                 stream,
-                Place::DecodeItemsCount(number),
+                StepMessage::DecodeItemsCount(number),
                 &[decode.len() as u32],
             )?,
             blocks: blocks(&decode, decode_blocks),
@@ -296,20 +322,22 @@ impl Attending {
         let prefill = match prefill.as_slice() {
             [] => None,
             items => Some(SentItems {
-                items: inbox.send(stream, Place::PrefillItems(number), items)?,
-                items_count: inbox.send(
+                items: messages.send(stream, StepMessage::PrefillItems(number), items)?,
+                items_count: messages.send(
                     stream,
-                    Place::PrefillItemsCount(number),
+                    StepMessage::PrefillItemsCount(number),
                     &[items.len() as u32],
                 )?,
                 blocks: blocks(items, prefill_blocks),
             }),
         };
         self.plans.push(SentPlan {
-            // A step that has tiles of the other kind alone launches nothing here.
+            // A decode step whose tiles all go to `prefill` does not launch the `decode` kernel.
             decode: (prefill.is_none() || !is_decode_step).then_some(decode),
             prefill,
         });
+        // The workspace grows before the first launch: a recorded launch keeps the workspace's
+        // address.
         let width = heads.head_dim + STATE_HEADER;
         let rooms = [
             (&mut self.states, states_count * width * size_of::<f32>()),
@@ -317,20 +345,20 @@ impl Attending {
         ];
         for (room, bytes) in rooms {
             let before = room.memory().at(0);
-            let moved = room.at_least(stream, bytes)?.at(0) != before;
-            self.moves_count += u64::from(moved);
+            let moved = room.ensure_bytes(stream, bytes)?.at(0) != before;
+            self.reallocations_count += u64::from(moved);
         }
         Ok(())
     }
 }
 
-/// As the kernels take a window: all ones is none.
+/// Returns the window as the kernels read it; all ones stands for no window.
 fn window_of(attention: &Attention) -> u32 {
     let window = attention.window.map(u32::try_from);
     window.and_then(Result::ok).unwrap_or(u32::MAX)
 }
 
-fn tensor_args(attention: &Attention, io: &Io<'_>, sent: Sent) -> AttendArgs {
+fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTables) -> AttendArgs {
     let shape = &io.pool.shape;
     let bytes = |elements: usize| (elements * shape.kv.element_bytes()) as u64;
     AttendArgs {
@@ -355,7 +383,11 @@ fn tensor_args(attention: &Attention, io: &Io<'_>, sent: Sent) -> AttendArgs {
     }
 }
 
-fn plain_args(attention: &Attention, io: &Io<'_>, sent: Sent) -> AttendPlainArgs {
+fn plain_args(
+    attention: &Attention,
+    io: &AttentionBuffers<'_>,
+    sent: SentTables,
+) -> AttendPlainArgs {
     let shape = &io.pool.shape;
     AttendPlainArgs {
         qkv: io.qkv.address(),

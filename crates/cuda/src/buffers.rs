@@ -1,32 +1,32 @@
 //! Activations and the KV pool on the device.
 
-use crate::driver::{DeviceMemory, Stream};
+use crate::driver::{CudaStream, DeviceMemory};
 use crate::error::CudaError;
-use cleave_engine::ops::{PoolShape, Precision};
+use cleave_engine::ops::{KvPoolShape, Precision};
 use std::sync::Arc;
 
-/// An activation buffer `(rows_max, width)`.
+/// A buffer of activations, `(rows_max, width)`.
 #[derive(Debug)]
 pub struct CudaRows {
     pub(crate) memory: DeviceMemory,
     pub(crate) width: usize,
-    /// How its elements lie in memory.
+    /// The elements' format in memory.
     pub(crate) stored: Precision,
 }
 
 impl CudaRows {
-    /// Address of the first row.
+    /// Returns the address of the first row.
     pub(crate) fn address(&self) -> u64 {
         self.memory.at(0)
     }
 
-    /// Bytes of one row.
+    /// Returns the size of one row in bytes.
     pub(crate) fn row_bytes(&self) -> usize {
         self.width * self.stored.element_bytes()
     }
 
     /// # Panics
-    /// If there are not so many rows.
+    /// If the buffer has fewer rows.
     pub(crate) fn check_rows(&self, rows: usize) {
         let bytes = rows * self.row_bytes();
         assert!(
@@ -36,68 +36,67 @@ impl CudaRows {
     }
 }
 
-/// A KV pool. Clones are the same.
+/// A KV pool. Clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct CudaPool {
-    /// The blocks, and room beside them for bytes that mean nothing (see `blocks`).
+    /// The blocks, followed by the bytes that a speed test overwrites (see `blocks`).
     pub(crate) memory: Arc<DeviceMemory>,
-    pub(crate) shape: PoolShape,
+    pub(crate) shape: KvPoolShape,
 }
 
-/// Memory that grows when a step needs more, and then stays.
+/// Memory that grows when a step needs more, and never shrinks.
 #[derive(Debug)]
-pub(crate) struct Growing {
+pub(crate) struct GrowingMemory {
     memory: DeviceMemory,
     what: &'static str,
-    begins: Contents,
+    initial: MemoryContents,
 }
 
-/// What is in memory that was just made.
+/// The contents of newly allocated memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Contents {
-    Anything,
+pub(crate) enum MemoryContents {
+    Undefined,
     Zeros,
-    /// Anything at first; what was written survives growing.
-    Kept,
+    /// Arbitrary at first; growing copies the old contents.
+    Preserved,
 }
 
-impl Growing {
+impl GrowingMemory {
     pub(crate) fn new(
-        stream: &Stream,
+        stream: &CudaStream,
         bytes: usize,
         what: &'static str,
-        begins: Contents,
+        begins: MemoryContents,
     ) -> Result<Self, CudaError> {
         let memory = DeviceMemory::new(stream.device(), bytes, what)?;
-        if begins == Contents::Zeros {
+        if begins == MemoryContents::Zeros {
             stream.zero(&memory, 0..bytes)?;
         }
         Ok(Self {
             memory,
             what,
-            begins,
+            initial: begins,
         })
     }
 
-    /// What there is.
     pub(crate) fn memory(&self) -> &DeviceMemory {
         &self.memory
     }
 
-    /// At least so many bytes.
-    pub(crate) fn at_least(
+    /// Returns the memory after growing it to at least `bytes` bytes.
+    pub(crate) fn ensure_bytes(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         bytes: usize,
     ) -> Result<&DeviceMemory, CudaError> {
         if bytes > self.memory.bytes() {
             let larger = bytes.next_power_of_two();
-            let larger = Self::new(stream, larger, self.what, self.begins)?;
-            if self.begins == Contents::Kept {
+            let larger = Self::new(stream, larger, self.what, self.initial)?;
+            if self.initial == MemoryContents::Preserved {
                 let bytes = self.memory.bytes();
                 stream.copy_within((&self.memory, 0), (&larger.memory, 0), bytes)?;
             }
-            // Work that is queued may still use what is given back here.
+            // Queued work may still use the old memory, which is freed here.
             stream.synchronize()?;
             *self = larger;
         }

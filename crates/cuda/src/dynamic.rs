@@ -1,30 +1,30 @@
-//! Functions of a library that was loaded at run time, with results as plain numbers.
+//! Functions of a library that is loaded at run time, with their results as plain numbers.
 //!
-//! Owns: looking a function up once, and its type with an integer result. The binding declares results as Rust
-//! enums; a library newer than the binding may return a number that such an enum does not list, and to hold that number in it
-//! would be undefined behaviour.
-//! Never: loads a library, or knows what a number means.
-//! Invariant: a function that the library does not have is an error, not a panic.
+//! Owns: the lookup of each function, once, and its type with an integer result. The binding
+//! declares results as Rust enums. A library newer than the binding may return a number that the
+//! enum does not list, and an enum with such a value is undefined behaviour.
+//! Never: loads a library; interprets a number.
+//! Invariant: a function that the library lacks is an error, not a panic.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-/// A function of which nothing but its address is known.
-type Erased = unsafe extern "C" fn();
+/// A function of which only the address is known.
+type ErasedFn = unsafe extern "C" fn();
 
-/// Where a caller keeps a function that it looked up.
+/// The place where a caller keeps a function after the first lookup.
 #[derive(Debug)]
-pub(crate) struct Slot(OnceLock<Option<Erased>>);
+pub(crate) struct FoundFn(OnceLock<Option<ErasedFn>>);
 
-/// A function of the binding, `unsafe fn(…) -> Result`.
-pub(crate) trait Signature: Copy {
-    /// The same function as the library has it, its result a number.
+/// A function type of the binding, `unsafe fn(…) -> Result`.
+pub(crate) trait BindingFn: Copy {
+    /// The same function type with an integer result.
     type Raw: Copy;
 }
 
 macro_rules! signatures {
     ($($($argument:ident)*;)*) => {$(
-        impl<R, $($argument),*> Signature for unsafe fn($($argument),*) -> R {
+        impl<R, $($argument),*> BindingFn for unsafe fn($($argument),*) -> R {
             type Raw = unsafe extern "C" fn($($argument),*) -> c_int;
         }
     )*};
@@ -46,28 +46,30 @@ signatures! {
     A B C D E F G H I J K L M N O P;
 }
 
-impl Slot {
+impl FoundFn {
     pub(crate) const fn new() -> Self {
         Self(OnceLock::new())
     }
 
-    /// The function as the library has it, by the binding's declaration; `find` looks it up, once.
+    /// Returns the library's function with an integer result. `declared` gives its type; `find`
+    /// looks it up on the first call.
     ///
     /// # Safety
-    /// `find` gives the address of the function that `declared` declares, which returns an enum of 32 bits.
-    pub(crate) unsafe fn get<F: Signature>(
+    /// `find` must return the address of the function that `declared` declares, and that function
+    /// must return an enum of 32 bits.
+    pub(crate) unsafe fn get<F: BindingFn>(
         &self,
         _declared: F,
-        find: impl FnOnce() -> Option<Erased>,
+        find: impl FnOnce() -> Option<ErasedFn>,
     ) -> Option<F::Raw> {
         let found = (*self.0.get_or_init(find))?;
-        const { assert!(size_of::<F::Raw>() == size_of::<Erased>()) };
-        // SAFETY: pointers to functions of one size; the caller vouches for the type.
-        Some(unsafe { std::mem::transmute_copy::<Erased, F::Raw>(&found) })
+        const { assert!(size_of::<F::Raw>() == size_of::<ErasedFn>()) };
+        // SAFETY: both are function pointers of one size; the caller guarantees the type.
+        Some(unsafe { std::mem::transmute_copy::<ErasedFn, F::Raw>(&found) })
     }
 }
 
-/// Stands in a function's type for the type of an argument.
+/// Replaces an argument's type by `_` in a function's type.
 macro_rules! argument {
     ($argument:expr) => {
         _
@@ -75,14 +77,16 @@ macro_rules! argument {
 }
 pub(crate) use argument;
 
-/// Calls a function of a library (`library` gives it): `Some` result as a number, or `None` if the library lacks it.
+/// Calls a function of a library, which `library` returns. Gives the result as a number, or `None`
+/// if the library lacks the function.
 macro_rules! call_raw {
     ($library:path, $($declared:ident)::+ ($($argument:expr),*)) => {{
-        static FOUND: crate::dynamic::Slot = crate::dynamic::Slot::new();
+        static FOUND: crate::dynamic::FoundFn = crate::dynamic::FoundFn::new();
         let declared: unsafe fn($(crate::dynamic::argument!($argument)),*) -> _ =
             $($declared)::+;
         let name = crate::dynamic::last_name(stringify!($($declared)::+));
-        // SAFETY: the binding's own declaration of the function; callers say what arguments promise.
+        // SAFETY: the type is the binding's own declaration; each caller states why its arguments
+        // are valid.
         unsafe {
             let raw = FOUND.get(declared, || {
                 let found = $library().get::<unsafe extern "C" fn()>(name.as_bytes());
@@ -97,7 +101,7 @@ macro_rules! call_raw {
 }
 pub(crate) use call_raw;
 
-/// The last part of a path: `sys::cuInit` → `cuInit`.
+/// Returns the last part of a path: `sys::cuInit` → `cuInit`.
 pub(crate) fn last_name(path: &'static str) -> &'static str {
     path.rsplit(':').next().unwrap_or(path).trim_start()
 }
@@ -106,16 +110,16 @@ pub(crate) fn last_name(path: &'static str) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Of the binding's kind: a result that lists two numbers.
+    /// A result type like the binding's, which lists two numbers.
     #[derive(Debug)]
     #[repr(u32)]
-    #[allow(dead_code)] // Never made: it is the type of a result.
-    enum Listed {
+    #[allow(dead_code)] // It is only the type of a result and never constructed.
+    enum DeclaredResult {
         Zero = 0,
         One = 1,
     }
 
-    unsafe fn declared(_: u64) -> Listed {
+    unsafe fn declared(_: u64) -> DeclaredResult {
         unreachable!("only its type is looked at")
     }
 
@@ -124,15 +128,15 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_the_binding_does_not_list_arrives_as_it_is() {
-        let slot = Slot::new();
+    fn an_unlisted_result_number_arrives_unchanged() {
+        let slot = FoundFn::new();
         let erase = |function: unsafe extern "C" fn(u64) -> c_int| {
             // SAFETY: called below with the type it has.
-            unsafe { std::mem::transmute::<unsafe extern "C" fn(u64) -> c_int, Erased>(function) }
+            unsafe { std::mem::transmute::<unsafe extern "C" fn(u64) -> c_int, ErasedFn>(function) }
         };
         // SAFETY: the declared argument is the function's.
         let raw = unsafe {
-            slot.get(declared as unsafe fn(u64) -> Listed, || {
+            slot.get(declared as unsafe fn(u64) -> DeclaredResult, || {
                 Some(erase(newer_than_the_binding))
             })
         };
@@ -141,14 +145,15 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_is_not_there_is_none() {
+    fn a_missing_library_function_is_none() {
         // SAFETY: nothing is found, so nothing is called.
-        let raw = unsafe { Slot::new().get(declared as unsafe fn(u64) -> Listed, || None) };
+        let raw =
+            unsafe { FoundFn::new().get(declared as unsafe fn(u64) -> DeclaredResult, || None) };
         assert!(raw.is_none());
     }
 
     #[test]
-    fn a_function_goes_by_the_last_part_of_its_path() {
+    fn a_function_is_looked_up_by_the_last_part_of_its_path() {
         assert_eq!(last_name("cudarc::driver::sys::cuInit"), "cuInit");
         assert_eq!(last_name("sys :: cuInit"), "cuInit");
     }

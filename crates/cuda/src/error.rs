@@ -1,111 +1,99 @@
-//! Why a GPU could not do what was asked.
+//! The reasons why a GPU cannot be used or an operation on it failed.
 //!
-//! Owns: the sentences that users read. Never: decides what to do instead.
+//! Owns: the messages that users read. Never: decides how to go on.
 
 use cleave_engine::EngineError;
 use cleave_engine::ops::{KvType, Precision};
 use cudarc::driver::sys::CUresult;
 
-/// Why the GPU cannot be used, by what a user can do about it.
+/// An error of the GPU; each variant's doc says what a user can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// Install the driver, or compute elsewhere.
+    /// A user installs the driver or chooses another device.
     #[error("no NVIDIA driver (libcuda.so.1) on this machine; install one, or use --device cpu")]
     NoDriver,
-    /// Install a newer driver.
+    /// A user installs a newer driver.
     #[error(
         "the NVIDIA driver speaks CUDA {}.{}, Cleave needs {}.{} or later: update the driver",
         .found / 1000, .found % 1000 / 10, .needed / 1000, .needed % 1000 / 10
     )]
     OldDriver {
-        /// As the driver says it: 1000 × major + 10 × minor.
+        /// The driver's version number: 1000 × major + 10 × minor.
         found: i32,
-        /// The same.
+        /// The oldest version that Cleave works with, in the same form.
         needed: i32,
     },
-    /// Choose another GPU.
+    /// A user chooses another GPU.
     #[error("no GPU number {wanted}: the driver sees {count} (CUDA_VISIBLE_DEVICES may hide some)")]
     NoDevice {
-        /// What was asked for.
         wanted: u32,
-        /// How many there are.
+        /// The number of GPUs that the driver sees.
         count: u32,
     },
-    /// Choose another GPU.
+    /// A user chooses another GPU.
     #[error("{name} has compute capability {}.{}; Cleave's kernels need 8.0 or later", .capability.0, .capability.1)]
     OldDevice {
-        /// The GPU.
         name: String,
-        /// Major and minor.
+        /// The compute capability, major and minor.
         capability: (u32, u32),
     },
-    /// Build with a toolkit, or install the run-time compiler.
+    /// A user builds with the CUDA toolkit or installs the run-time compiler.
     #[error("{0}")]
     NoKernels(String),
-    /// Ask for less, or use a larger GPU.
+    /// A user asks for less memory or takes a larger GPU.
     #[error(
         "out of GPU memory: {wanted} bytes for {what}, {free} of {total} bytes are free; ask for less \
          (--kv-cache, --gpu-memory-utilization, --max-num-batched-tokens), or stop what else runs there"
     )]
     OutOfMemory {
-        /// Bytes asked for.
         wanted: usize,
-        /// For what.
+        /// The purpose, as the message names it.
         what: &'static str,
         /// Bytes that are free.
         free: usize,
         /// Bytes that the device has.
         total: usize,
     },
-    /// Choose another format.
+    /// A user chooses another KV format.
     #[error(
         "a KV cache in {} beside weights in {} is not supported on a GPU; as wide as weights, or fp8_e4m3 beside bf16 are",
         .kv.name(), .precision.name()
     )]
-    NoKvType {
-        /// What was asked for.
-        kv: KvType,
-        /// The weights' format.
-        precision: Precision,
-    },
-    /// Give another share, or none.
+    NoKvType { kv: KvType, precision: Precision },
+    /// A user sets another share or none.
     #[error(
         "{percent} % of {processors} multiprocessors leave nothing for the other part; choose a share further from \
          0 and 1, or none (--gpu-decode-share)"
     )]
     NoPartition {
-        /// The first part.
+        /// The share of the first part.
         percent: u32,
-        /// Of how many.
+        /// The number of multiprocessors of the whole GPU.
         processors: u32,
     },
-    /// Give the host's memory some room.
+    /// A user frees host memory.
     #[error(
         "the system lends no {wanted} bytes of memory that the GPU can copy from: free some of the host's \
          memory, or raise the limit of locked memory (ulimit -l)"
     )]
-    NoPinnedMemory {
-        /// Bytes asked for.
-        wanted: usize,
-    },
-    /// A call of the driver or of a library failed, or told of what failed before it. After a failed launch
-    /// nothing on this GPU works any more in this process.
-    #[error("{call} failed: {name}: {text}{}", advice(.name, *.is_for_good))]
+    NoPinnedMemory { wanted: usize },
+    /// A call of the driver or of a library failed, or reported the failure of earlier work. After
+    /// a failed launch this process cannot use the GPU any more.
+    #[error("{call} failed: {name}: {text}{}", advice(.name, *.is_device_lost))]
     Call {
-        /// Which.
         call: &'static str,
-        /// As the library names its error.
+        /// The library's name of the error.
         name: String,
-        /// As the library describes it.
+        /// The library's description of the error.
         text: String,
-        /// Whether every call after it fails too.
-        is_for_good: bool,
+        /// Whether every later call fails too.
+        is_device_lost: bool,
     },
 }
 
-/// Results of the driver that are about one call: the context goes on. After any other one, and after a number that
-/// no list has, nothing is known to work any more in this process.
-const PASSING: [CUresult; 67] = [
+/// The driver's results that concern one call only: the context stays usable. After any other
+/// result, also one that no list has, this process must assume that nothing works any more.
+const PER_CALL_ERRORS: [CUresult; 67] = [
     CUresult::CUDA_SUCCESS,
     CUresult::CUDA_ERROR_INVALID_VALUE,
     CUresult::CUDA_ERROR_OUT_OF_MEMORY,
@@ -175,12 +163,12 @@ const PASSING: [CUresult; 67] = [
     CUresult::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
 ];
 
-/// Whether every call after this result of the driver fails too.
-fn is_for_good(code: i32) -> bool {
-    !PASSING.iter().any(|result| *result as i32 == code)
+/// Returns whether every call after this result of the driver fails too.
+fn is_device_lost(code: i32) -> bool {
+    !PER_CALL_ERRORS.iter().any(|result| *result as i32 == code)
 }
 
-/// What to do about a driver's error, where that is known.
+/// Returns the advice for a driver's error, or an empty text where none is known.
 fn advice(name: &str, is_for_good: bool) -> &'static str {
     match name {
         "CUDA_ERROR_SYSTEM_NOT_READY" | "CUDA_ERROR_FABRIC_NOT_READY" => {
@@ -201,7 +189,8 @@ fn advice(name: &str, is_for_good: bool) -> &'static str {
 }
 
 impl CudaError {
-    /// A result of the driver, with its name and description where the driver knows it.
+    /// Makes an error from a result of the driver, with the driver's name and description where it
+    /// has them.
     pub(crate) fn of_driver(
         call: &'static str,
         code: i32,
@@ -216,7 +205,7 @@ impl CudaError {
             call,
             name,
             text,
-            is_for_good: is_for_good(code),
+            is_device_lost: is_device_lost(code),
         }
     }
 }
@@ -225,7 +214,8 @@ impl From<CudaError> for EngineError {
     fn from(error: CudaError) -> Self {
         match &error {
             CudaError::Call {
-                is_for_good: true, ..
+                is_device_lost: true,
+                ..
             } => Self::Lost(error.to_string()),
             _ => Self::Device(error.to_string()),
         }
@@ -242,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_after_which_nothing_works_ends_the_worker() {
+    fn a_fatal_driver_result_ends_the_worker() {
         for code in [
             CUresult::CUDA_ERROR_DEINITIALIZED,
             CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -276,13 +266,13 @@ mod tests {
         ] {
             assert!(is_lost(code), "{code:?}");
         }
-        for code in PASSING {
+        for code in PER_CALL_ERRORS {
             assert!(!is_lost(code), "{code:?}");
         }
     }
 
     #[test]
-    fn a_result_that_no_list_has_is_told_and_ends_the_worker() {
+    fn an_unlisted_driver_result_is_reported_and_fatal() {
         let error = CudaError::of_driver("cuLaunchKernel", 4711, None);
         let text = error.to_string();
         assert!(text.contains("result 4711"), "{text}");
@@ -291,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_mps_names_mps() {
+    fn an_mps_error_names_mps() {
         let words = ("CUDA_ERROR_MPS_SERVER_NOT_READY".to_owned(), String::new());
         let error = CudaError::of_driver("cuInit", 807, Some(words));
         assert!(error.to_string().contains("MPS"), "{error}");

@@ -1,61 +1,61 @@
-//! Every kernel of the table once, on small sizes that are no multiples of anything, in buffers that end where its
-//! own numbers do; and the same watched by sanitizers.
+//! Runs every kernel of the table once, on small sizes that are no multiples of a tile, in buffers
+//! that end with the kernel's last number; sanitizers watch the same run.
 //!
-//! Owns: a recipe for each kernel. Never: judges what it computes, as the tests of operations do.
-//! Invariant: a kernel that has no recipe fails the test, so that none is left out.
+//! Owns: a recipe for each kernel. Never: checks results, as the tests of operations do.
+//! Invariant: a kernel without a recipe fails the test, so that none is left out.
 #![allow(clippy::unwrap_used)] // Tests.
 
 use crate::args::{
-    Address, AttendArgs, AttendPlainArgs, DeviceEdit, DeviceRule, EmbedArgs, GateArgs, GatherArgs,
-    HeadNormArgs, MatmulArgs, MatmulPlainArgs, NormArgs, RotateArgs, SampleArgs,
+    AttendArgs, AttendPlainArgs, DeviceAddress, DeviceEdit, DeviceRule, EmbedArgs, GateArgs,
+    GatherArgs, HeadNormArgs, MatmulArgs, MatmulPlainArgs, NormArgs, RotateArgs, SampleArgs,
 };
-use crate::driver::{Device, DeviceMemory, KernelArgs, PinnedMemory, Stream};
-use crate::images::{Images, TABLE};
-use crate::plan::{AttentionPlan, PlanShape, STATE_HEADER, segments};
-use cleave_emulator::{FOUND_EXIT, StandIn, Variant};
+use crate::driver::{CudaDevice, CudaStream, DeviceMemory, KernelArgs, PinnedMemory};
+use crate::images::{KernelImages, TABLE};
+use crate::plan::{AttentionPlanShape, CudaAttentionPlan, STATE_HEADER, segments};
+use cleave_emulator::{SANITIZER_EXIT, SanitizerVariant, StandInLibrary};
 use cleave_engine::ops::{Batch, BatchSegment};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Of a row that stores nothing, and of a window that is none: all ones.
+/// The slot of a row that stores nothing, and the value for no window: all ones.
 const NONE: u32 = u32::MAX;
-/// Marks a token that was drawn on the device.
+/// Marks a token that the device drew.
 const FED: u32 = 1 << 31;
 
-/// `kernels/blocks`.
+/// Arguments of the kernels in `kernels/blocks`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct BlocksArgs {
-    pool: Address,
-    staging: Address,
-    pieces: Address,
-    checksums: Address,
-    secret: Address,
+struct RecipeBlocksArgs {
+    pool: DeviceAddress,
+    staging: DeviceAddress,
+    pieces: DeviceAddress,
+    checksums: DeviceAddress,
+    secret: DeviceAddress,
 }
 
-// SAFETY: addresses, mirrors the kernels' struct.
-unsafe impl KernelArgs for BlocksArgs {}
+// SAFETY: the struct holds addresses and mirrors the kernels' struct.
+unsafe impl KernelArgs for RecipeBlocksArgs {}
 
-/// The device, and what kernels are given until the test ends.
-pub(crate) struct Bench {
-    pub(crate) stream: Stream,
-    pub(crate) images: Images,
+/// The device, and the memory that kernels read and write until the test ends.
+pub(crate) struct KernelBench {
+    pub(crate) stream: CudaStream,
+    pub(crate) images: KernelImages,
     memory: RefCell<Vec<DeviceMemory>>,
     seed: RefCell<u64>,
 }
 
-impl Bench {
-    pub(crate) fn new(stream: Stream) -> Self {
+impl KernelBench {
+    pub(crate) fn new(stream: CudaStream) -> Self {
         Self {
-            images: Images::load(stream.device()).unwrap(),
+            images: KernelImages::load(stream.device()).unwrap(),
             stream,
             memory: RefCell::default(),
             seed: RefCell::new(1),
         }
     }
 
-    /// The bytes in memory that begins at this address, whole.
-    pub(crate) fn read(&self, address: Address) -> Vec<u8> {
+    /// Returns all bytes of the memory that begins at this address.
+    pub(crate) fn read(&self, address: DeviceAddress) -> Vec<u8> {
         let memory = self.memory.borrow();
         let memory = memory.iter().find(|memory| memory.at(0) == address);
         let memory = memory.expect("memory of this bench");
@@ -67,8 +67,8 @@ impl Bench {
         pinned.as_slice()[..memory.bytes()].to_vec()
     }
 
-    /// Memory of exactly so many zeros.
-    pub(crate) fn zeros(&self, bytes: usize) -> Address {
+    /// Allocates exactly `bytes` zeros.
+    pub(crate) fn zeros(&self, bytes: usize) -> DeviceAddress {
         let memory = DeviceMemory::new(self.stream.device(), bytes, "a test").unwrap();
         self.stream.zero(&memory, 0..bytes).unwrap();
         let address = memory.at(0);
@@ -76,12 +76,12 @@ impl Bench {
         address
     }
 
-    /// Memory of exactly these values.
-    pub(crate) fn of<T: Copy>(&self, values: &[T]) -> Address {
+    /// Allocates memory for exactly these values.
+    pub(crate) fn of<T: Copy>(&self, values: &[T]) -> DeviceAddress {
         let bytes = size_of_val(values);
         let memory = DeviceMemory::new(self.stream.device(), bytes, "a test").unwrap();
         let mut pinned = PinnedMemory::new(self.stream.device(), bytes).unwrap();
-        // SAFETY: numbers and structs of them, without padding.
+        // SAFETY: the values are numbers, or structs of numbers without padding.
         let source = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes) };
         pinned.as_mut_slice().copy_from_slice(source);
         self.stream
@@ -93,7 +93,7 @@ impl Bench {
         address
     }
 
-    /// Numbers between −1 and 1 that f32 and, in their upper halves, bf16 hold.
+    /// Returns numbers between −1 and 1 whose upper halves are the same numbers in bf16.
     fn numbers(&self, count: usize) -> Vec<f32> {
         let mut seed = self.seed.borrow_mut();
         let mut next = || {
@@ -103,21 +103,22 @@ impl Bench {
         (0..count).map(|_| next()).collect()
     }
 
-    /// So many numbers, stored as the kernel's name says.
-    fn stored(&self, name: &str, count: usize) -> Address {
+    /// Allocates numbers in the format that the kernel's name contains.
+    fn stored(&self, name: &str, count: usize) -> DeviceAddress {
         let numbers = self.numbers(count);
-        match name.contains("_f32") {
-            true => self.of(&numbers),
-            false => self.of(&half_floats(&numbers)),
+        if name.contains("_f32") {
+            self.of(&numbers)
+        } else {
+            self.of(&half_floats(&numbers))
         }
     }
 
-    fn floats(&self, count: usize) -> Address {
+    fn floats(&self, count: usize) -> DeviceAddress {
         self.of(&self.numbers(count))
     }
 
-    fn bytes(&self, count: usize) -> Address {
-        // No byte is a NaN of any format of one byte.
+    fn bytes(&self, count: usize) -> DeviceAddress {
+        // No byte stands for a NaN in a one-byte format.
         let bytes: Vec<u8> = self
             .numbers(count)
             .iter()
@@ -128,7 +129,8 @@ impl Bench {
 
     pub(crate) fn launch<A: KernelArgs>(&self, name: &str, grid: [u32; 3], args: A) {
         let kernel = self.images.kernel::<A>(name).unwrap();
-        // SAFETY: every address is of memory that lives as long as the bench, which the stand-in watches.
+        // SAFETY: every address is of memory that lives as long as the bench; the stand-in checks
+        // the accesses.
         unsafe { kernel.launch(&self.stream, grid, args) }.unwrap();
         self.stream
             .synchronize()
@@ -141,15 +143,12 @@ fn half_floats(numbers: &[f32]) -> Vec<u16> {
     bits.collect()
 }
 
-/// Bytes of an element as the kernel's name says.
+/// Returns the size of an element by the kernel's name.
 fn element_bytes(name: &str) -> usize {
-    match name.contains("_f32") {
-        true => 4,
-        false => 2,
-    }
+    if name.contains("_f32") { 4 } else { 2 }
 }
 
-fn run(bench: &Bench, name: &str) {
+fn run_recipe(bench: &KernelBench, name: &str) {
     match name {
         _ if name.starts_with("embed_") => embed(bench, name),
         _ if name.starts_with("norm_") => norm(bench, name),
@@ -167,12 +166,12 @@ fn run(bench: &Bench, name: &str) {
     }
 }
 
-fn embed(bench: &Bench, name: &str) {
+fn embed(bench: &KernelBench, name: &str) {
     let (vocab, width) = (5, 130);
     let args = EmbedArgs {
         table: bench.stored(name, vocab * width),
         tokens: bench.of(&[4, FED, FED | 1, 0]),
-        // The second was none.
+        // The second draw gave no token.
         drawn: bench.of(&[3, NONE]),
         out: bench.zeros(4 * width * 4),
         width: width as u32,
@@ -181,7 +180,7 @@ fn embed(bench: &Bench, name: &str) {
     bench.launch(name, [4, 1, 1], args);
 }
 
-fn norm(bench: &Bench, name: &str) {
+fn norm(bench: &KernelBench, name: &str) {
     let (rows, width) = (3, 261);
     let args = NormArgs {
         residual: bench.floats(rows * width),
@@ -194,7 +193,7 @@ fn norm(bench: &Bench, name: &str) {
     bench.launch(name, [rows as u32, 1, 1], args);
 }
 
-fn head_norm(bench: &Bench, name: &str) {
+fn head_norm(bench: &KernelBench, name: &str) {
     let (rows, dim) = (2, 24);
     let args = HeadNormArgs {
         qkv: bench.stored(name, rows * (3 + 2) * dim),
@@ -208,7 +207,7 @@ fn head_norm(bench: &Bench, name: &str) {
     bench.launch(name, [rows as u32, 1, 1], args);
 }
 
-fn rotate(bench: &Bench, name: &str) {
+fn rotate(bench: &KernelBench, name: &str) {
     let (rows, dim, block_tokens, blocks) = (3, 24, 8, 2);
     let head = block_tokens * dim;
     let args = RotateArgs {
@@ -229,7 +228,7 @@ fn rotate(bench: &Bench, name: &str) {
     bench.launch(name, [rows as u32, 2, 1], args);
 }
 
-fn gate(bench: &Bench, name: &str) {
+fn gate(bench: &KernelBench, name: &str) {
     for width in [130, 264] {
         let args = GateArgs {
             gate_up: bench.stored(name, 2 * 2 * width),
@@ -241,7 +240,7 @@ fn gate(bench: &Bench, name: &str) {
     }
 }
 
-fn gather(bench: &Bench) {
+fn gather(bench: &KernelBench) {
     let args = GatherArgs {
         from: bench.zeros(3 * 131 * 2),
         to: bench.zeros(2 * 131 * 2),
@@ -252,13 +251,13 @@ fn gather(bench: &Bench) {
     bench.launch("gather_rows", [2, 1, 1], args);
 }
 
-/// Greedy with edits; the likeliest few; a share of them.
-fn sample(bench: &Bench, name: &str) {
+/// The rules: greedy with edits, then top-k, then top-p.
+fn sample(bench: &KernelBench, name: &str) {
     const VOCAB: usize = 1300;
     let rule = |top_k: u32, top_p: u64, edits_count: u32| DeviceRule {
         bits: 1 << 52,
         top_p,
-        heat: f32::from(u8::from(edits_count == 0)),
+        inverse_temperature: f32::from(u8::from(edits_count == 0)),
         min_p: 0.01,
         top_k,
         edits_first: 0,
@@ -290,10 +289,10 @@ fn sample(bench: &Bench, name: &str) {
     }
 }
 
-fn blocks(bench: &Bench, name: &str) {
-    // `Piece`: where in the pool, where in the staging, how many bytes.
+fn blocks(bench: &KernelBench, name: &str) {
+    // The fields of `Piece`: offset in the pool, offset in the staging memory, bytes.
     let pieces: [[u64; 3]; 2] = [[16, 0, 5024], [6144, 5024, 272]];
-    let args = BlocksArgs {
+    let args = RecipeBlocksArgs {
         pool: bench.bytes(6144 + 272),
         staging: bench.bytes(5024 + 272),
         pieces: bench.of(&pieces),
@@ -309,7 +308,7 @@ fn blocks(bench: &Bench, name: &str) {
 
 const BLOCK_TOKENS: usize = 16;
 
-/// Runs of rows `(position, rows)`, each with a table of its own.
+/// Returns a batch of segments `(position, rows)`, each with a block table of its own.
 fn batch(parts: &[(usize, usize)]) -> (Batch, Vec<u32>) {
     let mut batch = Batch::default();
     let (mut row, mut tables) = (0, Vec::new());
@@ -327,7 +326,7 @@ fn batch(parts: &[(usize, usize)]) -> (Batch, Vec<u32>) {
     (batch, tables)
 }
 
-fn attend_plain(bench: &Bench, name: &str) {
+fn attend_plain(bench: &KernelBench, name: &str) {
     let dim = 24;
     let (batch, tables) = batch(&[(70, 1), (0, 3)]);
     let head = BLOCK_TOKENS * dim;
@@ -348,31 +347,30 @@ fn attend_plain(bench: &Bench, name: &str) {
         window: 50,
         scale: 0.3,
     };
-    // A row more than there are: padding.
+    // The launch has one row more than the batch: padding.
     bench.launch(name, [5, 1, 1], args);
 }
 
-/// Two spans of keys and one, in items that share a tile and one that does not.
-fn attend(bench: &Bench, name: &str) {
+/// One segment has two spans of keys, split over items that share a tile; the other has one span
+/// and one item.
+fn attend(bench: &KernelBench, name: &str) {
     let dim: usize = name.rsplit('_').next().unwrap().parse().unwrap();
     let is_decode = name.contains("decode");
-    let parts: &[(usize, usize)] = match is_decode {
-        true => &[(520, 1), (37, 2)],
-        false => &[(500, 14), (3, 21)],
+    let parts: &[(usize, usize)] = if is_decode {
+        &[(520, 1), (37, 2)]
+    } else {
+        &[(500, 14), (3, 21)]
     };
     let (batch, tables) = batch(parts);
-    let shape = PlanShape {
+    let shape = AttentionPlanShape {
         group: 4,
         kv_heads: 1,
         window: None,
         blocks_count: 2,
         has_prefill: true,
     };
-    let plan = AttentionPlan::new(&batch, &shape);
-    let items = match is_decode {
-        true => plan.decode,
-        false => plan.prefill,
-    };
+    let plan = CudaAttentionPlan::new(&batch, &shape);
+    let items = if is_decode { plan.decode } else { plan.prefill };
     assert!(items.iter().any(|item| item.parts > 1), "items that merge");
     let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
     let element = 2 - usize::from(name.contains("fp8"));
@@ -403,7 +401,7 @@ fn attend(bench: &Bench, name: &str) {
     bench.launch(name, [3, 1, 1], args);
 }
 
-fn matmul_plain(bench: &Bench, name: &str) {
+fn matmul_plain(bench: &KernelBench, name: &str) {
     let (rows, columns, width) = (3, 70, 45);
     let args = MatmulPlainArgs {
         weights: bench.stored(name, columns * width),
@@ -419,8 +417,8 @@ fn matmul_plain(bench: &Bench, name: &str) {
     bench.launch(name, [2, 1, 1], args);
 }
 
-/// Two tiles of columns and, in kernels for few rows, two spans that are merged.
-fn matmul(bench: &Bench, name: &str) {
+/// The matrix has two tiles of columns and, in kernels for few rows, two spans that are merged.
+fn matmul(bench: &KernelBench, name: &str) {
     let (tile_rows, format) = name
         .trim_start_matches("matmul_")
         .trim_start_matches("few")
@@ -432,9 +430,9 @@ fn matmul(bench: &Bench, name: &str) {
     let is_few = name.contains("few");
     let (columns, spans): (usize, usize) = (131, if is_few { 2 } else { 1 });
     let span_width = 128;
-    // The last span is cut short, by what the narrowest groups and chunks allow.
+    // The last span is shorter, by a length that the narrowest groups and chunks still divide.
     let width = spans * span_width - 64;
-    // A tile that is not full.
+    // The tile is not full.
     let rows = tile_rows - 3;
     let tile_columns = match (is_few, format) {
         (true, "bf16") => 64,
@@ -460,14 +458,12 @@ fn matmul(bench: &Bench, name: &str) {
         bias: bench.floats(columns),
         out: bench.zeros(rows * columns * 2),
         rows_count: bench.of(&[rows as u32]),
-        sums: match is_few {
-            true => bench.zeros(tiles * spans * tile_columns * tile_rows * 4),
-            false => 0,
+        sums: if is_few {
+            bench.zeros(tiles * spans * tile_columns * tile_rows * 4)
+        } else {
+            0
         },
-        arrivals: match is_few {
-            true => bench.zeros(tiles * 4),
-            false => 0,
-        },
+        arrivals: if is_few { bench.zeros(tiles * 4) } else { 0 },
         columns: columns as u32,
         width: width as u32,
         span_width: span_width as u32,
@@ -478,47 +474,50 @@ fn matmul(bench: &Bench, name: &str) {
     bench.launch(name, [3, 1, 1], args);
 }
 
-/// Whether tests run on a real GPU.
+/// Returns whether tests run on a real GPU.
 fn is_real() -> bool {
     std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
-/// The real GPU where `CLEAVE_TEST_DEVICE=cuda` asks for it, else the stand-in's.
-pub(crate) fn device() -> Option<Arc<Device>> {
-    if !is_real() && !cleave_emulator::preload(Variant::of_environment()) {
+/// Returns the real GPU if `CLEAVE_TEST_DEVICE=cuda` asks for it, else the stand-in's.
+pub(crate) fn device() -> Option<Arc<CudaDevice>> {
+    if !is_real() && !cleave_emulator::preload(SanitizerVariant::from_environment()) {
         eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
         return None;
     }
-    Some(Device::open(0).expect("a GPU, or the stand-in's"))
+    Some(CudaDevice::open(0).expect("a GPU, or the stand-in's"))
 }
 
-/// Hopper's products are Hopper's, and large tiles want shared memory.
-fn runs_on(device: &Device, name: &str) -> bool {
+/// Returns whether the device can run the kernel: wgmma needs Hopper, and large tiles need much
+/// shared memory.
+fn runs_on(device: &CudaDevice, name: &str) -> bool {
     let facts = device.facts();
     let listed = TABLE.iter().find(|listed| listed.name == name).unwrap();
     let has_wgmma = !is_real() || facts.capability.0 == 9;
     (has_wgmma || !name.contains("wide")) && listed.shared_bytes <= facts.shared_bytes_max
 }
 
-/// In the variant that this process was started for: the plain one, unless a sanitizer's test did.
+/// The run uses the variant that this process was started for: the plain one, unless a sanitizer's
+/// test started it.
 #[test]
-fn every_kernel_runs_in_small() {
+fn every_kernel_runs_on_small_sizes() {
     let Some(device) = device() else {
         return;
     };
-    let stand_in = match is_real() {
-        true => None,
-        false => StandIn::load(Variant::of_environment()),
+    let stand_in = if is_real() {
+        None
+    } else {
+        StandInLibrary::load(SanitizerVariant::from_environment())
     };
-    let launches = || stand_in.map_or(0, |stand_in| stand_in.count("launch"));
-    let bench = Bench::new(Stream::new(&device).unwrap());
+    let launches = || stand_in.map_or(0, |stand_in| stand_in.calls_count("launch"));
+    let bench = KernelBench::new(CudaStream::new(&device).unwrap());
     for listed in TABLE {
         let (before, began) = (launches(), std::time::Instant::now());
         if !runs_on(&device, listed.name) {
             println!("{}: not for this GPU", listed.name);
             continue;
         }
-        run(&bench, listed.name);
+        run_recipe(&bench, listed.name);
         assert!(is_real() || launches() > before, "{} ran", listed.name);
         bench.memory.borrow_mut().clear();
         println!("{}: {:.1} s", listed.name, began.elapsed().as_secs_f32());
@@ -526,33 +525,33 @@ fn every_kernel_runs_in_small() {
     println!("{} kernels ran", TABLE.len());
 }
 
-/// Starts this program again with a sanitizer's runtime and kernels.
-fn under(variant: Variant) {
-    if cleave_emulator::library(variant).is_none() {
+/// Starts this test program again with a sanitizer's runtime and kernels.
+fn run_under_sanitizer(variant: SanitizerVariant) {
+    if cleave_emulator::driver_library(variant).is_none() {
         return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
     }
     let program = std::env::current_exe().unwrap();
-    let Some(mut command) = cleave_emulator::command(variant, program.as_os_str()) else {
+    let Some(mut command) = cleave_emulator::sanitized_command(variant, program.as_os_str()) else {
         return eprintln!("skipped: g++ has not the runtime of the {variant:?} sanitizer");
     };
-    let name = "every_kernel::every_kernel_runs_in_small";
+    let name = "every_kernel::every_kernel_runs_on_small_sizes";
     let output = command.args(["--exact", name, "--nocapture"]).output();
     let output = output.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let found = String::from_utf8_lossy(&output.stderr);
     let code = output.status.code();
-    assert_ne!(code, Some(FOUND_EXIT), "{said}\n{found}");
+    assert_ne!(code, Some(SANITIZER_EXIT), "{said}\n{found}");
     assert_eq!(code, Some(0), "{said}\n{found}");
     let all = format!("{} kernels ran", TABLE.len());
     assert!(said.contains(&all), "{said}\n{found}");
 }
 
 #[test]
-fn under_the_address_sanitizer_every_kernel_stays_within_its_memory() {
-    under(Variant::Address);
+fn kernels_stay_within_memory_under_the_address_sanitizer() {
+    run_under_sanitizer(SanitizerVariant::Address);
 }
 
 #[test]
-fn under_the_thread_sanitizer_no_kernel_lacks_a_barrier() {
-    under(Variant::Thread);
+fn kernels_have_no_data_race_under_the_thread_sanitizer() {
+    run_under_sanitizer(SanitizerVariant::Thread);
 }

@@ -1,33 +1,33 @@
-//! How long the device stands still between decode steps.
+//! Measures how long the device is idle between decode steps.
 //!
-//! Owns: moments in the stream: where each pass began, and where its tokens were drawn. Where the device waits for
-//! the host it has nothing to do from the first of them on, so what the host takes to queue the pass's first
-//! operation after that is not in the figure.
-//! Never: waits.
-//! Invariant: a moment is recorded again only when both passes that it lies between were fetched.
+//! Owns: two timed events for each pass: its beginning, and the draw of its tokens. If the device
+//! waits for the host, it has nothing to do after the first event either, so the time that the host
+//! takes to queue the pass's first operation is missing from the figure.
+//! Never: waits for the device.
+//! Invariant: an event is recorded again only after both passes that it lies between were fetched.
 
-use crate::driver::{Event, Stream};
+use crate::driver::{CudaEvent, CudaStream};
 use crate::error::CudaError;
 use std::time::Duration;
 
-/// Passes whose moments are kept: those under way, and the one before them.
-const KEPT: usize = cleave_engine::STEPS_IN_FLIGHT_MAX + 1;
+/// The number of passes whose events are kept: those in flight, and the one before them.
+const PASSES_TIMED: usize = cleave_engine::STEPS_IN_FLIGHT_MAX + 1;
 
 #[derive(Debug)]
-pub(crate) struct Idle {
-    /// By the number of the pass, modulo [`KEPT`].
-    began: [Event; KEPT],
-    drawn: [Event; KEPT],
-    /// Draws so far, and how many of them were fetched.
+pub(crate) struct DeviceIdleTimer {
+    /// Indexed by the number of the pass, modulo [`PASSES_TIMED`].
+    began: [CudaEvent; PASSES_TIMED],
+    drawn: [CudaEvent; PASSES_TIMED],
+    /// The number of draws so far; `fetched_count` of them were fetched.
     drawn_count: usize,
     fetched_count: usize,
     last: Option<Duration>,
 }
 
-impl Idle {
-    pub(crate) fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let events = || -> Result<[Event; KEPT], CudaError> {
-            let event = || Event::timed(stream.device());
+impl DeviceIdleTimer {
+    pub(crate) fn new(stream: &CudaStream) -> Result<Self, CudaError> {
+        let events = || -> Result<[CudaEvent; PASSES_TIMED], CudaError> {
+            let event = || CudaEvent::timed(stream.device());
             Ok([event()?, event()?, event()?])
         };
         Ok(Self {
@@ -39,29 +39,31 @@ impl Idle {
         })
     }
 
-    /// The first operation of a pass is queued next.
-    pub(crate) fn begins(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        self.began[self.drawn_count % KEPT].record(stream)
+    /// Records that a pass begins; the caller queues its first operation next.
+    pub(crate) fn pass_begins(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.began[self.drawn_count % PASSES_TIMED].record(stream)
     }
 
-    /// The tokens of the pass were queued, with their way to the host. It counts whether or not its moment can be had.
-    pub(crate) fn draws(&mut self, stream: &Stream) -> Result<(), CudaError> {
+    /// Records that the draw of the pass's tokens and their copy to the host were queued. The draw
+    /// counts even if its event cannot be recorded, because its fetch will be counted too.
+    pub(crate) fn pass_drawn(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let pass = self.drawn_count;
         self.drawn_count += 1;
-        self.drawn[pass % KEPT].record(stream)
+        self.drawn[pass % PASSES_TIMED].record(stream)
     }
 
-    /// The oldest pass that was drawn and not fetched is over. What cannot be measured is no failure of the pass.
-    pub(crate) fn fetched(&mut self) {
+    /// Notes that the oldest pass in flight was fetched, and measures the time before it. A failed
+    /// measurement is no failure of the pass.
+    pub(crate) fn pass_fetched(&mut self) {
         let pass = self.fetched_count;
         self.fetched_count += 1;
         self.last = pass.checked_sub(1).and_then(|before| {
-            let began = &self.began[pass % KEPT];
-            self.drawn[before % KEPT].until(began).ok()
+            let began = &self.began[pass % PASSES_TIMED];
+            self.drawn[before % PASSES_TIMED].elapsed_until(began).ok()
         });
     }
 
-    /// Between the pass that was fetched last and the one before it.
+    /// Returns the idle time between the pass that was fetched last and the one before it.
     pub(crate) fn last(&self) -> Option<Duration> {
         self.last
     }

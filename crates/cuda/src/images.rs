@@ -1,12 +1,14 @@
-//! Where the kernels' machine code comes from.
+//! The kernels' machine code: built in, compiled at run time, or read from the user's cache.
 //!
-//! Owns: the code built into this program, and compiling it at run time where there is none: by NVRTC, for
-//! the GPU at hand, kept in the user's cache under a name that holds everything it was made from.
+//! Owns: the code that is built into this program. Where there is none, NVRTC compiles the kernels
+//! for the GPU at hand at run time, and the result is kept in the user's cache under a name that
+//! hashes everything it was made from.
 //! Never: trusts a cached file by its age, or fails because the cache cannot be written.
-//! Invariant: a cached file is whole: it is written under another name first, then renamed, and begins with the checksum of
-//! what follows. One that is not what was written, or that the driver does not take, is deleted, and compiled again.
+//! Invariant: a cached file is whole: it is written under another name first, then renamed, and
+//! begins with the checksum of the rest. A file whose checksum is wrong, or that the driver
+//! refuses, is deleted and compiled again.
 
-use crate::driver::{Device, Module, Shape};
+use crate::driver::{CudaDevice, CudaModule, LaunchShape};
 use crate::error::CudaError;
 use cudarc::nvrtc::sys as nvrtc;
 use std::collections::BTreeMap;
@@ -24,62 +26,64 @@ pub(crate) struct Listed {
     pub(crate) shared_bytes: u32,
 }
 
-/// Places bytes where the driver reads whole words of them; `include_bytes!` may begin anywhere.
+/// Aligns bytes for the driver, which reads whole words; `include_bytes!` alone may begin at any
+/// address.
 #[repr(C, align(16))]
 #[allow(dead_code)] // A build without nvcc embeds no code.
 struct Aligned<T>(T);
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Bytes of a cached file's checksum.
+/// The size of a cached file's checksum in bytes.
 const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
 
-/// Shared memory that kernels with dynamic shared memory have of their own, at most; scripts/cuda/check_kernels.py checks it.
+/// The most static shared memory of a kernel that also has dynamic shared memory, in bytes;
+/// scripts/cuda/check_kernels.py checks it.
 const STATIC_SHARED_BYTES_MAX: u32 = 2048;
 
-/// The cache keeps the youngest so many files.
-const CACHED_MAX: usize = 128;
+/// The number of files that the cache keeps; the oldest are deleted.
+const CACHED_FILES_MAX: usize = 128;
 
-/// The device's kernels, by file.
+/// The device's kernels by source file.
 #[derive(Debug)]
-pub(crate) struct Images {
-    modules: BTreeMap<&'static str, Arc<Module>>,
+pub(crate) struct KernelImages {
+    modules: BTreeMap<&'static str, Arc<CudaModule>>,
 }
 
-impl Images {
-    /// Loads every file's code, compiling what was not built in.
+impl KernelImages {
+    /// Loads every file's code, and compiles the files that were not built in.
     ///
     /// # Errors
     /// [`CudaError::NoKernels`] says what is missing.
-    pub(crate) fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
+    pub(crate) fn load(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let mut modules = BTreeMap::new();
         let built: BTreeMap<_, _> = IMAGES.iter().copied().collect();
         for (file, source) in SOURCES {
             let module = match built.get(file) {
-                Some(image) => Module::load(device, image)?,
-                None => compiled(device, file, source)?,
+                Some(image) => CudaModule::load(device, image)?,
+                None => cached_or_compiled(device, file, source)?,
             };
             modules.insert(*file, module);
         }
         Ok(Self { modules })
     }
 
-    /// Whether there is a kernel of that name whose block asks for no more dynamic shared memory than this, in bytes,
-    /// beside what the kernel has of its own.
+    /// Returns whether there is a kernel of that name whose dynamic shared memory, together with
+    /// its static shared memory, fits into `shared_bytes_max`.
     pub(crate) fn fits(&self, name: &str, shared_bytes_max: u32) -> bool {
         let listed = TABLE.iter().find(|listed| listed.name == name);
         listed
             .is_some_and(|listed| listed.shared_bytes + STATIC_SHARED_BYTES_MAX <= shared_bytes_max)
     }
 
-    /// A kernel by its name in the table.
+    /// Returns a kernel by its name in the table.
     pub(crate) fn kernel<A: crate::driver::KernelArgs>(
         &self,
         name: &str,
-    ) -> Result<crate::driver::Kernel<A>, CudaError> {
+    ) -> Result<crate::driver::CudaKernel<A>, CudaError> {
         let listed = TABLE.iter().find(|listed| listed.name == name);
         let listed = listed.expect("kernels/table.txt lists every kernel that is asked for");
-        let shape = Shape {
+        let shape = LaunchShape {
             threads: listed.threads,
             shared_bytes: listed.shared_bytes,
         };
@@ -87,8 +91,12 @@ impl Images {
     }
 }
 
-/// A file's code on the device, from the cache or the compiler.
-fn compiled(device: &Arc<Device>, file: &str, source: &str) -> Result<Arc<Module>, CudaError> {
+/// Loads a file's code onto the device, from the cache or the compiler.
+fn cached_or_compiled(
+    device: &Arc<CudaDevice>,
+    file: &str,
+    source: &str,
+) -> Result<Arc<CudaModule>, CudaError> {
     // SAFETY: looks for the library, and calls nothing of it.
     if !unsafe { nvrtc::is_culib_present() } {
         return Err(CudaError::NoKernels(
@@ -109,41 +117,40 @@ fn compiled(device: &Arc<Device>, file: &str, source: &str) -> Result<Arc<Module
     tracing::info!("compiling {file} for {}", device.facts().name);
     let code = compile(file, source, &options)?;
     if let Some(place) = place {
-        // Without a cache the next start compiles again, that is all.
-        if let Err(error) = keep(&place, &code) {
+        // Without the cached file the next start compiles again, so this is no error.
+        if let Err(error) = write_cached(&place, &code) {
             tracing::debug!("cannot keep {}: {error}", place.display());
         }
     }
-    Module::load(device, &code)
+    CudaModule::load(device, &code)
 }
 
-/// Compiled kernels take some megabytes.
+/// The largest cached file that is read; compiled kernels take some megabytes.
 const IMAGE_BYTES_MAX: u64 = 256 << 20;
 
-/// The driver's error for code that it cannot take.
-const REFUSALS: [&str; 4] = [
+/// The driver's errors for code that it cannot load.
+const UNLOADABLE_CODE_ERRORS: [&str; 4] = [
     "CUDA_ERROR_INVALID_IMAGE",
     "CUDA_ERROR_NO_BINARY_FOR_GPU",
     "CUDA_ERROR_INVALID_SOURCE",
     "CUDA_ERROR_INVALID_PTX",
 ];
 
-/// Code that an earlier start compiled. A file that is not what was written, or that the driver does not take, is deleted.
+/// Loads code that an earlier start compiled. A file with a wrong checksum, or one that the driver
+/// refuses, is deleted.
 ///
 /// # Errors
 /// If the device fails.
-fn cached(device: &Arc<Device>, place: &Path) -> Result<Option<Arc<Module>>, CudaError> {
-    let sealed = match cleave_files::read(place, IMAGE_BYTES_MAX) {
-        Ok(sealed) => sealed,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => {
-            let file = place.display();
-            tracing::warn!(%file, %error, "compiled kernels in the cache cannot be read; they are compiled again");
-            return Ok(None);
-        }
+fn cached(device: &Arc<CudaDevice>, place: &Path) -> Result<Option<Arc<CudaModule>>, CudaError> {
+    let Some(sealed) = read_cached(place) else {
+        return Ok(None);
     };
-    let problem = match opened(&sealed).map(|code| Module::load(device, code)) {
-        Some(Err(CudaError::Call { name, .. })) if REFUSALS.contains(&name.as_str()) => name,
+    let problem = match verified_code(&sealed).map(|code| CudaModule::load(device, code)) {
+        Some(Err(CudaError::Call { name, .. }))
+            if UNLOADABLE_CODE_ERRORS.contains(&name.as_str()) =>
+        {
+            name
+        }
         Some(loaded) => return loaded.map(Some),
         None => "its checksum is wrong".to_owned(),
     };
@@ -155,19 +162,31 @@ fn cached(device: &Arc<Device>, place: &Path) -> Result<Option<Arc<Module>>, Cud
     Ok(None)
 }
 
-/// Code as the cache has it: its checksum first.
-fn sealed(code: &[u8]) -> Vec<u8> {
+/// Reads a file of the cache; `None` if it does not exist or cannot be read.
+fn read_cached(place: &Path) -> Option<Vec<u8>> {
+    let read = cleave_files::read(place, IMAGE_BYTES_MAX);
+    let missing = std::io::ErrorKind::NotFound;
+    if let Some(error) = read.as_ref().err().filter(|error| error.kind() != missing) {
+        let file = place.display();
+        tracing::warn!(%file, %error, "compiled kernels in the cache cannot be read; they are compiled again");
+    }
+    read.ok()
+}
+
+/// Returns the contents of a cached file: the checksum, then the code.
+fn with_checksum(code: &[u8]) -> Vec<u8> {
     [blake3::hash(code).as_bytes(), code].concat()
 }
 
-/// The code in a cached file, if it is what was written.
-fn opened(sealed: &[u8]) -> Option<&[u8]> {
+/// Returns the code in a cached file if its checksum is right.
+fn verified_code(sealed: &[u8]) -> Option<&[u8]> {
     let (checksum, code) = sealed.split_at_checked(CHECKSUM_BYTES)?;
     (blake3::hash(code).as_bytes() == checksum).then_some(code)
 }
 
-/// The compiler's options for this device. Whoever has wgmma or tcgen05 has them under a name of its own.
-fn options(device: &Device) -> Vec<String> {
+/// Returns the compiler's options for this device. The chips with wgmma or tcgen05 have those
+/// instructions only under a target of their own, which ends in `a`.
+fn options(device: &CudaDevice) -> Vec<String> {
     let (major, minor) = device.facts().capability;
     let own = if major == 9 || major == 10 { "a" } else { "" };
     vec![
@@ -176,7 +195,7 @@ fn options(device: &Device) -> Vec<String> {
     ]
 }
 
-/// Calls NVRTC, which is there, since `compiled` looked; callers say what arguments promise.
+/// Calls NVRTC, whose presence `compiled` checked; each caller states why its arguments are valid.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         let result = crate::dynamic::call_raw!(nvrtc::culib, nvrtc::$function($($argument),*));
@@ -184,10 +203,11 @@ macro_rules! call {
     }};
 }
 
-/// Names everything that the code is made from.
+/// Returns a hash over everything that the code is made from: source, headers, options and the
+/// compiler's version.
 fn key(source: &str, options: &[String]) -> String {
     let (mut major, mut minor) = (0, 0);
-    // A compiler that does not say its version is 0.0.
+    // The version stays 0.0 if the compiler does not report it.
     let _ = call!(nvrtcVersion(&raw mut major, &raw mut minor));
     let mut hasher = blake3::Hasher::new();
     let version = format!("{major}.{minor}");
@@ -212,29 +232,29 @@ fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("cleave").join("kernels"))
 }
 
-/// Writes a file whole, and lets the oldest go if there are too many.
-fn keep(place: &Path, code: &[u8]) -> std::io::Result<()> {
+/// Writes a file as a whole, and deletes the oldest ones beyond the limit.
+fn write_cached(place: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = place.parent().expect("a file in the cache's folder");
     fs::create_dir_all(folder)?;
     let unfinished = place.with_extension(format!("{}.new", std::process::id()));
-    fs::write(&unfinished, sealed(code))?;
+    fs::write(&unfinished, with_checksum(code))?;
     fs::rename(&unfinished, place)?;
     let mut files: Vec<_> = fs::read_dir(folder)?
         .flatten()
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .collect();
     files.sort();
-    let many = files.len().saturating_sub(CACHED_MAX);
+    let many = files.len().saturating_sub(CACHED_FILES_MAX);
     for (_, path) in files.into_iter().take(many) {
         fs::remove_file(path)?;
     }
     Ok(())
 }
 
-/// A program of NVRTC, given back when dropped.
-struct Program(nvrtc::nvrtcProgram);
+/// A program of NVRTC; dropping it destroys it.
+struct NvrtcProgram(nvrtc::nvrtcProgram);
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // Made by `compile`, and dropped once.
         let _ = call!(nvrtcDestroyProgram(&raw mut self.0));
@@ -250,7 +270,7 @@ fn compile(file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Cuda
     let header_texts: Vec<*const c_char> = headers.iter().map(|(_, t)| t.as_ptr()).collect();
     let header_names: Vec<*const c_char> = headers.iter().map(|(n, _)| n.as_ptr()).collect();
     let (source, name) = (text(source), text(file));
-    let mut program = Program(std::ptr::null_mut());
+    let mut program = NvrtcProgram(std::ptr::null_mut());
     // Strings that end with zeros, and arrays as long as said, alive through the call.
     call!(nvrtcCreateProgram(
         &raw mut program.0,
@@ -281,8 +301,8 @@ fn compile(file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Cuda
     Ok(code)
 }
 
-/// What the compiler said.
-fn log(program: &Program) -> Result<String, CudaError> {
+/// Returns the compiler's log.
+fn log(program: &NvrtcProgram) -> Result<String, CudaError> {
     let mut bytes = 0;
     call!(nvrtcGetProgramLogSize(program.0, &raw mut bytes))?;
     let mut text = vec![0u8; bytes];
@@ -292,7 +312,7 @@ fn log(program: &Program) -> Result<String, CudaError> {
 }
 
 fn check(result: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
-    type Describe = unsafe extern "C" fn(c_int) -> *const c_char;
+    type DescribeNvrtcFn = unsafe extern "C" fn(c_int) -> *const c_char;
     let Some(code) = result else {
         return Err(CudaError::NoKernels(format!(
             "the installed NVRTC lacks {call}: install CUDA 13's"
@@ -303,21 +323,22 @@ fn check(result: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
     }
     // SAFETY: the function is of that type, and gives a static string for every number.
     let text = unsafe {
-        let found = nvrtc::culib().get::<Describe>(b"nvrtcGetErrorString");
+        let found = nvrtc::culib().get::<DescribeNvrtcFn>(b"nvrtcGetErrorString");
         found.map_or(std::ptr::null(), |describe| describe(code))
     };
-    let text = match text.is_null() {
-        true => String::new(),
+    let text = if text.is_null() {
+        String::new()
+    } else {
         // SAFETY: as above.
-        false => unsafe { CStr::from_ptr(text) }
+        unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
-            .into_owned(),
+            .into_owned()
     };
     Err(CudaError::Call {
         call,
         name: format!("result {code}"),
         text,
-        is_for_good: false,
+        is_device_lost: false,
     })
 }
 
@@ -326,8 +347,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_code_begins_where_whole_words_are_read() {
-        // The same wrapper over a file of odd length, twice: a build without nvcc embeds no code.
+    fn embedded_code_is_aligned_to_16_bytes() {
+        // The test wraps a file of odd length itself, twice, because a build without nvcc embeds no
+        // code.
         let odd: [&[u8]; 2] = [
             &Aligned(*include_bytes!("images.rs")).0,
             &Aligned(*b"odd").0,
@@ -339,36 +361,54 @@ mod tests {
     }
 
     #[test]
-    fn a_cached_file_that_changed_is_not_code() {
-        let file = sealed(b"code");
-        assert_eq!(opened(&file), Some(b"code".as_slice()));
+    fn a_changed_cache_file_fails_its_checksum() {
+        let file = with_checksum(b"code");
+        assert_eq!(verified_code(&file), Some(b"code".as_slice()));
         for at in 0..file.len() {
             let mut changed = file.clone();
             changed[at] ^= 1;
-            assert_eq!(opened(&changed), None, "byte {at}");
+            assert_eq!(verified_code(&changed), None, "byte {at}");
         }
         for len in 0..file.len() {
-            assert_eq!(opened(&file[..len]), None, "{len} bytes");
+            assert_eq!(verified_code(&file[..len]), None, "{len} bytes");
         }
     }
 
-    /// A compiler that fails afterwards must not leave it for the next start.
+    /// The refused file must be gone even if the compiler fails afterwards; the next start would
+    /// load it again.
     #[test]
-    fn a_file_that_is_no_code_is_deleted() {
+    fn a_cache_file_that_does_not_load_is_deleted() {
         let Some(device) = crate::every_kernel::device() else {
             return;
         };
         let folder = tempfile::tempdir().expect("a temporary folder");
         let place = folder.path().join("code.cubin");
-        for file in [b"damaged".to_vec(), sealed(b"no code of any driver")] {
+        for file in [b"damaged".to_vec(), with_checksum(b"no code of any driver")] {
             fs::write(&place, file).expect("a file can be written");
             assert!(cached(&device, &place).expect("a device").is_none());
             assert!(!place.exists());
         }
     }
 
+    #[cfg(unix)]
     #[test]
-    fn the_sources_have_a_name() {
+    fn a_fifo_in_the_kernel_cache_is_replaced() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (fifo, device) = (folder.path().join("fifo"), folder.path().join("device"));
+        let mode = Mode::RUSR | Mode::WUSR;
+        mknodat(CWD, &fifo, FileType::Fifo, mode, 0).expect("a FIFO");
+        std::os::unix::fs::symlink("/dev/zero", &device).expect("a link");
+        for place in [fifo, device] {
+            assert_eq!(read_cached(&place), None);
+            write_cached(&place, b"code").expect("the file is replaced");
+            let file = read_cached(&place).expect("a file");
+            assert_eq!(verified_code(&file), Some(b"code".as_slice()));
+        }
+    }
+
+    #[test]
+    fn the_sources_hash_has_12_hex_digits() {
         assert_eq!(SOURCES_HASH.len(), 12);
         assert!(SOURCES_HASH.bytes().all(|byte| byte.is_ascii_hexdigit()));
     }

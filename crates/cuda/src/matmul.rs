@@ -1,86 +1,91 @@
-//! Matrix products on the device: which kernel, and how the inner dimension is cut.
+//! Matrix products on the device: the choice of the kernel, and the cut of the inner dimension into
+//! spans.
 //!
-//! Owns: the choice by rows, the spans that `kernels/matmul/matmul.cuh` tells of, and the workspace for their sums.
-//! Never: waits.
-//! Invariant: spans depend on a matrix's shape alone, so that a row gives the same bits from every kernel. A grid has no
-//! more blocks than its stream's multiprocessors hold at once, by the driver's count for the kernel.
+//! Owns: the choice by the number of rows, the spans that `kernels/matmul/matmul.cuh` describes,
+//! and the workspace for their sums.
+//! Never: waits for the device.
+//! Invariant: spans depend on a matrix's shape alone, so that a row gives the same bits from every
+//! kernel. A grid has no more thread blocks than its stream's multiprocessors hold at once, by the
+//! driver's count for the kernel.
 
 use crate::args::{MatmulArgs, MatmulPlainArgs};
-use crate::buffers::{Contents, CudaRows, Growing};
-use crate::driver::{Kernel, Stream};
+use crate::buffers::{CudaRows, GrowingMemory, MemoryContents};
+use crate::cublaslt::CublasLt;
+use crate::driver::{CudaKernel, CudaStream};
 use crate::error::CudaError;
-use crate::images::Images;
-use crate::inbox::{Inbox, Place};
-use crate::library::Library;
-use crate::narrow::Format;
-use crate::options::{CudaOptions, Products};
-use crate::pack::{CudaMatrix, NarrowParts};
-use crate::wide;
+use crate::images::KernelImages;
+use crate::options::{CudaOptions, MatmulMode};
+use crate::pack::{CudaMatrix, QuantizedParts};
+use crate::quantized::QuantizedFormat;
+use crate::step_messages::{StepMessage, StepMessages};
+use crate::wgmma;
 use cleave_engine::ops::Precision;
 
-/// Where spans may begin: `SPAN_UNIT` of the kernels.
+/// Spans begin at multiples of this many elements: `SPAN_UNIT` of the kernels.
 const SPAN_UNIT: usize = 128;
-/// Columns of a tile of the kernels for few rows: `FEW_COLUMNS`.
+/// Columns of a tile in the kernels for few rows: `FEW_COLUMNS` of the kernels.
 const FEW_COLUMNS: usize = 64;
-/// Blocks that the cut into spans is made for, on every device: `BLOCKS_FILLED`.
+/// The number of thread blocks that the cut into spans fills, the same on every device so that bits
+/// do not depend on its size: `BLOCKS_FILLED` of the kernels.
 const BLOCKS_FILLED: usize = 264;
-/// `SPANS_MOST`.
-const SPANS_MOST: usize = 16;
-/// What a row's bytes must be a multiple of for the tensor-core kernels.
+/// The most spans of a product: `SPANS_MAX` of the kernels.
+const SPANS_MAX: usize = 16;
+/// The tensor-core kernels take rows whose width is a multiple of this many elements.
 const ALIGNED_ELEMENTS: usize = 8;
-/// Rows from which cublasLt is asked, where it may be: below, bandwidth decides, and it has no more of it.
+/// The number of rows from which an allowed cublasLt computes the product. With fewer rows the
+/// memory's bandwidth is the limit, which cublasLt cannot raise.
 const LIBRARY_ROWS: usize = 65;
-/// Columns and rows of a tile of the plain kernels.
+/// Columns, and also rows, of a tile in the plain kernels.
 const PLAIN_TILE: usize = 64;
 
-/// A product to be made.
+/// A product to compute.
 #[derive(Debug)]
-pub(crate) struct Product<'a> {
+pub(crate) struct MatmulProduct<'a> {
     pub(crate) matrix: &'a CudaMatrix,
-    /// Rows that there are.
+    /// The number of real rows.
     pub(crate) rows: usize,
-    /// Rows that are launched for: as many, or a recording's bucket.
+    /// The number of rows that the launch covers: the same, or a recording's bucket.
     pub(crate) bucket: usize,
     pub(crate) x: &'a CudaRows,
 }
 
-/// Where a product goes, `(rows, columns)`.
+/// The destination of a product, `(rows, columns)`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct MatmulTarget {
     pub(crate) address: u64,
     pub(crate) stored: Precision,
 }
 
-/// A kernel for so many rows.
+/// A kernel for at most `rows_max` rows.
 #[derive(Debug)]
-struct Tiled {
-    kernel: Kernel<MatmulArgs>,
-    /// Columns and rows of a tile.
+struct TiledKernel {
+    kernel: CudaKernel<MatmulArgs>,
+    /// Columns and rows of the kernel's tile.
     tile: (usize, usize),
     rows_max: usize,
-    /// Whether spans of one tile go to several blocks.
-    merges: bool,
+    /// Whether several thread blocks share the spans of one tile and then merge the sums.
+    merges_spans: bool,
 }
 
 #[derive(Debug)]
-pub(crate) struct Multiplying {
-    plain: Kernel<MatmulPlainArgs>,
-    /// By rows, fewest first; empty where all is plain.
-    tiled: Vec<Tiled>,
-    /// Whether the last of them is Hopper's.
+pub(crate) struct CudaMatmul {
+    plain: CudaKernel<MatmulPlainArgs>,
+    /// Kernels for dense weights, fewest rows first; empty in f32, which the plain kernels compute.
+    tiled: Vec<TiledKernel>,
+    /// Whether the last of them uses Hopper's wgmma.
     has_wgmma: bool,
-    /// The same for quantised weights.
-    narrow: Vec<(Format, Vec<Tiled>)>,
-    library: Option<Library>,
-    sums: Growing,
-    arrivals: Growing,
+    /// Kernels for quantised weights of each format, in the same order.
+    quantized: Vec<(QuantizedFormat, Vec<TiledKernel>)>,
+    library: Option<CublasLt>,
+    sums: GrowingMemory,
+    arrivals: GrowingMemory,
     processors_count: usize,
-    /// Numbers of rows that this pass has sent, and where they are.
+    /// The numbers of rows that this pass has sent, with their addresses.
     counts: Vec<(usize, u64)>,
-    moves_count: u64,
+    reallocations_count: u64,
 }
 
-/// Kernels with the rows they are for, the tile, and whether they merge spans.
+/// Kernels for dense weights: name, most rows, tile, and whether they merge spans.
 const TILED: [(&str, usize, (usize, usize), bool); 6] = [
     ("matmul_few8_bf16", 8, (FEW_COLUMNS, 8), true),
     ("matmul_few16_bf16", 16, (FEW_COLUMNS, 16), true),
@@ -90,21 +95,26 @@ const TILED: [(&str, usize, (usize, usize), bool); 6] = [
     ("matmul_many128_bf16", usize::MAX, (128, 128), false),
 ];
 
-/// The same for quantised weights, of each format. Beyond 32 rows there is one kernel: a tile of more rows would
-/// convert as many weights for each.
-const NARROW: [(&str, usize, (usize, usize), bool); 4] = [
-    ("matmul_few8", 8, (NARROW_COLUMNS, 8), true),
-    ("matmul_few16", 16, (NARROW_COLUMNS, 16), true),
-    ("matmul_few32", 32, (NARROW_COLUMNS, 32), true),
-    ("matmul_many64", usize::MAX, (NARROW_COLUMNS, 64), false),
+/// The same for quantised weights, of each format. One kernel serves all numbers beyond 32 rows,
+/// because a tile of more rows would convert as many weights for each row.
+const TILED_QUANTIZED: [(&str, usize, (usize, usize), bool); 4] = [
+    ("matmul_few8", 8, (QUANTIZED_TILE_COLUMNS, 8), true),
+    ("matmul_few16", 16, (QUANTIZED_TILE_COLUMNS, 16), true),
+    ("matmul_few32", 32, (QUANTIZED_TILE_COLUMNS, 32), true),
+    (
+        "matmul_many64",
+        usize::MAX,
+        (QUANTIZED_TILE_COLUMNS, 64),
+        false,
+    ),
 ];
-/// Columns of a tile of those.
-const NARROW_COLUMNS: usize = 128;
+/// Columns of a tile in the kernels for quantised weights.
+const QUANTIZED_TILE_COLUMNS: usize = 128;
 
-impl Multiplying {
+impl CudaMatmul {
     pub(crate) fn new(
-        images: &Images,
-        stream: &Stream,
+        images: &KernelImages,
+        stream: &CudaStream,
         options: &CudaOptions,
     ) -> Result<Self, CudaError> {
         let CudaOptions {
@@ -117,21 +127,21 @@ impl Multiplying {
         let (mut tiled, mut narrow) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
             for (name, rows_max, tile, merges) in TILED {
-                tiled.push(Tiled {
+                tiled.push(TiledKernel {
                     kernel: images.kernel(name)?,
                     tile,
                     rows_max,
-                    merges,
+                    merges_spans: merges,
                 });
             }
-            for format in Format::ALL {
+            for format in QuantizedFormat::ALL {
                 let mut tiled = Vec::new();
-                for (name, rows_max, tile, merges) in NARROW {
-                    tiled.push(Tiled {
+                for (name, rows_max, tile, merges) in TILED_QUANTIZED {
+                    tiled.push(TiledKernel {
                         kernel: images.kernel(&format!("{name}_{}", format.name()))?,
                         tile,
                         rows_max,
-                        merges,
+                        merges_spans: merges,
                     });
                 }
                 narrow.push((format, tiled));
@@ -139,58 +149,61 @@ impl Multiplying {
         }
         let mut has_wgmma = false;
         if let Some(last) = tiled.last_mut()
-            && let Some(kernel) = wide::load(images, stream, &last.kernel)?
+            && let Some(kernel) = wgmma::load_wgmma_kernel(images, stream, &last.kernel)?
         {
-            // The same tile, and the same bits.
+            // The replacement has the same tile and, as `wgmma::load_wgmma_kernel` compared, gives
+            // the same bits.
             last.kernel = kernel;
             has_wgmma = true;
         }
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,
-            narrow,
+            quantized: narrow,
             has_wgmma,
             library: match (products, precision) {
-                (Products::Fast, Precision::Bf16) => Some(Library::new(stream)?),
+                (MatmulMode::Fast, Precision::Bf16) => Some(CublasLt::new(stream)?),
                 _ => None,
             },
-            sums: Growing::new(stream, 0, "sums of products", Contents::Anything)?,
-            arrivals: Growing::new(stream, 0, "counters of products", Contents::Zeros)?,
+            sums: GrowingMemory::new(stream, 0, "sums of products", MemoryContents::Undefined)?,
+            arrivals: GrowingMemory::new(stream, 0, "counters of products", MemoryContents::Zeros)?,
             processors_count: stream.processors_count() as usize,
             counts: Vec::new(),
-            moves_count: 0,
+            reallocations_count: 0,
         })
     }
 
-    /// Whether many rows go through Hopper's wgmma.
+    /// Returns whether products of many rows use Hopper's wgmma.
     pub(crate) fn has_wgmma(&self) -> bool {
         self.has_wgmma
     }
 
-    /// How often a workspace has moved.
-    pub(crate) fn moves_count(&self) -> u64 {
-        self.moves_count
+    /// Counts the moves of both workspaces; a move invalidates recordings.
+    pub(crate) fn reallocations_count(&self) -> u64 {
+        self.reallocations_count
     }
 
-    /// Another pass begins, of so many rows.
-    pub(crate) fn begin(
+    /// Begins a pass of `rows` rows, whose number goes to the device first.
+    pub(crate) fn begin_pass(
         &mut self,
         rows: usize,
-        (stream, inbox): (&Stream, &mut Inbox),
+        stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
         self.counts.clear();
-        self.count(rows, stream, inbox)?;
+        self.row_count_address(rows, stream, messages)?;
         Ok(())
     }
 
-    /// `out = x · matrix + bias`.
+    /// Queues `out = x · matrix + bias`.
     pub(crate) fn run(
         &mut self,
-        product: &Product<'_>,
-        target: Target,
-        (stream, inbox): (&Stream, &mut Inbox),
+        product: &MatmulProduct<'_>,
+        target: MatmulTarget,
+        stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
-        let Product {
+        let MatmulProduct {
             matrix,
             rows: live,
             bucket: rows,
@@ -199,16 +212,17 @@ impl Multiplying {
         assert_eq!(x.width, matrix.width, "left side of a product");
         x.check_rows(rows);
         let library = self.library.as_mut().filter(|_| rows >= LIBRARY_ROWS);
-        // A bias in f32 is not among what it adds, and of quantised weights it takes but some.
-        if let (Some(library), None, None) = (library, &matrix.bias, &matrix.narrow) {
+        // cublasLt adds no bias in f32 and takes only some kinds of quantised weights.
+        if let (Some(library), None, None) = (library, &matrix.bias, &matrix.quantized) {
             return library.run(stream, product, target);
         }
-        let rows_count = self.count(live, stream, inbox)?;
-        let family = match &matrix.narrow {
+        let rows_count = self.row_count_address(live, stream, messages)?;
+        let family = match &matrix.quantized {
             None if matrix.width.is_multiple_of(ALIGNED_ELEMENTS) => self.tiled.as_slice(),
             None => &[],
-            Some(parts) => of_format(&self.narrow, parts.format),
+            Some(parts) => kernels_of_format(&self.quantized, parts.format),
         };
+        // The plain kernels take everything that no tensor-core kernel takes.
         let Some(tiled) = family.iter().find(|tiled| rows <= tiled.rows_max) else {
             let args = MatmulPlainArgs {
                 weights: matrix.weight.address(),
@@ -223,7 +237,7 @@ impl Multiplying {
             };
             let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
             let grid = [
-                tiles.min(self.processors_count * self.plain.blocks_each()) as u32,
+                tiles.min(self.processors_count * self.plain.blocks_per_multiprocessor()) as u32,
                 1,
                 1,
             ];
@@ -236,18 +250,20 @@ impl Multiplying {
         let tiles = matrix.columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
         let (mut sums, mut arrivals) = (0, 0);
         let mut items = tiles;
-        if tiled.merges {
+        // Kernels for few rows have too few tiles to fill the device, so each span of a tile is an
+        // item of its own. The block that arrives last adds up the tile's spans in order.
+        if tiled.merges_spans {
             items = tiles * spans;
             if spans > 1 {
                 let bytes = items * tile_columns * tile_rows * size_of::<f32>();
                 let (before, counters) = (self.sums.memory().at(0), self.arrivals.memory().at(0));
-                sums = self.sums.at_least(stream, bytes)?.at(0);
+                sums = self.sums.ensure_bytes(stream, bytes)?.at(0);
                 let bytes = tiles * size_of::<u32>();
-                arrivals = self.arrivals.at_least(stream, bytes)?.at(0);
-                self.moves_count += u64::from(sums != before || arrivals != counters);
+                arrivals = self.arrivals.ensure_bytes(stream, bytes)?.at(0);
+                self.reallocations_count += u64::from(sums != before || arrivals != counters);
             }
         }
-        let (column_scales, group_scales, group_shift) = scales_of(matrix.narrow.as_ref());
+        let (column_scales, group_scales, group_shift) = scales_of(matrix.quantized.as_ref());
         let args = MatmulArgs {
             weights: matrix.weight.address(),
             column_scales,
@@ -265,33 +281,46 @@ impl Multiplying {
             group_shift,
             is_out_f32: u32::from(target.stored == Precision::F32),
         };
-        let blocks = items.min(self.processors_count * tiled.kernel.blocks_each());
-        // SAFETY: rows were checked here, the target by the caller; the workspace has room for all spans.
+        // Blocks beyond those that run at once would only wait; each block walks several items
+        // instead.
+        let blocks = items.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
+        // SAFETY: rows were checked here, the target by the caller; the workspace has room for all
+        // spans.
         unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
     }
 
-    /// Where a number of rows lies on the device.
-    fn count(&mut self, rows: usize, stream: &Stream, inbox: &mut Inbox) -> Result<u64, CudaError> {
+    /// Returns the address of a number of rows on the device, and sends the number if this pass has
+    /// not.
+    fn row_count_address(
+        &mut self,
+        rows: usize,
+        stream: &CudaStream,
+        messages: &mut StepMessages,
+    ) -> Result<u64, CudaError> {
         if let Some((_, at)) = self.counts.iter().find(|(count, _)| *count == rows) {
             return Ok(*at);
         }
-        let place = Place::RowsCount(self.counts.len());
-        let at = inbox.send(stream, place, &[rows as u32])?;
+        let place = StepMessage::RowsCount(self.counts.len());
+        let at = messages.send(stream, place, &[rows as u32])?;
         self.counts.push((rows, at));
         Ok(at)
     }
 }
 
-/// The kernels of a format.
-fn of_format(narrow: &[(Format, Vec<Tiled>)], format: Format) -> &[Tiled] {
+/// Returns the kernels of a format.
+fn kernels_of_format(
+    narrow: &[(QuantizedFormat, Vec<TiledKernel>)],
+    format: QuantizedFormat,
+) -> &[TiledKernel] {
     let found = narrow.iter().find(|(of, _)| *of == format);
     &found
         .expect("quantised weights are packed for bf16 alone")
         .1
 }
 
-/// Addresses of a column's and of a group's scales, and the group's size as a power of two.
-fn scales_of(narrow: Option<&NarrowParts>) -> (u64, u64, u32) {
+/// Returns the addresses of the columns' and of the groups' scales, and the base-2 logarithm of the
+/// group's size.
+fn scales_of(narrow: Option<&QuantizedParts>) -> (u64, u64, u32) {
     match narrow {
         None => (0, 0, 0),
         Some(parts) => match parts.group {
@@ -301,14 +330,17 @@ fn scales_of(narrow: Option<&NarrowParts>) -> (u64, u64, u32) {
     }
 }
 
-/// Width of a span: `span_width_of` of the kernels, where its reasons stand.
+/// Returns the width of a span. It must equal `span_width_of` of the kernels, whose comment gives
+/// the reasons.
 fn span_width(columns: usize, width: usize) -> usize {
     let units = width.div_ceil(SPAN_UNIT);
     let tiles = columns.div_ceil(FEW_COLUMNS);
     let mut best = (units, tiles.div_ceil(BLOCKS_FILLED) * units);
-    for spans in (2..=SPANS_MOST).take_while(|spans| spans * 2 <= units) {
+    for spans in (2..=SPANS_MAX).take_while(|spans| spans * 2 <= units) {
         let length = units.div_ceil(spans);
         let cost = (tiles * units.div_ceil(length)).div_ceil(BLOCKS_FILLED) * length;
+        // More spans cost the merge of their sums, so they must save a twenty-fifth of the time at
+        // least.
         if cost * 25 <= best.1 * 24 {
             best = (length, cost);
         }

@@ -1,68 +1,71 @@
 //! Weights on the device.
 //!
-//! Owns: one allocation for all of them, and who has which part.
-//! Never: changes a dense layout: matrices lie as checkpoints store them, `(out, in)`, row-major. Quantised ones are
-//! packed as their kernels want them (see `narrow`), or widened where no kernel takes them, and then that is said.
-//! Invariant: every part begins on 256 bytes; a tensor that serves twice (a tied head) is there once.
+//! Owns: one allocation for all weights, and its division into parts.
+//! Never: changes a dense layout: matrices lie as checkpoints store them, `(out, in)`, row-major.
+//! Quantised matrices are packed for their kernels (see `narrow`), or widened, with a warning,
+//! where no kernel takes them.
+//! Invariant: every part begins at a multiple of 256 bytes; a tensor with two uses (a tied head) is
+//! stored once.
 
-use crate::driver::{Device, DeviceMemory};
+use crate::driver::{CudaDevice, DeviceMemory};
 use crate::error::CudaError;
-use crate::narrow::{Format, Narrow, Packing};
-use crate::upload::{Source, Uploader};
+use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
+use crate::upload::{UploadSource, Uploader};
 use cleave_engine::EngineError;
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
-use cleave_engine::ops::{LoadPlan, Pack, Precision, RotaryTable};
+use cleave_engine::ops::{LoadPlan, Precision, RotaryTable, WeightLoader};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// What kernels' widest loads and the tensor memory accelerator ask for, and more.
+/// The alignment of parts in bytes, more than the kernels' widest loads and the tensor memory
+/// accelerator need.
 const ALIGNMENT: usize = 256;
 
 /// A part of the weights' memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct WeightPart {
     memory: Arc<DeviceMemory>,
     offset: usize,
 }
 
-impl Part {
-    /// Where it begins.
+impl WeightPart {
     pub(crate) fn address(&self) -> u64 {
         self.memory.at(self.offset)
     }
 }
 
-/// A weight `(columns, width)` with an optional bias `(columns)`.
+/// A matrix of weights, `(columns, width)`, with an optional bias, `(columns)`.
 #[derive(Debug)]
 pub struct CudaMatrix {
-    pub(crate) weight: Part,
-    pub(crate) bias: Option<Part>,
+    pub(crate) weight: WeightPart,
+    pub(crate) bias: Option<WeightPart>,
     pub(crate) columns: usize,
     pub(crate) width: usize,
-    /// How it is stored if it is not dense.
-    pub(crate) narrow: Option<NarrowParts>,
+    /// The further parts of a quantised matrix; `None` for a dense one.
+    pub(crate) quantized: Option<QuantizedParts>,
 }
 
 impl CudaMatrix {
-    /// Whether it is kept as quantised as it came.
-    pub fn is_narrow(&self) -> bool {
-        self.narrow.is_some()
+    /// Returns whether the matrix is still quantised on the device.
+    pub fn is_quantized(&self) -> bool {
+        self.quantized.is_some()
     }
 }
 
-/// What a quantised weight has besides codes.
+/// The parts of a quantised matrix besides its codes.
 #[derive(Debug)]
-pub(crate) struct NarrowParts {
-    pub(crate) format: Format,
-    pub(crate) scales: Part,
-    /// Elements of a group, where groups have scales.
+pub(crate) struct QuantizedParts {
+    pub(crate) format: QuantizedFormat,
+    pub(crate) scales: WeightPart,
+    /// Elements of a group, in formats with groups.
     pub(crate) group: Option<usize>,
 }
 
 /// Embedding rows `(vocab, width)`.
 #[derive(Debug)]
 pub struct CudaTable {
-    pub(crate) rows: Part,
+    pub(crate) rows: WeightPart,
     pub(crate) vocab: usize,
     pub(crate) width: usize,
 }
@@ -70,126 +73,138 @@ pub struct CudaTable {
 /// A norm's weight `(width)`, f32.
 #[derive(Debug)]
 pub struct CudaVector {
-    pub(crate) values: Part,
+    pub(crate) values: WeightPart,
     pub(crate) width: usize,
 }
 
 /// Cosines and sines `(positions, half)`, f32.
 #[derive(Debug)]
 pub struct CudaRotary {
-    pub(crate) cos: Part,
-    pub(crate) sin: Part,
+    pub(crate) cos: WeightPart,
+    pub(crate) sin: WeightPart,
     pub(crate) half: usize,
 }
 
 /// Loads weights onto one device, once.
 #[derive(Debug)]
-pub struct CudaPack {
-    device: Arc<Device>,
+pub struct CudaWeightLoader {
+    device: Arc<CudaDevice>,
     precision: Precision,
     uploader: Uploader,
-    arena: Mutex<Option<Arena>>,
-    widened: Mutex<Widened>,
+    arena: Mutex<Option<WeightArena>>,
+    widened: Mutex<WidenedMatrices>,
 }
 
-/// Quantised matrices that no kernel takes.
+/// The quantised matrices that no kernel takes, for one warning.
 #[derive(Debug, Default)]
-struct Widened {
+struct WidenedMatrices {
     count: usize,
-    /// The first one's name, and why.
+    /// The name of the first one, and the reason.
     first: Option<(String, String)>,
 }
 
-/// The one allocation.
+/// The allocation for all weights.
 #[derive(Debug)]
-struct Arena {
+struct WeightArena {
     memory: Arc<DeviceMemory>,
     used: usize,
-    /// Tensors that are there, by where their bytes lie on the host; until the end of loading, so that no
-    /// other tensor comes to lie where one of them was.
-    there: BTreeMap<(usize, usize), (StoredTensor, Part)>,
+    /// The tensors that were loaded already, by the place of their bytes on the host. They are kept
+    /// until the end of loading, so that no other tensor can reuse one's host memory.
+    loaded: BTreeMap<(usize, usize), (StoredTensor, WeightPart)>,
 }
 
-impl CudaPack {
-    /// Prepares to load.
+impl CudaWeightLoader {
+    /// Starts the threads that load weights.
     ///
     /// # Errors
     /// If memory or threads for loading cannot be had.
-    pub fn new(device: &Arc<Device>, precision: Precision) -> Result<Self, CudaError> {
+    pub fn new(device: &Arc<CudaDevice>, precision: Precision) -> Result<Self, CudaError> {
         Ok(Self {
             device: Arc::clone(device),
             precision,
             uploader: Uploader::new(device)?,
             arena: Mutex::new(None),
-            widened: Mutex::new(Widened::default()),
+            widened: Mutex::new(WidenedMatrices::default()),
         })
     }
 
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
+    pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// Room for so many bytes.
-    fn take(&self, bytes: usize) -> Result<Part, EngineError> {
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Takes a part of `bytes` bytes from the allocation.
+    fn allocate(&self, bytes: usize) -> Result<WeightPart, EngineError> {
+        let mut arena = self.arena.lock();
         let arena = arena.as_mut().expect("loading begins with its plan");
         let offset = arena.used;
         let end = offset + bytes.next_multiple_of(ALIGNMENT);
         if end > arena.memory.bytes() {
             return Err(EngineError::Device(format!(
-                "weights are larger than was told before loading: {end} bytes of {}",
+                "weights take {end} bytes, more than the {} bytes of the loading plan",
                 arena.memory.bytes()
             )));
         }
         arena.used = end;
-        Ok(Part {
+        Ok(WeightPart {
             memory: Arc::clone(&arena.memory),
             offset,
         })
     }
 
-    fn push(&self, source: Source, part: &Part, offset: usize) -> Result<(), EngineError> {
+    fn queue_upload(
+        &self,
+        source: UploadSource,
+        part: &WeightPart,
+        offset: usize,
+    ) -> Result<(), EngineError> {
         Ok(self
             .uploader
             .push(source, &part.memory, part.offset + offset)?)
     }
 
-    fn floats(&self, values: &[f32]) -> Result<Part, EngineError> {
-        let part = self.take(size_of_val(values))?;
+    fn floats(&self, values: &[f32]) -> Result<WeightPart, EngineError> {
+        let part = self.allocate(size_of_val(values))?;
         let words = values.iter().map(|value| value.to_bits()).collect();
-        self.push(Source::Words(words), &part, 0)?;
+        self.queue_upload(UploadSource::Words(words), &part, 0)?;
         Ok(part)
     }
 
-    /// The stack as kernels for quantised weights take it, if they do.
-    fn narrow(&self, stack: &[StoredMatrix]) -> Result<Narrow, String> {
+    /// Returns the layout in which kernels for quantised weights take the stack, or the reason why
+    /// they do not.
+    fn quantized_stack(&self, stack: &[StoredMatrix]) -> Result<QuantizedStack, String> {
         match self.precision {
-            Precision::Bf16 => Narrow::of(stack),
-            Precision::F32 => Err("everything is f32".to_owned()),
+            Precision::Bf16 => QuantizedStack::of(stack),
+            Precision::F32 => Err("an f32 engine keeps all weights in f32".to_owned()),
         }
     }
 
-    /// Codes one tensor after the other, and the scales of all.
+    /// Loads a quantised stack: the codes, one tensor after the other, then all scales.
     fn packed(
         &self,
         stack: &[StoredMatrix],
-        narrow: Narrow,
-    ) -> Result<(Part, NarrowParts), EngineError> {
-        let codes = self.take(narrow.weight_bytes())?;
+        narrow: QuantizedStack,
+    ) -> Result<(WeightPart, QuantizedParts), EngineError> {
+        let codes = self.allocate(narrow.weight_bytes())?;
         let mut offset = 0;
         for matrix in stack {
-            let StoredMatrix::Narrow(tensor) = matrix else {
+            let StoredMatrix::Quantized(tensor) = matrix else {
                 continue;
             };
             let tensor = Arc::clone(tensor);
             let bytes = tensor.rows() * narrow.row_bytes();
-            self.push(Source::Packed(Packing { tensor, narrow }), &codes, offset)?;
+            self.queue_upload(
+                UploadSource::Packed(RowPacking {
+                    tensor,
+                    stack: narrow,
+                }),
+                &codes,
+                offset,
+            )?;
             offset += bytes;
         }
-        let scales = self.take(narrow.scales_count() * size_of::<u32>())?;
-        self.push(Source::Words(narrow.scales(stack)), &scales, 0)?;
-        let parts = NarrowParts {
+        let scales = self.allocate(narrow.scales_count() * size_of::<u32>())?;
+        self.queue_upload(UploadSource::Words(narrow.scales(stack)), &scales, 0)?;
+        let parts = QuantizedParts {
             format: narrow.format,
             scales,
             group: narrow.group,
@@ -198,70 +213,73 @@ impl CudaPack {
     }
 
     fn note_widened(&self, stack: &[StoredMatrix], reason: String) {
-        let narrow = |matrix: &&StoredMatrix| matches!(matrix, StoredMatrix::Narrow(_));
+        let narrow = |matrix: &&StoredMatrix| matches!(matrix, StoredMatrix::Quantized(_));
         let Some(first) = stack.iter().find(narrow) else {
             return;
         };
-        let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut widened = self.widened.lock();
         widened.count += 1;
         let first = (first.name().to_owned(), reason);
         widened.first.get_or_insert(first);
     }
 
-    /// Says once what takes more memory than its checkpoint would have it.
-    fn tell_widened(&self) {
-        let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
-        let Widened { count, first } = std::mem::take(&mut *widened);
+    /// Warns once about the matrices that take more memory on the device than in the checkpoint.
+    fn warn_widened(&self) {
+        let mut widened = self.widened.lock();
+        let WidenedMatrices { count, first } = std::mem::take(&mut *widened);
         if let Some((name, reason)) = first {
             let precision = self.precision.name();
             tracing::warn!(
-                "{count} quantised matrices are kept in {precision}; the first has {name}: {reason}"
+                "{count} quantised matrices are widened to {precision} and take more memory; the first contains {name}: {reason}"
             );
         }
     }
 
-    /// What a stack takes in elements of the pack's precision.
+    /// Returns the size of a stack in bytes if it is stored in the loader's precision.
     fn dense_bytes(&self, stack: &[StoredMatrix]) -> usize {
         let elements = stack.iter().map(|matrix| matrix.rows() * matrix.columns());
         elements.sum::<usize>() * self.precision.element_bytes()
     }
 
-    /// Tensors one after the other; a single one that is there already is not copied again.
-    fn stacked(&self, stack: &[StoredMatrix]) -> Result<Part, EngineError> {
+    /// Loads tensors one after the other. A single tensor that was loaded already is not copied
+    /// again.
+    fn stacked(&self, stack: &[StoredMatrix]) -> Result<WeightPart, EngineError> {
         let place = |tensor: &StoredTensor| {
             let bytes = tensor.bytes();
             (bytes.as_ptr() as usize, bytes.len())
         };
         if let [StoredMatrix::Dense(tensor)] = stack {
-            let arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+            let arena = self.arena.lock();
             let there = arena
                 .as_ref()
-                .and_then(|arena| arena.there.get(&place(tensor)));
+                .and_then(|arena| arena.loaded.get(&place(tensor)));
             if let Some((_, part)) = there {
                 return Ok(part.clone());
             }
         }
-        let part = self.take(self.dense_bytes(stack))?;
+        let part = self.allocate(self.dense_bytes(stack))?;
         let mut offset = 0;
         for matrix in stack {
             let source = match matrix {
-                StoredMatrix::Dense(tensor) => Source::Tensor(tensor.clone(), self.precision),
-                StoredMatrix::Narrow(tensor) => Source::Widened(Arc::clone(tensor), self.precision),
+                StoredMatrix::Dense(tensor) => UploadSource::Tensor(tensor.clone(), self.precision),
+                StoredMatrix::Quantized(tensor) => {
+                    UploadSource::Widened(Arc::clone(tensor), self.precision)
+                }
             };
-            self.push(source, &part, offset)?;
+            self.queue_upload(source, &part, offset)?;
             offset += self.dense_bytes(std::slice::from_ref(matrix));
         }
         if let [StoredMatrix::Dense(tensor)] = stack {
-            let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut arena = self.arena.lock();
             let arena = arena.as_mut().expect("room was taken from it");
             let kept = (tensor.clone(), part.clone());
-            arena.there.insert(place(tensor), kept);
+            arena.loaded.insert(place(tensor), kept);
         }
         Ok(part)
     }
 }
 
-impl Pack for CudaPack {
+impl WeightLoader for CudaWeightLoader {
     type Matrix = CudaMatrix;
     type Table = CudaTable;
     type Vector = CudaVector;
@@ -271,30 +289,31 @@ impl Pack for CudaPack {
         self.precision
     }
 
-    fn expect(&self, plan: &LoadPlan) -> Result<(), EngineError> {
+    fn reserve(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let LoadPlan {
             matrix_elements,
-            narrow,
+            quantized: narrow,
             vector_elements,
             tensors_count,
         } = plan;
         let bytes = *matrix_elements as usize * self.precision.element_bytes()
             + narrow.iter().map(|stack| self.matrix_bytes(stack) as usize).sum::<usize>()
             + *vector_elements as usize * size_of::<f32>()
-            // Codes and scales of a quantised matrix are two.
+            // Codes and scales of a quantised matrix are two parts, and each part may lose bytes to
+            // alignment.
             + (tensors_count + narrow.len()) * ALIGNMENT;
         let memory = DeviceMemory::new(&self.device, bytes, "weights")?;
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
-        *arena = Some(Arena {
+        let mut arena = self.arena.lock();
+        *arena = Some(WeightArena {
             memory: Arc::new(memory),
             used: 0,
-            there: BTreeMap::new(),
+            loaded: BTreeMap::new(),
         });
         Ok(())
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
-        let bytes = match self.narrow(stack) {
+        let bytes = match self.quantized_stack(stack) {
             Ok(narrow) => narrow.weight_bytes() + narrow.scales_count() * size_of::<u32>(),
             Err(_) => self.dense_bytes(stack),
         };
@@ -303,10 +322,10 @@ impl Pack for CudaPack {
 
     fn finish(&self) -> Result<(), EngineError> {
         self.uploader.finish()?;
-        self.tell_widened();
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        self.warn_widened();
+        let mut arena = self.arena.lock();
         if let Some(arena) = arena.as_mut() {
-            arena.there.clear();
+            arena.loaded.clear();
         }
         Ok(())
     }
@@ -321,7 +340,7 @@ impl Pack for CudaPack {
             stack.iter().all(|tensor| tensor.columns() == width),
             "a stack of different widths"
         );
-        let (weight, narrow) = match self.narrow(stack) {
+        let (weight, narrow) = match self.quantized_stack(stack) {
             Ok(narrow) => {
                 let (codes, parts) = self.packed(stack, narrow)?;
                 (codes, Some(parts))
@@ -336,7 +355,7 @@ impl Pack for CudaPack {
             bias: bias.map(|bias| self.floats(bias)).transpose()?,
             columns: stack.iter().map(StoredMatrix::rows).sum(),
             width,
-            narrow,
+            quantized: narrow,
         })
     }
 

@@ -1,24 +1,25 @@
-//! How attention's work is cut for the device.
+//! The division of attention's work into items for the device.
 //!
-//! Owns: segments, tiles of packed rows, and which spans of keys go to which item, as
-//! `kernels/attend/attend.cuh` tells.
+//! Owns: segments, tiles of packed rows, and the assignment of spans of keys to items, as
+//! `kernels/attend/attend.cuh` describes.
 //! Never: touches the device.
-//! Invariant: every packed row sees each of its spans in exactly one item. How keys are cut into spans depends on
-//! their positions alone, so the cut into items changes no bit of a result.
+//! Invariant: every packed row sees each of its spans in exactly one item. How keys are cut into
+//! spans depends on their positions alone, so the cut into items changes no bit of a result.
 
 use cleave_engine::ops::{Batch, BatchSegment};
 use std::ops::Range;
 
-/// Keys of one span: `SPAN_KEYS` of the kernels.
+/// The number of keys of one span: `SPAN_KEYS` of the kernels.
 pub(crate) const SPAN_KEYS: usize = 512;
-/// Packed rows of a tile of a segment that has no more than those: `DECODE_ROWS`.
+/// Packed rows of a tile in a segment that has no more rows than this: `DECODE_ROWS` of the
+/// kernels.
 pub(crate) const DECODE_ROWS: usize = 16;
-/// Packed rows of any other tile: `PREFILL_ROWS`.
+/// Packed rows of any other tile: `PREFILL_ROWS` of the kernels.
 pub(crate) const PREFILL_ROWS: usize = 64;
-/// Floats of a state before its values: `STATE_HEADER`.
+/// Floats of a state before its values: `STATE_HEADER` of the kernels.
 pub(crate) const STATE_HEADER: usize = 4;
 
-/// `AttendSegment` of the kernels.
+/// Mirrors `AttendSegment` of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct SegmentEntry {
@@ -28,10 +29,10 @@ pub(crate) struct SegmentEntry {
     pub(crate) table: u32,
 }
 
-/// `AttendItem` of the kernels.
+/// Mirrors `AttendItem` of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Item {
+pub(crate) struct AttentionItem {
     pub(crate) segment: u32,
     pub(crate) row: u32,
     pub(crate) span_first: u32,
@@ -42,28 +43,28 @@ pub(crate) struct Item {
     pub(crate) padding: u32,
 }
 
-/// What the cut depends on besides the batch.
+/// The input of the cut besides the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlanShape {
-    /// Query heads of a KV head.
+pub(crate) struct AttentionPlanShape {
+    /// Query heads for each KV head.
     pub(crate) group: usize,
-    /// KV heads.
     pub(crate) kv_heads: usize,
-    /// See `Attention::window`.
+    /// Sliding window in tokens, see `Attention::window`.
     pub(crate) window: Option<usize>,
-    /// Blocks that the device runs at once.
+    /// Thread blocks that the device runs at once.
     pub(crate) blocks_count: usize,
-    /// Whether there is a kernel for tiles of `PREFILL_ROWS`; else all tiles are of `DECODE_ROWS`.
+    /// Whether there is a kernel for tiles of `PREFILL_ROWS`; without it all tiles have
+    /// `DECODE_ROWS`.
     pub(crate) has_prefill: bool,
 }
 
-/// One batch, cut.
+/// The items of one batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AttentionPlan {
-    /// For the kernel of few rows.
-    pub(crate) decode: Vec<Item>,
-    /// For the kernel of many.
-    pub(crate) prefill: Vec<Item>,
+pub(crate) struct CudaAttentionPlan {
+    /// Items for the kernel of few rows.
+    pub(crate) decode: Vec<AttentionItem>,
+    /// Items for the kernel of many rows.
+    pub(crate) prefill: Vec<AttentionItem>,
     /// Row states in the workspace.
     pub(crate) states_count: usize,
     /// Counters in the workspace.
@@ -72,14 +73,14 @@ pub(crate) struct AttentionPlan {
 
 /// Packed rows of one segment that are computed together.
 #[derive(Clone, Debug)]
-struct Tile {
+struct AttentionTile {
     segment: usize,
     rows: Range<usize>,
     spans: Range<usize>,
     is_decode: bool,
 }
 
-/// The batch's segments as kernels read them.
+/// Returns the batch's segments as kernels read them.
 pub(crate) fn segments(batch: &Batch) -> Vec<SegmentEntry> {
     let entry = |segment: &BatchSegment| SegmentEntry {
         row: segment.rows.start as u32,
@@ -90,47 +91,56 @@ pub(crate) fn segments(batch: &Batch) -> Vec<SegmentEntry> {
     batch.segments.iter().map(entry).collect()
 }
 
-impl AttentionPlan {
-    /// Cuts a batch.
-    pub(crate) fn new(batch: &Batch, shape: &PlanShape) -> Self {
+impl CudaAttentionPlan {
+    /// Cuts a batch into items.
+    pub(crate) fn new(batch: &Batch, shape: &AttentionPlanShape) -> Self {
         let segments = batch.segments.iter().enumerate();
-        let tiles: Vec<Tile> = segments.flat_map(|entry| tiles(entry, shape)).collect();
-        // With blocks for everybody several times over, states on their way through memory gain nothing.
+        let tiles: Vec<AttentionTile> = segments
+            .flat_map(|(index, segment)| tiles(index, segment, shape))
+            .collect();
+        // If the tiles alone give every thread block several items, splitting them would only cost
+        // the way of their states through memory.
         let is_full = tiles.len() * shape.kv_heads >= 4 * shape.blocks_count;
         let items = tiles.len() * shape.kv_heads;
         let mut plan = Self::default();
         for tile in tiles {
             let spans = tile.spans.len();
-            let parts = match is_full {
-                true => 1,
-                // So many items that each block has a few, and not more states than that takes.
-                false => spans.min((4 * shape.blocks_count).div_ceil(items)),
+            let parts = if is_full {
+                1
+            } else {
+                // Each thread block should get about four items, which balances their lengths; more
+                // parts would only write more states.
+                spans.min((4 * shape.blocks_count).div_ceil(items))
             };
-            plan.add(&tile, parts, shape.kv_heads);
+            plan.add_tile(&tile, parts, shape.kv_heads);
         }
-        // The last to start are the short ones. Equal ones stay in order.
-        let longest_first = |item: &Item| std::cmp::Reverse(item.span_end - item.span_first);
+        // The longest items start first, so that no block begins a long one when the others are
+        // done. Equal ones stay in order: the sort is stable.
+        let longest_first =
+            |item: &AttentionItem| std::cmp::Reverse(item.span_end - item.span_first);
         plan.decode.sort_by_key(longest_first);
         plan.prefill.sort_by_key(longest_first);
         plan
     }
 
-    fn add(&mut self, tile: &Tile, parts: usize, kv_heads: usize) {
+    fn add_tile(&mut self, tile: &AttentionTile, parts: usize, kv_heads: usize) {
         let spans = tile.spans.len();
         let each = spans.div_ceil(parts.max(1)).max(1);
         let parts = spans.div_ceil(each);
         let (states, arrival) = (self.states_count, self.arrivals_count);
+        // Parts of one tile write their states to memory; the one that arrives last merges them.
         if parts > 1 {
             self.states_count += kv_heads * spans * tile.rows.len();
             self.arrivals_count += kv_heads;
         }
-        let items = match tile.is_decode {
-            true => &mut self.decode,
-            false => &mut self.prefill,
+        let items = if tile.is_decode {
+            &mut self.decode
+        } else {
+            &mut self.prefill
         };
         for part in 0..parts {
             let first = tile.spans.start + part * each;
-            items.push(Item {
+            items.push(AttentionItem {
                 segment: tile.segment as u32,
                 row: tile.rows.start as u32,
                 span_first: first as u32,
@@ -145,10 +155,11 @@ impl AttentionPlan {
 }
 
 fn tiles(
-    (index, segment): (usize, &BatchSegment),
-    shape: &PlanShape,
-) -> impl Iterator<Item = Tile> {
-    let PlanShape {
+    index: usize,
+    segment: &BatchSegment,
+    shape: &AttentionPlanShape,
+) -> impl Iterator<Item = AttentionTile> {
+    let AttentionPlanShape {
         group,
         window,
         has_prefill,
@@ -156,17 +167,15 @@ fn tiles(
     } = *shape;
     let packed = segment.rows.len() * group;
     let is_decode = packed <= DECODE_ROWS || !has_prefill;
-    let each = match is_decode {
-        true => DECODE_ROWS,
-        false => PREFILL_ROWS,
-    };
+    let each = if is_decode { DECODE_ROWS } else { PREFILL_ROWS };
     let position = segment.position;
     (0..packed).step_by(each).map(move |first| {
         let rows = first..(first + each).min(packed);
         let first_position = position + rows.start / group;
         let last_position = position + (rows.end - 1) / group;
+        // The tile's first row sees the farthest back: spans before its window are left out.
         let first_seen = window.map_or(0, |window| (first_position + 1).saturating_sub(window));
-        Tile {
+        AttentionTile {
             segment: index,
             rows,
             spans: first_seen / SPAN_KEYS..last_position / SPAN_KEYS + 1,
@@ -196,9 +205,10 @@ mod tests {
     }
 
     proptest! {
-        /// Each packed row with each span that it sees, once; states and counters of two tiles apart.
+        /// Each packed row has each span that it sees exactly once; two tiles share no state and no
+        /// counter.
         #[test]
-        fn every_row_sees_each_of_its_spans_once(
+        fn every_packed_row_is_paired_with_each_span_once(
             segments in prop::collection::vec((0usize..6000, 1usize..90), 1..12),
             group in 1usize..9,
             kv_heads in 1usize..9,
@@ -207,8 +217,8 @@ mod tests {
             has_prefill: bool,
         ) {
             let batch = batch(&segments);
-            let shape = PlanShape { group, kv_heads, window, blocks_count, has_prefill };
-            let plan = AttentionPlan::new(&batch, &shape);
+            let shape = AttentionPlanShape { group, kv_heads, window, blocks_count, has_prefill };
+            let plan = CudaAttentionPlan::new(&batch, &shape);
             prop_assert!(has_prefill || plan.prefill.is_empty());
             let mut seen: BTreeMap<(u32, usize, usize), usize> = BTreeMap::new();
             let mut states: BTreeMap<u32, (u32, u32)> = BTreeMap::new();

@@ -1,48 +1,51 @@
-//! Decode steps as recordings.
+//! Recordings of decode steps.
 //!
-//! Owns: which numbers of rows have one, and whether it still holds.
+//! Owns: the numbers of rows that have a recording, and whether each is still valid.
 //! Never: queues anything.
-//! Invariant: a recording is used only while every address in it is where it was: it is dropped when a place of
-//! the inbox or a workspace has moved.
+//! Invariant: a recording is used only while every address in it is valid: it is dropped when a
+//! place of the messages or a workspace has moved.
 
-use crate::driver::Graph;
+use crate::driver::CudaGraph;
 use std::collections::BTreeMap;
 
-/// Rows that recordings are made for: a step takes the next larger one, and what is more is padding. Small ones
-/// are close together, because there a row more is a large part; products take rows in eights.
+/// The numbers of rows that recordings are made for: a step takes the next larger one, and its
+/// other rows are padding. Small numbers are close together, because one row more is a large part
+/// of them; larger ones are multiples of eight, as products take rows in eights.
 const BUCKETS: [usize; 16] = [
     1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 160, 192, 224, 256,
 ];
-/// Beyond those, a multiple of one in so many of the rows: padding is an eighth of a step at most.
+/// Beyond those, each doubling has this many buckets, so that padding is at most an eighth of a
+/// step.
 const STEPS_OF_OCTAVE: usize = 8;
 
-/// Recordings of one engine.
+/// The recordings of one engine.
 #[derive(Debug, Default)]
-pub(crate) struct Recordings {
-    made: BTreeMap<usize, Recording>,
-    /// Buckets whose operations have run once, so that workspaces have their sizes, with the moves so far.
-    warm: BTreeMap<usize, u64>,
+pub(crate) struct StepRecordings {
+    made: BTreeMap<usize, StepRecording>,
+    /// The buckets whose operations have run once, so that workspaces have their sizes, each with
+    /// the number of moves at that time.
+    warmed_up: BTreeMap<usize, u64>,
 }
 
 #[derive(Debug)]
-struct Recording {
-    graph: Graph,
-    moves_count: u64,
+struct StepRecording {
+    graph: CudaGraph,
+    reallocations_count: u64,
 }
 
-/// What to do with a decode step of some bucket.
+/// The handling of a decode step of some bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Run it, to warm up.
-    Run,
-    /// Run it into a recording.
+pub(crate) enum GraphUse {
+    /// Run it, so that workspaces grow.
+    RunUnrecorded,
+    /// Record it, then replay the recording.
     Record,
-    /// There is one.
+    /// Replay the recording made earlier.
     Replay,
 }
 
-/// The bucket for so many rows, no larger than `rows_max`, the rows that buffers have (`max_num_seqs`, or the step's
-/// tokens); `None` where rows are more than that.
+/// Returns the bucket for so many rows. It is no larger than `rows_max`, the rows of the buffers
+/// (`max_num_seqs`, or the step's tokens); `None` if `rows` exceeds that.
 pub(crate) fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
     let listed = BUCKETS.into_iter().find(|bucket| rows <= *bucket);
     let found = listed.unwrap_or_else(|| {
@@ -52,30 +55,36 @@ pub(crate) fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
     (rows <= rows_max).then_some(found.min(rows_max))
 }
 
-impl Recordings {
-    /// What comes next for a bucket; `moves_count` of everything that may move.
-    pub(crate) fn way(&mut self, bucket: usize, moves_count: u64) -> Way {
+impl StepRecordings {
+    /// Decides how a bucket's next step is handled; `moves_count` counts the moves of everything
+    /// that may move.
+    pub(crate) fn next_use(&mut self, bucket: usize, moves_count: u64) -> GraphUse {
         if self
             .made
             .get(&bucket)
-            .is_some_and(|made| made.moves_count == moves_count)
+            .is_some_and(|made| made.reallocations_count == moves_count)
         {
-            return Way::Replay;
+            return GraphUse::Replay;
         }
         self.made.remove(&bucket);
-        match self.warm.insert(bucket, moves_count) {
-            Some(before) if before == moves_count => Way::Record,
-            _ => Way::Run,
+        match self.warmed_up.insert(bucket, moves_count) {
+            Some(before) if before == moves_count => GraphUse::Record,
+            _ => GraphUse::RunUnrecorded,
         }
     }
 
-    /// Keeps a recording.
-    pub(crate) fn keep(&mut self, bucket: usize, graph: Graph, moves_count: u64) {
-        self.made.insert(bucket, Recording { graph, moves_count });
+    pub(crate) fn keep(&mut self, bucket: usize, graph: CudaGraph, moves_count: u64) {
+        self.made.insert(
+            bucket,
+            StepRecording {
+                graph,
+                reallocations_count: moves_count,
+            },
+        );
     }
 
-    /// The recording of a bucket that [`Recordings::way`] said to replay.
-    pub(crate) fn graph(&self, bucket: usize) -> &Graph {
+    /// Returns the recording of a bucket for which [`StepRecordings::next_use`] returned a replay.
+    pub(crate) fn graph(&self, bucket: usize) -> &CudaGraph {
         &self.made[&bucket].graph
     }
 }
@@ -85,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_hold_their_rows_and_are_in_the_buffers() {
+    fn a_bucket_holds_its_rows_and_fits_the_buffers() {
         for rows in 1..=8192 {
             let found = bucket(rows, 8192).expect("a bucket for every decode step");
             assert!(found >= rows && found <= 8192);
@@ -99,26 +108,27 @@ mod tests {
     }
 
     #[test]
-    fn the_last_bucket_is_as_large_as_the_buffers() {
+    fn the_last_bucket_is_the_buffer_size() {
         assert_eq!(bucket(9, 12), Some(12));
         assert_eq!(bucket(300, 300), Some(300));
         assert_eq!(bucket(257, 1000), Some(288));
     }
 
     #[test]
-    fn buckets_are_few() {
+    fn there_are_at_most_56_buckets() {
         let all: std::collections::BTreeSet<_> =
             (1..=8192).filter_map(|rows| bucket(rows, 8192)).collect();
         assert!(all.len() <= 16 + 5 * STEPS_OF_OCTAVE, "{}", all.len());
     }
 
-    /// A step that runs for the first time after a move may move more; only one that moved nothing is recorded.
+    /// The first step after a move may move more; only after a step that moved nothing is one
+    /// recorded.
     #[test]
-    fn nothing_is_recorded_before_a_step_that_moved_nothing() {
-        let mut recordings = Recordings::default();
-        assert_eq!(recordings.way(8, 3), Way::Run);
-        assert_eq!(recordings.way(8, 5), Way::Run);
-        assert_eq!(recordings.way(8, 5), Way::Record);
-        assert_eq!(recordings.way(16, 5), Way::Run);
+    fn a_step_is_recorded_only_after_one_without_reallocation() {
+        let mut recordings = StepRecordings::default();
+        assert_eq!(recordings.next_use(8, 3), GraphUse::RunUnrecorded);
+        assert_eq!(recordings.next_use(8, 5), GraphUse::RunUnrecorded);
+        assert_eq!(recordings.next_use(8, 5), GraphUse::Record);
+        assert_eq!(recordings.next_use(16, 5), GraphUse::RunUnrecorded);
     }
 }

@@ -1,141 +1,154 @@
 //! Drawing tokens on the device.
 //!
-//! Owns: the logits' memory, the rules as kernels read them, and how tokens come to the host: each draw has a
-//! piece of pinned memory and an event of its own until it is fetched.
-//! Never: chooses a token itself; waits where it queues.
-//! Invariant: the counters that kernels leave as they found them begin as zeros. What was drawn last stays on the
-//! device, where the next step takes it, until that step's own draw.
+//! Owns: the logits' memory, the rules as kernels read them, and the return of tokens to the host:
+//! each draw has pinned memory and an event of its own until it is fetched.
+//! Never: chooses a token itself; waits for the device, except to fetch tokens.
+//! Invariant: counters begin as zeros, and kernels reset them to zero. The tokens of the last draw
+//! stay on the device, where the next step reads them, until that step's own draw.
 
 use crate::args::{DeviceEdit, DeviceRule, SampleArgs};
-use crate::buffers::{Contents, Growing};
-use crate::driver::{DeviceMemory, Event, Kernel, PinnedMemory, Stream};
+use crate::buffers::{GrowingMemory, MemoryContents};
+use crate::driver::{CudaEvent, CudaKernel, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
-use crate::images::Images;
-use crate::inbox::{Inbox, Place};
-use crate::matmul::Target;
+use crate::images::KernelImages;
+use crate::matmul::MatmulTarget;
+use crate::step_messages::{StepMessage, StepMessages};
 use cleave_domain::TokenId;
 use cleave_engine::STEPS_IN_FLIGHT_MAX;
-use cleave_engine::ops::{Change, DrawRule, Edit, Precision};
+use cleave_engine::ops::{DrawRule, LogitChange, LogitEdit, Precision};
 
-/// Tokens that one block of the first kernel takes: few rows then still give work to many blocks.
+/// Tokens of the vocabulary that one thread block of the first kernel takes, few enough that even
+/// one row gives work to many blocks.
 const PREPARE_TOKENS: usize = 8192;
-/// Of what is kept for each row, at first: more rows than most engines have.
+/// The initial size of each buffer with an element for every row: room for more rows than most
+/// engines have.
 const ROWS_BYTES: usize = 4 << 10;
 /// `NO_TOKEN` of the kernels.
 const NO_TOKEN: u32 = u32::MAX;
 
 #[derive(Debug)]
-pub(crate) struct Sampling {
-    prepare: Kernel<SampleArgs>,
-    draw: Kernel<SampleArgs>,
-    /// `(rows, vocab)`, f32.
-    logits: Growing,
-    /// `(rows)`, u64, zero between draws.
-    best: Growing,
-    /// `(rows)`, u32, of the last draw.
-    tokens: Growing,
-    /// In turns: at most so many draws are queued and not fetched.
-    returns: [Return; STEPS_IN_FLIGHT_MAX],
-    /// The oldest one not fetched, and how many there are.
+pub(crate) struct CudaSampling {
+    prepare: CudaKernel<SampleArgs>,
+    draw: CudaKernel<SampleArgs>,
+    /// Logits, `(rows, vocab)`, f32.
+    logits: GrowingMemory,
+    /// Best candidates, `(rows)`, u64, zero between draws.
+    best: GrowingMemory,
+    /// Tokens of the last draw, `(rows)`, u32.
+    tokens: GrowingMemory,
+    /// Used in turns; their number limits the draws that are queued and not fetched.
+    returns: [TokenReturn; STEPS_IN_FLIGHT_MAX],
+    /// The index of the oldest draw that was not fetched; `returns_count` of them are queued.
     oldest: usize,
     returns_count: usize,
-    sent: Sent,
-    moves_count: u64,
+    sent: SentRules,
+    reallocations_count: u64,
 }
 
-/// What one draw brings to the host.
+/// The pinned memory and the event of one draw.
 #[derive(Debug)]
-struct Return {
+struct TokenReturn {
     memory: PinnedMemory,
     rows: usize,
-    /// Reached when the tokens are in the memory.
-    done: Event,
+    /// Reached when the tokens are in `memory`.
+    done: CudaEvent,
 }
 
-/// Where the rules of the pass at hand are.
+/// Addresses of the current pass's rules on the device.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sent {
+struct SentRules {
     rules: u64,
     edits: u64,
 }
 
-impl Sampling {
-    pub(crate) fn new(images: &Images, stream: &Stream) -> Result<Self, CudaError> {
-        let a_return = || -> Result<Return, CudaError> {
-            Ok(Return {
+impl CudaSampling {
+    pub(crate) fn new(images: &KernelImages, stream: &CudaStream) -> Result<Self, CudaError> {
+        let a_return = || -> Result<TokenReturn, CudaError> {
+            Ok(TokenReturn {
                 memory: PinnedMemory::new(stream.device(), ROWS_BYTES)?,
                 rows: 0,
-                done: Event::new(stream.device())?,
+                done: CudaEvent::new(stream.device())?,
             })
         };
         Ok(Self {
             prepare: images.kernel("sample_prepare")?,
             draw: images.kernel("sample_draw")?,
-            logits: Growing::new(stream, 0, "logits", Contents::Anything)?,
-            best: Growing::new(stream, 0, "counters of draws", Contents::Zeros)?,
-            tokens: Growing::new(stream, ROWS_BYTES, "drawn tokens", Contents::Kept)?,
+            logits: GrowingMemory::new(stream, 0, "logits", MemoryContents::Undefined)?,
+            best: GrowingMemory::new(stream, 0, "counters of draws", MemoryContents::Zeros)?,
+            tokens: GrowingMemory::new(
+                stream,
+                ROWS_BYTES,
+                "drawn tokens",
+                MemoryContents::Preserved,
+            )?,
             returns: [a_return()?, a_return()?],
             oldest: 0,
             returns_count: 0,
-            sent: Sent::default(),
-            moves_count: 0,
+            sent: SentRules::default(),
+            reallocations_count: 0,
         })
     }
 
-    /// Where so many rows of logits go.
-    pub(crate) fn room(
+    /// Grows the memory for `rows` rows of logits, and returns it as a product's destination.
+    pub(crate) fn logits_target(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         rows: usize,
         vocab: usize,
-    ) -> Result<Target, CudaError> {
+    ) -> Result<MatmulTarget, CudaError> {
         let bytes = rows * vocab * size_of::<f32>();
         let before = self.logits.memory().at(0);
-        let address = self.logits.at_least(stream, bytes)?.at(0);
-        self.moves_count += u64::from(address != before);
-        Ok(Target {
+        let address = self.logits.ensure_bytes(stream, bytes)?.at(0);
+        self.reallocations_count += u64::from(address != before);
+        Ok(MatmulTarget {
             address,
             stored: Precision::F32,
         })
     }
 
-    /// The logits of the last product into [`Sampling::room`].
+    /// Returns the memory with the logits of the last product into [`CudaSampling::logits_target`].
     pub(crate) fn logits(&self) -> &DeviceMemory {
         self.logits.memory()
     }
 
-    /// How often a workspace has moved.
-    pub(crate) fn moves_count(&self) -> u64 {
-        self.moves_count
+    /// Counts the moves of all buffers; a move invalidates recordings.
+    pub(crate) fn reallocations_count(&self) -> u64 {
+        self.reallocations_count
     }
 
-    /// Sends rules, with greedy ones for padding up to `bucket` rows, and makes room for what they give.
-    pub(crate) fn send(
+    /// Sends rules, padded with greedy ones up to `bucket` rows, and grows the buffers for their
+    /// tokens.
+    pub(crate) fn send_rules(
         &mut self,
         rules: &[DrawRule],
         bucket: usize,
-        (stream, inbox): (&Stream, &mut Inbox),
+        stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
-        let (mut rules, edits) = told(rules);
+        let (mut rules, edits) = device_rules(rules);
         rules.resize(bucket, PADDING);
         let bytes = bucket * size_of::<u32>();
         let before = (self.tokens.memory().at(0), self.best.memory().at(0));
-        let tokens = self.tokens.at_least(stream, bytes)?.at(0);
-        let best = self.best.at_least(stream, bucket * size_of::<u64>())?.at(0);
-        self.moves_count += u64::from(before != (tokens, best));
-        self.sent = Sent {
-            rules: inbox.send(stream, Place::Rules, &rules)?,
-            edits: inbox.send(stream, Place::Edits, &edits)?,
+        let tokens = self.tokens.ensure_bytes(stream, bytes)?.at(0);
+        let best = self
+            .best
+            .ensure_bytes(stream, bucket * size_of::<u64>())?
+            .at(0);
+        self.reallocations_count += u64::from(before != (tokens, best));
+        self.sent = SentRules {
+            rules: messages.send(stream, StepMessage::Rules, &rules)?,
+            edits: messages.send(stream, StepMessage::Edits, &edits)?,
         };
         Ok(())
     }
 
-    /// Queues the drawing of the token after each of `bucket` rows of logits, by the rules sent last.
-    pub(crate) fn queue(
+    /// Queues the draw of one token for each of `bucket` rows of logits, by the rules that were
+    /// sent last.
+    pub(crate) fn queue_draw(
         &self,
         bucket: usize,
         vocab: usize,
-        stream: &Stream,
+        stream: &CudaStream,
     ) -> Result<(), CudaError> {
         let args = SampleArgs {
             logits: self.logits.memory().at(0),
@@ -147,7 +160,8 @@ impl Sampling {
             padding: 0,
         };
         let shares = vocab.div_ceil(PREPARE_TOKENS);
-        // SAFETY: the logits of so many rows were just made; counters and tokens have room for them.
+        // SAFETY: the stream has just queued the logits of so many rows; counters and tokens have
+        // room for them.
         unsafe {
             let grid = [bucket as u32, shares as u32, 1];
             self.prepare.launch(stream, grid, args)?;
@@ -155,24 +169,28 @@ impl Sampling {
         }
     }
 
-    /// Where the tokens of the last draw are.
+    /// Returns the address of the tokens of the last draw.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens.memory().at(0)
     }
 
-    /// Queues the way of the first rows' tokens to the host.
+    /// Queues the copy of the first rows' tokens to the host.
     ///
     /// # Panics
-    /// If too many are queued and not fetched.
-    pub(crate) fn bring(&mut self, rows: usize, stream: &Stream) -> Result<(), CudaError> {
+    /// If too many draws are queued and not fetched.
+    pub(crate) fn queue_token_copy(
+        &mut self,
+        rows: usize,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
         assert!(
             self.returns_count < STEPS_IN_FLIGHT_MAX,
-            "a draw too many under way"
+            "more draws queued than steps may be in flight"
         );
         let to = &mut self.returns[(self.oldest + self.returns_count) % STEPS_IN_FLIGHT_MAX];
         let bytes = rows * size_of::<u32>();
         if to.memory.bytes() < bytes {
-            // What it had was fetched.
+            // This draw's previous tokens were fetched, so the old memory is free.
             to.memory = PinnedMemory::new(stream.device(), bytes.next_power_of_two())?;
         }
         let from = (self.tokens.memory(), 0);
@@ -183,13 +201,13 @@ impl Sampling {
         Ok(())
     }
 
-    /// Waits for the tokens that were queued first.
+    /// Waits for the oldest draw, and returns its tokens.
     ///
     /// # Panics
-    /// If none are.
-    pub(crate) fn fetch(
+    /// If no draw is queued.
+    pub(crate) fn fetch_tokens(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), CudaError> {
         assert!(self.returns_count > 0, "no draw is under way");
@@ -210,19 +228,20 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether [`Sampling::fetch`] would not wait; so it is where it would fail.
-    pub(crate) fn is_fetched(&self, stream: &Stream) -> bool {
+    /// Returns whether [`CudaSampling::fetch_tokens`] would return at once, with tokens or with an
+    /// error.
+    pub(crate) fn is_copy_done(&self, stream: &CudaStream) -> bool {
         let oldest = &self.returns[self.oldest].done;
         let asked = stream.bind().and_then(|()| oldest.is_reached());
         asked.unwrap_or(true)
     }
 }
 
-/// Of a row that is padding: its logits may be anything, and nobody looks at its token.
+/// The rule of a padding row: its logits are arbitrary, and its token is never read.
 const PADDING: DeviceRule = DeviceRule {
     bits: 0,
     top_p: 1 << 53,
-    heat: 0.0,
+    inverse_temperature: 0.0,
     min_p: 0.0,
     top_k: 0,
     edits_first: 0,
@@ -230,24 +249,24 @@ const PADDING: DeviceRule = DeviceRule {
     padding: 0,
 };
 
-/// Rules as the kernels read them, with all edits in one list.
-fn told(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
+/// Returns the rules as kernels read them, with the edits of all rules in one list.
+fn device_rules(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
     let mut edits = Vec::new();
     let rules = rules.iter().map(|rule| {
         let DrawRule {
-            bits,
-            heat,
+            random_bits: bits,
+            inverse_temperature: heat,
             top_k,
             top_p,
             min_p,
             edits: of_row,
         } = rule;
         let first = edits.len();
-        edits.extend(of_row.iter().map(told_edit));
+        edits.extend(of_row.iter().map(device_edit));
         DeviceRule {
             bits: *bits,
             top_p: *top_p,
-            heat: *heat,
+            inverse_temperature: *heat,
             min_p: *min_p,
             top_k: *top_k,
             edits_first: first as u32,
@@ -258,11 +277,11 @@ fn told(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
     (rules.collect(), edits)
 }
 
-fn told_edit(edit: &Edit) -> DeviceEdit {
+fn device_edit(edit: &LogitEdit) -> DeviceEdit {
     let (kind, value, frequency, presence) = match edit.change {
-        Change::Add(bias) => (0, bias, 0.0, 0.0),
-        Change::Ban => (1, 0.0, 0.0, 0.0),
-        Change::Penalize {
+        LogitChange::Add(bias) => (0, bias, 0.0, 0.0),
+        LogitChange::Ban => (1, 0.0, 0.0, 0.0),
+        LogitChange::Penalize {
             repetition,
             frequency,
             presence,

@@ -1,18 +1,19 @@
-//! The first things to run on a GPU that nothing has run on: each looks at one thing that no emulator can vouch for.
+//! The first tests to run on a new kind of GPU: each checks one property of the hardware that no
+//! emulator has.
 //!
-//! Owns: fp8 by all its codes through every way that reads them; wgmma held against mma, counted; a part of the
-//! multiprocessors with a graph, a kernel and events. That every kernel loads and launches is `every_kernel`'s; memory of a child
-//! process is `tests/blocks.rs`'s.
+//! Owns: tests of all fp8 codes through every kernel that reads them, of wgmma against mma, and of
+//! a graph with a kernel and events on a part of the multiprocessors. `every_kernel` tests that
+//! every kernel loads and launches; `tests/blocks.rs` tests memory of a child process.
 //! Never: measures; takes longer than a few seconds.
 #![allow(clippy::unwrap_used)] // Tests.
 
 use crate::args::{AttendArgs, AttendPlainArgs, GatherArgs, MatmulArgs};
-use crate::driver::{Device, Event, Stream};
-use crate::every_kernel::{Bench, device};
-use crate::images::Images;
-use crate::options::{Part, Priority, Share};
-use crate::plan::{Item, SegmentEntry};
-use crate::wide;
+use crate::driver::{CudaDevice, CudaEvent, CudaStream};
+use crate::every_kernel::{KernelBench, device};
+use crate::images::KernelImages;
+use crate::options::{MultiprocessorShare, SharePart, StreamPriority};
+use crate::plan::{AttentionItem, SegmentEntry};
+use crate::wgmma;
 use cleave_engine::e4m3;
 use std::sync::Arc;
 
@@ -20,28 +21,29 @@ const CODES: usize = 256;
 const BLOCK_TOKENS: usize = 16;
 const WIDTH: usize = 128;
 
-fn bench() -> Option<Bench> {
+fn bench() -> Option<KernelBench> {
     let device = device()?;
-    let stream = Stream::new(&device).unwrap();
-    Some(Bench::new(stream))
+    let stream = CudaStream::new(&device).unwrap();
+    Some(KernelBench::new(stream))
 }
 
-/// Of each code the number that a kernel made of it, in f32.
+/// Checks the f32 number that a kernel made of each code.
 fn check_codes(way: &str, got: &[f32], knows_nan: bool) {
     for (code, got) in got.iter().enumerate() {
         let want = e4m3::to_f32(code as u8);
-        match want.is_nan() {
-            true => assert!(
+        if want.is_nan() {
+            assert!(
                 got.is_nan() || !knows_nan,
                 "{way}: code {code:#04x} is {got}"
-            ),
-            false => assert_eq!(*got, want, "{way}: code {code:#04x}"),
+            )
+        } else {
+            assert_eq!(*got, want, "{way}: code {code:#04x}")
         }
     }
 }
 
-/// One key of zeros, so that its value, which has every code once, is the answer.
-struct OneKey {
+/// Attention over one key of zeros, so that the answer is its value, which has every code once.
+struct OneKeyAttention {
     pool: u64,
     qkv: u64,
     out: u64,
@@ -49,8 +51,8 @@ struct OneKey {
     segments: u64,
 }
 
-impl OneKey {
-    fn new(bench: &Bench) -> Self {
+impl OneKeyAttention {
+    fn new(bench: &KernelBench) -> Self {
         let mut pool = vec![0u8; 2 * BLOCK_TOKENS * CODES];
         for (code, byte) in pool[BLOCK_TOKENS * CODES..][..CODES].iter_mut().enumerate() {
             *byte = code as u8;
@@ -70,7 +72,7 @@ impl OneKey {
         }
     }
 
-    fn answer(&self, bench: &Bench) -> Vec<f32> {
+    fn answer(&self, bench: &KernelBench) -> Vec<f32> {
         let bytes = bench.read(self.out);
         let words = bytes.as_chunks::<2>().0;
         words
@@ -80,8 +82,8 @@ impl OneKey {
     }
 }
 
-fn codes_through_plain_attention(bench: &Bench) {
-    let key = OneKey::new(bench);
+fn codes_through_plain_attention(bench: &KernelBench) {
+    let key = OneKeyAttention::new(bench);
     let args = AttendPlainArgs {
         qkv: key.qkv,
         out: key.out,
@@ -103,9 +105,9 @@ fn codes_through_plain_attention(bench: &Bench) {
     check_codes("plain attention", &key.answer(bench), true);
 }
 
-fn codes_through_tensor_attention(bench: &Bench) {
-    let key = OneKey::new(bench);
-    let item = Item {
+fn codes_through_tensor_attention(bench: &KernelBench) {
+    let key = OneKeyAttention::new(bench);
+    let item = AttentionItem {
         segment: 0,
         row: 0,
         span_first: 0,
@@ -139,8 +141,8 @@ fn codes_through_tensor_attention(bench: &Bench) {
     check_codes("attention on tensor cores", &key.answer(bench), false);
 }
 
-/// A column for each code, which stands at its first element; the row is 1 there.
-fn codes_through_products(bench: &Bench) {
+/// Each code has a column with the code as first element; the row is 1 there.
+fn codes_through_products(bench: &KernelBench) {
     let mut weights = vec![0u8; CODES * WIDTH];
     for (code, column) in weights.chunks_exact_mut(WIDTH).enumerate() {
         column[0] = code as u8;
@@ -175,7 +177,7 @@ fn codes_through_products(bench: &Bench) {
 }
 
 #[test]
-fn every_code_of_e4m3_is_read_as_its_number() {
+fn every_e4m3_code_is_read_as_its_number() {
     let Some(bench) = bench() else {
         return;
     };
@@ -184,31 +186,32 @@ fn every_code_of_e4m3_is_read_as_its_number() {
     codes_through_products(&bench);
 }
 
-/// How many sums differ is for whoever reads the run: where any does, products are left to mma.
+/// The test prints how many sums differ; where any does, products use mma.
 #[test]
-fn sums_of_wgmma_and_mma_are_compared() {
+fn wgmma_sums_are_compared_with_mma_sums() {
     let Some(bench) = bench() else {
         return;
     };
     let many = bench.images.kernel("matmul_many128_bf16").unwrap();
-    match wide::compare(&bench.images, &bench.stream, &many).unwrap() {
+    match wgmma::compare_with_mma(&bench.images, &bench.stream, &many).unwrap() {
         None => println!("wgmma: this GPU has none"),
         Some(found) => {
             println!(
                 "wgmma: {} of {} sums differ from those of mma",
-                found.differing, found.sums
+                found.sums_differing, found.sums
             );
             assert!(found.sums > 0);
         }
     }
 }
 
-/// Copies rows by a kernel, in a graph, on some of the multiprocessors, between two events.
-fn replay_on(device: &Arc<Device>, part: Part) -> u32 {
+/// Copies rows by a kernel in a graph, on some of the multiprocessors, between two events.
+fn replay_on(device: &Arc<CudaDevice>, part: SharePart) -> u32 {
     const ROWS: usize = 64;
-    let share = Share { percent: 40, part };
-    let stream = Stream::placed(device, (Priority::High, Some(share))).unwrap();
-    let bench = Bench::new(stream);
+    let share = MultiprocessorShare { percent: 40, part };
+    let stream =
+        CudaStream::with_priority_and_share(device, StreamPriority::High, Some(share)).unwrap();
+    let bench = KernelBench::new(stream);
     let values: Vec<u32> = (0..ROWS as u32 * 8).map(|at| at * 3 + 1).collect();
     let indices: Vec<u32> = (0..ROWS as u32).rev().collect();
     let to = bench.zeros(ROWS * 32);
@@ -222,10 +225,10 @@ fn replay_on(device: &Arc<Device>, part: Part) -> u32 {
     let kernel = bench.images.kernel::<GatherArgs>("gather_rows").unwrap();
     let stream = &bench.stream;
     stream.begin_recording().unwrap();
-    // SAFETY: the bench keeps the memory, of so many rows.
+    // SAFETY: the bench keeps the memory alive, which has so many rows.
     unsafe { kernel.launch(stream, [ROWS as u32, 1, 1], args) }.unwrap();
     let graph = stream.end_recording().unwrap();
-    let [begin, end] = [(); 2].map(|()| Event::timed(device).unwrap());
+    let [begin, end] = [(); 2].map(|()| CudaEvent::timed(device).unwrap());
     begin.record(stream).unwrap();
     for _ in 0..3 {
         stream.replay(&graph).unwrap();
@@ -233,7 +236,10 @@ fn replay_on(device: &Arc<Device>, part: Part) -> u32 {
     end.record(stream).unwrap();
     end.synchronize().unwrap();
     assert!(end.is_reached().unwrap());
-    println!("three replays took {:?}", begin.until(&end).unwrap());
+    println!(
+        "three replays took {:?}",
+        begin.elapsed_until(&end).unwrap()
+    );
     let bytes = bench.read(to);
     let got: Vec<u32> = bytes
         .as_chunks::<4>()
@@ -247,21 +253,21 @@ fn replay_on(device: &Arc<Device>, part: Part) -> u32 {
 }
 
 #[test]
-fn both_parts_of_a_gpu_replay_graphs() {
+fn both_partitions_of_a_gpu_replay_graphs() {
     let Some(device) = device() else {
         return;
     };
     let all = device.facts().processors_count;
-    let parts = [Part::First, Part::Rest].map(|part| replay_on(&device, part));
+    let parts = [SharePart::First, SharePart::Rest].map(|part| replay_on(&device, part));
     println!("multiprocessors: {parts:?} of {all}");
     assert!(parts.iter().sum::<u32>() <= all && parts.iter().all(|part| *part > 0));
 }
 
-/// The modules that this build has, one after the other, as a start does.
+/// Loads all modules of this build one after the other, as a start does.
 #[test]
-fn every_module_loads() {
+fn every_kernel_module_loads() {
     let Some(device) = device() else {
         return;
     };
-    Images::load(&device).unwrap();
+    KernelImages::load(&device).unwrap();
 }

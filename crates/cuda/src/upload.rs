@@ -1,67 +1,69 @@
-//! From a mapped checkpoint to the device, at the speed of the link.
+//! The upload of a mapped checkpoint to the device, at the speed of the link.
 //!
-//! Owns: threads that read tensors and copy them, each through two pieces of pinned memory: while the device
-//! fetches one, the next is read (and converted, where the file has another format).
-//! Never: holds more than its pieces and a short queue in memory.
-//! Invariant: when [`Uploader::finish`] returns, every byte that was queued is on the device, or the first error
-//! was told.
+//! Owns: threads that read tensors and copy them, each through two pieces of pinned memory: while
+//! the device copies one piece, the thread reads the next, and converts it if the file has another
+//! format.
+//! Never: keeps more than its pieces and a short queue in memory.
+//! Invariant: when [`Uploader::finish`] returns, either every queued byte is on the device, or it
+//! returns the first error.
 
-use crate::driver::{Device, DeviceMemory, Event, PinnedMemory, Stream};
+use crate::driver::{CudaDevice, CudaEvent, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
-use crate::narrow::Packing;
-use cleave_engine::checkpoint::{NarrowTensor, StoredTensor, StoredType};
+use crate::quantized::RowPacking;
+use cleave_engine::checkpoint::{QuantizedTensor, StoredTensor, StoredType};
 use cleave_engine::ops::Precision;
 use half::bf16;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads that read at once: one cannot read a file as fast as a link takes it.
+/// The number of reading threads: one thread cannot read a file as fast as the link transfers it.
 const READERS: usize = 4;
-/// Bytes of one piece. Large enough that starting a copy costs nothing beside it.
+/// The size of one piece in bytes, so large that the start of a copy costs nothing in comparison.
 const PIECE_BYTES: usize = 8 << 20;
-/// Tensors that wait for a reader.
+/// The number of jobs that may wait for a reader.
 const QUEUED: usize = 2 * READERS;
 
-/// A piece of work: where it comes from and where it goes.
-struct Job {
-    source: Source,
+/// A copy to make: its source and its destination.
+struct UploadJob {
+    source: UploadSource,
     target: Arc<DeviceMemory>,
     offset: usize,
 }
 
-/// What is copied.
-pub(crate) enum Source {
-    /// A tensor, as elements of this precision.
+/// The source of a copy.
+pub(crate) enum UploadSource {
+    /// A tensor, converted to elements of this precision.
     Tensor(StoredTensor, Precision),
     /// A quantised tensor's codes, in the kernels' order.
-    Packed(Packing),
-    /// A quantised tensor, as elements of this precision.
-    Widened(Arc<NarrowTensor>, Precision),
-    /// Words as they are.
+    Packed(RowPacking),
+    /// A quantised tensor, widened to elements of this precision.
+    Widened(Arc<QuantizedTensor>, Precision),
+    /// Words that are copied unchanged.
     Words(Vec<u32>),
 }
 
 /// Copies in the background.
 #[derive(Debug)]
 pub(crate) struct Uploader {
-    device: Arc<Device>,
-    /// `None` when dropped: readers end then.
-    queue: Option<SyncSender<Job>>,
+    device: Arc<CudaDevice>,
+    /// `None` once dropped, which ends the readers.
+    queue: Option<SyncSender<UploadJob>>,
     readers: Vec<JoinHandle<()>>,
-    state: Arc<Shared>,
+    state: Arc<UploadState>,
 }
 
-/// How far it is.
+/// The progress of the upload.
 #[derive(Debug, Default)]
-struct Shared {
-    progress: Mutex<Progress>,
+struct UploadState {
+    progress: Mutex<UploadProgress>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
-    /// Jobs that are not yet with the device.
+struct UploadProgress {
+    /// Jobs whose bytes are not yet on the device.
     pending: usize,
     failure: Option<CudaError>,
 }
@@ -71,18 +73,19 @@ impl Uploader {
     ///
     /// # Errors
     /// If pinned memory or threads cannot be had.
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let (queue, jobs) = sync_channel(QUEUED);
         let jobs = Arc::new(Mutex::new(jobs));
-        // Made first, so that the readers there are end with it if another cannot be had.
+        // The uploader exists before its readers, so that dropping it ends the started ones if
+        // another cannot be started.
         let mut uploader = Self {
             device: Arc::clone(device),
             queue: Some(queue),
             readers: Vec::new(),
-            state: Arc::new(Shared::default()),
+            state: Arc::new(UploadState::default()),
         };
         for number in 0..READERS {
-            let mut reader = Reader::new(device)?;
+            let mut reader = UploadReader::new(device)?;
             let (jobs, state) = (Arc::clone(&jobs), Arc::clone(&uploader.state));
             let work = move || reader.run(&jobs, &state);
             let thread = std::thread::Builder::new().name(format!("upload-{number}"));
@@ -90,20 +93,20 @@ impl Uploader {
                 call: "starting a thread",
                 name: "upload".to_owned(),
                 text: error.to_string(),
-                is_for_good: false,
+                is_device_lost: false,
             });
             uploader.readers.push(started?);
         }
         Ok(uploader)
     }
 
-    /// Queues a copy; waits while many are queued.
+    /// Queues a copy, and waits while the queue is full.
     ///
     /// # Errors
-    /// What failed earlier.
+    /// If an earlier copy failed.
     pub(crate) fn push(
         &self,
-        source: Source,
+        source: UploadSource,
         target: &Arc<DeviceMemory>,
         offset: usize,
     ) -> Result<(), CudaError> {
@@ -113,7 +116,7 @@ impl Uploader {
         }
         progress.pending += 1;
         drop(progress);
-        let job = Job {
+        let job = UploadJob {
             source,
             target: Arc::clone(target),
             offset,
@@ -125,15 +128,14 @@ impl Uploader {
         Ok(())
     }
 
-    /// Waits until everything queued so far is there.
+    /// Waits until everything that was queued so far is on the device.
     ///
     /// # Errors
-    /// The first failure.
+    /// The first error of a copy.
     pub(crate) fn finish(&self) -> Result<(), CudaError> {
-        let progress = lock(&self.state.progress);
-        let done = |progress: &mut Progress| progress.pending > 0;
-        let waited = self.state.changed.wait_while(progress, done);
-        let progress = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut progress = lock(&self.state.progress);
+        let done = |progress: &mut UploadProgress| progress.pending > 0;
+        self.state.changed.wait_while(&mut progress, done);
         match &progress.failure {
             Some(failure) => Err(failure.clone()),
             None => self.device.synchronize(),
@@ -145,35 +147,35 @@ impl Drop for Uploader {
     fn drop(&mut self) {
         self.queue = None;
         for reader in self.readers.drain(..) {
-            // A reader that panicked has said so.
+            // The panic of a reader was already printed, and a drop cannot return it.
             let _ = reader.join();
         }
     }
 }
 
 /// One thread's stream and memory.
-struct Reader {
-    stream: Stream,
-    pieces: [(PinnedMemory, Event); 2],
+struct UploadReader {
+    stream: CudaStream,
+    pieces: [(PinnedMemory, CudaEvent); 2],
     next: usize,
 }
 
-impl Reader {
-    fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+impl UploadReader {
+    fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let piece = || -> Result<_, CudaError> {
             let memory = PinnedMemory::new(device, PIECE_BYTES)?;
-            Ok((memory, Event::new(device)?))
+            Ok((memory, CudaEvent::new(device)?))
         };
         Ok(Self {
-            stream: Stream::new(device)?,
+            stream: CudaStream::new(device)?,
             pieces: [piece()?, piece()?],
             next: 0,
         })
     }
 
-    /// Takes jobs until there are no more to come. After a failure they are only counted, so that nobody
-    /// waits for them.
-    fn run(&mut self, jobs: &Mutex<Receiver<Job>>, state: &Shared) {
+    /// Takes jobs until the queue is closed. After a failure it only counts them as done, so that
+    /// `finish` does not wait for ever.
+    fn run(&mut self, jobs: &Mutex<Receiver<UploadJob>>, state: &UploadState) {
         let mut bound = self.stream.bind();
         loop {
             let job = lock(jobs).recv();
@@ -191,13 +193,14 @@ impl Reader {
         }
     }
 
-    fn copy(&mut self, job: &Job) -> Result<(), CudaError> {
+    fn copy(&mut self, job: &UploadJob) -> Result<(), CudaError> {
         let (units, unit_bytes) = job.source.units();
         let units_each = (PIECE_BYTES / unit_bytes.max(1)).max(1);
         let mut first = 0;
         while first < units {
             let count = units_each.min(units - first);
             let (piece, fetched) = &mut self.pieces[self.next];
+            // The device may still copy from this piece since its last turn.
             fetched.synchronize()?;
             let bytes = count * unit_bytes;
             job.source
@@ -213,15 +216,19 @@ impl Reader {
     }
 }
 
-impl Source {
-    /// What is read whole, how many there are, and the bytes that each becomes: elements, since a row may
-    /// be longer than a piece, but rows where they are packed; those are shorter.
+impl UploadSource {
+    /// Returns the number of units that are read as a whole, and the bytes of each on the device.
+    /// Units are single elements, since a row may be longer than a piece; quantised tensors are
+    /// read by rows, which are shorter.
     fn units(&self) -> (usize, usize) {
         match self {
             Self::Tensor(tensor, precision) => {
                 (tensor.rows() * tensor.columns(), precision.element_bytes())
             }
-            Self::Packed(Packing { tensor, narrow }) => (tensor.rows(), narrow.row_bytes()),
+            Self::Packed(RowPacking {
+                tensor,
+                stack: narrow,
+            }) => (tensor.rows(), narrow.row_bytes()),
             Self::Widened(tensor, precision) => {
                 (tensor.rows(), tensor.columns() * precision.element_bytes())
             }
@@ -236,7 +243,10 @@ impl Source {
                     *bytes = word.to_le_bytes();
                 }
             }
-            Self::Packed(Packing { tensor, narrow }) => {
+            Self::Packed(RowPacking {
+                tensor,
+                stack: narrow,
+            }) => {
                 for (row, out) in units.zip(out.chunks_exact_mut(narrow.row_bytes().max(1))) {
                     narrow.pack_row(tensor, row, out);
                 }
@@ -271,14 +281,14 @@ impl Source {
     }
 }
 
-/// Writes each value as `to` says.
+/// Writes each value in the form that `to` returns.
 fn put<const N: usize>(values: &[f32], out: &mut [u8], to: impl Fn(f32) -> [u8; N]) {
     for (target, value) in out.as_chunks_mut::<N>().0.iter_mut().zip(values) {
         *target = to(*value);
     }
 }
 
-/// Widens each stored element and writes it as `to` says.
+/// Widens each stored element and writes it in the form that `to` returns.
 fn convert<const N: usize>(
     stored_type: StoredType,
     stored: &[u8],
@@ -291,7 +301,7 @@ fn convert<const N: usize>(
     }
 }
 
-/// A lock that outlives a panic: what it guards is whole after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a mutex even after a panic; the guarded state is consistent after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> parking_lot::MutexGuard<'_, T> {
+    mutex.lock()
 }

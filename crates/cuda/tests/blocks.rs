@@ -1,17 +1,18 @@
-//! Blocks that are copied beside the engine: what they are afterwards, and what orders them after steps.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
+//! Tests of KV blocks that are copied beside the engine: their contents afterwards, and their order
+//! after steps.
+#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
 mod harness;
 
-use cleave_cuda::{CudaOps, CudaOptions, Device};
+use cleave_cuda::{CudaDevice, CudaOps, CudaOptions};
 use cleave_domain::BlockIndex;
-use cleave_engine::ops::{HeadShape, KvType, Ops, PoolShape, Precision};
+use cleave_engine::ops::{HeadShape, KvPoolShape, KvType, Ops, Precision};
 use cleave_engine::{BlockSpan, DeviceBlocks};
 use std::sync::Arc;
 
-/// Blocks of `2 × layers × 2 × 16 × 8` elements of f32.
-fn shape(layers_count: usize, blocks_count: usize) -> PoolShape {
-    PoolShape {
+/// Returns a shape whose blocks have `2 × layers × 2 × 16 × 8` elements of f32.
+fn shape(layers_count: usize, blocks_count: usize) -> KvPoolShape {
+    KvPoolShape {
         blocks_count,
         layers_count,
         heads: HeadShape {
@@ -24,20 +25,20 @@ fn shape(layers_count: usize, blocks_count: usize) -> PoolShape {
     }
 }
 
-/// A pool, its blocks as an engine sees them and as they are seen beside it.
-struct Pool {
+/// A pool with both accesses to its blocks: the engine's, and the one beside it.
+struct TestPool {
     ops: CudaOps,
     pool: <CudaOps as Ops>::Pool,
-    shape: PoolShape,
+    shape: KvPoolShape,
     blocks: Arc<dyn DeviceBlocks>,
 }
 
-impl Pool {
-    fn new(shape: PoolShape) -> Option<Self> {
+impl TestPool {
+    fn new(shape: KvPoolShape) -> Option<Self> {
         Some(Self::on(&harness::device()?, shape))
     }
 
-    fn on(device: &Arc<Device>, shape: PoolShape) -> Self {
+    fn on(device: &Arc<CudaDevice>, shape: KvPoolShape) -> Self {
         let ops = CudaOps::new(device, &CudaOptions::new(Precision::F32)).unwrap();
         let pool = ops.pool(shape).unwrap();
         let blocks = ops.blocks(&pool).unwrap();
@@ -102,7 +103,7 @@ fn span(block: u32, offset: usize, len: usize) -> BlockSpan {
     }
 }
 
-/// Whole blocks, pieces that kernels take, and pieces that none does.
+/// Returns whole blocks, pieces that kernels take, and pieces that no kernel takes.
 fn spans(block_bytes: usize) -> Vec<BlockSpan> {
     let mut spans: Vec<BlockSpan> = (0..9).map(|block| span(block, 0, block_bytes)).collect();
     spans.extend([span(3, 16, 256), span(4, 48, 1024), span(5, 0, 4096 + 16)]);
@@ -115,10 +116,11 @@ fn spans(block_bytes: usize) -> Vec<BlockSpan> {
     spans
 }
 
+// Invariant: I25.
 #[test]
-fn what_is_read_and_its_checksum_are_those_of_the_pool() {
+fn reads_return_the_pools_bytes_and_checksums() {
     for layers in [3, 70] {
-        let Some(mut pool) = Pool::new(shape(layers, 9)) else {
+        let Some(mut pool) = TestPool::new(shape(layers, 9)) else {
             return;
         };
         let contents = pool.fill(layers as u64);
@@ -135,14 +137,14 @@ fn what_is_read_and_its_checksum_are_those_of_the_pool() {
 }
 
 #[test]
-fn what_is_written_lies_in_its_place_and_nowhere_else() {
+fn writes_change_exactly_the_named_spans() {
     for layers in [1, 70] {
-        let Some(mut pool) = Pool::new(shape(layers, 12)) else {
+        let Some(mut pool) = TestPool::new(shape(layers, 12)) else {
             return;
         };
         let mut contents = pool.fill(1);
         let block_bytes = pool.shape.block_bytes();
-        // None overlaps another.
+        // No span overlaps another.
         let mut spans: Vec<BlockSpan> = (0..6).map(|block| span(block, 0, block_bytes)).collect();
         spans.extend([
             span(7, 16, 256),
@@ -170,11 +172,11 @@ fn what_is_written_lies_in_its_place_and_nowhere_else() {
     }
 }
 
-/// More than both halves of the staging memory hold, in blocks longer than one.
+/// The blocks exceed both halves of the staging memory together, and each block exceeds one half.
 #[test]
-fn blocks_longer_than_the_staging_memory_come_and_go_whole() {
-    // 10 MiB a block.
-    let Some(mut pool) = Pool::new(shape(5121, 3)) else {
+fn blocks_longer_than_staging_memory_are_copied_whole() {
+    // A block has 10 MiB.
+    let Some(mut pool) = TestPool::new(shape(5121, 3)) else {
         return;
     };
     assert!(pool.shape.block_bytes() > 10 << 20);
@@ -190,8 +192,8 @@ fn blocks_longer_than_the_staging_memory_come_and_go_whole() {
 }
 
 #[test]
-fn a_span_outside_the_pool_is_refused_and_nothing_is_copied() {
-    let Some(mut pool) = Pool::new(shape(1, 2)) else {
+fn a_span_outside_the_pool_is_refused_without_a_copy() {
+    let Some(mut pool) = TestPool::new(shape(1, 2)) else {
         return;
     };
     let contents = pool.fill(3);
@@ -209,11 +211,11 @@ fn a_span_outside_the_pool_is_refused_and_nothing_is_copied() {
 }
 
 #[test]
-fn blocks_of_one_process_go_from_pool_to_pool() {
-    let Some(mut near) = Pool::new(shape(2, 4)) else {
+fn blocks_are_copied_between_pools_of_one_process() {
+    let Some(mut near) = TestPool::new(shape(2, 4)) else {
         return;
     };
-    let mut far = Pool::new(shape(2, 7)).unwrap();
+    let mut far = TestPool::new(shape(2, 7)).unwrap();
     let (sent, before) = (near.fill(1), far.fill(50));
     let bytes = near.shape.block_bytes();
     let peer = near.blocks.open(&far.blocks.handle().unwrap()).unwrap();
@@ -239,45 +241,46 @@ fn blocks_of_one_process_go_from_pool_to_pool() {
     assert!(peer.write(&[(span(0, 0, bytes), BlockIndex(7))]).is_err());
 }
 
-/// Else their copies go by way of the host.
+/// Without direct access their copies would go through the host.
 #[test]
-fn gpus_of_one_process_reach_each_others_memory() {
-    let name = "gpus_of_one_process_reach_each_others_memory";
-    if !harness::has_settings(name, &[("CLEAVE_STANDIN_DEVICES", "2")]) {
+fn peer_access_is_enabled_between_gpus_of_a_process() {
+    let name = "peer_access_is_enabled_between_gpus_of_a_process";
+    if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_DEVICES", "2")]) {
         return;
     }
     let stand_in = harness::stand_in().unwrap();
-    let mut near = Pool::new(shape(2, 4)).unwrap();
-    let mut far = Pool::on(&Device::open(1).unwrap(), shape(2, 4));
+    let mut near = TestPool::new(shape(2, 4)).unwrap();
+    let mut far = TestPool::on(&CudaDevice::open(1).unwrap(), shape(2, 4));
     let sent = near.fill(1);
     far.fill(50);
     let bytes = near.shape.block_bytes();
     let handle = far.blocks.handle().unwrap();
     for opened in 1..=2 {
         let peer = near.blocks.open(&handle).unwrap();
-        // The second time both are told that it is so already.
-        assert_eq!(stand_in.count("peer"), 2 * opened);
+        // The second opening enables both directions again, and the driver answers that they are
+        // enabled already.
+        assert_eq!(stand_in.calls_count("peer"), 2 * opened);
         peer.write(&[(span(3, 0, bytes), BlockIndex(1))]).unwrap();
     }
     assert!(far.content(1) == sent[3]);
 }
 
-/// A process that this one starts copies from its own pool into this one's.
+/// The test starts a process that copies from its own pool into this process's pool.
 #[test]
-fn a_child_writes_into_the_pool_of_its_parent() {
+fn a_child_process_writes_into_its_parents_pool() {
     const HANDLE: &str = "CLEAVE_TEST_POOL_HANDLE";
-    let name = "a_child_writes_into_the_pool_of_its_parent";
+    let name = "a_child_process_writes_into_its_parents_pool";
     if let Ok(handle) = std::env::var(HANDLE) {
         let hex = |at: usize| u8::from_str_radix(&handle[at..at + 2], 16).unwrap();
         let handle: Vec<u8> = (0..handle.len()).step_by(2).map(hex).collect();
-        let mut own = Pool::new(shape(2, 4)).unwrap();
+        let mut own = TestPool::new(shape(2, 4)).unwrap();
         own.fill(7);
         let peer = own.blocks.open(&handle).unwrap();
         let whole = span(3, 0, own.shape.block_bytes());
         peer.write(&[(whole, BlockIndex(1))]).unwrap();
         return;
     }
-    let Some(mut pool) = Pool::new(shape(2, 4)) else {
+    let Some(mut pool) = TestPool::new(shape(2, 4)) else {
         return;
     };
     let before = pool.fill(50);
@@ -294,19 +297,19 @@ fn a_child_writes_into_the_pool_of_its_parent() {
 }
 
 #[test]
-fn a_handle_of_other_blocks_or_of_nothing_opens_nothing() {
-    let Some(near) = Pool::new(shape(2, 4)) else {
+fn an_invalid_or_mismatched_pool_handle_is_refused() {
+    let Some(near) = TestPool::new(shape(2, 4)) else {
         return;
     };
-    let other = Pool::new(shape(3, 4)).unwrap();
+    let other = TestPool::new(shape(3, 4)).unwrap();
     let handle = other.blocks.handle().unwrap();
     let refused = near.blocks.open(&handle).unwrap_err().to_string();
     assert!(refused.contains("bytes"), "{refused}");
     for bad in [&[][..], &handle[1..], &[7; 500]] {
         assert!(near.blocks.open(bad).is_err());
     }
-    // A pool that is gone is not found again.
-    let gone = Pool::new(shape(2, 4)).unwrap();
+    // A dropped pool cannot be opened by its handle.
+    let gone = TestPool::new(shape(2, 4)).unwrap();
     let handle = gone.blocks.handle().unwrap();
     drop(gone);
     assert!(near.blocks.open(&handle).is_err());

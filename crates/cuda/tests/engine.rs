@@ -1,23 +1,24 @@
-//! The whole engine on a GPU: reference goldens, path independence, and tokens drawn on the device against those
-//! that the host draws from the same logits.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
+//! Tests of the whole engine on a GPU: reference goldens, path independence, and tokens drawn on
+//! the device against those that the host draws from the same logits.
+#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
 mod harness;
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
+use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader};
+use cleave_cuda::{CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::synth::{Layout, Quantizing, quantize, synth};
+use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
 use cleave_engine::{BlockSpan, Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where cargo says when it runs, so that this program finds its data on a machine that it was not built on.
+/// Returns the test data's folder by cargo's variable at run time, so that this program finds it on
+/// a machine that it was not built on.
 fn testdata() -> PathBuf {
     let folder = std::env::var("CARGO_MANIFEST_DIR");
     let folder = folder.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
@@ -43,7 +44,7 @@ fn build(
     let told = |error: &dyn std::fmt::Display| error.to_string();
     let device = harness::device().expect("asked for only where there is one");
     let checkpoint = Checkpoint::open(dir).map_err(|error| told(&error))?;
-    let pack = CudaPack::new(&device, options.precision).map_err(|error| told(&error))?;
+    let pack = CudaWeightLoader::new(&device, options.precision).map_err(|error| told(&error))?;
     let weights =
         Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
     let ops = CudaOps::new(&device, &options).map_err(|error| told(&error))?;
@@ -52,7 +53,7 @@ fn build(
 }
 
 #[test]
-fn f32_agrees_with_the_reference() {
+fn cuda_f32_matches_the_reference_goldens() {
     if harness::device().is_none() {
         return;
     }
@@ -62,9 +63,10 @@ fn f32_agrees_with_the_reference() {
     }
 }
 
-/// Windows and chunks in bf16; every path of every architecture would take the emulator an hour.
+/// The test covers windows and chunks in bf16; the emulator would take an hour for every path of
+/// every architecture.
 #[test]
-fn answers_do_not_depend_on_the_path() {
+fn cuda_bf16_answers_are_path_independent() {
     if harness::device().is_none() {
         return;
     }
@@ -72,9 +74,9 @@ fn answers_do_not_depend_on_the_path() {
     conformance::path_independence(&testdata().join("mistral"), &build).unwrap();
 }
 
-/// Of a prompt of which nothing is drawn yet, so that nothing comes to the host that would have waited.
+/// The prompt's step draws nothing, so the host fetches no token and never waits for the step.
 #[test]
-fn a_block_was_copied_before_its_step_had_computed_it() {
+fn a_block_is_copied_only_after_its_step_has_computed_it() {
     let Some(stand_in) = harness::device().and_then(|_| harness::stand_in()) else {
         return;
     };
@@ -86,8 +88,8 @@ fn a_block_was_copied_before_its_step_had_computed_it() {
     };
     let folder = testdata().join("llama3");
     for seed in 1..=4 {
-        // Which of two streams falls behind.
-        stand_in.seed(seed);
+        // The seed decides which of the two streams is slower.
+        stand_in.set_seed(seed);
         let mut engine = build(&folder, limits, CudaOptions::new(Precision::Bf16)).unwrap();
         let blocks = engine.blocks().unwrap();
         let len = engine.describe().capacity.block_bytes as usize;
@@ -95,7 +97,7 @@ fn a_block_was_copied_before_its_step_had_computed_it() {
         for chunk in 0..3u32 {
             let opens = (chunk == 0).then(|| OpenSlot {
                 slot: SlotIndex(0),
-                sampling: Arc::new(Sampling::greedy()),
+                sampling: Arc::new(SamplingParams::greedy()),
                 prompt: Arc::from(&prompt[..]),
                 output: Vec::new(),
                 stop_tokens: Arc::from([]),
@@ -129,26 +131,28 @@ fn a_block_was_copied_before_its_step_had_computed_it() {
             }
         }
     }
-    stand_in.seed(1);
+    stand_in.set_seed(1);
 }
 
-/// Whatever order the device takes that it may: results of two steps are under way, and blocks are copied beside.
+// Invariant: I11.
+/// The answers are the same in every order that the device may choose, with two steps in flight and
+/// blocks copied beside them.
 #[test]
-fn steps_that_overlap_draw_what_they_draw_alone() {
+fn overlapping_cuda_steps_draw_the_same_tokens_as_alone() {
     if harness::device().is_none() {
         return;
     }
     let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
     for seed in 0..3 {
         if let Some(stand_in) = harness::stand_in() {
-            stand_in.seed(seed);
+            stand_in.set_seed(seed);
         }
-        conformance::overlap(&testdata().join("llama2"), &build, (seed, 50)).unwrap();
+        conformance::overlap(&testdata().join("llama2"), &build, seed, 50).unwrap();
     }
 }
 
-/// Where tensor cores work, as far as an emulator can in a minute: attention, products, recorded steps; chunks,
-/// batches and hand-off; steps ahead; against the processor.
+/// Compares answers of tensor-core kernels with the CPU backend's, as far as an emulator can in a
+/// minute: attention, products, recorded steps; chunks, batches and hand-off; steps ahead.
 fn answers_of_tensor_cores(shape: &str) {
     if harness::device().is_none() {
         return;
@@ -159,10 +163,10 @@ fn answers_of_tensor_cores(shape: &str) {
     let ours = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
     conformance::agreement(folder.path(), [&ours, &processor], 0.03).unwrap();
     conformance::path_independence(folder.path(), &ours).unwrap();
-    conformance::overlap(folder.path(), &ours, (1, 30)).unwrap();
+    conformance::overlap(folder.path(), &ours, 1, 30).unwrap();
 }
 
-/// A file of goldens with prompts alone.
+/// Writes a file of goldens that contains prompts alone.
 fn write_prompts(folder: &Path) {
     let prompts = [3usize, 16, 17, 37].map(|len| {
         let ids: Vec<usize> = (0..len).map(|at| (at * 37 + len) % 500).collect();
@@ -172,16 +176,16 @@ fn write_prompts(folder: &Path) {
     std::fs::write(folder.join("goldens.json"), goldens).unwrap();
 }
 
-/// Weights of four bits, keys and values of eight, on tensor cores.
+/// The model has four-bit weights and eight-bit keys and values, on tensor cores.
 #[test]
-fn answers_of_quantised_weights_over_fp8_keys_do_not_depend_on_the_path() {
+fn quantised_weights_with_fp8_kv_are_path_independent() {
     if harness::device().is_none() {
         return;
     }
     let (dense, narrow) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     synth("tiny-llama-64", dense.path(), 7, &mut |_| {}).unwrap();
-    let quantizing = Quantizing {
-        layout: Layout::Awq,
+    let quantizing = QuantizeOptions {
+        layout: QuantizedLayout::Awq,
         group: 128,
     };
     quantize(dense.path(), narrow.path(), quantizing, &mut |_| {}).unwrap();
@@ -192,7 +196,7 @@ fn answers_of_quantised_weights_over_fp8_keys_do_not_depend_on_the_path() {
     };
     let build = |dir: &Path, limits| build(dir, limits, options);
     conformance::path_independence(narrow.path(), &build).unwrap();
-    conformance::overlap(narrow.path(), &build, (1, 30)).unwrap();
+    conformance::overlap(narrow.path(), &build, 1, 30).unwrap();
 }
 
 fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {
@@ -201,7 +205,7 @@ fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String
         ..CpuOptions::new(Precision::Bf16)
     };
     let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
-    let pack = CpuPack::new(&options);
+    let pack = CpuWeightLoader::new(&options);
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
     let weights = weights.map_err(|error| error.to_string())?;
     let ops = CpuOps::new(&options).map_err(|error| error.to_string())?;
@@ -210,11 +214,11 @@ fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String
 }
 
 #[test]
-fn heads_of_64_on_tensor_cores_answer_as_the_processor_on_every_path() {
+fn tensor_core_heads_of_64_match_the_cpu_on_every_path() {
     answers_of_tensor_cores("tiny-llama-64");
 }
 
 #[test]
-fn heads_of_128_on_tensor_cores_answer_as_the_processor_on_every_path() {
+fn tensor_core_heads_of_128_match_the_cpu_on_every_path() {
     answers_of_tensor_cores("tiny-qwen3-128");
 }

@@ -1,39 +1,44 @@
-//! Each operation against the processor's, on the same numbers: odd sizes, one row, partial blocks, windows,
-//! groups of every kind; in f32, and in bf16 from numbers that bf16 can hold.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
+//! Tests of each operation against the CPU backend's, on the same numbers: odd sizes, one row,
+//! partial blocks, windows, groups of every kind; in f32, and in bf16 from numbers that bf16 can
+//! hold.
+#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
 mod harness;
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows};
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, CudaRows, Part, Share};
+use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader};
+use cleave_cuda::{
+    CudaOps, CudaOptions, CudaRows, CudaWeightLoader, MultiprocessorShare, SharePart,
+};
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix, StoredTensor};
+use cleave_engine::checkpoint::{
+    ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
+};
 use cleave_engine::conformance;
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, Gated, HeadNorms, HeadShape,
-    Holds, KvType, LayerOf, LoadPlan, Norm, Ops, Pack, Pass, PoolShape, Precision, Residual,
-    RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadNorms,
+    HeadShape, KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer,
+    Precision, ResidualIo, RotaryTable, WeightLoader,
 };
 use half::bf16;
 
-/// How a test reaches into a device's buffers.
-trait Reach: Ops {
-    fn set(&self, rows: &mut Self::Rows, values: &[f32]);
-    fn get(&self, rows: &Self::Rows) -> Vec<f32>;
-    /// A block's elements `[layer][K|V][kv_head][token][dim]`.
-    fn in_rows(shape: &PoolShape, block: Vec<f32>) -> Vec<f32>;
+/// A test's access to a device's buffers.
+trait BufferAccess: Ops {
+    fn set_rows(&self, rows: &mut Self::Rows, values: &[f32]);
+    fn get_rows(&self, rows: &Self::Rows) -> Vec<f32>;
+    /// Returns a block's elements in the order `[layer][K|V][kv_head][token][dim]`.
+    fn in_rows(shape: &KvPoolShape, block: Vec<f32>) -> Vec<f32>;
 }
 
-impl Reach for CpuOps {
-    fn set(&self, rows: &mut CpuRows, values: &[f32]) {
+impl BufferAccess for CpuOps {
+    fn set_rows(&self, rows: &mut CpuRows, values: &[f32]) {
         rows.values_mut()[..values.len()].copy_from_slice(values);
     }
-    fn get(&self, rows: &CpuRows) -> Vec<f32> {
+    fn get_rows(&self, rows: &CpuRows) -> Vec<f32> {
         rows.values().to_vec()
     }
-    /// A processor in f32 keeps keys `[dim][token]` where both are whole vectors.
-    fn in_rows(shape: &PoolShape, block: Vec<f32>) -> Vec<f32> {
+    /// The CPU backend stores f32 keys as `[dim][token]` where both are multiples of a vector.
+    fn in_rows(shape: &KvPoolShape, block: Vec<f32>) -> Vec<f32> {
         let (tokens, dim) = (shape.block_tokens, shape.heads.head_dim);
         if !tokens.is_multiple_of(16) || !dim.is_multiple_of(16) {
             return block;
@@ -54,26 +59,26 @@ impl Reach for CpuOps {
     }
 }
 
-impl Reach for CudaOps {
-    fn set(&self, rows: &mut CudaRows, values: &[f32]) {
+impl BufferAccess for CudaOps {
+    fn set_rows(&self, rows: &mut CudaRows, values: &[f32]) {
         self.set_values(rows, values).unwrap();
     }
-    fn get(&self, rows: &CudaRows) -> Vec<f32> {
+    fn get_rows(&self, rows: &CudaRows) -> Vec<f32> {
         self.values(rows).unwrap()
     }
-    fn in_rows(_: &PoolShape, block: Vec<f32>) -> Vec<f32> {
+    fn in_rows(_: &KvPoolShape, block: Vec<f32>) -> Vec<f32> {
         block
     }
 }
 
-/// One of the two sides, and numbers of its precision.
-struct Side<O: Ops> {
+/// One of the two compared backends, and the precision of its numbers.
+struct DeviceUnderTest<O: Ops> {
     ops: O,
     pack: O::Pack,
     pool: KvType,
 }
 
-/// Numbers in −1..1 that bf16 holds, the same for the same seed.
+/// Returns numbers in −1..1 that bf16 can hold, the same for the same seed.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..count)
@@ -86,8 +91,8 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// In f32, and keys and values too unless they are fp8.
-fn cpu(kv: KvType) -> Side<CpuOps> {
+/// Returns the CPU backend in f32; its keys and values are f32 too, unless `kv` is fp8.
+fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
     let kv = match kv {
         KvType::F32 | KvType::Bf16 => KvType::F32,
         KvType::Fp8E4m3 | KvType::Int8PerTokenHead => kv,
@@ -97,35 +102,36 @@ fn cpu(kv: KvType) -> Side<CpuOps> {
         kv,
         ..CpuOptions::new(Precision::F32)
     };
-    Side {
+    DeviceUnderTest {
         ops: CpuOps::new(&options).unwrap(),
-        pack: CpuPack::new(&options),
+        pack: CpuWeightLoader::new(&options),
         pool: kv,
     }
 }
 
-fn cuda(precision: Precision, kv: KvType) -> Option<Side<CudaOps>> {
+fn cuda(precision: Precision, kv: KvType) -> Option<DeviceUnderTest<CudaOps>> {
     let device = harness::device()?;
     let options = CudaOptions {
         kv,
         ..CudaOptions::new(precision)
     };
-    let pack = CudaPack::new(&device, precision).unwrap();
-    pack.expect(&LoadPlan {
+    let pack = CudaWeightLoader::new(&device, precision).unwrap();
+    pack.reserve(&LoadPlan {
         matrix_elements: 8 << 20,
         vector_elements: 1 << 20,
         tensors_count: 256,
         ..LoadPlan::default()
     })
     .unwrap();
-    Some(Side {
+    Some(DeviceUnderTest {
         ops: CudaOps::new(&device, &options).unwrap(),
         pack,
         pool: kv,
     })
 }
 
-/// What two numbers may differ by, as a share of the largest there is: rounding once to bf16 costs 2^-9.
+/// Returns the allowed difference of two numbers as a share of the largest one: one rounding to
+/// bf16 costs 2^-9.
 fn tolerance(precision: Precision) -> f32 {
     match precision {
         Precision::F32 => 2e-6,
@@ -134,13 +140,13 @@ fn tolerance(precision: Precision) -> f32 {
 }
 
 #[track_caller]
-fn same(what: &str, precision: Precision, got: &[f32], want: &[f32]) {
+fn assert_same(what: &str, precision: Precision, got: &[f32], want: &[f32]) {
     let what = format!("{what}, {}", precision.name());
-    near(&what, tolerance(precision), got, want);
+    assert_near(&what, tolerance(precision), got, want);
 }
 
 #[track_caller]
-fn near(what: &str, tolerance: f32, got: &[f32], want: &[f32]) {
+fn assert_near(what: &str, tolerance: f32, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{what}");
     let scale = want.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
@@ -152,118 +158,130 @@ fn near(what: &str, tolerance: f32, got: &[f32], want: &[f32]) {
     }
 }
 
-impl<O: Reach> Side<O> {
-    fn rows(&self, values: &[f32], width: usize, holds: Holds) -> O::Rows {
+impl<O: BufferAccess> DeviceUnderTest<O> {
+    fn rows(&self, values: &[f32], width: usize, holds: BufferRole) -> O::Rows {
         let count = values.len() / width;
         let mut rows = self.ops.rows(count, width, holds).unwrap();
-        self.ops.set(&mut rows, values);
+        self.ops.set_rows(&mut rows, values);
         rows
     }
 
-    fn tensor(name: &str, shape: (usize, usize), seed: u64) -> StoredTensor {
-        StoredTensor::from_f32(name, shape, &numbers(seed, shape.0 * shape.1))
+    fn tensor(name: &str, rows: usize, columns: usize, seed: u64) -> StoredTensor {
+        StoredTensor::from_f32(name, rows, columns, &numbers(seed, rows * columns))
     }
 
-    fn embed(&mut self, (rows, width): (usize, usize)) -> Vec<f32> {
+    fn embed(&mut self, rows: usize, width: usize) -> Vec<f32> {
         let table = self
             .pack
-            .table(&Self::tensor("table", (50, width), 1))
+            .table(&Self::tensor("table", 50, width, 1))
             .unwrap();
         self.pack.finish().unwrap();
         let batch = Batch {
             tokens: (0..rows as u32).map(|row| row * 7 % 50).collect(),
             ..Batch::default()
         };
-        let mut out = self.ops.rows(rows, width, Holds::Residual).unwrap();
-        self.ops.begin(&batch, Wanted::Anything).unwrap();
+        let mut out = self.ops.rows(rows, width, BufferRole::Residual).unwrap();
+        self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
         self.ops.embed(&batch, &table, &mut out).unwrap();
-        self.ops.get(&out)
+        self.ops.get_rows(&out)
     }
 
-    fn norms(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 3] {
+    fn norms(&mut self, rows: usize, width: usize) -> [Vec<f32>; 3] {
         let weight = self.pack.vector(&numbers(2, width)).unwrap();
         self.pack.finish().unwrap();
         let norm = Norm {
             weight: &weight,
             epsilon: 1e-5,
         };
-        let mut residual = self.rows(&numbers(3, rows * width), width, Holds::Residual);
-        let delta = self.rows(&numbers(4, rows * width), width, Holds::Activations);
-        let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
+        let mut residual = self.rows(&numbers(3, rows * width), width, BufferRole::Residual);
+        let delta = self.rows(&numbers(4, rows * width), width, BufferRole::Activations);
+        let mut out = self.rows(&vec![0.0; rows * width], width, BufferRole::Activations);
         self.ops.rms_norm(&norm, rows, &residual, &mut out).unwrap();
-        let plain = self.ops.get(&out);
-        let sum = Residual {
+        let plain = self.ops.get_rows(&out);
+        let sum = ResidualIo {
             residual: &mut residual,
             delta: &delta,
         };
         self.ops.add_rms_norm(&norm, rows, sum, &mut out).unwrap();
-        [plain, self.ops.get(&residual), self.ops.get(&out)]
+        [plain, self.ops.get_rows(&residual), self.ops.get_rows(&out)]
     }
 
-    fn matmul(&mut self, (rows, width, columns): (usize, usize, usize), bias: bool) -> Vec<f32> {
+    fn matmul(&mut self, rows: usize, width: usize, columns: usize, bias: bool) -> Vec<f32> {
         let parts = [columns / 3, columns - columns / 3];
         let stack: Vec<StoredMatrix> = parts
             .iter()
             .filter(|part| **part > 0)
-            .map(|part| Self::tensor("part", (*part, width), *part as u64).into())
+            .map(|part| Self::tensor("part", *part, width, *part as u64).into())
             .collect();
         let bias = bias.then(|| numbers(9, columns));
         let matrix = self.pack.matrix(&stack, bias.as_deref()).unwrap();
         self.pack.finish().unwrap();
-        self.product(&matrix, (rows, width, columns))
+        self.product(&matrix, rows, width, columns)
     }
 
-    /// Of numbers that are the same for the same row; the result, and the same as logits.
+    /// Computes a product of numbers that depend on the row alone; returns the result, and the same
+    /// as logits.
     fn product(
         &mut self,
-        matrix: &<O::Pack as Pack>::Matrix,
-        (rows, width, columns): (usize, usize, usize),
+        matrix: &<O::Pack as WeightLoader>::Matrix,
+        rows: usize,
+        width: usize,
+        columns: usize,
     ) -> Vec<f32> {
-        let x = self.rows(&numbers(5, rows * width), width, Holds::Activations);
-        let mut out = self.ops.rows(rows, columns, Holds::Activations).unwrap();
+        let x = self.rows(&numbers(5, rows * width), width, BufferRole::Activations);
+        let mut out = self
+            .ops
+            .rows(rows, columns, BufferRole::Activations)
+            .unwrap();
         self.ops.matmul(matrix, rows, &x, &mut out).unwrap();
         let mut logits = vec![0.0; rows * columns];
         self.ops.logits(matrix, rows, &x, &mut logits).unwrap();
-        let mut both = self.ops.get(&out);
+        let mut both = self.ops.get_rows(&out);
         both.extend(logits);
         both
     }
 
-    fn gate_and_gather(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 2] {
-        // Every row of the left side picks a column of the matrix, whose numbers then go through the gate as they are.
+    fn gate_and_gather(&mut self, rows: usize, width: usize) -> [Vec<f32>; 2] {
+        // Every row of the left side selects a column of the matrix, whose numbers then go through
+        // the gate unchanged.
         const PICKS: usize = 8;
         let weights: Vec<f32> = numbers(6, 2 * width * PICKS)
             .iter()
             .map(|x| x * 8.0)
             .collect();
-        let stored = StoredTensor::from_f32("gate", (2 * width, PICKS), &weights);
+        let stored = StoredTensor::from_f32("gate", 2 * width, PICKS, &weights);
         let matrix = self.pack.gate_up(&[stored.into()], None).unwrap();
         self.pack.finish().unwrap();
         let picks: Vec<f32> = (0..rows * PICKS)
             .map(|at| f32::from(u8::from(at % PICKS == at / PICKS % PICKS)))
             .collect();
-        let x = self.rows(&picks, PICKS, Holds::Activations);
-        let mut gate_up = self.rows(&vec![0.0; rows * 2 * width], 2 * width, Holds::Activations);
-        let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
-        let gated = Gated {
+        let x = self.rows(&picks, PICKS, BufferRole::Activations);
+        let mut gate_up = self.rows(
+            &vec![0.0; rows * 2 * width],
+            2 * width,
+            BufferRole::Activations,
+        );
+        let mut out = self.rows(&vec![0.0; rows * width], width, BufferRole::Activations);
+        let gated = GatedIo {
             gate_up: &mut gate_up,
             out: &mut out,
         };
         self.ops.gated(&matrix, rows, &x, gated).unwrap();
-        let gated = self.ops.get(&out);
+        let gated = self.ops.get_rows(&out);
         let indices: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
-        let mut picked = self.ops.rows(rows, width, Holds::Activations).unwrap();
+        let mut picked = self.ops.rows(rows, width, BufferRole::Activations).unwrap();
         self.ops.gather(&indices, &out, &mut picked).unwrap();
         [
             gated,
-            self.ops.get(&picked)[..indices.len() * width].to_vec(),
+            self.ops.get_rows(&picked)[..indices.len() * width].to_vec(),
         ]
     }
 
-    /// Queries, keys and values of several sequences through norm, rotation, pool and attention: first
-    /// everything before each segment in chunks, then the segments; then a block read back.
-    fn attention(&mut self, case: &Case) -> [Vec<f32>; 2] {
-        let Case {
+    /// Runs queries, keys and values of several sequences through norm, rotation, pool and
+    /// attention: first everything before each segment in chunks, then the segments. Returns the
+    /// answers and a block that was read back.
+    fn attention(&mut self, case: &DeviceAttentionCase) -> [Vec<f32>; 2] {
+        let DeviceAttentionCase {
             heads,
             block_tokens,
             segments,
@@ -271,7 +289,7 @@ impl<O: Reach> Side<O> {
         } = case;
         let width = heads.qkv_width();
         let tables = case.tables();
-        let shape = PoolShape {
+        let shape = KvPoolShape {
             blocks_count: tables.iter().map(Vec::len).sum::<usize>() + 1,
             layers_count: 2,
             heads: *heads,
@@ -313,14 +331,14 @@ impl<O: Reach> Side<O> {
             }
             let mut out = self
                 .ops
-                .rows(rows, heads.query_width(), Holds::Activations)
+                .rows(rows, heads.query_width(), BufferRole::Activations)
                 .unwrap();
-            self.ops.begin(&batch, Wanted::Anything).unwrap();
+            self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
             for layer in [1, 0] {
                 let mut qkv = self.rows(
                     &numbers(20 + 2 * turn as u64 + layer as u64, rows * width),
                     width,
-                    Holds::Activations,
+                    BufferRole::Activations,
                 );
                 let norms = HeadNorms {
                     query: &query,
@@ -328,7 +346,7 @@ impl<O: Reach> Side<O> {
                     epsilon: 1e-6,
                 };
                 self.ops.head_norm(&norms, *heads, rows, &mut qkv).unwrap();
-                let target = LayerOf {
+                let target = PoolLayer {
                     pool: &mut pool,
                     layer,
                 };
@@ -346,7 +364,7 @@ impl<O: Reach> Side<O> {
                     out: &mut out,
                 };
                 self.ops.attend(&batch, &attention, io).unwrap();
-                last.extend(self.ops.get(&out));
+                last.extend(self.ops.get_rows(&out));
             }
         }
         let mut bytes = vec![0; shape.block_bytes()];
@@ -370,7 +388,7 @@ impl<O: Reach> Side<O> {
         [last, O::in_rows(&shape, self.elements(&bytes))]
     }
 
-    /// A block's bytes as numbers.
+    /// Returns a block's bytes as numbers.
     fn elements(&self, bytes: &[u8]) -> Vec<f32> {
         match self.pool {
             KvType::F32 => bytes
@@ -387,16 +405,16 @@ impl<O: Reach> Side<O> {
     }
 }
 
-/// Sequences that attend together: `(position, rows)` each.
-struct Case {
+/// Sequences that attend in one batch, `(position, rows)` each.
+struct DeviceAttentionCase {
     heads: HeadShape,
     block_tokens: usize,
     segments: Vec<(usize, usize)>,
     window: Option<usize>,
 }
 
-impl Case {
-    /// Block tables of all sequences, their blocks in no order.
+impl DeviceAttentionCase {
+    /// Returns the block tables of all sequences, with shuffled blocks.
     fn tables(&self) -> Vec<Vec<BlockIndex>> {
         let needed =
             |(position, rows): &(usize, usize)| (position + rows).div_ceil(self.block_tokens);
@@ -443,32 +461,35 @@ fn gcd(a: usize, b: usize) -> usize {
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 #[test]
-fn rows_go_through_embedding_norms_gate_and_gather_as_on_the_processor() {
+fn row_operations_match_the_cpu() {
     for precision in PRECISIONS {
         let Some(mut gpu) = cuda(precision, precision.into()) else {
             return;
         };
         let mut cpu = cpu(KvType::F32);
-        for shape in [(1, 8), (3, 40), (17, 96), (2, 130), (5, 1), (4, 2056)] {
-            same(
+        for (rows, width) in [(1, 8), (3, 40), (17, 96), (2, 130), (5, 1), (4, 2056)] {
+            assert_same(
                 "embed",
                 Precision::F32,
-                &gpu.embed(shape),
-                &cpu.embed(shape),
+                &gpu.embed(rows, width),
+                &cpu.embed(rows, width),
             );
-            let (got, want) = (gpu.norms(shape), cpu.norms(shape));
-            same("norm", precision, &got[0], &want[0]);
-            same("residual", Precision::F32, &got[1], &want[1]);
-            same("norm of a sum", precision, &got[2], &want[2]);
-            let (got, want) = (gpu.gate_and_gather(shape), cpu.gate_and_gather(shape));
-            same("gate", precision, &got[0], &want[0]);
-            same("gather", precision, &got[1], &want[1]);
+            let (got, want) = (gpu.norms(rows, width), cpu.norms(rows, width));
+            assert_same("norm", precision, &got[0], &want[0]);
+            assert_same("residual", Precision::F32, &got[1], &want[1]);
+            assert_same("norm of a sum", precision, &got[2], &want[2]);
+            let (got, want) = (
+                gpu.gate_and_gather(rows, width),
+                cpu.gate_and_gather(rows, width),
+            );
+            assert_same("gate", precision, &got[0], &want[0]);
+            assert_same("gather", precision, &got[1], &want[1]);
         }
     }
 }
 
 #[test]
-fn products_are_those_of_the_processor() {
+fn matrix_products_match_the_cpu() {
     for precision in PRECISIONS {
         let Some(mut gpu) = cuda(precision, precision.into()) else {
             return;
@@ -489,34 +510,34 @@ fn products_are_those_of_the_processor() {
             (600, 16, 20),
             (520, 1096, 130),
         ]);
-        for shape in shapes {
+        for (rows, width, columns) in shapes {
             for bias in [false, true] {
-                let what = format!("{shape:?}, bias {bias}");
-                same(
+                let what = format!("({rows}, {width}, {columns}), bias {bias}");
+                assert_same(
                     &what,
                     precision,
-                    &gpu.matmul(shape, bias),
-                    &cpu.matmul(shape, bias),
+                    &gpu.matmul(rows, width, columns, bias),
+                    &cpu.matmul(rows, width, columns, bias),
                 );
             }
         }
     }
 }
 
-/// What a quantised weight is made of.
+/// The format and shape of a quantised weight.
 #[derive(Clone, Copy, Debug)]
-struct Quantised {
-    element: NarrowType,
+struct QuantisedCase {
+    element: QuantizedType,
     /// Columns that share a scale.
     group: usize,
     /// Rows, width and columns of the product.
     shape: (usize, usize, usize),
-    /// Whether a kernel takes it.
-    is_narrow: bool,
+    /// Whether a kernel takes this format and shape.
+    is_kept_quantized: bool,
 }
 
-impl Quantised {
-    /// Two tensors with codes of all kinds and scales of their own.
+impl QuantisedCase {
+    /// Returns a stack of two tensors with codes of all kinds, each with its own scales.
     fn stack(&self) -> Vec<StoredMatrix> {
         let (_, width, columns) = self.shape;
         let parts = [columns / 3, columns - columns / 3];
@@ -527,19 +548,19 @@ impl Quantised {
                 numbers.map(|x| ((x + 1.0) * 127.9) as u8)
             };
             let code = |code: u8| match self.element {
-                // Neither of the two that are no numbers.
-                NarrowType::E4m3 if code & 0x7f == 0x7f => 0x7e,
-                NarrowType::E4m3 | NarrowType::Int8 => code,
-                NarrowType::Int4 => code & 15,
+                // The two NaN codes are replaced.
+                QuantizedType::E4m3 if code & 0x7f == 0x7f => 0x7e,
+                QuantizedType::E4m3 | QuantizedType::Int8 => code,
+                QuantizedType::Int4 => code & 15,
             };
             let codes: Vec<u8> = bytes(seed, rows * width).map(code).collect();
             let scales: Vec<f32> = numbers(seed + 1, rows * groups)
                 .iter()
                 .map(|x| half::f16::from_f32(0.01 + x.abs() / 50.0).to_f32())
                 .collect();
-            // No kernel has int8 with zero points.
-            let zero_max = match (self.element, self.is_narrow) {
-                (NarrowType::Int8, true) => 0,
+            // No kernel takes int8 with zero points.
+            let zero_max = match (self.element, self.is_kept_quantized) {
+                (QuantizedType::Int8, true) => 0,
                 _ => 15,
             };
             let zeros: Vec<u8> = bytes(seed + 2, rows * groups)
@@ -552,28 +573,29 @@ impl Quantised {
                 scales: &scales,
                 zeros: &zeros,
             };
-            NarrowTensor::from_codes("part", (rows, width), &coded).into()
+            QuantizedTensor::from_codes("part", rows, width, &coded).into()
         };
         let parts = (40..).step_by(10).zip(parts);
         parts.filter(|(_, rows)| *rows > 0).map(tensor).collect()
     }
 }
 
-fn quantised(element: NarrowType, group: usize, shape: (usize, usize, usize)) -> Quantised {
-    Quantised {
+fn quantised(element: QuantizedType, group: usize, shape: (usize, usize, usize)) -> QuantisedCase {
+    QuantisedCase {
         element,
         group,
         shape,
-        is_narrow: true,
+        is_kept_quantized: true,
     }
 }
 
-/// Each format with one row and with many, few columns and more than a tile, groups of every size, several spans.
+/// The cases cover each format with one row and with many, few columns and more than a tile, groups
+/// of every size, and several spans.
 #[test]
-fn products_with_quantised_weights_are_those_of_the_processor() {
-    use NarrowType::{E4m3, Int4, Int8};
-    let widened = |of: Quantised| Quantised {
-        is_narrow: false,
+fn quantised_matrix_products_match_the_cpu() {
+    use QuantizedType::{E4m3, Int4, Int8};
+    let widened = |of: QuantisedCase| QuantisedCase {
+        is_kept_quantized: false,
         ..of
     };
     let cases = [
@@ -590,7 +612,8 @@ fn products_with_quantised_weights_are_those_of_the_processor() {
         quantised(Int4, 64, (32, 1088, 67)),
         quantised(Int4, 128, (129, 640, 130)),
         quantised(Int4, 1 << 20, (2, 96, 8)),
-        // What kernels do not take: widths and groups that are no multiples, and int8 in groups or with zero points.
+        // No kernel takes the next cases: widths and groups that are no multiples, and int8 in
+        // groups or with zero points.
         widened(quantised(E4m3, 1 << 20, (2, 40, 9))),
         widened(quantised(Int4, 24, (2, 96, 9))),
         widened(quantised(Int4, 32, (5, 112, 9))),
@@ -603,18 +626,19 @@ fn products_with_quantised_weights_are_those_of_the_processor() {
     let mut cpu = cpu(KvType::F32);
     for case in cases {
         let stack = case.stack();
-        for bias in [None, Some(numbers(9, case.shape.2))] {
+        let (rows, width, columns) = case.shape;
+        for bias in [None, Some(numbers(9, columns))] {
             let matrix = gpu.pack.matrix(&stack, bias.as_deref()).unwrap();
             gpu.pack.finish().unwrap();
-            assert_eq!(matrix.is_narrow(), case.is_narrow, "{case:?}");
-            let got = gpu.product(&matrix, case.shape);
+            assert_eq!(matrix.is_quantized(), case.is_kept_quantized, "{case:?}");
+            let got = gpu.product(&matrix, rows, width, columns);
             let matrix = cpu.pack.matrix(&stack, bias.as_deref()).unwrap();
-            let want = cpu.product(&matrix, case.shape);
+            let want = cpu.product(&matrix, rows, width, columns);
             let (got_logits, want_logits) = (&got[got.len() / 2..], &want[want.len() / 2..]);
-            same(&format!("{case:?}"), Precision::Bf16, &got, &want);
-            if case.is_narrow {
-                // Nothing is rounded but sums: codes, f16's scales and these rows are exact.
-                near(
+            assert_same(&format!("{case:?}"), Precision::Bf16, &got, &want);
+            if case.is_kept_quantized {
+                // Only sums are rounded: codes, f16 scales and these rows are exact.
+                assert_near(
                     &format!("logits of {case:?}"),
                     2e-5,
                     got_logits,
@@ -625,10 +649,10 @@ fn products_with_quantised_weights_are_those_of_the_processor() {
     }
 }
 
-/// A row gives the same bits from each of the kernels, which the number of rows decides.
+/// The number of rows decides the kernel, and a row gives the same bits from each of them.
 #[test]
-fn a_row_times_quantised_weights_has_the_same_bits_among_any_others() {
-    use NarrowType::{E4m3, Int4, Int8};
+fn quantised_rows_are_bit_equal_beside_any_number_of_rows() {
+    use QuantizedType::{E4m3, Int4, Int8};
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
     };
@@ -637,11 +661,11 @@ fn a_row_times_quantised_weights_has_the_same_bits_among_any_others() {
         let case = quantised(element, group, (70, width, columns));
         let matrix = gpu.pack.matrix(&case.stack(), None).unwrap();
         gpu.pack.finish().unwrap();
-        assert!(matrix.is_narrow());
-        let all = gpu.product(&matrix, case.shape);
+        assert!(matrix.is_quantized());
+        let all = gpu.product(&matrix, 70, width, columns);
         let logits = &all[70 * columns..];
         for rows in [1, 9, 17, 33] {
-            let some = gpu.product(&matrix, (rows, width, columns));
+            let some = gpu.product(&matrix, rows, width, columns);
             assert!(
                 some[..rows * columns] == all[..rows * columns],
                 "{case:?}, {rows} rows"
@@ -654,13 +678,14 @@ fn a_row_times_quantised_weights_has_the_same_bits_among_any_others() {
     }
 }
 
-/// From every kernel: those for few rows, which share spans out, those for many, and on Hopper wgmma's.
+/// The cases cover every kernel: those for few rows, which distribute spans over thread blocks,
+/// those for many rows, and wgmma on Hopper.
 #[test]
-fn a_row_gives_the_same_bits_beside_any_number_of_rows() {
+fn rows_are_bit_equal_beside_any_number_of_rows() {
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
     };
-    // Where steps round otherwise than mma's, as may be on a real device, wgmma must not be used.
+    // A real device's wgmma may round differently from mma, and then must not be used.
     let is_hopper = gpu.ops.hardware().facts().capability.0 == 9;
     let is_used = gpu.ops.device().contains("wgmma");
     assert!(
@@ -668,9 +693,9 @@ fn a_row_gives_the_same_bits_beside_any_number_of_rows() {
         "the stand-in's steps are the same"
     );
     let (width, columns) = (1096, 130);
-    // The second half is in f32.
+    // The second half of the result is in f32.
     let mut sums = |rows: usize| {
-        let both = gpu.matmul((rows, width, columns), true);
+        let both = gpu.matmul(rows, width, columns, true);
         let of_row = both[rows * columns..].iter().map(|sum| sum.to_bits());
         of_row.collect::<Vec<u32>>()
     };
@@ -690,8 +715,8 @@ fn heads(query_heads: usize, kv_heads: usize, head_dim: usize) -> HeadShape {
 }
 
 #[test]
-fn attention_is_that_of_the_processor() {
-    let case = |heads, block_tokens, segments: &[(usize, usize)], window| Case {
+fn attention_matches_the_cpu() {
+    let case = |heads, block_tokens, segments: &[(usize, usize)], window| DeviceAttentionCase {
         heads,
         block_tokens,
         segments: segments.to_vec(),
@@ -711,7 +736,7 @@ fn attention_is_that_of_the_processor() {
         case(heads(2, 1, 256), 16, &[(20, 1), (0, 18)], None),
         case(heads(4, 2, 64), 64, &[(1100, 1), (530, 9)], None),
         case(heads(4, 2, 64), 16, &[(1100, 1), (500, 30)], Some(600)),
-        // Shapes that tensor cores do not take.
+        // Tensor cores do not take the next shapes.
         case(heads(3, 3, 24), 16, &[(18, 2), (0, 1)], None),
         case(heads(4, 2, 64), 12, &[(30, 3), (0, 13)], Some(9)),
     ];
@@ -726,17 +751,18 @@ fn attention_is_that_of_the_processor() {
                 return;
             };
             let (got, want) = (gpu.attention(case), cpu(kv).attention(case));
-            // Keys are computed in bf16 here and in f32 there, so that one in thirty is rounded to a neighbour in
-            // fp8, a sixteenth away; that is an eighth for a single key, and little for a score, which sums many.
+            // The GPU computes keys in bf16 and the CPU in f32, so that one key in thirty is
+            // rounded to a neighbour in fp8, a sixteenth away. That is an eighth for a single key,
+            // and little for a score, which sums many.
             let (answers, keys) = match kv {
                 KvType::F32 | KvType::Bf16 => (tolerance(precision), tolerance(precision)),
                 KvType::Fp8E4m3 => (3e-2, 0.13),
                 KvType::Int8PerTokenHead => unreachable!("a GPU has none"),
             };
             let what = format!("case {number}, {}", kv.name());
-            near(&what, answers, &got[0], &want[0]);
-            near(&format!("block of {what}"), keys, &got[1], &want[1]);
-            // Values are stored as they come.
+            assert_near(&what, answers, &got[0], &want[0]);
+            assert_near(&format!("block of {what}"), keys, &got[1], &want[1]);
+            // Values are stored without rotation.
             let heads = case.heads;
             let each = heads.kv_heads * case.block_tokens * heads.head_dim;
             if kv == KvType::Fp8E4m3 {
@@ -746,14 +772,14 @@ fn attention_is_that_of_the_processor() {
     }
 }
 
-/// Compute capabilities 8.6, 8.9 and 12.0: tiles of the usual size do not fit a block there.
+/// On compute capabilities 8.6, 8.9 and 12.0 tiles of the usual size do not fit a thread block.
 #[test]
-fn heads_of_256_run_where_a_block_has_99_kilobytes() {
-    let name = "heads_of_256_run_where_a_block_has_99_kilobytes";
-    if !harness::has_settings(name, &[("CLEAVE_STANDIN_CAPABILITY", "8.6")]) {
+fn heads_of_256_run_with_99_kib_of_shared_memory() {
+    let name = "heads_of_256_run_with_99_kib_of_shared_memory";
+    if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_CAPABILITY", "8.6")]) {
         return;
     }
-    let case = |segments: &[(usize, usize)], window| Case {
+    let case = |segments: &[(usize, usize)], window| DeviceAttentionCase {
         heads: heads(2, 1, 256),
         block_tokens: 16,
         segments: segments.to_vec(),
@@ -769,24 +795,24 @@ fn heads_of_256_run_where_a_block_has_99_kilobytes() {
             assert_eq!(gpu.ops.hardware().facts().shared_bytes_max, 99 << 10);
             let (got, want) = (gpu.attention(case), cpu(kv).attention(case));
             let what = format!("case {number}, {}", kv.name());
-            near(&what, 3e-2, &got[0], &want[0]);
+            assert_near(&what, 3e-2, &got[0], &want[0]);
         }
     }
 }
 
-/// A recorded step is launched again for other batches, so it has as many blocks as the longest may need. A group of 32
-/// heads is more than a tile of the kernel for decode steps has rows.
+/// A recorded step is replayed for other batches, so its grid must suffice for the longest. A group
+/// of 32 heads has more rows than a tile of the kernel for decode steps.
 #[test]
-fn recorded_steps_of_any_group_fill_the_device() {
-    // Launches are counted, so in a process of its own.
-    let name = "recorded_steps_of_any_group_fill_the_device";
-    if !harness::has_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
+fn recorded_decode_steps_fill_the_device() {
+    // The test counts launches, so it runs in a process of its own.
+    let name = "recorded_decode_steps_fill_the_device";
+    if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
         return;
     }
     let stand_in = harness::stand_in().expect("it has settings");
     for group in [4, 32] {
         let mut gpu = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
-        let shape = PoolShape {
+        let shape = KvPoolShape {
             blocks_count: 80,
             layers_count: 1,
             heads: heads(group, 1, 64),
@@ -794,10 +820,11 @@ fn recorded_steps_of_any_group_fill_the_device() {
             kv: KvType::Bf16,
         };
         let pool = gpu.ops.pool(shape).unwrap();
-        let head = StoredTensor::from_f32("head", (8, group * 64), &numbers(3, 8 * group * 64));
+        let head = StoredTensor::from_f32("head", 8, group * 64, &numbers(3, 8 * group * 64));
         let head = gpu.pack.matrix(&[head.into()], None).unwrap();
         gpu.pack.finish().unwrap();
-        let activations = |ops: &CudaOps, width| ops.rows(1, width, Holds::Activations).unwrap();
+        let activations =
+            |ops: &CudaOps, width| ops.rows(1, width, BufferRole::Activations).unwrap();
         let qkv = activations(&gpu.ops, shape.heads.qkv_width());
         let mut out = activations(&gpu.ops, shape.heads.query_width());
         let attention = Attention {
@@ -806,14 +833,15 @@ fn recorded_steps_of_any_group_fill_the_device() {
             scale: 0.1,
         };
         let rule = DrawRule {
-            bits: 0,
-            heat: 0.0,
+            random_bits: 0,
+            inverse_temperature: 0.0,
             top_k: 0,
             top_p: 1 << 53,
             min_p: 0.0,
             edits: Vec::new(),
         };
-        // The longest first: its states take their room then. Some to warm up, one recorded, the others replayed.
+        // The longest batch comes first, so that the workspace has its size. Some steps warm up,
+        // one is recorded, the others are replayed.
         let mut recorded = Vec::new();
         for position in [1270, 1271, 1272, 3, 1273] {
             let batch = Batch {
@@ -827,9 +855,12 @@ fn recorded_steps_of_any_group_fill_the_device() {
                 blocks: (0..80).map(BlockIndex).collect(),
                 ..Batch::default()
             };
-            let before = (stand_in.count("block"), stand_in.count("graph_launch"));
-            let wanted = Wanted::Tokens(std::slice::from_ref(&rule));
-            if gpu.ops.begin(&batch, wanted).unwrap() == Pass::Run {
+            let before = (
+                stand_in.calls_count("block"),
+                stand_in.calls_count("graph_launch"),
+            );
+            let wanted = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
+            if gpu.ops.begin(&batch, wanted).unwrap() == PassMode::Execute {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
@@ -838,15 +869,16 @@ fn recorded_steps_of_any_group_fill_the_device() {
                 gpu.ops.attend(&batch, &attention, io).unwrap();
             }
             gpu.ops
-                .draw(&head, std::slice::from_ref(&rule), &out)
+                .queue_draw(&head, std::slice::from_ref(&rule), &out)
                 .unwrap();
-            gpu.ops.drawn(&mut Vec::new()).unwrap();
-            if stand_in.count("graph_launch") > before.1 {
-                recorded.push(stand_in.count("block") - before.0);
+            gpu.ops.fetch_drawn(&mut Vec::new()).unwrap();
+            if stand_in.calls_count("graph_launch") > before.1 {
+                recorded.push(stand_in.calls_count("block") - before.0);
             }
         }
         assert!(recorded.len() >= 2, "group {group}: nothing was recorded");
-        // Each of the stand-in's four multiprocessors holds two or three blocks of attention; the other kernels are small.
+        // Each of the stand-in's four multiprocessors holds two or three thread blocks of
+        // attention; the other kernels' grids are small.
         assert!(
             recorded.iter().all(|blocks| *blocks >= 4 * 2),
             "{recorded:?}"
@@ -858,12 +890,12 @@ fn recorded_steps_of_any_group_fill_the_device() {
     }
 }
 
-/// Blocks beyond those would wait for the others to end, which they do at the kernel's end.
+/// Further thread blocks would wait until the others end, which is at the kernel's end.
 #[test]
-fn a_grid_has_the_multiprocessors_of_its_share_alone() {
-    // Launches are counted, so in a process of its own.
-    let name = "a_grid_has_the_multiprocessors_of_its_share_alone";
-    if !harness::has_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
+fn a_grid_uses_only_the_multiprocessors_of_its_share() {
+    // The test counts launches, so it runs in a process of its own.
+    let name = "a_grid_uses_only_the_multiprocessors_of_its_share";
+    if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
         return;
     }
     let stand_in = harness::stand_in().expect("it has settings");
@@ -873,7 +905,7 @@ fn a_grid_has_the_multiprocessors_of_its_share_alone() {
             share,
             ..CudaOptions::new(Precision::Bf16)
         };
-        let Side { pack, .. } = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
+        let DeviceUnderTest { pack, .. } = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
         let mut ops = CudaOps::new(&device, &options).unwrap();
         assert_eq!(
             ops.device_id().is_some(),
@@ -881,27 +913,29 @@ fn a_grid_has_the_multiprocessors_of_its_share_alone() {
             "whose GPU it is"
         );
         let (columns, width) = (4096, 64);
-        let stored = StoredTensor::from_f32("w", (columns, width), &numbers(5, columns * width));
+        let stored = StoredTensor::from_f32("w", columns, width, &numbers(5, columns * width));
         let matrix = pack.matrix(&[stored.into()], None).unwrap();
         pack.finish().unwrap();
-        let x = ops.rows(1, width, Holds::Activations).unwrap();
-        let mut out = ops.rows(1, columns, Holds::Activations).unwrap();
-        ops.begin(&Batch::default(), Wanted::Anything).unwrap();
-        ops.get(&out);
-        let before = stand_in.count("block");
+        let x = ops.rows(1, width, BufferRole::Activations).unwrap();
+        let mut out = ops.rows(1, columns, BufferRole::Activations).unwrap();
+        ops.begin(&Batch::default(), PassPurpose::Unspecified)
+            .unwrap();
+        ops.get_rows(&out);
+        let before = stand_in.calls_count("block");
         ops.matmul(&matrix, 1, &x, &mut out).unwrap();
-        ops.get(&out);
-        stand_in.count("block") - before
+        ops.get_rows(&out);
+        stand_in.calls_count("block") - before
     };
-    let share = |part| Some(Share { percent: 50, part });
-    // Two blocks of this kernel on each of the stand-in's four multiprocessors, of which two are one part.
+    let share = |part| Some(MultiprocessorShare { percent: 50, part });
+    // Each of the stand-in's four multiprocessors holds two thread blocks of this kernel, and a
+    // part has two multiprocessors.
     assert_eq!(blocks(None), 8);
-    assert_eq!(blocks(share(Part::First)), 4);
-    assert_eq!(blocks(share(Part::Rest)), 4);
+    assert_eq!(blocks(share(SharePart::First)), 4);
+    assert_eq!(blocks(share(SharePart::Rest)), 4);
 }
 
 #[test]
-fn tokens_drawn_are_those_of_the_host() {
+fn device_draws_match_host_draws() {
     let Some(mut gpu) = cuda(Precision::F32, KvType::F32) else {
         return;
     };
@@ -909,48 +943,60 @@ fn tokens_drawn_are_those_of_the_host() {
         ops.set_values(rows, values)
             .map_err(|error| error.to_string())
     };
-    conformance::draws(&mut gpu.ops, &gpu.pack, &set).unwrap();
+    conformance::draws_match_host(&mut gpu.ops, &gpu.pack, &set).unwrap();
 }
 
-/// Of three rows one is fed a drawn token, one a token that is none, and one comes from the host.
+/// Of the three rows one is fed a drawn token, one a draw without a token, and one a token of the
+/// host.
 #[test]
-fn a_drawn_token_is_embedded_before_the_host_has_it() {
+fn a_drawn_token_is_embedded_before_the_host_receives_it() {
     let Some(gpu) = cuda(Precision::F32, KvType::F32) else {
         return;
     };
-    let Side { mut ops, pack, .. } = gpu;
+    let DeviceUnderTest { mut ops, pack, .. } = gpu;
     let (vocab, width) = (50, 40);
     let stored = numbers(1, vocab * width);
-    let tensor = StoredTensor::from_f32("table", (vocab, width), &stored);
+    let tensor = StoredTensor::from_f32("table", vocab, width, &stored);
     let table = pack.table(&tensor).unwrap();
-    // The logits are a column each.
+    // The logits of each row are a column of the matrix.
     let logits = numbers(7, vocab * 2);
-    let head = StoredTensor::from_f32("head", (vocab, 2), &logits);
+    let head = StoredTensor::from_f32("head", vocab, 2, &logits);
     let head = pack.matrix(&[head.into()], None).unwrap();
     pack.finish().unwrap();
-    let mut picks = ops.rows(2, 2, Holds::Activations).unwrap();
-    ops.set(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
-    let mut out = ops.rows(3, width, Holds::Residual).unwrap();
+    let mut picks = ops.rows(2, 2, BufferRole::Activations).unwrap();
+    ops.set_rows(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
+    let mut out = ops.rows(3, width, BufferRole::Residual).unwrap();
     let greedy = DrawRule {
-        bits: 0,
-        heat: 0.0,
+        random_bits: 0,
+        inverse_temperature: 0.0,
         top_k: 0,
         top_p: 1 << 53,
         min_p: 0.0,
         edits: Vec::new(),
     };
-    ops.begin(&Batch::default(), Wanted::Anything).unwrap();
-    ops.draw(&head, &[greedy.clone(), greedy], &picks).unwrap();
+    ops.begin(&Batch::default(), PassPurpose::Unspecified)
+        .unwrap();
+    ops.queue_draw(&head, &[greedy.clone(), greedy], &picks)
+        .unwrap();
     let batch = Batch {
         tokens: vec![0, 0, 9],
-        fed: vec![FedRow { row: 0, drawn: 0 }, FedRow { row: 1, drawn: 1 }],
+        fed_rows: vec![
+            FedRow {
+                row: 0,
+                draw_row: 0,
+            },
+            FedRow {
+                row: 1,
+                draw_row: 1,
+            },
+        ],
         ..Batch::default()
     };
-    ops.begin(&batch, Wanted::Anything).unwrap();
+    ops.begin(&batch, PassPurpose::Unspecified).unwrap();
     ops.embed(&batch, &table, &mut out).unwrap();
-    let embedded = ops.get(&out);
+    let embedded = ops.get_rows(&out);
     let mut tokens = Vec::new();
-    ops.drawn(&mut tokens).unwrap();
+    ops.fetch_drawn(&mut tokens).unwrap();
     let likeliest = (0..vocab).max_by(|a, b| logits[a * 2 + 1].total_cmp(&logits[b * 2 + 1]));
     let likeliest = likeliest.unwrap();
     assert_eq!(tokens, [Some(likeliest as u32), None]);

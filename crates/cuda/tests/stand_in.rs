@@ -1,25 +1,27 @@
-//! What only the stand-in driver can show: which calls a step makes, and that whatever fails is told in words, loses
-//! nothing silently and hangs nobody.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
+//! Tests that only the stand-in driver allows: which calls a step makes, and that every failure
+//! returns a described error, loses nothing silently and leaves no caller waiting.
+#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
 mod harness;
 
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Device};
+use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepPlan, StepResult,
+    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan, StepResult,
 };
-use cleave_emulator::StandIn;
+use cleave_emulator::StandInLibrary;
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{
-    Batch, BatchSegment, DrawRule, HeadShape, KvType, Ops, Pass, PoolShape, Precision, Wanted,
+    Batch, BatchSegment, DrawRule, HeadShape, KvPoolShape, KvType, Ops, PassMode, PassPurpose,
+    Precision,
 };
 use cleave_engine::synth::synth;
 use cleave_engine::{Engine, EngineError, EngineLimits, ModelEngine, Weights};
+use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 const SLOTS: u32 = 3;
-/// Blocks of a sequence, of 16 tokens.
+/// The number of a sequence's blocks, of 16 tokens each.
 const TABLE: u32 = 4;
 const PROMPT: u32 = 5;
 
@@ -30,33 +32,34 @@ const LIMITS: EngineLimits = EngineLimits {
     step_tokens_max: 64,
 };
 
-/// The stand-in counts and fails for the whole process: one test at a time.
-struct Alone {
-    stand_in: StandIn,
+/// A lock for one test at a time, because the stand-in counts and fails for the whole process.
+struct ExclusiveStandIn {
+    stand_in: StandInLibrary,
     _guard: MutexGuard<'static, ()>,
 }
 
-impl Drop for Alone {
+impl Drop for ExclusiveStandIn {
     fn drop(&mut self) {
-        self.stand_in.faults("");
+        self.stand_in.plan_faults("");
     }
 }
 
-fn alone() -> Option<Alone> {
+fn exclusive_stand_in() -> Option<ExclusiveStandIn> {
     static ONE: Mutex<()> = Mutex::new(());
-    let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = ONE.lock();
     let Some(stand_in) = harness::stand_in() else {
         eprintln!("skipped: needs the stand-in driver, so g++ on x86-64 Linux");
         return None;
     };
-    stand_in.faults("");
-    Some(Alone {
+    stand_in.plan_faults("");
+    Some(ExclusiveStandIn {
         stand_in,
         _guard: guard,
     })
 }
 
-/// A checkpoint whose products and attention go to tensor cores, written once.
+/// Returns the folder of a checkpoint whose products and attention use tensor cores; it is written
+/// once.
 fn folder() -> &'static Path {
     static WRITTEN: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
     let written = WRITTEN.get_or_init(|| {
@@ -67,12 +70,12 @@ fn folder() -> &'static Path {
     written.path()
 }
 
-/// From nothing: the GPU, weights, an engine.
+/// Opens the GPU, loads weights, and builds an engine.
 fn build() -> Result<ModelEngine<CudaOps>, String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
-    let device = Device::open(0).map_err(|error| told(&error))?;
+    let device = CudaDevice::open(0).map_err(|error| told(&error))?;
     let checkpoint = Checkpoint::open(folder()).map_err(|error| told(&error))?;
-    let pack = CudaPack::new(&device, Precision::Bf16).map_err(|error| told(&error))?;
+    let pack = CudaWeightLoader::new(&device, Precision::Bf16).map_err(|error| told(&error))?;
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
     let weights = weights.map_err(|error| told(&error))?;
     let options = CudaOptions::new(Precision::Bf16);
@@ -82,11 +85,11 @@ fn build() -> Result<ModelEngine<CudaOps>, String> {
 }
 
 #[test]
-fn a_kv_cache_that_no_kernel_reads_is_refused() {
-    let Some(_alone) = alone() else {
+fn a_kv_format_without_kernels_is_refused() {
+    let Some(_alone) = exclusive_stand_in() else {
         return;
     };
-    let device = Device::open(0).unwrap();
+    let device = CudaDevice::open(0).unwrap();
     for (precision, kv) in [
         (Precision::Bf16, KvType::Int8PerTokenHead),
         (Precision::F32, KvType::Int8PerTokenHead),
@@ -102,14 +105,15 @@ fn a_kv_cache_that_no_kernel_reads_is_refused() {
     }
 }
 
-/// All sequences after so many draws: their prompts at first, then a token each.
+/// Returns the plan of all sequences after so many draws: their prompts at first, then one token
+/// each.
 fn plan(drawn_count: u32) -> StepPlan {
     let open = |slot: u32| OpenSlot {
         slot: SlotIndex(slot),
-        sampling: Arc::new(Sampling {
+        sampling: Arc::new(SamplingParams {
             temperature: 0.9,
             seed: u64::from(slot),
-            ..Sampling::greedy()
+            ..SamplingParams::greedy()
         }),
         prompt: (0..PROMPT).map(|at| at * 7 + slot).collect(),
         output: Vec::new(),
@@ -138,12 +142,12 @@ fn plan(drawn_count: u32) -> StepPlan {
     }
 }
 
-/// The first steps, one at a time.
+/// Runs the first steps one at a time.
 fn steps(engine: &mut dyn Engine, count: u32) -> Result<Vec<StepResult>, EngineError> {
     (0..count).map(|drawn| engine.step(&plan(drawn))).collect()
 }
 
-/// The same, each begun before the last one is over.
+/// Runs the same steps, each begun before the previous one has ended.
 fn steps_ahead(engine: &mut dyn Engine, count: u32) -> Result<Vec<StepResult>, EngineError> {
     let ahead = engine.overlap().unwrap();
     let mut results = Vec::new();
@@ -157,49 +161,59 @@ fn steps_ahead(engine: &mut dyn Engine, count: u32) -> Result<Vec<StepResult>, E
     Ok(results)
 }
 
-/// What a call may not do while steps go on: give or take memory.
-fn memory_calls(stand_in: &StandIn) -> [u64; 3] {
-    ["alloc", "host_alloc", "free"].map(|what| stand_in.count(what))
+/// Returns the counts of the calls that allocate or free memory, which no step may make once it is
+/// warm.
+fn memory_calls(stand_in: &StandInLibrary) -> [u64; 3] {
+    ["alloc", "host_alloc", "free"].map(|what| stand_in.calls_count(what))
 }
 
 #[test]
-fn steps_ahead_take_no_memory_and_wait_for_nothing_but_results() {
-    let Some(Alone { stand_in, .. }) = &alone() else {
+fn overlapping_steps_allocate_nothing_and_await_results() {
+    let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
         return;
     };
     let mut engine = build().unwrap();
-    // Some to take what they need, one to be recorded, one replayed.
+    // Some steps allocate, one is recorded, one is replayed.
     steps_ahead(&mut engine, 6).unwrap();
-    let (memory, replays) = (memory_calls(stand_in), stand_in.count("graph_launch"));
+    let (memory, replays) = (memory_calls(stand_in), stand_in.calls_count("graph_launch"));
     let ahead = engine.overlap().unwrap();
     ahead.begin(&plan(6)).unwrap();
     for drawn in 7..12 {
-        let waits = stand_in.count("wait");
+        let waits = stand_in.calls_count("wait");
         ahead.begin(&plan(drawn)).unwrap();
-        // One event, of what is two steps old and over.
-        assert_eq!(stand_in.count("wait"), waits + 1, "step {drawn} begins");
+        // The only wait is for the event of the step before the last one, which has ended.
+        assert_eq!(
+            stand_in.calls_count("wait"),
+            waits + 1,
+            "step {drawn} begins"
+        );
         ahead.collect().unwrap();
-        assert_eq!(stand_in.count("wait"), waits + 2, "step {drawn} collects");
+        assert_eq!(
+            stand_in.calls_count("wait"),
+            waits + 2,
+            "step {drawn} collects"
+        );
     }
     ahead.collect().unwrap();
     assert_eq!(memory_calls(stand_in), memory);
-    assert_eq!(stand_in.count("graph_launch"), replays + 6);
+    assert_eq!(stand_in.calls_count("graph_launch"), replays + 6);
 }
 
-/// Copies were recorded with the pass, and did not happen; and its recording broke whatever waited.
+/// Copies during a recording were recorded instead of run, and a wait during it made the recording
+/// fail.
 #[test]
-fn a_pass_that_failed_while_it_was_recorded_stood_in_the_way_of_copies() {
-    let Some(_alone) = alone() else {
+fn copies_work_after_a_pass_fails_while_recorded() {
+    let Some(_alone) = exclusive_stand_in() else {
         return;
     };
-    let device = Device::open(0).unwrap();
+    let device = CudaDevice::open(0).unwrap();
     let mut ops = CudaOps::new(&device, &CudaOptions::new(Precision::Bf16)).unwrap();
     let heads = HeadShape {
         query_heads: 1,
         kv_heads: 1,
         head_dim: 64,
     };
-    let shape = PoolShape {
+    let shape = KvPoolShape {
         blocks_count: 2,
         layers_count: 1,
         heads,
@@ -219,19 +233,19 @@ fn a_pass_that_failed_while_it_was_recorded_stood_in_the_way_of_copies() {
         ..Batch::default()
     };
     let rule = DrawRule {
-        bits: 0,
-        heat: 0.0,
+        random_bits: 0,
+        inverse_temperature: 0.0,
         top_k: 0,
         top_p: 1 << 53,
         min_p: 0.0,
         edits: Vec::new(),
     };
-    // One to take what it needs, one to be recorded.
+    // One step allocates, one is recorded.
     for _ in 0..2 {
-        let wanted = Wanted::Tokens(std::slice::from_ref(&rule));
-        assert_eq!(ops.begin(&batch, wanted).unwrap(), Pass::Run);
+        let wanted = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
+        assert_eq!(ops.begin(&batch, wanted).unwrap(), PassMode::Execute);
     }
-    ops.abandon();
+    ops.abandon_pass();
     let wrote = vec![7; shape.block_bytes()];
     ops.write_block(&mut pool, BlockIndex(0), 0, &wrote)
         .unwrap();
@@ -243,8 +257,8 @@ fn a_pass_that_failed_while_it_was_recorded_stood_in_the_way_of_copies() {
 }
 
 #[test]
-fn memory_that_is_not_there_at_the_start_is_told_with_what_is_free() {
-    let Some(Alone { stand_in, .. }) = &alone() else {
+fn a_failed_start_reports_the_cause_and_frees_its_memory() {
+    let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
         return;
     };
     let told = [
@@ -265,21 +279,22 @@ fn memory_that_is_not_there_at_the_start_is_told_with_what_is_free() {
         ),
     ];
     for (kind, problem, advice) in told {
-        // What was asked for in vain counts as taken.
+        // The stand-in counts the failed call as an allocation.
         let vain = u64::from(kind != "module");
         let taken_and_back = || {
             let [device, host, back] =
-                ["alloc", "host_alloc", "free"].map(|what| stand_in.count(what));
+                ["alloc", "host_alloc", "free"].map(|what| stand_in.calls_count(what));
             (device + host, back)
         };
         let mut failures = 0;
         let built = (1..200).find_map(|number| {
-            // Code from the cache that the driver does not take is compiled again, and then that must be refused too.
+            // Cached code that the driver refuses is compiled again, so the driver must refuse the
+            // compiled code too.
             let fault = match kind {
                 "module" => format!("{kind}@{number},{kind}@{}", number + 1),
                 _ => format!("{kind}@{number}"),
             };
-            stand_in.faults(&fault);
+            stand_in.plan_faults(&fault);
             let before = taken_and_back();
             match build() {
                 Ok(engine) => Some(engine),
@@ -294,33 +309,34 @@ fn memory_that_is_not_there_at_the_start_is_told_with_what_is_free() {
                 }
             }
         });
-        stand_in.faults("");
+        stand_in.plan_faults("");
         let mut engine = built.expect("an engine, once nothing fails");
         assert!(failures > 0, "{kind} was never asked for");
         steps(&mut engine, 2).unwrap();
     }
 }
 
-/// Wherever a kernel or a copy fails in steps that overlap: whoever waits is told, and then everybody.
+/// A kernel or a copy may fail anywhere in overlapping steps: the waiting call returns the error,
+/// and so do all later ones.
 #[test]
-fn what_fails_on_the_device_ends_every_step_in_words() {
-    let Some(Alone { stand_in, .. }) = &alone() else {
+fn a_device_failure_is_reported_by_every_later_step() {
+    let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
         return;
     };
     let expected = steps(&mut build().unwrap(), 6).unwrap();
     let told = [
         ("launch", "CUDA_ERROR_LAUNCH_FAILED"),
         ("copy", "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        // Of a driver newer than the list of results that Cleave was built with.
+        // The result is one of a driver newer than Cleave's list of results.
         ("unlisted", "result 4711"),
     ];
     for (kind, name) in told {
         let (mut strike, mut strikes) = (1, 0);
         loop {
             let mut engine = build().unwrap();
-            stand_in.faults(&format!("{kind}@{strike}"));
+            stand_in.plan_faults(&format!("{kind}@{strike}"));
             let outcome = steps_ahead(&mut engine, 6);
-            stand_in.faults("");
+            stand_in.plan_faults("");
             match outcome {
                 Ok(results) => {
                     assert_eq!(results, expected, "{kind}@{strike} struck nothing");
@@ -341,17 +357,18 @@ fn what_fails_on_the_device_ends_every_step_in_words() {
             assert!(ahead.is_done(), "nobody waits for what has failed");
             let after = engine.step(&plan(0));
             assert!(after.is_err(), "{kind}@{strike}: {after:?}");
-            // Few of the early ones, fewer of the late ones: the same kernels run in every step.
+            // The test strikes ever fewer of the later calls, because the same kernels run in every
+            // step.
             strike += strike / 3 + 1;
         }
         assert!(strikes > 5, "{kind} struck {strikes} times");
     }
 }
 
-/// A step that finds no memory is refused; the one under way is not touched, and the next one runs.
+/// A step without memory returns an error; the step in flight is unaffected, and the next one runs.
 #[test]
-fn a_step_without_memory_leaves_the_others_alone() {
-    let Some(Alone { stand_in, .. }) = &alone() else {
+fn a_step_refused_for_memory_leaves_the_engine_usable() {
+    let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
         return;
     };
     let expected = steps(&mut build().unwrap(), 2).unwrap();
@@ -359,9 +376,9 @@ fn a_step_without_memory_leaves_the_others_alone() {
     for number in 1.. {
         let mut engine = build().unwrap();
         let ahead = engine.overlap().unwrap();
-        stand_in.faults(&format!("alloc@{number}"));
+        stand_in.plan_faults(&format!("alloc@{number}"));
         let begun = ahead.begin(&plan(0));
-        stand_in.faults("");
+        stand_in.plan_faults("");
         match begun {
             Ok(()) => break,
             Err(EngineError::Device(problem)) => {
@@ -376,16 +393,16 @@ fn a_step_without_memory_leaves_the_others_alone() {
 }
 
 #[test]
-fn an_event_that_is_late_changes_nothing() {
-    let Some(Alone { stand_in, .. }) = &alone() else {
+fn a_late_event_changes_no_result() {
+    let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
         return;
     };
     let expected = steps(&mut build().unwrap(), 2).unwrap();
     let mut engine = build().unwrap();
     let ahead = engine.overlap().unwrap();
     ahead.begin(&plan(0)).unwrap();
-    stand_in.faults("event_late@3");
-    // Each question lets the stand-in do one piece of work.
+    stand_in.plan_faults("event_late@3");
+    // Each query lets the stand-in do one piece of work.
     let asked = (0..100_000).find(|_| ahead.is_done());
     assert!(asked.is_some_and(|asked| asked > 3), "{asked:?}");
     ahead.begin(&plan(1)).unwrap();

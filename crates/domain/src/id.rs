@@ -1,4 +1,4 @@
-//! Names for things. Each is a newtype, so that no two kinds of number can be swapped.
+//! Identifiers. Each is a newtype, so that two kinds of number cannot be confused.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -23,21 +23,21 @@ macro_rules! id {
 }
 
 id!(
-    /// One sequence on its way through the fleet; unique across routers, see [`FlightId::new`].
+    /// One sequence in the fleet; unique across routers, see [`FlightId::new`].
     FlightId(u64), "f"
 );
 id!(
-    /// A worker's identity; the same after a restart (see [`Incarnation`]).
+    /// The identity of a worker; the same after a restart (see [`Incarnation`]).
     WorkerId(u64), "w"
 );
 id!(
-    /// Which life of a worker this is: grows with every start of the process, so that state of an
-    /// earlier life is told apart.
+    /// The incarnation of a worker: it grows with every start of the process, so that state of an
+    /// earlier incarnation is recognised.
     Incarnation(u64), "i"
 );
 id!(
-    /// A router in one of its lives: drawn anew at each start, at most 24 bits, so that a late word
-    /// about an old life harms nothing. Workers may serve several.
+    /// One incarnation of a router: drawn anew at each start, at most 24 bits, so that a late
+    /// message about an earlier incarnation has no effect. A worker may serve several routers.
     RouterId(u64), "r"
 );
 id!(
@@ -45,7 +45,7 @@ id!(
     StepId(u64), "s"
 );
 id!(
-    /// A sequence's place in an engine: where its history and the sampler's state live.
+    /// The slot of a sequence in an engine, which keeps its history and the state of the sampler.
     SlotIndex(u32), "slot"
 );
 id!(
@@ -53,7 +53,8 @@ id!(
     BlockIndex(u32), "b"
 );
 id!(
-    /// How often a block has been freed. A write that names an older generation is refused.
+    /// The number of times that a block was freed. A write that names an older generation is
+    /// refused.
     Generation(u32), "g"
 );
 
@@ -68,7 +69,7 @@ impl FlightId {
         Self(router.0 << 40 | number)
     }
 
-    /// The router whose flight this is.
+    /// The router that created this flight.
     pub fn router(self) -> RouterId {
         RouterId(self.0 >> 40)
     }
@@ -79,9 +80,9 @@ impl FlightId {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct HandoffId {
-    /// The flight served.
+    /// The flight that is served.
     pub flight: FlightId,
-    /// Counted from 0.
+    /// The number of the attempt, from 0.
     pub attempt: u32,
 }
 
@@ -91,25 +92,25 @@ impl fmt::Display for HandoffId {
     }
 }
 
-/// A block as its holder knows it: valid only while the generation is current.
+/// A block as its holder names it: valid only while the generation is current.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct BlockRef {
-    /// Which block.
+    /// The block's index in the pool.
     pub block: BlockIndex,
     /// The block's generation when it was handed out.
     pub generation: Generation,
 }
 
-/// A worker in one of its lives.
+/// One incarnation of a worker.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct WorkerRef {
-    /// Which worker.
+    /// The id of the worker.
     pub worker: WorkerId,
-    /// Which life of it.
+    /// The incarnation: one life of the worker's process.
     pub incarnation: Incarnation,
 }
 

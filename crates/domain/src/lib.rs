@@ -1,9 +1,11 @@
-//! The words every part of Cleave shares.
+//! The shared data types of all crates.
 //!
-//! Owns: identifiers, [`Time`], [`Request`], the [`StepPlan`] a scheduler hands to an engine, the
-//! [`Order`]s a router sends to a worker and the [`Report`]s that come back.
+//! Owns: identifiers, [`Time`], [`Request`], the [`StepPlan`] that a scheduler gives to an engine,
+//! the [`Order`]s that a router sends to a worker, and the [`Report`]s that a worker sends back.
 //! Never: reads a clock, touches I/O, holds a decision. Everything here is plain data.
 //! Invariant: every type serialises, so that any conversation can be taped and replayed.
+
+#![warn(missing_docs)]
 
 mod fleet;
 mod id;
@@ -19,25 +21,31 @@ mod time;
 mod timing;
 
 pub use fleet::{
-    Backlog, Capacity, DeviceId, Fingerprint, Load, Progress, Role, WorkerDescription,
+    Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StepProgress, WorkerDescription,
+    WorkerLoad,
 };
 pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
 pub use message::{
-    Cause, Due, DueUnmet, Emission, Ending, Failure, FinishReason, Migrate, Order, Prefill,
-    PromptFacts, Refusal, Report, Reserve, Target, Usage,
+    AbandonCause, Deadline, Emission, Ending, Failure, FinishReason, HandoffTarget, MigrateOrder,
+    OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, TokenUsage,
 };
-pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
-pub use price::{LinkPrice, Prices, RowPrice, Work};
-pub use request::{Request, Sampling, SamplingError, StopRules};
-pub use resolve::{CLASS_HEADER, UnknownClass};
+pub use plan::{LogitsWanted, OpenSlot, SampledToken, Segment, StepPlan, StepResult, TokenScores};
+pub use price::{LinkPrice, Prices, RowPrice, StepWork};
+pub use request::{Request, SamplingError, SamplingParams, StopRules};
+pub use resolve::{CLASS_HEADER, UnknownSloClass};
 pub use scaling::{
-    Demand, Flow, Kept, PoolCounts, PoolScaling, Reasons, Scaling, ScalingMode, ScalingReason,
-    Voice, Wanted,
+    FleetDemand, FleetTarget, PoolCounts, PoolScaling, RequestFlow, ScalingGossip, ScalingMode,
+    ScalingPolicy, ScalingReason, ScalingReasons, SloOutcomes,
 };
-pub use slo::{Origin, Quota, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
-pub use tape::{Tape, TapeLine};
+pub use slo::{
+    HeaderTrust, OnSloMiss, RequestOrigin, RequestSlo, SloClass, SloPolicy, SloRule, Tenant,
+    TenantQuota,
+};
+pub use tape::{Tape, TapeRecord};
 pub use time::{SPAN_MAX, Time};
-pub use timing::{Aim, DecodeTiming, PrefillTiming, Stage, Timing, Verdict};
+pub use timing::{
+    DecodeTiming, PrefillTiming, RequestStage, RequestStageTimes, SloMetric, SloVerdict,
+};

@@ -1,300 +1,309 @@
-//! What routers and workers say to each other. The same values travel through a channel in one
-//! process, a gRPC stream between processes, and the simulator's links.
+//! The messages between routers and workers. The same values travel through a channel in one
+//! process, a gRPC stream between processes, and the simulated links.
 
 use crate::{
-    Aim, BlockHash, BlockRef, DecodeTiming, HandoffId, Load, PrefillTiming, Prices, Request, Role,
-    Sampled, Voice, WorkerRef,
+    BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices, Request, Role,
+    SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// From a router to a worker.
+/// A message from a router to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Order {
-    /// Decode leg: hold blocks for a sequence that will arrive.
-    Reserve(Reserve),
-    /// Prefill leg: run the prompt and hand it on.
-    Prefill(Prefill),
-    /// Decode leg: hand a running sequence on to another decode worker.
-    Migrate(Migrate),
-    /// These are still wanted: their leases start anew.
+    /// Decode leg: reserve blocks for a sequence that will arrive.
+    Reserve(ReserveOrder),
+    /// Prefill leg: run the prompt and send its KV.
+    Prefill(PrefillOrder),
+    /// Decode leg: migrate a running sequence to another decode worker.
+    Migrate(MigrateOrder),
+    /// Renew the leases of these hand-offs.
     Renew {
-        /// Every hand-off that the router has on this worker.
+        /// All hand-offs of the router on this worker.
         handoffs: Vec<HandoffId>,
     },
-    /// No longer wanted: free everything of it. At the source of a `Migrate`, its new attempt names the
-    /// move alone: it is given up unless the seal was sent, and the old attempt goes on.
+    /// Cancel a hand-off and free all that it holds. At the source of a `MigrateOrder`, the new
+    /// attempt names only the migration: it is aborted unless the seal was sent, and the old
+    /// attempt continues.
     Cancel {
-        /// What.
+        /// The hand-off to cancel, or the new attempt of a migration.
         handoff: HandoffId,
     },
-    /// Take on nothing new and leave once nothing is left, as when the process is asked to end.
+    /// Accept nothing new and leave once nothing is left, as after a request to stop the process.
     Drain,
-    /// Serve these legs from now on; what is here of another leg goes on until it is moved or over.
+    /// Serve these legs from now on; sequences of another leg continue until they are migrated or
+    /// end.
     Serve {
-        /// Which.
+        /// The legs to serve from now on.
         role: Role,
     },
-    /// Tell this to every other router that is connected.
-    PassOn(Arc<Voice>),
+    /// Relay this to every other connected router.
+    #[serde(rename = "PassOn")]
+    Relay(Arc<ScalingGossip>),
 }
 
-/// See [`Order::Reserve`].
+/// The content of an [`Order::Reserve`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reserve {
-    /// The attempt.
+pub struct ReserveOrder {
+    /// The hand-off for which blocks are reserved.
     pub handoff: HandoffId,
-    /// What to generate.
+    /// The request to serve.
     pub request: Arc<Request>,
-    /// Who will write; nobody else may. The worker itself when both legs are one.
+    /// The worker that will write the blocks; no other may. The worker itself when it serves both
+    /// legs.
     pub sender: WorkerRef,
-    /// Output tokens to set blocks aside for; beyond it blocks are taken as they are needed.
+    /// Output tokens to reserve blocks for; further blocks are taken as needed.
     pub expected_output_tokens: u32,
     /// Output tokens, beyond [`Request::generated`], that the sender may draw before it seals: the
     /// answer names blocks for them too. 0 when the sender is a prefill leg, whose one token needs
-    /// no room.
+    /// no block.
     pub ahead_tokens: u32,
-    /// How long the request is under way already; clocks are not shared.
+    /// How long the request has been in progress; processes do not share a clock.
     pub waited: Duration,
-    /// When its first token is due; `None` if nothing was promised of it.
-    pub due: Option<Due>,
+    /// The deadline of its first token; `None` without a target.
+    pub due: Option<Deadline>,
 }
 
-/// See [`Order::Prefill`].
+/// The content of an [`Order::Prefill`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Prefill {
-    /// The attempt.
+pub struct PrefillOrder {
+    /// The hand-off whose prompt is run.
     pub handoff: HandoffId,
-    /// What to run: prompt and tokens generated so far.
+    /// The request: prompt and tokens generated so far.
     pub request: Arc<Request>,
-    /// Where the blocks go.
-    pub target: Target,
-    /// How long the request is under way already; clocks are not shared.
+    /// The reserved blocks of the receiver.
+    pub target: HandoffTarget,
+    /// How long the request has been in progress; processes do not share a clock.
     pub waited: Duration,
-    /// When its first token is due; `None` if nothing was promised of it.
-    pub due: Option<Due>,
+    /// The deadline of its first token; `None` without a target.
+    pub due: Option<Deadline>,
 }
 
-/// When a prompt's next token is due, as its router has computed it from targets, arrival and what was
-/// made of both since. A worker goes by this alone.
+/// The deadline of the next token of a prompt, computed by its router from targets, arrival and the
+/// time since. A worker uses only this value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Due {
-    /// Time left, from the order on; zero if it has passed.
+pub struct Deadline {
+    /// The time left when the order was sent; zero if the deadline has passed.
     pub left: Duration,
-    /// What a worker does that cannot make it.
-    pub unmet: DueUnmet,
+    /// The behaviour of a worker that cannot meet the deadline.
+    pub unmet: OnDeadlineMiss,
 }
 
-/// See [`Due::unmet`].
+/// The behaviour of a worker that cannot meet a [`Deadline`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum DueUnmet {
-    /// It answers [`Refusal::Late`]: a first attempt may go elsewhere.
+pub enum OnDeadlineMiss {
+    /// Answer [`Refusal::Late`], so that a first attempt may use another worker.
     Refuse,
-    /// It serves as soon as it can: what was begun before, resumed, moved or let wait is never refused
-    /// for being late.
+    /// Serve as soon as possible: requests that were begun before, resumed, migrated or queued by
+    /// policy are never refused for being late.
     Serve,
 }
 
-/// See [`Order::Migrate`]. The sequence runs on under its old attempt while its full blocks leave;
-/// then it stands still until its last block, and the tokens drawn meanwhile, have landed. That
-/// standstill is the pause its client sees, so it must not grow with the context.
+/// See [`Order::Migrate`]. The sequence continues under its old attempt while its full blocks are
+/// sent; then it pauses until its last block, and the tokens drawn meanwhile, have landed. The
+/// client observes this pause, so it must not grow with the context.
 ///
-/// The order is answered by `Stayed`, or by `Prefilled` of the new attempt when it stands still. After
-/// that the old attempt ends here as any does, or `Stayed` takes it back: the receiver said that it
-/// did not take the sequence. When nobody can tell (the link broke after the seal), the old attempt
-/// fails here: two workers must never run one sequence.
+/// The worker answers with `MigrationAborted`, or with `Prefilled` of the new attempt when the
+/// sequence pauses. After that the old attempt ends here as any other does; or `MigrationAborted`
+/// revokes the migration, because the receiver reported that it did not take the sequence. If the
+/// outcome is unknown (the link broke after the seal), the old attempt fails here: two workers must
+/// never run one sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Migrate {
-    /// The new attempt; another worker has reserved for it.
+pub struct MigrateOrder {
+    /// The new attempt; another worker has reserved blocks for it.
     pub handoff: HandoffId,
     /// The attempt that generates here.
     pub of: HandoffId,
-    /// Where the blocks go.
-    pub target: Target,
-    /// Tokens of the sequence, prompt and output, that the receiver was told of when it reserved:
-    /// the seal carries those after them, at least one.
+    /// The reserved blocks of the receiver.
+    pub target: HandoffTarget,
+    /// The length of the sequence, prompt and output, that the receiver knew when it reserved: the
+    /// seal carries the tokens after it, at least one.
     pub tokens: u32,
 }
 
-/// The reserved place on the decode worker.
+/// The blocks reserved on the decode worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Target {
-    /// Who reserved. The worker itself when both legs are one; then nothing is sent.
+pub struct HandoffTarget {
+    /// The worker that reserved. The worker itself when it serves both legs; then nothing is sent.
     pub worker: WorkerRef,
-    /// The sequence's first `present` blocks are there already and are not sent.
+    /// The first `present` blocks of the sequence are already there and are not sent.
     pub present: u32,
-    /// Where the others go, in order: block `present + i` of the sequence goes to `blocks[i]`.
-    /// May be more than the prompt fills: the rest is room to grow.
+    /// The reserved blocks for the others, in order: block `present + i` of the sequence goes to
+    /// `blocks[i]`. May be more than the prompt fills; the rest is for growth.
     pub blocks: Vec<BlockRef>,
 }
 
-/// From a worker to the router whose order it is about.
+/// A message from a worker to the router whose order it answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// Answers `Reserve`: blocks are held and may be written to.
+    /// Answers `ReserveOrder`: blocks are reserved and may be written to.
     Reserved {
-        /// The attempt.
+        /// The hand-off that owns the reserved blocks.
         handoff: HandoffId,
-        /// Leading blocks that are here already.
+        /// The number of leading blocks that are already here.
         present: u32,
-        /// The others, as in [`Target::blocks`].
+        /// The reserved blocks, as in [`HandoffTarget::blocks`].
         blocks: Vec<BlockRef>,
     },
-    /// Answers `Reserve` or `Prefill`: not taken; the order changed nothing. (A worker that holds
-    /// the reservation and refuses the prefill keeps the reservation.) An order that names a
-    /// hand-off and leg already taken is a repetition, and gets no answer.
+    /// Answers `ReserveOrder` or `PrefillOrder`: refused; the order changed nothing. (A worker that
+    /// holds the reservation and refuses the prefill keeps the reservation.) An order that names a
+    /// hand-off and leg already accepted is a repetition, and gets no answer.
     Refused {
-        /// The attempt.
+        /// The hand-off that was refused.
         handoff: HandoffId,
-        /// Why.
+        /// The reason for the refusal.
         refusal: Refusal,
     },
-    /// The sending leg drew its last token, and emitted it before this is said: the first token of
-    /// a prefill leg, or the last one before a running sequence moves.
+    /// The sending leg drew its last token, and emitted it before this report: the first token of a
+    /// prefill leg, or the last one before a running sequence migrates.
     Prefilled {
-        /// The attempt.
+        /// The hand-off whose token was drawn.
         handoff: HandoffId,
-        /// How long it took here; zero of a sequence that moves.
+        /// The times of the prefill leg; zero for a sequence that migrates.
         timing: PrefillTiming,
     },
-    /// Decode leg: everything arrived, was verified, and the sequence runs.
+    /// Decode leg: everything arrived and was verified, and the sequence runs.
     Landed {
-        /// The attempt.
+        /// The hand-off that has landed.
         handoff: HandoffId,
     },
-    /// Answers `Migrate`, or takes back its `Prefilled`: the sequence does not move, and goes on here
-    /// under its old attempt if that is not over.
-    Stayed {
-        /// The new attempt, which is over for this worker.
+    /// Answers `MigrateOrder`, or revokes its `Prefilled`: the sequence does not migrate, and
+    /// continues here under its old attempt unless that has ended.
+    #[serde(rename = "Stayed")]
+    MigrationAborted {
+        /// The new attempt, which has ended on this worker.
         handoff: HandoffId,
-        /// Why.
+        /// The reason why the sequence does not migrate.
         failure: Failure,
     },
-    /// Blocks are about to run out here. A wish, without an answer: this running sequence is the one to
-    /// move, if another worker has room.
-    Crowded {
-        /// The attempt.
+    /// Blocks are about to run out here. A request without an answer: this running sequence should
+    /// migrate if another worker has room.
+    #[serde(rename = "Crowded")]
+    MemoryPressure {
+        /// The hand-off of the sequence that should migrate.
         handoff: HandoffId,
     },
-    /// The sequence produced its last token here; emitted before this is said.
+    /// The sequence produced its last token here, emitted before this report.
     Finished {
-        /// The attempt.
+        /// The hand-off that has finished.
         handoff: HandoffId,
-        /// Why it ended.
+        /// The reason for the end.
         reason: FinishReason,
-        /// Output tokens over its whole life.
+        /// The number of output tokens of all attempts.
         output_tokens: u32,
-        /// How it began here.
+        /// The times of its start on the decode leg.
         timing: DecodeTiming,
-        /// Where its first token was its last one: what that took; no `Prefilled` is said of it.
+        /// The times of the prefill leg, if the first token was also the last one; no `Prefilled`
+        /// is sent then.
         prefill: Option<PrefillTiming>,
     },
-    /// This worker's leg cannot go on; `Released` follows when nothing is held.
+    /// The leg of this worker failed; `Released` follows when nothing is held.
     LegFailed {
-        /// The attempt.
+        /// The hand-off whose leg failed.
         handoff: HandoffId,
-        /// Why.
+        /// The reason for the failure.
         failure: Failure,
     },
-    /// The last thing said of a hand-off that was accepted, once for both legs if both are here:
-    /// nothing of it is held any more.
+    /// The last report of an accepted hand-off, sent once for both legs if both are here: the
+    /// worker holds nothing of it any more.
     Released {
-        /// The attempt.
+        /// The hand-off of which nothing is held.
         handoff: HandoffId,
     },
-    /// How busy the worker is; also said to a router that joins.
-    Load(Load),
-    /// What its work costs; said to a router that joins, before its first `Load`, and when it has
-    /// changed.
+    /// The load of the worker; also sent to a router that joins.
+    Load(WorkerLoad),
+    /// The prices of work on this worker; sent to a router that joins, before its first
+    /// `WorkerLoad`, and after changes.
     Prices(Prices),
-    /// The worker takes nothing new and will leave.
+    /// The worker accepts nothing new and will leave.
     Draining,
-    /// The worker serves these legs from now on; the answer to `Serve`, told to every router.
+    /// The worker serves these legs from now on; the answer to `Serve`, sent to every router.
     Serves {
-        /// Which.
+        /// The legs that the worker serves.
         role: Role,
     },
-    /// What the worker's prefix cache gained and lost; a router that joins is told all of it.
+    /// Changes of the prefix cache of the worker; a router that joins gets all contents.
     Prefix {
-        /// Blocks that can now be reused.
+        /// Contents that can be reused now.
         stored: Vec<BlockHash>,
-        /// Blocks that are gone.
+        /// Contents that were evicted.
         evicted: Vec<BlockHash>,
     },
-    /// Another router had this told.
-    PassedOn(Arc<Voice>),
+    /// Gossip of another router, relayed by this worker.
+    #[serde(rename = "PassedOn")]
+    Relayed(Arc<ScalingGossip>),
 }
 
-/// Why something was not taken on.
+/// The reason for which a request or order was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// The queue is at its limit.
     QueueFull {
-        /// Earliest time worth trying again.
+        /// The earliest time at which a retry can succeed.
         retry_after: Duration,
     },
     /// Not enough blocks can become free.
     NoBlocks {
-        /// Earliest time worth trying again.
+        /// The earliest time at which a retry can succeed.
         retry_after: Duration,
     },
-    /// Prompt and output would exceed what any worker's pool or context can hold.
+    /// Prompt and output would exceed every pool or context.
     TooLong {
-        /// What it takes.
+        /// The largest number of tokens that fits.
         tokens_max: u32,
     },
-    /// A token of the request, or one that its sampling names, is none of the model's; or its sampling
-    /// is out of range. No worker would run it.
+    /// A token of the request or its sampling is not in the vocabulary, or a sampling parameter is
+    /// out of range. No worker would run it.
     OutOfVocabulary {
-        /// Tokens of the model: ids are below this.
+        /// The size of the vocabulary: token ids are below it.
         vocab_size: u32,
     },
-    /// No worker (pair) for this model is connected.
+    /// No worker (or pair of workers) for this model is connected, or none of them answers.
     NoWorker,
-    /// What was promised cannot be kept, as predicted; told before anything is done.
+    /// A target cannot be met, by prediction; refused before any work.
     Late {
         /// The target that would be missed.
-        aim: Aim,
-        /// What it would be.
+        aim: SloMetric,
+        /// The value of the target's metric that was predicted.
         predicted: Duration,
-        /// When that has changed, as far as can be told.
+        /// The predicted time until the target can be met.
         retry_after: Duration,
     },
-    /// Shutting down.
+    /// The worker or router is draining.
     Draining,
-    /// The order names another worker or life, or a leg that this one does not serve.
+    /// The order names another worker or incarnation, or a leg that this worker does not serve.
     WrongWorker,
 }
 
-/// Why a leg, and in the end perhaps a flight, failed.
+/// The reason for which a leg failed, and possibly its flight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Failure {
-    /// A worker went away.
+    /// The connection to a worker was lost.
     WorkerLost,
-    /// A worker answers, and makes no progress.
+    /// A worker answers, but its step does not complete.
     WorkerStuck,
     /// The link to the other worker broke.
     LinkLost,
-    /// Nobody renewed the lease.
+    /// The lease was not renewed in time.
     LeaseExpired,
     /// Blocks arrived damaged, incomplete or for another generation.
     Corrupt,
-    /// The receiver would not take what was sent.
+    /// The receiver refused the blocks.
     Rejected,
-    /// The engine could not run the step, or not read or write a block.
+    /// The engine could not run a step, or read or write a block.
     Engine(String),
-    /// The sequence alone outgrew the worker's whole pool.
+    /// The sequence alone needs more blocks than the whole pool has.
     OutOfBlocks,
-    /// The router stopped before the end.
+    /// The router was stopped before the end.
     Draining,
-    /// The client took nothing of what waits for it for too long.
+    /// The client did not read its output for too long.
     SlowReader,
-    /// Retries are used up; the last reason.
+    /// All retries failed; the last reason.
     RetriesSpent(Box<Failure>),
 }
 
-/// Why generation stopped of its own accord.
+/// The reason for the regular end of generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// A stop token was drawn.
@@ -303,63 +312,64 @@ pub enum FinishReason {
     Length,
 }
 
-/// How a flight ended; every flight has exactly one.
+/// The end of a flight; every flight has exactly one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
-    /// Every token was produced.
+    /// The sequence was generated to its end.
     Done {
-        /// Why it stopped.
+        /// The reason for the end.
         reason: FinishReason,
     },
-    /// Not taken on; nothing was emitted.
+    /// The flight was refused; nothing was emitted.
     Refused(Refusal),
-    /// The client no longer wanted it.
+    /// The client cancelled the flight.
     Cancelled,
-    /// Broken off; tokens may have been emitted.
+    /// The flight failed; tokens may have been emitted.
     Failed(Failure),
 }
 
 /// Token counts of a flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Prompt length.
+pub struct TokenUsage {
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens produced.
+    /// Tokens generated by all attempts.
     pub output_tokens: u32,
     /// Prompt tokens that came from a prefix cache.
     pub cached_tokens: u32,
 }
 
-/// Why one end of a hand-off no longer wants it.
+/// The reason for which one end of a hand-off gave it up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Cause {
-    /// The sequence ended before it had to move.
+pub enum AbandonCause {
+    /// The sequence ended before its migration.
     Finished,
-    /// The router cancelled, or the hand-off is unknown here.
+    /// The router cancelled it, or the hand-off is unknown here.
     Cancelled,
-    /// Something broke.
+    /// A failure on that end, or of the link.
     Failed(Failure),
 }
 
-/// A token on its way to a client. What a worker emits and what it reports about a flight share one
-/// ordered stream.
+/// An output token on its way to a client. The emissions and reports of a worker about a flight
+/// share one ordered stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Emission {
-    /// Which output token of the request, counted from 0, [`Request::generated`] included.
+    /// The index of the output token in the request, counted from 0, [`Request::generated`]
+    /// included.
     pub index: u32,
     /// The token with its scores.
-    pub sampled: Sampled,
-    /// With the token that ends the prefill leg, and no other.
+    pub sampled: SampledToken,
+    /// Set with the token that ends the prefill leg, and only then.
     pub prompt: Option<PromptFacts>,
 }
 
-/// What is known of a prompt once it has been run.
+/// The results of running a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PromptFacts {
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
-    /// Scores of the prompt's tokens from the second on, when asked for.
-    pub scores: Vec<Sampled>,
-    /// How long it took on its worker.
+    /// Scores of the tokens of the prompt from the second on, if requested.
+    pub scores: Vec<SampledToken>,
+    /// The times of the prefill leg.
     pub timing: PrefillTiming,
 }

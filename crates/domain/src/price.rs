@@ -1,30 +1,30 @@
-//! What work costs on a worker, in numbers that it measured itself.
+//! The cost of work on a worker, as measured by the worker.
 //!
-//! Owns: the amount of work in a step and the coefficients that turn it into time. Never: predicts,
-//! fits or forgets; `planner` does. Invariant: plain integers, so that two brains that are told the
-//! same predict the same.
+//! Owns: the amount of work in a step, and the coefficients that convert it into time. Never:
+//! predicts, fits or discards; `planner` does. Invariant: plain integers, so that two brains with
+//! the same inputs make the same predictions.
 
 use crate::{StepPlan, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, AddAssign};
 
-/// How much a step has to do. Sums over its segments.
+/// The amount of work of a step: a sum over its segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Work {
-    /// Tokens run: rows of every matrix product.
+pub struct StepWork {
+    /// Tokens run: the rows of every matrix product.
     pub rows: u32,
-    /// (query, key) pairs of the attention of prompt chunks and drafts: a chunk of `n` tokens after `c` cached or
-    /// computed ones has `n × c + n (n + 1) / 2`.
+    /// (query, key) pairs in the attention of prompt chunks and drafts: a chunk of `n` tokens after
+    /// `c` cached or computed ones has `n × c + n (n + 1) / 2`.
     pub pairs: u64,
     /// Tokens attended to by sequences that run one token: the sum of their lengths.
     pub context_tokens: u64,
-    /// Sequences that draw a token: rows of the last product, and samplings.
+    /// Tokens drawn: rows of the last product, and samplings.
     pub draws: u32,
 }
 
-impl Work {
-    /// Of a plan.
-    pub fn of(plan: &StepPlan) -> Self {
+impl StepWork {
+    /// The work of a plan.
+    pub fn of_plan(plan: &StepPlan) -> Self {
         let mut work = Self::default();
         for segment in &plan.segments {
             let tokens = segment.history_len();
@@ -40,7 +40,8 @@ impl Work {
         work
     }
 
-    /// `count` drafts after `before` tokens: each is a row that attends to all before it, and is drawn after.
+    /// The work of `count` drafts after `before` tokens: each is a row that attends to all tokens
+    /// before it, and a token drawn after it.
     pub fn drafts(before: u32, count: u32) -> Self {
         Self {
             draws: count,
@@ -48,19 +49,20 @@ impl Work {
         }
     }
 
-    /// `tokens` prompt tokens after `before` others; draws nothing.
+    /// The work of `tokens` prompt tokens after `before` others; draws nothing.
     pub fn prefill(before: u32, tokens: u32) -> Self {
         let (before, count) = (u64::from(before), u64::from(tokens));
         Self {
             rows: tokens,
-            // Of any two numbers of 32 bits, which may be too much for 64.
+            // The product of two 32-bit numbers can exceed 64 bits after the addition, so it
+            // saturates.
             pairs: (count * before).saturating_add(count * (count + 1) / 2),
             context_tokens: 0,
             draws: 0,
         }
     }
 
-    /// One token of a sequence that then has `context_tokens` tokens.
+    /// The work of one token of a sequence that then has `context_tokens` tokens.
     pub fn decode(context_tokens: u64) -> Self {
         Self {
             rows: 1,
@@ -71,7 +73,7 @@ impl Work {
     }
 }
 
-impl Add for Work {
+impl Add for StepWork {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -84,18 +86,19 @@ impl Add for Work {
     }
 }
 
-impl AddAssign for Work {
+impl AddAssign for StepWork {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
     }
 }
 
-/// What a worker's work costs. A step takes
-/// `rows(work.rows) + pairs × pair + context_tokens × context + draws × draw`.
+/// The prices of work on a worker. A step takes `rows(work.rows) + pairs × pair + context_tokens ×
+/// context + draws × draw`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Prices {
-    /// The step itself and its matrix products by rows: knots in ascending order of rows, straight
-    /// lines between them, the last one's slope beyond. Empty before anything is known.
+    /// The fixed cost of a step and its matrix products, by rows: points in ascending order of
+    /// rows, interpolated linearly; beyond the last point its slope continues. Empty before
+    /// anything is measured.
     pub rows: Vec<RowPrice>,
     /// Picoseconds for each pair of a prompt's attention.
     pub pair_picos: u64,
@@ -103,30 +106,30 @@ pub struct Prices {
     pub context_picos: u64,
     /// Nanoseconds for each token drawn.
     pub draw_nanos: u64,
-    /// To hand blocks on to a worker that is not in `links`.
+    /// The price of sending blocks to a worker that is not in `links`.
     pub link: LinkPrice,
-    /// To hand blocks on to these workers, as measured; in order of their ids.
+    /// The measured prices of sending blocks to these workers; in order of their ids.
     pub links: Vec<(WorkerId, LinkPrice)>,
-    /// How far predictions of steps were off of late: the median of `|predicted / real - 1|`, in
+    /// The recent error of step predictions: the median of `|predicted / real - 1|`, in
     /// thousandths.
     pub error_permille: u32,
 }
 
-/// See [`Prices::rows`].
+/// One point of [`Prices::rows`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct RowPrice {
     /// Tokens in the step.
     pub rows: u32,
-    /// What a step of so many costs without attention and drawing, in nanoseconds.
+    /// The time of a step with this many rows, without attention and drawing, in nanoseconds.
     pub nanos: u64,
 }
 
-/// What handing blocks on costs: `latency + bytes × byte`.
+/// The price of sending blocks: `latency + bytes × byte`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkPrice {
-    /// Nanoseconds before the first byte is there.
+    /// Nanoseconds until the first byte arrives.
     pub latency_nanos: u64,
     /// Picoseconds for each byte.
     pub byte_picos: u64,
@@ -136,12 +139,12 @@ pub struct LinkPrice {
 mod tests {
     use super::*;
 
-    /// Numbers of a report are whatever its sender says.
+    /// Numbers in a report are chosen by its sender, so sums saturate.
     #[test]
-    fn work_without_end_was_none() {
-        let most = Work::prefill(u32::MAX, u32::MAX);
+    fn sums_of_work_saturate() {
+        let most = StepWork::prefill(u32::MAX, u32::MAX);
         assert_eq!(most.pairs, u64::MAX);
-        let twice = most + most + Work::decode(u64::MAX) + Work::decode(1);
+        let twice = most + most + StepWork::decode(u64::MAX) + StepWork::decode(1);
         let all = [u64::from(twice.rows), twice.context_tokens, twice.pairs];
         assert_eq!(all, [u64::from(u32::MAX), u64::MAX, u64::MAX]);
     }

@@ -1,6 +1,6 @@
-//! What a client asked for, after validation: tokens and numbers, no text.
+//! A validated request of a client: tokens and numbers, no text.
 
-use crate::{FinishReason, Slo, TokenId};
+use crate::{FinishReason, RequestSlo, TokenId};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fmt;
@@ -12,26 +12,30 @@ use std::sync::Arc;
 pub struct Request {
     /// The prompt; never empty, and shorter than the model's context.
     pub prompt: Arc<[TokenId]>,
-    /// Tokens that this request has already produced, on another worker or before a preemption.
+    /// Tokens that this request has already generated, on another worker or before a preemption.
     /// They are part of the sequence but not of the prompt: penalties count them as output.
     pub generated: Arc<[TokenId]>,
-    /// How the next token is drawn.
-    pub sampling: Sampling,
-    /// When the sequence ends.
+    /// The sampling parameters of the sequence.
+    pub sampling: SamplingParams,
+    /// The conditions for the end of the sequence.
     pub stop: StopRules,
     /// Smaller is more urgent, as in vLLM; 0 is the default. (SGLang's sign is the opposite.)
     pub priority: i32,
     /// Sequences share prefix blocks only with others of the same salt; 0 is the public salt.
     pub cache_salt: u64,
-    /// What the client was promised.
-    pub slo: Slo,
+    /// The targets that apply to it.
+    pub slo: RequestSlo,
 }
 
 impl Request {
-    /// Why the request is over, if it is, once it has produced `output` where a sequence may have
-    /// `context_tokens_max` tokens. A request that has produced nothing is never over. Schedulers and
-    /// routers ask here, so that a stream that is resumed after its last token ends as it would have.
-    pub fn over(&self, output: &[TokenId], context_tokens_max: u32) -> Option<FinishReason> {
+    /// The reason for the end of the request, if it ends with this `output` and a context of
+    /// `context_tokens_max` tokens. A request without output never ends. Schedulers and routers
+    /// both call this, so that a stream that is resumed after its last token ends the same way.
+    pub fn finish_reason(
+        &self,
+        output: &[TokenId],
+        context_tokens_max: u32,
+    ) -> Option<FinishReason> {
         let last = output.last()?;
         let StopRules {
             max_tokens: _,
@@ -41,22 +45,22 @@ impl Request {
         if output.len() >= *min_tokens as usize && stop_tokens.contains(last) {
             return Some(FinishReason::Stop);
         }
-        let full = self.full(output.len(), context_tokens_max);
+        let full = self.is_at_limit(output.len(), context_tokens_max);
         full.then_some(FinishReason::Length)
     }
 
-    /// Whether so many tokens of output are all that it may have, whatever they are, where a sequence may
-    /// have `context_tokens_max` tokens.
-    pub fn full(&self, output_count: usize, context_tokens_max: u32) -> bool {
+    /// Whether this many output tokens reach the limit of the request or the context, whatever the
+    /// tokens are.
+    pub fn is_at_limit(&self, output_count: usize, context_tokens_max: u32) -> bool {
         let tokens = self.prompt.len() + output_count;
         output_count >= self.stop.max_tokens as usize || tokens >= context_tokens_max as usize
     }
 }
 
-/// How the next token is drawn from the logits. Applied in this order: bias, penalties,
-/// temperature, top-k, top-p, min-p, then one draw keyed by (`seed`, position).
+/// The sampling parameters, applied to the logits in this order: bias, penalties, temperature,
+/// top-k, top-p, min-p, then one draw keyed by (`seed`, position).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
+pub struct SamplingParams {
     /// 0 means greedy; otherwise the logits are divided by it. Limit: 0..=2 at the API.
     pub temperature: f32,
     /// Keep the `top_k` most likely tokens; 0 keeps all.
@@ -76,14 +80,14 @@ pub struct Sampling {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Keys the draw together with the token's position: same seed and position, same token.
     pub seed: u64,
-    /// Report log-probabilities: of the token drawn, and of this many most likely ones.
+    /// Report log-probabilities: of the drawn token, and of this many most likely ones.
     pub logprobs: Option<u32>,
-    /// The same for each prompt position (the first has none).
+    /// As `logprobs`, for each prompt position (the first has none).
     pub prompt_logprobs: Option<u32>,
 }
 
-impl Sampling {
-    /// Greedy, nothing reported.
+impl SamplingParams {
+    /// Greedy sampling without log-probabilities.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -100,18 +104,19 @@ impl Sampling {
         }
     }
 
-    /// Whether a token can be drawn before those before it are known to the host: no penalty looks at
-    /// them, and nobody asked what the model thinks of others.
-    pub fn draws_ahead(&self) -> bool {
+    /// Whether a token can be drawn before the host knows the tokens before it: no penalty reads
+    /// them, and no log-probabilities are requested.
+    pub fn can_draw_ahead(&self) -> bool {
         let penalties = [self.presence_penalty, self.frequency_penalty];
         self.logprobs.is_none() && self.repetition_penalty == 1.0 && penalties == [0.0; 2]
     }
 
-    /// Whether every number is one that can be drawn with, and every biased token is of a vocabulary
-    /// of `vocab_size`. Engines and schedulers ask here: what a scheduler takes, its engine runs.
+    /// Checks that every parameter is in its range and every biased token is in a vocabulary of
+    /// `vocab_size`. Engines and schedulers both call this: a request that a scheduler accepts, its
+    /// engine can run.
     ///
     /// # Errors
-    /// Which number is out of which range.
+    /// The parameter that is out of its range.
     pub fn check(&self, vocab_size: u32) -> Result<(), SamplingError> {
         let Self {
             temperature,
@@ -143,23 +148,23 @@ impl Sampling {
     }
 }
 
-/// What no token can be drawn with.
+/// A sampling parameter is invalid.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SamplingError {
-    /// A number is out of its range; NaN is in none.
+    /// A number is out of its range; NaN is out of every range.
     OutOfRange {
-        /// Which, as its field is called.
+        /// The name of its field.
         name: &'static str,
-        /// What it is.
+        /// The value that the request gave.
         value: f32,
-        /// What it may be.
+        /// The range of allowed values.
         range: RangeInclusive<f32>,
     },
-    /// A bias for a token that there is not.
+    /// A bias for a token outside the vocabulary.
     UnknownToken {
-        /// Which.
+        /// The token that has the bias.
         token: TokenId,
-        /// Tokens below this one there are.
+        /// The size of the vocabulary.
         vocab_size: u32,
     },
 }
@@ -169,9 +174,10 @@ fn in_range(
     value: f32,
     range: RangeInclusive<f32>,
 ) -> Result<(), SamplingError> {
-    match range.contains(&value) {
-        true => Ok(()),
-        false => Err(SamplingError::OutOfRange { name, value, range }),
+    if range.contains(&value) {
+        Ok(())
+    } else {
+        Err(SamplingError::OutOfRange { name, value, range })
     }
 }
 
@@ -190,10 +196,11 @@ impl fmt::Display for SamplingError {
 
 impl Error for SamplingError {}
 
-/// When a sequence ends. Stop strings are the API's: it cancels what it has heard enough of.
+/// The conditions for the end of a sequence. The API checks stop strings, and cancels a request
+/// that matched one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StopRules {
-    /// At most this many output tokens ([`Request::generated`] included); at least 1.
+    /// Limit of output tokens ([`Request::generated`] included); at least 1.
     pub max_tokens: u32,
     /// None of [`Self::stop_tokens`] may be drawn before this many output tokens.
     pub min_tokens: u32,
@@ -210,22 +217,22 @@ mod tests {
         Request {
             prompt: Arc::new([1, 2, 3]),
             generated: Arc::new([]),
-            sampling: Sampling::greedy(),
+            sampling: SamplingParams::greedy(),
             stop,
             priority: 0,
             cache_salt: 0,
-            slo: Slo::default(),
+            slo: RequestSlo::default(),
         }
     }
 
     #[test]
-    fn a_request_is_over_at_its_stop_its_limit_or_the_end_of_the_context() {
+    fn a_request_ends_at_stop_token_limit_or_context_end() {
         let request = request(StopRules {
             max_tokens: 4,
             min_tokens: 2,
             stop_tokens: Arc::new([9]),
         });
-        let over = |output: &[TokenId], context| request.over(output, context);
+        let over = |output: &[TokenId], context| request.finish_reason(output, context);
         assert_eq!(over(&[], 3), None, "nothing was produced");
         assert_eq!(over(&[9], 100), None, "too early to stop");
         assert_eq!(over(&[5, 9], 100), Some(FinishReason::Stop));
@@ -236,9 +243,9 @@ mod tests {
     }
 
     #[test]
-    fn every_number_has_a_range_and_nan_is_in_none() {
-        type Spoil = fn(&mut Sampling);
-        let spoils: [(&str, Spoil); 8] = [
+    fn sampling_values_out_of_range_are_refused() {
+        type InvalidateSampling = fn(&mut SamplingParams);
+        let spoils: [(&str, InvalidateSampling); 8] = [
             ("temperature -1 is not in 0.0..=10000.0", |s| {
                 s.temperature = -1.0;
             }),
@@ -254,9 +261,9 @@ mod tests {
                 s.logit_bias.push((10, 0.0));
             }),
         ];
-        assert_eq!(Sampling::greedy().check(10), Ok(()));
+        assert_eq!(SamplingParams::greedy().check(10), Ok(()));
         for (says, spoil) in spoils {
-            let mut sampling = Sampling::greedy();
+            let mut sampling = SamplingParams::greedy();
             spoil(&mut sampling);
             let said = sampling.check(10).unwrap_err().to_string();
             assert!(said.starts_with(says), "{said}");

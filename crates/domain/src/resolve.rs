@@ -1,26 +1,26 @@
-//! Which promise a request gets.
+//! Resolves the class, tenant and targets of a request.
 //!
-//! Owns: the way from a request's origin to its class, tenant and targets. Never: judges whether they
-//! can be met. Invariant: a function of its arguments; what it gives names a class of the policy.
+//! Owns: the mapping from the origin of a request to its class, tenant and targets. Never: judges
+//! whether they can be met. Invariant: a pure function; the result names a class of the policy.
 
-use crate::{Origin, Rule, Slo, SloPolicy, Tenant};
+use crate::{RequestOrigin, RequestSlo, SloPolicy, SloRule, Tenant};
 use std::error::Error;
 use std::fmt;
 use subtle::ConstantTimeEq;
 
-/// The header by which a request asks for a class; a rule may look at it too.
+/// The header with which a request asks for a class; a rule may match it too.
 pub const CLASS_HEADER: &str = "x-slo-class";
 
-/// A request asked for a class that it cannot have.
+/// A request asked for a class that it may not select.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownClass {
-    /// What it asked for.
+pub struct UnknownSloClass {
+    /// The class that the request named.
     pub asked: String,
-    /// What it may ask for, in the policy's order.
+    /// The classes that it may select, in the order of the policy.
     pub known: Vec<String>,
 }
 
-impl fmt::Display for UnknownClass {
+impl fmt::Display for UnknownSloClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "there is no class `{}` to ask for", self.asked)?;
         match self.known.as_slice() {
@@ -30,23 +30,23 @@ impl fmt::Display for UnknownClass {
     }
 }
 
-impl Error for UnknownClass {}
+impl Error for UnknownSloClass {}
 
 impl SloPolicy {
-    /// Class, tenant and targets of a request for this model with so long a prompt. The class is the
-    /// one asked for by name, or that of the first rule that fits, or the default; targets that the
-    /// request brings replace those of the class, where they are believed.
+    /// The class, tenant and targets of a request for this model with this prompt length. The class
+    /// is the one requested by name, or that of the first rule that matches, or the default;
+    /// targets of the request replace those of the class, if the policy trusts them.
     ///
     /// # Errors
-    /// If it asks for a class that does not exist, or that only rules lead to.
+    /// If it asks for a class that does not exist, or that only rules select.
     pub fn resolve(
         &self,
-        origin: &Origin,
+        origin: &RequestOrigin,
         model: &str,
         prompt_tokens: u32,
-    ) -> Result<Slo, UnknownClass> {
+    ) -> Result<RequestSlo, UnknownSloClass> {
         let tenant = self.tenant_of(origin);
-        let fits = |rule: &&Rule| rule.fits(origin, &tenant, (model, prompt_tokens));
+        let fits = |rule: &&SloRule| rule.fits(origin, &tenant, model, prompt_tokens);
         let class = match &origin.class {
             Some(asked) if self.may_ask_for(asked) => asked,
             Some(asked) => {
@@ -60,14 +60,8 @@ impl SloPolicy {
             }
         };
         let class = self.class(class);
-        let believed = |own, of_class| {
-            match self.trust.targets {
-                true => own,
-                false => None,
-            }
-            .or(of_class)
-        };
-        Ok(Slo {
+        let believed = |own, of_class| (if self.trust.targets { own } else { None }).or(of_class);
+        Ok(RequestSlo {
             class: class.name.clone(),
             priority: self.priority_for(&tenant, class.priority),
             tenant,
@@ -77,22 +71,22 @@ impl SloPolicy {
         })
     }
 
-    /// Whether a request may ask for that class by its name.
+    /// Whether a request may select that class by name.
     pub fn may_ask_for(&self, class: &str) -> bool {
         let mut named = self.classes.iter().filter(|one| one.by_name);
         named.any(|one| one.name == class)
     }
 
-    /// The headers that rules look at.
+    /// The headers that rules match.
     pub fn headers(&self) -> impl Iterator<Item = &str> {
         let asked = self.rules.iter().filter_map(|rule| rule.header.as_ref());
         asked.map(|(name, _)| name.as_str())
     }
 
-    /// Whose key the request brought; else the tenant of the policy that it names, if such names are
-    /// believed. One with keys is believed by a key alone, and all whom the policy does not know are
-    /// one: who can make up names must not make up shares.
-    pub fn tenant_of(&self, origin: &Origin) -> String {
+    /// The tenant of the key of the request; else the tenant that it names, if the policy trusts
+    /// such names. A tenant with keys is recognised only by a key, and all unknown tenants count as
+    /// one: a client that invents names must not get more shares.
+    pub fn tenant_of(&self, origin: &RequestOrigin) -> String {
         if let Some(tenant) = self.key_owner(origin) {
             return tenant.name.clone();
         }
@@ -107,9 +101,9 @@ impl SloPolicy {
             .unwrap_or_default()
     }
 
-    /// Whose key the request brought. Every key is looked at, each to its end: how long that takes says
-    /// nothing of any.
-    pub fn key_owner(&self, origin: &Origin) -> Option<&Tenant> {
+    /// The tenant of the key of the request. Every key is compared to its end, so that the time
+    /// reveals nothing about any key.
+    pub fn key_owner(&self, origin: &RequestOrigin) -> Option<&Tenant> {
         let shown = origin.key_digest?;
         let mut owner = None;
         for tenant in &self.tenants {
@@ -122,18 +116,18 @@ impl SloPolicy {
         owner
     }
 
-    fn unknown(&self, asked: &str) -> UnknownClass {
+    fn unknown(&self, asked: &str) -> UnknownSloClass {
         let known = self.classes.iter().filter(|class| class.by_name);
-        UnknownClass {
+        UnknownSloClass {
             asked: asked.to_owned(),
             known: known.map(|class| class.name.clone()).collect(),
         }
     }
 }
 
-impl Rule {
-    /// Whether every condition holds.
-    fn fits(&self, origin: &Origin, tenant: &str, (model, prompt_tokens): (&str, u32)) -> bool {
+impl SloRule {
+    /// Whether every condition of the rule holds.
+    fn fits(&self, origin: &RequestOrigin, tenant: &str, model: &str, prompt_tokens: u32) -> bool {
         let header = self.header.as_ref().is_none_or(|(name, value)| {
             let mut sent = origin.headers.iter().filter(|(sent, _)| sent == name);
             sent.any(|(_, sent)| value.as_ref().is_none_or(|value| value == sent))
@@ -145,13 +139,14 @@ impl Rule {
             && length.is_none_or(|range| range.contains(&prompt_tokens))
     }
 
-    /// Whether it fits only what names a class by header.
+    /// Whether the rule matches the class header.
     pub fn is_about_class_header(&self) -> bool {
         let header = self.header.as_ref();
         header.is_some_and(|(name, _)| name == CLASS_HEADER)
     }
 
-    /// Whether it fits everything that `later` fits, so that `later` never decides behind it.
+    /// Whether this rule matches every request that `later` matches, so that `later` never decides
+    /// after it.
     pub fn covers(&self, later: &Self) -> bool {
         fn wider<T: PartialEq>(one: Option<&T>, other: Option<&T>) -> bool {
             one.is_none_or(|one| other == Some(one))
@@ -176,7 +171,7 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Quota, SloClass, Trust, Unmet};
+    use crate::{HeaderTrust, OnSloMiss, SloClass, TenantQuota};
     use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;
@@ -190,11 +185,11 @@ mod tests {
         }
     }
 
-    /// Two tenants, one by its key; a class that only rules lead to.
+    /// Two tenants, one with a key; one class that only rules select.
     fn policy() -> SloPolicy {
-        let rule = |class: &str| Rule {
+        let rule = |class: &str| SloRule {
             class: class.to_owned(),
-            ..Rule::default()
+            ..SloRule::default()
         };
         SloPolicy {
             classes: vec![
@@ -207,16 +202,16 @@ mod tests {
             ],
             default_class: "plain".to_owned(),
             rules: vec![
-                Rule {
+                SloRule {
                     header: Some((CLASS_HEADER.to_owned(), Some("gold".to_owned()))),
                     ..rule("vip")
                 },
-                Rule {
+                SloRule {
                     tenant: Some("acme".to_owned()),
                     prompt_tokens: Some(0..=100),
                     ..rule("vip")
                 },
-                Rule {
+                SloRule {
                     header: Some(("x-app".to_owned(), None)),
                     model: Some("m".to_owned()),
                     ..rule("fast")
@@ -227,52 +222,52 @@ mod tests {
                     name: "acme".to_owned(),
                     key_digests: vec![[7; 32]],
                     share: 3,
-                    quota: Quota {
+                    quota: TenantQuota {
                         priority_min: Some(-2),
-                        ..Quota::default()
+                        ..TenantQuota::default()
                     },
                 },
                 Tenant {
                     name: "open".to_owned(),
                     key_digests: Vec::new(),
                     share: 1,
-                    quota: Quota::default(),
+                    quota: TenantQuota::default(),
                 },
             ],
-            trust: Trust {
+            trust: HeaderTrust {
                 tenant: true,
-                ..Trust::default()
+                ..HeaderTrust::default()
             },
             scaling: None,
         }
     }
 
-    fn named(class: &str) -> Origin {
-        Origin {
+    fn named(class: &str) -> RequestOrigin {
+        RequestOrigin {
             class: Some(class.to_owned()),
-            ..Origin::default()
+            ..RequestOrigin::default()
         }
     }
 
-    fn header(name: &str, value: &str) -> Origin {
-        Origin {
+    fn header(name: &str, value: &str) -> RequestOrigin {
+        RequestOrigin {
             headers: vec![(name.to_owned(), value.to_owned())],
-            ..Origin::default()
+            ..RequestOrigin::default()
         }
     }
 
     #[track_caller]
-    fn check(origin: &Origin, expected: (&str, &str)) {
+    fn check(origin: &RequestOrigin, expected: (&str, &str)) {
         let slo = policy().resolve(origin, "m", 50).unwrap();
         assert_eq!((slo.class.as_str(), slo.tenant.as_str()), expected);
     }
 
     #[test]
-    fn the_name_goes_before_rules_and_rules_before_the_default() {
-        check(&Origin::default(), ("plain", ""));
+    fn a_named_class_overrides_rules_and_rules_the_default() {
+        check(&RequestOrigin::default(), ("plain", ""));
         check(&header("x-app", "any"), ("fast", ""));
         check(&named("plain"), ("plain", ""));
-        let both = Origin {
+        let both = RequestOrigin {
             class: Some("plain".to_owned()),
             ..header("x-app", "any")
         };
@@ -280,17 +275,17 @@ mod tests {
     }
 
     #[test]
-    fn a_class_kept_for_rules_was_had_by_its_name() {
+    fn a_class_not_selectable_by_name_is_refused() {
         let refused = policy().resolve(&named("vip"), "m", 50).unwrap_err();
         let expected = "there is no class `vip` to ask for; there is fast, plain";
         assert_eq!(refused.to_string(), expected);
-        // Another rule that fits does not make the wrong name right.
-        let wrong = Origin {
+        // A matching rule for another header does not permit an unknown class.
+        let wrong = RequestOrigin {
             class: Some("nonsense".to_owned()),
             ..header("x-app", "any")
         };
         assert!(policy().resolve(&wrong, "m", 50).is_err());
-        let gold = Origin {
+        let gold = RequestOrigin {
             class: Some("gold".to_owned()),
             ..header(CLASS_HEADER, "gold")
         };
@@ -298,11 +293,11 @@ mod tests {
     }
 
     #[test]
-    fn a_tenants_name_was_believed_without_its_key() {
-        let keyed = |digest, tenant: Option<&str>| Origin {
+    fn a_tenant_with_keys_is_recognised_only_by_a_key() {
+        let keyed = |digest, tenant: Option<&str>| RequestOrigin {
             key_digest: Some(digest),
             tenant: tenant.map(str::to_owned),
-            ..Origin::default()
+            ..RequestOrigin::default()
         };
         check(&keyed([7; 32], None), ("vip", "acme"));
         check(&keyed([7; 32], Some("open")), ("vip", "acme"));
@@ -313,21 +308,21 @@ mod tests {
         wary.trust.tenant = false;
         let slo = wary.resolve(&keyed([8; 32], Some("open")), "m", 50);
         assert_eq!(slo.unwrap().tenant, "");
-        // Its prompt is too long for the rule.
+        // The prompt is too long for the rule.
         let long = policy().resolve(&keyed([7; 32], None), "m", 101).unwrap();
         assert_eq!(long.class, "plain");
     }
 
     #[test]
-    fn a_tenant_was_more_urgent_than_it_may_be() {
+    fn a_tenants_priority_is_limited_by_its_quota() {
         let mut urgent = policy();
         for class in &mut urgent.classes {
             class.priority = -9;
         }
         let of = |policy: &SloPolicy, key: Option<[u8; 32]>| {
-            let origin = Origin {
+            let origin = RequestOrigin {
                 key_digest: key,
-                ..Origin::default()
+                ..RequestOrigin::default()
             };
             policy.resolve(&origin, "m", 1).unwrap().priority
         };
@@ -337,11 +332,11 @@ mod tests {
     }
 
     #[test]
-    fn own_targets_replace_those_of_the_class_where_they_are_believed() {
-        let own = Origin {
+    fn trusted_request_targets_override_the_class() {
+        let own = RequestOrigin {
             ttft: Some(Duration::from_millis(5)),
             e2e: Some(Duration::from_millis(9)),
-            ..Origin::default()
+            ..RequestOrigin::default()
         };
         let slo = policy().resolve(&own, "m", 1).unwrap();
         assert_eq!((slo.ttft, slo.tpot, slo.e2e), (own.ttft, None, own.e2e));
@@ -355,7 +350,7 @@ mod tests {
         "[a-d]"
     }
 
-    fn rule() -> impl Strategy<Value = Rule> {
+    fn rule() -> impl Strategy<Value = SloRule> {
         (
             option::of((name(), option::of(name()))),
             option::of(name()),
@@ -363,7 +358,7 @@ mod tests {
             option::of((0..9_u32, 0..9_u32)),
             0..3_usize,
         )
-            .prop_map(|(header, tenant, model, range, class)| Rule {
+            .prop_map(|(header, tenant, model, range, class)| SloRule {
                 header,
                 tenant,
                 model,
@@ -382,7 +377,7 @@ mod tests {
                 classes: (0..3)
                     .map(|number| SloClass {
                         by_name: by_name[number],
-                        unmet: Unmet::Reject,
+                        unmet: OnSloMiss::Reject,
                         ..class(&number.to_string())
                     })
                     .collect(),
@@ -394,20 +389,20 @@ mod tests {
                         name,
                         key_digests,
                         share: 1,
-                        quota: Quota::default(),
+                        quota: TenantQuota::default(),
                     })
                     .collect(),
-                trust: Trust {
+                trust: HeaderTrust {
                     targets,
                     tenant,
-                    ..Trust::default()
+                    ..HeaderTrust::default()
                 },
                 scaling: None,
             },
         )
     }
 
-    fn any_origin() -> impl Strategy<Value = Origin> {
+    fn any_origin() -> impl Strategy<Value = RequestOrigin> {
         (
             vec((name(), name()), 0..3),
             option::of(Just([1; 32])),
@@ -415,7 +410,7 @@ mod tests {
             option::of(name()),
             option::of(Just(Duration::from_millis(3))),
         )
-            .prop_map(|(headers, key_digest, class, tenant, ttft)| Origin {
+            .prop_map(|(headers, key_digest, class, tenant, ttft)| RequestOrigin {
                 headers,
                 key_digest,
                 class,
@@ -428,7 +423,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_request_gets_one_answer_and_always_the_same(
+        fn class_resolution_is_deterministic(
             policy in any_policy(), origin in any_origin(), model in name(), tokens in 0..12_u32,
         ) {
             let slo = policy.resolve(&origin, &model, tokens);
@@ -440,11 +435,11 @@ mod tests {
         }
 
         #[test]
-        fn a_rule_behind_one_that_covers_it_never_decides(
+        fn a_rule_covered_by_an_earlier_one_never_decides(
             first in rule(), later in rule(), origin in any_origin(), model in name(), tokens in 0..12_u32,
         ) {
             let tenant = origin.tenant.clone().unwrap_or_default();
-            let fits = |rule: &Rule| rule.fits(&origin, &tenant, (model.as_str(), tokens));
+            let fits = |rule: &SloRule| rule.fits(&origin, &tenant, model.as_str(), tokens);
             prop_assert!(!first.covers(&later) || !fits(&later) || fits(&first));
         }
     }

@@ -1,67 +1,68 @@
-//! How large a fleet may be, what is asked of it, and how large it is to be.
+//! The scaling part of the policy, the demand on a fleet, and the target size.
 //!
-//! Owns: the policy's part about scaling, the demand that routers tell each other, and the answer.
-//! Never: says what is needed; `planner` does. Invariant: the demand of several routers is the sum of
-//! what each of them tells.
+//! Owns: the scaling part of the policy, the demand that routers exchange, and the result. Never:
+//! computes the size; `planner` does. Invariant: the demand of several routers is the sum of their
+//! reports.
 
 use crate::{Role, RouterId};
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// How a fleet grows and shrinks.
+/// The policy by which a fleet grows and shrinks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Scaling {
-    /// Whether anything comes of it. Default `Act`.
+pub struct ScalingPolicy {
+    /// Whether the result is applied. Default `Act`.
     pub mode: ScalingMode,
-    /// Devices of all workers together at most.
+    /// Limit of the devices of all workers together.
     pub devices_max: u32,
-    /// Workers that run prompts. Default none.
+    /// The pool of prefill workers. Default none.
     pub prefill: PoolScaling,
-    /// Workers that generate. Default none.
+    /// The pool of decode workers. Default none.
     pub decode: PoolScaling,
-    /// Workers that do both. Default none.
+    /// The pool of workers for both legs. Default none.
     pub both: PoolScaling,
-    /// Whether a worker may be given the other leg before one is added. Default yes.
+    /// Whether a worker may change its leg before a worker is added. Default yes.
     pub flip: bool,
-    /// Without a request for so long pools shrink to their least. Default 10 minutes.
+    /// After this time without a request, pools shrink to their minimum. Default 10 minutes.
     pub idle_after: Duration,
-    /// How long a worker may take from being wanted to serving; requests wait for the first one no
-    /// longer. Default 5 minutes.
+    /// The time limit from the request of a worker until it serves; requests wait for the first
+    /// worker no longer. Default 5 minutes.
     pub start_max: Duration,
-    /// Times in an hour that a pool goes from growing to shrinking or back, and workers that change their
-    /// leg, at most each. Default 6.
+    /// Limit per hour of changes of a pool between growing and shrinking, and of workers that
+    /// change their leg; each counts alone. Default 6.
     pub turns_max: u32,
 }
 
-/// See [`Scaling::mode`].
+/// Whether a target size is applied, see [`ScalingPolicy::mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScalingMode {
-    /// Says how many workers it would want, and changes nothing.
+    /// Reports the target size, and changes nothing.
     Advise,
-    /// Whoever starts workers is told, and workers change their leg.
+    /// The autoscaler gets the target size, and workers change their leg.
     Act,
 }
 
-/// Bounds of one pool, and how soon it follows.
+/// The bounds of one pool, and its delays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolScaling {
-    /// Workers at least. Default 0.
+    /// The minimum number of workers. Default 0.
     pub min: u32,
-    /// Workers at most; 0 for a pool that there is not. Default 0.
+    /// The maximum number of workers; 0 disables the pool. Default 0.
     pub max: u32,
-    /// Devices that one of its workers takes. Default 1.
+    /// Devices of one of its workers. Default 1.
     pub devices: u32,
-    /// More are needed for so long before more are wanted; the first one at once. Default 10 s.
+    /// More workers must be needed for this long before more are requested; the first one is
+    /// requested at once. Default 10 s.
     pub up_after: Duration,
-    /// Fewer are needed for so long before fewer are wanted. Default 5 minutes, 10 where streams run:
-    /// those have to move.
+    /// Fewer workers must be needed for this long before fewer are requested. Default 5 minutes; 10
+    /// for pools with decode streams, which have to migrate.
     pub down_after: Duration,
 }
 
 impl PoolScaling {
-    /// A pool that there is not.
-    pub fn none(role: Role) -> Self {
+    /// A pool without workers, with the default delays.
+    pub fn absent(role: Role) -> Self {
         let minutes = if role.decodes() { 10 } else { 5 };
         Self {
             min: 0,
@@ -73,15 +74,15 @@ impl PoolScaling {
     }
 }
 
-impl Scaling {
-    /// No pool at all, so many devices.
+impl ScalingPolicy {
+    /// A policy without pools, with this limit of devices.
     pub fn new(devices_max: u32) -> Self {
         Self {
             mode: ScalingMode::Act,
             devices_max,
-            prefill: PoolScaling::none(Role::Prefill),
-            decode: PoolScaling::none(Role::Decode),
-            both: PoolScaling::none(Role::Both),
+            prefill: PoolScaling::absent(Role::Prefill),
+            decode: PoolScaling::absent(Role::Decode),
+            both: PoolScaling::absent(Role::Both),
             flip: true,
             idle_after: Duration::from_secs(600),
             start_max: Duration::from_secs(300),
@@ -89,7 +90,7 @@ impl Scaling {
         }
     }
 
-    /// A pool's bounds.
+    /// The bounds of a pool.
     pub fn pool(&self, role: Role) -> &PoolScaling {
         match role {
             Role::Prefill => &self.prefill,
@@ -98,7 +99,7 @@ impl Scaling {
         }
     }
 
-    /// The same, to change them.
+    /// The bounds of a pool, mutable.
     pub fn pool_mut(&mut self, role: Role) -> &mut PoolScaling {
         match role {
             Role::Prefill => &mut self.prefill,
@@ -107,26 +108,26 @@ impl Scaling {
         }
     }
 
-    /// Whether its workers could serve any request at all.
-    pub fn serves(&self) -> bool {
+    /// Whether the pools together could serve any request.
+    pub fn can_serve(&self) -> bool {
         self.both.max > 0 || (self.prefill.max > 0 && self.decode.max > 0)
     }
 }
 
-/// So many of each pool.
+/// A number for each pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PoolCounts {
-    /// Run prompts only.
+    /// The number for prefill workers.
     pub prefill: u32,
-    /// Generate only.
+    /// The number for decode workers.
     pub decode: u32,
-    /// Do either.
+    /// Workers for both legs.
     pub both: u32,
 }
 
 impl PoolCounts {
-    /// Of that pool.
-    pub fn of(&self, role: Role) -> u32 {
+    /// The value of that pool.
+    pub fn for_role(&self, role: Role) -> u32 {
         match role {
             Role::Prefill => self.prefill,
             Role::Decode => self.decode,
@@ -134,8 +135,8 @@ impl PoolCounts {
         }
     }
 
-    /// The same, to change it.
-    pub fn of_mut(&mut self, role: Role) -> &mut u32 {
+    /// The value of that pool, mutable.
+    pub fn for_role_mut(&mut self, role: Role) -> &mut u32 {
         match role {
             Role::Prefill => &mut self.prefill,
             Role::Decode => &mut self.decode,
@@ -143,76 +144,76 @@ impl PoolCounts {
         }
     }
 
-    /// All of them.
+    /// The sum of all pools.
     pub fn total(&self) -> u32 {
         self.prefill + self.decode + self.both
     }
 }
 
-/// Requests of some span of time before now.
+/// Counts of requests in a time window before now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Flow {
-    /// That arrived, those included that were refused.
+pub struct RequestFlow {
+    /// Requests that arrived, refused ones included.
     pub arrivals: u64,
-    /// Tokens of their prompts.
+    /// Tokens of the prompts of those.
     pub prompt_tokens: u64,
-    /// Pairs of their prompts' attention, as in [`crate::Work::pairs`].
+    /// Attention pairs of those prompts, as in [`crate::StepWork::pairs`].
     pub pairs: u64,
-    /// That were placed.
+    /// Requests that were placed.
     pub placed: u64,
-    /// Tokens of theirs that were found cached.
+    /// Prompt tokens of placed requests that were cached.
     pub cached_tokens: u64,
-    /// That were answered to the end, and had not failed on the way.
+    /// Requests that finished without a failed attempt.
     pub answers: u64,
-    /// Tokens of those answers.
+    /// Output tokens of those.
     pub output_tokens: u64,
 }
 
-/// What came of the promises of a class, of some span of time before now. What failed, or was tried again,
-/// or came while workers were starting, is not in it.
+/// The SLO outcomes of a class in a time window before now. Requests that failed, were retried, or
+/// came while workers were starting are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct SloOutcomes {
     /// Requests of the class that arrived.
     pub arrivals: u64,
-    /// That were judged.
+    /// Requests with an outcome.
     pub judged: u64,
-    /// Late or refused for what prefill workers could not do.
+    /// Requests late or refused because of prefill workers.
     pub missed_prefill: u64,
-    /// Late or refused for what decode workers could not do.
+    /// Requests late or refused because of decode workers.
     pub missed_decode: u64,
 }
 
-/// What is asked of a fleet through one router, or through all.
+/// The demand on a fleet through one router, or through all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Demand {
-    /// Of the last [`Demand::SLOW`].
-    pub slow: Flow,
-    /// Of the last [`Demand::QUICK`].
-    pub quick: Flow,
-    /// By class, in the order of the policy, of the last [`Demand::SLOW`].
-    pub classes: Vec<Kept>,
-    /// Requests that wait for a place, those included that wait for the first worker to bring its
+pub struct FleetDemand {
+    /// Requests of the last [`FleetDemand::SLOW`].
+    pub slow: RequestFlow,
+    /// Requests of the last [`FleetDemand::QUICK`].
+    pub quick: RequestFlow,
+    /// Outcomes by class, in the order of the policy, of the last [`FleetDemand::SLOW`].
+    pub classes: Vec<SloOutcomes>,
+    /// Requests that wait for placement, including those that wait for the first worker to send its
     /// tokenizer.
     pub waiting: u32,
-    /// Tokens of their prompts, as far as they are known.
+    /// Tokens of the prompts of those, as far as they are known.
     pub waiting_tokens: u64,
-    /// Requests that have not ended.
+    /// Requests that have not ended, waiting ones included.
     pub open: u32,
 }
 
-impl Demand {
-    /// How far back the slow flow reaches.
+impl FleetDemand {
+    /// The length of the slow window.
     pub const SLOW: Duration = Duration::from_secs(60);
-    /// How far back the quick flow reaches.
+    /// The length of the quick window.
     pub const QUICK: Duration = Duration::from_secs(15);
 
-    /// Whether anything is asked now.
-    pub fn is_any(&self) -> bool {
+    /// Whether there are requests now or in the slow window.
+    pub fn has_requests(&self) -> bool {
         self.open > 0 || self.waiting > 0 || self.slow.arrivals > 0
     }
 }
 
-impl AddAssign for Flow {
+impl AddAssign for RequestFlow {
     fn add_assign(&mut self, other: Self) {
         let Self {
             arrivals,
@@ -238,7 +239,7 @@ impl AddAssign for Flow {
     }
 }
 
-impl AddAssign for Kept {
+impl AddAssign for SloOutcomes {
     fn add_assign(&mut self, other: Self) {
         let Self {
             arrivals,
@@ -258,12 +259,12 @@ impl AddAssign for Kept {
     }
 }
 
-impl AddAssign<&Self> for Demand {
+impl AddAssign<&Self> for FleetDemand {
     fn add_assign(&mut self, other: &Self) {
         self.slow += other.slow;
         self.quick += other.quick;
         let classes = self.classes.len().max(other.classes.len());
-        self.classes.resize(classes, Kept::default());
+        self.classes.resize(classes, SloOutcomes::default());
         for (sum, more) in self.classes.iter_mut().zip(&other.classes) {
             *sum += *more;
         }
@@ -273,44 +274,45 @@ impl AddAssign<&Self> for Demand {
     }
 }
 
-/// What one router tells the others about scaling, through the workers that they share.
+/// The message of one router to the others about scaling, relayed by the workers that they share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Voice {
-    /// Who says it.
+pub struct ScalingGossip {
+    /// The router that sent it.
     pub router: RouterId,
-    /// Counts what it has said, so that of two the later one counts.
+    /// The number of the message; of two the later one is valid.
     pub number: u64,
-    /// What is asked through it.
-    pub demand: Demand,
-    /// What it makes of everybody's.
-    pub wanted: Wanted,
+    /// The demand through this router.
+    pub demand: FleetDemand,
+    /// The target size that it computed from the demand of all routers.
+    pub wanted: FleetTarget,
 }
 
-/// How many workers there are to be.
+/// The target size of the fleet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
-    /// To be started, by the leg that they are started with.
+pub struct FleetTarget {
+    /// The number of workers to start, by the role that they are started with.
     pub workers: PoolCounts,
-    /// To serve each leg: some may serve another one than they were started with.
+    /// The number of workers to serve each leg; some may serve another leg than they were started
+    /// with.
     pub legs: PoolCounts,
-    /// Why so many serve each leg.
-    pub reasons: Reasons,
+    /// The reasons for the numbers in `legs`.
+    pub reasons: ScalingReasons,
 }
 
-/// Why so many, for each pool.
+/// The reason for the size of each pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reasons {
-    /// Of prefill workers.
+pub struct ScalingReasons {
+    /// The reason for the prefill pool.
     pub prefill: ScalingReason,
-    /// Of decode workers.
+    /// The reason for the decode pool.
     pub decode: ScalingReason,
-    /// Of workers that do both.
+    /// The reason for the pool of both legs.
     pub both: ScalingReason,
 }
 
-impl Reasons {
-    /// Of that pool.
-    pub fn of(&self, role: Role) -> ScalingReason {
+impl ScalingReasons {
+    /// The value of that pool.
+    pub fn for_role(&self, role: Role) -> ScalingReason {
         match role {
             Role::Prefill => self.prefill,
             Role::Decode => self.decode,
@@ -318,8 +320,8 @@ impl Reasons {
         }
     }
 
-    /// The same, to change it.
-    pub fn of_mut(&mut self, role: Role) -> &mut ScalingReason {
+    /// The value of that pool, mutable.
+    pub fn for_role_mut(&mut self, role: Role) -> &mut ScalingReason {
         match role {
             Role::Prefill => &mut self.prefill,
             Role::Decode => &mut self.decode,
@@ -328,36 +330,36 @@ impl Reasons {
     }
 }
 
-/// See [`Wanted::reasons`].
+/// A reason for a target size, see [`FleetTarget::reasons`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub enum ScalingReason {
-    /// Nobody asked for anything for a while.
+    /// No request arrived for a while.
     #[default]
     Idle,
-    /// Somebody waits, and there is nobody.
+    /// A request waits, and there is no worker.
     First,
-    /// Prompts that come, within their time to the first token.
+    /// The arriving prompts, within their TTFT targets.
     Prompts,
-    /// Streams, within their time for each token.
+    /// The running streams, within their TPOT targets.
     Streams,
-    /// Keys and values of streams that are there.
+    /// The KV memory of the running streams.
     Memory,
-    /// Promises that were missed although the forecast saw none missed.
+    /// Targets were missed although the forecast predicted none.
     Missed,
-    /// Fewer would do, and have not for long enough.
+    /// Fewer workers would suffice, but not for long enough yet.
     Settling,
-    /// The pool's bounds.
+    /// The bounds of the pool.
     Bounds,
-    /// More would be needed than there are devices.
+    /// More workers are needed than there are devices.
     Devices,
-    /// It turned often enough in this hour.
+    /// The pool reached its limit of direction changes in this hour.
     Turns,
 }
 
 impl ScalingReason {
-    /// All of them.
+    /// All reasons, in the order of their declaration.
     pub const ALL: [Self; 10] = [
         Self::Idle,
         Self::First,

@@ -1,20 +1,20 @@
-//! What is promised to whom: classes of requests, tenants, and which request is of which class.
+//! The SLO policy: classes of requests, tenants, and the rules that assign requests to classes.
 //!
-//! Owns: the policy after validation, and the promise a request gets from it. Never: reads a file, or
-//! judges what can be met; `node` reads, the router's brain judges.
-//! Invariant: names of classes are unique, the default class exists, and downgrades end.
+//! Owns: the validated policy, and the targets that a request gets from it. Never: reads a file, or
+//! judges which targets can be met; `node` reads the file, and the brain of the router judges.
+//! Invariant: names of classes are unique, the default class exists, and chains of downgrades end.
 
-use crate::Scaling;
+use crate::ScalingPolicy;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// What a client was promised. `None` is no promise.
+/// The targets of a request. `None` means no target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Slo {
-    /// The class the request belongs to; empty is the default class.
+pub struct RequestSlo {
+    /// The class of the request; empty is the default class.
     pub class: String,
-    /// On whose share it is served; empty is everybody who named no tenant.
+    /// The tenant whose share is used; empty is the common share of all others.
     pub tenant: String,
     /// From arrival to the first token.
     pub ttft: Option<Duration>,
@@ -22,47 +22,48 @@ pub struct Slo {
     pub tpot: Option<Duration>,
     /// From arrival to the last token.
     pub e2e: Option<Duration>,
-    /// The class's; smaller goes first. (A request's own priority orders it among its tenant's only.)
+    /// The priority of the class; smaller values are served first. (The priority of a request
+    /// orders it only among the requests of its tenant.)
     pub priority: i32,
 }
 
-/// Which promises there are.
+/// The SLO policy of a fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SloPolicy {
-    /// In the order of the file; never empty.
+    /// The classes in the order of the file; never empty.
     pub classes: Vec<SloClass>,
-    /// The class of a request that no rule is about: one of `classes`.
+    /// The class of a request that no rule matches: one of `classes`.
     pub default_class: String,
-    /// The first that fits decides.
-    pub rules: Vec<Rule>,
-    /// Those with a share of their own; all others together are one, with share 1.
+    /// The rules; the first match decides.
+    pub rules: Vec<SloRule>,
+    /// The tenants with a share of their own; all other tenants together have share 1.
     pub tenants: Vec<Tenant>,
-    /// Which headers are believed.
-    pub trust: Trust,
-    /// How the fleet grows and shrinks; none where nobody is told to.
+    /// The headers that are trusted.
+    pub trust: HeaderTrust,
+    /// The scaling policy; `None` without an autoscaler.
     #[serde(default)]
-    pub scaling: Option<Scaling>,
+    pub scaling: Option<ScalingPolicy>,
 }
 
-/// See [`SloPolicy::trust`]. Whoever can reach the server can send any header.
+/// See [`SloPolicy::trust`]. Every client that reaches the server can send any header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trust {
-    /// A request may bring targets of its own. Default yes.
+pub struct HeaderTrust {
+    /// Whether a request may set targets of its own. Default yes.
     pub targets: bool,
-    /// A request without a known API key may name a tenant that has none. Default no: it would be
-    /// served on somebody else's share.
+    /// Whether a request without a known API key may name a tenant that has no key. Default no,
+    /// because it would use the share of that tenant.
     pub tenant: bool,
-    /// Whoever has no known API key is served nothing. Default no.
+    /// Whether requests without a known API key are refused. Default no.
     pub require_key: bool,
-    /// Tenants reuse each other's cached prefixes, which their answers' times show. Default no: each has
-    /// its own, and those without a tenant share one.
+    /// Whether tenants reuse each other's cached prefixes, which the timing of answers reveals.
+    /// Default no: each tenant has its own, and requests without a tenant share one.
     pub shared_prefixes: bool,
 }
 
 /// A class of requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SloClass {
-    /// Unique.
+    /// The name, unique among the classes.
     pub name: String,
     /// From arrival to the first token.
     pub ttft: Option<Duration>,
@@ -70,90 +71,92 @@ pub struct SloClass {
     pub tpot: Option<Duration>,
     /// From arrival to the last token.
     pub e2e: Option<Duration>,
-    /// Of the requests taken on, so many are to meet their targets, in thousandths. Default 900.
+    /// The share of accepted requests that must meet their targets, in thousandths. Default 900.
     pub attainment_permille: u32,
-    /// Smaller goes first, whatever the slack of others. Default 0.
+    /// The priority: smaller values are served first, whatever the slack of others. Default 0.
     pub priority: i32,
-    /// What the class weighs against others of its priority that have no slack to compare. Default 1.
+    /// The weight against classes of the same priority without slack to compare. Default 1.
     pub weight: u32,
-    /// Its flights that wait for a place at most. Default: the router's limit.
+    /// Limit of queued flights of the class. Default: the limit of the router.
     pub queue_max: Option<u32>,
-    /// What becomes of a request whose target cannot be met. Default `Reject`.
-    pub unmet: Unmet,
-    /// Whether a request may ask for it by its name. Default yes; else rules, downgrades and the
-    /// default alone lead to it.
+    /// The handling of a request whose target cannot be met. Default `Reject`.
+    pub unmet: OnSloMiss,
+    /// Whether a request may select the class by name. Default yes; otherwise only rules,
+    /// downgrades and the default select it.
     pub by_name: bool,
 }
 
-/// See [`SloClass::unmet`].
+/// The handling of a request whose target cannot be met, see [`SloClass::unmet`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Unmet {
-    /// 429 at once.
+pub enum OnSloMiss {
+    /// Refuse with status 429 at once.
     Reject,
-    /// It waits for so long that targets can be met (as counted from when it is placed), then 429.
+    /// Queue for up to this long until targets can be met (counted from the placement), then refuse
+    /// with 429.
     Queue(Duration),
-    /// It becomes one of that class, and is judged anew.
+    /// Change to that class, and judge again.
     Downgrade(String),
 }
 
-/// Requests that fit every given condition are of a class.
+/// Assigns requests that match every given condition to a class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Rule {
-    /// A header's name in lower case and its value; none given: any.
+pub struct SloRule {
+    /// The name of a header in lower case, and its value; without a value any value matches.
     pub header: Option<(String, Option<String>)>,
-    /// The tenant's name.
+    /// The name of the tenant.
     pub tenant: Option<String>,
-    /// The served model's name.
+    /// The served name of the model.
     pub model: Option<String>,
-    /// Length of the prompt.
+    /// The range of the prompt length.
     pub prompt_tokens: Option<RangeInclusive<u32>>,
-    /// The class that they are of.
+    /// The class of matching requests.
     pub class: String,
 }
 
-/// Somebody with a share.
+/// A tenant with a share of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// Unique.
+    /// The name, unique among the tenants.
     pub name: String,
-    /// SHA-256 of the API keys by which it is known, so that a policy holds no secret.
+    /// SHA-256 of the API keys of the tenant, so that a policy holds no secret.
     pub key_digests: Vec<[u8; 32]>,
-    /// Tokens served to it stand to those of others as the shares do, while both want some.
+    /// The share: while two tenants have requests, the tokens served to them are proportional to
+    /// their shares.
     pub share: u32,
-    /// What it may ask for. Default anything.
-    pub quota: Quota,
+    /// The limits of its requests. Default none.
+    pub quota: TenantQuota,
 }
 
-/// What a tenant may ask of one router; without a number there is no limit.
+/// The limits of a tenant at one router; without a number there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quota {
-    /// HTTP requests, up to a minute's worth at once.
+pub struct TenantQuota {
+    /// HTTP requests; a burst may use one minute's worth at once.
     pub requests_per_minute: Option<u32>,
-    /// Tokens of prompts and answers, up to a minute's worth at once.
+    /// Tokens of prompts and answers; a burst may use one minute's worth at once.
     pub tokens_per_minute: Option<u32>,
-    /// Sequences served at once; each prompt and each of `n` choices is one.
+    /// Sequences served at the same time; each prompt and each of `n` choices is one.
     pub streams_max: Option<u32>,
-    /// The most urgent that its requests may be, by their class or by themselves (smaller is more
-    /// urgent); more urgent ones are served as this.
+    /// The smallest priority value of its requests, by their class or by themselves (smaller is
+    /// more urgent); requests with a smaller value get this one.
     pub priority_min: Option<i32>,
 }
 
-/// What is known of a request's sender before it is a request.
+/// The attributes of a request that decide its class and tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
-    /// Lower-case names and values, as far as rules could ask for them.
+pub struct RequestOrigin {
+    /// Header names in lower case, and values: at least those that rules match.
     pub headers: Vec<(String, String)>,
-    /// SHA-256 of its API key, if it sent one.
+    /// SHA-256 of the API key of the request, if it has one.
     pub key_digest: Option<[u8; 32]>,
-    /// The class it asked for by name.
+    /// The class that it requested by name.
     pub class: Option<String>,
-    /// The tenant it named.
+    /// The tenant that it named.
     pub tenant: Option<String>,
     /// Its own targets, which replace those of the class.
     pub ttft: Option<Duration>,
-    /// See `ttft`.
+    /// As `ttft`, for the gap between output tokens.
     pub tpot: Option<Duration>,
-    /// See `ttft`.
+    /// As `ttft`, for the time to the last token.
     pub e2e: Option<Duration>,
 }
 
@@ -168,13 +171,13 @@ impl Default for SloClass {
             priority: 0,
             weight: 1,
             queue_max: None,
-            unmet: Unmet::Reject,
+            unmet: OnSloMiss::Reject,
             by_name: true,
         }
     }
 }
 
-impl Default for Trust {
+impl Default for HeaderTrust {
     fn default() -> Self {
         Self {
             targets: true,
@@ -186,7 +189,7 @@ impl Default for Trust {
 }
 
 impl Default for SloPolicy {
-    /// One class without targets: everybody is served as soon as possible.
+    /// One class without targets: every request is served as soon as possible.
     fn default() -> Self {
         let class = SloClass::default();
         Self {
@@ -194,7 +197,7 @@ impl Default for SloPolicy {
             classes: vec![class],
             rules: Vec::new(),
             tenants: Vec::new(),
-            trust: Trust::default(),
+            trust: HeaderTrust::default(),
             scaling: None,
         }
     }
@@ -209,19 +212,19 @@ impl SloPolicy {
             .expect("the default class exists")
     }
 
-    /// The tenant's share; 1 for one without its own.
+    /// The share of the tenant; 1 for a tenant without its own.
     pub fn share(&self, tenant: &str) -> u32 {
         let found = self.tenants.iter().find(|one| one.name == tenant);
         found.map_or(1, |one| one.share)
     }
 
-    /// What the tenant may ask for; anything if the policy does not know it.
-    pub fn quota(&self, tenant: &str) -> Quota {
+    /// The limits of the tenant; none if the policy does not know it.
+    pub fn quota(&self, tenant: &str) -> TenantQuota {
         let found = self.tenants.iter().find(|one| one.name == tenant);
-        found.map_or_else(Quota::default, |one| one.quota)
+        found.map_or_else(TenantQuota::default, |one| one.quota)
     }
 
-    /// How urgent a request of this tenant may be that would be as urgent as this.
+    /// The priority of a request of this tenant whose class or client asks for `priority`.
     pub fn priority_for(&self, tenant: &str, priority: i32) -> i32 {
         let least = self.quota(tenant).priority_min;
         least.map_or(priority, |least| priority.max(least))

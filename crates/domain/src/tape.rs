@@ -1,37 +1,41 @@
-//! The record of a brain's life: what it was told at birth, then each fact with its time, and each
-//! output it gave to it, in order. One JSON object per line; any body writes the same ones.
+//! The record of the inputs and outputs of a brain: its limits at the start, then each input with
+//! its time, and each output caused by it, in order. One JSON object per line; all bodies write the
+//! same format.
 
 use crate::Time;
 use serde::{Deserialize, Serialize};
 
-/// One line of a tape, for whichever brain was taped. `W` and `R` are the [`TapeLine`]s of a
-/// worker's brain and of a router's.
+/// One line of a tape, for either brain. `W` and `R` are the [`TapeRecord`]s of the brain of a
+/// worker and of a router.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Tape<W, R> {
-    /// A worker's brain.
+    /// A line of the brain of a worker.
     Worker(W),
-    /// A router's brain.
+    /// A line of the brain of a router.
     Router(R),
 }
 
-/// What happened on one line. The first line is `Born`, and no other is.
+/// One line. The first line is `Started`, and no other is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum TapeLine<Limits, Input, Output> {
-    /// The brain was made.
-    Born {
-        /// With these limits.
+pub enum TapeRecord<Limits, Input, Output> {
+    /// The brain was created.
+    #[serde(rename = "Born")]
+    Started {
+        /// The limits of the brain.
         limits: Limits,
     },
-    /// The brain was told something.
-    Heard {
-        /// When.
+    /// The brain received an input.
+    #[serde(rename = "Heard")]
+    Received {
+        /// The time of the input.
         at: Time,
-        /// What.
+        /// The input as it was received.
         input: Input,
     },
-    /// The brain wants something done; belongs to the `Heard` before it.
-    Said {
-        /// What.
+    /// The brain emitted an output; belongs to the `Received` before it.
+    #[serde(rename = "Said")]
+    Emitted {
+        /// The output as it was emitted.
         output: Output,
     },
 }

@@ -1,37 +1,37 @@
-//! Time as the brains know it: a number the body hands in, never a clock that is read.
+//! The time of brains: a number that the body passes in; a brain never reads a clock.
 
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// No single span is taken or predicted to be longer: sums and products of such spans stay far from overflow,
-/// whatever numbers a worker tells. No target is longer either.
+/// The limit of a single duration, and of a target: sums and products of such durations stay far
+/// from overflow, whatever numbers a worker reports.
 pub const SPAN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Nanoseconds since the body's own start; only differences mean anything.
+/// Nanoseconds since the start of the body; only differences are meaningful.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Time(u64);
 
 impl Time {
-    /// The body's start.
+    /// The start of the body.
     pub const ZERO: Self = Self(0);
 
-    /// Later than anything: never.
+    /// Never: later than any other time.
     pub const END: Self = Self(u64::MAX);
 
-    /// A time `nanos` nanoseconds after the body's start.
+    /// The time `nanos` nanoseconds after the start of the body.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the body's start.
+    /// Nanoseconds since the start of the body.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// The span from `earlier` to `self`; zero if `earlier` is in fact later.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -40,7 +40,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Self;
 
-    /// Saturates: a deadline past the end of time is the end of time.
+    /// The sum, at most [`Time::END`].
     fn add(self, span: Duration) -> Self {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
@@ -50,7 +50,7 @@ impl Add<Duration> for Time {
 impl Sub<Duration> for Time {
     type Output = Self;
 
-    /// Saturates at the body's start.
+    /// The difference, at least [`Time::ZERO`].
     fn sub(self, span: Duration) -> Self {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_sub(nanos))

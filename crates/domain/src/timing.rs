@@ -1,4 +1,4 @@
-//! Where a request's time went, and whether it kept its promise.
+//! The time that a request spent in each stage, and whether it met its targets.
 //!
 //! Owns: the stages and the verdict. Never: measures; workers and routers do.
 //! Invariant: the stages up to the first token add up to the time to first token.
@@ -7,30 +7,30 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// A part of a request's way, in the order of the way.
+/// A stage of a request, in order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Stage {
-    /// From arrival until the prefill worker had it, less what it spent there: the line, the
-    /// reservation, and the way of every message before the first token.
+pub enum RequestStage {
+    /// From arrival until the first token, without the time on the prefill worker: the queue, the
+    /// reservation, and the transfer of all messages before the first token.
     RouterQueue,
-    /// Spent on attempts that failed or were passed over before the first token.
+    /// The time of attempts that failed or were abandoned before the first token.
     Retry,
-    /// On the prefill worker, until its first chunk.
+    /// The wait on the prefill worker until the first chunk.
     PrefillWait,
     /// From the first chunk to the first token.
     Prefill,
-    /// From the first token until the decode worker had every block; zero where nothing moved.
+    /// From the first token until the decode worker had every block; zero without a transfer.
     Transfer,
-    /// On the decode worker, until its first step there.
+    /// The wait on the decode worker until its first step.
     DecodeWait,
-    /// Its first step there.
+    /// The first decode step.
     FirstDecode,
-    /// Every further token.
+    /// All tokens after the first decode step.
     Decode,
 }
 
-impl Stage {
-    /// All, in the order of the way.
+impl RequestStage {
+    /// All stages, in order of time.
     pub const ALL: [Self; 8] = [
         Self::RouterQueue,
         Self::Retry,
@@ -42,7 +42,7 @@ impl Stage {
         Self::Decode,
     ];
 
-    /// Its name in metrics, headers and answers.
+    /// The name in metrics, headers and answers.
     pub fn name(self) -> &'static str {
         match self {
             Self::RouterQueue => "router_queue",
@@ -57,45 +57,45 @@ impl Stage {
     }
 }
 
-impl fmt::Display for Stage {
+impl fmt::Display for RequestStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// How long each stage took; zero for one that was not reached.
+/// The time of each stage; zero for a stage that was not reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Timing {
-    /// See [`Stage::RouterQueue`].
+pub struct RequestStageTimes {
+    /// The time in [`RequestStage::RouterQueue`].
     pub router_queue: Duration,
-    /// See [`Stage::Retry`].
+    /// The time in [`RequestStage::Retry`].
     pub retry: Duration,
-    /// See [`Stage::PrefillWait`].
+    /// The time in [`RequestStage::PrefillWait`].
     pub prefill_wait: Duration,
-    /// See [`Stage::Prefill`].
+    /// The time in [`RequestStage::Prefill`].
     pub prefill: Duration,
-    /// See [`Stage::Transfer`].
+    /// The time in [`RequestStage::Transfer`].
     pub transfer: Duration,
-    /// See [`Stage::DecodeWait`].
+    /// The time in [`RequestStage::DecodeWait`].
     pub decode_wait: Duration,
-    /// See [`Stage::FirstDecode`].
+    /// The time in [`RequestStage::FirstDecode`].
     pub first_decode: Duration,
-    /// See [`Stage::Decode`].
+    /// The time in [`RequestStage::Decode`].
     pub decode: Duration,
 }
 
-impl Timing {
-    /// How long one stage took.
-    pub fn of(&self, stage: Stage) -> Duration {
+impl RequestStageTimes {
+    /// The time of one stage.
+    pub fn stage(&self, stage: RequestStage) -> Duration {
         match stage {
-            Stage::RouterQueue => self.router_queue,
-            Stage::Retry => self.retry,
-            Stage::PrefillWait => self.prefill_wait,
-            Stage::Prefill => self.prefill,
-            Stage::Transfer => self.transfer,
-            Stage::DecodeWait => self.decode_wait,
-            Stage::FirstDecode => self.first_decode,
-            Stage::Decode => self.decode,
+            RequestStage::RouterQueue => self.router_queue,
+            RequestStage::Retry => self.retry,
+            RequestStage::PrefillWait => self.prefill_wait,
+            RequestStage::Prefill => self.prefill,
+            RequestStage::Transfer => self.transfer,
+            RequestStage::DecodeWait => self.decode_wait,
+            RequestStage::FirstDecode => self.first_decode,
+            RequestStage::Decode => self.decode,
         }
     }
 
@@ -109,14 +109,14 @@ impl Timing {
         self.ttft() + self.transfer + self.decode_wait + self.first_decode + self.decode
     }
 
-    /// Mean gap between `output_tokens` tokens after the first; none if there is only one.
+    /// The mean gap between `output_tokens` tokens after the first; `None` if there is only one.
     pub fn tpot(&self, output_tokens: u32) -> Option<Duration> {
         let gaps = output_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
         Some((self.total() - self.ttft()) / gaps)
     }
 }
 
-/// What a prompt's way through its prefill worker took.
+/// The times of a prompt on its prefill worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PrefillTiming {
     /// From the order to the first chunk.
@@ -125,18 +125,18 @@ pub struct PrefillTiming {
     pub run: Duration,
 }
 
-/// What the start on a decode worker took.
+/// The times of the start on a decode worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DecodeTiming {
-    /// From the landing (or the first token, where nothing moved) to the first step.
+    /// From the landing (or the first token, without a transfer) to the first step.
     pub wait: Duration,
-    /// The first step.
+    /// The duration of the first step.
     pub first: Duration,
 }
 
-/// What an SLO is about.
+/// The metric of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Aim {
+pub enum SloMetric {
     /// From arrival to the first token.
     Ttft,
     /// Mean gap between output tokens after the first.
@@ -145,8 +145,8 @@ pub enum Aim {
     EndToEnd,
 }
 
-impl Aim {
-    /// Its name in metrics and answers.
+impl SloMetric {
+    /// The name in metrics and answers.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ttft => "ttft",
@@ -156,23 +156,23 @@ impl Aim {
     }
 }
 
-/// Whether a request counts for goodput. Only `Good` does; what was cancelled before any target had
-/// passed counts neither way, and after that it is late.
+/// The SLO outcome of a request. Only `Good` counts as goodput; a request cancelled before any
+/// target had passed does not count, and one cancelled later is late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Verdict {
+pub enum SloVerdict {
     /// Every target was met, or there was none.
     Good,
-    /// Done, and too late.
+    /// Done, but a target was missed.
     Late {
-        /// The first target missed, in the order of time.
-        aim: Aim,
-        /// The stage that took the most beyond what was predicted when it was admitted; without a
-        /// prediction, the longest of those that the target is about.
-        stage: Stage,
+        /// The first missed target, in order of time.
+        aim: SloMetric,
+        /// The stage that exceeded its prediction at admission the most; without a prediction, the
+        /// longest stage that the target covers.
+        stage: RequestStage,
     },
-    /// Not taken on.
+    /// The request was refused.
     Refused,
-    /// Broken off.
+    /// The request failed; tokens may have been emitted.
     Failed,
     /// The client left while every target could still be met.
     Cancelled,

@@ -1,43 +1,41 @@
-//! Compiles C++ with the machine's g++, keeping what has not changed.
+//! Compiles C++ with the machine's g++, reusing unchanged objects.
 //!
-//! Owns: flags, the list of what is compiled, the file written for each kernel's source, and the folder that
-//! objects and libraries are kept in.
-//! Never: compiles for another machine than this one.
-//! Invariant: a name holds a hash of everything that went into the file, so a file that is there is right, and
+//! Owns: flags, the list of compiled sources, the file written for each kernel's source, and the
+//! folder of objects and libraries. Never: compiles for another machine than this one. Invariant: a
+//! name holds a hash of everything that went into the file, so an existing file is up to date, and
 //! a library that a process has mapped is never written to.
 
-use crate::sources::{Sources, files_of, included, listing, read, write};
-use crate::table::{self, Kernel};
-use crate::variant::Variant;
+use crate::sources::{EmulatorSources, files_of, included_files, read, registration_source, write};
+use crate::table::{self, KernelTableRow};
+use crate::variant::SanitizerVariant;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// What programs load besides the driver.
+/// A library that programs load besides the driver's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Beside {
-    /// Matrix products.
+pub(crate) enum CompanionLibrary {
     CublasLt,
-    /// The compiler at run time.
+    /// Stands for NVIDIA's run-time compiler.
     Nvrtc,
 }
 
-impl Beside {
-    /// Its source, and the name that it is loaded by.
+impl CompanionLibrary {
+    /// Its source file, and its library name.
     fn names(self) -> (&'static str, &'static str) {
         match self {
-            Beside::CublasLt => ("cublaslt.cpp", "libcublasLt.so.13"),
-            Beside::Nvrtc => ("nvrtc.cpp", "libnvrtc.so.13"),
+            CompanionLibrary::CublasLt => ("cublaslt.cpp", "libcublasLt.so.13"),
+            CompanionLibrary::Nvrtc => ("nvrtc.cpp", "libnvrtc.so.13"),
         }
     }
 }
 
-/// Why there is no library.
+/// Why a library could not be built.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CompileError {
     /// A file could not be read or written.
@@ -46,22 +44,22 @@ pub(crate) enum CompileError {
     /// The kernels' table has a mistake.
     #[error("{0}")]
     Table(String),
-    /// The compiler refused; its words.
+    /// The compiler failed; its messages.
     #[error("{0}")]
     Refused(String),
 }
 
-/// A g++ and the folder that it writes to.
+/// A g++, and the folder of its output.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     out: PathBuf,
-    /// What `--version` says: another compiler makes other objects.
+    /// Output of `--version`: another compiler makes other objects.
     version: String,
     warnings: Mutex<Vec<String>>,
 }
 
-/// One source to be compiled, and all that makes a difference to its object.
-struct Unit {
+/// A source to compile, with everything that changes its object.
+struct CompileUnit {
     source: PathBuf,
     flags: Vec<String>,
     object: PathBuf,
@@ -86,11 +84,12 @@ const FLAGS: [&str; 14] = [
     "-Werror=return-type",
 ];
 
-/// The switch between stacks pushes where compilers may keep things otherwise.
-const OWN_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
+/// The fiber switch pushes onto the stack, below which compilers may otherwise keep data (the red
+/// zone).
+const EMULATOR_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
 
 impl Compiler {
-    /// The machine's, if it has one.
+    /// The machine's g++, if it has one.
     pub(crate) fn find(out: &Path) -> Option<Compiler> {
         let said = compiler().arg("--version").output().ok()?;
         said.status.success().then(|| Compiler {
@@ -100,12 +99,12 @@ impl Compiler {
         })
     }
 
-    /// Lines that the compiler had to say about what it compiled nonetheless, told once.
+    /// Warnings of successful compilations since the last call.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.warnings.lock())
     }
 
-    /// The full name of one of the compiler's own libraries.
+    /// The full path of one of the compiler's own libraries.
     pub(crate) fn library(&self, name: &str) -> Option<PathBuf> {
         let said = compiler()
             .arg(format!("-print-file-name={name}"))
@@ -115,36 +114,36 @@ impl Compiler {
         path.is_absolute().then_some(path)
     }
 
-    /// `libcuda.so.1` with the kernels of a folder, which its `table.txt` lists.
-    pub(crate) fn stand_in(
+    /// Builds `libcuda.so.1` with the kernels that the folder's `table.txt` lists.
+    pub(crate) fn build_driver(
         &self,
-        sources: &Sources,
+        sources: &EmulatorSources,
         kernels: &Path,
-        variant: Variant,
+        variant: SanitizerVariant,
     ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
-        let mut units = self.own_units(sources, variant)?;
+        let mut units = self.emulator_units(sources, variant)?;
         units.extend(self.kernel_units(sources, kernels, variant)?);
         self.compile(&units)?;
         self.link(&units, variant, "libcuda.so.1")
     }
 
-    /// A library beside the driver's, which serves every variant of it.
-    pub(crate) fn beside(
+    /// Builds a companion library, which works with every variant of the driver's.
+    pub(crate) fn build_companion(
         &self,
-        sources: &Sources,
-        library: Beside,
+        sources: &EmulatorSources,
+        library: CompanionLibrary,
     ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
         let (source, soname) = library.names();
         let source = sources.cpp.join("beside").join(source);
-        let included = included(&source, &read(&source)?, &[])?;
-        let units = [self.unit(source, flags(&OWN_FLAGS), &included)?];
+        let included = included_files(&source, &read(&source)?, &[])?;
+        let units = [self.unit(source, flags(&EMULATOR_FLAGS), &included)?];
         self.compile(&units)?;
-        self.link(&units, Variant::Plain, soname)
+        self.link(&units, SanitizerVariant::Plain, soname)
     }
 
-    /// One process at a time: tests run in parallel, and begin together.
+    /// Lets one process compile at a time: tests run in parallel, and begin together.
     fn lock(&self) -> Result<File, CompileError> {
         let path = self.out.join("lock");
         let wrong = |error| CompileError::File(path.clone(), error);
@@ -153,13 +152,17 @@ impl Compiler {
         Ok(file)
     }
 
-    fn own_units(&self, sources: &Sources, variant: Variant) -> Result<Vec<Unit>, CompileError> {
+    fn emulator_units(
+        &self,
+        sources: &EmulatorSources,
+        variant: SanitizerVariant,
+    ) -> Result<Vec<CompileUnit>, CompileError> {
         let mut units = Vec::new();
         for folder in [sources.cpp.clone(), sources.cpp.join("driver")] {
             for source in files_of(&folder)? {
                 let text = read(&source)?;
-                let included = included(&source, &text, &[])?;
-                // Where it makes no difference the variants share an object.
+                let included = included_files(&source, &text, &[])?;
+                // A source that does not name the variant shares one object among all variants.
                 let asks = |name: &str| {
                     included
                         .values()
@@ -168,9 +171,9 @@ impl Compiler {
                 };
                 let flags = match variant.define() {
                     Some(name) if asks(name) => {
-                        flags(&[&OWN_FLAGS[..], &[&format!("-D{name}")]].concat())
+                        flags(&[&EMULATOR_FLAGS[..], &[&format!("-D{name}")]].concat())
                     }
-                    _ => flags(&OWN_FLAGS),
+                    _ => flags(&EMULATOR_FLAGS),
                 };
                 units.push(self.unit(source, flags, &included)?);
             }
@@ -178,16 +181,16 @@ impl Compiler {
         Ok(units)
     }
 
-    /// Each kernel's file is compiled within a file of ours, which lists what is in it.
+    /// Each kernel file is included by a generated source, which registers its kernels.
     fn kernel_units(
         &self,
-        sources: &Sources,
+        sources: &EmulatorSources,
         folder: &Path,
-        variant: Variant,
-    ) -> Result<Vec<Unit>, CompileError> {
+        variant: SanitizerVariant,
+    ) -> Result<Vec<CompileUnit>, CompileError> {
         let table = folder.join("table.txt");
         let kernels = table::parse(&read(&table)?).map_err(CompileError::Table)?;
-        let mut by_file: BTreeMap<&str, Vec<&Kernel>> = BTreeMap::new();
+        let mut by_file: BTreeMap<&str, Vec<&KernelTableRow>> = BTreeMap::new();
         for kernel in &kernels {
             by_file.entry(&kernel.file).or_default().push(kernel);
         }
@@ -198,10 +201,10 @@ impl Compiler {
         let mut units = Vec::new();
         for (file, listed) in by_file {
             let source = folder.join(file);
-            let text = listing(&source, &listed);
-            let written = self.out.join(format!("{}.cpp", name_of(file, &text)));
+            let text = registration_source(&source, &listed);
+            let written = self.out.join(format!("{}.cpp", hashed_name(file, &text)));
             write(&written, text.as_bytes())?;
-            let included = included(&written, &text, &[&sources.include, &sources.cpp])?;
+            let included = included_files(&written, &text, &[&sources.include, &sources.cpp])?;
             units.push(self.unit(written, flags.clone(), &included)?);
         }
         Ok(units)
@@ -212,7 +215,7 @@ impl Compiler {
         source: PathBuf,
         flags: Vec<String>,
         included: &BTreeMap<PathBuf, String>,
-    ) -> Result<Unit, CompileError> {
+    ) -> Result<CompileUnit, CompileError> {
         let text = read(&source)?;
         let stem = source
             .file_stem()
@@ -220,18 +223,19 @@ impl Compiler {
             .unwrap_or("unit");
         let object = self.out.join(format!(
             "{}.o",
-            name_of(stem, &(text, &flags, included, &self.version))
+            hashed_name(stem, &(text, &flags, included, &self.version))
         ));
-        Ok(Unit {
+        Ok(CompileUnit {
             source,
             flags,
             object,
         })
     }
 
-    /// Compiles what is not there yet, on as many threads as cargo or the machine allows.
-    fn compile(&self, units: &[Unit]) -> Result<(), CompileError> {
-        let missing: VecDeque<&Unit> = units.iter().filter(|unit| !unit.object.exists()).collect();
+    /// Compiles missing objects, on as many threads as cargo or the machine allows.
+    fn compile(&self, units: &[CompileUnit]) -> Result<(), CompileError> {
+        let missing: VecDeque<&CompileUnit> =
+            units.iter().filter(|unit| !unit.object.exists()).collect();
         let jobs = std::env::var("NUM_JOBS")
             .ok()
             .and_then(|jobs| jobs.parse().ok());
@@ -239,10 +243,7 @@ impl Compiler {
         let queue = Mutex::new(missing);
         let work = || -> Result<(), CompileError> {
             loop {
-                let next = queue
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .pop_front();
+                let next = queue.lock().pop_front();
                 let Some(unit) = next else { return Ok(()) };
                 let mut command = compiler();
                 command.args(&unit.flags).arg("-c").arg(&unit.source);
@@ -259,14 +260,14 @@ impl Compiler {
 
     fn link(
         &self,
-        units: &[Unit],
-        variant: Variant,
+        units: &[CompileUnit],
+        variant: SanitizerVariant,
         soname: &str,
     ) -> Result<PathBuf, CompileError> {
         let objects: Vec<&PathBuf> = units.iter().map(|unit| &unit.object).collect();
         let folder = self
             .out
-            .join(name_of(variant.name(), &(&objects, soname, variant)));
+            .join(hashed_name(variant.name(), &(&objects, soname, variant)));
         let library = folder.join(soname);
         if library.exists() {
             return Ok(library);
@@ -284,7 +285,8 @@ impl Compiler {
         Ok(library)
     }
 
-    /// Runs the compiler into a file that takes its name when it is whole.
+    /// Runs the compiler into a temporary file that gets its name when it is complete, so that no
+    /// process sees half a file.
     fn run(&self, mut command: Command, to: &Path) -> Result<(), CompileError> {
         let part = to.with_extension(format!("part{}", std::process::id()));
         command.arg("-o").arg(&part);
@@ -299,22 +301,20 @@ impl Compiler {
             .lines()
             .filter(|line| line.contains("warning:"))
             .map(str::to_owned);
-        self.warnings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(warned);
+        self.warnings.lock().extend(warned);
         fs::rename(&part, to).map_err(|error| CompileError::File(to.to_path_buf(), error))
     }
 }
 
-/// A sanitizer that was put in front of this program is not meant for the compiler.
+/// A sanitizer preloaded into this program must not be loaded into the compiler.
 fn compiler() -> Command {
     let mut command = Command::new(COMPILER);
     command.env_remove("LD_PRELOAD");
     command
 }
 
-/// The flags of every unit, those given, and this machine's instructions: kernels are run where they are built.
+/// The common flags, those given, and this machine's instruction sets: kernels run where they are
+/// built.
 fn flags(more: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = FLAGS
         .iter()
@@ -328,7 +328,7 @@ fn flags(more: &[&str]) -> Vec<String> {
     all
 }
 
-fn name_of(stem: &str, what: &impl Hash) -> String {
+fn hashed_name(stem: &str, what: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
     what.hash(&mut hasher);
     let stem: String = stem

@@ -1,39 +1,37 @@
-//! C++ sources: where they are, what they include, and the one that is written for each file of kernels.
+//! C++ sources: their folders, their includes, and the generated source for each file of kernels.
 //!
-//! Owns: reading and writing them.
-//! Never: asks a compiler.
-//! Invariant: all that a source includes from our folders is found, since objects are kept by what went into them.
+//! Owns: reading and writing them. Never: runs a compiler. Invariant: every include from our
+//! folders is found, since objects are named by their content.
 
 use crate::compile::CompileError;
-use crate::table::Kernel;
+use crate::table::KernelTableRow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// Where the sources are.
+/// Folders of C++ sources.
 #[derive(Clone, Debug)]
-pub(crate) struct Sources {
-    /// The emulator's and the driver's.
+pub(crate) struct EmulatorSources {
+    /// The emulator's and the driver's sources.
     pub(crate) cpp: PathBuf,
-    /// What kernels include.
     pub(crate) include: PathBuf,
 }
 
-impl Sources {
-    /// Of the crate in `manifest`.
-    pub(crate) fn of(manifest: &Path) -> Sources {
-        Sources {
+impl EmulatorSources {
+    /// The folders of the crate in `manifest`.
+    pub(crate) fn of(manifest: &Path) -> EmulatorSources {
+        EmulatorSources {
             cpp: manifest.join("src/cpp"),
             include: manifest.join("../../kernels/include"),
         }
     }
 }
 
-/// A source that includes a kernel's file, in a name space of its own (two files may have functions of one name),
-/// and lists its kernels.
-pub(crate) fn listing(source: &Path, kernels: &[&Kernel]) -> String {
+/// The source that includes a kernel's file in a namespace of its own (two files may have functions
+/// of one name) and registers its kernels.
+pub(crate) fn registration_source(source: &Path, kernels: &[&KernelTableRow]) -> String {
     let mut hasher = DefaultHasher::new();
     source.hash(&mut hasher);
     let space = format!("kernels_{:016x}", hasher.finish());
@@ -41,7 +39,7 @@ pub(crate) fn listing(source: &Path, kernels: &[&Kernel]) -> String {
         "#include \"prims.cuh\"\n#include \"registry.h\"\nnamespace {space} {{\n#include \"{}\"\n}}\n",
         source.display()
     );
-    for Kernel {
+    for KernelTableRow {
         name,
         threads,
         registers_max,
@@ -79,14 +77,15 @@ pub(crate) fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CompileError> {
     Ok(found)
 }
 
-/// Everything that a source includes by a name in quotes, and what that includes in turn.
-pub(crate) fn included(
+/// Everything that a source includes by a name in quotes, recursively.
+pub(crate) fn included_files(
     source: &Path,
     text: &str,
     folders: &[&Path],
 ) -> Result<BTreeMap<PathBuf, String>, CompileError> {
     let mut found = BTreeMap::new();
     let mut left = vec![(source.to_path_buf(), text.to_owned())];
+    // A depth-first walk over includes; a file that was found before is not read again.
     while let Some((from, text)) = left.pop() {
         for line in text.lines() {
             let Some(name) = line
@@ -97,7 +96,7 @@ pub(crate) fn included(
                 continue;
             };
             let beside = from.parent().into_iter().chain(folders.iter().copied());
-            // One that is nowhere is the compiler's to complain about.
+            // A file that is nowhere is left to the compiler's error message.
             let Some(path) = beside
                 .map(|folder| folder.join(name))
                 .find(|path| path.exists())

@@ -1,29 +1,32 @@
 //! How kernels are compiled: plain, or with a sanitizer.
 //!
-//! Owns: the flags of each, and how a test program is told which it was started for.
-//! Never: starts anything.
+//! Owns: the flags of each variant, and the environment variable that names it to a test program.
+//! Never: starts a program.
 
 /// How kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Variant {
-    /// Optimised.
+pub enum SanitizerVariant {
     Plain,
     /// With the address and undefined-behaviour sanitizers.
     Address,
-    /// With the thread sanitizer: each of a block's threads is one.
+    /// With the thread sanitizer: each thread of a block is a thread to it.
     Thread,
 }
 
-impl Variant {
-    /// What `CLEAVE_STANDIN_VARIANT` names (`plain`, `address`, `thread`), for test programs that are started with a
-    /// sanitizer's runtime as a whole; plain if it is not set.
+impl SanitizerVariant {
+    /// The variant that `CLEAVE_STANDIN_VARIANT` names (`plain`, `address`, `thread`), for test
+    /// programs that start with a sanitizer's runtime; plain if it is not set.
     ///
     /// # Panics
-    /// If it is something else.
-    pub fn of_environment() -> Variant {
-        let all = [Variant::Plain, Variant::Address, Variant::Thread];
+    /// If it names no variant.
+    pub fn from_environment() -> SanitizerVariant {
+        let all = [
+            SanitizerVariant::Plain,
+            SanitizerVariant::Address,
+            SanitizerVariant::Thread,
+        ];
         let Ok(name) = std::env::var("CLEAVE_STANDIN_VARIANT") else {
-            return Variant::Plain;
+            return SanitizerVariant::Plain;
         };
         let named = all.into_iter().find(|variant| variant.name() == name);
         named.unwrap_or_else(|| {
@@ -33,16 +36,16 @@ impl Variant {
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Variant::Plain => "plain",
-            Variant::Address => "address",
-            Variant::Thread => "thread",
+            SanitizerVariant::Plain => "plain",
+            SanitizerVariant::Address => "address",
+            SanitizerVariant::Thread => "thread",
         }
     }
 
     pub(crate) fn kernel_flags(self) -> &'static [&'static str] {
         match self {
-            Variant::Plain => &["-O2", "-g1", "-fno-exceptions"],
-            Variant::Address => &[
+            SanitizerVariant::Plain => &["-O2", "-g1", "-fno-exceptions"],
+            SanitizerVariant::Address => &[
                 "-O1",
                 "-g",
                 "-fno-exceptions",
@@ -50,7 +53,7 @@ impl Variant {
                 "-fsanitize=address,undefined",
                 "-fno-sanitize-recover=all",
             ],
-            Variant::Thread => &[
+            SanitizerVariant::Thread => &[
                 "-O1",
                 "-g",
                 "-fno-exceptions",
@@ -60,29 +63,30 @@ impl Variant {
         }
     }
 
-    /// What a source of ours is told if it asks: the few that do speak with the sanitizer, and none is sanitized.
+    /// Macro for those of our own sources that call the sanitizer's interface; none of them is
+    /// compiled with the sanitizer.
     pub(crate) fn define(self) -> Option<&'static str> {
         match self {
-            Variant::Plain => None,
-            Variant::Address => Some("EMULATOR_ADDRESS"),
-            Variant::Thread => Some("EMULATOR_THREAD"),
+            SanitizerVariant::Plain => None,
+            SanitizerVariant::Address => Some("EMULATOR_ADDRESS"),
+            SanitizerVariant::Thread => Some("EMULATOR_THREAD"),
         }
     }
 
     pub(crate) fn link_flags(self) -> &'static [&'static str] {
         match self {
-            Variant::Plain => &[],
-            Variant::Address => &["-fsanitize=address,undefined"],
-            Variant::Thread => &["-fsanitize=thread"],
+            SanitizerVariant::Plain => &[],
+            SanitizerVariant::Address => &["-fsanitize=address,undefined"],
+            SanitizerVariant::Thread => &["-fsanitize=thread"],
         }
     }
 
-    /// The sanitizer's library that must be loaded before a program's own.
+    /// The sanitizer's library that must be loaded before all others.
     pub(crate) fn runtime(self) -> Option<&'static str> {
         match self {
-            Variant::Plain => None,
-            Variant::Address => Some("libasan.so"),
-            Variant::Thread => Some("libtsan.so"),
+            SanitizerVariant::Plain => None,
+            SanitizerVariant::Address => Some("libasan.so"),
+            SanitizerVariant::Thread => Some("libtsan.so"),
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Captures and graphs: what they do, and what may not be done meanwhile.
+//! Stream captures and graphs: their effects, and the calls that are forbidden during a capture.
 #![allow(unsafe_code)]
 
 mod device;
 
 use device::{
-    Add, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, Device,
-    Handle, UPDATE_FAILURE, blocks,
+    AddArgs, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED,
+    DriverHandle, EmulatedDevice, UPDATE_FAILURE, blocks,
 };
 
 const COUNT: usize = 200;
 
-fn add(device: &Device, numbers: u64, value: u32, stream: Handle) {
-    let args = Add {
+fn add(device: &EmulatedDevice, numbers: u64, value: u32, stream: DriverHandle) {
+    let args = AddArgs {
         numbers,
         count: COUNT as u32,
         value,
@@ -21,24 +21,25 @@ fn add(device: &Device, numbers: u64, value: u32, stream: Handle) {
         .expect("a launch");
 }
 
-fn first(device: &Device, numbers: u64) -> u32 {
+fn first(device: &EmulatedDevice, numbers: u64) -> u32 {
     let all: Vec<u32> = device.read(numbers, COUNT).expect("numbers");
     assert!(all.iter().all(|&number| number == all[0]));
     all[0]
 }
 
-struct Work<'a> {
-    device: &'a Device,
+struct ForkJoinWork<'a> {
+    device: &'a EmulatedDevice,
     numbers: u64,
     copied: u64,
-    main: Handle,
-    side: Handle,
+    main: DriverHandle,
+    side: DriverHandle,
 }
 
-impl Work<'_> {
-    /// numbers = 7; on a second stream copied = numbers; then numbers += 5 and, after both, copied += 1.
+impl ForkJoinWork<'_> {
+    /// numbers = 7; on a second stream copied = numbers; then numbers += 5 and, after both, copied
+    /// += 1.
     fn submit(&self) {
-        let Work {
+        let ForkJoinWork {
             device,
             numbers,
             copied,
@@ -68,10 +69,12 @@ impl Work<'_> {
 }
 
 #[test]
-fn a_graph_does_what_its_work_does_alone() {
-    let Some(device) = Device::open() else { return };
+fn a_graph_computes_what_its_captured_work_computes() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let fresh = || device.upload(&[0_u32; COUNT]);
-    let work = Work {
+    let work = ForkJoinWork {
         device: &device,
         numbers: fresh(),
         copied: fresh(),
@@ -85,7 +88,7 @@ fn a_graph_does_what_its_work_does_alone() {
     assert_eq!(work.result(), (0, 0), "a capture runs nothing");
     let exec = device.instantiate(graph).expect("an executable graph");
     for seed in 0..12 {
-        device.stand_in.seed(seed);
+        device.stand_in.set_seed(seed);
         work.submit();
         assert_eq!(work.result(), (12, 8), "seed {seed}");
         device.launch_graph(exec, work.main).expect("a launch");
@@ -94,8 +97,10 @@ fn a_graph_does_what_its_work_does_alone() {
 }
 
 #[test]
-fn launches_of_one_graph_follow_each_other() {
-    let Some(device) = Device::open() else { return };
+fn launches_of_one_graph_run_in_order() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let (main, side) = (device.stream(), device.stream());
     let numbers = device.upload(&[0_u32; COUNT]);
     device.begin_capture(main).expect("a capture");
@@ -111,8 +116,10 @@ fn launches_of_one_graph_follow_each_other() {
 }
 
 #[test]
-fn arguments_change_for_later_launches_only() {
-    let Some(device) = Device::open() else { return };
+fn graph_updates_apply_to_later_launches_only() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let stream = device.stream();
     let numbers = device.upload(&[0_u32; COUNT]);
     let capture = |value| {
@@ -123,7 +130,7 @@ fn arguments_change_for_later_launches_only() {
     let graph = capture(1);
     let exec = device.instantiate(graph).expect("an executable graph");
     device.launch_graph(exec, stream).expect("a launch");
-    let args = Add {
+    let args = AddArgs {
         numbers,
         count: COUNT as u32,
         value: 10,
@@ -143,17 +150,19 @@ fn arguments_change_for_later_launches_only() {
     assert_eq!(device.update(exec, longer), Err(UPDATE_FAILURE));
 }
 
-/// What it is, and doing it.
-type Forbidden<'a> = (&'a str, &'a dyn Fn() -> Result<(), i32>);
+/// The name of a forbidden call, and the call.
+type ForbiddenCall<'a> = (&'a str, &'a dyn Fn() -> Result<(), i32>);
 
 #[test]
-fn a_capture_waited_allocated_or_copied_at_once() {
-    let Some(device) = Device::open() else { return };
+fn synchronous_calls_invalidate_a_capture() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let (stream, other) = (device.stream(), device.stream());
     let numbers = device.upload(&[0_u32; COUNT]);
     let event = device.event();
     device.record(event, other).expect("a record");
-    let forbidden: [Forbidden<'_>; 7] = [
+    let forbidden: [ForbiddenCall<'_>; 7] = [
         ("synchronize its stream", &|| {
             device.synchronize_stream(stream)
         }),
@@ -184,8 +193,10 @@ fn a_capture_waited_allocated_or_copied_at_once() {
 }
 
 #[test]
-fn a_capture_left_a_stream_behind_or_looked_outside() {
-    let Some(device) = Device::open() else { return };
+fn unjoined_streams_and_outside_events_fail_a_capture() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let (main, side, event) = (device.stream(), device.stream(), device.event());
     let numbers = device.upload(&[0_u32; COUNT]);
     device.begin_capture(main).expect("a capture");

@@ -1,35 +1,35 @@
-//! What kernels compute on the emulator, against what they should.
+//! Results of kernels on the emulator, compared with the expected ones.
 #![allow(unsafe_code)]
 
 mod device;
 
-use cleave_emulator::{Variant, command, library_of};
+use cleave_emulator::{SanitizerVariant, driver_library_of, sanitized_command};
 
-use device::{Args, Device, Shape, blocks};
+use device::{EmulatedDevice, KernelArguments, KernelLaunch, blocks};
 use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Exchange {
+struct ExchangeArgs {
     results: u64,
     counters: u64,
 }
-impl Args for Exchange {}
+impl KernelArguments for ExchangeArgs {}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Convert {
+struct ConvertArgs {
     numbers: u64,
     results: u64,
     count: u64,
 }
-impl Args for Convert {}
+impl KernelArguments for ConvertArgs {}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct TileProduct {
+struct TileProductArgs {
     a: u64,
     b: u64,
     c: u64,
@@ -38,12 +38,14 @@ struct TileProduct {
     depth: u32,
     b_is_transposed: u32,
 }
-impl Args for TileProduct {}
+impl KernelArguments for TileProductArgs {}
 
 #[test]
-fn lanes_exchange_what_they_should() {
+fn warp_primitives_exchange_the_right_values() {
     const BLOCKS: u32 = 3;
-    let Some(device) = Device::open() else { return };
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let threads = BLOCKS as usize * 64;
     let results = device.alloc(threads * 8 * 4).expect("memory");
     let counters = device.upload(&[0_u32; 3]);
@@ -51,7 +53,7 @@ fn lanes_exchange_what_they_should() {
         .run(
             "exchange",
             blocks(BLOCKS, 64),
-            Exchange { results, counters },
+            ExchangeArgs { results, counters },
         )
         .expect("a launch");
     let told: Vec<u32> = device.read(results, threads * 8).expect("results");
@@ -85,8 +87,10 @@ fn lanes_exchange_what_they_should() {
 }
 
 #[test]
-fn narrow_numbers_are_rounded_as_on_the_device() {
-    let Some(device) = Device::open() else { return };
+fn bf16_and_e4m3_round_as_on_the_device() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let mut random = ChaCha8Rng::seed_from_u64(5);
     let mut numbers: Vec<f32> = (0..4000).map(|_| f32::from_bits(random.random())).collect();
     numbers.extend([
@@ -103,7 +107,7 @@ fn narrow_numbers_are_rounded_as_on_the_device() {
         128.0,
     ]);
     numbers.extend((0..256).map(|byte| f32::from_bits(0x3f80_0000 | byte)));
-    // Every e4m3, and what is between it and the next.
+    // Every e4m3 number, and the values between it and the next.
     for byte in (0..=255u8).filter(|byte| byte & 0x7f < 0x7e) {
         let (x, next) = (e4m3(byte), e4m3(byte + 1));
         let middle = f32::midpoint(x, next);
@@ -113,7 +117,7 @@ fn narrow_numbers_are_rounded_as_on_the_device() {
         device.upload(&numbers),
         device.alloc(numbers.len() * 20).expect("memory"),
     );
-    let args = Convert {
+    let args = ConvertArgs {
         numbers: from,
         results: to,
         count: numbers.len() as u64,
@@ -182,7 +186,8 @@ fn e4m3(byte: u8) -> f32 {
     }
 }
 
-/// Of two as near, the one whose last bit is zero; beyond the largest, the largest.
+/// The nearest e4m3 number; ties go to the even one, and numbers beyond the largest become the
+/// largest.
 fn nearest_e4m3(x: f32) -> f32 {
     if x.is_nan() {
         return x;
@@ -197,8 +202,10 @@ fn nearest_e4m3(x: f32) -> f32 {
 }
 
 #[test]
-fn tiles_multiply_like_plain_loops() {
-    let Some(device) = Device::open() else { return };
+fn tile_products_match_plain_loops() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let mut random = ChaCha8Rng::seed_from_u64(11);
     for (rows, columns, depth) in [
         (32, 32, 32),
@@ -214,7 +221,7 @@ fn tiles_multiply_like_plain_loops() {
                     .collect()
             };
             let (a, b) = (matrix(rows * depth), matrix(columns * depth));
-            let args = TileProduct {
+            let args = TileProductArgs {
                 a: device.upload(&a),
                 b: device.upload(&b),
                 c: device.alloc(rows * columns * 4).expect("memory"),
@@ -227,7 +234,7 @@ fn tiles_multiply_like_plain_loops() {
             device
                 .run(
                     "tile_product",
-                    Shape {
+                    KernelLaunch {
                         grid,
                         threads: 128,
                         shared_bytes: 8192,
@@ -260,16 +267,18 @@ fn tiles_multiply_like_plain_loops() {
 }
 
 #[test]
-fn shared_memory_held_what_the_block_before_wrote() {
-    let Some(device) = Device::open() else { return };
+fn unwritten_shared_memory_reads_as_nan() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let results = device.alloc(4 * 64 * 4).expect("memory");
-    let shape = Shape {
+    let shape = KernelLaunch {
         grid: [4, 1, 1],
         threads: 64,
         shared_bytes: 128,
     };
     device
-        .run("read_unwritten", shape, Unwritten { results })
+        .run("read_unwritten", shape, ResultsArgs { results })
         .expect("a launch");
     let got: Vec<f32> = device.read(results, 4 * 64).expect("results");
     assert!(got.iter().all(|x| x.is_nan()), "{got:?}");
@@ -277,20 +286,26 @@ fn shared_memory_held_what_the_block_before_wrote() {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Unwritten {
+struct ResultsArgs {
     results: u64,
 }
-impl Args for Unwritten {}
+impl KernelArguments for ResultsArgs {}
 
 #[test]
-fn a_block_saw_that_another_had_run_before_it() {
+fn seeds_change_the_order_of_blocks() {
     const BLOCKS: u32 = 50;
-    let Some(device) = Device::open() else { return };
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let follow = |seed| -> Vec<u32> {
-        device.stand_in.seed(seed);
+        device.stand_in.set_seed(seed);
         let numbers = device.upload(&[0_u32; BLOCKS as usize + 1]);
         device
-            .run("follow", blocks(BLOCKS, 32), Unwritten { results: numbers })
+            .run(
+                "follow",
+                blocks(BLOCKS, 32),
+                ResultsArgs { results: numbers },
+            )
             .expect("a launch");
         device.read(numbers, BLOCKS as usize + 1).expect("numbers")
     };
@@ -303,19 +318,21 @@ fn a_block_saw_that_another_had_run_before_it() {
 }
 
 #[test]
-fn sanitizers_found_something_in_right_kernels() {
-    // They are silent about plain ones, and this is one of those that they start.
-    if Variant::of_environment() != Variant::Plain || Device::open().is_none() {
+fn sanitizers_report_nothing_in_correct_kernels() {
+    // The sanitized child runs this test too; only the plain parent starts children.
+    if SanitizerVariant::from_environment() != SanitizerVariant::Plain
+        || EmulatedDevice::open().is_none()
+    {
         return;
     }
-    for variant in [Variant::Address, Variant::Thread] {
-        library_of(&device::kernels(), variant).expect("there is a plain one");
+    for variant in [SanitizerVariant::Address, SanitizerVariant::Thread] {
+        driver_library_of(&device::kernels(), variant).expect("there is a plain one");
         let program = std::env::current_exe().expect("this program");
-        let mut command = command(variant, program.as_os_str()).expect("a compiler");
+        let mut command = sanitized_command(variant, program.as_os_str()).expect("a compiler");
         command.args([
             "--exact",
-            "tiles_multiply_like_plain_loops",
-            "lanes_exchange_what_they_should",
+            "tile_products_match_plain_loops",
+            "warp_primitives_exchange_the_right_values",
         ]);
         let said = command.output().expect("it starts");
         let text = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);

@@ -1,18 +1,18 @@
-//! Memory that runs out, launches that cannot be, and faults on demand.
+//! Limits of memory and launches, and planned faults.
 #![allow(unsafe_code)]
 
 mod device;
 
 use device::{
-    Add, Device, ILLEGAL_ADDRESS, INVALID_VALUE, LAUNCH_FAILED, LAUNCH_OUT_OF_RESOURCES,
-    NO_BINARY_FOR_GPU, NOT_FOUND, NOT_READY, OUT_OF_MEMORY, Shape, blocks,
+    AddArgs, EmulatedDevice, ILLEGAL_ADDRESS, INVALID_VALUE, KernelLaunch, LAUNCH_FAILED,
+    LAUNCH_OUT_OF_RESOURCES, NO_BINARY_FOR_GPU, NOT_FOUND, NOT_READY, OUT_OF_MEMORY, blocks,
 };
 use std::ptr;
 
 const NUMBERS: u32 = 10;
 
-fn add(device: &Device) -> Add {
-    Add {
+fn add(device: &EmulatedDevice) -> AddArgs {
+    AddArgs {
         numbers: device.upload(&[0_u32; NUMBERS as usize]),
         count: NUMBERS,
         value: 1,
@@ -20,8 +20,10 @@ fn add(device: &Device) -> Add {
 }
 
 #[test]
-fn memory_ran_out_and_came_back() {
-    let Some(device) = Device::open() else { return };
+fn freed_memory_can_be_allocated_again() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let (free, total) = device.memory();
     assert_eq!((free, total), (2 << 30, 2 << 30));
     let most = device.alloc(total - (64 << 20)).expect("most of it");
@@ -34,8 +36,10 @@ fn memory_ran_out_and_came_back() {
 }
 
 #[test]
-fn fresh_memory_held_numbers() {
-    let Some(device) = Device::open() else { return };
+fn fresh_memory_reads_as_nan() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let at = device.alloc(1000).expect("memory");
     assert!(
         device
@@ -53,8 +57,10 @@ fn fresh_memory_held_numbers() {
 }
 
 #[test]
-fn a_launch_that_no_device_takes() {
-    let Some(device) = Device::open() else { return };
+fn launches_beyond_device_limits_are_refused() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let args = add(&device);
     let none = ptr::null_mut();
     assert_eq!(
@@ -69,7 +75,7 @@ fn a_launch_that_no_device_takes() {
         device.launch("nothing_of_that_name", blocks(1, 32), args, none),
         Err(NOT_FOUND)
     );
-    let wide = |shared_bytes| Shape {
+    let wide = |shared_bytes| KernelLaunch {
         grid: [1, 1, 1],
         threads: 128,
         shared_bytes,
@@ -94,11 +100,13 @@ fn a_launch_that_no_device_takes() {
 }
 
 #[test]
-fn faults_strike_when_they_were_asked_to() {
-    let Some(device) = Device::open() else { return };
+fn planned_faults_occur_at_their_call() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     device
         .stand_in
-        .faults("alloc@3,module@1,host_alloc@1,event_late@2");
+        .plan_faults("alloc@3,module@1,host_alloc@1,event_late@2");
     assert_eq!(device.load_module(), Err(NO_BINARY_FOR_GPU));
     device.load_module().expect("the next one is fine");
     device.alloc(4).expect("the first");
@@ -120,10 +128,12 @@ fn faults_strike_when_they_were_asked_to() {
 }
 
 #[test]
-fn a_launch_that_fails_is_told_by_whoever_waits_and_stays() {
-    let Some(device) = Device::open() else { return };
+fn a_failed_launch_is_reported_by_waits_and_stays() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let args = add(&device);
-    device.stand_in.faults("launch:follow@1,launch:add@2");
+    device.stand_in.plan_faults("launch:follow@1,launch:add@2");
     device.run("add", blocks(1, 128), args).expect("the first");
     let (stream, after) = (device.stream(), device.event());
     device
@@ -139,31 +149,35 @@ fn a_launch_that_fails_is_told_by_whoever_waits_and_stays() {
 }
 
 #[test]
-fn a_copy_that_fails_stays_too() {
-    let Some(device) = Device::open() else { return };
+fn a_failed_copy_stays_an_error() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let args = add(&device);
-    device.stand_in.faults("copy@2");
+    device.stand_in.plan_faults("copy@2");
     assert_eq!(device.read::<u32>(args.numbers, 1).expect("the first"), [0]);
     assert_eq!(device.read::<u32>(args.numbers, 1), Err(ILLEGAL_ADDRESS));
     assert_eq!(device.synchronize(), Err(ILLEGAL_ADDRESS));
 }
 
 #[test]
-#[should_panic(expected = "no list of faults")]
-fn a_fault_that_does_not_exist() {
-    let Some(device) = Device::open() else {
-        panic!("no list of faults, and no emulator")
+#[should_panic(expected = "not a list of faults")]
+fn an_unknown_fault_panics() {
+    let Some(device) = EmulatedDevice::open() else {
+        panic!("not a list of faults, and no emulator")
     };
-    device.stand_in.faults("alloc@0");
+    device.stand_in.plan_faults("alloc@0");
 }
 
 #[test]
-fn what_was_done_is_counted() {
-    let Some(device) = Device::open() else { return };
+fn driver_calls_are_counted() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let args = add(&device);
-    let before = ["launch", "alloc", "wait"].map(|what| device.stand_in.count(what));
+    let before = ["launch", "alloc", "wait"].map(|what| device.stand_in.calls_count(what));
     device.run("add", blocks(1, 128), args).expect("a launch");
-    let after = ["launch", "alloc", "wait"].map(|what| device.stand_in.count(what));
+    let after = ["launch", "alloc", "wait"].map(|what| device.stand_in.calls_count(what));
     assert_eq!(
         [
             after[0] - before[0],

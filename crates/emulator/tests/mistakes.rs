@@ -1,35 +1,41 @@
-//! Planted mistakes are found: as a failed launch with a line that says why, as NaNs, or by a sanitizer.
+//! Planted mistakes are found: as a failed launch with a message that names the cause, as NaNs, or
+//! by a sanitizer.
 #![allow(unsafe_code)]
 
 mod device;
 
-use cleave_emulator::{FOUND_EXIT, Variant, command, library_of};
-use device::{Device, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS, Mistake, Shape};
+use cleave_emulator::{SANITIZER_EXIT, SanitizerVariant, driver_library_of, sanitized_command};
+use device::{
+    EmulatedDevice, ILLEGAL_ADDRESS, KernelLaunch, LAUNCH_FAILED, MISALIGNED_ADDRESS, MistakeArgs,
+};
 use std::env;
 
-fn shape(threads: u32, shared_bytes: u32) -> Shape {
-    Shape {
+fn shape(threads: u32, shared_bytes: u32) -> KernelLaunch {
+    KernelLaunch {
         grid: [1, 1, 1],
         threads,
         shared_bytes,
     }
 }
 
-fn args(device: &Device, choice: u64) -> Mistake {
+fn args(device: &EmulatedDevice, choice: u64) -> MistakeArgs {
     let numbers: Vec<f32> = (0..128).map(|index| index as f32).collect();
-    Mistake {
+    MistakeArgs {
         results: device.alloc(64 * 4).expect("memory"),
         numbers: device.upload(&numbers),
         choice,
     }
 }
 
-/// The launch fails in that way, the line says so, the context says so from then on, and a new one works.
-fn expect_failure(kernel: &str, shape: Shape, choice: u64, code: i32, words: &[&str]) {
-    let Some(device) = Device::open() else { return };
+/// Checks that the launch fails with this code and message, that the context keeps the error, and
+/// that a new context works.
+fn expect_failure(kernel: &str, shape: KernelLaunch, choice: u64, code: i32, words: &[&str]) {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let args = args(&device, choice);
     assert_eq!(device.run(kernel, shape, args), Err(code), "{kernel}");
-    let message = device.stand_in.message();
+    let message = device.stand_in.last_message();
     for word in words {
         assert!(
             message.contains(word),
@@ -38,7 +44,7 @@ fn expect_failure(kernel: &str, shape: Shape, choice: u64, code: i32, words: &[&
     }
     assert_eq!(device.alloc(4), Err(code), "an error of the device stays");
     drop(device);
-    let device = Device::open().expect("it was there before");
+    let device = EmulatedDevice::open().expect("it was there before");
     let args = self::args(&device, 1);
     device
         .run("swap_halves", self::shape(64, 256), args)
@@ -48,7 +54,7 @@ fn expect_failure(kernel: &str, shape: Shape, choice: u64, code: i32, words: &[&
 }
 
 #[test]
-fn a_barrier_in_two_branches() {
+fn a_divergent_barrier_is_reported() {
     let words = [
         "divergent_barrier",
         "sync_block at mistakes.cu:",
@@ -58,7 +64,7 @@ fn a_barrier_in_two_branches() {
 }
 
 #[test]
-fn a_barrier_that_some_never_reach() {
+fn a_barrier_not_reached_by_all_is_reported() {
     let words = [
         "deadlock",
         "40 of 64 threads wait in sync_block at mistakes.cu:",
@@ -68,7 +74,7 @@ fn a_barrier_that_some_never_reach() {
 }
 
 #[test]
-fn a_shuffle_of_half_a_warp() {
+fn a_shuffle_of_half_a_warp_is_reported() {
     let words = [
         "deadlock",
         "lanes 0000ffff wait in a shuffle at mistakes.cu:",
@@ -77,7 +83,7 @@ fn a_shuffle_of_half_a_warp() {
 }
 
 #[test]
-fn two_shuffles_of_one_warp_at_once() {
+fn two_shuffles_of_one_warp_at_once_are_reported() {
     expect_failure(
         "two_shuffles",
         shape(32, 0),
@@ -88,7 +94,7 @@ fn two_shuffles_of_one_warp_at_once() {
 }
 
 #[test]
-fn a_copy_that_nobody_waited_for_at_the_end() {
+fn an_unawaited_copy_at_the_end_is_reported() {
     expect_failure(
         "copy_left_behind",
         shape(32, 512),
@@ -99,7 +105,7 @@ fn a_copy_that_nobody_waited_for_at_the_end() {
 }
 
 #[test]
-fn one_float_past_dynamic_shared_memory() {
+fn a_write_past_dynamic_shared_memory_is_reported() {
     expect_failure(
         "write_shared",
         shape(32, 256),
@@ -110,7 +116,7 @@ fn one_float_past_dynamic_shared_memory() {
 }
 
 #[test]
-fn a_page_past_dynamic_shared_memory() {
+fn a_write_a_page_past_shared_memory_is_reported() {
     expect_failure(
         "write_shared",
         shape(32, 256),
@@ -121,7 +127,7 @@ fn a_page_past_dynamic_shared_memory() {
 }
 
 #[test]
-fn one_float_past_an_allocation() {
+fn a_write_past_an_allocation_is_reported() {
     expect_failure(
         "write_global",
         shape(32, 0),
@@ -132,7 +138,7 @@ fn one_float_past_an_allocation() {
 }
 
 #[test]
-fn an_address_that_is_not_a_multiple_of_sixteen() {
+fn a_misaligned_address_is_reported() {
     expect_failure(
         "misaligned",
         shape(32, 0),
@@ -143,7 +149,7 @@ fn an_address_that_is_not_a_multiple_of_sixteen() {
 }
 
 #[test]
-fn a_stack_that_overflows() {
+fn a_stack_overflow_is_reported() {
     expect_failure(
         "overflow_stack",
         shape(32, 0),
@@ -154,11 +160,13 @@ fn a_stack_that_overflows() {
 }
 
 #[test]
-fn a_tail_of_an_allocation_that_was_written_to() {
-    let Some(device) = Device::open() else { return };
-    // 40 bytes: the float after them lies in what is left of the 256.
+fn a_write_to_an_allocations_padding_is_reported() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
+    // 40 bytes: the next float lies in the padding up to 256.
     let results = device.alloc(40).expect("memory");
-    let args = Mistake {
+    let args = MistakeArgs {
         results,
         numbers: results,
         choice: 10,
@@ -170,15 +178,15 @@ fn a_tail_of_an_allocation_that_was_written_to() {
     assert!(
         device
             .stand_in
-            .message()
+            .last_message()
             .contains("past the end of an allocation of 40 bytes"),
         "{}",
-        device.stand_in.message()
+        device.stand_in.last_message()
     );
 }
 
 #[test]
-fn a_warpgroup_multiplied_what_it_must_not() {
+fn misuses_of_wgmma_are_reported() {
     let shape = shape(128, 24576);
     let wrongs = [
         (0, LAUNCH_FAILED, "not fenced"),
@@ -189,7 +197,9 @@ fn a_warpgroup_multiplied_what_it_must_not() {
         let words = ["kernel warpgroup", word, "mistakes.cu:"];
         expect_failure("warpgroup", shape, choice, code, &words);
     }
-    let Some(device) = Device::open() else { return };
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     for (choice, is_early) in [(1, false), (3, true)] {
         let args = args(&device, choice);
         device.run("warpgroup", shape, args).expect("a launch");
@@ -199,8 +209,10 @@ fn a_warpgroup_multiplied_what_it_must_not() {
 }
 
 #[test]
-fn a_copy_was_read_before_it_was_waited_for() {
-    let Some(device) = Device::open() else { return };
+fn a_copy_read_before_its_wait_gives_nan() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     for (choice, is_right) in [(0, false), (1, true)] {
         let args = args(&device, choice);
         device
@@ -213,8 +225,10 @@ fn a_copy_was_read_before_it_was_waited_for() {
 }
 
 #[test]
-fn host_memory_was_given_to_a_kernel() {
-    let Some(device) = Device::open() else { return };
+fn host_memory_in_kernel_arguments_is_reported() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let on_host = [0.0_f32; 64];
     let mut args = args(&device, 0);
     args.numbers = on_host.as_ptr() as u64;
@@ -223,16 +237,18 @@ fn host_memory_was_given_to_a_kernel() {
         Err(ILLEGAL_ADDRESS)
     );
     assert!(
-        device.stand_in.message().contains("byte 8")
-            && device.stand_in.message().contains("host memory"),
+        device.stand_in.last_message().contains("byte 8")
+            && device.stand_in.last_message().contains("host memory"),
         "{}",
-        device.stand_in.message()
+        device.stand_in.last_message()
     );
 }
 
 #[test]
-fn freed_memory_was_given_to_a_kernel() {
-    let Some(device) = Device::open() else { return };
+fn freed_memory_in_kernel_arguments_is_reported() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let args = args(&device, 0);
     device.free(args.numbers).expect("a free");
     assert_eq!(
@@ -240,9 +256,9 @@ fn freed_memory_was_given_to_a_kernel() {
         Err(ILLEGAL_ADDRESS)
     );
     assert!(
-        device.stand_in.message().contains("was freed"),
+        device.stand_in.last_message().contains("was freed"),
         "{}",
-        device.stand_in.message()
+        device.stand_in.last_message()
     );
 }
 
@@ -250,12 +266,12 @@ fn freed_memory_was_given_to_a_kernel() {
 
 const KERNEL: &str = "CLEAVE_TEST_MISTAKE";
 
-/// What runs in the process with the sanitizer: `kernel choice`.
+/// Runs in the child process with the sanitizer: `kernel choice`.
 #[test]
-fn in_a_process_of_its_own() {
+fn child_process_runs_one_kernel() {
     let Ok(what) = env::var(KERNEL) else { return };
     let (kernel, choice) = what.split_once(' ').expect("two words");
-    let device = Device::open().expect("whoever started us has an emulator");
+    let device = EmulatedDevice::open().expect("whoever started us has an emulator");
     let args = args(&device, choice.parse().expect("a number"));
     let shape = match kernel {
         "swap_halves" => self::shape(64, 256),
@@ -266,12 +282,12 @@ fn in_a_process_of_its_own() {
     println!("it ran");
 }
 
-fn sanitized(variant: Variant, kernel: &str, choice: u64) -> Option<(i32, String)> {
-    // Compiled here: a child finds it there.
-    library_of(&device::kernels(), variant)?;
+fn run_sanitized(variant: SanitizerVariant, kernel: &str, choice: u64) -> Option<(i32, String)> {
+    // Compiled here, so that the child need not wait.
+    driver_library_of(&device::kernels(), variant)?;
     let program = env::current_exe().expect("this program");
-    let mut command = command(variant, program.as_os_str())?;
-    command.args(["--exact", "in_a_process_of_its_own", "--nocapture"]);
+    let mut command = sanitized_command(variant, program.as_os_str())?;
+    command.args(["--exact", "child_process_runs_one_kernel", "--nocapture"]);
     command.env(KERNEL, format!("{kernel} {choice}"));
     let said = command.output().expect("it starts");
     let text =
@@ -286,10 +302,10 @@ fn the_address_sanitizer_names_the_line() {
         ("write_static_shared", 1),
         ("write_global", 64),
     ] {
-        let Some((code, said)) = sanitized(Variant::Address, kernel, choice) else {
+        let Some((code, said)) = run_sanitized(SanitizerVariant::Address, kernel, choice) else {
             return;
         };
-        assert_eq!(code, FOUND_EXIT, "{said}");
+        assert_eq!(code, SANITIZER_EXIT, "{said}");
         assert!(
             said.contains("AddressSanitizer") && said.contains("mistakes.cu"),
             "{said}"
@@ -298,14 +314,14 @@ fn the_address_sanitizer_names_the_line() {
 }
 
 #[test]
-fn the_address_sanitizer_is_silent_about_right_kernels() {
+fn the_address_sanitizer_accepts_correct_kernels() {
     for (kernel, choice) in [
         ("write_shared", 63),
         ("write_static_shared", 0),
         ("write_global", 63),
         ("swap_halves", 1),
     ] {
-        let Some((code, said)) = sanitized(Variant::Address, kernel, choice) else {
+        let Some((code, said)) = run_sanitized(SanitizerVariant::Address, kernel, choice) else {
             return;
         };
         assert!(code == 0 && said.contains("it ran"), "{said}");
@@ -313,16 +329,17 @@ fn the_address_sanitizer_is_silent_about_right_kernels() {
 }
 
 #[test]
-fn the_thread_sanitizer_sees_a_missing_barrier() {
-    let Some((code, said)) = sanitized(Variant::Thread, "swap_halves", 0) else {
+fn the_thread_sanitizer_finds_a_missing_barrier() {
+    let Some((code, said)) = run_sanitized(SanitizerVariant::Thread, "swap_halves", 0) else {
         return;
     };
-    assert_eq!(code, FOUND_EXIT, "{said}");
+    assert_eq!(code, SANITIZER_EXIT, "{said}");
     assert!(
         said.contains("data race") && said.contains("mistakes.cu"),
         "{said}"
     );
-    let (code, said) = sanitized(Variant::Thread, "swap_halves", 1).expect("as before");
+    let (code, said) =
+        run_sanitized(SanitizerVariant::Thread, "swap_halves", 1).expect("as before");
     assert!(
         code == 0 && said.contains("it ran") && !said.contains("data race"),
         "{said}"

@@ -3,7 +3,7 @@
 
 mod device;
 
-use device::{Add, Device, ILLEGAL_ADDRESS, INVALID_CONTEXT, IpcHandle, blocks};
+use device::{AddArgs, EmulatedDevice, ILLEGAL_ADDRESS, INVALID_CONTEXT, IpcHandle, blocks};
 use std::env;
 use std::process::Command;
 
@@ -26,13 +26,13 @@ fn handle(text: &str) -> IpcHandle {
     IpcHandle { bytes }
 }
 
-/// What the other process does: it waits for the first one's work, takes the numbers, and leaves others.
+/// Runs in the second process: waits for the first one's work, reads the numbers, and changes them.
 #[test]
-fn the_other_process() {
+fn child_process_uses_shared_memory() {
     let Ok(handles) = env::var(HANDLES) else {
         return;
     };
-    let device = Device::open().expect("whoever started us has an emulator");
+    let device = EmulatedDevice::open().expect("whoever started us has an emulator");
     let (memory, event) = handles.split_once(' ').expect("two handles");
     let numbers = device.open_memory(handle(memory)).expect("its memory");
     assert_eq!(
@@ -59,7 +59,7 @@ fn the_other_process() {
         .run(
             "add",
             blocks(40, 128),
-            Add {
+            AddArgs {
                 numbers,
                 count: COUNT as u32,
                 value: 1000,
@@ -72,8 +72,10 @@ fn the_other_process() {
 }
 
 #[test]
-fn two_processes_see_one_memory() {
-    let Some(device) = Device::open() else { return };
+fn two_processes_share_memory_and_events() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let numbers = device.upload(&[40_u32; COUNT]);
     let (stream, ready) = (device.stream(), device.shared_event());
     for _ in 0..2 {
@@ -81,7 +83,7 @@ fn two_processes_see_one_memory() {
             .launch(
                 "add",
                 blocks(40, 128),
-                Add {
+                AddArgs {
                     numbers,
                     count: COUNT as u32,
                     value: 1,
@@ -91,7 +93,7 @@ fn two_processes_see_one_memory() {
             .expect("a launch");
     }
     device.record(ready, stream).expect("a record");
-    // Nobody here waits for that work: the other process does.
+    // This process does not wait for the work: the other one does.
     let handles = format!(
         "{} {}",
         text(device.memory_handle(numbers).expect("a handle")),
@@ -104,7 +106,7 @@ fn two_processes_see_one_memory() {
     );
     let mut other = Command::new(env::current_exe().expect("this program"));
     other
-        .args(["--exact", "the_other_process", "--nocapture"])
+        .args(["--exact", "child_process_uses_shared_memory", "--nocapture"])
         .env(HANDLES, handles);
     let said = other.output().expect("it starts");
     assert!(
@@ -124,39 +126,39 @@ fn two_processes_see_one_memory() {
 
 const DEVICES: &str = "CLEAVE_STANDIN_DEVICES";
 
-/// In a process that has two.
+/// Runs in a process with two devices.
 #[test]
-fn with_two_devices() {
+fn child_process_with_two_devices() {
     if env::var(DEVICES).is_err() {
         return;
     }
-    let device = Device::open().expect("whoever started us has an emulator");
+    let device = EmulatedDevice::open().expect("whoever started us has an emulator");
     assert!(device.can_access_peer(1) && !device.can_access_peer(0));
-    let peer = device.change_to(1).expect("the other device");
+    let peer = device.make_device_current(1).expect("the other device");
     let (there, free) = (device.upload(&[7_u32; COUNT]), device.memory().0);
     device.make_current();
     assert!(device.memory().0 > free, "each has its own memory");
     let here = device.upload(&[0_u32; COUNT]);
     let stream = device.stream();
     device
-        .copy_from_peer(here, (there, peer), COUNT * 4, stream)
+        .copy_from_peer(here, there, peer, COUNT * 4, stream)
         .expect("a copy");
     device.synchronize_stream(stream).expect("no error");
     assert_eq!(device.read::<u32>(here, 1).expect("numbers"), [7]);
-    let add = Add {
+    let add = AddArgs {
         numbers: there,
         count: COUNT as u32,
         value: 1,
     };
     device.enable_peer(peer).expect("peers");
     device.run("add", blocks(40, 128), add).expect("a launch");
-    device.change_to(1).expect("the other device");
+    device.make_device_current(1).expect("the other device");
     assert_eq!(device.read::<u32>(there, 1).expect("numbers"), [8]);
     assert_eq!(
         device.run(
             "add",
             blocks(40, 128),
-            Add {
+            AddArgs {
                 numbers: here,
                 ..add
             }
@@ -164,22 +166,22 @@ fn with_two_devices() {
         Err(ILLEGAL_ADDRESS)
     );
     assert!(
-        device.stand_in.message().contains("peer access"),
+        device.stand_in.last_message().contains("peer access"),
         "{}",
-        device.stand_in.message()
+        device.stand_in.last_message()
     );
     device.make_current();
     device.alloc(4).expect("the first device has no error");
 }
 
 #[test]
-fn two_devices_have_their_own_memory_and_errors() {
-    if env::var(DEVICES).is_ok() || Device::open().is_none() {
+fn two_devices_have_separate_memory_and_errors() {
+    if env::var(DEVICES).is_ok() || EmulatedDevice::open().is_none() {
         return;
     }
     let mut other = Command::new(env::current_exe().expect("this program"));
     other
-        .args(["--exact", "with_two_devices", "--nocapture"])
+        .args(["--exact", "child_process_with_two_devices", "--nocapture"])
         .env(DEVICES, "2");
     let said = other.output().expect("it starts");
     assert!(

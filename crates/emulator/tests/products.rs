@@ -1,10 +1,10 @@
-//! The stand-in cublasLt: products against plain loops, what it refuses, and that it waits for its turn.
+//! The stand-in cublasLt: products compared with plain loops, refused operands, and stream order.
 #![allow(unsafe_code, non_snake_case)]
 
 mod device;
 
-use cleave_emulator::{StandIn, cublas_lt};
-use device::{Device, Handle};
+use cleave_emulator::{StandInLibrary, cublas_lt};
+use device::{DriverHandle, EmulatedDevice};
 use half::{bf16, f16};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -31,7 +31,7 @@ const WORKSPACE_MAX: c_int = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Found {
+struct HeuristicResult {
     algo: [u64; 8],
     workspace_bytes: usize,
     state: c_int,
@@ -39,87 +39,87 @@ struct Found {
     reserved: [c_int; 4],
 }
 
-type Create1 = unsafe extern "C" fn(*mut Handle) -> c_int;
-type Set = unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int;
-type CreateDesc = unsafe extern "C" fn(*mut Handle, c_int, c_int) -> c_int;
-type CreateLayout = unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> c_int;
-type Heuristic = unsafe extern "C" fn(
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
+type CreateObjectFn = unsafe extern "C" fn(*mut DriverHandle) -> c_int;
+type SetAttributeFn = unsafe extern "C" fn(DriverHandle, c_int, *const c_void, usize) -> c_int;
+type CreateDescFn = unsafe extern "C" fn(*mut DriverHandle, c_int, c_int) -> c_int;
+type CreateLayoutFn = unsafe extern "C" fn(*mut DriverHandle, c_int, u64, u64, i64) -> c_int;
+type HeuristicFn = unsafe extern "C" fn(
+    DriverHandle,
+    DriverHandle,
+    DriverHandle,
+    DriverHandle,
+    DriverHandle,
+    DriverHandle,
+    DriverHandle,
     c_int,
-    *mut Found,
+    *mut HeuristicResult,
     *mut c_int,
 ) -> c_int;
-type Matmul = unsafe extern "C" fn(
-    Handle,
-    Handle,
+type MatmulFn = unsafe extern "C" fn(
+    DriverHandle,
+    DriverHandle,
     *const f32,
     u64,
-    Handle,
+    DriverHandle,
     u64,
-    Handle,
+    DriverHandle,
     *const f32,
     u64,
-    Handle,
+    DriverHandle,
     u64,
-    Handle,
-    *const Found,
+    DriverHandle,
+    *const HeuristicResult,
     u64,
     usize,
-    Handle,
+    DriverHandle,
 ) -> c_int;
 
-/// The library, and a product of matrices that are stored column by column.
-struct Products {
-    library: StandIn,
-    handle: Handle,
+/// The library, for products of column-major matrices.
+struct EmulatedCublasLt {
+    library: StandInLibrary,
+    handle: DriverHandle,
     workspace: u64,
 }
 
 /// A matrix on the device, column-major without gaps.
 #[derive(Clone, Copy)]
-struct Matrix {
+struct DeviceMatrix {
     at: u64,
     kind: c_int,
     rows: usize,
     columns: usize,
 }
 
-struct Operation {
-    a: Matrix,
-    b: Matrix,
-    d: Matrix,
+struct MatmulCall {
+    a: DeviceMatrix,
+    b: DeviceMatrix,
+    d: DeviceMatrix,
     beta: f32,
     attributes: Vec<(c_int, u64, usize)>,
-    stream: Handle,
+    stream: DriverHandle,
 }
 
-impl Products {
-    fn open(device: &Device) -> Products {
-        let library = StandIn::open(cublas_lt().expect("built with the driver"));
+impl EmulatedCublasLt {
+    fn open(device: &EmulatedDevice) -> EmulatedCublasLt {
+        let library = StandInLibrary::open(cublas_lt().expect("built with the driver"));
         let mut handle = ptr::null_mut();
         // SAFETY: the type is the function's.
         let code = unsafe {
             library
-                .function::<Create1>("cublasLtCreate")
+                .function::<CreateObjectFn>("cublasLtCreate")
                 .expect("a function")(&raw mut handle)
         };
         assert_eq!(code, 0);
         let workspace = device.alloc(1 << 20).expect("memory");
-        Products {
+        EmulatedCublasLt {
             library,
             handle,
             workspace,
         }
     }
 
-    fn layout(&self, matrix: Matrix) -> Handle {
-        let Matrix {
+    fn layout(&self, matrix: DeviceMatrix) -> DriverHandle {
+        let DeviceMatrix {
             kind,
             rows,
             columns,
@@ -130,7 +130,7 @@ impl Products {
         unsafe {
             let create = self
                 .library
-                .function::<CreateLayout>("cublasLtMatrixLayoutCreate")
+                .function::<CreateLayoutFn>("cublasLtMatrixLayoutCreate")
                 .expect("a function");
             assert_eq!(
                 create(
@@ -146,17 +146,27 @@ impl Products {
         layout
     }
 
-    fn set(&self, function: &str, object: Handle, (attribute, value, bytes): (c_int, u64, usize)) {
+    fn set(
+        &self,
+        function: &str,
+        object: DriverHandle,
+        attribute: c_int,
+        value: u64,
+        bytes: usize,
+    ) {
         // SAFETY: the type is the function's, and the value has at least that many bytes.
         unsafe {
-            let set = self.library.function::<Set>(function).expect("a function");
+            let set = self
+                .library
+                .function::<SetAttributeFn>(function)
+                .expect("a function");
             assert_eq!(set(object, attribute, (&raw const value).cast(), bytes), 0);
         }
     }
 
-    /// The status of the heuristic, or of the product.
-    fn run(&self, operation: &Operation) -> c_int {
-        let Operation {
+    /// Gives the status of the heuristic, or else of the product.
+    fn run(&self, operation: &MatmulCall) -> c_int {
+        let MatmulCall {
             a,
             b,
             d,
@@ -165,35 +175,44 @@ impl Products {
             stream,
         } = operation;
         let (mut desc, mut preference) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the types are the functions'; all handles are alive, and never given back, as tests are short.
+        // SAFETY: the types are the functions'; all handles are alive, and never given back, as
+        // tests are short.
         unsafe {
             let create = self
                 .library
-                .function::<CreateDesc>("cublasLtMatmulDescCreate")
+                .function::<CreateDescFn>("cublasLtMatmulDescCreate")
                 .expect("a function");
             assert_eq!(create(&raw mut desc, COMPUTE_F32, F32), 0);
             let create = self
                 .library
-                .function::<Create1>("cublasLtMatmulPreferenceCreate")
+                .function::<CreateObjectFn>("cublasLtMatmulPreferenceCreate")
                 .expect("a function");
             assert_eq!(create(&raw mut preference), 0);
         }
-        for &attribute in attributes {
-            self.set("cublasLtMatmulDescSetAttribute", desc, attribute);
+        for &(attribute, value, bytes) in attributes {
+            self.set(
+                "cublasLtMatmulDescSetAttribute",
+                desc,
+                attribute,
+                value,
+                bytes,
+            );
         }
         self.set(
             "cublasLtMatmulPreferenceSetAttribute",
             preference,
-            (WORKSPACE_MAX, 1 << 20, 8),
+            WORKSPACE_MAX,
+            1 << 20,
+            8,
         );
         let [a_layout, b_layout, d_layout] = [*a, *b, *d].map(|matrix| self.layout(matrix));
-        let (mut found, mut count) = (Found::default(), 0);
+        let (mut found, mut count) = (HeuristicResult::default(), 0);
         let alpha = 1.0;
         // SAFETY: as above; operands are device memory, which the library checks.
         unsafe {
             let heuristic = self
                 .library
-                .function::<Heuristic>("cublasLtMatmulAlgoGetHeuristic")
+                .function::<HeuristicFn>("cublasLtMatmulAlgoGetHeuristic")
                 .expect("a function");
             let handle = self.handle;
             let code = heuristic(
@@ -213,7 +232,7 @@ impl Products {
             }
             let matmul = self
                 .library
-                .function::<Matmul>("cublasLtMatmul")
+                .function::<MatmulFn>("cublasLtMatmul")
                 .expect("a function");
             matmul(
                 handle,
@@ -236,15 +255,15 @@ impl Products {
         }
     }
 
-    /// A product in the legacy stream.
+    /// Runs a product in the legacy stream.
     fn product(
         &self,
-        [a, b, d]: [Matrix; 3],
+        [a, b, d]: [DeviceMatrix; 3],
         beta: f32,
         attributes: Vec<(c_int, u64, usize)>,
     ) -> c_int {
         let stream = ptr::null_mut();
-        self.run(&Operation {
+        self.run(&MatmulCall {
             a,
             b,
             d,
@@ -261,7 +280,7 @@ fn numbers(random: &mut ChaCha8Rng, count: usize) -> Vec<f32> {
         .collect()
 }
 
-fn upload(device: &Device, numbers: &[f32], kind: c_int) -> u64 {
+fn upload(device: &EmulatedDevice, numbers: &[f32], kind: c_int) -> u64 {
     match kind {
         F32 => device.upload(numbers),
         F16 => device.upload(
@@ -280,9 +299,11 @@ fn upload(device: &Device, numbers: &[f32], kind: c_int) -> u64 {
 }
 
 #[test]
-fn products_agree_with_plain_loops() {
-    let Some(device) = Device::open() else { return };
-    let products = Products::open(&device);
+fn cublaslt_products_match_plain_loops() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
+    let products = EmulatedCublasLt::open(&device);
     let mut random = ChaCha8Rng::seed_from_u64(3);
     let (rows, columns, depth) = (37, 9, 50);
     for kind in [F32, F16, BF16] {
@@ -300,7 +321,7 @@ fn products_agree_with_plain_loops() {
                     (rows, columns)
                 }
             };
-            let matrix = |numbers: &[f32], kind, (rows, columns)| Matrix {
+            let matrix = |numbers: &[f32], kind, (rows, columns)| DeviceMatrix {
                 at: upload(&device, numbers, kind),
                 kind,
                 rows,
@@ -351,24 +372,26 @@ fn products_agree_with_plain_loops() {
 }
 
 #[test]
-fn narrow_products_have_scales_and_one_form() {
-    let Some(device) = Device::open() else { return };
-    let products = Products::open(&device);
+fn e4m3_products_apply_scales_and_need_one_layout() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
+    let products = EmulatedCublasLt::open(&device);
     let (rows, columns, depth) = (32, 16, 48);
-    // 0x38 is one, 0x40 two.
-    let a = Matrix {
+    // 0x38 is one and 0x40 is two in e4m3.
+    let a = DeviceMatrix {
         at: device.upload(&vec![0x38_u8; rows * depth]),
         kind: E4M3,
         rows: depth,
         columns: rows,
     };
-    let b = Matrix {
+    let b = DeviceMatrix {
         at: device.upload(&vec![0x40_u8; depth * columns]),
         kind: E4M3,
         rows: depth,
         columns,
     };
-    let d = Matrix {
+    let d = DeviceMatrix {
         at: device.alloc(rows * columns * 2).expect("memory"),
         kind: BF16,
         rows,
@@ -395,7 +418,7 @@ fn narrow_products_have_scales_and_one_form() {
     assert_eq!(
         products.product(
             [
-                Matrix {
+                DeviceMatrix {
                     rows,
                     columns: depth,
                     ..a
@@ -409,7 +432,7 @@ fn narrow_products_have_scales_and_one_form() {
         NOT_SUPPORTED,
         "not transposed"
     );
-    let ragged = |matrix| Matrix { rows: 40, ..matrix };
+    let ragged = |matrix| DeviceMatrix { rows: 40, ..matrix };
     let transposed = vec![(TRANSA, 1, 4)];
     assert_eq!(
         products.product([ragged(a), ragged(b), d], 0.0, transposed.clone()),
@@ -417,25 +440,27 @@ fn narrow_products_have_scales_and_one_form() {
         "no whole sixteens"
     );
     assert_eq!(
-        products.product([a, Matrix { rows: 64, ..b }, d], 0.0, transposed),
+        products.product([a, DeviceMatrix { rows: 64, ..b }, d], 0.0, transposed),
         INVALID_VALUE,
         "they do not fit"
     );
 }
 
 #[test]
-fn a_product_ran_before_its_turn() {
-    let Some(device) = Device::open() else { return };
-    let products = Products::open(&device);
+fn products_run_in_stream_order() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
+    let products = EmulatedCublasLt::open(&device);
     let stream = device.stream();
-    let matrix = |numbers: &[f32]| Matrix {
+    let matrix = |numbers: &[f32]| DeviceMatrix {
         at: device.upload(numbers),
         kind: F32,
         rows: 8,
         columns: 8,
     };
     let (a, b, d) = (matrix(&[0.0; 64]), matrix(&[1.0; 64]), matrix(&[0.0; 64]));
-    let operation = Operation {
+    let operation = MatmulCall {
         a,
         b,
         d,
@@ -466,10 +491,12 @@ fn a_product_ran_before_its_turn() {
 }
 
 #[test]
-fn operands_that_are_not_there() {
-    let Some(device) = Device::open() else { return };
-    let products = Products::open(&device);
-    let matrix = |at| Matrix {
+fn products_with_bad_operands_are_refused() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
+    let products = EmulatedCublasLt::open(&device);
+    let matrix = |at| DeviceMatrix {
         at,
         kind: F32,
         rows: 8,
@@ -484,12 +511,12 @@ fn operands_that_are_not_there() {
         product(there, on_host.as_ptr() as u64, there),
         INVALID_VALUE
     );
-    device.stand_in.faults("launch@1");
+    device.stand_in.plan_faults("launch@1");
     device
         .run(
             "swap_halves",
             device::blocks(1, 64),
-            device::Mistake {
+            device::MistakeArgs {
                 results: there,
                 numbers: there,
                 choice: 1,

@@ -1,24 +1,25 @@
-//! Order among streams: what the API promises holds under every seed, and what it does not fails under some.
+//! Order among streams: guarantees of the API hold under every seed, and missing synchronisation
+//! fails under some.
 #![allow(unsafe_code)]
 
 mod device;
 
-use device::{Add, Device, INVALID_VALUE, NOT_READY, blocks};
+use device::{AddArgs, EmulatedDevice, INVALID_VALUE, NOT_READY, blocks};
 use std::ptr;
 
 const COUNT: usize = 300;
 
-fn add(numbers: u64, value: u32) -> Add {
-    Add {
+fn add(numbers: u64, value: u32) -> AddArgs {
+    AddArgs {
         numbers,
         count: COUNT as u32,
         value,
     }
 }
 
-/// One stream writes, another copies what it wrote; with or without the event between them.
-fn copied_across(device: &Device, seed: u64, waits: bool) -> u32 {
-    device.stand_in.seed(seed);
+/// One stream writes, another copies the result, with or without an event between them.
+fn copy_between_streams(device: &EmulatedDevice, seed: u64, waits: bool) -> u32 {
+    device.stand_in.set_seed(seed);
     let (writer, reader, written) = (device.stream(), device.stream(), device.event());
     let from = device.upload(&[0_u32; COUNT]);
     let to = device.alloc(COUNT * 4).expect("memory");
@@ -44,23 +45,27 @@ fn copied_across(device: &Device, seed: u64, waits: bool) -> u32 {
 }
 
 #[test]
-fn a_missing_event_wait_was_not_noticed() {
-    let Some(device) = Device::open() else { return };
+fn a_missing_event_wait_fails_under_some_seed() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let seeds = 1..20;
     assert!(
         seeds
             .clone()
-            .all(|seed| copied_across(&device, seed, true) == 10)
+            .all(|seed| copy_between_streams(&device, seed, true) == 10)
     );
     let results: Vec<u32> = seeds
-        .map(|seed| copied_across(&device, seed, false))
+        .map(|seed| copy_between_streams(&device, seed, false))
         .collect();
     assert!(results.iter().any(|&number| number != 10), "{results:?}");
 }
 
 #[test]
-fn a_staging_buffer_was_used_again_too_early() {
-    let Some(device) = Device::open() else { return };
+fn pinned_copies_read_their_buffer_when_they_run() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let stream = device.stream();
     let staging = device.pinned(COUNT).expect("pinned memory");
     let to = device.alloc(COUNT * 4).expect("memory");
@@ -92,8 +97,10 @@ fn a_staging_buffer_was_used_again_too_early() {
 }
 
 #[test]
-fn pinned_results_were_there_before_anybody_waited() {
-    let Some(device) = Device::open() else { return };
+fn pinned_results_arrive_only_after_a_wait() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let (stream, done) = (device.stream(), device.event());
     let result = device.pinned(COUNT).expect("pinned memory");
     result.fill(0);
@@ -106,8 +113,10 @@ fn pinned_results_were_there_before_anybody_waited() {
 }
 
 #[test]
-fn asking_makes_progress_and_times_are_told_when_both_are_there() {
-    let Some(device) = Device::open() else { return };
+fn event_queries_make_progress() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let (stream, first, last) = (device.stream(), device.event(), device.event());
     let numbers = device.upload(&[0_u32; COUNT]);
     assert_eq!(device.query(first), Ok(()), "never recorded is complete");
@@ -130,10 +139,12 @@ fn asking_makes_progress_and_times_are_told_when_both_are_there() {
 }
 
 #[test]
-fn the_legacy_stream_and_blocking_ones_ran_out_of_turn() {
-    let Some(device) = Device::open() else { return };
+fn the_legacy_stream_orders_blocking_streams() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     for seed in 0..20 {
-        device.stand_in.seed(seed);
+        device.stand_in.set_seed(seed);
         let numbers = device.upload(&[0_u32; COUNT]);
         let (blocking, legacy) = (device.blocking_stream(), ptr::null_mut());
         device
@@ -155,17 +166,19 @@ fn the_legacy_stream_and_blocking_ones_ran_out_of_turn() {
 }
 
 #[test]
-fn several_threads_submit_to_streams_of_their_own() {
-    let Some(device) = Device::open() else { return };
+fn threads_submit_to_their_own_streams() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let streams: Vec<usize> = (0..4).map(|_| device.stream() as usize).collect();
     let buffers: Vec<u64> = (0..4).map(|_| device.upload(&[0_u32; COUNT])).collect();
-    let device = Shared(&device);
+    let device = SyncDevice(&device);
     std::thread::scope(|scope| {
         for (&stream, &numbers) in streams.iter().zip(&buffers) {
             let device = &device;
             scope.spawn(move || {
                 device.0.make_current();
-                let stream = stream as device::Handle;
+                let stream = stream as device::DriverHandle;
                 for _ in 0..50 {
                     device
                         .0
@@ -188,14 +201,18 @@ fn several_threads_submit_to_streams_of_their_own() {
     }
 }
 
-/// The driver's calls may come from any thread; what is behind the handles is its own.
-struct Shared<'a>(&'a Device);
-// SAFETY: `Device` holds handles that the driver takes from any thread, and a lock's guard that is only kept.
-unsafe impl Sync for Shared<'_> {}
+/// The driver's calls may come from any thread; it synchronises the objects behind the handles
+/// itself.
+struct SyncDevice<'a>(&'a EmulatedDevice);
+// SAFETY: `EmulatedDevice` holds handles that the driver takes from any thread, and a lock's guard
+// that is only kept.
+unsafe impl Sync for SyncDevice<'_> {}
 
 #[test]
-fn a_copy_past_the_end_of_an_allocation() {
-    let Some(device) = Device::open() else { return };
+fn a_copy_past_an_allocation_is_refused() {
+    let Some(device) = EmulatedDevice::open() else {
+        return;
+    };
     let numbers = device.upload(&[0_u32; COUNT]);
     assert_eq!(
         device.write(numbers, &[0_u32; COUNT + 1]),
@@ -204,10 +221,10 @@ fn a_copy_past_the_end_of_an_allocation() {
     assert!(
         device
             .stand_in
-            .message()
+            .last_message()
             .contains("not all in one allocation"),
         "{}",
-        device.stand_in.message()
+        device.stand_in.last_message()
     );
     assert_eq!(device.read::<u32>(numbers + 4, COUNT), Err(INVALID_VALUE));
     let on_host = [0_u32; 4];

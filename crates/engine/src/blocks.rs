@@ -1,39 +1,43 @@
-//! KV blocks of a device apart from the engine that computes them: copies out of and into the pool that neither
-//! wait for a step nor hold one up.
+//! Copies of KV blocks out of and into a device's pool, beside the engine that computes in it: a
+//! copy neither waits for a step nor delays one.
 //!
-//! Owns: the traits. Never: knows who sends a block to whom, or when it may be copied.
+//! Owns: the traits. Never: knows which worker sends a block to which, or when a block may be
+//! copied.
 //!
-//! The device orders nothing between these copies and steps: whoever asks for them does, and two rules are enough.
-//! - What is read is final: the step that computed it has given its result, and an engine gives a result only when the
-//!   device has done all that belongs to the step, also where nothing of it comes to the host.
-//! - What is written belongs to nobody else: no step that was begun touches the block, and none does before the
-//!   write has returned.
+//! The device does not order these copies against steps; the caller does, by two rules.
+//! - A block is read only when it is final: the step that computed it has returned its result, and
+//!   an engine returns a result only when the device has finished the whole step, even if the step
+//!   copies nothing to the host.
+//! - A block is written only while no step uses it: no step that was begun touches the block, and
+//!   none does before the write has returned.
 //!
-//! Every method returns when its copies are over. They may be called from any thread; what leaves and what arrives
-//! are apart, and neither waits for the other.
+//! Every method returns when its copies are finished, and may be called from any thread. Reads and
+//! writes use separate queues, so that neither waits for the other.
 
 use crate::EngineError;
 use cleave_domain::BlockIndex;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Bytes of one block.
+/// A byte range of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSpan {
-    /// Of which block.
+    /// Block that has the range.
     pub block: BlockIndex,
-    /// From which byte of the block on.
+    /// First byte, from the block's start.
     pub offset: usize,
-    /// How many.
+    /// Length of the range in bytes.
     pub len: usize,
 }
 
 /// A pool on a device. Checksums are XXH3-64 with seed 0.
 pub trait DeviceBlocks: Send + Sync + Debug {
-    /// Copies parts of blocks to the host, `[span.len]` each; gives the checksum of each, of what lies in the pool.
+    /// Copies parts of blocks to the host, `[span.len]` each. Returns a checksum per part, computed
+    /// from the bytes in the pool.
     ///
     /// # Errors
-    /// `Plan` if a span is outside the pool, and nothing was copied; `Device` if the device failed.
+    /// `Plan` if a span is outside the pool: nothing was copied then. `Device` if the device
+    /// failed.
     fn read(&self, parts: &mut [(BlockSpan, &mut [u8])]) -> Result<Vec<u64>, EngineError>;
 
     /// Copies bytes into parts of blocks, `[span.len]` each.
@@ -42,37 +46,40 @@ pub trait DeviceBlocks: Send + Sync + Debug {
     /// As [`DeviceBlocks::read`].
     fn write(&self, parts: &[(BlockSpan, &[u8])]) -> Result<(), EngineError>;
 
-    /// Checksums of what lies in the pool.
+    /// Checksums of byte ranges, computed from the bytes in the pool.
     ///
     /// # Errors
     /// As [`DeviceBlocks::read`].
     fn checksums(&self, spans: &[BlockSpan]) -> Result<Vec<u64>, EngineError>;
 
-    /// What another pool of this process or of this host needs to write into this one, as bytes that mean
-    /// something to [`DeviceBlocks::open`] only.
+    /// Handle by which another pool of this process or host opens this one for writing; opaque to
+    /// all but [`DeviceBlocks::open`].
     ///
     /// # Errors
     /// `Device` if the memory cannot be shared.
     fn handle(&self) -> Result<Vec<u8>, EngineError>;
 
-    /// Opens another pool by its handle, so that blocks can be copied from this one straight into it. It stays open
-    /// until what is returned is dropped.
+    /// Opens another pool by its handle, so that blocks are copied from this pool directly into it.
+    /// The pool stays open until the returned value is dropped.
     ///
     /// # Errors
-    /// `Plan` if the handle is none, or its blocks are of another size; `Device` if the memory cannot be reached.
+    /// `Plan` if the handle is invalid, or its blocks have another size; `Device` if this device
+    /// cannot reach the memory.
     fn open(&self, handle: &[u8]) -> Result<Arc<dyn PeerBlocks>, EngineError>;
 }
 
 /// Another worker's pool, open for writing.
 pub trait PeerBlocks: Send + Sync + Debug {
-    /// Copies parts of this worker's blocks to the same place in blocks of the other; gives the checksum of each, of
-    /// what lies in this worker's pool. When it returns the bytes are in the other pool.
+    /// Copies parts of this worker's blocks to the same offsets in blocks of the other pool.
+    /// Returns a checksum per part, computed from the bytes in this worker's pool. The bytes are in
+    /// the other pool when the call returns.
     ///
     /// # Errors
     /// As [`DeviceBlocks::read`].
     fn write(&self, parts: &[(BlockSpan, BlockIndex)]) -> Result<Vec<u64>, EngineError>;
 
-    /// Copies some bytes that mean nothing to a place beside the other's blocks; gives their number.
+    /// Measures the path: copies meaningless bytes to a spare area beside the other pool's blocks.
+    /// Returns their number.
     ///
     /// # Errors
     /// `Device` if the device failed.

@@ -1,19 +1,19 @@
 //! The eight-bit float e4m3: a sign, four bits of exponent, three of fraction.
 //!
 //! Owns: both conversions. Never: scales.
-//! Invariant: widening is exact; narrowing rounds halves to even, what is too large becomes the largest
-//! number, ±448, and `NaN` stays one. There are no infinities.
+//! Invariant: widening is exact; narrowing rounds halves to even, saturates at ±448, and keeps NaN.
+//! The format has no infinities.
 //!
-//! Source: Micikevicius and others, "FP8 Formats for Deep Learning" (2022), as NVIDIA's hardware and safetensors'
-//! `F8_E4M3` have it: exponent bias 7; all ones but the sign are NaN.
+//! Source: Micikevicius and others, "FP8 Formats for Deep Learning" (2022), which NVIDIA's hardware
+//! and safetensors' `F8_E4M3` follow: exponent bias 7; all bits but the sign set is NaN.
 
-/// The largest number.
+/// Largest finite number of the format.
 pub const MAX: f32 = 448.0;
 
-/// Without its sign, what is not a number.
+/// Bits of NaN, without the sign.
 const NAN: u8 = 0x7f;
 
-const WIDE: [f32; 256] = {
+const F32_OF_BITS: [f32; 256] = {
     let mut wide = [0.0; 256];
     let mut bits = 0;
     while bits < 256 {
@@ -27,7 +27,7 @@ const fn widened(bits: u8) -> f32 {
     let (exponent, fraction) = ((bits >> 3 & 15) as u32, (bits & 7) as u32);
     let size = match (exponent, bits & NAN) {
         (_, NAN) => f32::NAN,
-        // 2^-9 is the smallest step.
+        // Subnormal numbers are multiples of 2^-9.
         (0, _) => fraction as f32 / 512.0,
         _ => f32::from_bits((exponent + 120) << 23 | fraction << 20),
     };
@@ -37,16 +37,17 @@ const fn widened(bits: u8) -> f32 {
     }
 }
 
-/// The number that eight bits are.
+/// Widens eight bits to f32, exactly.
 pub const fn to_f32(bits: u8) -> f32 {
-    WIDE[bits as usize]
+    F32_OF_BITS[bits as usize]
 }
 
-/// The bits of the nearest number.
+/// Rounds to the nearest number of the format; returns its bits.
 pub fn from_f32(x: f32) -> u8 {
-    // At 2^14 an f32's last bit is 2^-9: adding it rounds a small number to whole steps.
+    // At 2^14 an f32's last bit is 2^-9: adding this number rounds a small one to multiples of
+    // 2^-9.
     const STEPS: f32 = 16_384.0;
-    // The least number that has a full fraction.
+    // Smallest normal number of the format.
     const NORMAL_MIN: f32 = 1.0 / 64.0;
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     let size = x.abs().min(MAX);
@@ -56,7 +57,8 @@ pub fn from_f32(x: f32) -> u8 {
         (size + STEPS).to_bits() - STEPS.to_bits()
     } else {
         let wide = size.to_bits();
-        // 20 bits of the fraction go, and the exponent's bias becomes 7 instead of 127.
+        // Drops 20 bits of the fraction, rounding halves to even, and changes the exponent's bias
+        // from 127 to 7.
         ((wide + 0x7_ffff + (wide >> 20 & 1)) >> 20) - (120 << 3)
     };
     sign | bits as u8
@@ -66,9 +68,9 @@ pub fn from_f32(x: f32) -> u8 {
 mod tests {
     use super::*;
 
-    /// By the definition: sign, 2^(exponent − 7), 1 and eighths.
+    /// Compares with the definition: sign, 2^(exponent − 7), 1 and eighths.
     #[test]
-    fn every_number_is_what_the_format_says() {
+    fn every_e4m3_value_follows_the_format() {
         for bits in 0..=255u8 {
             let exponent = i32::from(bits >> 3 & 15);
             let eighths = f64::from(bits & 7) / 8.0;
@@ -85,9 +87,9 @@ mod tests {
         assert_eq!(to_f32(0x7e), MAX);
     }
 
-    /// Against a search through all numbers.
+    /// Compares with a search through all numbers.
     #[test]
-    fn the_nearest_number_is_found_and_of_two_the_even_one() {
+    fn e4m3_rounds_to_nearest_even() {
         let nearest = |x: f32| {
             let error = |bits: u8| (f64::from(to_f32(bits)) - f64::from(x)).abs();
             let half = if x.is_sign_negative() { 128u8 } else { 0 };

@@ -1,12 +1,13 @@
-//! What a user gives as a checkpoint, for tests and libFuzzer.
+//! Fuzz target: arbitrary bytes as a checkpoint, for tests and libFuzzer.
 
 use crate::checkpoint::Checkpoint;
 use std::fs;
 
-/// A checkpoint: two bytes say how long config.json is, then that, then model.safetensors. Gives whether it was taken.
+/// Opens a checkpoint made of `bytes`: two bytes of config.json's length, config.json,
+/// model.safetensors. Returns whether it was accepted.
 ///
 /// # Panics
-/// If what was taken cannot be read.
+/// If a tensor of an accepted checkpoint cannot be read.
 pub fn checkpoint(bytes: &[u8]) -> bool {
     let Some((len, rest)) = bytes.split_first_chunk::<2>() else {
         return false;
@@ -59,9 +60,9 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_checkpoint_is_refused_or_can_be_read() {
+    fn a_damaged_checkpoint_is_refused_or_readable() {
         assert!(checkpoint(&sample()));
-        cleave_fuzz::hold("checkpoint", &[sample()], 3_000, |bytes| {
+        cleave_fuzz::check_samples("checkpoint", &[sample()], 3_000, |bytes| {
             checkpoint(bytes);
         });
     }

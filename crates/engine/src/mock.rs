@@ -1,35 +1,35 @@
 //! An engine that computes nothing.
 //!
-//! Owns: slots' histories, the tokens it makes up, and a pool of blocks just large enough to be sent.
-//! Never: takes time: whoever runs it says what a step costs. Never: reads a block, so what is in one
-//! changes no token.
-//! Invariant: a token is a function of the sequence's seed and the token's position, so every path
-//! through a fleet gives the same ones; all tokens are equally likely, and are scored as that.
+//! Owns: slots' histories, the invented tokens, and a pool of blocks whose bytes can be sent.
+//! Never: takes time: its caller decides the time of a step. Never: reads a block, so that a
+//! block's contents change no token.
+//! Invariant: a token is a function of the sequence's seed and the token's position, so that every
+//! path through a fleet gives the same tokens; all tokens are equally likely, and have that score.
 
 use crate::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampled, Scores, Segment, SlotIndex, StepPlan, StepResult,
-    TokenId,
+    BlockIndex, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan, StepResult,
+    TokenId, TokenScores,
 };
 use std::collections::VecDeque;
 
-/// Drafts of one segment: as many as engines take that compute.
+/// Drafts per segment, as in engines that compute.
 const DRAFTS_MAX: u32 = 16;
 
-/// See the module.
+/// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
     description: EngineDescription,
-    /// `[blocks_count][block_bytes]`.
+    /// Bytes of the pool, `[blocks_count][block_bytes]`.
     pool: Vec<u8>,
-    /// `[slots_count]`; the output of each grows with what is drawn.
+    /// `[slots_count]`; a slot's output grows with every drawn token.
     slots: Vec<Option<OpenSlot>>,
-    /// What steps gave that were begun and not collected, the oldest first; `None` if it takes one at a
-    /// time.
-    begun: Option<VecDeque<StepResult>>,
+    /// Results of steps that were begun and not collected, oldest first; `None` if steps do not
+    /// overlap.
+    uncollected: Option<VecDeque<StepResult>>,
 }
 
 impl MockEngine {
-    /// An engine that says this of itself, and holds as much.
+    /// An engine with this description, and a pool of that capacity.
     ///
     /// # Errors
     /// `Device` if there is no memory for the pool.
@@ -46,29 +46,33 @@ impl MockEngine {
             slots: slots.collect(),
             pool,
             description,
-            begun: None,
+            uncollected: None,
         })
     }
 
-    /// One that takes a step before the last one was collected.
+    /// Lets a step begin before the last one was collected.
     pub fn overlapping(self) -> Self {
         let begun = Some(VecDeque::new());
-        Self { begun, ..self }
+        Self {
+            uncollected: begun,
+            ..self
+        }
     }
 
-    /// Whether the host does not know the last token of the slot yet, and its next one is drawn by it.
-    fn draws_blind(&self, segment: &Segment) -> bool {
-        let results = self.begun.iter().flatten();
+    /// Whether the segment's draw depends on a token of an uncollected step, which the host does
+    /// not know.
+    fn lacks_last_token(&self, segment: &Segment) -> bool {
+        let results = self.uncollected.iter().flatten();
         let mut unknown = results.flat_map(|result| &result.sampled);
         let seat = self.slots.get(segment.slot.0 as usize);
         let open = seat.and_then(Option::as_ref);
-        open.is_some_and(|open| !open.sampling.draws_ahead())
+        open.is_some_and(|open| !open.sampling.can_draw_ahead())
             && unknown.any(|(slot, _)| *slot == segment.slot)
     }
 
     fn open(&mut self, open: &OpenSlot) -> Result<(), EngineError> {
         let seat = self.slots.get_mut(open.slot.0 as usize);
-        let seat = seat.ok_or_else(|| impossible(open.slot, "no such slot"))?;
+        let seat = seat.ok_or_else(|| slot_error(open.slot, "no such slot"))?;
         *seat = Some(open.clone());
         Ok(())
     }
@@ -78,12 +82,12 @@ impl MockEngine {
         let vocab_size = self.description.vocab_size;
         let seat = self.slots.get_mut(slot.0 as usize);
         let open = seat.and_then(Option::as_mut);
-        let open = open.ok_or_else(|| impossible(slot, "was never opened"))?;
+        let open = open.ok_or_else(|| slot_error(slot, "was never opened"))?;
         let known = open.prompt.len() + open.output.len();
         let end = segment.position as usize + segment.history_len() as usize;
         if segment.history_len() == 0 || end > known {
             let what = format!("{}+{} of {known} tokens", segment.position, segment.len);
-            return Err(impossible(slot, &what));
+            return Err(slot_error(slot, &what));
         }
         let scores = match segment.logits {
             LogitsWanted::Score | LogitsWanted::ScoreAndSample => open.sampling.prompt_logprobs,
@@ -113,7 +117,7 @@ impl MockEngine {
         Ok(())
     }
 
-    /// Where a part of a block is in the pool.
+    /// Byte range of a part of a block in the pool.
     fn span(
         &self,
         block: BlockIndex,
@@ -122,11 +126,12 @@ impl MockEngine {
     ) -> Result<std::ops::Range<usize>, EngineError> {
         let size = self.description.capacity.block_bytes as usize;
         let start = block.0 as usize * size + offset;
-        match offset + len <= size && start + len <= self.pool.len() {
-            true => Ok(start..start + len),
-            false => Err(EngineError::Plan(format!(
+        if offset + len <= size && start + len <= self.pool.len() {
+            Ok(start..start + len)
+        } else {
+            Err(EngineError::Plan(format!(
                 "{len} bytes from {offset} of {block}: outside the pool"
-            ))),
+            )))
         }
     }
 }
@@ -137,14 +142,16 @@ impl Engine for MockEngine {
     }
 
     fn drafts_max(&self) -> u32 {
-        match self.begun {
+        match self.uncollected {
             Some(_) => 0,
             None => DRAFTS_MAX,
         }
     }
 
     fn overlap(&mut self) -> Option<&mut dyn Overlap> {
-        self.begun.is_some().then_some(self as &mut dyn Overlap)
+        self.uncollected
+            .is_some()
+            .then_some(self as &mut dyn Overlap)
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
@@ -201,15 +208,15 @@ impl Engine for MockEngine {
 
 impl Overlap for MockEngine {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
-        if self.begun.iter().flatten().count() >= STEPS_IN_FLIGHT_MAX {
+        if self.uncollected.iter().flatten().count() >= STEPS_IN_FLIGHT_MAX {
             let what = format!("{}: as many as can be are under way", plan.step);
             return Err(EngineError::Plan(what));
         }
-        if let Some(segment) = plan.segments.iter().find(|s| self.draws_blind(s)) {
-            return Err(impossible(segment.slot, "needs the token under way"));
+        if let Some(segment) = plan.segments.iter().find(|s| self.lacks_last_token(s)) {
+            return Err(slot_error(segment.slot, "needs the token under way"));
         }
         let result = self.step(plan)?;
-        self.begun.get_or_insert_default().push_back(result);
+        self.uncollected.get_or_insert_default().push_back(result);
         Ok(())
     }
 
@@ -218,24 +225,21 @@ impl Overlap for MockEngine {
     }
 
     fn collect(&mut self) -> Result<StepResult, EngineError> {
-        let begun = self.begun.as_mut().and_then(VecDeque::pop_front);
+        let begun = self.uncollected.as_mut().and_then(VecDeque::pop_front);
         Ok(begun.expect("a step was begun and not collected"))
     }
 }
 
-fn impossible(slot: SlotIndex, what: &str) -> EngineError {
+fn slot_error(slot: SlotIndex, what: &str) -> EngineError {
     EngineError::Slot(slot, what.to_owned())
 }
 
-/// The token at `position`: the first of a chain of hashes that may be drawn.
+/// The token at `position`: the first of a chain of hashes that is not banned.
 fn token(open: &OpenSlot, position: u32, vocab_size: u32) -> TokenId {
     let early = open.output.len() < open.min_tokens as usize;
-    let banned: &[TokenId] = match early {
-        true => &open.stop_tokens,
-        false => &[],
-    };
+    let banned: &[TokenId] = if early { &open.stop_tokens } else { &[] };
     let mut throw = mix(open.sampling.seed ^ mix(u64::from(position) + 1));
-    // Bans of a whole vocabulary leave nothing to draw, and then any token is as good.
+    // If the whole vocabulary is banned there is nothing to draw, and any token will do.
     for _ in 0..64 {
         let token = (throw % u64::from(vocab_size.max(1))) as TokenId;
         if !banned.contains(&token) {
@@ -246,17 +250,18 @@ fn token(open: &OpenSlot, position: u32, vocab_size: u32) -> TokenId {
     0
 }
 
-/// All logits are 0.
-fn sampled(token: TokenId, top: Option<u32>, vocab_size: u32) -> Sampled {
-    let scores = top.map(|top| Scores {
+/// A drawn token with the scores of a flat distribution: all logits are 0.
+fn sampled(token: TokenId, top: Option<u32>, vocab_size: u32) -> SampledToken {
+    let scores = top.map(|top| TokenScores {
         normalizer: (vocab_size.max(1) as f32).ln(),
         chosen: 0.0,
         top: (0..top.min(vocab_size)).map(|token| (token, 0.0)).collect(),
     });
-    Sampled { token, scores }
+    SampledToken { token, scores }
 }
 
-/// splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+/// splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+/// 2014).
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -267,7 +272,7 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Capacity, Fingerprint, Sampling, StepId};
+    use cleave_domain::{Capacity, Fingerprint, SamplingParams, StepId};
     use std::sync::Arc;
 
     fn engine() -> MockEngine {
@@ -291,10 +296,10 @@ mod tests {
     }
 
     fn open(slot: u32, output: &[TokenId]) -> OpenSlot {
-        let sampling = Sampling {
+        let sampling = SamplingParams {
             seed: 7,
             logprobs: Some(2),
-            ..Sampling::greedy()
+            ..SamplingParams::greedy()
         };
         OpenSlot {
             slot: SlotIndex(slot),
@@ -309,7 +314,8 @@ mod tests {
     fn step(
         engine: &mut MockEngine,
         opens: Vec<OpenSlot>,
-        (position, len): (u32, u32),
+        position: u32,
+        len: u32,
     ) -> Result<StepResult, EngineError> {
         let slot = opens.first().map_or(SlotIndex(0), |open| open.slot);
         engine.step(&StepPlan {
@@ -331,19 +337,19 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_goes_on_elsewhere_with_the_tokens_it_would_have_had() {
+    fn a_resumed_mock_sequence_draws_the_same_tokens() {
         let mut engine = engine();
-        let first = drawn(&step(&mut engine, vec![open(0, &[])], (0, 5)).unwrap());
-        let second = drawn(&step(&mut engine, vec![], (5, 1)).unwrap());
+        let first = drawn(&step(&mut engine, vec![open(0, &[])], 0, 5).unwrap());
+        let second = drawn(&step(&mut engine, vec![], 5, 1).unwrap());
         assert_ne!(first, second);
-        let resumed = step(&mut engine, vec![open(1, &[first])], (0, 6)).unwrap();
+        let resumed = step(&mut engine, vec![open(1, &[first])], 0, 6).unwrap();
         assert_eq!(drawn(&resumed), second);
         let scores = resumed.sampled[0].1.scores.as_ref().unwrap();
         assert!((scores.normalizer - 100f32.ln()).abs() < 1e-6);
         assert_eq!(scores.top.len(), 2);
     }
 
-    /// One token of slot 0 from `position` on.
+    /// Plan of one token of slot 0 at `position`.
     fn decode(step: u64, position: u32) -> StepPlan {
         StepPlan {
             step: StepId(step),
@@ -360,18 +366,18 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_overlap_draw_what_they_would_have_drawn_one_after_the_other() {
+    fn overlapping_mock_steps_draw_the_same_tokens() {
         let free = || OpenSlot {
-            sampling: Arc::new(Sampling::greedy()),
+            sampling: Arc::new(SamplingParams::greedy()),
             ..open(0, &[])
         };
         let mut one = engine();
-        step(&mut one, vec![free()], (0, 5)).unwrap();
+        step(&mut one, vec![free()], 0, 5).unwrap();
         let expected: Vec<_> = (5..9)
             .map(|position| one.step(&decode(1, position)).unwrap().sampled)
             .collect();
         let mut two = engine().overlapping();
-        step(&mut two, vec![free()], (0, 5)).unwrap();
+        step(&mut two, vec![free()], 0, 5).unwrap();
         let overlap = two.overlap().unwrap();
         overlap.begin(&decode(1, 5)).unwrap();
         let mut drawn = Vec::new();
@@ -386,10 +392,10 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_needs_the_one_under_way_is_refused() {
+    fn a_draw_that_needs_the_pending_token_is_refused() {
         let mut engine = engine().overlapping();
-        // Its scores are reported.
-        step(&mut engine, vec![open(0, &[])], (0, 5)).unwrap();
+        // Scores are requested, so that the host must see the logits.
+        step(&mut engine, vec![open(0, &[])], 0, 5).unwrap();
         let overlap = engine.overlap().unwrap();
         overlap.begin(&decode(1, 5)).unwrap();
         assert!(overlap.begin(&decode(2, 6)).is_err());
@@ -399,23 +405,23 @@ mod tests {
     }
 
     #[test]
-    fn banned_tokens_are_not_drawn_before_they_may_be() {
+    fn stop_tokens_are_not_drawn_before_min_tokens() {
         let mut engine = engine();
-        let token = drawn(&step(&mut engine, vec![open(0, &[])], (0, 5)).unwrap());
+        let token = drawn(&step(&mut engine, vec![open(0, &[])], 0, 5).unwrap());
         let banned = OpenSlot {
             stop_tokens: Arc::from([token]),
             min_tokens: 1,
             ..open(0, &[])
         };
-        let other = drawn(&step(&mut engine, vec![banned], (0, 5)).unwrap());
+        let other = drawn(&step(&mut engine, vec![banned], 0, 5).unwrap());
         assert_ne!(other, token);
     }
 
     #[test]
-    fn what_cannot_be_run_or_reached_is_an_error() {
+    fn impossible_plans_and_blocks_are_errors() {
         let mut engine = engine();
-        assert!(step(&mut engine, vec![open(0, &[])], (0, 6)).is_err());
-        assert!(step(&mut engine, vec![open(9, &[])], (0, 5)).is_err());
+        assert!(step(&mut engine, vec![open(0, &[])], 0, 6).is_err());
+        assert!(step(&mut engine, vec![open(9, &[])], 0, 5).is_err());
         engine.write_block(BlockIndex(5), 4, &[1, 2, 3, 4]).unwrap();
         engine
             .copy_blocks(&[(BlockIndex(5), BlockIndex(0))])

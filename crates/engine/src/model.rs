@@ -1,29 +1,29 @@
 //! A model with a KV pool: [`Engine`] over any [`Ops`].
 //!
-//! Owns: slots, the pool, and what a step does in which order.
-//! Never: decides what to run.
+//! Owns: slots, the pool, and the order of a step's work.
+//! Never: decides which sequences run.
 //! Invariant: a refused plan changes nothing.
 
-mod under_way;
+mod in_flight;
 
 use crate::blocks::DeviceBlocks;
-use crate::forward::{Buffers, Pass, is_all};
+use crate::engine::Overlap;
+use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
-use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, Ops, PoolShape};
-use crate::plan::{PlanCheck, out_of_range};
-use crate::sampling::{Sampler, Slot};
-use crate::waist::Overlap;
+use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops};
+use crate::plan::{PlanCheck, block_out_of_range};
+use crate::sampling::{NotFinite, SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, Fingerprint, LogitsWanted, Sampled, Segment, SlotIndex, StepPlan,
+    BlockIndex, Capacity, Fingerprint, LogitsWanted, SampledToken, Segment, SlotIndex, StepPlan,
     StepResult, TokenId,
 };
+use in_flight::UncollectedStep;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use under_way::UnderWay;
 
-/// What an engine is to hold.
+/// Capacity of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineLimits {
     /// Tokens per block, at least 1.
@@ -32,16 +32,16 @@ pub struct EngineLimits {
     pub blocks_count: u32,
     /// Sequences that have a slot at once, at least 1.
     pub slots_count: u32,
-    /// Tokens in one step at most, at least 1. Activations are allocated for so many rows.
+    /// Limit of tokens in one step, at least 1. Activations are allocated for so many rows.
     pub step_tokens_max: u32,
 }
 
-/// Bounds on the rows whose logits are made at once for the host. As many as there are slots, so that a
-/// decode step reads the head's weights once; not so many that a large vocabulary fills the memory;
-/// and some even for a single slot, whose prompt may be scored.
+/// Bounds on the rows whose logits are computed at once for the host. One row per slot, so that a
+/// decode step reads the head's weights once; an upper bound, so that a large vocabulary does not
+/// fill the memory; a lower bound, because even a single slot's prompt may be scored.
 const LOGIT_ROWS: std::ops::RangeInclusive<usize> = 16..=128;
 
-/// Drafts of one segment: no guess is worth more rows than this.
+/// Limit of drafts per segment: further drafts are too rarely accepted to be worth their rows.
 const DRAFTS_MAX: u32 = 16;
 
 /// A model on a device.
@@ -49,43 +49,44 @@ pub struct ModelEngine<O: Ops> {
     ops: O,
     weights: Arc<Weights<O::Pack>>,
     pool: O::Pool,
-    buffers: Buffers<O>,
+    buffers: ActivationBuffers<O>,
     description: EngineDescription,
     check: PlanCheck,
-    slots: Vec<Option<Slot>>,
-    /// How often each slot was opened, `(slots)`.
+    slots: Vec<Option<SamplingSlot>>,
+    /// Number of times that each slot was opened, `(slots)`; it distinguishes a slot's sequences.
     opens_counts: Vec<u64>,
     /// Steps begun and not collected, oldest first.
-    under_way: VecDeque<UnderWay>,
+    in_flight: VecDeque<UncollectedStep>,
     begun_count: u64,
-    /// Lists of steps that were collected, kept for their memory.
+    /// Lists of collected steps, reused so that a step allocates nothing.
     spare_draws: Vec<Vec<(SlotIndex, u64)>>,
-    sampler: Sampler,
-    /// The step's rows, kept for their memory.
+    sampler: TokenSampler,
+    /// The step's rows, reused so that a step allocates nothing.
     batch: Batch,
-    /// Rows of the batch whose logits are wanted, and what for; first those that the device draws.
-    wanted: Wanted,
-    /// Of those, the ones whose logits come to the host, before they join the others.
-    on_host: Wanted,
-    /// How many of the wanted rows the device draws.
-    on_device_count: usize,
-    /// What the device drew, kept for its memory.
+    /// Rows of the batch whose logits are needed, with their purposes; rows that the device draws
+    /// come first.
+    logit_rows: LogitRows,
+    /// Rows whose logits are copied to the host; appended to `wanted` once the plan is laid out.
+    host_rows: LogitRows,
+    /// Number of wanted rows that the device draws.
+    device_rows_count: usize,
+    /// Tokens that the device drew, reused so that a step allocates nothing.
     drawn: Vec<Option<TokenId>>,
     rules: Vec<DrawRule>,
     logit_rows_max: usize,
-    /// `(logit_rows_max, vocab)`.
+    /// Logits on the host, `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
 }
 
-/// Rows of the batch, and what each is wanted for.
+/// Rows of the batch whose logits are needed, and the purpose of each.
 #[derive(Debug, Default)]
-struct Wanted {
+struct LogitRows {
     rows: Vec<u32>,
-    purposes: Vec<Purpose>,
+    purposes: Vec<LogitPurpose>,
 }
 
-impl Wanted {
-    fn push(&mut self, row: usize, purpose: Purpose) {
+impl LogitRows {
+    fn push(&mut self, row: usize, purpose: LogitPurpose) {
         self.rows.push(row as u32);
         self.purposes.push(purpose);
     }
@@ -95,25 +96,25 @@ impl Wanted {
         self.purposes.clear();
     }
 
-    /// Takes what the other has.
+    /// Moves the other's rows behind these.
     fn append(&mut self, other: &mut Self) {
         self.rows.append(&mut other.rows);
         self.purposes.append(&mut other.purposes);
     }
 }
 
-/// What a row's logits are for.
+/// Purpose of a row's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+enum LogitPurpose {
     /// Score the token at this index of the slot's history.
     Score(SlotIndex, usize),
-    /// Draw the slot's token after so many.
+    /// Draw the slot's token after its first so many tokens.
     Sample(SlotIndex, usize),
-    /// The same, if the last of these is this token: the row ran it as a draft.
+    /// The same for a row that ran a draft: draw only if the last of those tokens equals the draft.
     Verify(SlotIndex, usize, TokenId),
 }
 
-impl Purpose {
+impl LogitPurpose {
     fn slot(self) -> SlotIndex {
         let (Self::Score(slot, _) | Self::Sample(slot, _) | Self::Verify(slot, ..)) = self;
         slot
@@ -121,7 +122,7 @@ impl Purpose {
 }
 
 impl<O: Ops> ModelEngine<O> {
-    /// Allocates everything an engine needs; nothing is allocated for a step later but its result.
+    /// Allocates everything that an engine needs; a step allocates only its result.
     ///
     /// # Errors
     /// `Plan` if a limit is 0 or a block would exceed 4 GiB; `Device` if memory is short.
@@ -144,10 +145,11 @@ impl<O: Ops> ModelEngine<O> {
         let block_bytes = u32::try_from(shape.block_bytes())
             .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
         let rows_max = step_tokens_max as usize;
-        let logit_rows_max = match ops.draws() {
-            // All at once: they stay where there is room for them.
-            true => (slots_count as usize).max(*LOGIT_ROWS.start()),
-            false => (slots_count as usize).clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end()),
+        let logit_rows_max = if ops.can_draw() {
+            // All slots at once: the device's buffers stay on the device and have room.
+            (slots_count as usize).max(*LOGIT_ROWS.start())
+        } else {
+            (slots_count as usize).clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end())
         };
         let logit_rows_max = logit_rows_max.min(rows_max);
         let description = EngineDescription {
@@ -167,21 +169,22 @@ impl<O: Ops> ModelEngine<O> {
         };
         Ok(Self {
             pool: ops.pool(shape)?,
-            buffers: Buffers::new(&ops, &weights, (rows_max, logit_rows_max))?,
+            buffers: ActivationBuffers::new(&ops, &weights, rows_max, logit_rows_max)?,
             check: PlanCheck::new(
-                (blocks_count as usize, slots_count as usize),
+                blocks_count as usize,
+                slots_count as usize,
                 drafts_max(&ops),
             ),
             slots: (0..slots_count).map(|_| None).collect(),
             opens_counts: vec![0; slots_count as usize],
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             begun_count: 0,
             spare_draws: Vec::new(),
-            sampler: Sampler::default(),
+            sampler: TokenSampler::default(),
             batch: Batch::default(),
-            wanted: Wanted::default(),
-            on_host: Wanted::default(),
-            on_device_count: 0,
+            logit_rows: LogitRows::default(),
+            host_rows: LogitRows::default(),
+            device_rows_count: 0,
             drawn: Vec::new(),
             rules: Vec::new(),
             logit_rows_max,
@@ -192,34 +195,33 @@ impl<O: Ops> ModelEngine<O> {
         })
     }
 
-    /// Checks a plan, and opens its slots.
-    fn admit(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
+    fn open_slots(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         self.check.check(&self.description, &self.slots, plan)?;
         for open in &plan.opens {
-            self.slots[open.slot.0 as usize] = Some(Slot::open(open));
+            self.slots[open.slot.0 as usize] = Some(SamplingSlot::open(open));
             self.opens_counts[open.slot.0 as usize] += 1;
         }
         Ok(())
     }
 
-    /// A slot of a plan that was checked.
-    fn slot(&self, slot: SlotIndex) -> &Slot {
+    /// Slot of a plan that was checked.
+    fn slot(&self, slot: SlotIndex) -> &SamplingSlot {
         let state = self.slots[slot.0 as usize].as_ref();
         state.expect("the plan was checked: every slot is open")
     }
 
-    fn lay_out(&mut self, plan: &StepPlan) {
+    fn build_batch(&mut self, plan: &StepPlan) {
         let Self {
             batch,
-            wanted,
-            on_host,
+            logit_rows: wanted,
+            host_rows: on_host,
             slots,
             ..
         } = self;
-        let device_draws = self.ops.draws();
+        let device_draws = self.ops.can_draw();
         let block_tokens = self.description.capacity.block_tokens as usize;
         batch.tokens.clear();
-        batch.fed.clear();
+        batch.fed_rows.clear();
         batch.positions.clear();
         batch.segments.clear();
         batch.blocks.clear();
@@ -232,14 +234,16 @@ impl<O: Ops> ModelEngine<O> {
             let slot = slots[segment.slot.0 as usize].as_ref();
             let slot = slot.expect("the plan was checked: every slot is open");
             let history = &slot.history;
+            // The device may feed the last token of the history itself: it was drawn by the step in
+            // flight, and the host does not know it yet.
             let drafted = end - segment.drafts.len();
             let known = drafted.min(history.len());
             batch.tokens.extend(&history[position.min(known)..known]);
             if drafted > known {
-                let drawn = slot.untold.and_then(|untold| untold.row);
-                batch.fed.push(FedRow {
+                let drawn = slot.pending_token.and_then(|untold| untold.row);
+                batch.fed_rows.push(FedRow {
                     row: batch.tokens.len() as u32,
-                    drawn: drawn.expect("the plan was checked: its last token is being drawn"),
+                    draw_row: drawn.expect("the plan was checked: its last token is being drawn"),
                 });
                 batch.tokens.push(0);
             }
@@ -252,55 +256,62 @@ impl<O: Ops> ModelEngine<O> {
                 position,
                 blocks: table..batch.blocks.len(),
             });
-            for (row, purpose) in purposes_of(segment, history.len()) {
-                let is_sample = matches!(purpose, Purpose::Sample(..));
-                match device_draws && is_sample && slot.is_drawn_by_device() {
-                    true => wanted.push(first + row, purpose),
-                    false => on_host.push(first + row, purpose),
+            for (row, purpose) in logit_purposes(segment, history.len()) {
+                let is_sample = matches!(purpose, LogitPurpose::Sample(..));
+                if device_draws && is_sample && slot.device_can_draw() {
+                    wanted.push(first + row, purpose)
+                } else {
+                    on_host.push(first + row, purpose)
                 }
             }
         }
-        self.on_device_count = wanted.rows.len();
+        self.device_rows_count = wanted.rows.len();
         self.rules.clear();
         for purpose in &wanted.purposes {
-            if let Purpose::Sample(slot, known) = *purpose {
-                self.rules.push(slot_of(slots, slot).rule(known));
+            if let LogitPurpose::Sample(slot, known) = *purpose {
+                self.rules.push(slot_of(slots, slot).draw_rule(known));
             }
         }
+        // Device rows come first, so that the device draws a prefix of the wanted rows and the host
+        // the rest.
         wanted.append(on_host);
     }
 
-    /// Lays a step out and queues it, with the drawing of what the device draws.
+    /// Lays a step out and queues it, with the draws that the device makes.
     fn queue_pass(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
-        self.lay_out(plan);
+        self.build_batch(plan);
         let queued = self.queue_operations();
         if queued.is_err() {
-            self.ops.abandon();
+            self.ops.abandon_pass();
         }
         queued
     }
 
     fn queue_operations(&mut self) -> Result<(), EngineError> {
-        let mut pass = Pass {
+        let mut pass = ForwardPass {
             ops: &mut self.ops,
             weights: &self.weights,
             pool: &mut self.pool,
             buffers: &mut self.buffers,
         };
         let rows = self.batch.rows_count();
-        let all = is_all(&self.wanted.rows, rows) && self.on_device_count == rows;
-        let what = match all && rows <= self.logit_rows_max {
-            true => ops::Wanted::Tokens(&self.rules),
-            false => ops::Wanted::Anything,
+        // A decode step: every row is drawn by the device, and nothing else is asked for, so the
+        // device may replay a recorded pass.
+        let all = selects_all_rows(&self.logit_rows.rows, rows) && self.device_rows_count == rows;
+        let what = if all && rows <= self.logit_rows_max {
+            ops::PassPurpose::DrawEveryRow(&self.rules)
+        } else {
+            ops::PassPurpose::Unspecified
         };
-        pass.run(&self.batch, &self.wanted.rows, what)?;
-        match pass.ops.draws() {
-            true => pass.draw(&self.rules),
-            false => Ok(()),
+        pass.run(&self.batch, &self.logit_rows.rows, what)?;
+        if pass.ops.can_draw() {
+            pass.draw(&self.rules)
+        } else {
+            Ok(())
         }
     }
 
-    /// Runs a step to its end: draws and scores every wanted row.
+    /// Runs a step to its end: draws or scores every wanted row.
     fn run(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
         let mut result = StepResult {
             step: plan.step,
@@ -310,14 +321,15 @@ impl<O: Ops> ModelEngine<O> {
             return Ok(result);
         }
         self.queue_pass(plan)?;
-        if self.ops.draws() {
+        if self.ops.can_draw() {
             let draws = self.draws_on_device();
             self.fetch(&draws)?;
             self.tell(&draws, &mut result);
             self.spare_draws.push(draws);
         }
         self.draw_on_host(&mut result)?;
-        if (1..self.wanted.rows.len()).contains(&self.on_device_count) {
+        // The device's draws were appended before the host's; restore the plan's order.
+        if (1..self.logit_rows.rows.len()).contains(&self.device_rows_count) {
             let place = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
             result.sampled.sort_by_cached_key(|(slot, _)| place(*slot));
         }
@@ -326,11 +338,14 @@ impl<O: Ops> ModelEngine<O> {
 
     fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
         let vocab = self.weights.config().vocab_size;
-        let mut first = self.on_device_count;
-        while first < self.wanted.rows.len() {
-            let rows = self.wanted.rows.len() - first;
+        // All slots at once, each listed once: if only the first were reported, the step would fail
+        // again for the next.
+        let mut not_finite: Vec<SlotIndex> = Vec::new();
+        let mut first = self.device_rows_count;
+        while first < self.logit_rows.rows.len() {
+            let rows = self.logit_rows.rows.len() - first;
             let rows = rows.min(self.logits.len() / vocab);
-            let mut pass = Pass {
+            let mut pass = ForwardPass {
                 ops: &mut self.ops,
                 weights: &self.weights,
                 pool: &mut self.pool,
@@ -338,40 +353,49 @@ impl<O: Ops> ModelEngine<O> {
             };
             pass.logits(first, &mut self.logits[..rows * vocab])?;
             for row in 0..rows {
-                let purpose = self.wanted.purposes[first + row];
-                self.take_row(purpose, row, result)?;
+                let purpose = self.logit_rows.purposes[first + row];
+                let slot = purpose.slot();
+                if not_finite.last() == Some(&slot) {
+                    continue;
+                }
+                if self.draw_or_score_row(purpose, row, result).is_err() {
+                    not_finite.push(slot);
+                }
             }
             first += rows;
         }
-        Ok(())
+        if not_finite.is_empty() {
+            return Ok(());
+        }
+        Err(EngineError::NotFinite(not_finite))
     }
 
-    fn take_row(
+    fn draw_or_score_row(
         &mut self,
-        purpose: Purpose,
+        purpose: LogitPurpose,
         row: usize,
         result: &mut StepResult,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), NotFinite> {
         let vocab = self.weights.config().vocab_size;
         let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
         let slot = purpose.slot();
         let state = slot_of(&mut self.slots, slot);
-        let not_finite = |_| not_finite(slot);
         match purpose {
-            // What was drawn so far is not what this row stands on.
-            Purpose::Verify(_, known, draft)
+            // The row ran a draft that was not drawn: its logits follow from a wrong token, so it
+            // is skipped.
+            LogitPurpose::Verify(_, known, draft)
                 if state.history.len() != known || state.history.last() != Some(&draft) => {}
-            Purpose::Sample(..) | Purpose::Verify(..) => {
-                let (token, scores) = self.sampler.draw(state, logits).map_err(not_finite)?;
-                result.sampled.push((slot, Sampled { token, scores }));
+            LogitPurpose::Sample(..) | LogitPurpose::Verify(..) => {
+                let (token, scores) = self.sampler.draw(state, logits)?;
+                result.sampled.push((slot, SampledToken { token, scores }));
             }
-            Purpose::Score(_, at) => {
+            LogitPurpose::Score(_, at) => {
                 let token = state.history[at];
                 let count = state.sampling.prompt_logprobs.unwrap_or(0);
                 let scores = self.sampler.score(logits, token, count);
-                let scored = Sampled {
+                let scored = SampledToken {
                     token,
-                    scores: Some(scores.map_err(not_finite)?),
+                    scores: Some(scores?),
                 };
                 match result.prompt_scores.last_mut() {
                     Some((last, list)) if *last == slot => list.push(scored),
@@ -384,7 +408,10 @@ impl<O: Ops> ModelEngine<O> {
 
     fn check_range(&self, block: BlockIndex, offset: usize, len: usize) -> Result<(), EngineError> {
         if block.0 >= self.description.capacity.blocks_count {
-            return Err(EngineError::Plan(out_of_range(&self.description, block)));
+            return Err(EngineError::Plan(block_out_of_range(
+                &self.description,
+                block,
+            )));
         }
         let bytes = self.description.capacity.block_bytes as usize;
         match offset.checked_add(len) {
@@ -396,52 +423,51 @@ impl<O: Ops> ModelEngine<O> {
     }
 }
 
-/// A slot of a plan that was checked.
-fn slot_of(slots: &mut [Option<Slot>], slot: SlotIndex) -> &mut Slot {
+/// Slot of a plan that was checked.
+fn slot_of(slots: &mut [Option<SamplingSlot>], slot: SlotIndex) -> &mut SamplingSlot {
     let state = slots[slot.0 as usize].as_mut();
     state.expect("the plan was checked: every slot is open")
 }
 
-fn not_finite(slot: SlotIndex) -> EngineError {
-    EngineError::NotFinite(slot)
-}
-
-/// The rows of a segment whose logits are wanted, in order, and why.
-fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, Purpose)> + '_ {
+/// Rows of a segment whose logits are needed, in order, with their purposes.
+fn logit_purposes(
+    segment: &Segment,
+    known: usize,
+) -> impl Iterator<Item = (usize, LogitPurpose)> + '_ {
     let (slot, len) = (segment.slot, segment.len as usize);
     let position = segment.position as usize;
     let (scored, samples) = match segment.logits {
         LogitsWanted::No => (0, false),
         LogitsWanted::Sample => (0, true),
-        // A row scores the token after it, as far as tokens are known.
+        // A row scores the token after it, if that token is known.
         LogitsWanted::Score => (len.min(known - position - 1), false),
         LogitsWanted::ScoreAndSample => (len - 1, true),
     };
-    let scores = (0..scored).map(move |row| (row, Purpose::Score(slot, position + row + 1)));
+    let scores = (0..scored).map(move |row| (row, LogitPurpose::Score(slot, position + row + 1)));
     let drafted = len - segment.drafts.len();
-    let sample = samples.then_some((drafted - 1, Purpose::Sample(slot, position + drafted)));
+    let sample = samples.then_some((drafted - 1, LogitPurpose::Sample(slot, position + drafted)));
     let drafts = (drafted..).zip(&segment.drafts);
     let verified = drafts.map(move |(row, draft)| {
-        let purpose = Purpose::Verify(slot, position + row + 1, *draft);
+        let purpose = LogitPurpose::Verify(slot, position + row + 1, *draft);
         (row, purpose)
     });
     scores.chain(sample).chain(verified)
 }
 
-/// What must be equal for blocks to mean the same.
-fn fingerprint<P: crate::ops::Pack>(
+/// Compatibility key: blocks can be exchanged only between engines with equal keys.
+fn fingerprint<P: crate::ops::WeightLoader>(
     weights: &Weights<P>,
-    shape: &PoolShape,
+    shape: &KvPoolShape,
     arithmetic: &str,
 ) -> Fingerprint {
-    let PoolShape {
+    let KvPoolShape {
         blocks_count: _,
         layers_count,
         heads,
         block_tokens,
         kv,
     } = shape;
-    let form = match weights.form {
+    let form = match weights.weight_form {
         "" => String::new(),
         form => format!("-{form}"),
     };
@@ -455,12 +481,10 @@ fn fingerprint<P: crate::ops::Pack>(
     ))
 }
 
-/// What a device draws itself it draws once a step for each sequence.
+/// A device that draws itself draws one token per sequence and step, so that it can verify no
+/// drafts.
 fn drafts_max(ops: &impl Ops) -> u32 {
-    match ops.draws() {
-        true => 0,
-        false => DRAFTS_MAX,
-    }
+    if ops.can_draw() { 0 } else { DRAFTS_MAX }
 }
 
 impl<O: Ops> Engine for ModelEngine<O> {
@@ -473,19 +497,20 @@ impl<O: Ops> Engine for ModelEngine<O> {
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
-        if !self.under_way.is_empty() {
+        if !self.in_flight.is_empty() {
             return Err(EngineError::Plan(
                 "a step is under way: collect it first".to_owned(),
             ));
         }
-        self.admit(plan)?;
+        self.open_slots(plan)?;
         self.run(plan)
     }
 
     fn overlap(&mut self) -> Option<&mut dyn Overlap> {
-        match self.ops.draws() {
-            true => Some(self),
-            false => None,
+        if self.ops.can_draw() {
+            Some(self)
+        } else {
+            None
         }
     }
 

@@ -1,26 +1,26 @@
-//! The lower waist: what the forward pass needs of a device, in coarse operations.
+//! The interface between the forward pass and a device, in coarse operations.
 //!
-//! Owns: the traits [`Pack`] (weights, loaded once, shared by several engines) and [`Ops`] (one
-//! engine's device), and the plain data they speak in.
-//! Never: knows an architecture, a request or a sampling rule.
-//! Invariant, which every implementation keeps: **path independence.** An output element depends
-//! only on its own row (and, in attention, on the KV of its own sequence up to its own position),
-//! and is accumulated in an order that does not depend on how many rows, segments or chunks are in
-//! the call. The same row gives the same bits alone, in a batch, and in any chunk.
+//! Owns: the traits [`WeightLoader`] (weights, loaded once, shared by several engines) and [`Ops`]
+//! (one engine's device), and the plain data of their calls. Never: knows an architecture, a
+//! request or a sampling rule. Invariant, which every implementation keeps: **path independence.**
+//! An output element depends only on its own row (and, in attention, on the KV of its own sequence
+//! up to its own position), and is accumulated in an order that does not depend on the number of
+//! rows, segments or chunks in the call. The same row gives the same bits alone, in a batch, and in
+//! any chunk.
 //!
 //! Shapes are written `(rows, columns)`, row-major. Activations are f32 as far as the caller can
-//! tell; how weights are stored is [`Precision`], and how keys and values are [`KvType`], both chosen when the
-//! implementation is built. Quantised weights a device may keep as narrow as they come, see [`Pack::matrix`].
-//! An implementation may assume what is written here and panics, with `assert!`, where it is not so:
-//! the forward pass is checked code, and a wrong shape is a defect, not an input.
+//! tell. [`Precision`] is the type of stored weights and [`KvType`] that of keys and values; both
+//! are chosen when the implementation is built. A device may keep quantised weights as they are,
+//! see [`WeightLoader::matrix`]. An implementation may rely on these contracts, and panics with
+//! `assert!` if one is broken: a wrong shape is a defect of the forward pass, not an input.
 
 mod draw;
 mod io;
 mod shapes;
 
-pub use draw::{Change, DrawRule, Edit};
-pub use io::{AttentionIo, Gated, LayerOf, Normed, Residual};
-pub use shapes::{HeadShape, KvType, PoolShape, Precision};
+pub use draw::{DrawRule, LogitChange, LogitEdit};
+pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
+pub use shapes::{HeadShape, KvPoolShape, KvType, Precision};
 
 use crate::EngineError;
 use crate::blocks::DeviceBlocks;
@@ -33,20 +33,20 @@ use std::time::Duration;
 /// The rows of one forward pass: every segment's tokens one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Token of each row, `(rows)`; of a row that is fed, anything.
+    /// Token of each row, `(rows)`; ignored for rows in `fed_rows`.
     pub tokens: Vec<TokenId>,
-    /// Rows whose token the last draw makes, by row; only where [`Ops::draws`].
-    pub fed: Vec<FedRow>,
+    /// Rows whose token is the result of the last draw, in row order; only if [`Ops::draws`].
+    pub fed_rows: Vec<FedRow>,
     /// Position of each row in its sequence, `(rows)`.
     pub positions: Vec<u32>,
-    /// The runs, in row order; together they cover every row.
+    /// Segments in row order; together they cover every row.
     pub segments: Vec<BatchSegment>,
-    /// Every segment's block table, one after the other.
+    /// Block tables of all segments, one after the other.
     pub blocks: Vec<BlockIndex>,
 }
 
 impl Batch {
-    /// Number of rows.
+    /// Number of rows: one for each token.
     pub fn rows_count(&self) -> usize {
         self.tokens.len()
     }
@@ -57,25 +57,25 @@ impl Batch {
     }
 }
 
-/// A row whose token is not known to the host.
+/// A row whose token the host does not know yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FedRow {
-    /// Of the batch.
+    /// Row of the batch.
     pub row: u32,
-    /// Of the last [`Ops::draw`], whose token it takes. If that is none, since its logits were not finite, any
-    /// token of the table will do: nobody is told what comes of it.
-    pub drawn: u32,
+    /// Row of the last [`Ops::draw`] whose token it takes. If that draw failed because its logits
+    /// were not finite, any token of the table will do: the row's result is never reported.
+    pub draw_row: u32,
 }
 
 /// A run of consecutive tokens of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSegment {
-    /// Its rows in the batch; row `rows.start + i` is at `position + i`.
+    /// Rows in the batch; row `rows.start + i` is at `position + i`.
     pub rows: Range<usize>,
-    /// Position of its first row. Keys and values of `0..position` are in the pool already.
+    /// Position of the first row. Keys and values of `0..position` are already in the pool.
     pub position: usize,
-    /// Its block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens.
-    /// The blocks that its rows are stored in are no other segment's.
+    /// Block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens. No other
+    /// segment stores rows in the blocks that this one stores its rows in.
     pub blocks: Range<usize>,
 }
 
@@ -87,7 +87,7 @@ pub struct BatchSegment {
 pub struct RotaryTable<'a> {
     /// `(positions, head_dim / 2)`, scaled by the model's attention factor, if it has one.
     pub cos: &'a [f32],
-    /// As `cos`.
+    /// Sines, shaped and scaled as `cos`.
     pub sin: &'a [f32],
     /// Pairs per head, `head_dim / 2`.
     pub half: usize,
@@ -96,9 +96,9 @@ pub struct RotaryTable<'a> {
 /// Root-mean-square normalisation: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
 #[derive(Debug)]
 pub struct Norm<'a, V> {
-    /// `(width)`.
+    /// Shape: `(width)`, one weight per element.
     pub weight: &'a V,
-    /// Added to the mean of squares.
+    /// Epsilon, added to the mean of squares.
     pub epsilon: f32,
 }
 
@@ -109,64 +109,67 @@ pub struct HeadNorms<'a, V> {
     pub query: &'a V,
     /// `(head_dim)`, the same for every key head.
     pub key: &'a V,
-    /// Added to the mean of squares.
+    /// Epsilon, added to the mean of squares.
     pub epsilon: f32,
 }
 
-/// How one layer attends.
+/// Parameters of one layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Which layer of the pool.
+    /// Layer of the pool.
     pub layer: usize,
     /// Multiplies the scores before the softmax, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Position `p` sees `p - window + 1 ..= p` (those that exist); `None` sees `0 ..= p`.
+    /// Sliding window: position `p` attends to `p - window + 1 ..= p` (positions that exist), with
+    /// `None` to `0 ..= p`.
     pub window: Option<usize>,
 }
 
-/// What activations in a buffer are for.
+/// Role of an activation buffer, which decides its element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum BufferRole {
     /// The residual stream: sums of every layer, always f32.
     Residual,
-    /// What goes into and comes out of one operation; a device may keep it as it keeps weights.
+    /// Inputs and outputs of single operations; a device may store them in the weights' type.
     Activations,
 }
 
-/// What is about to be loaded.
+/// Sizes of the weights that are about to be loaded.
 #[derive(Clone, Debug, Default)]
 pub struct LoadPlan {
     /// Elements of dense matrices and tables; one tensor that serves as both counts once.
     pub matrix_elements: u64,
-    /// Matrices that are not dense, or not wholly, as [`Pack::matrix`] will be given them.
-    pub narrow: Vec<Vec<StoredMatrix>>,
+    /// Stacks of matrices with at least one quantised one, as they will be passed to
+    /// [`WeightLoader::matrix`].
+    pub quantized: Vec<Vec<StoredMatrix>>,
     /// Elements of vectors, biases and rotary tables.
     pub vector_elements: u64,
-    /// How many of all these there are.
+    /// Number of tensors in all.
     pub tensors_count: usize,
 }
 
-/// What a pass is for.
+/// Results that a pass is run for.
 #[derive(Clone, Copy, Debug)]
-pub enum Wanted<'a> {
-    /// KV, and whatever is asked for afterwards.
-    Anything,
-    /// The token after every row, and nothing else, in one [`Ops::draw`] by these rules: a decode step.
-    Tokens(&'a [DrawRule]),
+pub enum PassPurpose<'a> {
+    /// KV, and whatever the caller asks for afterwards.
+    Unspecified,
+    /// The token after every row, and nothing else, in one [`Ops::draw`] by these rules: a decode
+    /// step.
+    DrawEveryRow(&'a [DrawRule]),
 }
 
-/// Whether the caller runs the operations of a pass.
+/// Whether the caller must run the operations of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// It does.
-    Run,
-    /// It leaves them out: the device does them from a recording, with [`Ops::draw`], which comes next.
-    Recorded,
+pub enum PassMode {
+    /// The caller runs them.
+    Execute,
+    /// The caller skips them: the device replays them from a recording, at the next [`Ops::draw`].
+    Replay,
 }
 
-/// Loads weights into the form the device likes. Used before any engine runs, from any thread;
-/// what it makes is shared between engines.
-pub trait Pack: Send + Sync {
+/// Loads weights into a device's own layout. Used before any engine runs, from any thread; the
+/// loaded weights are shared between engines.
+pub trait WeightLoader: Send + Sync {
     /// A weight `(out, in)` with an optional bias `(out)`.
     type Matrix: Send + Sync;
     /// Embedding rows `(vocab, width)`.
@@ -176,45 +179,45 @@ pub trait Pack: Send + Sync {
     /// A rotary table on the device.
     type Rotary: Send + Sync;
 
-    /// How dense matrices are stored.
+    /// Element type of dense matrices.
     fn precision(&self) -> Precision;
 
-    /// Names what it rounds weights to beyond that, or keeps them in, for people and the fingerprint; empty where it does
-    /// neither.
-    fn form(&self) -> &'static str {
+    /// Name of the format to which weights are rounded beyond the precision, or in which they are
+    /// kept, for people and the fingerprint; empty if neither.
+    fn weight_form(&self) -> &'static str {
         ""
     }
 
-    /// Comes before everything else: a device may take the memory for all of it at once.
+    /// Called before everything else: a device may allocate the memory for all weights at once.
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn expect(&self, plan: &LoadPlan) -> Result<(), EngineError> {
+    fn reserve(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let _ = plan;
         Ok(())
     }
 
-    /// Comes last: when it returns, everything is where it belongs. Until then a device may still be
+    /// Called last: when it returns, all weights are loaded. Until then a device may still be
     /// copying.
     ///
     /// # Errors
-    /// `Device` if anything went wrong on the way.
+    /// `Device` if any load failed.
     fn finish(&self) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Bytes that [`Pack::matrix`] makes of these, as a step reads them.
+    /// Bytes that a step reads of the matrix that [`WeightLoader::matrix`] makes of this stack.
     fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
         let elements: usize = stack.iter().map(|part| part.rows() * part.columns()).sum();
         (elements * self.precision().element_bytes()) as u64
     }
 
-    /// The same of [`Pack::head`].
+    /// Bytes that a step reads of [`WeightLoader::head`].
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
         self.matrix_bytes(&[head.clone().into()])
     }
 
-    /// The head `(vocab, in)`, which makes logits.
+    /// Packs the head `(vocab, in)`, which computes logits.
     ///
     /// # Errors
     /// `Device` if memory is short.
@@ -222,10 +225,10 @@ pub trait Pack: Send + Sync {
         self.matrix(&[head.clone().into()], None)
     }
 
-    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix. A device
-    /// keeps quantised ones as they are if it can multiply with them, or rounds `(code − zero) × scale`
-    /// to its own precision.
-    /// `bias`, if given, has one element per row of the stack.
+    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix. A
+    /// device keeps quantised tensors as they are if it can multiply with them, or else rounds
+    /// `(code − zero) × scale` to its own precision. `bias`, if given, has one element per row of
+    /// the stack.
     ///
     /// # Errors
     /// `Device` if memory is short.
@@ -235,7 +238,8 @@ pub trait Pack: Send + Sync {
         bias: Option<&[f32]>,
     ) -> Result<Self::Matrix, EngineError>;
 
-    /// As [`Pack::matrix`], for [`Ops::gated`] alone: the first half of the stack's rows are the gate's.
+    /// As [`WeightLoader::matrix`], for [`Ops::gated`] alone: the first half of the stack's rows
+    /// are the gate's.
     ///
     /// # Errors
     /// `Device` if memory is short.
@@ -247,7 +251,7 @@ pub trait Pack: Send + Sync {
         self.matrix(stack, bias)
     }
 
-    /// Embedding rows. May keep the tensor and read its rows where they lie.
+    /// Loads embedding rows. May keep the tensor and read its rows from the mapped file.
     ///
     /// # Errors
     /// `Device` if memory is short.
@@ -266,60 +270,67 @@ pub trait Pack: Send + Sync {
     fn rotary(&self, table: RotaryTable<'_>) -> Result<Self::Rotary, EngineError>;
 }
 
-/// [`Pack::Matrix`] of an [`Ops`].
-pub type MatrixOf<O> = <<O as Ops>::Pack as Pack>::Matrix;
-/// [`Pack::Table`] of an [`Ops`].
-pub type TableOf<O> = <<O as Ops>::Pack as Pack>::Table;
-/// [`Pack::Vector`] of an [`Ops`].
-pub type VectorOf<O> = <<O as Ops>::Pack as Pack>::Vector;
-/// [`Pack::Rotary`] of an [`Ops`].
-pub type RotaryOf<O> = <<O as Ops>::Pack as Pack>::Rotary;
+/// [`WeightLoader::Matrix`] of an [`Ops`].
+pub type MatrixOf<O> = <<O as Ops>::Pack as WeightLoader>::Matrix;
+/// [`WeightLoader::Table`] of an [`Ops`].
+pub type TableOf<O> = <<O as Ops>::Pack as WeightLoader>::Table;
+/// [`WeightLoader::Vector`] of an [`Ops`].
+pub type VectorOf<O> = <<O as Ops>::Pack as WeightLoader>::Vector;
+/// [`WeightLoader::Rotary`] of an [`Ops`].
+pub type RotaryOf<O> = <<O as Ops>::Pack as WeightLoader>::Rotary;
 
-/// One engine's device. Called by one thread.
+/// One engine's device. Used by one thread.
 ///
 /// In one pass: [`begin`](Ops::begin), then the running operations in any order. `rows` is how many
 /// leading rows of the buffers take part; the rest keep what they hold.
 ///
 /// Every running operation fails only with [`EngineError::Device`] or [`EngineError::Lost`].
 pub trait Ops: Send {
-    /// What loads its weights.
-    type Pack: Pack;
+    /// Loader of its weights.
+    type Pack: WeightLoader;
     /// An activation buffer `(rows_max, width)`.
     type Rows: Send;
-    /// A KV pool.
+    /// A KV pool on this device.
     type Pool: Send;
 
     /// Processor or device and number formats, for people: `AVX-512 bf16, 8 threads`.
     fn device(&self) -> String;
 
-    /// The hardware, if this takes all of it: what computes on the same makes both slower.
+    /// Identity of the hardware, if this engine uses all of it: two engines on the same hardware
+    /// slow each other down.
     fn device_id(&self) -> Option<DeviceId>;
 
-    /// How keys and values are stored in its pools.
+    /// Type of keys and values in its pools.
     fn kv_type(&self) -> KvType;
 
-    /// Names how it rounds and how blocks are laid out, for the fingerprint: two devices of one name give the same bits,
-    /// and only their blocks and streams may be mixed. Anything that may change either changes the name.
+    /// Name of its rounding and of its blocks' layout, for the fingerprint: devices of the same
+    /// name give the same bits, and only their blocks and streams may be mixed. Any change of
+    /// rounding or layout changes the name.
     fn arithmetic(&self) -> String;
 
     /// Allocates an activation buffer, zeroed.
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<Self::Rows, EngineError>;
+    fn rows(
+        &self,
+        rows_max: usize,
+        width: usize,
+        holds: BufferRole,
+    ) -> Result<Self::Rows, EngineError>;
 
     /// Allocates a KV pool, zeroed.
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn pool(&self, shape: PoolShape) -> Result<Self::Pool, EngineError>;
+    fn pool(&self, shape: KvPoolShape) -> Result<Self::Pool, EngineError>;
 
-    /// A pass begins: everything up to the next `begin` is about this batch. A device with its own
-    /// memory copies it there; a processor may plan its work.
-    fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError>;
+    /// Begins a pass: all operations up to the next `begin` are for this batch. A device with its
+    /// own memory copies the batch there; a processor may plan its work.
+    fn begin(&mut self, batch: &Batch, wanted: PassPurpose<'_>) -> Result<PassMode, EngineError>;
 
-    /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`, or of the token that [`Batch::fed`] says. Every token
-    /// is within the table.
+    /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`; rows in [`Batch::fed_rows`] take the
+    /// drawn token instead. Every token is within the table.
     fn embed(
         &mut self,
         batch: &Batch,
@@ -341,7 +352,7 @@ pub trait Ops: Send {
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
-        sum: Residual<'_, Self::Rows>,
+        sum: ResidualIo<'_, Self::Rows>,
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
@@ -354,40 +365,42 @@ pub trait Ops: Send {
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// Normalises rows of the residual stream, with what is added first, and multiplies: [`Ops::rms_norm`] or
-    /// [`Ops::add_rms_norm`], then [`Ops::matmul`]. Normed rows are for this product alone, so that a device need
-    /// not write them.
+    /// Adds `delta` to the residual stream if there is one, normalises, and multiplies:
+    /// [`Ops::rms_norm`] or [`Ops::add_rms_norm`], then [`Ops::matmul`]. Only this product reads
+    /// the normed rows, so that a device need not store them.
     fn norm_matmul(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
-        from: Normed<'_, Self::Rows>,
-        (matrix, out): (&MatrixOf<Self>, &mut Self::Rows),
+        from: NormIo<'_, Self::Rows>,
+        matrix: &MatrixOf<Self>,
+        out: &mut Self::Rows,
     ) -> Result<(), EngineError> {
-        let normed = self.normed(norm, rows, from)?;
+        let normed = self.normalize(norm, rows, from)?;
         self.matmul(matrix, rows, normed, out)
     }
 
-    /// The same with [`Ops::gated`].
+    /// The same, followed by [`Ops::gated`].
     fn norm_gated(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
-        from: Normed<'_, Self::Rows>,
-        (matrix, to): (&MatrixOf<Self>, Gated<'_, Self::Rows>),
+        from: NormIo<'_, Self::Rows>,
+        matrix: &MatrixOf<Self>,
+        to: GatedIo<'_, Self::Rows>,
     ) -> Result<(), EngineError> {
-        let normed = self.normed(norm, rows, from)?;
+        let normed = self.normalize(norm, rows, from)?;
         self.gated(matrix, rows, normed, to)
     }
 
-    /// Normalises rows, with what is added first, into where they are for.
-    fn normed<'a>(
+    /// Adds `delta` if there is one, and normalises into `from.normed`, which it returns.
+    fn normalize<'a>(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
-        from: Normed<'a, Self::Rows>,
+        from: NormIo<'a, Self::Rows>,
     ) -> Result<&'a Self::Rows, EngineError> {
-        let Normed {
+        let NormIo {
             residual,
             delta,
             normed,
@@ -395,7 +408,7 @@ pub trait Ops: Send {
         match delta {
             None => self.rms_norm(norm, rows, residual, normed)?,
             Some(delta) => {
-                self.add_rms_norm(norm, rows, Residual { residual, delta }, normed)?;
+                self.add_rms_norm(norm, rows, ResidualIo { residual, delta }, normed)?;
             }
         }
         Ok(normed)
@@ -411,23 +424,25 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// Rotates queries and keys of `qkv` `(rows, q | k | v)` by their positions, queries in place,
-    /// and stores keys and values in `layer` of the pool where the block tables say. Keys need not
-    /// be rotated in `qkv` itself. `heads` and the blocks' layout are the pool's.
+    /// and stores keys and values in `layer` of the pool, in the blocks of the block tables. Keys
+    /// need not be rotated in `qkv` itself. `heads` and the blocks' layout are the pool's.
     fn rotate_store(
         &mut self,
         batch: &Batch,
         rotary: &RotaryOf<Self>,
         qkv: &mut Self::Rows,
-        pool: LayerOf<'_, Self::Pool>,
+        pool: PoolLayer<'_, Self::Pool>,
     ) -> Result<(), EngineError>;
 
-    /// [`Ops::head_norm`] where there are norms, then [`Ops::rotate_store`]. A device may do both to a row at once.
+    /// [`Ops::head_norm`] if there are norms, then [`Ops::rotate_store`]. A device may fuse both.
     fn norm_rotate_store(
         &mut self,
         norms: Option<&HeadNorms<'_, VectorOf<Self>>>,
-        (batch, rotary): (&Batch, &RotaryOf<Self>),
+        batch: &Batch,
+        rotary: &RotaryOf<Self>,
         qkv: &mut Self::Rows,
-        (heads, pool): (HeadShape, LayerOf<'_, Self::Pool>),
+        heads: HeadShape,
+        pool: PoolLayer<'_, Self::Pool>,
     ) -> Result<(), EngineError> {
         if let Some(norms) = norms {
             self.head_norm(norms, heads, batch.rows_count(), qkv)?;
@@ -435,9 +450,9 @@ pub trait Ops: Send {
         self.rotate_store(batch, rotary, qkv, pool)
     }
 
-    /// Causal attention of every row over its own sequence's keys and values in the pool, which
-    /// hold this batch's too (`rotate_store` came first). Reads the queries of `qkv`; `out` is
-    /// `(rows, query_heads × head_dim)`. Keys are walked in tiles of one block, in order.
+    /// Causal attention of every row over its own sequence's keys and values in the pool, including
+    /// this batch's (`rotate_store` was called first). Reads the queries of `qkv`; `out` is `(rows,
+    /// query_heads × head_dim)`. Keys are walked in tiles of one block, in order.
     fn attend(
         &mut self,
         batch: &Batch,
@@ -445,15 +460,16 @@ pub trait Ops: Send {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError>;
 
-    /// `gate | up = matrix · x[r] + bias` with a matrix of [`Pack::gate_up`], then
-    /// `out[r][i] = silu(gate[i]) · up[i]`, where `silu(x) = x / (1 + exp(−x))`. `x` `(rows, in)`, `out`
-    /// `(rows, width)`; `gate_up` `(rows, 2 × width)` is for a device that makes two operations of it.
+    /// `gate | up = matrix · x[r] + bias` with a matrix of [`WeightLoader::gate_up`], then
+    /// `out[r][i] = silu(gate[i]) · up[i]`, where `silu(x) = x / (1 + exp(−x))`. `x` `(rows, in)`,
+    /// `out` `(rows, width)`; `gate_up` `(rows, 2 × width)` is scratch for a device that runs this
+    /// as two operations.
     fn gated(
         &mut self,
         matrix: &MatrixOf<Self>,
         rows: usize,
         x: &Self::Rows,
-        to: Gated<'_, Self::Rows>,
+        to: GatedIo<'_, Self::Rows>,
     ) -> Result<(), EngineError>;
 
     /// `to[i] = from[indices[i]]`, same width.
@@ -464,7 +480,7 @@ pub trait Ops: Send {
         to: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// As [`Ops::matmul`], into the host's memory: `out` is `(rows, vocab)`, exactly filled.
+    /// As [`Ops::matmul`], into host memory: `out` is `(rows, vocab)`, exactly filled.
     fn logits(
         &mut self,
         head: &MatrixOf<Self>,
@@ -473,54 +489,56 @@ pub trait Ops: Send {
         out: &mut [f32],
     ) -> Result<(), EngineError>;
 
-    /// Whether the device draws tokens itself, so that logits need not come to the host, and takes the next
-    /// pass before they were fetched.
-    fn draws(&self) -> bool {
+    /// Whether the device draws tokens itself, so that logits need not be copied to the host, and
+    /// accepts the next pass before the tokens were fetched.
+    fn can_draw(&self) -> bool {
         false
     }
 
-    /// Queues that logits are made as [`Ops::logits`] does and the token after each row is drawn by its rule;
-    /// no rules, no draw. The same logits give the same token as on the host. At most
-    /// [`STEPS_IN_FLIGHT_MAX`](crate::STEPS_IN_FLIGHT_MAX) are queued and not fetched. Only where [`Ops::draws`].
-    fn draw(
+    /// Queues the logits as in [`Ops::logits`], and a draw of the token after each row by its rule;
+    /// without rules nothing is drawn. The same logits give the same token as on the host. At most
+    /// [`STEPS_IN_FLIGHT_MAX`](crate::STEPS_IN_FLIGHT_MAX) draws are queued and not fetched. Only
+    /// if [`Ops::draws`].
+    fn queue_draw(
         &mut self,
         head: &MatrixOf<Self>,
         rules: &[DrawRule],
         x: &Self::Rows,
     ) -> Result<(), EngineError> {
         let _ = (head, rules, x);
-        Err(draws_nothing())
+        Err(cannot_draw())
     }
 
-    /// The pass at hand failed before its draw was queued: what was queued of it is over when this returns, and nothing
-    /// of it is in the way of what comes next.
-    fn abandon(&mut self) {}
+    /// Called when the current pass failed before its draw was queued. On return all its queued
+    /// work has ended, and none of it disturbs later calls.
+    fn abandon_pass(&mut self) {}
 
-    /// Waits for the oldest [`Ops::draw`] that was not fetched, and for all that was queued before it: its tokens
-    /// are appended, `(rows)`; `None` for a row whose logits are not all finite. If it failed it counts as fetched.
-    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+    /// Waits for the oldest [`Ops::draw`] that was not fetched, and for all work queued before it,
+    /// and appends its tokens, `(rows)`; `None` for a row whose logits are not all finite. A failed
+    /// draw counts as fetched.
+    fn fetch_drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
         let _ = tokens;
-        Err(draws_nothing())
+        Err(cannot_draw())
     }
 
-    /// Whether [`Ops::drawn`] would not wait.
-    fn is_drawn(&mut self) -> bool {
+    /// Whether [`Ops::drawn`] would return without waiting.
+    fn is_draw_ready(&mut self) -> bool {
         true
     }
 
-    /// How long the device stood still before the pass whose tokens came last, if it was asked for tokens before
-    /// and knows.
-    fn idle(&self) -> Option<Duration> {
+    /// Time that the device was idle before the pass whose tokens were fetched last; `None` before
+    /// the second pass, or if unknown.
+    fn idle_before_step(&self) -> Option<Duration> {
         None
     }
 
-    /// The pool apart from the engine, where the device copies by itself.
+    /// Access to the pool's blocks beside the engine, if the device can copy on its own.
     fn blocks(&self, pool: &Self::Pool) -> Option<Arc<dyn DeviceBlocks>> {
         let _ = pool;
         None
     }
 
-    /// Copies `out.len()` bytes of a block out, from byte `offset`. The range is within the block.
+    /// Copies `out.len()` bytes out of a block, from byte `offset`. The range is within the block.
     fn read_block(
         &self,
         pool: &Self::Pool,
@@ -529,7 +547,7 @@ pub trait Ops: Send {
         out: &mut [u8],
     ) -> Result<(), EngineError>;
 
-    /// A block where it is, if the host can read it there. The block is one of the pool's.
+    /// A block's bytes in place, if the host can read them there. The block is one of the pool's.
     fn host_block<'a>(&self, pool: &'a Self::Pool, block: BlockIndex) -> Option<&'a [u8]> {
         let _ = (pool, block);
         None
@@ -553,6 +571,6 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 }
 
-fn draws_nothing() -> EngineError {
+fn cannot_draw() -> EngineError {
     EngineError::Device("this device does not draw tokens".to_owned())
 }

@@ -1,46 +1,47 @@
-//! Whether a step can be run.
+//! Validation of step plans.
 //!
-//! Owns: every rule a [`StepPlan`] must keep. Nothing of a plan is believed.
+//! Owns: every rule that a [`StepPlan`] must keep; no part of a plan is trusted.
 //! Never: changes an engine.
-//! Invariant: a plan that passes cannot index outside a buffer, write two sequences into one block,
+//! Invariant: an accepted plan cannot index outside a buffer, write two sequences into one block,
 //! or run a token that is neither in the slot's history nor being drawn for it.
 
-use crate::sampling::{self, Slot};
+use crate::sampling::{self, SamplingSlot};
 use crate::{EngineDescription, EngineError};
 use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Segment, StepPlan};
 
-/// Marks which blocks and slots a plan has named, without clearing them between plans.
+/// Records the blocks and slots that a plan names. Serial numbers make clearing between plans
+/// unnecessary.
 #[derive(Debug)]
 pub(crate) struct PlanCheck {
     /// Segment that last named a block, as a serial number.
-    named: Vec<u64>,
+    named_by_segment: Vec<u64>,
     /// Plan that last wrote a block.
-    written: Vec<u64>,
+    written_by_plan: Vec<u64>,
     /// Plan that last ran a slot.
-    ran: Vec<u64>,
+    ran_by_plan: Vec<u64>,
     segments_serial: u64,
     plans_serial: u64,
-    /// See [`crate::Engine::drafts_max`].
+    /// Limit of a segment's drafts, see [`crate::Engine::drafts_max`].
     drafts_max: u32,
 }
 
 impl PlanCheck {
-    pub(crate) fn new((blocks_count, slots_count): (usize, usize), drafts_max: u32) -> Self {
+    pub(crate) fn new(blocks_count: usize, slots_count: usize, drafts_max: u32) -> Self {
         Self {
             drafts_max,
-            named: vec![0; blocks_count],
-            written: vec![0; blocks_count],
-            ran: vec![0; slots_count],
+            named_by_segment: vec![0; blocks_count],
+            written_by_plan: vec![0; blocks_count],
+            ran_by_plan: vec![0; slots_count],
             segments_serial: 0,
             plans_serial: 0,
         }
     }
 
-    /// Says what is wrong with a plan, if anything, and for which slot.
+    /// Checks a plan; the error names the problem, and the slot if it concerns one.
     pub(crate) fn check(
         &mut self,
         engine: &EngineDescription,
-        slots: &[Option<Slot>],
+        slots: &[Option<SamplingSlot>],
         plan: &StepPlan,
     ) -> Result<(), EngineError> {
         for (index, open) in plan.opens.iter().enumerate() {
@@ -59,7 +60,7 @@ impl PlanCheck {
                 let problem = format!("{rows} tokens or more in a step of {most}");
                 return Err(EngineError::Plan(problem));
             }
-            self.check_segment(engine, slots, (plan, segment))
+            self.check_segment(engine, slots, plan, segment)
                 .map_err(|problem| EngineError::Slot(segment.slot, problem))?;
         }
         Ok(())
@@ -68,11 +69,12 @@ impl PlanCheck {
     fn check_segment(
         &mut self,
         engine: &EngineDescription,
-        slots: &[Option<Slot>],
-        (plan, segment): (&StepPlan, &Segment),
+        slots: &[Option<SamplingSlot>],
+        plan: &StepPlan,
+        segment: &Segment,
     ) -> Result<(), String> {
         let slot = segment.slot.0 as usize;
-        let Some(ran) = self.ran.get_mut(slot) else {
+        let Some(ran) = self.ran_by_plan.get_mut(slot) else {
             return Err(format!(
                 "no such slot, there are {}",
                 engine.capacity.slots_count
@@ -81,13 +83,19 @@ impl PlanCheck {
         if std::mem::replace(ran, self.plans_serial) == self.plans_serial {
             return Err("has two segments".to_owned());
         }
+        // A slot that this plan opens has the history of its `OpenSlot`, not that of its old
+        // sequence.
         let opened = plan.opens.iter().find(|open| open.slot == segment.slot);
         let (known, told, draws_ahead) = match (opened, &slots[slot]) {
             (Some(open), _) => {
                 let known = open.prompt.len() + open.output.len();
                 (known, known, true)
             }
-            (None, Some(slot)) => (slot.known(), slot.told(), slot.sampling.draws_ahead()),
+            (None, Some(slot)) => (
+                slot.known_count(),
+                slot.reported_count(),
+                slot.sampling.can_draw_ahead(),
+            ),
             (None, None) => return Err("was never opened".to_owned()),
         };
         if segment.len == 0 {
@@ -104,6 +112,8 @@ impl PlanCheck {
         if end > known {
             return Err(format!("tokens {position}..{end} of {known}"));
         }
+        // The last token is pending: only a draw that depends on no earlier token may run before
+        // the caller has it.
         if end > told && !draws_ahead {
             return Err(format!(
                 "token {told} is being drawn, and the draw after it looks at it: collect first"
@@ -119,7 +129,8 @@ impl PlanCheck {
         self.check_blocks(engine, segment, end + segment.drafts.len())
     }
 
-    /// Drafts are some of the segment's tokens, the first one is not among them, and each could be drawn.
+    /// Checks drafts: they are the segment's last tokens but never its first, and each is within
+    /// the vocabulary.
     fn check_drafts(&self, engine: &EngineDescription, segment: &Segment) -> Result<(), String> {
         let count = segment.drafts.len();
         if count == 0 {
@@ -156,14 +167,16 @@ impl PlanCheck {
         self.segments_serial += 1;
         for (ordinal, block) in table.iter().enumerate() {
             let index = block.0 as usize;
-            let Some(named) = self.named.get_mut(index) else {
-                return Err(out_of_range(engine, *block));
+            let Some(named) = self.named_by_segment.get_mut(index) else {
+                return Err(block_out_of_range(engine, *block));
             };
             if std::mem::replace(named, self.segments_serial) == self.segments_serial {
                 return Err(format!("block {block} is twice in its table"));
             }
+            // Blocks before the segment's first position are only read, and may be shared.
             if ordinal >= first_written {
-                let written = std::mem::replace(&mut self.written[index], self.plans_serial);
+                let written =
+                    std::mem::replace(&mut self.written_by_plan[index], self.plans_serial);
                 if written == self.plans_serial {
                     return Err(format!("block {block} is written by two sequences"));
                 }
@@ -173,8 +186,8 @@ impl PlanCheck {
     }
 }
 
-/// As an error says it.
-pub(crate) fn out_of_range(engine: &EngineDescription, block: BlockIndex) -> String {
+/// Error message for a block that the pool does not have.
+pub(crate) fn block_out_of_range(engine: &EngineDescription, block: BlockIndex) -> String {
     format!(
         "no block {block}, the pool has {}",
         engine.capacity.blocks_count

@@ -1,63 +1,62 @@
 //! A model's weights on a device.
 //!
-//! Owns: which tensors are stacked into which matrix.
-//! Never: runs anything.
-//! Invariant: immutable once loaded; several engines of one process share it.
+//! Owns: the loading of tensors, stacked into matrices.
+//! Never: computes with them.
+//! Invariant: weights are immutable once loaded; several engines of one process share them.
 
 use crate::EngineError;
-use crate::checkpoint::layout::{LAST_NORM, STACKS, in_layer};
+use crate::checkpoint::layout::{LAST_NORM, STACKS, layer_tensor_name};
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredMatrix};
-use crate::ops::{KvType, LoadPlan, Pack, PoolShape, Precision, RotaryTable};
+use crate::ops::{KvPoolShape, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
 
-/// How far a long piece of work on a checkpoint is.
+/// Progress of loading or writing a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes of the checkpoint that are on the device, or written.
+pub struct CheckpointProgress {
+    /// Bytes that are on the device, or written.
     pub bytes_done: u64,
-    /// Bytes of all of it.
+    /// Bytes to load or write in all.
     pub bytes_total: u64,
 }
 
-/// A model's weights in the form a device likes.
+/// A model's weights in a device's own layout.
 #[derive(Debug)]
-pub struct Weights<P: Pack> {
+pub struct Weights<P: WeightLoader> {
     pub(crate) config: ModelConfig,
     pub(crate) revision: Revision,
     /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub(crate) name: String,
-    /// The context in tokens: the model's own, or less where the caller asked for less.
+    /// Context length in tokens: the model's own, or less if the caller asked for less.
     pub(crate) context_tokens_max: usize,
     pub(crate) precision: Precision,
-    /// See [`Pack::form`].
-    pub(crate) form: &'static str,
-    /// Of all layers' matrices, and of the head, where they are multiplied.
+    /// Name of the format, see [`WeightLoader::weight_form`].
+    pub(crate) weight_form: &'static str,
+    /// Bytes of all layers' matrices, and of the head, as a step reads them.
     layer_bytes: u64,
     head_bytes: u64,
     pub(crate) table: P::Table,
-    pub(crate) layers: Vec<Layer<P>>,
+    pub(crate) layers: Vec<LayerWeights<P>>,
     pub(crate) norm: P::Vector,
     pub(crate) head: P::Matrix,
     pub(crate) rotary: P::Rotary,
 }
 
-/// One layer's weights.
 #[derive(Debug)]
-pub(crate) struct Layer<P: Pack> {
+pub(crate) struct LayerWeights<P: WeightLoader> {
     pub(crate) input_norm: P::Vector,
     /// `(q | k | v, hidden)`.
     pub(crate) qkv: P::Matrix,
     pub(crate) query_norm: Option<P::Vector>,
     pub(crate) key_norm: Option<P::Vector>,
-    /// `(hidden, query_width)`.
+    /// Projection after attention, `(hidden, query_width)`.
     pub(crate) output: P::Matrix,
     pub(crate) post_norm: P::Vector,
     /// `(gate | up, hidden)`.
     pub(crate) gate_up: P::Matrix,
-    /// `(hidden, intermediate)`.
+    /// Down projection of the MLP, `(hidden, intermediate)`.
     pub(crate) down: P::Matrix,
 }
 
-impl<P: Pack> Weights<P> {
+impl<P: WeightLoader> Weights<P> {
     /// Loads a checkpoint onto a device. `context_tokens_max` shortens the model's context (and the
     /// rotary table with it); it cannot lengthen it. `progress` is called after every matrix.
     ///
@@ -67,20 +66,20 @@ impl<P: Pack> Weights<P> {
         pack: &P,
         checkpoint: &Checkpoint,
         context_tokens_max: Option<usize>,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(CheckpointProgress),
     ) -> Result<Self, CheckpointError> {
         let config = checkpoint.config().clone();
         let context = context_tokens_max
             .unwrap_or(config.context_tokens_max)
             .clamp(1, config.context_tokens_max);
         let values = config.rope.table(config.heads.head_dim, context);
-        pack.expect(&load_plan(checkpoint, values.cos.len() + values.sin.len()))?;
+        pack.reserve(&load_plan(checkpoint, values.cos.len() + values.sin.len()))?;
         let rotary = pack.rotary(RotaryTable {
             cos: &values.cos,
             sin: &values.sin,
             half: config.heads.head_dim / 2,
         })?;
-        let mut loader = Loader {
+        let mut loader = CheckpointLoader {
             pack,
             checkpoint,
             progress,
@@ -102,8 +101,8 @@ impl<P: Pack> Weights<P> {
             layer_bytes,
             head_bytes,
             revision: checkpoint.revision(),
-            name: name(checkpoint, pack.form()),
-            form: pack.form(),
+            name: name(checkpoint, pack.weight_form()),
+            weight_form: pack.weight_form(),
             context_tokens_max: context,
             precision: pack.precision(),
             config,
@@ -125,14 +124,14 @@ impl<P: Pack> Weights<P> {
         (self.layer_bytes, self.head_bytes)
     }
 
-    /// The model's shape.
+    /// Shape and constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The KV pool of an engine over these weights; says what a block takes before one is built.
-    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize, kv: KvType) -> PoolShape {
-        PoolShape {
+    /// Shape of the KV pool of an engine with these weights; known before an engine is built.
+    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize, kv: KvType) -> KvPoolShape {
+        KvPoolShape {
             blocks_count,
             layers_count: self.config.layers_count(),
             heads: self.config.heads,
@@ -141,13 +140,13 @@ impl<P: Pack> Weights<P> {
         }
     }
 
-    /// The longest sequence in tokens.
+    /// Longest sequence in tokens.
     pub fn context_tokens_max(&self) -> usize {
         self.context_tokens_max
     }
 }
 
-/// Every tensor is loaded once; those of one row are vectors or biases.
+/// Sizes of all weights. Every tensor is loaded once; tensors of one row are vectors or biases.
 fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
     let mut plan = LoadPlan {
         vector_elements: rotary_elements as u64,
@@ -168,11 +167,11 @@ fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
             let stack: Vec<StoredMatrix> = parts.iter().map(of).collect();
             let dense = stack.iter().filter_map(|matrix| match matrix {
                 StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
-                StoredMatrix::Narrow(_) => None,
+                StoredMatrix::Quantized(_) => None,
             });
             if dense.clone().count() < stack.len() {
                 plan.matrix_elements -= dense.sum::<usize>() as u64;
-                plan.narrow.push(stack);
+                plan.quantized.push(stack);
                 plan.tensors_count += 1;
             }
         }
@@ -193,7 +192,7 @@ fn name(checkpoint: &Checkpoint, form: &str) -> String {
     }
 }
 
-/// 1235814400 as `1.2B`.
+/// A parameter count for people: 1235814400 is `1.2B`.
 fn rounded(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")];
     let unit = UNITS.into_iter().find(|(size, _)| count >= *size);
@@ -207,43 +206,43 @@ fn rounded(count: u64) -> String {
     }
 }
 
-/// What makes a matrix of a stack and its bias.
-type PackStack<P> =
-    fn(&P, &[StoredMatrix], Option<&[f32]>) -> Result<<P as Pack>::Matrix, EngineError>;
+/// Function that packs a stack and its bias into a matrix.
+type LoadStack<P> =
+    fn(&P, &[StoredMatrix], Option<&[f32]>) -> Result<<P as WeightLoader>::Matrix, EngineError>;
 
-/// The walk through a checkpoint, counting bytes.
-struct Loader<'a, P> {
+/// Loads a checkpoint's tensors in order, and counts bytes.
+struct CheckpointLoader<'a, P> {
     pack: &'a P,
     checkpoint: &'a Checkpoint,
-    progress: &'a mut dyn FnMut(Progress),
-    /// Of the matrices so far, on the device.
+    progress: &'a mut dyn FnMut(CheckpointProgress),
+    /// Bytes on the device of the matrices so far.
     matrix_bytes: u64,
     bytes_done: u64,
     bytes_total: u64,
 }
 
-impl<P: Pack> Loader<'_, P> {
-    fn layer(&mut self, layer: usize) -> Result<Layer<P>, EngineError> {
+impl<P: WeightLoader> CheckpointLoader<'_, P> {
+    fn layer(&mut self, layer: usize) -> Result<LayerWeights<P>, EngineError> {
         let config = self.checkpoint.config();
         let biases = config.biases;
         let has_head_norms = config.head_norms;
         let [qkv, output, gate_up, down] = STACKS;
         let matrix = |loader: &mut Self, parts: &[&str], has_bias: bool| {
-            loader.matrix(layer, parts, (has_bias, P::matrix))
+            loader.matrix(layer, parts, has_bias, P::matrix)
         };
         let head_norm = |loader: &mut Self, part: &str| {
             has_head_norms
-                .then(|| loader.vector(&in_layer(layer, part)))
+                .then(|| loader.vector(&layer_tensor_name(layer, part)))
                 .transpose()
         };
-        Ok(Layer {
-            input_norm: self.vector(&in_layer(layer, "input_layernorm.weight"))?,
+        Ok(LayerWeights {
+            input_norm: self.vector(&layer_tensor_name(layer, "input_layernorm.weight"))?,
             qkv: matrix(self, qkv, biases.qkv)?,
             query_norm: head_norm(self, "self_attn.q_norm.weight")?,
             key_norm: head_norm(self, "self_attn.k_norm.weight")?,
             output: matrix(self, output, biases.output)?,
-            post_norm: self.vector(&in_layer(layer, "post_attention_layernorm.weight"))?,
-            gate_up: self.matrix(layer, gate_up, (biases.mlp, P::gate_up))?,
+            post_norm: self.vector(&layer_tensor_name(layer, "post_attention_layernorm.weight"))?,
+            gate_up: self.matrix(layer, gate_up, biases.mlp, P::gate_up)?,
             down: matrix(self, down, biases.mlp)?,
         })
     }
@@ -259,11 +258,12 @@ impl<P: Pack> Loader<'_, P> {
         &mut self,
         layer: usize,
         parts: &[&str],
-        (has_bias, pack): (bool, PackStack<P>),
+        has_bias: bool,
+        pack: LoadStack<P>,
     ) -> Result<P::Matrix, EngineError> {
         let bias_of = |part: &str| {
             self.checkpoint
-                .tensor(&in_layer(layer, &format!("{part}.bias")))
+                .tensor(&layer_tensor_name(layer, &format!("{part}.bias")))
         };
         let weight_of = |part: &&str| self.checkpoint.projection(layer, part);
         let stack: Vec<StoredMatrix> = parts.iter().map(weight_of).collect();
@@ -273,9 +273,10 @@ impl<P: Pack> Loader<'_, P> {
                 .flat_map(|part| bias_of(part).to_f32())
                 .collect()
         });
-        let bias_bytes: usize = match has_bias {
-            true => parts.iter().map(|part| bias_of(part).bytes().len()).sum(),
-            false => 0,
+        let bias_bytes: usize = if has_bias {
+            parts.iter().map(|part| bias_of(part).bytes().len()).sum()
+        } else {
+            0
         };
         let matrix = pack(self.pack, &stack, bias.as_deref())?;
         self.matrix_bytes += self.pack.matrix_bytes(&stack);
@@ -293,7 +294,7 @@ impl<P: Pack> Loader<'_, P> {
 
     fn advance(&mut self, bytes: usize) {
         self.bytes_done += bytes as u64;
-        (self.progress)(Progress {
+        (self.progress)(CheckpointProgress {
             bytes_done: self.bytes_done,
             bytes_total: self.bytes_total,
         });

@@ -1,45 +1,45 @@
-//! Damaged and unsupported checkpoints: one clear error that names the file and the place.
+//! Damaged and unsupported checkpoints give one clear error that names the file and the place.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod folder;
 
 use cleave_engine::checkpoint::{Architecture, Checkpoint, CheckpointError, RopeScaling};
-use folder::{assert_says, copy, edit, edit_header, error};
+use folder::{assert_error_contains, copy, edit, edit_header, open_error};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-type Spoil = fn(&mut Value);
+type DamageJson = fn(&mut Value);
 
 fn edit_config(dir: &Path, field: &str, value: Value) {
     edit(dir, "config.json", |config| config[field] = value);
 }
 
 #[test]
-fn absent_files_are_named() {
-    assert_says(
+fn missing_files_are_named_in_the_error() {
+    assert_error_contains(
         Path::new("/nonexistent/model"),
         &["/nonexistent/model", "not a folder"],
     );
     let empty = tempfile::tempdir().unwrap();
-    assert_says(empty.path(), &["config.json", "missing"]);
+    assert_error_contains(empty.path(), &["config.json", "missing"]);
     let dir = copy("llama2");
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
-    assert_says(dir.path(), &["model.safetensors", "download the weights"]);
+    assert_error_contains(dir.path(), &["model.safetensors", "download the weights"]);
     fs::write(dir.path().join("pytorch_model.bin"), b"x").unwrap();
-    assert_says(dir.path(), &["PyTorch", "convert it to safetensors"]);
+    assert_error_contains(dir.path(), &["PyTorch", "convert it to safetensors"]);
     let sharded = copy("llama3");
     let shard = "model-00002-of-00003.safetensors";
     fs::remove_file(sharded.path().join(shard)).unwrap();
-    assert_says(
+    assert_error_contains(
         sharded.path(),
         &[shard, "model.safetensors.index.json names it"],
     );
 }
 
 #[test]
-fn what_is_not_supported_is_named_with_what_is() {
+fn an_unsupported_value_is_named_with_supported_ones() {
     let cases = [
         (
             "architectures",
@@ -68,7 +68,7 @@ fn what_is_not_supported_is_named_with_what_is() {
     for (field, value, says) in cases {
         let dir = copy("llama2");
         edit_config(dir.path(), field, value);
-        assert_says(dir.path(), &["config.json", says]);
+        assert_error_contains(dir.path(), &["config.json", says]);
     }
     let dir = copy("qwen3");
     edit_config(dir.path(), "use_sliding_window", json!(true));
@@ -77,11 +77,12 @@ fn what_is_not_supported_is_named_with_what_is() {
         "layer_types",
         json!(["full_attention", "full_attention", "linear"]),
     );
-    assert_says(dir.path(), &["config.json", "layer_types", "linear"]);
+    assert_error_contains(dir.path(), &["config.json", "layer_types", "linear"]);
 }
 
+// Invariant: I15.
 #[test]
-fn a_field_that_is_wrong_is_named() {
+fn an_invalid_config_field_is_named() {
     let cases = [
         ("hidden_size", json!("64"), "a whole number"),
         ("hidden_size", json!(null), "missing"),
@@ -108,15 +109,15 @@ fn a_field_that_is_wrong_is_named() {
     for (field, value, says) in cases {
         let dir = copy("llama2");
         edit_config(dir.path(), field, value);
-        assert_says(dir.path(), &["config.json", says]);
+        assert_error_contains(dir.path(), &["config.json", says]);
     }
 }
 
 #[test]
-fn a_tensor_that_does_not_fit_is_named_with_its_file() {
+fn a_mismatched_tensor_is_named_with_its_file() {
     let dir = copy("llama2");
     edit_config(dir.path(), "intermediate_size", json!(176));
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &[
             "model.safetensors",
@@ -127,17 +128,17 @@ fn a_tensor_that_does_not_fit_is_named_with_its_file() {
     );
     let dir = copy("llama2");
     edit_config(dir.path(), "num_hidden_layers", json!(3));
-    assert_says(dir.path(), &["model.layers.2.", "missing"]);
+    assert_error_contains(dir.path(), &["model.layers.2.", "missing"]);
     let dir = copy("llama2");
     edit_config(dir.path(), "num_hidden_layers", json!(1));
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["model.safetensors", "model.layers.1.", "is not part of"],
     );
-    // A bias that would be ignored.
+    // The bias would be ignored.
     let dir = copy("qwen2");
     edit_config(dir.path(), "architectures", json!(["MistralForCausalLM"]));
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["_proj.bias", "is not part of a mistral model"],
     );
@@ -145,16 +146,16 @@ fn a_tensor_that_does_not_fit_is_named_with_its_file() {
     edit_header(&dir.path().join("model.safetensors"), |header| {
         header["model.norm.weight"]["dtype"] = json!("I32");
     });
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["model.safetensors", "model.norm.weight", "I32", "BF16"],
     );
 }
 
 #[test]
-fn a_header_that_lies_is_refused() {
+fn an_inconsistent_safetensors_header_is_refused() {
     let file = |dir: &TempDir| dir.path().join("model.safetensors");
-    let lies: [(&str, Spoil); 8] = [
+    let lies: [(&str, DamageJson); 8] = [
         ("data_offsets", |h| {
             h["lm_head.weight"]["data_offsets"] = json!([0, -1])
         }),
@@ -181,7 +182,7 @@ fn a_header_that_lies_is_refused() {
     for (says, lie) in lies {
         let dir = copy("llama2");
         edit_header(&file(&dir), lie);
-        assert_says(dir.path(), &["model.safetensors", says]);
+        assert_error_contains(dir.path(), &["model.safetensors", says]);
     }
     let dir = copy("llama2");
     for (length, says) in [
@@ -192,19 +193,19 @@ fn a_header_that_lies_is_refused() {
         let mut bytes = fs::read(file(&dir)).unwrap();
         bytes[..8].copy_from_slice(&length.to_le_bytes());
         fs::write(file(&dir), bytes).unwrap();
-        assert_says(dir.path(), &["model.safetensors", says]);
+        assert_error_contains(dir.path(), &["model.safetensors", says]);
     }
     let dir = copy("llama2");
     let mut bytes = fs::read(file(&dir)).unwrap();
     bytes.extend([0; 5]);
     fs::write(file(&dir), bytes).unwrap();
-    assert_says(dir.path(), &["model.safetensors", "5 bytes follow"]);
+    assert_error_contains(dir.path(), &["model.safetensors", "5 bytes follow"]);
 }
 
 #[test]
 fn an_index_that_contradicts_its_files_is_refused() {
     let index = "model.safetensors.index.json";
-    let spoils: [(&str, Spoil); 6] = [
+    let spoils: [(&str, DamageJson); 6] = [
         ("weight_map", |i| i["weight_map"] = json!([])),
         ("names no tensor", |i| i["weight_map"] = json!({})),
         ("not the name of a file", |i| {
@@ -223,18 +224,18 @@ fn an_index_that_contradicts_its_files_is_refused() {
     for (says, spoil) in spoils {
         let dir = copy("llama3");
         edit(dir.path(), index, spoil);
-        assert_says(dir.path(), &[index, says]);
+        assert_error_contains(dir.path(), &[index, says]);
     }
     let dir = copy("llama3");
     let from = dir.path().join("model-00001-of-00003.safetensors");
     fs::copy(from, dir.path().join("model-00002-of-00003.safetensors")).unwrap();
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["model-00002-of-00003.safetensors", "is in", "00001"],
     );
 }
 
-/// Cut anywhere, every file gives an error and no panic.
+/// A file that is cut anywhere gives an error and no panic.
 #[test]
 fn truncation_at_any_offset_is_an_error() {
     let files = ["config.json", "generation_config.json", "model.safetensors"];
@@ -250,14 +251,14 @@ fn truncation_at_any_offset_is_an_error() {
             .filter(|len| *len < trimmed)
         {
             fs::write(&file, &whole[..len]).unwrap();
-            assert!(error(dir.path()).contains(name), "{name} cut at {len}");
+            assert!(open_error(dir.path()).contains(name), "{name} cut at {len}");
         }
         fs::write(&file, &whole).unwrap();
         Checkpoint::open(dir.path()).unwrap();
     }
 }
 
-/// Flipped bits in headers and configurations may go unnoticed, but never panic.
+/// Flipped bits in headers and configurations may stay undetected, but never cause a panic.
 #[test]
 fn flipped_bits_never_panic() {
     let dir = copy("llama3");
@@ -282,7 +283,7 @@ fn flipped_bits_never_panic() {
 }
 
 #[test]
-fn old_and_new_spellings_mean_the_same() {
+fn old_and_new_rope_spellings_are_equivalent() {
     let old = copy("llama3");
     let before = Checkpoint::open(old.path()).unwrap();
     edit(old.path(), "config.json", |config| {
@@ -300,7 +301,7 @@ fn old_and_new_spellings_mean_the_same() {
         after.config().rope.scaling,
         RopeScaling::Llama3 { .. }
     ));
-    // Nested by layer type, all the same.
+    // Nested by layer type, with equal values.
     edit(old.path(), "config.json", |config| {
         let rope = config["rope_parameters"].take();
         config["rope_parameters"] = json!({"full_attention": rope, "sliding_attention": rope});
@@ -312,11 +313,11 @@ fn old_and_new_spellings_mean_the_same() {
     edit(old.path(), "config.json", |config| {
         config["rope_parameters"]["sliding_attention"]["rope_theta"] = json!(77.0);
     });
-    assert_says(old.path(), &["sliding_attention", "differs"]);
+    assert_error_contains(old.path(), &["sliding_attention", "differs"]);
 }
 
 #[test]
-fn windows_biases_and_ends_are_read_as_their_makers_mean_them() {
+fn windows_biases_and_end_tokens_follow_the_architecture() {
     let dir = copy("mistral");
     let windows = |dir: &TempDir| {
         Checkpoint::open(dir.path())
@@ -347,7 +348,7 @@ fn windows_biases_and_ends_are_read_as_their_makers_mean_them() {
 }
 
 #[test]
-fn a_linear_scaling_divides_and_an_unsaid_tie_follows_the_files() {
+fn linear_rope_divides_and_tying_follows_the_files() {
     let dir = copy("llama2");
     let plain = Checkpoint::open(dir.path())
         .unwrap()
@@ -380,9 +381,10 @@ fn a_linear_scaling_divides_and_an_unsaid_tie_follows_the_files() {
     }
 }
 
-/// Weights revision missing from the compatibility check.
+// Lesson: 19.
+/// Lesson 19: the weights' revision was missing from a compatibility check.
 #[test]
-fn lesson_19_one_changed_element_of_a_small_tensor_changes_the_revision() {
+fn one_changed_element_changes_the_revision() {
     let dir = copy("qwen2.5");
     let before = Checkpoint::open(dir.path()).unwrap().revision();
     let file = dir.path().join("model-00002-of-00002.safetensors");

@@ -1,4 +1,4 @@
-//! The forward pass against the reference's goldens, and against itself on every path.
+//! The forward pass compared with the reference's goldens, and with itself on every path.
 
 mod reference;
 
@@ -23,12 +23,13 @@ macro_rules! checkpoint {
             use super::*;
 
             #[test]
-            fn tokens_and_logits_are_the_references() {
+            fn tokens_and_logits_match_the_reference() {
                 goldens(&folder($folder), &build).unwrap();
             }
 
+            // Invariant: I11.
             #[test]
-            fn the_answer_does_not_depend_on_the_path() {
+            fn answers_are_path_independent() {
                 path_independence(&folder($folder), &build).unwrap();
             }
         }
@@ -43,17 +44,18 @@ checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
 
+// Invariant: I48.
 #[test]
-fn drafts_change_no_token() {
+fn drafts_change_no_token_on_the_cpu() {
     for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3"]) {
         drafts(&folder(name), &build, seed).unwrap();
     }
 }
 
-/// A Llama with every bias it may have. There is no golden of one, but a Qwen2 is a Llama with
-/// biases on q, k and v, so with the others zero its goldens must come out.
+/// A Llama with every bias that it may have. It has no goldens of its own, but a Qwen2 is a Llama
+/// with biases on q, k and v; with the other biases zero, Qwen2's goldens must match.
 #[test]
-fn a_llama_with_biases_is_a_qwen2() {
+fn a_llama_with_biases_matches_qwen2_goldens() {
     let dir = tempfile::tempdir().unwrap();
     let from = folder("qwen2");
     for file in ["generation_config.json", "goldens.json"] {
@@ -96,7 +98,7 @@ fn loading_counts_every_byte_once() {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
         let mut seen = Vec::new();
         Weights::load(
-            &reference::Plain::default(),
+            &reference::PlainOps::default(),
             &checkpoint,
             Some(32),
             &mut |progress| {
@@ -111,9 +113,11 @@ fn loading_counts_every_byte_once() {
     }
 }
 
-/// What the fingerprint must tell apart and what it must not.
+// Lesson: 19.
+/// Lesson 19: the fingerprint must differ for other weights and block sizes, and must not for other
+/// capacities.
 #[test]
-fn lesson_19_a_fingerprint_is_of_weights_and_blocks_alone() {
+fn the_fingerprint_depends_on_weights_and_block_size_only() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 4,
@@ -141,7 +145,7 @@ fn lesson_19_a_fingerprint_is_of_weights_and_blocks_alone() {
 }
 
 #[test]
-fn every_folder_of_testdata_is_compared() {
+fn every_testdata_folder_is_compared() {
     let mut found: Vec<String> = std::fs::read_dir(folder(""))
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -1,16 +1,15 @@
-//! Steps begun before the last one is over: what they draw, what is refused meanwhile, and what one that fails
-//! takes with it.
+//! Overlapping steps: their tokens, refused plans, and the effects of a failed step.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod reference;
 
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampled, Sampling, Segment, SlotIndex, StepId, StepPlan,
-    StepResult,
+    BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
+    StepPlan, StepResult,
 };
 use cleave_engine::conformance;
 use cleave_engine::{Engine, EngineError, EngineLimits, Overlap};
-use reference::Watched;
+use reference::PlainDeviceProbe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +25,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama2")
 }
 
-fn engine() -> (impl Engine, Arc<Watched>) {
+fn engine() -> (impl Engine, Arc<PlainDeviceProbe>) {
     reference::device_engine(&folder(), LIMITS).unwrap()
 }
 
@@ -34,15 +33,15 @@ fn ahead(engine: &mut impl Engine) -> &mut dyn Overlap {
     engine.overlap().unwrap()
 }
 
-fn hot() -> Sampling {
-    Sampling {
+fn hot() -> SamplingParams {
+    SamplingParams {
         temperature: 1.5,
         seed: 11,
-        ..Sampling::greedy()
+        ..SamplingParams::greedy()
     }
 }
 
-fn open(slot: u32, prompt: &[u32], sampling: Sampling) -> OpenSlot {
+fn open(slot: u32, prompt: &[u32], sampling: SamplingParams) -> OpenSlot {
     OpenSlot {
         slot: SlotIndex(slot),
         sampling: Arc::new(sampling),
@@ -53,7 +52,7 @@ fn open(slot: u32, prompt: &[u32], sampling: Sampling) -> OpenSlot {
     }
 }
 
-/// Slot 0 has blocks 0 to 3, slot 1 the others.
+/// A segment; slot 0 has blocks 0 to 3, slot 1 the others.
 fn segment(slot: u32, position: u32, len: u32) -> Segment {
     Segment {
         slot: SlotIndex(slot),
@@ -73,7 +72,7 @@ fn plan(step: u64, opens: Vec<OpenSlot>, segments: Vec<Segment>) -> StepPlan {
     }
 }
 
-/// Six tokens in slot 0 and three in slot 1.
+/// Prompts of six tokens in slot 0 and three in slot 1.
 fn prompts() -> StepPlan {
     let opens = vec![
         open(0, &[1, 2, 3, 4, 5, 6], hot()),
@@ -82,7 +81,7 @@ fn prompts() -> StepPlan {
     plan(1, opens, vec![segment(0, 0, 6), segment(1, 0, 3)])
 }
 
-/// The step after so many of both.
+/// The decode step after `after` draws in both slots.
 fn decode(after: u32) -> StepPlan {
     let segments = vec![segment(0, 5 + after, 1), segment(1, 2 + after, 1)];
     plan(u64::from(after) + 1, vec![], segments)
@@ -93,24 +92,24 @@ fn tokens(result: &StepResult) -> Vec<u32> {
 }
 
 #[test]
-fn what_is_drawn_does_not_depend_on_how_far_ahead_steps_begin() {
+fn overlapping_steps_draw_the_same_tokens() {
     let build = |dir: &Path, limits| -> Result<Box<dyn Engine>, String> {
         Ok(Box::new(reference::device_engine(dir, limits)?.0))
     };
     for seed in 0..4 {
-        conformance::overlap(&folder(), &build, (seed, 60)).unwrap();
+        conformance::overlap(&folder(), &build, seed, 60).unwrap();
     }
 }
 
 #[test]
-fn an_engine_whose_host_draws_takes_one_step_at_a_time() {
+fn an_engine_that_draws_on_the_host_does_not_overlap() {
     let mut engine = reference::engine(&folder(), LIMITS).unwrap();
     assert!(engine.overlap().is_none());
     assert!(engine.drafts_max() > 0);
 }
 
 #[test]
-fn an_engine_whose_device_draws_verifies_no_drafts() {
+fn an_engine_that_draws_on_the_device_takes_no_drafts() {
     let (mut engine, _) = engine();
     assert_eq!(engine.drafts_max(), 0);
     engine.step(&prompts()).unwrap();
@@ -125,7 +124,7 @@ fn an_engine_whose_device_draws_verifies_no_drafts() {
 }
 
 #[test]
-fn a_step_begins_before_the_host_knows_the_tokens_it_takes() {
+fn a_step_begins_before_the_host_knows_its_input_tokens() {
     let (mut alone, _) = engine();
     let expected = [prompts(), decode(1), decode(2)].map(|plan| alone.step(&plan).unwrap());
     let (mut engine, watched) = engine();
@@ -142,10 +141,10 @@ fn a_step_begins_before_the_host_knows_the_tokens_it_takes() {
     assert!(engine.is_done());
 }
 
-/// A step that only reads a prompt, one without any work, and one whose logits the host sees.
+/// A step that only reads a prompt, one without work, and one whose logits the host needs.
 #[test]
 fn steps_of_every_kind_overlap() {
-    let seen = Sampling {
+    let seen = SamplingParams {
         logprobs: Some(2),
         ..hot()
     };
@@ -171,9 +170,9 @@ fn steps_of_every_kind_overlap() {
 }
 
 #[test]
-fn what_contradicts_the_step_under_way_is_refused_and_changes_nothing() {
-    type Spoil = fn(&mut StepPlan);
-    let spoils: [(&str, Spoil); 9] = [
+fn a_plan_against_the_step_in_flight_is_refused() {
+    type DamageStep = fn(&mut StepPlan);
+    let spoils: [(&str, DamageStep); 9] = [
         ("tokens 6..8 of 7", |p| p.segments[0].len = 2),
         ("tokens 7..8 of 7", |p| p.segments[0].position = 7),
         ("samples after 6 of 7", |p| p.segments[0].position = 5),
@@ -216,15 +215,16 @@ fn what_contradicts_the_step_under_way_is_refused_and_changes_nothing() {
     assert!(matches!(late, Err(EngineError::Slot(..))), "{late:?}");
 }
 
-/// The same answer whether the device draws or the host does, which has the token then and not said so.
+/// The plan is refused whether the device draws, or the host, which then has the token but has not
+/// reported it.
 #[test]
-fn a_draw_that_looks_at_the_token_being_drawn_waits_for_it() {
+fn a_draw_that_depends_on_a_pending_token_is_refused() {
     let spoils = [
-        Sampling {
+        SamplingParams {
             frequency_penalty: 0.5,
             ..hot()
         },
-        Sampling {
+        SamplingParams {
             logprobs: Some(0),
             ..hot()
         },
@@ -245,9 +245,9 @@ fn a_draw_that_looks_at_the_token_being_drawn_waits_for_it() {
     }
 }
 
-/// The old sequence's token is told, and is not the new one's.
+/// The old sequence's token is reported, and does not enter the new sequence's history.
 #[test]
-fn a_slot_taken_over_while_its_last_sequence_draws_has_only_its_own_tokens() {
+fn a_reopened_slot_never_gets_the_old_sequences_token() {
     let over = plan(
         2,
         vec![open(0, &[7, 7], hot())],
@@ -282,17 +282,17 @@ fn is_not_finite(result: &Result<StepResult, EngineError>) -> bool {
 }
 
 #[test]
-fn a_step_on_a_token_that_is_none_fails_as_the_one_that_drew_it() {
+fn a_step_fed_by_a_failed_draw_fails_too() {
     let (mut engine, watched) = engine();
     let engine = ahead(&mut engine);
-    watched.breaks.store(true, Ordering::Relaxed);
+    watched.breaks_first_row.store(true, Ordering::Relaxed);
     engine.begin(&prompts()).unwrap();
     engine.begin(&decode(1)).unwrap();
     for _ in 0..2 {
         let collected = engine.collect();
         assert!(is_not_finite(&collected), "{collected:?}");
     }
-    // The slots are as if nothing had been drawn.
+    // The slots' histories are unchanged.
     assert!(matches!(
         engine.begin(&decode(1)),
         Err(EngineError::Slot(..))
@@ -303,26 +303,26 @@ fn a_step_on_a_token_that_is_none_fails_as_the_one_that_drew_it() {
 }
 
 #[test]
-fn a_step_on_none_of_its_tokens_outlives_the_one_that_failed() {
+fn an_independent_step_survives_a_failed_one() {
     let first = plan(1, vec![open(0, &[1, 2], hot())], vec![segment(0, 0, 2)]);
     let second = plan(2, vec![open(1, &[3], hot())], vec![segment(1, 0, 1)]);
     let (mut alone, _) = engine();
     let expected = alone.step(&second).unwrap();
     let (mut engine, watched) = engine();
     let engine = ahead(&mut engine);
-    watched.breaks.store(true, Ordering::Relaxed);
+    watched.breaks_first_row.store(true, Ordering::Relaxed);
     engine.begin(&first).unwrap();
     engine.begin(&second).unwrap();
     assert!(is_not_finite(&engine.collect()));
     assert_eq!(engine.collect().unwrap(), expected);
 }
 
-/// The host needs the token that was not drawn, and finds out before the step begins.
+/// The host needs the token whose draw failed, and detects that before the step begins.
 #[test]
-fn a_step_for_the_host_on_a_token_that_is_none_does_not_begin() {
+fn a_host_step_after_a_failed_draw_does_not_begin() {
     let (mut engine, watched) = engine();
     let engine = ahead(&mut engine);
-    watched.breaks.store(true, Ordering::Relaxed);
+    watched.breaks_first_row.store(true, Ordering::Relaxed);
     engine.begin(&prompts()).unwrap();
     let mut second = decode(1);
     second.segments[0].logits = LogitsWanted::ScoreAndSample;
@@ -333,18 +333,19 @@ fn a_step_for_the_host_on_a_token_that_is_none_does_not_begin() {
     assert!(is_not_finite(&engine.collect()));
 }
 
-/// Tokens are banned by how many there are, also by one that the host has not seen.
+/// `min_tokens` counts every token, including one that the host has not received.
 #[test]
-fn stop_tokens_are_banned_by_position() {
+fn stop_tokens_are_banned_until_min_tokens_in_overlap() {
     let (mut alone, _) = engine();
     let free = alone.step(&prompts()).unwrap();
     let second = alone.step(&decode(1)).unwrap();
     let (first, second) = (tokens(&free)[0], tokens(&second)[0]);
     for min_tokens in [1, 2] {
         let mut prompts = prompts();
-        prompts.opens[0].stop_tokens = match first == second {
-            true => panic!("choose another seed: both tokens are {first}"),
-            false => Arc::from([second]),
+        prompts.opens[0].stop_tokens = if first == second {
+            panic!("choose another seed: both tokens are {first}")
+        } else {
+            Arc::from([second])
         };
         prompts.opens[0].min_tokens = min_tokens;
         let (mut engine, _) = engine();
@@ -352,7 +353,27 @@ fn stop_tokens_are_banned_by_position() {
         engine.begin(&prompts).unwrap();
         engine.begin(&decode(1)).unwrap();
         assert_eq!(tokens(&engine.collect().unwrap())[0], first);
-        let drawn: &Sampled = &engine.collect().unwrap().sampled[0].1;
+        let drawn: &SampledToken = &engine.collect().unwrap().sampled[0].1;
         assert_eq!(drawn.token == second, min_tokens == 1);
+    }
+}
+
+/// For draws on the device and on the host.
+#[test]
+fn all_slots_with_non_finite_logits_are_named_at_once() {
+    let on_host = SamplingParams {
+        logprobs: Some(1),
+        ..hot()
+    };
+    for sampling in [hot(), on_host] {
+        let (mut engine, watched) = engine();
+        let opens = vec![
+            open(0, &[1, 2, 3, 4, 5, 6], sampling.clone()),
+            open(1, &[9, 8, 7], sampling),
+        ];
+        let plan = plan(1, opens, vec![segment(0, 0, 6), segment(1, 0, 3)]);
+        watched.breaks_every_row.store(true, Ordering::Relaxed);
+        let error = engine.step(&plan).unwrap_err();
+        assert_eq!(error.slots(), [SlotIndex(0), SlotIndex(1)], "{error}");
     }
 }

@@ -1,10 +1,10 @@
-//! A plan that contradicts the engine or itself is refused and changes nothing.
+//! Plans that contradict the engine or themselves are refused, and change nothing.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod reference;
 
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
 use cleave_engine::{Engine, EngineError, EngineLimits};
 use std::path::Path;
@@ -25,7 +25,7 @@ fn engine() -> impl Engine {
 fn open(slot: u32, prompt: &[u32]) -> OpenSlot {
     OpenSlot {
         slot: SlotIndex(slot),
-        sampling: Arc::new(Sampling::greedy()),
+        sampling: Arc::new(SamplingParams::greedy()),
         prompt: Arc::from(prompt),
         output: Vec::new(),
         stop_tokens: Arc::from([]),
@@ -33,7 +33,7 @@ fn open(slot: u32, prompt: &[u32]) -> OpenSlot {
     }
 }
 
-fn segment(slot: u32, (position, len): (u32, u32), blocks: &[u32]) -> Segment {
+fn segment(slot: u32, position: u32, len: u32, blocks: &[u32]) -> Segment {
     Segment {
         slot: SlotIndex(slot),
         position,
@@ -52,23 +52,23 @@ fn plan(opens: Vec<OpenSlot>, segments: Vec<Segment>) -> StepPlan {
     }
 }
 
-/// Two sequences of six tokens, as it should be.
+/// A valid plan of two sequences of six tokens.
 fn fine() -> StepPlan {
     plan(
         vec![open(0, &[1, 2, 3, 4, 5, 6]), open(1, &[6, 5, 4, 3, 2, 1])],
-        vec![segment(0, (0, 6), &[0, 1]), segment(1, (0, 6), &[2, 3])],
+        vec![segment(0, 0, 6, &[0, 1]), segment(1, 0, 6, &[2, 3])],
     )
 }
 
-type Spoil = fn(&mut StepPlan);
-type SpoilSampling = fn(&mut Sampling);
+type DamagePlan = fn(&mut StepPlan);
+type DamageSampling = fn(&mut SamplingParams);
 
 #[test]
-fn a_plan_that_contradicts_something_is_refused() {
-    let with = |change: SpoilSampling| {
+fn an_inconsistent_plan_is_refused() {
+    let with = |change: DamageSampling| {
         move |plan: &mut StepPlan| change(Arc::make_mut(&mut plan.opens[0].sampling))
     };
-    let spoils: [(&str, Spoil); 24] = [
+    let spoils: [(&str, DamagePlan); 24] = [
         ("no such slot", |p| p.segments[0].slot.0 = 2),
         ("no such slot", |p| p.opens[0].slot.0 = 9),
         ("was never opened", |p| p.opens.truncate(1)),
@@ -128,13 +128,17 @@ fn a_plan_that_contradicts_something_is_refused() {
             Err(error @ (EngineError::Plan(_) | EngineError::Slot(..))) => {
                 let problem = error.to_string();
                 assert!(problem.contains(says), "{problem}: {says}");
-                // Only the sum of all tokens is nobody's own.
-                assert_eq!(error.slot().is_none(), says == "in a step of 16", "{says}");
+                // Only the sum of all tokens concerns no single slot.
+                assert_eq!(
+                    error.slots().is_empty(),
+                    says == "in a step of 16",
+                    "{says}"
+                );
             }
             other => panic!("{says}: {other:?}"),
         }
     }
-    let samplings: [(&str, SpoilSampling); 7] = [
+    let samplings: [(&str, DamageSampling); 7] = [
         ("temperature", |s| s.temperature = f32::NAN),
         ("temperature", |s| s.temperature = -1.0),
         ("top_p", |s| s.top_p = 0.0),
@@ -161,14 +165,14 @@ fn a_plan_that_contradicts_something_is_refused() {
 }
 
 #[test]
-fn a_block_read_by_several_and_written_by_none_is_fine() {
+fn a_block_shared_for_reading_is_accepted() {
     let mut engine = engine();
     let tokens = [1, 2, 3, 4, 5, 6];
-    let first = plan(vec![open(0, &tokens)], vec![segment(0, (0, 6), &[0, 1])]);
+    let first = plan(vec![open(0, &tokens)], vec![segment(0, 0, 6, &[0, 1])]);
     let whole = engine.step(&first).unwrap().sampled[0].1.token;
     let shared = plan(
         vec![open(0, &tokens), open(1, &tokens)],
-        vec![segment(0, (4, 2), &[0, 2]), segment(1, (4, 2), &[0, 3])],
+        vec![segment(0, 4, 2, &[0, 2]), segment(1, 4, 2, &[0, 3])],
     );
     let result = engine.step(&shared).unwrap();
     let tokens: Vec<u32> = result.sampled.iter().map(|(_, s)| s.token).collect();
@@ -176,7 +180,7 @@ fn a_block_read_by_several_and_written_by_none_is_fine() {
 }
 
 #[test]
-fn a_plan_without_segments_only_opens() {
+fn a_plan_without_segments_only_opens_slots() {
     let mut engine = engine();
     let mut opens = fine();
     opens.segments.clear();

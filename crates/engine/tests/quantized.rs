@@ -1,16 +1,16 @@
-//! Quantised checkpoints: every layout against what made it, and what cannot be read.
+//! Quantised checkpoints: every layout compared with the tool that wrote it, and unsupported ones.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod folder;
 mod reference;
 
-use cleave_engine::checkpoint::{Checkpoint, NarrowType, StoredMatrix};
-use folder::{assert_says, copy, edit, edit_header, testdata};
+use cleave_engine::checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
+use folder::{assert_error_contains, copy, edit, edit_header, testdata};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Name, its quantisation for people, and how many of seven projections are narrow.
+/// Folder, its quantisation in words, and the number of quantised projections out of seven.
 const FOLDERS: [(&str, &str, usize); 12] = [
     ("fp8-tensor", "compressed-tensors fp8", 7),
     ("fp8-channel", "compressed-tensors fp8", 6),
@@ -30,7 +30,7 @@ fn path(name: &str) -> std::path::PathBuf {
     testdata(&format!("quantized/{name}"))
 }
 
-/// What `scripts/quantized_goldens.py` says a weight is, `(out, in)`.
+/// A weight `(out, in)` as `scripts/quantized_goldens.py` dequantised it.
 fn expected(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     let tensor = file.tensor(name).unwrap();
     let words = tensor.data().as_chunks::<4>().0;
@@ -40,9 +40,10 @@ fn expected(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
         .collect()
 }
 
-/// Every element to the bit: one product of two numbers that f32 holds, rounded once, leaves no choice.
+/// Compares every element bit by bit: a product of two f32 numbers that is rounded once has one
+/// result.
 #[test]
-fn every_layout_is_read_as_its_makers_pack_it() {
+fn every_quantised_layout_is_read_exactly() {
     for (folder, about, narrow_count) in FOLDERS {
         let checkpoint = Checkpoint::open(&path(folder)).unwrap();
         assert_eq!(
@@ -60,19 +61,19 @@ fn every_layout_is_read_as_its_makers_pack_it() {
                 [matrix.rows(), matrix.columns()]
             );
             assert!(matrix.to_f32() == expected(&file, name), "{folder}: {name}");
-            found_count += usize::from(matches!(matrix, StoredMatrix::Narrow(_)));
+            found_count += usize::from(matches!(matrix, StoredMatrix::Quantized(_)));
         }
         assert_eq!((file.len(), found_count), (7, narrow_count), "{folder}");
     }
 }
 
-/// Codes, scales and zero points one by one are what rows are made of.
+/// Codes, scales and zero points read one by one give the dequantised rows.
 #[test]
-fn codes_scales_and_zero_points_make_the_rows() {
+fn codes_scales_and_zero_points_reproduce_the_rows() {
     for (folder, ..) in FOLDERS {
         let checkpoint = Checkpoint::open(&path(folder)).unwrap();
         let name = "model.layers.0.mlp.gate_proj.weight";
-        let Some(StoredMatrix::Narrow(tensor)) = checkpoint.matrix(name) else {
+        let Some(StoredMatrix::Quantized(tensor)) = checkpoint.matrix(name) else {
             panic!("{folder}: dense");
         };
         let Some(each) = tensor.group_columns() else {
@@ -89,9 +90,11 @@ fn codes_scales_and_zero_points_make_the_rows() {
                 tensor.zero(row, column / each),
             );
             let number = match tensor.element() {
-                NarrowType::E4m3 => cleave_engine::e4m3::to_f32(code),
-                NarrowType::Int8 => f32::from(code.cast_signed()) - f32::from(zero.cast_signed()),
-                NarrowType::Int4 => f32::from(code) - f32::from(zero),
+                QuantizedType::E4m3 => cleave_engine::e4m3::to_f32(code),
+                QuantizedType::Int8 => {
+                    f32::from(code.cast_signed()) - f32::from(zero.cast_signed())
+                }
+                QuantizedType::Int4 => f32::from(code) - f32::from(zero),
             };
             assert_eq!(number * scale, values[column], "{folder}");
         }
@@ -99,7 +102,7 @@ fn codes_scales_and_zero_points_make_the_rows() {
 }
 
 #[test]
-fn every_layout_loads_and_says_what_it_is() {
+fn every_quantised_layout_loads_and_is_named() {
     for (folder, about, _) in FOLDERS {
         let limits = cleave_engine::EngineLimits {
             block_tokens: 16,
@@ -119,9 +122,10 @@ fn edit_quantization(dir: &Path, change: impl FnOnce(&mut Value)) {
     });
 }
 
-/// Equal bytes mean other weights in another layout.
+// Lesson: 19.
+/// Lesson 19. Equal bytes mean different weights in another layout.
 #[test]
-fn lesson_19_one_byte_of_a_scale_or_a_word_of_the_layout_changes_the_revision() {
+fn a_changed_scale_or_layout_changes_the_revision() {
     let revision = |dir: &Path| Checkpoint::open(dir).unwrap().revision();
     let dir = copy("quantized/gptq");
     let before = revision(dir.path());
@@ -141,9 +145,9 @@ fn lesson_19_one_byte_of_a_scale_or_a_word_of_the_layout_changes_the_revision() 
 }
 
 #[test]
-fn a_method_that_is_not_supported_is_named_with_those_that_are() {
-    type Change = fn(&mut Value);
-    let cases: [(&str, Change, &[&str]); 13] = [
+fn an_unsupported_quantisation_is_named() {
+    type DamageQuantization = fn(&mut Value);
+    let cases: [(&str, DamageQuantization, &[&str]); 13] = [
         (
             "awq",
             |q| q["quant_method"] = json!("bitsandbytes"),
@@ -209,7 +213,7 @@ fn a_method_that_is_not_supported_is_named_with_those_that_are() {
     for (folder, change, says) in cases {
         let dir = copy(&format!("quantized/{folder}"));
         edit_quantization(dir.path(), change);
-        assert_says(dir.path(), &[&["config.json"], says].concat());
+        assert_error_contains(dir.path(), &[&["config.json"], says].concat());
     }
 }
 
@@ -220,9 +224,10 @@ fn rename(dir: &Path, from: &str, to: &str) {
     });
 }
 
-/// A tensor that is missing leaves another in the file that nobody asks for; that one is not what is told.
+/// The test renames the missing tensor, so that the file has an unknown one too; the error must
+/// name the missing one.
 #[test]
-fn a_tensor_of_a_quantised_module_that_is_missing_is_named() {
+fn a_missing_quantised_tensor_is_named() {
     let cases = [
         (
             "fp8-channel",
@@ -243,7 +248,7 @@ fn a_tensor_of_a_quantised_module_that_is_missing_is_named() {
             Some(module) => format!("{module}weight"),
             None => name,
         };
-        assert_says(
+        assert_error_contains(
             dir.path(),
             &["model.safetensors", &missing, "missing", says],
         );
@@ -251,14 +256,14 @@ fn a_tensor_of_a_quantised_module_that_is_missing_is_named() {
 }
 
 #[test]
-fn a_tensor_of_a_quantised_module_that_does_not_fit_is_named() {
+fn a_mismatched_quantised_tensor_is_named() {
     let says = |folder: &str, kind: &str, field: &str, value: Value, says: &[&str]| {
         let dir = copy(&format!("quantized/{folder}"));
         let name = format!("model.layers.0.mlp.gate_proj.{kind}");
         edit_header(&dir.path().join("model.safetensors"), |header| {
             header[&name][field] = value
         });
-        assert_says(
+        assert_error_contains(
             dir.path(),
             &[&["model.safetensors", name.as_str()], says].concat(),
         );
@@ -300,27 +305,27 @@ fn a_tensor_of_a_quantised_module_that_does_not_fit_is_named() {
         json!([160, 1]),
         &["weight_scale", "[160, 1]"],
     );
-    // A group that the lists cannot mean.
+    // A group size that contradicts the shapes.
     let dir = copy("quantized/gptq");
     edit_quantization(dir.path(), |q| q["group_size"] = json!(64));
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["model.safetensors", "qzeros", "[3, 4]", "[2, 4]"],
     );
 }
 
-/// What would be left out, and what would be computed with wrongly.
+/// Covers tensors that would be ignored, and tensors that would be used wrongly.
 #[test]
-fn tensors_that_would_be_ignored_are_refused_but_for_those_of_activations() {
+fn unused_tensors_are_refused_except_activation_scales() {
     let dir = copy("quantized/awq");
     rename(dir.path(), "lm_head.weight", "lm_head.qweight");
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["lm_head.qweight", "a quantised lm_head is not supported"],
     );
     let dir = copy("quantized/gptq");
     edit_header(&dir.path().join("model.safetensors"), |header| {
-        // Scales of another tensor in place of zeros.
+        // Exchanges two biases of zeros.
         let scales = header["model.layers.0.self_attn.k_proj.bias"].clone();
         header["model.layers.0.self_attn.k_proj.bias"]["data_offsets"] =
             header["model.layers.0.self_attn.v_proj.bias"]["data_offsets"].clone();
@@ -335,7 +340,7 @@ fn tensors_that_would_be_ignored_are_refused_but_for_those_of_activations() {
     let bias = &header["model.layers.0.self_attn.v_proj.bias"]["data_offsets"][0];
     bytes[8 + length + bias.as_u64().unwrap() as usize] = 1;
     std::fs::write(&file, bytes).unwrap();
-    assert_says(dir.path(), &["v_proj.bias", "is not part of"]);
+    assert_error_contains(dir.path(), &["v_proj.bias", "is not part of"]);
     let dir = copy("quantized/fp8-tensor");
     rename(
         dir.path(),
@@ -349,10 +354,10 @@ fn tensors_that_would_be_ignored_are_refused_but_for_those_of_activations() {
         "model.layers.0.self_attn.q_proj.input_scale",
         "model.layers.0.self_attn.q_proj.weight_global_scale",
     );
-    assert_says(dir.path(), &["weight_global_scale", "is not part of"]);
+    assert_error_contains(dir.path(), &["weight_global_scale", "is not part of"]);
 }
 
-/// Writes a scale over one of a checkpoint's activations, and names it so.
+/// Overwrites the scale of an activation, and renames it to `name`.
 fn with_scale(name: &str, scale: f32) -> tempfile::TempDir {
     let dir = copy("quantized/fp8-tensor");
     let from = "model.layers.0.self_attn.q_proj.input_scale";
@@ -363,7 +368,7 @@ fn with_scale(name: &str, scale: f32) -> tempfile::TempDir {
     let at = 8 + length + header[from]["data_offsets"][0].as_u64().unwrap() as usize;
     match header[from]["dtype"].as_str().unwrap() {
         "F32" => bytes[at..at + 4].copy_from_slice(&scale.to_le_bytes()),
-        // Its upper half: the scales of these tests have no more.
+        // The upper half only: the scales of these tests fit bf16.
         "BF16" => bytes[at..at + 2].copy_from_slice(&scale.to_le_bytes()[2..]),
         other => panic!("{other}"),
     }
@@ -373,7 +378,7 @@ fn with_scale(name: &str, scale: f32) -> tempfile::TempDir {
 }
 
 #[test]
-fn scales_of_keys_and_values_are_known_by_their_range() {
+fn kv_scales_are_reported_as_a_range() {
     let plain = Checkpoint::open(&path("fp8-tensor")).unwrap();
     assert_eq!(plain.kv_scales(), None);
     for kind in ["k_scale", "v_scale"] {
@@ -381,7 +386,7 @@ fn scales_of_keys_and_values_are_known_by_their_range() {
             let dir = with_scale(&format!("model.layers.0.self_attn.{kind}"), scale);
             let scales = Checkpoint::open(dir.path()).unwrap().kv_scales();
             assert_eq!(
-                scales.map(|scales| (scales.least, scales.most)),
+                scales.map(|scales| (scales.min, scales.max)),
                 known.map(|s| (s, s))
             );
         }
@@ -389,7 +394,7 @@ fn scales_of_keys_and_values_are_known_by_their_range() {
 }
 
 #[test]
-fn a_list_of_groups_that_names_one_too_many_is_refused() {
+fn a_group_index_out_of_range_is_refused() {
     let dir = copy("quantized/gptq-act-order");
     let file = dir.path().join("model.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -399,7 +404,7 @@ fn a_list_of_groups_that_names_one_too_many_is_refused() {
     let at = 8 + length + list.as_u64().unwrap() as usize + 4 * 7;
     bytes[at..at + 4].copy_from_slice(&5i32.to_le_bytes());
     std::fs::write(&file, bytes).unwrap();
-    assert_says(
+    assert_error_contains(
         dir.path(),
         &["down_proj.g_idx", "column 7 is of group 5, there are 5"],
     );

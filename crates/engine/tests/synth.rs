@@ -1,9 +1,11 @@
-//! Written checkpoints load, serve text, and are the same bytes for the same seed.
+//! Synthetic checkpoints load, generate text, and have the same bytes for the same seed.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod reference;
 
-use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepPlan};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan,
+};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::synth::{SynthError, shapes, synth};
 use cleave_engine::{Engine, EngineLimits};
@@ -17,7 +19,7 @@ fn write(shape: &str, out: &Path, seed: u64) -> Result<(), SynthError> {
     synth(shape, out, seed, &mut |_| {})
 }
 
-/// Greedy tokens after a prompt.
+/// Generates greedy tokens after a prompt.
 fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
     let limits = EngineLimits {
         block_tokens: 16,
@@ -28,7 +30,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut engine = reference::engine(dir, limits).unwrap();
     let mut opens = vec![OpenSlot {
         slot: SlotIndex(0),
-        sampling: Arc::new(Sampling::greedy()),
+        sampling: Arc::new(SamplingParams::greedy()),
         prompt: Arc::from(prompt),
         output: Vec::new(),
         stop_tokens: Arc::from([]),
@@ -94,7 +96,7 @@ fn the_tokenizer_fills_the_vocabulary() {
 }
 
 #[test]
-fn the_seed_decides_the_bytes() {
+fn synthetic_bytes_depend_only_on_shape_and_seed() {
     let dirs: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
     for (dir, seed) in dirs.iter().zip([5, 5, 6]) {
         write("tiny-llama", dir.path(), seed).unwrap();
@@ -111,7 +113,7 @@ fn the_seed_decides_the_bytes() {
 }
 
 #[test]
-fn a_written_file_is_one_that_the_safetensors_crate_reads() {
+fn the_safetensors_crate_reads_written_files() {
     let dir = tempfile::tempdir().unwrap();
     write("tiny-qwen2", dir.path(), 1).unwrap();
     let bytes = std::fs::read(dir.path().join("model.safetensors")).unwrap();
@@ -124,7 +126,7 @@ fn a_written_file_is_one_that_the_safetensors_crate_reads() {
 }
 
 #[test]
-fn refusals_say_what_there_is() {
+fn synth_errors_name_known_shapes_and_existing_folders() {
     let dir = tempfile::tempdir().unwrap();
     let unknown = write("llama-9000b", dir.path(), 1).unwrap_err().to_string();
     for shape in shapes() {

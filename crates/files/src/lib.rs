@@ -1,8 +1,10 @@
-//! Files that a user names.
+//! Opens and reads files that a user names.
 //!
-//! Owns: opening without waiting, the refusal of whatever is no regular file, and a limit on what is read.
-//! Never: knows what a file is for. Invariant: no call waits for a writer, reads without end, or takes more
-//! memory than its limit, whatever the path names: a FIFO, a device, a folder, a socket, a file of any size.
+//! Owns: opening without blocking, the refusal of everything but regular files, and a limit on the
+//! bytes read.
+//! Never: knows the purpose of a file. Invariant: no call blocks on a writer, reads without end, or
+//! takes more memory than its limit, whatever the path names: a FIFO, a device, a folder, a socket,
+//! a file of any size.
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -11,13 +13,13 @@ use std::path::Path;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// The system's, and one that says what the path names instead.
+/// The error of the system, and one that names the kind of a file that is not regular.
 pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // A FIFO without a writer would be waited for; some devices act when they are opened, which the look before
-    // prevents, and the look after cannot be deceived.
-    checked(&std::fs::metadata(path)?)?;
+    // Opening a FIFO without a writer would block, and some devices act when they are opened: the
+    // check before the open prevents both, and the check after it cannot be raced.
+    check_regular(&std::fs::metadata(path)?)?;
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;
@@ -27,11 +29,11 @@ pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
     }
     let file = options.open(path)?;
     let metadata = file.metadata()?;
-    checked(&metadata)?;
+    check_regular(&metadata)?;
     Ok((file, metadata))
 }
 
-/// Reads a regular file of `bytes_max` bytes at most.
+/// Reads a regular file of at most `bytes_max` bytes.
 ///
 /// # Errors
 /// As [`open`], and one that names the limit.
@@ -45,19 +47,20 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
         return too_large(&metadata.len().to_string());
     }
     let mut bytes = Vec::new();
-    // It may grow while it is read, and some files do not know their length.
+    // The file may grow while it is read, and some files report a length of 0.
     file.take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > bytes_max {
-        true => too_large(&format!("more than {bytes_max}")),
-        false => Ok(bytes),
+    if bytes.len() as u64 > bytes_max {
+        too_large(&format!("more than {bytes_max}"))
+    } else {
+        Ok(bytes)
     }
 }
 
-/// The same for a text.
+/// Reads a text, as [`read`].
 ///
 /// # Errors
-/// As [`read`], and one for bytes that are no UTF-8.
+/// As [`read`], and one for bytes that are not UTF-8.
 pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let bytes = read(path, bytes_max)?;
     String::from_utf8(bytes).map_err(|error| {
@@ -67,7 +70,7 @@ pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     })
 }
 
-fn checked(metadata: &Metadata) -> io::Result<()> {
+fn check_regular(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_file() {
         return Ok(());
     }
@@ -103,7 +106,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn whatever_is_no_regular_file_is_refused_at_once() {
+    fn anything_but_a_regular_file_is_refused_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         mknodat(CWD, path("fifo"), Kind::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -128,14 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_beyond_its_limit_is_refused_with_the_limit() {
+    fn a_file_over_the_limit_is_refused_with_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let file = File::create(&path).unwrap();
         file.set_len(1 << 40).unwrap();
         let error = read(&path, 1 << 20).unwrap_err();
         assert!(error.to_string().contains("1048576"), "{error}");
-        // The system's own files have a length of 0 and content all the same.
+        // Files of the kernel have a length of 0 and nevertheless contents.
         assert!(read(Path::new("/proc/self/maps"), 10).is_err());
         assert!(
             !read(Path::new("/proc/self/stat"), 1 << 20)

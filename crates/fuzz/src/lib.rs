@@ -1,20 +1,21 @@
-//! Bytes that are almost right: what a parser of outside bytes is held against in every test run.
+//! Damaged samples, with which every test run checks the parsers of outside bytes.
 //!
-//! Owns: seeds, and how one is damaged. Never: guides itself by what the parser did; that is libFuzzer's work, which
-//! `scripts/fuzz.sh` gives the same functions and the same seeds for as long as one likes.
-//! Invariant: the same seeds give the same bytes, whatever the machine.
+//! Owns: seeds, and the ways to damage them. Never: uses feedback of the parser; libFuzzer does,
+//! with the same functions and seeds, in `scripts/fuzz.sh`.
+//! Invariant: the same seeds give the same bytes on every machine.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
-/// The folder of this variable gets every sample as a file, in a folder of its target's name, for libFuzzer.
+/// The environment variable with a folder: every sample is written there as a file, in a folder
+/// named after its target, for libFuzzer.
 pub const CORPUS: &str = "CLEAVE_FUZZ_CORPUS";
 
-/// No input is longer than this.
+/// Limit of the length of an input.
 const BYTES_MAX: usize = 1 << 16;
 
-/// Numbers that parsers have been caught by, as text.
+/// Numbers that parsers often mishandle, as text.
 const NUMBERS: [&str; 12] = [
     "0",
     "-1",
@@ -30,13 +31,14 @@ const NUMBERS: [&str; 12] = [
     "NaN",
 ];
 
-/// Shows `check` every sample, every seed that is kept in `tests/fuzz/seeds/<target>`, and `count` damaged ones of them.
+/// Runs `check` on every sample, every seed in `tests/fuzz/seeds/<target>`, and `count` damaged
+/// copies of them.
 ///
 /// # Panics
-/// As `check` does, after the bytes have been written to standard error in a form that can be pasted into a test. If
-/// there is neither a sample nor a seed.
-pub fn hold(target: &str, samples: &[Vec<u8>], count: usize, check: impl Fn(&[u8])) {
-    let mut seeds = kept(&root().join("tests/fuzz/seeds").join(target));
+/// If `check` panics, after the bytes have been written to standard error in a form that can be
+/// pasted into a test; or if there is neither a sample nor a seed.
+pub fn check_samples(target: &str, samples: &[Vec<u8>], count: usize, check: impl Fn(&[u8])) {
+    let mut seeds = stored_seeds(&root().join("tests/fuzz/seeds").join(target));
     seeds.extend_from_slice(samples);
     assert!(
         !seeds.is_empty(),
@@ -45,9 +47,9 @@ pub fn hold(target: &str, samples: &[Vec<u8>], count: usize, check: impl Fn(&[u8
     if let Some(corpus) = std::env::var_os(CORPUS) {
         write(&Path::new(&corpus).join(target), &seeds);
     }
-    let mut dice = Dice::of(target);
+    let mut dice = DamageRng::of(target);
     let whole = seeds.iter().cloned();
-    let damaged = (0..count).map(|_| dice.damaged(&seeds));
+    let damaged = (0..count).map(|_| dice.damaged_sample(&seeds));
     for bytes in whole.chain(damaged) {
         let outcome = catch_unwind(AssertUnwindSafe(|| check(&bytes)));
         if let Err(panic) = outcome {
@@ -61,8 +63,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The files of a folder, by name; none if there is no such folder.
-fn kept(folder: &Path) -> Vec<Vec<u8>> {
+/// The files of a folder, by name; empty if the folder does not exist.
+fn stored_seeds(folder: &Path) -> Vec<Vec<u8>> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
     };
@@ -84,9 +86,9 @@ fn write(folder: &Path, seeds: &[Vec<u8>]) {
 }
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct Dice(u64);
+struct DamageRng(u64);
 
-impl Dice {
+impl DamageRng {
     fn of(target: &str) -> Self {
         let fold = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         Self(target.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
@@ -100,7 +102,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `count`, which is not 0.
+    /// A number below `count`, which is not 0.
     fn below(&mut self, count: usize) -> usize {
         (self.draw() % count as u64) as usize
     }
@@ -109,17 +111,17 @@ impl Dice {
         &from[self.below(from.len())]
     }
 
-    /// One of them with one to four wounds.
-    fn damaged(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
+    /// One of the seeds with one to four damages.
+    fn damaged_sample(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = self.pick(seeds).clone();
         for _ in 0..=self.below(4) {
-            self.wound(&mut bytes, seeds);
+            self.damage_once(&mut bytes, seeds);
         }
         bytes.truncate(BYTES_MAX);
         bytes
     }
 
-    fn wound(&mut self, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
+    fn damage_once(&mut self, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
         if bytes.is_empty() {
             bytes.push(self.draw() as u8);
             return;
@@ -150,7 +152,7 @@ impl Dice {
                 let length = *self.pick(&[2, 4, 8]);
                 bytes.splice(at..end, number.to_le_bytes()[..length].iter().copied());
             }
-            7 => self.number(bytes, at),
+            7 => self.replace_number(bytes, at),
             _ => {
                 let depth = 1 + self.below(300);
                 let open = *self.pick(b"[{(- ");
@@ -159,8 +161,8 @@ impl Dice {
         }
     }
 
-    /// The run of digits from `at` on becomes another number; where there is none, one is put there.
-    fn number(&mut self, bytes: &mut Vec<u8>, at: usize) {
+    /// Replaces the next digits from `at` on by another number, or inserts one.
+    fn replace_number(&mut self, bytes: &mut Vec<u8>, at: usize) {
         let from = bytes[at..].iter().position(u8::is_ascii_digit);
         let from = from.map_or(at, |offset| at + offset);
         let digits = bytes[from..]
@@ -180,14 +182,14 @@ mod tests {
     fn shown(target: &str) -> Vec<Vec<u8>> {
         let shown = RefCell::new(Vec::<Vec<u8>>::new());
         let sample = br#"{"count": 17}"#.to_vec();
-        hold(target, &[sample], 500, |bytes| {
+        check_samples(target, &[sample], 500, |bytes| {
             shown.borrow_mut().push(bytes.to_vec());
         });
         shown.into_inner()
     }
 
     #[test]
-    fn the_same_target_is_shown_the_same_bytes_every_time() {
+    fn the_same_target_gives_the_same_bytes() {
         let first = shown("numbers");
         assert_eq!(first.len(), 501);
         assert_eq!(first, shown("numbers"));
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_small_and_not_always_the_same() {
+    fn damage_is_small_and_varied() {
         let mut bytes = shown("numbers");
         let sample = bytes[0].clone();
         let close = |bytes: &&Vec<u8>| bytes.starts_with(&sample[..4]);
@@ -206,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_parser_fell_over_is_the_panic_of_the_test() {
+    fn a_panic_of_the_parser_fails_the_test() {
         let fell = catch_unwind(|| {
-            hold("numbers", &[b"17".to_vec()], 500, |bytes| {
+            check_samples("numbers", &[b"17".to_vec()], 500, |bytes| {
                 assert!(bytes.len() < 5, "too long");
             });
         });

@@ -1,9 +1,9 @@
-//! The checksum of payloads and messages: XXH3-64, seed 0, with the widest instructions that the
-//! processor has.
+//! The checksum of payloads and messages: XXH3-64, seed 0, with the widest instructions of the
+//! processor.
 //!
-//! Owns: the one checksum of all links, for bodies and for simulated ones.
+//! Owns: the checksum of all links, real and simulated.
 //! Never: detects forgery; a sender that chooses both bytes and checksum is believed.
-//! Invariant: the value is that of every other implementation of XXH3-64.
+//! Invariant: the value equals that of every other implementation of XXH3-64.
 
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
@@ -13,7 +13,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// The checksum of bytes that come in pieces.
+/// The checksum of bytes that arrive in pieces.
 pub struct Checksum(XxHash3_64);
 
 impl std::fmt::Debug for Checksum {
@@ -29,7 +29,7 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// Takes the next piece in.
+    /// Adds the next piece.
     pub fn add(&mut self, piece: &[u8]) {
         self.0.write(piece);
     }
@@ -47,7 +47,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_checksum_is_that_of_another_implementation_whole_and_in_pieces(
+        fn the_checksum_matches_another_xxh3_implementation(
             bytes in prop::collection::vec(any::<u8>(), 0..5000),
             cut in 1usize..700,
         ) {

@@ -1,25 +1,25 @@
-//! What "same content" means for a block.
+//! Defines "same content" of blocks.
 //!
-//! Owns: the one definition of a [`BlockHash`], for routers and workers alike.
-//! Never: hashes a block that is not full; a part of a block is nobody's to share.
+//! Owns: the only definition of a [`BlockHash`], for routers and workers alike.
+//! Never: hashes a block that is not full; a partial block cannot be shared.
 //! Invariant: two blocks have equal hashes only if their tokens, all tokens before them and the
-//! cache salt are equal. The salt is in the key, so no tenant can name another's blocks.
+//! cache salt are equal. The salt is in the key, so no tenant can name the blocks of another.
 
 use cleave_domain::{BlockHash, TokenId};
 
-/// Fills the key's first 24 bytes; a change of meaning changes it, and so every hash.
-const MEANING: &[u8; 24] = b"cleave kv block, 1st ed.";
+/// The first 24 bytes of the key. A new definition changes them, and so every hash.
+const KEY_PREFIX: &[u8; 24] = b"cleave kv block, 1st ed.";
 
-/// Tokens of a block of the usual sizes at most.
+/// The longest block that is hashed without allocation.
 const USUAL_TOKENS: usize = 32;
 
 /// The hash of one full block: `previous` is the hash of the block before it, `None` at the start
 /// of a sequence.
 pub fn block_hash(salt: u64, previous: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
     let mut key = [0; 32];
-    key[..24].copy_from_slice(MEANING);
+    key[..24].copy_from_slice(KEY_PREFIX);
     key[24..].copy_from_slice(&salt.to_le_bytes());
-    // Blocks are hashed by the thousand; those of the usual sizes are laid out on the stack.
+    // Thousands of blocks are hashed for one prompt; blocks of usual sizes need no allocation.
     let length = 16 + 4 * tokens.len();
     let (mut stack, mut heap) = ([0; 16 + 4 * USUAL_TOKENS], Vec::new());
     let bytes = match stack.get_mut(..length) {
@@ -47,8 +47,8 @@ pub fn block_hashes(salt: u64, tokens: &[TokenId], block_tokens: u32) -> Vec<Blo
     hashes
 }
 
-/// Appends to `hashes`, which covers the first blocks of `tokens`, those of the full blocks that
-/// follow. A sequence that grows hashes each block once.
+/// Extends `hashes`, which covers the first blocks of `tokens`, by the full blocks that follow. A
+/// growing sequence hashes each block once.
 pub fn extend_hashes(
     hashes: &mut Vec<BlockHash>,
     salt: u64,
@@ -66,10 +66,10 @@ mod tests {
     use super::{block_hash, block_hashes, extend_hashes};
     use cleave_domain::BlockHash;
 
-    /// From the `blake3` package for Python:
-    /// `blake3(previous + tokens, key=b"cleave kv block, 1st ed." + salt).digest()[:16]`.
+    /// From the `blake3` package for Python: `blake3(previous + tokens, key=b"cleave kv block, 1st
+    /// ed." + salt).digest()[:16]`.
     #[test]
-    fn the_hash_is_what_another_program_computes() {
+    fn the_hash_matches_another_implementation() {
         let hashes = block_hashes(7, &[1, 2, 3, 4, 5, 6, 7, u32::MAX], 4);
         let known = [
             0x0bbe_7c51_fa7c_a065_cefc_4023_5f9b_d124_u128,
@@ -79,13 +79,15 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_block_has_no_hash() {
+    fn a_partial_block_has_no_hash() {
         assert_eq!(block_hashes(0, &[1, 2, 3], 4), []);
         assert_eq!(block_hashes(0, &[1, 2, 3, 4, 5], 4).len(), 1);
     }
 
+    // Invariant: I10.
+    // Lesson: 7.
     #[test]
-    fn lesson_07_another_tenants_or_another_pasts_block_has_another_hash() {
+    fn the_hash_depends_on_salt_and_preceding_tokens() {
         let plain = block_hashes(0, &[1, 2, 3, 4], 2);
         assert_ne!(plain[1], block_hashes(1, &[1, 2, 3, 4], 2)[1]);
         assert_ne!(plain[1], block_hashes(0, &[1, 9, 3, 4], 2)[1]);
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn hashing_as_a_sequence_grows_gives_the_same_hashes() {
+    fn incremental_hashing_gives_the_same_hashes() {
         let tokens: Vec<u32> = (0..23).collect();
         let mut grown = Vec::new();
         for end in 0..=tokens.len() {

@@ -1,8 +1,8 @@
-//! Who holds which KV block.
+//! Records which sequence holds which KV block.
 //!
 //! Owns: the chained hash that defines "same content", the pool of blocks with their generations,
-//! the prefix indexes, the book of the tiers below the pool, and the hand-off machine (both ends).
-//! Never: touches a byte of KV; bodies move bytes, this crate says which.
+//! the prefix indexes, the index of the tiers below the pool, and the hand-off machine (both ends).
+//! Never: touches a byte of KV; bodies move the bytes that this crate names.
 //! Invariant: every block has exactly one state, and a write is accepted only by the generation it
 //! was reserved for.
 
@@ -15,9 +15,9 @@ mod prefix;
 mod tier;
 
 pub use checksum::{Checksum, checksum};
-pub use handoff::Writer;
+pub use handoff::PoolWriter;
 pub use hash::{block_hash, block_hashes, extend_hashes};
-pub use packet::{BlockPart, Condition, Packet, Seal};
-pub use pool::{Changes, Hits, Lent, Pool, Promise};
-pub use prefix::FleetIndex;
-pub use tier::{Gives, NoRoom, Place, Tier};
+pub use packet::{BlockPart, Packet, PayloadCondition, Seal};
+pub use pool::{BlockPool, BlockReservation, PrefixChanges, PrefixHits, ReadPin};
+pub use prefix::FleetPrefixIndex;
+pub use tier::{EvictableContents, NoTierRoom, TierIndex, TierLevel};

@@ -1,65 +1,79 @@
-//! Which worker has which prefix, as a router believes it.
+//! A router's index of the prefix caches of the fleet.
 //!
-//! Owns: for each worker the contents it said it stored and did not say it evicted.
-//! Never: is certain; a worker is asked again when it reserves. Never mixes two lives of a worker.
-//! Invariant: what one life of a worker stored is found only until that life is lost or a later
-//! one speaks; of no worker are more contents kept than whoever asks allows.
+//! Owns: for each worker the contents that it reported as stored and not as evicted.
+//! Never: guarantees a hit; a worker checks again when it reserves. Never mixes two incarnations of
+//! a worker.
+//! Invariant: contents stored by one incarnation are found only until that incarnation is lost or a
+//! later one reports; for each worker at most the number of contents that the caller allows is
+//! kept.
 
 use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// The fleet's prefix caches, told apart by worker and life.
+/// The prefix caches of the fleet, by worker and incarnation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FleetIndex {
+pub struct FleetPrefixIndex {
     holders: BTreeMap<BlockHash, BTreeSet<WorkerId>>,
-    workers: BTreeMap<WorkerId, Cache>,
+    workers: BTreeMap<WorkerId, WorkerContents>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Cache {
+struct WorkerContents {
     incarnation: Incarnation,
     contents: BTreeSet<BlockHash>,
 }
 
-impl Cache {
-    /// The content that makes room for this one. Contents are hashes, so the next in order is any of them:
-    /// which are older is not known here.
-    fn neighbour(&self, of: BlockHash) -> Option<BlockHash> {
+impl WorkerContents {
+    /// The content to drop for this one: the next in the order of hashes, which is arbitrary,
+    /// because the index does not know which contents are older.
+    fn next_content(&self, of: BlockHash) -> Option<BlockHash> {
         let behind = (Bound::Excluded(of), Bound::Unbounded);
         let next = self.contents.range(behind).next();
         next.or_else(|| self.contents.first()).copied()
     }
 }
 
-impl FleetIndex {
-    /// `worker` reports that these can be reused; of all that it reports, `contents_max` are kept. News of an
-    /// earlier life is ignored; of a later one, it makes everything the earlier life had forgotten.
-    pub fn stored(&mut self, worker: WorkerRef, hashes: &[BlockHash], contents_max: usize) {
+impl FleetPrefixIndex {
+    /// Adds contents that `worker` reports as reusable; at most `contents_max` of a worker are
+    /// kept. Returns the number of contents dropped for that. A report of an earlier incarnation is
+    /// ignored; a report of a later one drops all contents of the earlier one.
+    pub fn stored(
+        &mut self,
+        worker: WorkerRef,
+        hashes: &[BlockHash],
+        contents_max: usize,
+    ) -> usize {
         let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
         if known.is_some_and(|known| known > worker.incarnation) {
-            return;
+            return 0;
         }
         if known.is_some_and(|known| known < worker.incarnation) {
-            self.forget(worker.worker);
+            self.remove_worker(worker.worker);
         }
-        let cache = self.workers.entry(worker.worker).or_insert_with(|| Cache {
-            incarnation: worker.incarnation,
-            contents: BTreeSet::new(),
-        });
+        let mut dropped_count = 0;
+        let cache = self
+            .workers
+            .entry(worker.worker)
+            .or_insert_with(|| WorkerContents {
+                incarnation: worker.incarnation,
+                contents: BTreeSet::new(),
+            });
         for hash in hashes {
             cache.contents.insert(*hash);
             self.holders.entry(*hash).or_default().insert(worker.worker);
             if cache.contents.len() > contents_max
-                && let Some(dropped) = cache.neighbour(*hash)
+                && let Some(dropped) = cache.next_content(*hash)
             {
                 cache.contents.remove(&dropped);
                 remove_holder(&mut self.holders, dropped, worker.worker);
+                dropped_count += 1;
             }
         }
+        dropped_count
     }
 
-    /// `worker` said that these are gone.
+    /// Removes contents that `worker` reports as evicted.
     pub fn evicted(&mut self, worker: WorkerRef, hashes: &[BlockHash]) {
         let Some(cache) = self.workers.get_mut(&worker.worker) else {
             return;
@@ -74,27 +88,27 @@ impl FleetIndex {
         }
     }
 
-    /// That life of the worker is over, and its cache with it.
-    pub fn lost(&mut self, worker: WorkerRef) {
+    /// Removes an incarnation of a worker that has ended, with its contents.
+    pub fn worker_lost(&mut self, worker: WorkerRef) {
         let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
         if known.is_some_and(|known| known <= worker.incarnation) {
-            self.forget(worker.worker);
+            self.remove_worker(worker.worker);
         }
     }
 
-    /// For each worker that has the first of these blocks: how many of the leading ones it has.
-    /// In the order of workers' ids.
+    /// For each worker that has the first of these blocks: the number of leading blocks that it
+    /// has. In the order of worker ids.
     ///
-    /// Bisects, for all workers together: a fleet in which everybody has a long system prompt costs
-    /// workers × log(blocks). A pool evicts a sequence from its end, so what it has is a beginning;
-    /// where that fails, the answer is too large by the blocks after the gap, and the worker will
-    /// say so when it reserves.
-    pub fn longest(&self, hashes: &[BlockHash]) -> Vec<(WorkerRef, u32)> {
+    /// Bisects for all workers together: a fleet in which every worker has a long system prompt
+    /// costs workers × log(blocks). A pool evicts a sequence from its end, so its blocks are a
+    /// prefix; if that fails, the result is too large by the blocks after the gap, and the worker
+    /// corrects it when it reserves.
+    pub fn longest_prefixes(&self, hashes: &[BlockHash]) -> Vec<(WorkerRef, u32)> {
         let Some(first) = hashes.first().and_then(|hash| self.holders.get(hash)) else {
             return Vec::new();
         };
         let mut found = Vec::with_capacity(first.len());
-        // Each group has the first `low` blocks and lacks block `high`.
+        // Invariant of the loop: each group has the first `low` blocks and lacks block `high`.
         let mut groups = vec![(first.iter().copied().collect::<Vec<_>>(), 1, hashes.len())];
         while let Some((workers, low, high)) = groups.pop() {
             if workers.is_empty() {
@@ -122,7 +136,7 @@ impl FleetIndex {
         found.into_iter().map(life).collect()
     }
 
-    /// Those of `workers` that have the block, and the others.
+    /// Splits `workers` into those that have the block, and the others.
     fn split(&self, workers: Vec<WorkerId>, hash: &BlockHash) -> (Vec<WorkerId>, Vec<WorkerId>) {
         match self.holders.get(hash) {
             None => (Vec::new(), workers),
@@ -130,7 +144,7 @@ impl FleetIndex {
         }
     }
 
-    /// Contents believed to be on `worker`.
+    /// The number of contents recorded for `worker`.
     pub fn blocks_count(&self, worker: WorkerRef) -> usize {
         self.workers
             .get(&worker.worker)
@@ -151,7 +165,7 @@ impl FleetIndex {
         assert!(self.holders.values().all(|holders| !holders.is_empty()));
     }
 
-    fn forget(&mut self, worker: WorkerId) {
+    fn remove_worker(&mut self, worker: WorkerId) {
         if let Some(cache) = self.workers.remove(&worker) {
             for hash in cache.contents {
                 remove_holder(&mut self.holders, hash, worker);
@@ -175,7 +189,7 @@ fn remove_holder(
 
 #[cfg(test)]
 mod tests {
-    use super::FleetIndex;
+    use super::FleetPrefixIndex;
     use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 
     fn worker(id: u64, life: u64) -> WorkerRef {
@@ -191,19 +205,19 @@ mod tests {
 
     const MANY: usize = 1 << 20;
 
-    /// A rogue worker's reports would fill the router's memory.
+    /// Reports of a rogue worker must not fill the memory of the router.
     #[test]
-    fn a_worker_is_believed_to_hold_no_more_than_it_can() {
-        let mut index = FleetIndex::default();
+    fn the_contents_kept_of_a_worker_are_limited() {
+        let mut index = FleetPrefixIndex::default();
         for byte in 0..=255_u8 {
             index.stored(worker(1, 1), &[BlockHash([byte; 16])], 10);
             index.check();
-            let newest = index.longest(&[BlockHash([byte; 16])]);
+            let newest = index.longest_prefixes(&[BlockHash([byte; 16])]);
             assert_eq!(newest, [(worker(1, 1), 1)], "what came last is kept");
             assert!(index.blocks_count(worker(1, 1)) <= 10);
         }
         assert_eq!(index.blocks_count(worker(1, 1)), 10);
-        // The same report again makes no room for itself.
+        // Repeating a report drops nothing.
         index.stored(worker(1, 1), &[BlockHash([255; 16])], 10);
         assert_eq!(index.blocks_count(worker(1, 1)), 10);
         let all: Vec<_> = (0..=255).map(|byte| BlockHash([byte; 16])).collect();
@@ -213,25 +227,28 @@ mod tests {
 
     #[test]
     fn leading_blocks_are_counted_per_worker() {
-        let mut index = FleetIndex::default();
+        let mut index = FleetPrefixIndex::default();
         index.stored(worker(1, 1), &hashes(&[1, 2, 3]), MANY);
         index.stored(worker(2, 1), &hashes(&[1]), MANY);
         index.stored(worker(3, 1), &hashes(&[2, 3]), MANY);
         index.check();
         assert_eq!(
-            index.longest(&hashes(&[1, 2, 3, 4])),
+            index.longest_prefixes(&hashes(&[1, 2, 3, 4])),
             [(worker(1, 1), 3), (worker(2, 1), 1)]
         );
         index.evicted(worker(1, 1), &hashes(&[2, 3]));
         index.check();
-        assert_eq!(index.longest(&hashes(&[1, 2, 3]))[0], (worker(1, 1), 1));
-        assert_eq!(index.longest(&[]), []);
+        assert_eq!(
+            index.longest_prefixes(&hashes(&[1, 2, 3]))[0],
+            (worker(1, 1), 1)
+        );
+        assert_eq!(index.longest_prefixes(&[]), []);
     }
 
     #[test]
-    fn bisecting_counts_every_length() {
+    fn bisection_finds_every_prefix_length() {
         let all: Vec<u8> = (1..=13).collect();
-        let mut index = FleetIndex::default();
+        let mut index = FleetPrefixIndex::default();
         for length in 1..=13 {
             index.stored(worker(length, 1), &hashes(&all[..length as usize]), MANY);
         }
@@ -239,24 +256,29 @@ mod tests {
             let expected: Vec<_> = (1..=13)
                 .map(|length| (worker(length, 1), length.min(asked) as u32))
                 .collect();
-            assert_eq!(index.longest(&hashes(&all[..asked as usize])), expected);
+            assert_eq!(
+                index.longest_prefixes(&hashes(&all[..asked as usize])),
+                expected
+            );
         }
     }
 
+    // Invariant: I9.
+    // Lesson: 6.
     #[test]
-    fn lesson_06_a_restarted_workers_earlier_blocks_are_gone() {
-        let mut index = FleetIndex::default();
+    fn a_restarted_workers_earlier_blocks_are_gone() {
+        let mut index = FleetPrefixIndex::default();
         index.stored(worker(1, 1), &hashes(&[1, 2]), MANY);
         index.stored(worker(1, 2), &hashes(&[9]), MANY);
-        assert_eq!(index.longest(&hashes(&[1])), []);
-        // News that the earlier life sent before it ended comes late.
+        assert_eq!(index.longest_prefixes(&hashes(&[1])), []);
+        // A report that the earlier incarnation sent before its end arrives late.
         index.stored(worker(1, 1), &hashes(&[1]), MANY);
         index.evicted(worker(1, 1), &hashes(&[9]));
-        index.lost(worker(1, 1));
+        index.worker_lost(worker(1, 1));
         index.check();
-        assert_eq!(index.longest(&hashes(&[9])), [(worker(1, 2), 1)]);
-        index.lost(worker(1, 2));
+        assert_eq!(index.longest_prefixes(&hashes(&[9])), [(worker(1, 2), 1)]);
+        index.worker_lost(worker(1, 2));
         index.check();
-        assert_eq!(index, FleetIndex::default());
+        assert_eq!(index, FleetPrefixIndex::default());
     }
 }

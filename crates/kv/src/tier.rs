@@ -1,129 +1,131 @@
-//! What is kept below the pool: contents in host memory and on disk.
+//! The index of the tiers below the pool: contents in host memory and on disk.
 //!
-//! Owns: which content is where, which one makes room for another, and who reads one.
-//! Never: knows a block of the pool, a sequence or a price. Never drops what is being read or copied on.
-//! Invariant: no place keeps more than it may, what is on its way there included; a content can be found
-//! exactly if some place keeps it whole. [`Tier::check`] proves it.
+//! Owns: the tier of each content, the choice of the content to drop for another, and the readers
+//! of each.
+//! Never: knows a block of the pool, a sequence or a price. Never drops a content that is being
+//! read or copied.
+//! Invariant: no tier keeps more than its limit, copies in progress included; a content can be
+//! found exactly if some tier has a complete copy. [`TierIndex::check`] proves it.
 
 use cleave_domain::BlockHash;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
-/// Where a content is kept.
+/// A tier that keeps contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Place {
-    /// In the host's memory; gone with the process.
+pub enum TierLevel {
+    /// Host memory; lost with the process.
     Host,
-    /// In a file; found again by the next life.
+    /// A file; found again by the next incarnation.
     Disk,
 }
 
-/// Everything that a place has is being read or copied, or it may keep nothing.
+/// Every content of the tier is being read or copied, or its limit is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct NoTierRoom;
 
-/// Which contents may make room in host memory.
+/// The contents that may be dropped from host memory for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gives {
-    /// Those that are on disk too, or never will be.
-    Written,
-    /// All: the disk does not keep up.
+pub enum EvictableContents {
+    /// Contents that are on disk too, or never will be.
+    WrittenOnly,
+    /// All contents: the disk is too slow to write them first.
     Any,
 }
 
-/// The book of both places.
+/// The index of both tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tier {
-    host: Shelf,
-    disk: Shelf,
-    contents: BTreeMap<BlockHash, Content>,
-    /// In host memory, not on disk, and not tried yet; the oldest first.
+pub struct TierIndex {
+    host: TierLevelState,
+    disk: TierLevelState,
+    contents: BTreeMap<BlockHash, TierContent>,
+    /// Contents in host memory that are not on disk and were not offered to it; the oldest first.
     unwritten: BTreeMap<u64, BlockHash>,
-    /// Counts touches.
+    /// Counts touches; orders contents by last use.
     clock: u64,
-    /// Contents that can be found since it was last asked, or can no longer.
-    changes: BTreeMap<BlockHash, Change>,
+    /// Changes since the last call of [`TierIndex::changes`].
+    changes: BTreeMap<BlockHash, TierChange>,
 }
 
-/// One place.
+/// The state of one tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Shelf {
+struct TierLevelState {
     blocks_max: u32,
-    /// What is there whole, the one untouched for longest first.
+    /// Complete contents, the least recently used first.
     by_age: BTreeMap<u64, BlockHash>,
-    /// Copies that are on their way there.
-    coming: u32,
+    /// The number of copies in progress to this tier.
+    copies_in_progress: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Content {
+struct TierContent {
     touched: u64,
-    host: Copied,
-    disk: Copied,
-    /// Who is bringing it back to the pool.
+    host: CopyState,
+    disk: CopyState,
+    /// The number of loads into the pool that read it.
     readers: u32,
 }
 
-/// How far a copy has come.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Copied {
-    No,
-    Coming,
-    Whole,
+enum CopyState {
+    Absent,
+    InProgress,
+    Complete,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Change {
+enum TierChange {
     Gained,
     Lost,
 }
 
-impl Content {
-    fn at(&self, place: Place) -> Copied {
+impl TierContent {
+    fn state_at(&self, place: TierLevel) -> CopyState {
         match place {
-            Place::Host => self.host,
-            Place::Disk => self.disk,
+            TierLevel::Host => self.host,
+            TierLevel::Disk => self.disk,
         }
     }
 
-    fn set(&mut self, place: Place, copied: Copied) {
+    fn set(&mut self, place: TierLevel, copied: CopyState) {
         match place {
-            Place::Host => self.host = copied,
-            Place::Disk => self.disk = copied,
+            TierLevel::Host => self.host = copied,
+            TierLevel::Disk => self.disk = copied,
         }
     }
 
-    fn found(&self) -> bool {
-        self.host == Copied::Whole || self.disk == Copied::Whole
+    fn is_found(&self) -> bool {
+        self.host == CopyState::Complete || self.disk == CopyState::Complete
     }
 
-    fn moves(&self) -> bool {
-        self.host == Copied::Coming || self.disk == Copied::Coming
+    fn is_being_copied(&self) -> bool {
+        self.host == CopyState::InProgress || self.disk == CopyState::InProgress
     }
 }
 
-impl Shelf {
+impl TierLevelState {
     fn new(blocks_max: u32) -> Self {
         Self {
             blocks_max,
             by_age: BTreeMap::new(),
-            coming: 0,
+            copies_in_progress: 0,
         }
     }
 
     fn blocks(&self) -> u32 {
         let whole = u32::try_from(self.by_age.len()).expect("no more than may be kept");
-        whole + self.coming
+        whole + self.copies_in_progress
     }
 }
 
-impl Tier {
-    /// Keeps nothing yet, and so many blocks in each place at most.
+impl TierIndex {
+    /// Creates an empty index with these limits in blocks.
     pub fn new(host_blocks_max: u32, disk_blocks_max: u32) -> Self {
         Self {
-            host: Shelf::new(host_blocks_max),
-            disk: Shelf::new(disk_blocks_max),
+            host: TierLevelState::new(host_blocks_max),
+            disk: TierLevelState::new(disk_blocks_max),
             contents: BTreeMap::new(),
             unwritten: BTreeMap::new(),
             clock: 0,
@@ -133,113 +135,120 @@ impl Tier {
 
     // === looking ===
 
-    /// Where a content can be read, host memory first.
-    pub fn place(&self, hash: BlockHash) -> Option<Place> {
+    /// The tier from which a content is read, host memory first.
+    pub fn level_of(&self, hash: BlockHash) -> Option<TierLevel> {
         let content = self.contents.get(&hash)?;
-        let places = [Place::Host, Place::Disk];
+        let places = [TierLevel::Host, TierLevel::Disk];
         let mut whole = places
             .into_iter()
-            .filter(|place| content.at(*place) == Copied::Whole);
+            .filter(|place| content.state_at(*place) == CopyState::Complete);
         whole.next()
     }
 
-    /// Whether a content is here, or on its way.
-    pub fn knows(&self, hash: BlockHash) -> bool {
+    /// Whether a content is in a tier, or being copied to one.
+    pub fn contains(&self, hash: BlockHash) -> bool {
         let content = self.contents.get(&hash);
-        content.is_some_and(|content| content.found() || content.moves())
+        content.is_some_and(|content| content.is_found() || content.is_being_copied())
     }
 
-    /// Blocks in a place, and on their way there.
-    pub fn blocks_in(&self, place: Place) -> u32 {
-        self.shelf(place).blocks()
+    /// The number of blocks in a tier, copies in progress included.
+    pub fn blocks_in(&self, place: TierLevel) -> u32 {
+        self.level(place).blocks()
     }
 
-    /// The oldest content in host memory that was not yet to be written to disk.
+    /// The oldest content in host memory that was not yet offered to the disk.
     pub fn next_unwritten(&self) -> Option<BlockHash> {
         self.unwritten.first_key_value().map(|(_, hash)| *hash)
     }
 
-    /// Every content that can be found.
+    /// All contents that can be found.
     pub fn contents(&self) -> impl Iterator<Item = BlockHash> + '_ {
-        let found = self.contents.iter().filter(|(_, content)| content.found());
+        let found = self
+            .contents
+            .iter()
+            .filter(|(_, content)| content.is_found());
         found.map(|(hash, _)| *hash)
     }
 
     // === copies ===
 
-    /// A copy to a place begins; `gives` says what makes room in host memory. Gives what that place must drop
-    /// for it, if anything.
+    /// Begins a copy to a tier; `gives` limits the contents that may be dropped for it from host
+    /// memory. Returns the content that the tier must drop, if any.
     ///
     /// # Errors
-    /// [`NoRoom`], and nothing has changed but that it is not offered to the disk again.
-    pub fn begin(
+    /// [`NoTierRoom`]; then nothing has changed, except that the content is not offered to the disk
+    /// again.
+    pub fn begin_copy(
         &mut self,
         hash: BlockHash,
-        place: Place,
-        gives: Gives,
-    ) -> Result<Option<BlockHash>, NoRoom> {
-        self.offered(hash);
-        let full = self.shelf(place).blocks() >= self.shelf(place).blocks_max;
-        let oldest = match full {
-            true => Some(self.oldest_idle(place, gives).ok_or(NoRoom)?),
-            false => None,
+        place: TierLevel,
+        gives: EvictableContents,
+    ) -> Result<Option<BlockHash>, NoTierRoom> {
+        self.remove_from_unwritten(hash);
+        let full = self.level(place).blocks() >= self.level(place).blocks_max;
+        let oldest = if full {
+            Some(self.oldest_idle(place, gives).ok_or(NoTierRoom)?)
+        } else {
+            None
         };
         if let Some(oldest) = oldest {
             self.remove(oldest, place);
         }
         self.clock += 1;
-        let content = self.contents.entry(hash).or_insert(Content {
+        let content = self.contents.entry(hash).or_insert(TierContent {
             touched: self.clock,
-            host: Copied::No,
-            disk: Copied::No,
+            host: CopyState::Absent,
+            disk: CopyState::Absent,
             readers: 0,
         });
-        assert_eq!(content.at(place), Copied::No, "copied twice");
-        content.set(place, Copied::Coming);
-        self.shelf_mut(place).coming += 1;
+        assert_eq!(content.state_at(place), CopyState::Absent, "copied twice");
+        content.set(place, CopyState::InProgress);
+        self.level_mut(place).copies_in_progress += 1;
         Ok(oldest)
     }
 
-    /// The copy is there.
-    pub fn kept(&mut self, hash: BlockHash, place: Place) {
+    /// Records a copy that succeeded.
+    pub fn finish_copy(&mut self, hash: BlockHash, place: TierLevel) {
         let found = self.is_found(hash);
-        let content = self.coming(hash, place);
-        content.set(place, Copied::Whole);
-        let (touched, on_disk) = (content.touched, content.disk != Copied::No);
-        self.shelf_mut(place).coming -= 1;
-        self.shelf_mut(place).by_age.insert(touched, hash);
-        if place == Place::Host && !on_disk && self.disk.blocks_max > 0 {
+        let content = self.copy_in_progress(hash, place);
+        content.set(place, CopyState::Complete);
+        let (touched, on_disk) = (content.touched, content.disk != CopyState::Absent);
+        self.level_mut(place).copies_in_progress -= 1;
+        self.level_mut(place).by_age.insert(touched, hash);
+        if place == TierLevel::Host && !on_disk && self.disk.blocks_max > 0 {
             self.unwritten.insert(touched, hash);
         }
-        self.note(hash, found);
+        self.record_change(hash, found);
     }
 
-    /// The copy came to nothing.
-    pub fn failed(&mut self, hash: BlockHash, place: Place) {
-        self.coming(hash, place).set(place, Copied::No);
-        self.shelf_mut(place).coming -= 1;
-        self.sweep(hash);
+    /// Records a failed copy.
+    pub fn abort_copy(&mut self, hash: BlockHash, place: TierLevel) {
+        self.copy_in_progress(hash, place)
+            .set(place, CopyState::Absent);
+        self.level_mut(place).copies_in_progress -= 1;
+        self.remove_if_unused(hash);
     }
 
-    /// An earlier life left it on disk. False if there is no room for it, or it is known.
-    pub fn found_on_disk(&mut self, hash: BlockHash) -> bool {
+    /// Adds a content that an earlier incarnation left on disk. `false` if there is no room for it,
+    /// or it is known.
+    pub fn add_from_disk(&mut self, hash: BlockHash) -> bool {
         let able = self.disk.blocks() < self.disk.blocks_max && !self.contents.contains_key(&hash);
         if able {
-            let begun = self.begin(hash, Place::Disk, Gives::Any);
+            let begun = self.begin_copy(hash, TierLevel::Disk, EvictableContents::Any);
             assert_eq!(begun, Ok(None), "there is room");
-            self.kept(hash, Place::Disk);
+            self.finish_copy(hash, TierLevel::Disk);
         }
         able
     }
 
     // === readers ===
 
-    /// Somebody brings it back: it stays where it is until then, and is the youngest.
-    pub fn read(&mut self, hash: BlockHash) {
+    /// Begins a read: the content stays until the read ends, and becomes the most recently used.
+    pub fn begin_read(&mut self, hash: BlockHash) {
         self.clock += 1;
         let clock = self.clock;
         let content = self.contents.get_mut(&hash);
-        let content = content.expect("what is read can be found");
+        let content = content.expect("only contents that can be found are read");
         content.readers += 1;
         let before = std::mem::replace(&mut content.touched, clock);
         let tables = [
@@ -254,135 +263,161 @@ impl Tier {
         }
     }
 
-    /// Whoever read it has done so.
-    pub fn read_over(&mut self, hash: BlockHash) {
+    /// Ends a read, and removes the content if no tier has it any more.
+    pub fn end_read(&mut self, hash: BlockHash) {
         let content = self.contents.get_mut(&hash);
-        content.expect("what is read stays known").readers -= 1;
-        self.sweep(hash);
+        content
+            .expect("a content stays in the index while it is read")
+            .readers -= 1;
+        self.remove_if_unused(hash);
     }
 
-    /// What is kept of a content is of no use. Gives the places that kept it.
-    pub fn forget(&mut self, hash: BlockHash) -> Vec<Place> {
+    /// Removes a content that is unusable from all tiers. Returns the tiers that had it.
+    pub fn forget(&mut self, hash: BlockHash) -> Vec<TierLevel> {
         let Some(content) = self.contents.get(&hash).copied() else {
             return Vec::new();
         };
-        let whole = |place: &Place| content.at(*place) == Copied::Whole;
-        let places = [Place::Host, Place::Disk].into_iter().filter(whole);
-        let places: Vec<Place> = places.collect();
+        let whole = |place: &TierLevel| content.state_at(*place) == CopyState::Complete;
+        let places = [TierLevel::Host, TierLevel::Disk].into_iter().filter(whole);
+        let places: Vec<TierLevel> = places.collect();
         for place in &places {
             self.remove(hash, *place);
         }
         places
     }
 
-    /// Contents that can be found since it was last asked, and those that no longer can.
-    pub fn changes(&mut self) -> (Vec<BlockHash>, Vec<BlockHash>) {
+    /// The contents that became available since the last call, and those that became unavailable.
+    pub fn take_changes(&mut self) -> (Vec<BlockHash>, Vec<BlockHash>) {
         let (mut gained, mut lost) = (Vec::new(), Vec::new());
         for (hash, change) in std::mem::take(&mut self.changes) {
             match change {
-                Change::Gained => gained.push(hash),
-                Change::Lost => lost.push(hash),
+                TierChange::Gained => gained.push(hash),
+                TierChange::Lost => lost.push(hash),
             }
         }
         (gained, lost)
     }
 
-    /// Hashes what decides how it will behave; touches count by their order alone.
+    /// Hashes the state that decides the behaviour; touches count by their order alone.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
         for (hash, content) in &self.contents {
             (hash, content.host, content.disk, content.readers).hash(hasher);
         }
         for shelf in [&self.host, &self.disk] {
-            shelf.coming.hash(hasher);
+            shelf.copies_in_progress.hash(hasher);
             shelf.by_age.values().for_each(|hash| hash.hash(hasher));
         }
         self.unwritten.values().for_each(|hash| hash.hash(hasher));
         self.changes.hash(hasher);
     }
 
-    /// Asserts the invariant, and that there are so many readers. Walks everything: for tests.
+    /// Asserts the invariant, and the number of readers. Walks everything: for tests.
     pub fn check(&self, readers: u64) {
         let mut counted = 0;
         let mut kept = [0_u32; 2];
         for (hash, content) in &self.contents {
-            let stays = content.found() || content.moves() || content.readers > 0;
+            let stays = content.is_found() || content.is_being_copied() || content.readers > 0;
             assert!(stays, "nothing is left of {hash}");
             counted += u64::from(content.readers);
-            for (place, kept) in [Place::Host, Place::Disk].into_iter().zip(&mut kept) {
-                let named = self.shelf(place).by_age.get(&content.touched) == Some(hash);
-                assert_eq!(named, content.at(place) == Copied::Whole, "{place:?}");
-                *kept += u32::from(content.at(place) != Copied::No);
+            for (place, kept) in [TierLevel::Host, TierLevel::Disk]
+                .into_iter()
+                .zip(&mut kept)
+            {
+                let named = self.level(place).by_age.get(&content.touched) == Some(hash);
+                assert_eq!(
+                    named,
+                    content.state_at(place) == CopyState::Complete,
+                    "{place:?}"
+                );
+                *kept += u32::from(content.state_at(place) != CopyState::Absent);
             }
         }
-        for (place, kept) in [Place::Host, Place::Disk].into_iter().zip(kept) {
-            let shelf = self.shelf(place);
+        for (place, kept) in [TierLevel::Host, TierLevel::Disk].into_iter().zip(kept) {
+            let shelf = self.level(place);
             assert_eq!(shelf.blocks(), kept, "{place:?}");
             assert!(kept <= shelf.blocks_max, "too much in {place:?}");
         }
         for hash in self.unwritten.values() {
             let content = &self.contents[hash];
-            assert_eq!((content.host, content.disk), (Copied::Whole, Copied::No));
+            assert_eq!(
+                (content.host, content.disk),
+                (CopyState::Complete, CopyState::Absent)
+            );
         }
         assert_eq!(counted, readers, "readers");
     }
 
     // === inside ===
 
-    fn shelf(&self, place: Place) -> &Shelf {
+    fn level(&self, place: TierLevel) -> &TierLevelState {
         match place {
-            Place::Host => &self.host,
-            Place::Disk => &self.disk,
+            TierLevel::Host => &self.host,
+            TierLevel::Disk => &self.disk,
         }
     }
 
-    fn shelf_mut(&mut self, place: Place) -> &mut Shelf {
+    fn level_mut(&mut self, place: TierLevel) -> &mut TierLevelState {
         match place {
-            Place::Host => &mut self.host,
-            Place::Disk => &mut self.disk,
+            TierLevel::Host => &mut self.host,
+            TierLevel::Disk => &mut self.disk,
         }
     }
 
-    /// The oldest content of a place that nobody reads, there or on its way to the other place.
-    fn oldest_idle(&self, place: Place, gives: Gives) -> Option<BlockHash> {
+    /// The oldest content of a tier that is neither read nor copied to the other tier.
+    fn oldest_idle(&self, place: TierLevel, gives: EvictableContents) -> Option<BlockHash> {
         let spared = |touched: &u64| {
-            place == Place::Host && gives == Gives::Written && self.unwritten.contains_key(touched)
+            place == TierLevel::Host
+                && gives == EvictableContents::WrittenOnly
+                && self.unwritten.contains_key(touched)
         };
         let idle = |hash: &&BlockHash| {
             let content = &self.contents[*hash];
-            content.readers == 0 && !content.moves() && !spared(&content.touched)
+            content.readers == 0 && !content.is_being_copied() && !spared(&content.touched)
         };
-        self.shelf(place).by_age.values().find(idle).copied()
+        self.level(place).by_age.values().find(idle).copied()
     }
 
-    fn coming(&mut self, hash: BlockHash, place: Place) -> &mut Content {
-        let content = self.contents.get_mut(&hash).expect("what comes is known");
-        assert_eq!(content.at(place), Copied::Coming, "nothing was to come");
+    fn copy_in_progress(&mut self, hash: BlockHash, place: TierLevel) -> &mut TierContent {
+        let content = self
+            .contents
+            .get_mut(&hash)
+            .expect("a content stays in the index while it is copied");
+        assert_eq!(
+            content.state_at(place),
+            CopyState::InProgress,
+            "no copy to this tier is in progress"
+        );
         content
     }
 
-    /// Takes a whole copy from a place.
-    fn remove(&mut self, hash: BlockHash, place: Place) {
+    /// Removes a complete copy from a tier.
+    fn remove(&mut self, hash: BlockHash, place: TierLevel) {
         let found = self.is_found(hash);
-        let content = self.contents.get_mut(&hash).expect("what is kept is known");
-        content.set(place, Copied::No);
+        let content = self
+            .contents
+            .get_mut(&hash)
+            .expect("only contents in the index are removed");
+        content.set(place, CopyState::Absent);
         let touched = content.touched;
-        self.shelf_mut(place).by_age.remove(&touched);
-        if place == Place::Host {
+        self.level_mut(place).by_age.remove(&touched);
+        if place == TierLevel::Host {
             self.unwritten.remove(&touched);
         }
-        self.note(hash, found);
-        self.sweep(hash);
+        self.record_change(hash, found);
+        self.remove_if_unused(hash);
     }
 
-    /// It is not offered to the disk again.
-    fn offered(&mut self, hash: BlockHash) {
+    /// Marks a content so that it is not offered to the disk again.
+    fn remove_from_unwritten(&mut self, hash: BlockHash) {
         if let Some(content) = self.contents.get(&hash) {
             self.unwritten.remove(&content.touched);
         }
     }
 
-    fn sweep(&mut self, hash: BlockHash) {
-        let left = |content: &Content| content.found() || content.moves() || content.readers > 0;
+    fn remove_if_unused(&mut self, hash: BlockHash) {
+        let left = |content: &TierContent| {
+            content.is_found() || content.is_being_copied() || content.readers > 0
+        };
         if self
             .contents
             .get(&hash)
@@ -393,14 +428,14 @@ impl Tier {
     }
 
     fn is_found(&self, hash: BlockHash) -> bool {
-        self.contents.get(&hash).is_some_and(Content::found)
+        self.contents.get(&hash).is_some_and(TierContent::is_found)
     }
 
-    /// Opposite changes between two questions cancel out.
-    fn note(&mut self, hash: BlockHash, before: bool) {
+    /// Opposite changes between two calls of [`TierIndex::changes`] cancel out.
+    fn record_change(&mut self, hash: BlockHash, before: bool) {
         let change = match (before, self.is_found(hash)) {
-            (false, true) => Change::Gained,
-            (true, false) => Change::Lost,
+            (false, true) => TierChange::Gained,
+            (true, false) => TierChange::Lost,
             _ => return,
         };
         match self.changes.get(&hash) {
@@ -412,7 +447,7 @@ impl Tier {
 
 #[cfg(test)]
 mod tests {
-    use super::{Gives, NoRoom, Place, Tier};
+    use super::{EvictableContents, NoTierRoom, TierIndex, TierLevel};
     use cleave_domain::BlockHash;
     use proptest::prelude::*;
 
@@ -420,114 +455,131 @@ mod tests {
         BlockHash([of; 16])
     }
 
-    fn keep(tier: &mut Tier, of: u8, place: Place) -> Result<Option<BlockHash>, NoRoom> {
-        let dropped = tier.begin(hash(of), place, Gives::Any)?;
-        tier.kept(hash(of), place);
+    fn copy_to(
+        tier: &mut TierIndex,
+        of: u8,
+        place: TierLevel,
+    ) -> Result<Option<BlockHash>, NoTierRoom> {
+        let dropped = tier.begin_copy(hash(of), place, EvictableContents::Any)?;
+        tier.finish_copy(hash(of), place);
         Ok(dropped)
     }
 
     #[test]
-    fn the_content_untouched_for_longest_makes_room() {
-        let mut tier = Tier::new(2, 0);
-        assert_eq!(keep(&mut tier, 1, Place::Host), Ok(None));
-        assert_eq!(keep(&mut tier, 2, Place::Host), Ok(None));
-        tier.read(hash(1));
-        tier.read_over(hash(1));
-        assert_eq!(keep(&mut tier, 3, Place::Host), Ok(Some(hash(2))));
-        assert_eq!(tier.changes(), (vec![hash(1), hash(3)], vec![]));
+    fn the_least_recently_used_content_is_dropped() {
+        let mut tier = TierIndex::new(2, 0);
+        assert_eq!(copy_to(&mut tier, 1, TierLevel::Host), Ok(None));
+        assert_eq!(copy_to(&mut tier, 2, TierLevel::Host), Ok(None));
+        tier.begin_read(hash(1));
+        tier.end_read(hash(1));
+        assert_eq!(copy_to(&mut tier, 3, TierLevel::Host), Ok(Some(hash(2))));
+        assert_eq!(tier.take_changes(), (vec![hash(1), hash(3)], vec![]));
         assert_eq!(tier.contents().collect::<Vec<_>>(), [hash(1), hash(3)]);
         assert_eq!(tier.next_unwritten(), None, "there is no disk");
         tier.check(0);
     }
 
     #[test]
-    fn what_is_read_or_written_on_makes_no_room() {
-        let mut tier = Tier::new(2, 2);
-        keep(&mut tier, 1, Place::Host).unwrap();
-        keep(&mut tier, 2, Place::Host).unwrap();
-        tier.read(hash(2));
+    fn contents_in_use_are_not_dropped() {
+        let mut tier = TierIndex::new(2, 2);
+        copy_to(&mut tier, 1, TierLevel::Host).unwrap();
+        copy_to(&mut tier, 2, TierLevel::Host).unwrap();
+        tier.begin_read(hash(2));
         assert_eq!(tier.next_unwritten(), Some(hash(1)));
-        let begin = |tier: &mut Tier, of, place| tier.begin(hash(of), place, Gives::Any);
-        assert_eq!(begin(&mut tier, 1, Place::Disk), Ok(None));
-        assert_eq!(begin(&mut tier, 3, Place::Host), Err(NoRoom));
+        let begin = |tier: &mut TierIndex, of, place| {
+            tier.begin_copy(hash(of), place, EvictableContents::Any)
+        };
+        assert_eq!(begin(&mut tier, 1, TierLevel::Disk), Ok(None));
+        assert_eq!(begin(&mut tier, 3, TierLevel::Host), Err(NoTierRoom));
         tier.check(1);
-        tier.kept(hash(1), Place::Disk);
-        assert_eq!(keep(&mut tier, 3, Place::Host), Ok(Some(hash(1))));
-        assert_eq!(tier.place(hash(1)), Some(Place::Disk), "it is on disk");
-        tier.read_over(hash(2));
+        tier.finish_copy(hash(1), TierLevel::Disk);
+        assert_eq!(copy_to(&mut tier, 3, TierLevel::Host), Ok(Some(hash(1))));
+        assert_eq!(
+            tier.level_of(hash(1)),
+            Some(TierLevel::Disk),
+            "it is on disk"
+        );
+        tier.end_read(hash(2));
         tier.check(0);
-        // What the disk has yet to get is spared while that keeps up.
-        let spared = tier.begin(hash(4), Place::Host, Gives::Written);
-        assert_eq!(spared, Err(NoRoom));
-        assert!(tier.begin(hash(4), Place::Host, Gives::Any).is_ok());
+        // Contents that are not on disk yet are spared while the disk keeps up.
+        let spared = tier.begin_copy(hash(4), TierLevel::Host, EvictableContents::WrittenOnly);
+        assert_eq!(spared, Err(NoTierRoom));
+        assert!(
+            tier.begin_copy(hash(4), TierLevel::Host, EvictableContents::Any)
+                .is_ok()
+        );
         tier.check(0);
     }
 
     #[test]
-    fn what_failed_or_was_forgotten_is_not_found() {
-        let mut tier = Tier::new(2, 2);
-        tier.begin(hash(1), Place::Host, Gives::Any).unwrap();
-        assert!(tier.knows(hash(1)) && tier.place(hash(1)).is_none());
-        tier.failed(hash(1), Place::Host);
-        assert!(!tier.knows(hash(1)));
-        keep(&mut tier, 2, Place::Host).unwrap();
-        tier.begin(hash(2), Place::Disk, Gives::Any).unwrap();
-        tier.failed(hash(2), Place::Disk);
+    fn failed_and_forgotten_contents_are_not_found() {
+        let mut tier = TierIndex::new(2, 2);
+        tier.begin_copy(hash(1), TierLevel::Host, EvictableContents::Any)
+            .unwrap();
+        assert!(tier.contains(hash(1)) && tier.level_of(hash(1)).is_none());
+        tier.abort_copy(hash(1), TierLevel::Host);
+        assert!(!tier.contains(hash(1)));
+        copy_to(&mut tier, 2, TierLevel::Host).unwrap();
+        tier.begin_copy(hash(2), TierLevel::Disk, EvictableContents::Any)
+            .unwrap();
+        tier.abort_copy(hash(2), TierLevel::Disk);
         assert_eq!(tier.next_unwritten(), None, "it is tried once");
-        tier.read(hash(2));
-        assert_eq!(tier.forget(hash(2)), [Place::Host]);
-        assert!(!tier.knows(hash(2)));
+        tier.begin_read(hash(2));
+        assert_eq!(tier.forget(hash(2)), [TierLevel::Host]);
+        assert!(!tier.contains(hash(2)));
         tier.check(1);
-        tier.read_over(hash(2));
+        tier.end_read(hash(2));
         tier.check(0);
-        assert_eq!(tier.changes(), (vec![], vec![]));
-        assert!(tier.found_on_disk(hash(3)) && tier.found_on_disk(hash(4)));
-        assert!(!tier.found_on_disk(hash(5)), "there is no room");
-        assert!(!tier.found_on_disk(hash(3)), "it is there");
+        assert_eq!(tier.take_changes(), (vec![], vec![]));
+        assert!(tier.add_from_disk(hash(3)) && tier.add_from_disk(hash(4)));
+        assert!(!tier.add_from_disk(hash(5)), "there is no room");
+        assert!(!tier.add_from_disk(hash(3)), "it is there");
     }
 
     proptest! {
-        /// Whatever is asked in whatever order, the book's two directions agree and no place overflows.
-        #[test]
-        fn no_order_of_things_breaks_the_book(
-            sizes in (0..4_u32, 0..4_u32),
-            acts in prop::collection::vec((0..7_u8, 0..6_u8, any::<bool>()), 0..200),
-        ) {
-            let mut tier = Tier::new(sizes.0, sizes.1);
-            let mut coming = Vec::new();
-            let mut reading = Vec::new();
-            for (act, of, on_disk) in acts {
-                let hash = hash(of);
-                match act {
-                    0 | 1 if !tier.knows(hash) => {
-                        let place = Place::Host;
-                        let gives = if on_disk { Gives::Written } else { Gives::Any };
-                        let begun = tier.begin(hash, place, gives).is_ok();
-                        coming.extend(begun.then_some((hash, place)));
-                    }
-                    2 => if let Some(next) = tier.next_unwritten() {
-                        let begun = tier.begin(next, Place::Disk, Gives::Any).is_ok();
-                        coming.extend(begun.then_some((next, Place::Disk)));
-                    },
-                    3 if !coming.is_empty() => {
-                        let (hash, place) = coming.remove(usize::from(of) % coming.len());
-                        match on_disk {
-                            true => tier.kept(hash, place),
-                            false => tier.failed(hash, place),
+            /// After any series of operations the index is consistent and no tier exceeds its
+            /// limit.
+            #[test]
+            fn any_order_of_operations_keeps_the_index_consistent(
+                sizes in (0..4_u32, 0..4_u32),
+                acts in prop::collection::vec((0..7_u8, 0..6_u8, any::<bool>()), 0..200),
+            ) {
+                let mut tier = TierIndex::new(sizes.0, sizes.1);
+                let mut coming = Vec::new();
+                let mut reading = Vec::new();
+                for (act, of, on_disk) in acts {
+                    let hash = hash(of);
+                    match act {
+                        0 | 1 if !tier.contains(hash) => {
+                            let place = TierLevel::Host;
+                            let gives = if on_disk { EvictableContents::WrittenOnly } else { EvictableContents::Any };
+                            let begun = tier.begin_copy(hash, place, gives).is_ok();
+                            coming.extend(begun.then_some((hash, place)));
                         }
+                        2 => if let Some(next) = tier.next_unwritten() {
+                            let begun = tier.begin_copy(next, TierLevel::Disk, EvictableContents::Any).is_ok();
+                            coming.extend(begun.then_some((next, TierLevel::Disk)));
+                        },
+                        3 if !coming.is_empty() => {
+                            let (hash, place) = coming.remove(usize::from(of) % coming.len());
+                            if on_disk {
+    tier.finish_copy(hash, place)
+    } else {
+    tier.abort_copy(hash, place)
+    }
+                        }
+                        4 if tier.level_of(hash).is_some() => {
+                            tier.begin_read(hash);
+                            reading.push(hash);
+                        }
+                        5 if !reading.is_empty() => {
+                            tier.end_read(reading.remove(usize::from(of) % reading.len()));
+                        }
+                        6 => drop(tier.forget(hash)),
+                        _ => {}
                     }
-                    4 if tier.place(hash).is_some() => {
-                        tier.read(hash);
-                        reading.push(hash);
-                    }
-                    5 if !reading.is_empty() => {
-                        tier.read_over(reading.remove(usize::from(of) % reading.len()));
-                    }
-                    6 => drop(tier.forget(hash)),
-                    _ => {}
+                    tier.check(reading.len() as u64);
                 }
-                tier.check(reading.len() as u64);
             }
         }
-    }
 }

@@ -1,41 +1,41 @@
-//! What an engine's steps cost, measured before its worker joins.
+//! Measures what an engine's steps cost, before its worker joins.
 //!
-//! Owns: the steps that are run for it, and the clock that they are timed by. Never: runs beside real
-//! work; what it leaves in the pool belongs to nobody.
-//! Invariant: takes no longer than its budget and the shortest measurement, one token, as far as what was
-//! measured foretells the rest.
+//! Owns: the steps that are run for the measurement, and the clock that times them. Never runs
+//! beside real work; the blocks that it leaves in the pool belong to no sequence.
+//! Invariant: takes no longer than its budget and the shortest measurement, one token, as far as
+//! the times measured so far predict the rest.
 
-use crate::telemetry::Ceilings;
+use crate::telemetry::DeviceCeilings;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Prices, Sampling, Segment, SlotIndex, StepId, StepPlan,
-    Work,
+    BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SlotIndex, StepId,
+    StepPlan, StepWork,
 };
 use cleave_engine::{Engine, EngineError};
-use cleave_planner::{Device, Learner, Predict, Shape, bytes, flops, roofline};
+use cleave_planner::{DeviceSpec, ModelSizes, Predict, PriceLearner, bytes, flops, roofline};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-/// How long a worker measures its engine before it joins, unless it is told otherwise: enough for a
-/// small model's every step, and for a large one's shortest, from which the rest follows roughly.
+/// The default measuring time before a worker joins: enough for every step of a small model, and
+/// for the shortest steps of a large one, from which the rest is extrapolated.
 pub const CALIBRATION: Duration = Duration::from_millis(500);
-/// Tokens of the sequence that draws the first token.
-const SHORT: u32 = 32;
-/// Tokens of the first prompt, if there is time for as many steps of one.
-const CHUNK_FIRST: u32 = 64;
-/// Times a step is run for one measurement, if that takes less than one in so many parts of what is
-/// left of the budget: what is cheap is measured well, and what is dear once.
+/// Context tokens of the first measured decode step.
+const CONTEXT_FIRST: u32 = 32;
+/// Tokens of the first measured prompt chunk, if there is time for it.
+const CHUNK_TOKENS_FIRST: u32 = 64;
+/// How often a step is run for one measurement, if one run takes less than `1 / ROUNDS_PART` of the
+/// remaining budget: cheap steps are measured well, and expensive ones once.
 const ROUNDS: usize = 3;
 const ROUNDS_PART: u32 = 16;
 
-/// One sequence's part in a rehearsed step.
+/// One sequence's part in a measured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StepPart {
     before: u32,
     tokens: u32,
     logits: LogitsWanted,
 }
 
-impl Part {
+impl StepPart {
     /// One token of a sequence that then has `context_tokens` tokens, at least 1.
     pub const fn token(context_tokens: u32) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Part {
         }
     }
 
-    /// `tokens` tokens of a prompt after `before` others, and more to come.
+    /// `tokens` tokens of a prompt after `before` others, with more to come.
     pub const fn chunk(before: u32, tokens: u32) -> Self {
         Self {
             before,
@@ -54,7 +54,7 @@ impl Part {
         }
     }
 
-    /// The same, and a prompt's last.
+    /// The same as the last chunk of its prompt, which draws a token.
     #[must_use]
     pub const fn last(self) -> Self {
         Self {
@@ -68,29 +68,31 @@ impl Part {
     }
 }
 
-/// Steps that nobody asked for.
-pub struct Rehearsal<'a> {
+/// Runs steps on an engine and times them.
+pub struct StepTimer<'a> {
     engine: &'a mut dyn Engine,
     clock: &'a (dyn Fn() -> Duration + Sync),
 }
 
-impl<'a> Rehearsal<'a> {
-    /// With an engine that does nothing else meanwhile.
+impl<'a> StepTimer<'a> {
+    /// The engine must do nothing else meanwhile.
     pub fn new(engine: &'a mut dyn Engine) -> Self {
         Self {
             engine,
-            clock: &passed,
+            clock: &elapsed,
         }
     }
 
-    /// Runs one step and says what it had to do and how long that took; `None` if the engine cannot
-    /// hold it.
+    /// Runs one step and gives its work and its duration; `None` if the engine cannot hold it.
     ///
     /// # Errors
     /// If the engine breaks.
-    pub fn step(&mut self, parts: &[Part]) -> Result<Option<(Work, Duration)>, EngineError> {
+    pub fn step(
+        &mut self,
+        parts: &[StepPart],
+    ) -> Result<Option<(StepWork, Duration)>, EngineError> {
         let capacity = self.engine.describe().capacity;
-        let blocks = |part: &Part| u64::from(part.end().div_ceil(capacity.block_tokens));
+        let blocks = |part: &StepPart| u64::from(part.end().div_ceil(capacity.block_tokens));
         let fits = parts.iter().map(blocks).sum::<u64>() <= u64::from(capacity.blocks_count)
             && parts.len() <= capacity.slots_count as usize
             && parts.iter().map(|part| part.tokens).sum::<u32>() <= capacity.step_tokens_max
@@ -126,16 +128,16 @@ impl<'a> Rehearsal<'a> {
         };
         let from = (self.clock)();
         self.engine.step(&plan)?;
-        Ok(Some((Work::of(&plan), (self.clock)() - from)))
+        Ok(Some((StepWork::of_plan(&plan), (self.clock)() - from)))
     }
 
-    /// The same, several times if it is short beside what is left until `end`, and the median: other
-    /// processes come in between.
-    fn usual(
+    /// Runs a step several times, if it is short beside the time left until `end`, and gives the
+    /// median: other processes disturb single runs.
+    fn median_step(
         &mut self,
-        parts: &[Part],
+        parts: &[StepPart],
         end: Duration,
-    ) -> Result<Option<(Work, Duration)>, EngineError> {
+    ) -> Result<Option<(StepWork, Duration)>, EngineError> {
         let mut times = Vec::with_capacity(ROUNDS);
         while times.len() < ROUNDS {
             let Some((work, took)) = self.step(parts)? else {
@@ -150,12 +152,12 @@ impl<'a> Rehearsal<'a> {
         Ok(times.get(times.len() / 2).copied())
     }
 
-    fn open(&self, slot: u32, part: Part) -> OpenSlot {
+    fn open(&self, slot: u32, part: StepPart) -> OpenSlot {
         let vocab = u64::from(self.engine.describe().vocab_size.max(1));
         let token = |index: u32| (u64::from(index) * 7919 + u64::from(slot) * 104_729) % vocab;
         OpenSlot {
             slot: SlotIndex(slot),
-            sampling: Arc::new(Sampling::greedy()),
+            sampling: Arc::new(SamplingParams::greedy()),
             prompt: (0..part.end())
                 .map(|index| u32::try_from(token(index)).unwrap_or(0))
                 .collect(),
@@ -166,46 +168,45 @@ impl<'a> Rehearsal<'a> {
     }
 }
 
-/// What was found.
+/// The result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Calibration {
-    /// As it learned; what it goes on learning from is the caller's.
-    pub learner: Learner,
-    /// The model's sizes, and the ceilings of the device as these steps came closest to them.
-    pub ceilings: Ceilings,
+    /// The learner with these measurements; the caller goes on with it.
+    pub learner: PriceLearner,
+    /// The model's sizes, and the highest rates of the device that these steps reached.
+    pub ceilings: DeviceCeilings,
     /// Steps that were timed.
     pub steps: u32,
 }
 
 impl Calibration {
-    /// What work costs.
     pub fn prices(&self) -> Prices {
         self.learner.prices().clone()
     }
 }
 
-/// Measures what an engine's steps cost within `budget`. On a thread of its own: an engine may pin the
-/// thread that it runs on.
+/// Measures what an engine's steps cost within `budget`. Runs on a thread of its own: an engine may
+/// pin the thread that it runs on.
 ///
 /// # Errors
 /// If the engine breaks, or cannot run a single token.
 pub fn calibrate(
     engine: &mut dyn Engine,
-    shape: &Shape,
+    shape: &ModelSizes,
     budget: Duration,
 ) -> Result<Calibration, EngineError> {
-    calibrate_by(engine, shape, budget, &passed)
+    calibrate_by(engine, shape, budget, &elapsed)
 }
 
-/// Time passed since it was first asked for.
-fn passed() -> Duration {
+/// The time since this was first called.
+fn elapsed() -> Duration {
     static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
     BEGAN.elapsed()
 }
 
 fn calibrate_by(
     engine: &mut dyn Engine,
-    shape: &Shape,
+    shape: &ModelSizes,
     budget: Duration,
     clock: &(dyn Fn() -> Duration + Sync),
 ) -> Result<Calibration, EngineError> {
@@ -219,46 +220,46 @@ fn calibrate_by(
 
 fn measure(
     engine: &mut dyn Engine,
-    shape: &Shape,
+    shape: &ModelSizes,
     budget: Duration,
     clock: &(dyn Fn() -> Duration + Sync),
 ) -> Result<Calibration, EngineError> {
     let end = clock() + budget;
     let capacity = engine.describe().capacity;
-    let mut rehearsal = Rehearsal { engine, clock };
+    let mut rehearsal = StepTimer { engine, clock };
     let mut timed = Vec::new();
-    timed.extend(rehearsal.usual(&[Part::token(SHORT)], end)?);
+    timed.extend(rehearsal.median_step(&[StepPart::token(CONTEXT_FIRST)], end)?);
     let Some(&(_, token)) = timed.first() else {
         return Err(EngineError::Plan(
             "the pool is too small to measure a single step in".to_owned(),
         ));
     };
-    // At worst a row costs as much as a step of one.
+    // In the worst case each row costs as much as a step of one row.
     let affordable = end.saturating_sub(clock()).as_nanos() / token.as_nanos().max(1);
     let chunk = u32::try_from(affordable).unwrap_or(u32::MAX);
-    let chunk = chunk.min(CHUNK_FIRST).min(capacity.step_tokens_max);
+    let chunk = chunk.min(CHUNK_TOKENS_FIRST).min(capacity.step_tokens_max);
     if chunk > 1 {
-        timed.extend(rehearsal.usual(&[Part::chunk(0, chunk)], end)?);
+        timed.extend(rehearsal.median_step(&[StepPart::chunk(0, chunk)], end)?);
     }
     let seed = roofline(&ceilings(shape, &timed), shape, capacity.step_tokens_max);
-    let mut learner = Learner::new(seed);
+    let mut learner = PriceLearner::new(seed);
     for (work, took) in &timed {
         learner.observe(work, *took);
     }
-    for parts in lessons(capacity.slots_count, capacity.step_tokens_max) {
+    for parts in calibration_steps(capacity.slots_count, capacity.step_tokens_max) {
         let work = parts.iter().copied().map(work_of);
-        let work = work.fold(Work::default(), |sum, work| sum + work);
+        let work = work.fold(StepWork::default(), |sum, work| sum + work);
         if learner.prices().step(&work) > end.saturating_sub(clock()) {
             continue;
         }
-        if let Some((work, took)) = rehearsal.usual(&parts, end)? {
+        if let Some((work, took)) = rehearsal.median_step(&parts, end)? {
             learner.observe(&work, took);
             timed.push((work, took));
         }
     }
     Ok(Calibration {
         learner,
-        ceilings: Ceilings {
+        ceilings: DeviceCeilings {
             shape: *shape,
             device: ceilings(shape, &timed),
         },
@@ -266,36 +267,37 @@ fn measure(
     })
 }
 
-fn work_of(part: Part) -> Work {
-    match part.logits.samples() && part.tokens == 1 {
-        true => Work::decode(u64::from(part.end())),
-        false => Work::prefill(part.before, part.tokens),
+fn work_of(part: StepPart) -> StepWork {
+    if part.logits.samples() && part.tokens == 1 {
+        StepWork::decode(u64::from(part.end()))
+    } else {
+        StepWork::prefill(part.before, part.tokens)
     }
 }
 
-/// The most arithmetic and the most memory that any of these steps did in its time.
-fn ceilings(shape: &Shape, timed: &[(Work, Duration)]) -> Device {
-    let most = |amount: fn(&Shape, &Work) -> f64| {
+/// The highest rates of arithmetic and of memory traffic that any of these steps reached.
+fn ceilings(shape: &ModelSizes, timed: &[(StepWork, Duration)]) -> DeviceSpec {
+    let most = |amount: fn(&ModelSizes, &StepWork) -> f64| {
         let rates = timed
             .iter()
             .map(|(work, took)| amount(shape, work) / took.as_secs_f64().max(1e-9));
         rates.fold(0.0, f64::max)
     };
-    Device {
+    DeviceSpec {
         flops_per_second: most(flops),
         bytes_per_second: most(|shape, work| bytes(shape, work, 1)),
         step: Duration::ZERO,
     }
 }
 
-/// The steps worth a measurement, the cheap ones first: batches that decode, short and long contexts,
-/// chunks of every size, chunks after much else; and all of them once more.
-fn lessons(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<Part>> {
+/// The steps worth measuring, cheap ones first: decode batches, short and long contexts, chunks of
+/// every size, chunks after a long context; then all of them once more.
+fn calibration_steps(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<StepPart>> {
     let batch = |sequences: u32, context_tokens| {
         let sequences = sequences.min(slots_count).min(step_tokens_max);
-        vec![Part::token(context_tokens); sequences as usize]
+        vec![StepPart::token(context_tokens); sequences as usize]
     };
-    let chunk = |before, tokens: u32| vec![Part::chunk(before, tokens.min(step_tokens_max))];
+    let chunk = |before, tokens: u32| vec![StepPart::chunk(before, tokens.min(step_tokens_max))];
     let once = vec![
         batch(1, 32),
         batch(1, 1024),
@@ -324,20 +326,20 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// An engine whose steps take what prices say, by a clock that only they move.
-    struct Paced<'a> {
+    struct PricedMockEngine<'a> {
         engine: MockEngine,
         real: Prices,
         clock: &'a AtomicU64,
     }
 
-    impl Engine for Paced<'_> {
+    impl Engine for PricedMockEngine<'_> {
         fn describe(&self) -> &EngineDescription {
             self.engine.describe()
         }
 
         fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
             if !plan.segments.is_empty() {
-                let took = self.real.step(&Work::of(plan)).as_nanos();
+                let took = self.real.step(&StepWork::of_plan(plan)).as_nanos();
                 self.clock.fetch_add(took as u64, Ordering::Relaxed);
             }
             self.engine.step(plan)
@@ -366,9 +368,9 @@ mod tests {
         }
     }
 
-    /// In bf16.
-    fn shape() -> Shape {
-        Shape {
+    /// Sizes of a small model in bf16.
+    fn shape() -> ModelSizes {
+        ModelSizes {
             layers: 12,
             hidden: 768,
             query_heads: 12,
@@ -376,13 +378,13 @@ mod tests {
             head_dim: 64,
             intermediate: 2048,
             vocab: 32_000,
-            ..Shape::default()
+            ..ModelSizes::default()
         }
         .stored_in(2)
     }
 
-    /// A machine whose step of one token takes so long; eight of them cost the same, and the 512th
-    /// row sixty times that.
+    /// Prices of a machine whose step of one token takes `token`; eight rows cost the same, and 512
+    /// rows sixty times that.
     fn real(token: Duration) -> Prices {
         let nanos = token.as_nanos() as u64;
         let rows = [(1, nanos), (8, nanos), (512, nanos * 60)];
@@ -411,7 +413,7 @@ mod tests {
             fingerprint: Fingerprint::default(),
         };
         let clock = AtomicU64::new(0);
-        let mut engine = Paced {
+        let mut engine = PricedMockEngine {
             engine: MockEngine::new(description).unwrap(),
             real: real(token),
             clock: &clock,
@@ -422,26 +424,26 @@ mod tests {
     }
 
     #[test]
-    fn measuring_took_longer_than_it_may() {
+    fn calibration_stays_within_its_budget() {
         let budget = CALIBRATION;
         for millis in [1, 5, 20, 100, 400, 3000] {
             let token = Duration::from_millis(millis);
             let (found, took) = found(token, budget);
-            // What is next is foretold by what was measured, within an eighth.
+            // The time of the next step is predicted from the measurements, within an eighth.
             let most = budget.max(token) + budget / 8;
             assert!(took <= most, "{token:?}: {took:?}, {} steps", found.steps);
-            assert!(found.learner.knows());
+            assert!(found.learner.has_prices());
         }
     }
 
     #[test]
-    fn nothing_was_learned_of_a_small_model_in_the_usual_time() {
+    fn calibration_prices_a_small_model_within_a_tenth() {
         let token = Duration::from_millis(1);
         let (found, _) = found(token, CALIBRATION);
         for work in [
-            Work::decode(500),
-            Work::prefill(0, 200),
-            Work::prefill(700, 90),
+            StepWork::decode(500),
+            StepWork::prefill(0, 200),
+            StepWork::prefill(700, 90),
         ] {
             let (told, is) = (found.prices().step(&work), real(token).step(&work));
             let off = told.as_secs_f64() / is.as_secs_f64() - 1.0;
@@ -450,17 +452,17 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_was_measured_used_more_than_there_is() {
+    fn no_measured_step_exceeds_the_device_ceilings() {
         let token = Duration::from_millis(1);
         let (found, _) = found(token, CALIBRATION);
-        let Ceilings { shape, device } = found.ceilings;
-        for parts in lessons(64, 512) {
+        let DeviceCeilings { shape, device } = found.ceilings;
+        for parts in calibration_steps(64, 512) {
             let work = parts.iter().copied().map(work_of);
-            let work = work.fold(Work::default(), |sum, work| sum + work);
+            let work = work.fold(StepWork::default(), |sum, work| sum + work);
             let busy = real(token).step(&work);
             let used = flops_used(&shape, &device, &work, busy);
             assert!(used <= 1.001, "{work:?}: MFU {used}");
-            let used = bytes_used(&shape, &device, (&work, 1), busy);
+            let used = bytes_used(&shape, &device, &work, 1, busy);
             assert!(used <= 1.001, "{work:?}: MBU {used}");
         }
     }

@@ -5,11 +5,11 @@ use tokio::time::Instant;
 
 /// Time since the body's start.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
+pub(crate) struct BrainClock {
     start: Instant,
 }
 
-impl Clock {
+impl BrainClock {
     pub(crate) fn start() -> Self {
         Self {
             start: Instant::now(),
@@ -21,14 +21,14 @@ impl Clock {
         Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// When the brain's deadline is on tokio's clock.
+    /// The brain's deadline on tokio's clock.
     pub(crate) fn instant(&self, at: Time) -> Instant {
         self.start + at.since(Time::ZERO)
     }
 }
 
-/// Waits for the deadline; for ever if there is none.
-pub(crate) async fn reached(clock: Clock, deadline: Option<Time>) {
+/// Waits until the deadline; without one, forever.
+pub(crate) async fn deadline_reached(clock: BrainClock, deadline: Option<Time>) {
     match deadline {
         Some(at) => tokio::time::sleep_until(clock.instant(at)).await,
         None => std::future::pending().await,

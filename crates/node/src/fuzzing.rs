@@ -1,15 +1,15 @@
-//! What workers, routers and operators hand to a node, for tests and libFuzzer.
+//! Inputs that workers, routers and operators give to a node, for tests and libFuzzer.
 
-use crate::line::{Introduction, LinkState};
-use crate::trace::Mark;
+use crate::connection::{LinkState, Registration};
+use crate::trace::RequestContext;
 use crate::wire::proto;
 use crate::{picker, policy, scaling};
 use cleave_domain::{Emission, HandoffId, Order, Report};
-use cleave_transfer::Pass;
+use cleave_transfer::WriteGrant;
 use prost::Message;
 use std::fmt::Debug;
 
-/// Kinds of messages that [`grpc`] tells apart.
+/// Kinds of messages that [`grpc`] distinguishes.
 const KINDS: u8 = 10;
 
 /// A policy's text.
@@ -28,26 +28,26 @@ pub fn policy(bytes: &[u8]) {
     let lines = text.split(['\n', '\r']).count() as u64;
     for flaw in flaws {
         assert!(flaw.line <= lines + 1, "{flaw:?} of {lines} lines");
-        assert!(!flaw.says.is_empty(), "{flaw:?}");
+        assert!(!flaw.message.is_empty(), "{flaw:?}");
     }
 }
 
-/// A message of one kind, which the first byte chooses: from the other end of a fleet's stream, a proxy or an
-/// orchestrator.
+/// A message of one kind, which the first byte chooses, as the other end of a fleet's stream, a
+/// proxy or an orchestrator would send it.
 ///
 /// # Panics
-/// If what was understood would travel as something else, or is answered as something else.
+/// If a message that was understood would be encoded as another one, or be answered as another one.
 pub fn grpc(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else {
         return;
     };
     match kind % KINDS {
-        0 => same::<proto::Hello, Introduction>(message),
+        0 => same::<proto::Hello, Registration>(message),
         1 => same::<proto::Report, Report>(message),
         2 => same::<proto::Order, Order>(message),
         3 => same::<proto::Tokens, (HandoffId, Emission)>(message),
         4 => same::<proto::LinkState, LinkState>(message),
-        5 => same::<proto::Pass, (HandoffId, Pass)>(message),
+        5 => same::<proto::Pass, (HandoffId, WriteGrant)>(message),
         6 => mark(message),
         7 => picker::fuzzing::conversation(message),
         8 => scaling::fuzzing::metrics(message),
@@ -55,11 +55,11 @@ pub fn grpc(bytes: &[u8]) {
     }
 }
 
-/// A request's name and trace, which is never wrong: what cannot be one is none.
+/// A request's id and trace. Decoding never fails: an invalid field counts as absent.
 fn mark(bytes: &[u8]) {
     if let Ok(message) = proto::Mark::decode(bytes) {
-        let read = Mark::from(message);
-        assert_eq!(Mark::from(proto::Mark::from(&read)), read);
+        let read = RequestContext::from(message);
+        assert_eq!(RequestContext::from(proto::Mark::from(&read)), read);
     }
 }
 
@@ -78,7 +78,8 @@ where
     let sent = M::from(read.clone()).encode_to_vec();
     let again = M::decode(sent.as_slice()).expect("what was encoded is a message");
     let again = T::try_from(again).expect("what was understood once is understood again");
-    // By its words: a number that is none is not equal to itself. By its bytes: not all words are shown.
+    // Compared by text, since NaN is not equal to itself, and by bytes, since not all fields are
+    // printed.
     assert_eq!(format!("{read:?}"), format!("{again:?}"));
     assert_eq!(sent, M::from(again).encode_to_vec());
 }

@@ -2,43 +2,43 @@
 //! answers.
 
 use futures::FutureExt;
+use parking_lot::Mutex;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What a driver and its engine's thread are doing; read by `/health`.
+/// The progress of a driver and its engine's thread, for `/health`.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct HealthMonitor {
     step_limit: Duration,
     busy_since: Mutex<Option<Instant>>,
-    broken: watch::Sender<Option<String>>,
+    failure: watch::Sender<Option<String>>,
 }
 
-impl Pulse {
+impl HealthMonitor {
     pub(crate) fn new(step_limit: Duration) -> Self {
         Self {
             step_limit,
             busy_since: Mutex::default(),
-            broken: watch::Sender::new(None),
+            failure: watch::Sender::new(None),
         }
     }
 
-    /// The engine took something on.
-    pub(crate) fn begin(&self) {
+    /// The engine began a piece of work.
+    pub(crate) fn step_began(&self) {
         self.set(Some(Instant::now()));
     }
 
-    /// The engine is through with it.
-    pub(crate) fn end(&self) {
+    /// The engine ended its piece of work.
+    pub(crate) fn step_ended(&self) {
         self.set(None);
     }
 
-    /// Something panicked; nothing makes that good but a new process. The first reason stays.
-    pub(crate) fn broke(&self, reason: &str) {
-        self.broken.send_if_modified(|broken| {
+    /// Something failed that only a new process repairs, such as a panic. The first reason stays.
+    pub(crate) fn report_failure(&self, reason: &str) {
+        self.failure.send_if_modified(|broken| {
             let first = broken.is_none();
             broken.get_or_insert_with(|| reason.to_owned());
             first
@@ -46,8 +46,8 @@ impl Pulse {
     }
 
     /// Returns when something broke, with the reason.
-    pub(crate) async fn broken(&self) -> String {
-        let mut broken = self.broken.subscribe();
+    pub(crate) async fn failed(&self) -> String {
+        let mut broken = self.failure.subscribe();
         let reason = broken.wait_for(Option::is_some).await;
         let reason = reason.ok().and_then(|reason| reason.clone());
         reason.expect("the sender lives as long as the pulse")
@@ -55,13 +55,10 @@ impl Pulse {
 
     /// `Err` with the reason when there is no forward progress.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if let Some(reason) = self.broken.borrow().as_ref() {
+        if let Some(reason) = self.failure.borrow().as_ref() {
             return Err(reason.clone());
         }
-        let busy = *self
-            .busy_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let busy = *self.busy_since.lock();
         match busy.map(|since| since.elapsed()) {
             Some(busy) if busy > self.step_limit => Err(format!(
                 "the engine has been busy with one step for {busy:?}, more than {:?}",
@@ -71,23 +68,24 @@ impl Pulse {
         }
     }
 
-    /// Runs a driver; a panic in it, which is a broken invariant of a brain, is the end of health.
+    /// Runs a driver. A panic in it means a broken invariant of a brain, and makes the process
+    /// unhealthy.
     pub(crate) async fn watch(&self, driver: impl Future<Output = ()>) {
         if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
-            self.broke(&format!("a driver panicked: {}", words(panic.as_ref())));
+            self.report_failure(&format!(
+                "a driver panicked: {}",
+                panic_message(panic.as_ref())
+            ));
         }
     }
 
     fn set(&self, busy: Option<Instant>) {
-        *self
-            .busy_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = busy;
+        *self.busy_since.lock() = busy;
     }
 }
 
-/// What a panic said.
-pub(crate) fn words(panic: &(dyn Any + Send)) -> String {
+/// The message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(ToString::to_string);
     let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
     words.unwrap_or_else(|| "without words".into())
@@ -97,27 +95,29 @@ pub(crate) fn words(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
 
+    // Lesson: 12.
     #[tokio::test(start_paused = true)]
-    async fn lesson_12_a_step_that_never_ends_is_not_healthy() {
-        let pulse = Pulse::new(Duration::from_secs(60));
-        pulse.begin();
+    async fn a_step_over_its_time_limit_is_unhealthy() {
+        let pulse = HealthMonitor::new(Duration::from_secs(60));
+        pulse.step_began();
         tokio::time::advance(Duration::from_secs(59)).await;
         assert_eq!(pulse.check(), Ok(()));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(pulse.check().is_err());
-        pulse.end();
+        pulse.step_ended();
         assert_eq!(pulse.check(), Ok(()));
     }
 
+    // Lesson: 12.
     #[tokio::test]
-    async fn lesson_12_a_broken_invariant_is_not_healthy() {
-        let pulse = Pulse::new(Duration::from_secs(60));
+    async fn a_panicked_driver_is_unhealthy() {
+        let pulse = HealthMonitor::new(Duration::from_secs(60));
         pulse.watch(async {}).await;
         assert_eq!(pulse.check(), Ok(()));
         pulse
             .watch(async { panic!("block 7 has two owners") })
             .await;
-        assert!(pulse.broken().await.contains("block 7 has two owners"));
+        assert!(pulse.failed().await.contains("block 7 has two owners"));
         assert!(pulse.check().is_err());
     }
 }

@@ -1,10 +1,11 @@
-//! What each port serves: one for HTTP and gRPC, perhaps one for operators, and a worker's own small one.
+//! The routes of each port: a router's for HTTP and gRPC, the operators' if they have one, and a
+//! worker's own.
 
-use crate::door::RouterDoor;
-use crate::grpc::{ModelDesk, fleet_service};
-use crate::health::Pulse;
-use crate::scaling::{Answers, scaler_service};
-use crate::server::{Faces, Server, bind, fit};
+use crate::acceptor::RouterAcceptor;
+use crate::grpc::{ModelRegistry, fleet_routes};
+use crate::health::HealthMonitor;
+use crate::scaling::{ScalingStatusReader, scaler_service};
+use crate::server::{HttpServer, PortRoutes, bind, fit_to_open_files};
 use crate::telemetry::Telemetry;
 use crate::{NodeError, RouterOptions};
 use axum::Router;
@@ -14,58 +15,57 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
-use cleave_tls::{FrontTls, PeerTls};
+use cleave_tls::{PeerTls, ServerTls};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Where workers say what they have to say.
+/// The path of the gRPC service for workers.
 const FLEET: &str = "/cleave.fleet.v1.Fleet/{*method}";
-/// Where KEDA asks how many workers are wanted.
+/// The path of KEDA's external scaler.
 const SCALER: &str = "/externalscaler.ExternalScaler/{*method}";
 
 /// A router's ports, bound and with their certificates read, before anything is served.
 #[derive(Debug)]
 pub(crate) struct RouterPorts {
     front: TcpListener,
-    /// For operators, if they have a port of their own.
+    /// The operators' port, if they have one of their own.
     admin: Option<TcpListener>,
-    /// For Kubernetes' external metrics, if they are asked for.
+    /// The port of Kubernetes' external metrics, if enabled.
     external: Option<TcpListener>,
-    certificate: Option<FrontTls>,
+    certificate: Option<ServerTls>,
     peers: Option<PeerTls>,
 }
 
-/// The certificates that a router has.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Trust {
-    /// What clients are shown, if they speak TLS.
-    pub(crate) front: Option<FrontTls>,
-    /// How the fleet's processes know each other, if they do.
+pub(crate) struct RouterTls {
+    /// The certificate for clients, if they use TLS.
+    pub(crate) front: Option<ServerTls>,
+    /// The certificates by which the fleet's processes know each other, if any.
     pub(crate) peers: Option<PeerTls>,
 }
 
 /// A router's ports, served.
 #[derive(Debug)]
 pub(crate) struct RouterServers {
-    pub(crate) front: Server,
-    pub(crate) admin: Option<Server>,
-    /// Follow the certificates' files.
+    pub(crate) front: HttpServer,
+    pub(crate) admin: Option<HttpServer>,
+    /// Tasks that follow the certificates' files.
     follow: JoinSet<()>,
 }
 
 impl RouterPorts {
-    /// At which it would be asked how much it has.
-    pub(crate) fn numbers(&self) -> Vec<u16> {
+    /// The port numbers at which this router answers `/load`.
+    pub(crate) fn port_numbers(&self) -> Vec<u16> {
         let bound = [Some(&self.front), self.admin.as_ref()];
         let addresses = bound.into_iter().flatten().map(TcpListener::local_addr);
         addresses.flatten().map(|address| address.port()).collect()
     }
 
-    /// Reads the certificates first: whoever has none of use binds nothing.
+    /// Reads the certificates before it binds a port.
     pub(crate) async fn open(listen: &str, options: &RouterOptions) -> Result<Self, NodeError> {
-        let certificate = options.certificate.as_ref().map(FrontTls::open);
+        let certificate = options.certificate.as_ref().map(ServerTls::open);
         let peers = options.peer_tls.as_deref().map(PeerTls::open);
         let (certificate, peers) = (certificate.transpose()?, peers.transpose()?);
         let front = bind(listen).await?;
@@ -86,7 +86,7 @@ impl RouterPorts {
         })
     }
 
-    /// Where it speaks HTTP: for clients and workers, then for operators.
+    /// The ports that speak HTTP: for clients and workers, then for operators.
     pub(crate) fn http(&self) -> impl Iterator<Item = &TcpListener> {
         std::iter::once(&self.front).chain(&self.admin)
     }
@@ -96,14 +96,14 @@ impl RouterPorts {
         self.external.as_ref()
     }
 
-    /// The port of the external metrics, once.
+    /// Takes the port of the external metrics, once.
     pub(crate) fn take_external(&mut self) -> Option<TcpListener> {
         self.external.take()
     }
 
-    /// By what its other ports and questions are secured.
-    pub(crate) fn trust(&self) -> Trust {
-        Trust {
+    /// The certificates for its other ports and for its requests to other routers.
+    pub(crate) fn tls(&self) -> RouterTls {
+        RouterTls {
             front: self.certificate.clone(),
             peers: self.peers.clone(),
         }
@@ -113,8 +113,11 @@ impl RouterPorts {
     pub(crate) fn serve(
         self,
         app: &App,
-        (fleet, answers): ((RouterDoor, ModelDesk), Answers),
-        (options, telemetry): (&RouterOptions, &Telemetry),
+        acceptor: RouterAcceptor,
+        registry: ModelRegistry,
+        scaling: ScalingStatusReader,
+        options: &RouterOptions,
+        telemetry: &Telemetry,
     ) -> Result<RouterServers, NodeError> {
         let Self {
             front,
@@ -134,21 +137,26 @@ impl RouterPorts {
             None => app.router(),
             Some(_) => app.client_router(),
         };
-        let clients = clients.route_service(SCALER, scaler_service(answers));
-        let limits = fit(options.http);
-        let terms = || (limits, telemetry.servers.clone());
+        let clients = clients.route_service(SCALER, scaler_service(scaling));
+        let limits = fit_to_open_files(options.http);
+        let series = || telemetry.servers.clone();
         let operators = admin.map(|listener| {
-            let faces = Faces {
+            let faces = PortRoutes {
                 clear: app.operator_router(),
                 secure: certificate.clone().map(|tls| (tls, app.operator_router())),
                 peers: peers.clone().map(|tls| (tls, app.fellow_router())),
             };
-            Server::start(listener, faces, terms())
+            HttpServer::start(listener, faces, limits, series())
         });
         let peers = peers.map(|tls| (tls, app.fellow_router()));
-        let faces = front_faces(clients, fleet_routes(fleet), (certificate, peers));
+        let faces = front_routes(
+            clients,
+            fleet_routes(FLEET, acceptor, registry),
+            certificate,
+            peers,
+        );
         Ok(RouterServers {
-            front: Server::start(front, faces, terms())?,
+            front: HttpServer::start(front, faces, limits, series())?,
             admin: operators.transpose()?,
             follow,
         })
@@ -171,47 +179,45 @@ impl RouterServers {
     }
 }
 
-fn fleet_routes((door, desk): (RouterDoor, ModelDesk)) -> Router {
-    Router::new().route_service(FLEET, fleet_service(door, desk))
-}
-
-/// Who may say what: clients speak TLS where there is a certificate, workers and other routers where peers have one,
-/// and what is said in clear is heard only as far as neither is so.
-fn front_faces(
+/// The front port's routes by kind of connection. With a certificate clients must use TLS, and with
+/// peer certificates workers and other routers must show one; connections without TLS get only the
+/// routes that are left.
+fn front_routes(
     clients: Router,
     fleet: Router,
-    (certificate, peers): (Option<FrontTls>, Option<(PeerTls, Router)>),
-) -> Faces {
-    let stranger = Router::new().route(FLEET, any(async || no_stranger()));
+    certificate: Option<ServerTls>,
+    peers: Option<(PeerTls, Router)>,
+) -> PortRoutes {
+    let stranger = Router::new().route(FLEET, any(async || peer_tls_required()));
     let clear = match certificate {
         None => clients.clone(),
-        Some(_) => Router::new().fallback(async || no_https()),
+        Some(_) => Router::new().fallback(async || https_required()),
     };
     let clear = clear.merge(match peers {
         None => fleet.clone(),
         Some(_) => stranger.clone(),
     });
-    Faces {
+    PortRoutes {
         clear,
         secure: certificate.map(|tls| (tls, clients.merge(stranger))),
         peers: peers.map(|(tls, fellows)| (tls, fleet.merge(fellows))),
     }
 }
 
-/// Workers that do not show who they are are told so in their own words.
-fn no_stranger() -> Response {
+/// Tells a worker without a certificate, by a gRPC status, why it is refused.
+fn peer_tls_required() -> Response {
     let reason = "this router takes workers only by mutual TLS: start the worker with --peer-tls";
     tonic::Status::permission_denied(reason).into_http::<Body>()
 }
 
-fn no_https() -> Response {
+fn https_required() -> Response {
     (StatusCode::BAD_REQUEST, "This port speaks HTTPS.\n").into_response()
 }
 
-/// What a worker process says of itself.
+/// The state behind a worker's own HTTP port.
 #[derive(Clone)]
-pub(crate) struct WorkerFace {
-    pub(crate) pulse: Arc<Pulse>,
+pub(crate) struct WorkerHttpState {
+    pub(crate) monitor: Arc<HealthMonitor>,
     pub(crate) telemetry: Telemetry,
     pub(crate) connected: watch::Receiver<usize>,
     pub(crate) operator: Arc<dyn Operator>,
@@ -219,7 +225,7 @@ pub(crate) struct WorkerFace {
 }
 
 /// `/metrics`, `/health`, `/ready` and `/admin` of a worker process.
-pub(crate) fn worker_routes(face: WorkerFace) -> Router {
+pub(crate) fn worker_routes(face: WorkerHttpState) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/health", get(health))
@@ -228,19 +234,19 @@ pub(crate) fn worker_routes(face: WorkerFace) -> Router {
         .with_state(face)
 }
 
-async fn metrics(State(face): State<WorkerFace>, headers: HeaderMap) -> Response {
+async fn metrics(State(face): State<WorkerHttpState>, headers: HeaderMap) -> Response {
     metrics_answer(&headers, face.telemetry.text())
 }
 
-async fn health(State(face): State<WorkerFace>) -> Response {
-    match face.pulse.check() {
+async fn health(State(face): State<WorkerHttpState>) -> Response {
+    match face.monitor.check() {
         Ok(()) => StatusCode::OK.into_response(),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason).into_response(),
     }
 }
 
-async fn ready(State(face): State<WorkerFace>) -> Response {
-    let unhealthy = face.pulse.check().err();
+async fn ready(State(face): State<WorkerHttpState>) -> Response {
+    let unhealthy = face.monitor.check().err();
     let alone = (*face.connected.borrow() == 0).then(|| "no router is connected".to_owned());
     match unhealthy.or(alone) {
         None => StatusCode::OK.into_response(),

@@ -1,23 +1,23 @@
 //! The tokio body.
 //!
-//! Owns: the drivers around both brains, the engine's thread, connections between processes (gRPC)
-//! and the HTTP server, metrics, tapes, drain. Never: decides anything: what a fact means and what
-//! is to be done is the brains'.
-//! Invariant: a driver waits for nobody but its own inboxes, so no slow peer, client or disk of
-//! one can hold up the others.
+//! Owns: the drivers around both brains, the engine's thread, the connections between processes
+//! (gRPC), the HTTP server, metrics, tapes and drain. Never decides: the brains say what a fact
+//! means and what is done about it.
+//! Invariant: a driver waits for its own inboxes only, so that no slow peer, client or disk delays
+//! the others.
 
-mod ask;
+mod acceptor;
 mod calibrate;
 mod clock;
-mod door;
+mod connection;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod grpc;
 mod health;
 mod http;
-mod line;
 mod node;
 mod options;
+mod peer_router;
 mod picker;
 mod policy;
 mod ports;
@@ -31,20 +31,20 @@ mod views;
 mod wire;
 mod worker;
 
-pub use calibrate::{CALIBRATION, Calibration, Part, Rehearsal, calibrate};
-pub use cleave_router::{Mode, Placement};
+pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
+pub use cleave_router::{LegPlacement, RoutingMode};
 pub use cleave_tls::{CertificateFiles, TlsError};
-pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
-pub use options::{RouterOptions, WorkerOptions, name_flaw};
+pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
+pub use options::{RouterOptions, WorkerOptions, invalid_name_reason};
 pub use picker::{PickerOptions, ProxyTls};
-pub use policy::{Flaw, PolicyError, PolicyFile};
-pub use ports::{ServePorts, WorkerPorts};
+pub use policy::{Diagnostic, PolicyError, PolicyFile};
+pub use ports::{FleetPorts, WorkerPorts};
 pub use server::HttpLimits;
-pub use telemetry::{Ceilings, metrics_page};
-pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
+pub use telemetry::{DeviceCeilings, metrics_page};
+pub use trace::{TraceError, TraceOptions, TraceSampler, TraceSamplerError};
 pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
-/// The shortest silence that may be taken for loss.
+/// The shortest silence after which a peer may count as lost.
 pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;
 
 use std::io;
@@ -53,7 +53,7 @@ use std::path::PathBuf;
 /// Why a node cannot start, by what the caller can change.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// A port cannot be had.
+    /// A port cannot be bound.
     #[error("cannot listen on {0}")]
     Bind(String, #[source] io::Error),
     /// The tape cannot be written.
@@ -62,19 +62,19 @@ pub enum NodeError {
     /// The folder for KV blocks cannot be used.
     #[error(transparent)]
     Tier(#[from] SlabError),
-    /// The system gives no thread for the engine.
+    /// The system cannot start the engine's thread.
     #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),
-    /// The collector's address is of no use.
+    /// The trace collector's address cannot be used.
     #[error(transparent)]
     Traces(#[from] TraceError),
-    /// Certificates or keys are of no use.
+    /// Certificates or keys cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Blocks may go over NIXL alone, and it cannot be had.
-    #[error("--kv-transport names no other transport than NIXL")]
+    /// NIXL is the only allowed transport, and it is not available.
+    #[error("NIXL is not available, and --kv-transport allows no other transport")]
     Nixl(#[from] cleave_transfer::NixlError),
-    /// The model's text side cannot be used.
+    /// The model's tokenizer or templates cannot be used.
     #[error("{0}")]
     Model(String),
 }

@@ -1,25 +1,25 @@
-//! What a process can be: a router, a worker, or a whole fleet in one.
+//! The kinds of process: a router, a worker, or a whole fleet in one.
 //!
-//! Each is plain data until `start` is called, binds its ports before it says that it runs, and
-//! ends by `drain`: nothing new, wait, then end the rest with a reason.
+//! Each is plain data until `start`, which binds the ports before it returns. Each ends by `drain`:
+//! it accepts nothing new, waits for open work, then ends the rest with a reason.
 
-use crate::ask::Asker;
-use crate::door::connect;
-use crate::grpc::{ModelDesk, Uplink};
-use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
+use crate::acceptor::connect;
+use crate::grpc::{ModelRegistry, Uplink};
+use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
+use crate::peer_router::PeerRouterClient;
 use crate::picker::{Picker, PickerOptions};
-use crate::ports::{ServePorts, WorkerPorts};
+use crate::ports::{FleetPorts, WorkerPorts};
 use crate::router::RouterBody;
-use crate::scaling::{Secured, external_metrics_routes};
-use crate::server::{Faces, HttpLimits, Server};
+use crate::scaling::{ExternalMetricsServer, external_metrics_routes};
+use crate::server::{HttpLimits, HttpServer, PortRoutes};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
-use crate::worker::{Parts, WorkerBody};
+use crate::worker::{WorkerBody, WorkerParts};
 use crate::{NodeError, RouterOptions, WorkerOptions};
-use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
+use cleave_api::{App, Frontend, ModelFiles, Operator, ServingReadiness};
 use cleave_engine::Engine;
-use cleave_tls::FrontTls;
-use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Transport};
+use cleave_tls::ServerTls;
+use cleave_transfer::{DataAddresses, HostListener, Listeners, LocalNet, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,14 +29,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// A router process.
 #[derive(Clone, Debug)]
 pub struct RouterNode {
     /// `host:port` for HTTP and for workers.
     pub listen: String,
-    /// Its settings.
     pub options: RouterOptions,
-    /// An endpoint picker beside it, by default none.
+    /// An endpoint picker in the same process; default none.
     pub picker: Option<PickerOptions>,
 }
 
@@ -46,8 +44,8 @@ pub struct RunningRouter {
     body: RouterBody,
     servers: RouterServers,
     picker: Option<Picker>,
-    /// Kubernetes' external metrics, if asked for.
-    metrics: Option<Secured>,
+    /// The server of Kubernetes' external metrics, if enabled.
+    metrics: Option<ExternalMetricsServer>,
 }
 
 impl RouterNode {
@@ -62,22 +60,24 @@ impl RouterNode {
             picker,
         } = self;
         if options.certificate.is_some() && options.peer_tls.is_none() {
-            warn!("clients speak TLS and workers do not: --peer-tls keeps strangers from joining");
+            warn!(
+                "clients use TLS and workers do not: set --peer-tls so that only workers of this fleet can join"
+            );
         }
         let mut ports = RouterPorts::open(&listen, &options).await?;
         let telemetry = Telemetry::with_traces(&options.traces)?;
         let picker = match picker {
-            Some(options) => Some(Picker::start(options, &telemetry, ports.trust()).await?),
+            Some(options) => Some(Picker::start(options, &telemetry, ports.tls()).await?),
             None => None,
         };
         let mut body = RouterBody::start(&options, &telemetry)?;
-        let asker = Asker::new(ports.trust().peers);
-        body.ask_fellows(&options.fellows, ports.numbers(), asker);
+        let asker = PeerRouterClient::new(ports.tls().peers);
+        body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), asker);
         let app = App::new(body.frontend(), options.api.clone());
-        let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
-        let metrics = external_metrics(ports.take_external(), &body, ports.trust().front)?;
-        let fleet = (fleet, body.answers.clone());
-        let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
+        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
+        let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
+        let (acceptor, scaling) = (body.acceptor.clone(), body.scaling.clone());
+        let servers = ports.serve(&app, acceptor, registry, scaling, &options, &telemetry)?;
         Ok(RunningRouter {
             app,
             body,
@@ -88,49 +88,48 @@ impl RouterNode {
     }
 }
 
-/// The external metrics API, if it is asked for.
+/// Starts the external metrics API, if it is enabled.
 fn external_metrics(
     listener: Option<TcpListener>,
     body: &RouterBody,
-    certificate: Option<FrontTls>,
-) -> Result<Option<Secured>, NodeError> {
+    certificate: Option<ServerTls>,
+) -> Result<Option<ExternalMetricsServer>, NodeError> {
     let Some(listener) = listener else {
         return Ok(None);
     };
-    let routes = external_metrics_routes(body.answers.clone());
+    let routes = external_metrics_routes(body.scaling.clone());
     let shown = match certificate {
         Some(front) => front,
-        // An APIService takes it by `insecureSkipTLSVerify`.
-        None => FrontTls::self_signed()?.0,
+        // An APIService accepts it with `insecureSkipTLSVerify`.
+        None => ServerTls::self_signed()?.0,
     };
-    let secured = Secured::start(listener, routes, shown)?;
-    info!(address = %secured.address, "external metrics, by HTTPS");
+    let secured = ExternalMetricsServer::start(listener, routes, shown)?;
+    info!(address = %secured.address, "serving external metrics over HTTPS");
     Ok(Some(secured))
 }
 
 impl RunningRouter {
-    /// Where the external metrics API listens, if anywhere.
+    /// The address of the external metrics API, if it is enabled.
     pub fn external_metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|metrics| metrics.address)
     }
 
-    /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.servers.front.address
     }
 
-    /// Where operators reach it, if not there.
+    /// The operators' address, if it differs from `address`.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         let admin = self.servers.admin.as_ref();
         admin.map(|server| server.address)
     }
 
-    /// Says at `/ready` that it leaves, and serves on as before: balancers need a while to notice.
-    pub fn leave(&self) {
-        self.app.leave();
+    /// Reports not ready at `/ready` and keeps serving: load balancers need a while to notice.
+    pub fn set_not_ready(&self) {
+        self.app.start_draining();
     }
 
-    /// Where its endpoint picker listens, if it has one.
+    /// The endpoint picker's address, if there is one.
     pub fn picker_address(&self) -> Option<SocketAddr> {
         self.picker.as_ref().map(|picker| picker.address)
     }
@@ -140,14 +139,14 @@ impl RunningRouter {
         wait_until_ready(self.body.readiness()).await;
     }
 
-    /// The serving side without HTTP.
+    /// The frontend, for callers without HTTP.
     pub fn frontend(&self) -> Arc<dyn Frontend> {
         self.body.frontend()
     }
 
-    /// Returns, with the reason, when something broke that only a new process makes good.
-    pub async fn broken(&self) -> String {
-        self.body.pulse.broken().await
+    /// Returns the reason when something failed that only a new process repairs.
+    pub async fn failed(&self) -> String {
+        self.body.monitor.failed().await
     }
 
     /// Accepts nothing new, waits until no flight is left or `deadline` has passed, ends the rest
@@ -160,18 +159,20 @@ impl RunningRouter {
             picker,
             metrics: _metrics,
         } = self;
-        app.leave();
+        app.start_draining();
         let ends = Instant::now() + deadline;
         if let Some(picker) = &picker {
-            picker.leave().await;
+            picker.set_not_ready().await;
         }
         if timeout_at(ends, body.drain()).await.is_err() {
-            warn!("flights are left at the deadline and are ended");
+            warn!("drain deadline passed: ending the flights that are left");
         }
-        // Requests that it sent to other routers go past it too.
+        // Requests that the picker sent to other routers also pass through it.
         if let Some(picker) = picker {
             if timeout_at(ends, picker.idle()).await.is_err() {
-                warn!("requests are left at the deadline whose endpoint was picked here");
+                warn!(
+                    "drain deadline passed: requests routed by this endpoint picker are still open"
+                );
             }
             picker.stop().await;
         }
@@ -180,26 +181,22 @@ impl RunningRouter {
     }
 }
 
-/// A worker process.
 pub struct WorkerNode {
-    /// Its settings.
     pub options: WorkerOptions,
-    /// The model.
     pub engine: Box<dyn Engine>,
-    /// The model's text side, for routers that have no folder.
+    /// The model's tokenizer, templates and defaults, for routers without the model's folder.
     pub files: ModelFiles,
-    /// `host:port` of each router; names are looked up again and again, and every address is
+    /// `host:port` of each router; names are resolved again and again, and every address is
     /// dialled.
     pub routers: Vec<String>,
     /// `host:port` at which other workers reach this one's blocks; port 0 picks a free one.
     pub data_listen: String,
-    /// The address to give other workers, where it differs from the one bound: `host:port`, and then
-    /// the only way in. By default the bound one, with the host as the router sees it if that is
-    /// unspecified, and shared memory for workers of the same host.
+    /// The address to announce to other workers, where it differs from the bound one: `host:port`,
+    /// and then no other is announced. Default: the bound one, with the host as the router sees it
+    /// if that is unspecified, and shared memory for workers of the same host.
     pub data_address: Option<String>,
     /// `host:port` for `/metrics`, `/health`, `/ready` and `/admin`; by default none.
     pub metrics_listen: Option<String>,
-    /// Where traces go.
     pub traces: TraceOptions,
 }
 
@@ -207,14 +204,15 @@ pub struct WorkerNode {
 pub struct RunningWorker {
     body: WorkerBody,
     data_address: SocketAddr,
-    server: Option<Server>,
+    server: Option<HttpServer>,
     telemetry: Telemetry,
     connected: watch::Receiver<usize>,
     tasks: JoinSet<()>,
 }
 
 impl WorkerNode {
-    /// Binds the ports and goes on as [`WorkerNode::start_at`]. Must be called within a tokio runtime.
+    /// Binds the ports and goes on as [`WorkerNode::start_at`]. Must be called within a tokio
+    /// runtime.
     ///
     /// # Errors
     /// `Tls`, `Bind`, `Thread` or `Tape` if that cannot be done.
@@ -225,8 +223,8 @@ impl WorkerNode {
         self.start_at(ports).await
     }
 
-    /// Starts the engine's thread and dials the routers, at ports that are bound already; its own
-    /// `data_listen` and `metrics_listen` are what they were bound by.
+    /// Starts the engine's thread and dials the routers, on ports that are bound already;
+    /// `data_listen` and `metrics_listen` are the addresses that they were bound by.
     ///
     /// # Errors
     /// `Thread`, `Tier` or `Tape` if that cannot be done.
@@ -241,14 +239,14 @@ impl WorkerNode {
             mut closing,
             loading,
         } = ports;
-        let ways_in = WaysIn {
+        let ways_in = DataListeners {
             tcp: data,
             bound: data_address,
-            named: self.data_address,
+            advertised: self.data_address,
             nixl: nixl.is_some(),
         };
-        let (listeners, told) = ways_in.announce(&self.options);
-        let parts = Parts {
+        let (listeners, told) = ways_in.bind_and_address(&self.options);
+        let parts = WorkerParts {
             options: self.options,
             engine: self.engine,
             files: Arc::new(self.files),
@@ -262,7 +260,7 @@ impl WorkerNode {
         let body = WorkerBody::start(parts, &telemetry)?;
         let (tell_connected, connected) = watch::channel(0);
         let uplink = Uplink {
-            door: body.door.clone(),
+            door: body.acceptor.clone(),
             routers: self.routers,
             peers: peers.clone(),
             connected: tell_connected,
@@ -272,17 +270,22 @@ impl WorkerNode {
             tasks.spawn(tls.follow());
         }
         tasks.spawn(uplink.run());
-        let face = WorkerFace {
-            pulse: Arc::clone(&body.pulse),
+        let face = WorkerHttpState {
+            monitor: Arc::clone(&body.monitor),
             telemetry: telemetry.clone(),
             connected: connected.clone(),
-            operator: Arc::clone(&body.desk) as Arc<dyn Operator>,
+            operator: Arc::clone(&body.admin) as Arc<dyn Operator>,
             admin_key,
         };
         loading.stop().await;
         let server = metrics.map(|listener| {
-            let terms = (HttpLimits::default(), telemetry.servers.clone());
-            Server::start(listener, Faces::clear(worker_routes(face)), terms)
+            let (limits, series) = (HttpLimits::default(), telemetry.servers.clone());
+            HttpServer::start(
+                listener,
+                PortRoutes::clear(worker_routes(face)),
+                limits,
+                series,
+            )
         });
         Ok(RunningWorker {
             body,
@@ -295,34 +298,34 @@ impl WorkerNode {
     }
 }
 
-/// Where others send blocks to.
-struct WaysIn {
+/// The addresses at which other workers send blocks to this one.
+struct DataListeners {
     tcp: TcpListener,
     bound: SocketAddr,
-    /// What peers are to be told of it, if that differs.
-    named: Option<String>,
-    /// Whether links over NIXL are made there, too.
+    /// The address to announce to peers, if it differs.
+    advertised: Option<String>,
+    /// Whether links over NIXL are accepted too.
     nixl: bool,
 }
 
-impl WaysIn {
-    /// And what they are told of it. Whoever names an address wants that one used; otherwise workers of this host get a
-    /// better way in.
-    fn announce(self, options: &WorkerOptions) -> (Listeners, String) {
+impl DataListeners {
+    /// Gives the listeners, and the addresses to announce. An address named by the operator is the
+    /// only one announced; otherwise workers of this host also get shared memory.
+    fn bind_and_address(self, options: &WorkerOptions) -> (Listeners, String) {
         let Self {
             tcp,
             bound,
-            named,
+            advertised: named,
             nixl,
         } = self;
         let is_within = named.is_none() && options.transports.contains(&Transport::SharedMemory);
         let host = is_within.then(|| {
             HostListener::bind()
-                .inspect_err(|error| warn!(%error, "no shared memory: blocks go over TCP"))
+                .inspect_err(|error| warn!(%error, "cannot offer shared memory to workers of this host: their blocks come over TCP"))
                 .ok()
         });
         let host = host.flatten();
-        let addresses = Addresses {
+        let addresses = DataAddresses {
             tcp: Some(named.unwrap_or_else(|| bound.to_string())),
             shared_memory: host.as_ref().map(|host| host.address().clone()),
             nixl,
@@ -336,12 +339,12 @@ impl WaysIn {
 }
 
 impl RunningWorker {
-    /// Where other workers reach its blocks.
+    /// The address at which other workers send blocks.
     pub fn data_address(&self) -> SocketAddr {
         self.data_address
     }
 
-    /// Where `/metrics` is, if anywhere.
+    /// The address of `/metrics`, if it is served.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(|server| server.address)
     }
@@ -358,21 +361,21 @@ impl RunningWorker {
         let _ = connected.wait_for(|count| *count > 0).await;
     }
 
-    /// Returns, with the reason, when something broke that only a new process makes good.
-    pub async fn broken(&self) -> String {
-        self.body.pulse.broken().await
+    /// Returns the reason when something failed that only a new process repairs.
+    pub async fn failed(&self) -> String {
+        self.body.monitor.failed().await
     }
 
-    /// Returns once a router or an operator has asked this worker to leave:
-    /// [`RunningWorker::drain`] is to be called then.
-    pub async fn asked_to_leave(&self) {
-        self.body.desk.asked_to_leave().await;
+    /// Returns once a router or an operator has asked this worker to leave; the caller then calls
+    /// [`RunningWorker::drain`].
+    pub async fn drain_asked(&self) {
+        self.body.admin.drain_asked().await;
     }
 
     /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops.
     pub async fn drain(mut self, deadline: Duration) {
         if timeout(deadline, self.body.drain()).await.is_err() {
-            warn!("sequences are left at the deadline and are dropped");
+            warn!("drain deadline passed: dropping the sequences that are left");
         }
         self.stop().await;
     }
@@ -396,54 +399,55 @@ impl RunningWorker {
     }
 }
 
-/// A whole fleet in this process: a router and workers, joined by channels, driven as they would be
-/// apart.
-pub struct Serve {
+/// A whole fleet in this process: a router and workers, connected by channels and driven as in
+/// separate processes.
+pub struct FleetNode {
     /// `host:port` for HTTP, and for workers of other processes that want to join.
     pub listen: String,
-    /// The router's settings.
     pub router: RouterOptions,
     /// Each worker's settings and model. All engines hold the same model.
     pub workers: Vec<(WorkerOptions, Box<dyn Engine>)>,
-    /// The model's text side.
+    /// The model's tokenizer, templates and defaults.
     pub files: ModelFiles,
 }
 
 /// A fleet in one process that runs.
-pub struct Running {
+pub struct RunningFleet {
     router: RunningRouter,
     workers: Vec<WorkerBody>,
-    lines: JoinSet<()>,
+    connections: JoinSet<()>,
 }
 
-impl Serve {
+impl FleetNode {
     /// Binds the port and serves. Must be called within a tokio runtime.
     ///
-    /// # Errors
-    /// `Bind`, `Tape` or `Thread` if that cannot be done; `Model` if the model's text side is of
-    /// no use.
-    pub async fn start(self) -> Result<Running, NodeError> {
-        let ports = ServePorts::open(&self.listen, &self.router).await?;
+    /// # Errors `Bind`, `Tape` or `Thread` if that cannot be done; `WorkerModelLabels` if the
+    /// model's tokenizer or templates cannot be used.
+    pub async fn start(self) -> Result<RunningFleet, NodeError> {
+        let ports = FleetPorts::open(&self.listen, &self.router).await?;
         self.start_at(ports).await
     }
 
     /// Serves at ports that are bound already; `listen` is what they were bound by.
     ///
     /// # Errors
-    /// As [`Serve::start`], but for `Bind`.
-    pub async fn start_at(self, ports: ServePorts) -> Result<Running, NodeError> {
-        let (mut ports, telemetry, loading) = ports.take();
+    /// As [`FleetNode::start`], but for `Bind`.
+    pub async fn start_at(self, ports: FleetPorts) -> Result<RunningFleet, NodeError> {
+        let (mut ports, telemetry, loading) = ports.into_parts();
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
-        let desk = ModelDesk::new(app.clone());
-        // They are here for as long as the process.
-        let _stays = desk.accept("", &files).await.map_err(NodeError::Model)?;
+        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
+        // The workers stay for as long as the process runs.
+        let _stays = registry
+            .accept("", &files)
+            .await
+            .map_err(NodeError::Model)?;
         let net = LocalNet::default();
         let mut workers = Vec::new();
         let mut lines = JoinSet::new();
         for (options, engine) in self.workers {
-            let parts = Parts {
+            let parts = WorkerParts {
                 options,
                 engine,
                 files: Arc::clone(&files),
@@ -453,15 +457,15 @@ impl Serve {
                 nixl: None,
             };
             let worker = WorkerBody::start(parts, &telemetry)?;
-            body.vouch_for(Arc::clone(&worker.pulse));
-            lines.spawn(connect(worker.door.clone(), body.door.clone()));
+            body.add_monitor(Arc::clone(&worker.monitor));
+            lines.spawn(connect(worker.acceptor.clone(), body.acceptor.clone()));
             workers.push(worker);
         }
         // Everything that serves is there: no request waits between this and the next lines.
         loading.stop().await;
-        let metrics = external_metrics(ports.take_external(), &body, ports.trust().front)?;
-        let fleet = ((body.door.clone(), desk), body.answers.clone());
-        let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
+        let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
+        let (acceptor, scaling) = (body.acceptor.clone(), body.scaling.clone());
+        let servers = ports.serve(&app, acceptor, registry, scaling, &self.router, &telemetry)?;
         info!(address = %servers.front.address, workers = workers.len(), "serving");
         let router = RunningRouter {
             app,
@@ -470,28 +474,26 @@ impl Serve {
             picker: None,
             metrics,
         };
-        Ok(Running {
+        Ok(RunningFleet {
             router,
             workers,
-            lines,
+            connections: lines,
         })
     }
 }
 
-impl Running {
-    /// Where it listens.
+impl RunningFleet {
     pub fn address(&self) -> SocketAddr {
         self.router.address()
     }
 
-    /// Where operators reach it, if not there.
+    /// The operators' address, if it differs from `address`.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.router.admin_address()
     }
 
-    /// As [`RunningRouter::leave`].
-    pub fn leave(&self) {
-        self.router.leave();
+    pub fn set_not_ready(&self) {
+        self.router.set_not_ready();
     }
 
     /// Returns when a request sent now would find workers for both legs.
@@ -499,7 +501,7 @@ impl Running {
         self.router.ready().await;
     }
 
-    /// The serving side without HTTP.
+    /// The frontend, for callers without HTTP.
     pub fn frontend(&self) -> Arc<dyn Frontend> {
         self.router.frontend()
     }
@@ -507,16 +509,16 @@ impl Running {
     /// Lets another router of this process use these workers too.
     pub fn join(&mut self, router: &RunningRouter) {
         for worker in &self.workers {
-            let line = connect(worker.door.clone(), router.body.door.clone());
-            self.lines.spawn(line);
+            let line = connect(worker.acceptor.clone(), router.body.acceptor.clone());
+            self.connections.spawn(line);
         }
     }
 
-    /// Returns, with the reason, when something broke that only a new process makes good.
-    pub async fn broken(&self) -> String {
-        let pulses = self.workers.iter().map(|worker| &worker.pulse);
-        let pulses = pulses.chain([&self.router.body.pulse]);
-        let broken = pulses.map(|pulse| Box::pin(pulse.broken()));
+    /// Returns the reason when something failed that only a new process repairs.
+    pub async fn failed(&self) -> String {
+        let pulses = self.workers.iter().map(|worker| &worker.monitor);
+        let pulses = pulses.chain([&self.router.body.monitor]);
+        let broken = pulses.map(|pulse| Box::pin(pulse.failed()));
         futures::future::select_all(broken).await.0
     }
 
@@ -526,7 +528,7 @@ impl Running {
         let Self {
             router,
             workers,
-            mut lines,
+            connections: mut lines,
         } = self;
         router.drain(deadline).await;
         for worker in workers {
@@ -536,7 +538,9 @@ impl Running {
     }
 }
 
-async fn wait_until_ready(mut readiness: watch::Receiver<Readiness>) {
-    // The router's driver tells readiness for as long as the router runs.
-    let _ = readiness.wait_for(|now| *now == Readiness::Ready).await;
+async fn wait_until_ready(mut readiness: watch::Receiver<ServingReadiness>) {
+    // The router's driver sends readiness for as long as the router runs.
+    let _ = readiness
+        .wait_for(|now| *now == ServingReadiness::Ready)
+        .await;
 }

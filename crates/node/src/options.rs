@@ -1,36 +1,35 @@
 //! How a node is set up: plain data, each default on its field.
 //!
-//! Owns: what a worker may be called. Never: checks anything else: whoever reads the command line
-//! does. Invariant: a default is on its field, and nowhere else.
+//! Owns: the rule for a worker's name. Never checks anything else: the command line does.
+//! Invariant: a default stands on its field, and nowhere else.
 
 use crate::PolicyFile;
 use crate::server::HttpLimits;
-use crate::telemetry::Ceilings;
+use crate::telemetry::DeviceCeilings;
 use crate::trace::TraceOptions;
 use crate::worker::{StepTime, TierOptions};
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
-use cleave_sched::Lookup;
+use cleave_sched::LookupLimits;
 use cleave_tls::CertificateFiles;
 use cleave_transfer::Transport;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A process that dies closes its connections at once; this is for one that is stopped or cut off,
-/// whose streams wait for so long. Five beats, so that a machine that is merely overloaded is not
-/// taken for one.
+/// The default limit on silence. A process that dies closes its connections at once; this is for
+/// one that is stopped or cut off, whose streams wait this long. It is five heartbeats, so that an
+/// overloaded machine does not count as lost.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// A worker's settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerOptions {
     /// Names the worker in logs and metrics, and is its identity: unique in the fleet, the same
     /// after a restart.
     pub name: String,
-    /// Which legs it serves.
+    /// The legs that it serves.
     pub role: Role,
-    /// Prefill orders queued, and reservations waiting, at most; each. Default 1024.
+    /// Prefill orders queued at most, and reservations waiting at most. Default 1024.
     pub queue_max: u32,
     /// How long a hand-off lives without its router renewing it. Default 15 s.
     pub lease: Duration,
@@ -46,14 +45,16 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// Whether blocks go straight from a device's memory into a peer's where both can. Default yes.
     pub writes_to_pools: bool,
-    /// What links to and from other processes may go over. Default all but NIXL, over which blocks go in clear.
+    /// Transports for links to and from other processes. Default all but NIXL, which sends blocks
+    /// unencrypted.
     pub transports: BTreeSet<Transport>,
-    /// NVIDIA's transfer library, for RDMA between hosts. Default the one that the loader finds, if any.
+    /// Path of NVIDIA's transfer library, for RDMA between hosts. Default the one that the loader
+    /// finds, if any.
     pub nixl_library: Option<PathBuf>,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
-    /// TCP connections of a link that this worker dials, 1 to 16; by default as many as links usually
-    /// have.
+    /// TCP connections of a link that this worker dials, 1 to 16; by default as many as links
+    /// usually have.
     pub streams_count: u16,
     /// A step that takes longer makes the worker unhealthy, and its streams move elsewhere. Default
     /// 60 s: one full prefill chunk of a model of a few billion weights takes seconds on a
@@ -63,25 +64,25 @@ pub struct WorkerOptions {
     /// quarter of the pool: enough for the few sequences that a shortage hits, and taken only when
     /// one does.
     pub swap_bytes: Option<u64>,
-    /// How tokens are guessed of which a step verifies several, where the engine does. Default not at all;
-    /// the command line has it on.
-    pub speculation: Option<Lookup>,
-    /// Where what its prefix cache would lose is kept. Default nowhere.
+    /// How draft tokens are guessed, where the engine verifies several in a step. Default off; the
+    /// command line turns it on.
+    pub speculation: Option<LookupLimits>,
+    /// Where blocks evicted from the prefix cache are kept. Default nowhere.
     pub tier: TierOptions,
-    /// What its device can do and the model asks of it, for what is shown of its use. Default unknown:
-    /// nothing is shown.
-    pub ceilings: Option<Ceilings>,
-    /// How long the engine's steps take. Default: as long as they take.
+    /// The device's limits and the model's sizes, for the utilisation metrics. Default unknown: no
+    /// utilisation is shown.
+    pub ceilings: Option<DeviceCeilings>,
+    /// How long the engine's steps take. Default: measured.
     pub step_time: StepTime,
-    /// What its steps cost, as measured before it joins. Default nothing: then the worker is placed by
+    /// Prices of its steps, as measured before it joins. Default none: the worker is then placed by
     /// its load alone, unless its steps are priced.
     pub prices: Option<Prices>,
-    /// A router that says nothing for so long is lost. Default 5 s.
+    /// A router that sends nothing for this long counts as lost. Default 5 s.
     pub silence_max: Duration,
-    /// What `/admin` of its own port asks for. Default nothing: requests of this machine are let in.
+    /// The key for `/admin` on its own port. Default none: requests from this machine are accepted.
     pub admin_key: Option<AdminKey>,
-    /// As a router's: then it dials routers, and other workers over TCP, by mutual TLS only, and takes
-    /// blocks from nobody else. Default none.
+    /// The folder with the fleet's certificates, as [`RouterOptions::peer_tls`]. With it the worker
+    /// uses mutual TLS only, with routers and with other workers over TCP. Default none.
     pub peer_tls: Option<PathBuf>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
@@ -119,11 +120,11 @@ impl WorkerOptions {
     }
 }
 
-/// A name ends up in logs, in metrics, in the names of files.
+/// A name appears in logs, metrics and file names.
 const NAME_CHARS_MAX: usize = 128;
 
-/// What keeps this from being a worker's name.
-pub fn name_flaw(name: &str) -> Option<&'static str> {
+/// The reason why this cannot be a worker's name; `None` if it can.
+pub fn invalid_name_reason(name: &str) -> Option<&'static str> {
     let fits = |c: char| c.is_alphanumeric() || "-_.:@".contains(c);
     if name.is_empty() {
         Some("is empty")
@@ -136,51 +137,51 @@ pub fn name_flaw(name: &str) -> Option<&'static str> {
     }
 }
 
-/// A router's settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterOptions {
-    /// What its brain is told.
-    pub limits: cleave_router::Limits,
-    /// What is promised to whom, in a file that is followed while it changes; it replaces that of
-    /// `limits`. Default nothing.
+    /// Limits of its brain.
+    pub limits: cleave_router::RouterLimits,
+    /// The SLO policy, in a file that is followed while it changes; it replaces the policy of
+    /// `limits`. Default none.
     pub policy: Option<PolicyFile>,
-    /// The HTTP face's settings.
+    /// Settings of the HTTP API.
     pub api: ApiOptions,
     /// `host:port` for Kubernetes' external metrics API, by HTTPS. Default nowhere.
     pub external_metrics_listen: Option<String>,
-    /// `host:port` of the fleet's other routers, this one perhaps among them, each a name of several
-    /// perhaps: who waits there counts here while no worker is connected. Default none.
-    pub fellows: Vec<String>,
+    /// `host:port` of the fleet's other routers; this one may be among them, and a name may stand
+    /// for several. Their waiting requests count here while no worker is connected. Default none.
+    pub peer_routers: Vec<String>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
     /// Where traces go. Default nowhere.
     pub traces: TraceOptions,
-    /// A worker that says nothing for so long is lost, and its streams continue elsewhere. Default
-    /// 5 s.
+    /// A worker that sends nothing for this long counts as lost, and its streams continue
+    /// elsewhere. Default 5 s.
     pub silence_max: Duration,
-    /// Tokens that a client may be given, beyond what its socket holds, before it takes one; with more
-    /// it stalls. Default 256.
+    /// Tokens given to a client, beyond what its socket holds, before it takes one; with more it
+    /// counts as stalled. Default 256.
     pub reader_backlog_max: u32,
-    /// What connections of clients and workers may cost.
+    /// Limits on the connections of clients and workers.
     pub http: HttpLimits,
-    /// The certificate that clients are shown. Default none: they speak in clear.
+    /// The certificate for clients. Default none: clients connect without TLS.
     pub certificate: Option<CertificateFiles>,
-    /// The folder by which the fleet's processes know each other: `tls.crt`, `tls.key`, `ca.crt`. With
-    /// it nobody else's worker is heard. Default none: any worker is.
+    /// The folder with the certificates by which the fleet's processes know each other: `tls.crt`,
+    /// `tls.key`, `ca.crt`. With it only workers that have one may join. Default none: any worker
+    /// may.
     pub peer_tls: Option<PathBuf>,
-    /// `host:port` of `/admin`, with what probes and scrapers ask for. Default none: it is where clients
-    /// are.
+    /// `host:port` of `/admin`, the probes and the metrics. Default none: they share the clients'
+    /// port.
     pub admin_listen: Option<String>,
 }
 
 impl Default for RouterOptions {
     fn default() -> Self {
         Self {
-            limits: cleave_router::Limits::default(),
+            limits: cleave_router::RouterLimits::default(),
             policy: None,
             api: ApiOptions::default(),
             external_metrics_listen: None,
-            fellows: Vec::new(),
+            peer_routers: Vec::new(),
             tape: None,
             traces: TraceOptions::default(),
             silence_max: SILENCE_MAX,

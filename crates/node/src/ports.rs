@@ -1,19 +1,19 @@
 //! A process's ports from before its model is loaded until it serves.
 //!
-//! Owns: binding, and what is answered meanwhile. Never: serves. Invariant: an address that cannot be
-//! had, a certificate that cannot be read and a library that is not there are found before anything
-//! is loaded; and on a port that is bound nobody waits: every request is answered 503 until the process
+//! Owns: binding, and the answers until the model is loaded. Never serves. Invariant: a port that
+//! cannot be bound, a certificate that cannot be read and a missing library are found before the
+//! model is loaded; and no client waits at a bound port: every request gets 503 until the process
 //! serves.
 
 use crate::http::RouterPorts;
-use crate::server::{Faces, HttpLimits, Server, bind};
+use crate::server::{HttpLimits, HttpServer, PortRoutes, bind};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use cleave_tls::{FrontTls, PeerTls};
+use cleave_tls::{PeerTls, ServerTls};
 use cleave_transfer::{Nixl, Transport};
 use std::io;
 use std::net::SocketAddr;
@@ -23,18 +23,18 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-/// Pause after a connection that could not be taken: files or memory are short.
-const SHORTAGE: Duration = Duration::from_millis(100);
+/// The pause after a connection that could not be accepted: the system is short of files or memory.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The ports of a fleet in one process, bound.
 #[derive(Debug)]
-pub struct ServePorts {
+pub struct FleetPorts {
     router: RouterPorts,
     telemetry: Telemetry,
-    loading: Loading,
+    loading: LoadingServers,
 }
 
-impl ServePorts {
+impl FleetPorts {
     /// Reads the certificates and binds the ports. Must be called within a tokio runtime.
     ///
     /// # Errors
@@ -42,18 +42,18 @@ impl ServePorts {
     pub async fn open(listen: &str, options: &RouterOptions) -> Result<Self, NodeError> {
         let telemetry = Telemetry::with_traces(&options.traces)?;
         let router = RouterPorts::open(listen, options).await?;
-        let mut loading = Loading::default();
-        let certificate = router.trust().front;
+        let mut loading = LoadingServers::default();
+        let certificate = router.tls().front;
         for listener in router.http() {
-            loading.answer(listener, certificate.as_ref(), &telemetry)?;
+            loading.serve_unavailable(listener, certificate.as_ref(), &telemetry)?;
         }
         if let Some(listener) = router.external() {
             // Speaks HTTPS in any case.
             let own = match &certificate {
                 Some(front) => front.clone(),
-                None => FrontTls::self_signed()?.0,
+                None => ServerTls::self_signed()?.0,
             };
-            loading.answer(listener, Some(&own), &telemetry)?;
+            loading.serve_unavailable(listener, Some(&own), &telemetry)?;
         }
         Ok(Self {
             router,
@@ -65,17 +65,17 @@ impl ServePorts {
     /// Where it listens.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not give it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         let mut listeners = self.router.http();
         let front = listeners.next().expect("a router has a front port");
         front.local_addr()
     }
 
-    /// Where the external metrics will be, if anywhere.
+    /// The address of the external metrics, if they are served.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not give it.
     pub fn external_metrics_address(&self) -> io::Result<Option<SocketAddr>> {
         self.router
             .external()
@@ -84,7 +84,7 @@ impl ServePorts {
     }
 
     /// The ports, and the servers that answer on them until they are stopped.
-    pub(crate) fn take(self) -> (RouterPorts, Telemetry, Loading) {
+    pub(crate) fn into_parts(self) -> (RouterPorts, Telemetry, LoadingServers) {
         let Self {
             router,
             telemetry,
@@ -99,22 +99,22 @@ impl ServePorts {
 pub struct WorkerPorts {
     pub(crate) telemetry: Telemetry,
     pub(crate) peers: Option<PeerTls>,
-    /// NVIDIA's transfer library, if links may go over it and it is there.
+    /// NVIDIA's transfer library, if links may use it and it was found.
     pub(crate) nixl: Option<Arc<Nixl>>,
     pub(crate) data: TcpListener,
     pub(crate) data_address: SocketAddr,
     pub(crate) metrics: Option<TcpListener>,
-    /// Closes what comes to `data`.
+    /// Closes connections to `data` until the worker runs.
     pub(crate) closing: JoinSet<()>,
-    pub(crate) loading: Loading,
+    pub(crate) loading: LoadingServers,
 }
 
 impl WorkerPorts {
-    /// Reads the certificates, loads the transfer library and binds the ports: `data_listen` for other
-    /// workers, `metrics_listen` for operators. Must be called within a tokio runtime.
+    /// Reads the certificates, loads the transfer library and binds the ports: `data_listen` for
+    /// other workers, `metrics_listen` for operators. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Tls`, `Trace`, `Nixl` or `Bind` if that cannot be done.
+    /// `Tls`, `Traces`, `Nixl` or `Bind` if that cannot be done.
     pub async fn open(
         data_listen: &str,
         metrics_listen: Option<&str>,
@@ -127,13 +127,13 @@ impl WorkerPorts {
         let data = bind(data_listen).await?;
         let local = data.local_addr();
         let data_address = local.map_err(|error| NodeError::Bind(data_listen.to_owned(), error))?;
-        let mut loading = Loading::default();
+        let mut loading = LoadingServers::default();
         let metrics = match metrics_listen {
             Some(address) => Some(bind(address).await?),
             None => None,
         };
         if let Some(listener) = &metrics {
-            loading.answer(listener, None, &telemetry)?;
+            loading.serve_unavailable(listener, None, &telemetry)?;
         }
         let handle = second_handle(&data);
         let handle = handle.map_err(|error| NodeError::Bind(data_listen.to_owned(), error))?;
@@ -153,49 +153,49 @@ impl WorkerPorts {
 }
 
 impl WorkerPorts {
-    /// Where other workers will send blocks to.
+    /// The address at which other workers will send blocks.
     pub fn data_address(&self) -> SocketAddr {
         self.data_address
     }
 }
 
-/// Closes every connection, so that a peer that dials too early learns it at once and dials again.
+/// Closes every connection at once, so that a peer that dials too early notices and dials again.
 async fn close_each(listener: TcpListener) {
     loop {
         if let Err(error) = listener.accept().await {
-            warn!(%error, "cannot take a connection");
-            tokio::time::sleep(SHORTAGE).await;
+            warn!(%error, "cannot accept a connection");
+            tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
         }
     }
 }
 
-/// Servers that say that the model is being loaded.
+/// Servers that answer every request with 503 while the model is loaded.
 #[derive(Debug, Default)]
-pub(crate) struct Loading {
-    servers: Vec<Server>,
+pub(crate) struct LoadingServers {
+    servers: Vec<HttpServer>,
 }
 
-impl Loading {
+impl LoadingServers {
     /// Serves a second handle of the socket, so that the port stays bound when this ends.
-    fn answer(
+    fn serve_unavailable(
         &mut self,
         listener: &TcpListener,
-        certificate: Option<&FrontTls>,
+        certificate: Option<&ServerTls>,
         telemetry: &Telemetry,
     ) -> Result<(), NodeError> {
         let handle = second_handle(listener);
         let handle = handle.map_err(|error| NodeError::Bind("the listener".into(), error))?;
-        let routes = Router::new().fallback(async || not_yet());
-        let faces = Faces {
+        let routes = Router::new().fallback(async || loading_response());
+        let faces = PortRoutes {
             secure: certificate.map(|tls| (tls.clone(), routes.clone())),
-            ..Faces::clear(routes)
+            ..PortRoutes::clear(routes)
         };
-        let terms = (HttpLimits::default(), telemetry.servers.clone());
-        self.servers.push(Server::start(handle, faces, terms)?);
+        let (limits, series) = (HttpLimits::default(), telemetry.servers.clone());
+        let server = HttpServer::start(handle, faces, limits, series)?;
+        self.servers.push(server);
         Ok(())
     }
 
-    /// Ends the answers.
     pub(crate) async fn stop(self) {
         for server in self.servers {
             server.stop().await;
@@ -209,7 +209,7 @@ fn second_handle(listener: &TcpListener) -> io::Result<TcpListener> {
     TcpListener::from_std(std::net::TcpListener::from(handle))
 }
 
-fn not_yet() -> Response {
+fn loading_response() -> Response {
     let text = r#"{"error":{"message":"The model is being loaded.","type":"service_unavailable_error","param":null,"code":"loading"}}"#;
     let headers = [
         (header::CONTENT_TYPE, "application/json"),
@@ -219,33 +219,32 @@ fn not_yet() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()
 }
 
-/// NVIDIA's transfer library, where links may go over it and it is there.
+/// Loads NVIDIA's transfer library, if links may use it; `None` if it is not there.
 fn nixl(options: &WorkerOptions) -> Result<Option<Arc<Nixl>>, NodeError> {
     if !options.transports.contains(&Transport::Nixl) {
         return Ok(None);
     }
     if options.peer_tls.is_some() {
-        warn!(
-            "--kv-transport nixl: blocks go in clear where they go by NIXL, whatever --peer-tls says"
-        );
+        warn!("--kv-transport nixl: blocks sent over NIXL are not encrypted, even with --peer-tls");
     }
     match Nixl::load(options.nixl_library.as_deref()) {
         Ok(nixl) => {
             let library = nixl.path().display();
-            match nixl.is_by_card() {
-                true => info!(%library, "NIXL: blocks go by RDMA to hosts that have it, too"),
-                false => warn!(
+            if nixl.uses_network_card() {
+                info!(%library, "NIXL is loaded: blocks go by RDMA to hosts that have it")
+            } else {
+                warn!(
                     %library,
-                    "NIXL: UCX_TLS names ways that are no network card's: they are taken where nothing else is left"
-                ),
+                    "NIXL: UCX_TLS allows transports without a network card: they are used where no card can be"
+                )
             }
             Ok(Some(nixl))
         }
         Err(error) if options.transports.len() == 1 => Err(error.into()),
         Err(error) => {
             match options.nixl_library {
-                Some(_) => warn!(%error, "no NIXL: blocks go to other hosts over TCP"),
-                None => info!(%error, "no NIXL: blocks go to other hosts over TCP"),
+                Some(_) => warn!(%error, "NIXL not loaded: blocks go to other hosts over TCP"),
+                None => info!(%error, "NIXL not loaded: blocks go to other hosts over TCP"),
             }
             Ok(None)
         }

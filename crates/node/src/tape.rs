@@ -1,31 +1,37 @@
 //! Writes a brain's tape: one JSON object per line, as `cleave replay` reads them.
 //!
-//! Everything said to one input is on its way to the disk before the next input is handled, so that
-//! the tape of a process that died ends with what killed it. That costs a system call per input:
-//! tapes are for investigations.
+//! All outputs for one input are on their way to the disk before the next input is handled, so that
+//! the tape of a crashed process ends with the input that crashed it. That costs a system call per
+//! input: tapes are for investigations.
 
 use crate::NodeError;
-use cleave_domain::{Tape, TapeLine};
+use cleave_domain::{Tape, TapeRecord};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tracing::error;
 
-/// A line of a worker's brain, borrowed from the driver.
-pub(crate) type WorkerLine<'a> =
-    TapeLine<&'a cleave_sched::Limits, &'a cleave_sched::Input, &'a cleave_sched::Output>;
-/// A line of a router's brain.
-pub(crate) type RouterLine<'a> =
-    TapeLine<&'a cleave_router::Limits, &'a cleave_router::Input, &'a cleave_router::Output>;
+/// A tape record of a worker's brain, borrowed from the driver.
+pub(crate) type WorkerTapeRecord<'a> = TapeRecord<
+    &'a cleave_sched::WorkerLimits,
+    &'a cleave_sched::WorkerInput,
+    &'a cleave_sched::WorkerOutput,
+>;
+/// A tape record of a router's brain.
+pub(crate) type RouterTapeRecord<'a> = TapeRecord<
+    &'a cleave_router::RouterLimits,
+    &'a cleave_router::RouterInput,
+    &'a cleave_router::RouterOutput,
+>;
 
-/// Where a brain's lines go, if anywhere.
+/// Writes a brain's tape, if one was asked for.
 #[derive(Debug, Default)]
-pub(crate) struct Recorder {
+pub(crate) struct TapeRecorder {
     open: Option<(BufWriter<File>, PathBuf)>,
 }
 
-impl Recorder {
+impl TapeRecorder {
     /// Creates the file anew; without a path nothing is recorded.
     pub(crate) fn create(path: Option<&Path>) -> Result<Self, NodeError> {
         let Some(path) = path else {
@@ -38,34 +44,34 @@ impl Recorder {
         Ok(Self { open })
     }
 
-    /// Writes a line of a worker's brain.
-    pub(crate) fn worker(&mut self, line: WorkerLine<'_>) {
+    /// Writes a record of a worker's brain.
+    pub(crate) fn write_worker(&mut self, line: WorkerTapeRecord<'_>) {
         self.write(&Tape::<_, ()>::Worker(line));
     }
 
-    /// Writes a line of a router's brain.
-    pub(crate) fn router(&mut self, line: RouterLine<'_>) {
+    /// Writes a record of a router's brain.
+    pub(crate) fn write_router(&mut self, line: RouterTapeRecord<'_>) {
         self.write(&Tape::<(), _>::Router(line));
     }
 
-    /// Called when a brain has been drained.
+    /// Flushes the file; called once the brain has no more outputs for an input.
     pub(crate) fn flush(&mut self) {
-        self.attempt(Write::flush);
+        self.try_write(Write::flush);
     }
 
     fn write(&mut self, line: &impl Serialize) {
-        self.attempt(|file| {
+        self.try_write(|file| {
             serde_json::to_writer(&mut *file, line)?;
             file.write_all(b"\n")
         });
     }
 
-    /// A tape that cannot be written ends; serving goes on.
-    fn attempt(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+    /// Ends the tape at the first write error; serving continues.
+    fn try_write(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         if let Some((file, path)) = &mut self.open
             && let Err(reason) = write(file)
         {
-            error!(path = %path.display(), %reason, "the tape ends here: it cannot be written");
+            error!(path = %path.display(), %reason, "cannot write the tape: recording stops, serving continues");
             self.open = None;
         }
     }

@@ -1,19 +1,19 @@
-//! What an operator is shown of a worker, and what it was told that it has not shown yet.
+//! The operator's view of a worker, and the commands that the worker has not answered.
 //!
-//! Owns: the making of a view, and which commands are unanswered. Never: passes a command on, or
-//! decides what it means. Invariant: of a worker that does not answer, no more commands wait than
-//! [`UNANSWERED_MAX`], however often an operator repeats itself.
+//! Owns: making a view, and which commands are unanswered. Never forwards or interprets a command.
+//! Invariant: a worker that does not answer has at most [`UNANSWERED_MAX`] commands waiting,
+//! however often an operator repeats them.
 
-use crate::line::{Introduction, LinkState};
+use crate::connection::{LinkState, Registration};
 use cleave_api::{CommandError, LinkRow, LinkView, WorkerCommand, WorkerState, WorkerView};
-use cleave_domain::{DeviceId, Load, Role};
+use cleave_domain::{DeviceId, Role, WorkerLoad};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Changes of role that one worker is told before it has answered the first.
+/// Role changes that may be sent to one worker before it has answered the first.
 const UNANSWERED_MAX: usize = 8;
 
-/// A worker as it joins.
-pub(crate) fn joined(introduction: &Introduction) -> WorkerView {
+/// The view of a worker that joins.
+pub(crate) fn initial_view(introduction: &Registration) -> WorkerView {
     let description = &introduction.description;
     let blocks_count = description.capacity.blocks_count;
     WorkerView {
@@ -26,9 +26,9 @@ pub(crate) fn joined(introduction: &Introduction) -> WorkerView {
             .device
             .as_ref()
             .map(|DeviceId(device)| device.clone()),
-        load: Load {
+        load: WorkerLoad {
             blocks_free: blocks_count,
-            ..Load::default()
+            ..WorkerLoad::default()
         },
         price_error_permille: None,
         blocks_count,
@@ -37,8 +37,8 @@ pub(crate) fn joined(introduction: &Introduction) -> WorkerView {
     }
 }
 
-/// A link to a worker that is called so.
-pub(crate) fn link(peer: String, link: &LinkState) -> LinkView {
+/// The view of a link to the named worker.
+pub(crate) fn link_view(peer: String, link: &LinkState) -> LinkView {
     LinkView {
         peer,
         transport: link.transport.clone(),
@@ -47,7 +47,7 @@ pub(crate) fn link(peer: String, link: &LinkState) -> LinkView {
     }
 }
 
-/// Links by what carries them.
+/// Sums of links by transport.
 pub(crate) fn link_sums<'a>(links: impl Iterator<Item = &'a LinkState>) -> Vec<LinkRow> {
     let mut sums = BTreeMap::new();
     for link in links {
@@ -62,7 +62,7 @@ pub(crate) fn link_sums<'a>(links: impl Iterator<Item = &'a LinkState>) -> Vec<L
     sums.into_values().collect()
 }
 
-/// Counts links with others of their kind.
+/// Adds links to the sum of their transport.
 pub(crate) fn add_links(sums: &mut BTreeMap<String, LinkRow>, more: &LinkRow) {
     let Some(sum) = sums.get_mut(&more.transport) else {
         sums.insert(more.transport.clone(), more.clone());
@@ -77,60 +77,64 @@ pub(crate) fn add_links(sums: &mut BTreeMap<String, LinkRow>, more: &LinkRow) {
     sum.slowest_bytes_per_second = slowest.min(more.slowest_bytes_per_second);
 }
 
-/// How a worker will stand once it has done this.
-pub(crate) fn after(mut view: WorkerView, command: WorkerCommand) -> WorkerView {
+/// The view of a worker once it has carried out this command.
+pub(crate) fn view_after(mut view: WorkerView, command: WorkerCommand) -> WorkerView {
     match command {
         WorkerCommand::Drain => view.state = WorkerState::Draining,
-        WorkerCommand::Serve(role) => view.role = role,
+        WorkerCommand::SetRole(role) => view.role = role,
     }
     view
 }
 
-/// What a worker was told and has not shown.
+/// Commands sent to a worker that it has not answered yet.
 #[derive(Debug, Default)]
-pub(crate) struct Commands {
-    /// Never taken back, and so never told twice.
+pub(crate) struct PendingCommands {
+    /// A drain is never taken back, so it is sent once.
     drains: bool,
-    /// In the order in which they were told; each is answered by its role.
+    /// In the order sent; the worker answers each by reporting its role.
     roles: VecDeque<Role>,
 }
 
-/// Whether a command is to be passed on.
+/// Whether a command must be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Novelty {
-    /// It is.
+pub(crate) enum CommandNovelty {
     New,
-    /// It was, and is unanswered.
-    Said,
+    /// Sent before, and unanswered.
+    Pending,
 }
 
-impl Commands {
-    /// An operator commands.
-    pub(crate) fn take(&mut self, command: WorkerCommand) -> Result<Novelty, CommandError> {
+impl PendingCommands {
+    /// Takes an operator's command, unless too many are unanswered.
+    pub(crate) fn accept(
+        &mut self,
+        command: WorkerCommand,
+    ) -> Result<CommandNovelty, CommandError> {
         match command {
-            WorkerCommand::Drain if self.drains => Ok(Novelty::Said),
+            WorkerCommand::Drain if self.drains => Ok(CommandNovelty::Pending),
             WorkerCommand::Drain => {
                 self.drains = true;
-                Ok(Novelty::New)
+                Ok(CommandNovelty::New)
             }
-            WorkerCommand::Serve(role) if self.roles.back() == Some(&role) => Ok(Novelty::Said),
-            WorkerCommand::Serve(_) if self.roles.len() >= UNANSWERED_MAX => {
+            WorkerCommand::SetRole(role) if self.roles.back() == Some(&role) => {
+                Ok(CommandNovelty::Pending)
+            }
+            WorkerCommand::SetRole(_) if self.roles.len() >= UNANSWERED_MAX => {
                 Err(CommandError::Busy)
             }
-            WorkerCommand::Serve(role) => {
+            WorkerCommand::SetRole(role) => {
                 self.roles.push_back(role);
-                Ok(Novelty::New)
+                Ok(CommandNovelty::New)
             }
         }
     }
 
-    /// The worker drains, whoever told it to.
-    pub(crate) fn drains(&mut self) {
+    /// The worker drains, whatever the cause.
+    pub(crate) fn drain_began(&mut self) {
         self.drains = true;
     }
 
-    /// The worker serves these legs now: what was told before that is over.
-    pub(crate) fn serves(&mut self, role: Role) {
+    /// The worker serves these legs now, which answers the role changes up to this one.
+    pub(crate) fn role_changed(&mut self, role: Role) {
         if let Some(at) = self.roles.iter().position(|told| *told == role) {
             self.roles.drain(..=at);
         }
@@ -142,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_of_one_kind_are_one_line() {
+    fn links_of_one_transport_are_summed_in_one_row() {
         let link = |transport: &str, bytes_per_second| LinkState {
             peer: cleave_domain::WorkerRef::default(),
             transport: transport.to_owned(),
@@ -166,26 +170,41 @@ mod tests {
     }
 
     #[test]
-    fn a_command_repeated_filled_a_workers_line() {
-        let mut commands = Commands::default();
-        let serve = WorkerCommand::Serve;
-        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::New));
-        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::Said));
-        assert_eq!(commands.take(serve(Role::Decode)), Ok(Novelty::New));
-        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::New));
+    fn repeated_commands_are_not_queued_again() {
+        let mut commands = PendingCommands::default();
+        let serve = WorkerCommand::SetRole;
+        assert_eq!(commands.accept(serve(Role::Both)), Ok(CommandNovelty::New));
+        assert_eq!(
+            commands.accept(serve(Role::Both)),
+            Ok(CommandNovelty::Pending)
+        );
+        assert_eq!(
+            commands.accept(serve(Role::Decode)),
+            Ok(CommandNovelty::New)
+        );
+        assert_eq!(commands.accept(serve(Role::Both)), Ok(CommandNovelty::New));
         // The first is answered; the last is not.
-        commands.serves(Role::Both);
-        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::Said));
-        commands.serves(Role::Decode);
-        commands.serves(Role::Both);
-        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::New));
+        commands.role_changed(Role::Both);
+        assert_eq!(
+            commands.accept(serve(Role::Both)),
+            Ok(CommandNovelty::Pending)
+        );
+        commands.role_changed(Role::Decode);
+        commands.role_changed(Role::Both);
+        assert_eq!(commands.accept(serve(Role::Both)), Ok(CommandNovelty::New));
         for _ in 0..2 * UNANSWERED_MAX {
-            let _ = commands.take(serve(Role::Decode));
-            let _ = commands.take(serve(Role::Prefill));
+            let _ = commands.accept(serve(Role::Decode));
+            let _ = commands.accept(serve(Role::Prefill));
         }
         assert_eq!(commands.roles.len(), UNANSWERED_MAX);
-        assert_eq!(commands.take(serve(Role::Both)), Err(CommandError::Busy));
-        assert_eq!(commands.take(WorkerCommand::Drain), Ok(Novelty::New));
-        assert_eq!(commands.take(WorkerCommand::Drain), Ok(Novelty::Said));
+        assert_eq!(commands.accept(serve(Role::Both)), Err(CommandError::Busy));
+        assert_eq!(
+            commands.accept(WorkerCommand::Drain),
+            Ok(CommandNovelty::New)
+        );
+        assert_eq!(
+            commands.accept(WorkerCommand::Drain),
+            Ok(CommandNovelty::Pending)
+        );
     }
 }

@@ -1,75 +1,76 @@
-//! From what work cost to prices.
+//! Prices learned from measured work.
 //!
-//! Owns: the estimate of every price, and how far its predictions were off. Never: reads a clock, or
-//! learns from what took no time.
-//! Invariant: the prices given out never fall with rows, and no single measurement, however wild,
-//! moves them by more than a bounded part.
+//! Owns: the estimate of every price, and the error of its predictions. Never: reads a clock, or
+//! learns from work that took no time.
+//! Invariant: the prices never fall with rows, and no single measurement, however wrong, moves them
+//! by more than a bounded part.
 //!
 //! A step's time is linear in the prices, so the best estimate of them after each step is a Kalman
-//! filter's (Kalman 1960). What it estimates is not the prices but their ratios to the seed: the seed
-//! knows the shape, and what is mostly wrong with it is wrong with all of it, so that a few steps of
-//! one kind correct the others too. Its randomly walking part is of two speeds: one factor common to
-//! all prices, because a machine that is shared is slower this minute, and a slow one of each.
+//! filter's (Kalman 1960). The filter estimates the ratios of the prices to the seed, not the
+//! prices: the seed has the right shape, and its error is mostly common to all prices, so that a
+//! few steps of one kind correct the others too. The ratios drift at two speeds: one factor common
+//! to all prices is fast, because a shared machine is slower from one minute to the next, and a
+//! factor of each price is slow.
 
-use crate::predict::parts;
-use cleave_domain::{LinkPrice, Prices, Work, WorkerId};
+use crate::predict::step_parts;
+use cleave_domain::{LinkPrice, Prices, StepWork, WorkerId};
 use std::time::Duration;
 
 /// Steps whose errors are remembered.
 const ERRORS_MAX: usize = 128;
-/// Of those, so many of the last tell an outlier from a machine that has changed.
-const ERRORS_LATE: usize = 15;
-/// Before so many steps were seen, none is taken for an outlier.
+/// The last of those; they distinguish an outlier from a machine that has changed.
+const ERRORS_RECENT: usize = 15;
+/// The first steps, among which none is treated as an outlier.
 const STEPS_FIRST: usize = 8;
-/// What is unknown of the seed: of everything together, of the rows' curve, of each price alone.
-const COMMON: f64 = 1.0;
-const CURVE: f64 = 0.25;
-const EACH: f64 = 0.05;
-/// How much of the curve's error two neighbouring knots share.
-const NEIGHBOURS: f64 = 0.7;
-/// How far everything together, and each price alone, drifts with each step.
+/// Standard deviations of the seed's errors: common to all prices, of the rows' curve, of each
+/// price alone.
+const COMMON_SPREAD: f64 = 1.0;
+const CURVE_SPREAD: f64 = 0.25;
+const EACH_SPREAD: f64 = 0.05;
+/// Correlation of the curve's error between two neighbouring knots.
+const NEIGHBOUR_CORRELATION: f64 = 0.7;
+/// Drift with each step: of the common factor, and of each price alone.
 const COMMON_DRIFT: f64 = 0.02;
 const EACH_DRIFT: f64 = 0.01;
-/// Two steps of the same work differ by so much. What errs by more is not noisy but unknown, and
-/// must not be doubted for it.
+/// Spread of the time of equal steps. A larger error is lack of knowledge rather than noise, so it
+/// must not make the filter trust measurements less.
 const NOISE: std::ops::RangeInclusive<f64> = 0.08..=0.2;
-/// No ratio to the seed leaves this range.
+/// Range of the ratios to the seed.
 const RATIOS: std::ops::RangeInclusive<f64> = 0.001..=1000.0;
-/// Of a link's price, one measurement moves so much: one part in this many.
+/// One measurement moves a link's price by one part in this many.
 const LINK_PARTS: u64 = 8;
 
-/// Prices, and what they are learned from.
+/// Prices, and the state from which they are learned.
 #[derive(Clone, Debug)]
-pub struct Learner {
+pub struct PriceLearner {
     prices: Prices,
-    /// Made with the first step that took time.
-    fit: Option<Box<Fit>>,
+    /// Created with the first step that took time.
+    fit: Option<Box<PriceFilter>>,
 }
 
-/// How far predictions were off of late, in thousandths of what was real.
+/// Errors of recent predictions, in thousandths of the real time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Errors {
-    /// Half of them were off by no more.
+pub struct PriceErrors {
+    /// Half of the predictions had at most this error.
     pub median_permille: u32,
-    /// Nineteen of twenty were off by no more.
+    /// Nineteen of twenty had at most this error.
     pub p95_permille: u32,
 }
 
 #[derive(Clone, Debug)]
-struct Fit {
+struct PriceFilter {
     seed: Prices,
-    /// Price over seed: of each knot, then of a pair, of a token of context, of a draw.
+    /// Ratio of price to seed: of each knot, then of a pair, of a token of context, of a draw.
     ratios: Vec<f64>,
-    /// How uncertain they are, together: `(ratios, ratios)`.
+    /// Covariance of the ratios: `(ratios, ratios)`.
     covariance: Vec<f64>,
-    /// The last errors, the oldest overwritten first.
+    /// The last errors, as a ring buffer.
     errors: Vec<u32>,
     steps: usize,
 }
 
-impl Learner {
-    /// Starts from what is thought to be true. From nothing, nothing is learned: a seed says which
-    /// knots there are.
+impl PriceLearner {
+    /// Starts from seed prices. An empty seed never learns: the seed defines the knots.
     pub fn new(seed: Prices) -> Self {
         Self {
             prices: seed,
@@ -77,36 +78,40 @@ impl Learner {
         }
     }
 
-    /// As learned so far.
+    /// The prices learned so far.
     pub fn prices(&self) -> &Prices {
         &self.prices
     }
 
-    /// Whether anything is known.
-    pub fn knows(&self) -> bool {
+    /// Whether there are prices.
+    pub fn has_prices(&self) -> bool {
         !self.prices.rows.is_empty()
     }
 
-    /// A step of so much work took so long.
-    pub fn observe(&mut self, work: &Work, took: Duration) {
-        if took.is_zero() || !self.knows() {
+    /// Learns from a step of `work` that took `took`.
+    pub fn observe(&mut self, work: &StepWork, took: Duration) {
+        if took.is_zero() || !self.has_prices() {
             return;
         }
         let prices = &self.prices;
-        let fit = self.fit.get_or_insert_with(|| Box::new(Fit::new(prices)));
+        let fit = self
+            .fit
+            .get_or_insert_with(|| Box::new(PriceFilter::new(prices)));
         fit.observe(work, took.as_nanos() as f64);
-        fit.write(&mut self.prices);
+        fit.write_prices(&mut self.prices);
     }
 
-    /// How far predictions of the last steps were off.
-    pub fn errors(&self) -> Errors {
-        self.fit.as_ref().map_or(Errors::default(), |fit| Errors {
-            median_permille: fit.error(500, ERRORS_MAX),
-            p95_permille: fit.error(950, ERRORS_MAX),
-        })
+    /// Errors of the predictions of the last steps.
+    pub fn errors(&self) -> PriceErrors {
+        self.fit
+            .as_ref()
+            .map_or(PriceErrors::default(), |fit| PriceErrors {
+                median_permille: fit.error(500, ERRORS_MAX),
+                p95_permille: fit.error(950, ERRORS_MAX),
+            })
     }
 
-    /// The link to a worker was measured.
+    /// Records a measurement of the link to a worker.
     pub fn link_measured(&mut self, to: WorkerId, price: LinkPrice) {
         let links = &mut self.prices.links;
         match links.binary_search_by_key(&to, |(worker, _)| *worker) {
@@ -118,14 +123,14 @@ impl Learner {
         }
     }
 
-    /// The worker at a link's other end is gone, and may be another when it comes back.
+    /// Forgets a worker's link: it may be another worker when it comes back.
     pub fn link_lost(&mut self, to: WorkerId) {
         self.prices.links.retain(|(worker, _)| *worker != to);
     }
 
-    /// So many bytes went to a worker in so long, one after the other.
-    pub fn sent(&mut self, to: WorkerId, bytes: u64, took: Duration) {
-        if bytes == 0 || took.is_zero() || !self.knows() {
+    /// Learns from `bytes` bytes sent to a worker one after the other in `took`.
+    pub fn observe_transfer(&mut self, to: WorkerId, bytes: u64, took: Duration) {
+        if bytes == 0 || took.is_zero() || !self.has_prices() {
             return;
         }
         let picos = took.as_nanos().saturating_mul(1000) / u128::from(bytes);
@@ -144,17 +149,17 @@ impl Learner {
                 &mut links[place].1
             }
         };
-        link.byte_picos = nearer(link.byte_picos, picos);
+        link.byte_picos = moved_towards(link.byte_picos, picos);
         let all = &mut self.prices.link.byte_picos;
         *all = if *all == 0 {
             picos
         } else {
-            nearer(*all, picos)
+            moved_towards(*all, picos)
         };
     }
 
-    /// What is learned, in numbers that tell two learners apart; empty before anything is.
-    pub fn state(&self) -> Vec<u64> {
+    /// The state as numbers that distinguish two learners; empty before anything was learned.
+    pub fn fingerprint(&self) -> Vec<u64> {
         self.fit.as_ref().map_or(Vec::new(), |fit| {
             let numbers = fit.ratios.iter().chain(&fit.covariance);
             let errors = fit.errors.iter().map(|error| u64::from(*error));
@@ -164,9 +169,9 @@ impl Learner {
     }
 }
 
-/// One part in [`LINK_PARTS`] of the way. What is four times as far counts as that: a block may have
-/// waited for a step.
-fn nearer(price: u64, measured: u64) -> u64 {
+/// Moves a price one part in [`LINK_PARTS`] towards a measurement. A measurement above four times
+/// the price counts as that much: the block may have waited for a step.
+fn moved_towards(price: u64, measured: u64) -> u64 {
     let measured = measured.min(price.saturating_mul(4));
     (price / LINK_PARTS)
         .saturating_mul(LINK_PARTS - 1)
@@ -174,24 +179,25 @@ fn nearer(price: u64, measured: u64) -> u64 {
         .saturating_add(measured / LINK_PARTS)
 }
 
-impl Fit {
+impl PriceFilter {
     fn new(seed: &Prices) -> Self {
         let knots = seed.rows.len();
         let count = knots + 3;
-        let mut covariance = vec![COMMON * COMMON; count * count];
+        let mut covariance = vec![COMMON_SPREAD * COMMON_SPREAD; count * count];
         for i in 0..count {
             for j in 0..count {
                 let apart = i32::try_from(i.abs_diff(j)).expect("few knots");
                 if i < knots && j < knots {
-                    covariance[i * count + j] += CURVE * CURVE * NEIGHBOURS.powi(apart);
+                    covariance[i * count + j] +=
+                        CURVE_SPREAD * CURVE_SPREAD * NEIGHBOUR_CORRELATION.powi(apart);
                 } else if i == j {
-                    covariance[i * count + j] += CURVE * CURVE;
+                    covariance[i * count + j] += CURVE_SPREAD * CURVE_SPREAD;
                 }
             }
-            covariance[i * count + i] += EACH * EACH;
+            covariance[i * count + i] += EACH_SPREAD * EACH_SPREAD;
         }
         let mut seed = seed.clone();
-        // A ratio to nothing cannot be learned.
+        // A ratio to zero cannot be learned.
         seed.pair_picos = seed.pair_picos.max(1);
         seed.context_picos = seed.context_picos.max(1);
         seed.draw_nanos = seed.draw_nanos.max(1);
@@ -204,40 +210,43 @@ impl Fit {
         }
     }
 
-    fn observe(&mut self, work: &Work, took: f64) {
-        let mut shares = parts(&self.seed, work);
+    fn observe(&mut self, work: &StepWork, took: f64) {
+        let mut shares = step_parts(&self.seed, work);
         let parts = shares.iter().zip(&self.ratios);
         let predicted: f64 = parts.map(|(part, ratio)| part * ratio).sum();
         if predicted <= 0.0 {
             return;
         }
-        // In parts of what was predicted, so that short steps count as much as long ones.
+        // Relative to the prediction, so that short steps count as much as long ones.
         for share in &mut shares {
             *share /= predicted;
         }
         let usual = f64::from(self.error(500, ERRORS_MAX)) / 1000.0;
+        // After the first steps an outlier is cut to three times the recent median error, so that
+        // one stall does not spoil the prices, while a lasting change widens the limit by itself.
         let off = took / predicted - 1.0;
-        let off = match self.steps < STEPS_FIRST {
-            true => off,
-            false => {
-                let late = f64::from(self.error(500, ERRORS_LATE)) / 1000.0;
-                let most = (3.0 * late).clamp(0.1, 1.0);
-                off.clamp(-most, most)
-            }
+        let off = if self.steps < STEPS_FIRST {
+            off
+        } else {
+            let late = f64::from(self.error(500, ERRORS_RECENT)) / 1000.0;
+            let most = (3.0 * late).clamp(0.1, 1.0);
+            off.clamp(-most, most)
         };
-        self.remember((predicted / took - 1.0).abs());
-        self.learn(&shares, off, usual.clamp(*NOISE.start(), *NOISE.end()));
+        self.record_error((predicted / took - 1.0).abs());
+        self.update(&shares, off, usual.clamp(*NOISE.start(), *NOISE.end()));
     }
 
-    /// One step of the filter.
-    fn learn(&mut self, shares: &[f64], off: f64, noise: f64) {
+    /// One update of the filter.
+    fn update(&mut self, shares: &[f64], off: f64, noise: f64) {
         let count = self.ratios.len();
+        // Prediction: uncertainty grows by the drift, common and of each price.
         for (i, row) in self.covariance.chunks_exact_mut(count).enumerate() {
             for entry in row.iter_mut() {
                 *entry += COMMON_DRIFT * COMMON_DRIFT;
             }
             row[i] += EACH_DRIFT * EACH_DRIFT;
         }
+        // Correction: each ratio moves by its share of the error, in proportion to its uncertainty.
         let rows = self.covariance.chunks_exact(count);
         let gains: Vec<f64> = rows.map(|row| dot(row, shares)).collect();
         let spread = dot(&gains, shares) + noise * noise;
@@ -246,13 +255,14 @@ impl Fit {
         }
         for (i, row) in self.covariance.chunks_exact_mut(count).enumerate() {
             for (entry, gain) in row.iter_mut().zip(&gains) {
-                // What was never measured does not become more uncertain than it was at first.
+                // Bounded: the drift must not make a price that is never measured more uncertain
+                // than the seed was.
                 *entry = (*entry - gains[i] * gain / spread).clamp(-2.0, 2.0);
             }
         }
     }
 
-    fn remember(&mut self, error: f64) {
+    fn record_error(&mut self, error: f64) {
         let permille = (error * 1000.0).min(1e6) as u32;
         if self.errors.len() < ERRORS_MAX {
             self.errors.push(permille);
@@ -274,9 +284,10 @@ impl Fit {
         *errors.select_nth_unstable(place).1
     }
 
-    fn write(&self, prices: &mut Prices) {
+    fn write_prices(&self, prices: &mut Prices) {
         let whole = |seed: u64, ratio: f64| (seed as f64 * ratio).max(0.0) as u64;
         let knots = self.seed.rows.len();
+        // The curve is made monotone, as every user of prices assumes.
         let mut least = 0;
         for (i, knot) in prices.rows.iter_mut().enumerate() {
             least = least.max(whole(self.seed.rows[i].nanos, self.ratios[i]));
@@ -310,13 +321,13 @@ mod tests {
         }
     }
 
-    /// A machine of a million nanoseconds a step, whose curve bends at 64 rows.
+    /// A machine of 1 ms a step, whose curve bends at 64 rows.
     fn real() -> Prices {
         let rows = [(1, 1_000_000), (64, 1_400_000), (512, 9_000_000)];
         prices(&rows, [4_000, 30_000, 5_000])
     }
 
-    /// All that a datasheet would have said: three times too fast, and of another shape.
+    /// A seed as from a datasheet: three times too fast, and of another shape.
     fn seed() -> Prices {
         let knots = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
         let rows = knots.map(|rows| (rows, (400_000).max(u64::from(rows) * 5_000)));
@@ -332,21 +343,21 @@ mod tests {
     }
 
     /// The `i`-th of a mix of decode batches and prompt chunks.
-    fn step(i: u64) -> Work {
-        let mut work = Work::default();
+    fn step(i: u64) -> StepWork {
+        let mut work = StepWork::default();
         for sequence in 0..draw(i, 32) {
-            work += Work::decode(1 + draw(i * 100 + sequence, 4000));
+            work += StepWork::decode(1 + draw(i * 100 + sequence, 4000));
         }
         if work.rows == 0 || draw(i + 7, 2) == 0 {
             let before = u32::try_from(draw(i + 11, 2000)).unwrap();
             let tokens = 1 + u32::try_from(draw(i + 13, 460)).unwrap();
-            work += Work::prefill(before, tokens);
+            work += StepWork::prefill(before, tokens);
         }
         work
     }
 
-    /// The median and p95 of what `learner` errs by on steps that it has not seen.
-    fn held_out(learner: &Learner, real: &Prices) -> (u64, u64) {
+    /// Median and p95 of the errors of `learner` on steps that it has not seen.
+    fn held_out(learner: &PriceLearner, real: &Prices) -> (u64, u64) {
         let error = |i| {
             let work = step(i);
             let (told, is) = (learner.prices().step(&work), real.step(&work));
@@ -359,8 +370,8 @@ mod tests {
     }
 
     #[test]
-    fn held_out_steps_were_predicted_by_the_datasheet_alone() {
-        let mut learner = Learner::new(seed());
+    fn prices_learned_from_steps_predict_held_out_steps() {
+        let mut learner = PriceLearner::new(seed());
         assert!(held_out(&learner, &real()).0 > 500, "the seed is far off");
         for i in 0..64 {
             learner.observe(&step(i), real().step(&step(i)));
@@ -369,9 +380,11 @@ mod tests {
         assert!(median <= 30 && p95 <= 100, "{median} {p95}: {learner:?}");
     }
 
+    // Lesson: 29.
+    /// Lesson 29: samples of slow starts must not make the predictions oscillate.
     #[test]
-    fn lesson_29_one_slow_step_in_eight_did_not_spoil_the_prices() {
-        let mut learner = Learner::new(seed());
+    fn one_slow_step_in_eight_does_not_spoil_prices() {
+        let mut learner = PriceLearner::new(seed());
         for i in 0..400 {
             let took = real().step(&step(i));
             let noise = u32::try_from(950 + draw(i + 31, 100)).unwrap();
@@ -383,8 +396,8 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_became_slower_is_believed_within_some_steps() {
-        let mut learner = Learner::new(seed());
+    fn prices_follow_a_slower_machine_within_sixty_steps() {
+        let mut learner = PriceLearner::new(seed());
         for i in 0..100 {
             learner.observe(&step(i), real().step(&step(i)));
         }
@@ -398,8 +411,8 @@ mod tests {
     }
 
     #[test]
-    fn more_rows_never_cost_less_whatever_was_measured() {
-        let mut learner = Learner::new(seed());
+    fn learned_prices_never_fall_with_more_rows() {
+        let mut learner = PriceLearner::new(seed());
         for i in 0..300 {
             let took = Duration::from_micros(1 + draw(i, 20_000));
             learner.observe(&step(i), took);
@@ -409,27 +422,27 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_learned_from_no_time_or_from_no_seed() {
-        let mut learner = Learner::new(seed());
+    fn zero_time_or_an_empty_seed_teaches_nothing() {
+        let mut learner = PriceLearner::new(seed());
         learner.observe(&step(1), Duration::ZERO);
         assert_eq!(learner.prices(), &seed());
-        assert!(learner.state().is_empty());
-        let mut blank = Learner::new(Prices::default());
+        assert!(learner.fingerprint().is_empty());
+        let mut blank = PriceLearner::new(Prices::default());
         blank.observe(&step(1), Duration::from_millis(1));
-        blank.sent(WorkerId(1), 10, Duration::from_millis(1));
+        blank.observe_transfer(WorkerId(1), 10, Duration::from_millis(1));
         assert_eq!(blank.prices(), &Prices::default());
     }
 
     #[test]
-    fn a_link_is_priced_by_what_went_over_it() {
-        let mut learner = Learner::new(seed());
+    fn transfers_set_the_price_of_their_link() {
+        let mut learner = PriceLearner::new(seed());
         let price = LinkPrice {
             latency_nanos: 50_000,
             byte_picos: 100,
         };
         learner.link_measured(WorkerId(2), price);
         for _ in 0..64 {
-            learner.sent(WorkerId(2), 1_000_000, Duration::from_micros(400));
+            learner.observe_transfer(WorkerId(2), 1_000_000, Duration::from_micros(400));
         }
         let took = learner.prices().transfer(WorkerId(2), 1_000_000);
         assert!(took > Duration::from_micros(420) && took < Duration::from_micros(470));
@@ -437,5 +450,75 @@ mod tests {
         assert!(unknown > Duration::from_micros(400), "as others of late");
         learner.link_lost(WorkerId(2));
         assert!(learner.prices().links.is_empty(), "it is gone");
+    }
+
+    #[test]
+    fn a_link_price_moves_by_an_eighth_and_no_further() {
+        assert_eq!(
+            [moved_towards(800, 1600), moved_towards(803, 800)],
+            [900, 803]
+        );
+        assert_eq!(
+            moved_towards(800, 8000),
+            1100,
+            "what is far off counts as fourfold"
+        );
+    }
+
+    #[test]
+    fn errors_are_those_of_the_last_steps() {
+        let mut fit = PriceFilter::new(&seed());
+        assert_eq!(fit.error(500, ERRORS_MAX), 0);
+        let hear = |fit: &mut PriceFilter, errors: std::ops::RangeInclusive<u32>| {
+            errors.for_each(|error| fit.record_error(f64::from(error) / 1000.0 + 1e-6));
+        };
+        hear(&mut fit, 1..=100);
+        let of =
+            |fit: &PriceFilter| [(500, 128), (950, 128), (500, 15)].map(|(p, n)| fit.error(p, n));
+        assert_eq!(of(&fit), [50, 95, 93]);
+        hear(&mut fit, 101..=200);
+        assert_eq!(of(&fit), [136, 193, 193]);
+    }
+
+    #[test]
+    fn prices_are_the_seed_times_its_ratios_and_never_fall() {
+        let seed = prices(&[(1, 1000), (8, 2000), (64, 3000)], [10, 20, 30]);
+        let mut fit = PriceFilter::new(&seed);
+        fit.ratios = vec![4.0, 0.5, 2.0, 3.0, 0.5, 2.0];
+        fit.record_error(0.25);
+        let mut written = seed.clone();
+        fit.write_prices(&mut written);
+        let expected = prices(&[(1, 4000), (8, 4000), (64, 6000)], [30, 10, 60]);
+        let error_permille = 250;
+        assert_eq!(
+            written,
+            Prices {
+                error_permille,
+                ..expected
+            }
+        );
+    }
+
+    #[test]
+    fn a_link_never_measured_is_priced_as_the_first_one() {
+        let mut learner = PriceLearner::new(seed());
+        let sent = |learner: &mut PriceLearner, to, micros| {
+            learner.observe_transfer(WorkerId(to), 1_000_000, Duration::from_micros(micros));
+            let links = learner.prices().links.iter();
+            let links: Vec<_> = links.map(|(to, link)| (to.0, link.byte_picos)).collect();
+            (learner.prices().link.byte_picos, links)
+        };
+        assert_eq!(sent(&mut learner, 4, 800), (800, vec![(4, 800)]));
+        assert_eq!(
+            sent(&mut learner, 2, 1600),
+            (900, vec![(2, 1600), (4, 800)])
+        );
+        assert_eq!(
+            sent(&mut learner, 4, 1600),
+            (988, vec![(2, 1600), (4, 900)])
+        );
+        learner.observe_transfer(WorkerId(4), 0, Duration::from_micros(1));
+        learner.observe_transfer(WorkerId(4), 1, Duration::ZERO);
+        assert_eq!(learner.prices().link.byte_picos, 988);
     }
 }

@@ -1,7 +1,8 @@
-//! What work will cost, and how many workers it takes.
+//! Predicted costs of work, and the number of workers that it takes.
 //!
-//! Owns: the formulas from [`cleave_domain::Prices`] to times, the way to prices (from a device's
-//! datasheet, and from what work cost), and the brain that says how large a fleet is to be ([`scaling`]).
+//! Owns: the formulas from [`cleave_domain::Prices`] to times, the sources of prices (a device's
+//! datasheet and measured work), and the brain that decides how large a fleet is to be
+//! ([`scaling`]).
 //! Never: knows a request or the time of day, or starts anything.
 //! Invariant: more work never costs less, and never takes fewer workers.
 
@@ -11,7 +12,7 @@ mod predict;
 mod roofline;
 pub mod scaling;
 
-pub use chunk::{Room, beside, chunk_within, quantum};
-pub use learner::{Errors, Learner};
-pub use predict::{Predict, predict_link, share};
-pub use roofline::{Device, Shape, bytes, bytes_used, flops, flops_used, roofline};
+pub use chunk::{ChunkRoom, chunk_tokens_within, quantum, slowdown_permille};
+pub use learner::{PriceErrors, PriceLearner};
+pub use predict::{Predict, mul_div, predict_link};
+pub use roofline::{DeviceSpec, ModelSizes, bytes, bytes_used, flops, flops_used, roofline};

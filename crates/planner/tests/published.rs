@@ -1,14 +1,15 @@
-//! Whether the formula of prices fits what others measured.
+//! Checks the price formula against published measurements.
 //!
-//! Llama 3.1 8B in fp8 on one H200, as kept in ai-dynamo/dynamo (Apache-2.0) for its planner's tests: the
-//! time to first token by length of the prompt, and the time of a decode step by sequences and tokens of
-//! each. Learned from every other row, the rest are foretold within 4 % (median) and 22 % (p95). Rows of more sequences than vLLM runs at once by default (1024) are left out.
+//! Llama 3.1 8B in fp8 on one H200, as kept in ai-dynamo/dynamo (Apache-2.0) for its planner's
+//! tests: the time to first token by length of the prompt, and the time of a decode step by
+//! sequences and tokens of each. Learned from every other row, the rest is predicted within 4 %
+//! (median) and 22 % (p95). Rows of more sequences than vLLM runs at once by default (1024) are
+//! left out.
 
-use cleave_domain::Work;
-use cleave_planner::{Device, Learner, Predict, Shape, roofline};
+use cleave_domain::StepWork;
+use cleave_planner::{DeviceSpec, ModelSizes, Predict, PriceLearner, roofline};
 use std::time::Duration;
 
-/// Tokens, microseconds.
 const PROMPTS: [(u32, u64); 17] = [
     (100, 19_525),
     (1117, 38_494),
@@ -71,11 +72,11 @@ const BATCHES: [(u32, u64, u64); 38] = [
     (67, 13585, 36_169),
 ];
 
-/// Weights of a byte: per layer 4096 × 128 × (2 × 32 + 2 × 8) and 3 × 4096 × 14336.
+/// Weights of one byte: per layer 4096 × 128 × (2 × 32 + 2 × 8) and 3 × 4096 × 14336.
 const LAYERS: u64 = 32 * (4096 * 128 * 80 + 3 * 4096 * 14_336);
 const HEAD: u64 = 4096 * 128_256;
 
-const LLAMA_8B: Shape = Shape {
+const LLAMA_8B: ModelSizes = ModelSizes {
     layers: 32,
     hidden: 4096,
     intermediate: 14_336,
@@ -89,21 +90,21 @@ const LLAMA_8B: Shape = Shape {
     kv_scale_bytes: 0,
 };
 
-/// By its datasheet: dense fp8, HBM3e.
-const H200: Device = Device {
+/// From its datasheet: dense fp8, HBM3e.
+const H200: DeviceSpec = DeviceSpec {
     flops_per_second: 1979e12,
     bytes_per_second: 4.8e12,
     step: Duration::ZERO,
 };
 
-fn measured() -> Vec<(Work, Duration)> {
+fn measured() -> Vec<(StepWork, Duration)> {
     let prompts = PROMPTS.iter().map(|&(tokens, micros)| {
-        let mut work = Work::prefill(0, tokens);
+        let mut work = StepWork::prefill(0, tokens);
         work.draws = 1;
         (work, Duration::from_micros(micros))
     });
     let batches = BATCHES.iter().map(|&(sequences, tokens, micros)| {
-        let work = Work {
+        let work = StepWork {
             rows: sequences,
             pairs: 0,
             context_tokens: u64::from(sequences) * tokens,
@@ -114,8 +115,8 @@ fn measured() -> Vec<(Work, Duration)> {
     prompts.chain(batches).collect()
 }
 
-/// Median and p95 of how far predictions of `steps` are off, in thousandths.
-fn errors(learner: &Learner, steps: &[(Work, Duration)]) -> (u32, u32) {
+/// Median and p95 of the errors of predictions of `steps`, in thousandths.
+fn errors(learner: &PriceLearner, steps: &[(StepWork, Duration)]) -> (u32, u32) {
     let mut errors: Vec<u32> = steps
         .iter()
         .map(|(work, took)| {
@@ -127,8 +128,11 @@ fn errors(learner: &Learner, steps: &[(Work, Duration)]) -> (u32, u32) {
     (errors[errors.len() / 2], errors[errors.len() * 95 / 100])
 }
 
+// Lesson: 24.
+/// Lesson 24: averages of lengths are not enough to plan with, so prices are fitted to single
+/// steps.
 #[test]
-fn lesson_24_half_of_an_h200s_measurements_did_not_foretell_the_others() {
+fn half_of_published_h200_timings_predict_the_rest() {
     let measured = measured();
     let part = |odd| {
         let of = measured
@@ -138,7 +142,7 @@ fn lesson_24_half_of_an_h200s_measurements_did_not_foretell_the_others() {
         of.map(|(_, step)| *step).collect::<Vec<_>>()
     };
     let (learned, held_out) = (part(0), part(1));
-    let mut learner = Learner::new(roofline(&H200, &LLAMA_8B, 16_384));
+    let mut learner = PriceLearner::new(roofline(&H200, &LLAMA_8B, 16_384));
     let (before, _) = errors(&learner, &held_out);
     for _ in 0..20 {
         for (work, took) in &learned {

@@ -1,20 +1,22 @@
-//! What the router's brain costs: `cargo run --release -p cleave-router --example placing
-//! [PROMPT_TOKENS]`. For fleets of several sizes, with prices and without: how many requests a second
-//! are placed, and what a worker and a flight take in memory. Half of the fleet prefills, half decodes,
-//! and everybody has half of every prompt cached, which is the dearest case for the prefix index.
+//! Cost of the router's brain: `cargo run --release -p cleave-router --example placing
+//! [PROMPT_TOKENS]`. For fleets of several sizes, with prices and without: placements per second,
+//! and the memory of a worker and of a flight. Half of the fleet prefills, half decodes, and every
+//! worker has half of every prompt cached, which is the most expensive case for the prefix index.
 
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, HandoffId, Incarnation, LinkPrice, Load, Prices, Report,
-    Request, Role, RowPrice, Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId,
-    WorkerRef,
+    Capacity, Fingerprint, FlightId, HandoffId, Incarnation, LinkPrice, Prices, Report, Request,
+    RequestSlo, Role, RowPrice, SamplingParams, StopRules, Time, WorkerDescription, WorkerId,
+    WorkerLoad, WorkerRef,
 };
-use cleave_router::{Brain, CancelReason, Input, Limits, Note, Output};
+use cleave_router::{
+    CancelReason, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
+};
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const REQUESTS: u64 = 2000;
-/// Flights under way while memory is looked at.
+/// Flights under way while memory is measured.
 const KEPT: u64 = 1000;
 
 fn main() -> std::io::Result<()> {
@@ -26,7 +28,7 @@ fn main() -> std::io::Result<()> {
     for workers in [16, 64, 1024] {
         for priced in [false, true] {
             let before = resident();
-            let mut fleet = Fleet::new(workers, priced, tokens);
+            let mut fleet = PlacementBench::new(workers, priced, tokens);
             let joined = resident();
             let each = fleet.place(REQUESTS);
             let placed = resident();
@@ -45,29 +47,29 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Bytes of memory that this process has, as the system counts them; 0 where it does not say.
+/// Resident memory of this process in bytes, as the system reports it; 0 where it does not.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = text.split_whitespace().nth(1);
     pages.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-struct Fleet {
-    brain: Brain,
+struct PlacementBench {
+    brain: RouterBrain,
     request: Arc<Request>,
     next: u64,
     now: u64,
 }
 
-impl Fleet {
+impl PlacementBench {
     fn new(workers: u64, priced: bool, tokens: u32) -> Self {
-        let mut brain = Brain::new(Limits {
+        let mut brain = RouterBrain::new(RouterLimits {
             flights_max: 1_000_000,
             queue_max: 1_000_000,
             queue_wait_max: Duration::from_secs(3600),
             renew_every: Duration::from_secs(3600),
             reserve_timeout: Duration::from_secs(3600),
-            ..Limits::default()
+            ..RouterLimits::default()
         });
         let prompt: Arc<[u32]> = (0..tokens).collect();
         let stored = cleave_kv::block_hashes(0, &prompt[..prompt.len() / 2], 16);
@@ -76,7 +78,7 @@ impl Fleet {
                 worker: WorkerId(id),
                 incarnation: Incarnation(1),
             };
-            tell(
+            feed(
                 &mut brain,
                 joined(worker, [Role::Prefill, Role::Decode][(id % 2) as usize]),
             );
@@ -84,23 +86,23 @@ impl Fleet {
                 stored: stored.clone(),
                 evicted: Vec::new(),
             };
-            tell(&mut brain, Input::Told { worker, report });
+            feed(&mut brain, RouterInput::WorkerReported { worker, report });
             if priced {
                 let report = Report::Prices(prices());
-                tell(&mut brain, Input::Told { worker, report });
+                feed(&mut brain, RouterInput::WorkerReported { worker, report });
             }
-            let report = Report::Load(Load {
+            let report = Report::Load(WorkerLoad {
                 sequences_running: 8,
                 context_tokens: 8000,
                 blocks_free: 90_000,
-                ..Load::default()
+                ..WorkerLoad::default()
             });
-            tell(&mut brain, Input::Told { worker, report });
+            feed(&mut brain, RouterInput::WorkerReported { worker, report });
         }
         let request = Arc::new(Request {
             prompt,
             generated: Arc::new([]),
-            sampling: Sampling::greedy(),
+            sampling: SamplingParams::greedy(),
             stop: StopRules {
                 max_tokens: 100,
                 min_tokens: 0,
@@ -108,10 +110,10 @@ impl Fleet {
             },
             priority: 0,
             cache_salt: 0,
-            slo: Slo {
+            slo: RequestSlo {
                 ttft: Some(Duration::from_secs(3600)),
                 tpot: Some(Duration::from_secs(1)),
-                ..Slo::default()
+                ..RequestSlo::default()
             },
         });
         Self {
@@ -122,18 +124,18 @@ impl Fleet {
         }
     }
 
-    /// Submits a request. Gives how long that took, and where it was sent.
+    /// Submits a request. Returns how long that took, and the worker that it was sent to.
     fn submit(&mut self) -> (Duration, Option<(WorkerRef, HandoffId)>) {
         let flight = FlightId(self.next);
         self.next += 1;
         self.now += 1_000_000;
         let request = Arc::clone(&self.request);
-        let input = Input::Submitted { flight, request };
+        let input = RouterInput::Submitted { flight, request };
         let start = Instant::now();
         self.brain.handle(Time::from_nanos(self.now), input);
         let mut placed = None;
         while let Some(output) = self.brain.poll() {
-            if let Output::Note(Note::Placed {
+            if let RouterOutput::Note(RouterNote::Placed {
                 handoff, decode, ..
             }) = output
             {
@@ -143,7 +145,7 @@ impl Fleet {
         (start.elapsed(), placed)
     }
 
-    /// The mean time of so many placements, each of which is taken back.
+    /// The mean time of so many placements, each of which is cancelled.
     fn place(&mut self, count: u64) -> Duration {
         let mut total = Duration::ZERO;
         for _ in 0..count {
@@ -152,9 +154,9 @@ impl Fleet {
             let (worker, handoff) = placed.expect("there is room");
             let flight = handoff.flight;
             let why = CancelReason::Left;
-            self.handle(Input::Cancelled { flight, why });
+            self.handle(RouterInput::Cancelled { flight, why });
             let report = Report::Released { handoff };
-            self.handle(Input::Told { worker, report });
+            self.handle(RouterInput::WorkerReported { worker, report });
         }
         total / count as u32
     }
@@ -165,7 +167,7 @@ impl Fleet {
         }
     }
 
-    fn handle(&mut self, input: Input) {
+    fn handle(&mut self, input: RouterInput) {
         self.brain.handle(Time::from_nanos(self.now), input);
         while self.brain.poll().is_some() {}
     }
@@ -196,12 +198,12 @@ fn prices() -> Prices {
     }
 }
 
-fn tell(brain: &mut Brain, input: Input) {
+fn feed(brain: &mut RouterBrain, input: RouterInput) {
     brain.handle(Time::ZERO, input);
     while brain.poll().is_some() {}
 }
 
-fn joined(worker: WorkerRef, role: Role) -> Input {
+fn joined(worker: WorkerRef, role: Role) -> RouterInput {
     let description = WorkerDescription {
         role,
         home: role,
@@ -218,7 +220,7 @@ fn joined(worker: WorkerRef, role: Role) -> Input {
         queue_max: 1024,
         device: None,
     };
-    Input::WorkerJoined {
+    RouterInput::WorkerJoined {
         worker,
         description,
     }

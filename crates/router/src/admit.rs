@@ -1,52 +1,54 @@
-//! Whether a request is taken on, and what becomes of one whose target cannot be met.
+//! Admission of requests, and the handling of targets that cannot be met.
 //!
-//! Owns: admission, classes' `unmet` actions, the looks at the line, and the decisions' record. Never:
-//! predicts; `forecast` does. Invariant: a request with a target is placed only where that is predicted
-//! to be met, and told as soon as it cannot be. What has failed once, or has a token with its client,
-//! is never refused for its target.
+//! Owns: admission, the classes' `unmet` actions, the passes over the queue, and the record of
+//! decisions. Never: predicts; `forecast` does. Invariant: a request with a target is placed only
+//! where that is predicted to be met, and answered as soon as it cannot be. A request that has
+//! failed once, or has a token with its client, is never refused for its target.
 //!
-//! **Who may overtake.** A look goes down the line in its order. One that would meet its target nowhere
-//! holds up nobody. One that finds no room
-//! may be overtaken by those of other queues that do, [`OVERTAKEN_MAX`] times; from then on the line
-//! stands until it is placed, so that what is large does not starve. One without targets that gives way
-//! to those that have some holds up only its own queue; it may starve until its time to wait is over.
-//! By load and by turns nobody overtakes.
+//! **Overtaking.** A pass goes through the queue in its order. A flight that would meet its target
+//! nowhere holds up no other. A flight that finds no room may be overtaken by those of other queues
+//! that do, [`OVERTAKEN_MAX`] times; from then on the queue stops until it is placed, so that large
+//! requests do not starve. A flight without targets that yields to those with some holds up only
+//! its own queue; it may starve until its waiting time is over. In the modes by load and round
+//! robin nothing overtakes.
 
 #[cfg(test)]
 mod tests;
 
-use crate::alarm::Alarm;
-use crate::brain::{Brain, Draining};
-use crate::candidates::Placing;
-use crate::event::{Decided, Decision, Forecast, Mode, Note};
-use crate::flight::Flight;
-use crate::forecast::{Manners, Miss, Need};
-use crate::line::{Kind, Place, Queue};
-use crate::policy::{Ask, NoPlace};
-use crate::tally::Payer;
-use cleave_domain::{Aim, Ending, FlightId, Refusal, Request, SloClass, SloPolicy, Time, Unmet};
+use crate::brain::{RouterBrain, RouterDrainState};
+use crate::candidates::ChosenPlacement;
+use crate::event::{DecisionOutcome, PlacementDecision, RequestForecast, RouterNote, RoutingMode};
+use crate::flight::FlightRecord;
+use crate::forecast::{PlacementPriority, RequestNeed, TargetMiss};
+use crate::policy::{AttemptSize, NoPlacement};
+use crate::queue::{QueueId, QueueKind, QueuePlace};
+use crate::tally::AccountKey;
+use crate::timers::FlightTimer;
+use cleave_domain::{
+    Ending, FlightId, OnSloMiss, Refusal, Request, SloClass, SloMetric, SloPolicy, Time,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often one that finds no room is overtaken at most.
+/// How often a flight that finds no room may be overtaken.
 const OVERTAKEN_MAX: u32 = 16;
-/// Flights that find no place in one look at most.
-const TRIES: u32 = 8;
-/// Between two looks for news, where what is found is judged by prices: every worker's report is news.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// Answers are expected to be as long as this share of those of late at most, in thousandths.
+/// Flights that find no place in one pass, at most.
+const TRIES_MAX: u32 = 8;
+/// Interval between two passes after news, where prices decide: every worker's report is news.
+const QUEUE_SERVICE_INTERVAL: Duration = Duration::from_millis(2);
+/// Quantile of recent answers that is expected as a request's length, in thousandths.
 const ANSWER_PERMILLE: usize = 750;
-/// And those of others that are in the way, as this share of them.
+/// The same for other sequences that a placement competes with.
 const LONG_PERMILLE: usize = 950;
-/// Who gives way leaves this part of the tightest gap that any class promises.
-const SPARED: u32 = 8;
-/// What a client is told that could not be served on an idle fleet either.
-const NEVER: Duration = Duration::from_secs(30);
+/// A request that yields leaves this part of the tightest gap that any class promises.
+const SPARED_PARTS: u32 = 8;
+/// `retry_after` of a request that could not be served on an idle fleet either.
+const RETRY_AFTER_NEVER: Duration = Duration::from_secs(30);
 
-impl Flight {
-    pub(crate) fn payer(&self) -> Payer<'_> {
-        Payer {
+impl FlightRecord {
+    pub(crate) fn payer(&self) -> AccountKey<'_> {
+        AccountKey {
             class: &self.place.queue.class,
             tenant: &self.place.queue.tenant,
         }
@@ -54,33 +56,32 @@ impl Flight {
 
     /// Whether it may still be refused.
     pub(crate) fn is_new(&self) -> bool {
-        self.failure.is_none() && !self.given()
+        self.failure.is_none() && !self.has_output()
     }
 }
 
-impl Placing {
-    pub(crate) fn miss(&self) -> Option<Miss> {
+impl ChosenPlacement {
+    pub(crate) fn miss(&self) -> Option<TargetMiss> {
         self.outlook.and_then(|outlook| outlook.miss)
     }
 }
 
-impl Brain {
+impl RouterBrain {
     pub(crate) fn submitted(&mut self, id: FlightId, request: Arc<Request>) {
         assert!(!self.flights.contains_key(&id), "{id} was submitted twice");
         self.arrivals += 1;
-        let refusal = if self.draining != Draining::No {
+        let refusal = if self.draining != RouterDrainState::No {
             Some(Refusal::Draining)
         } else if self.flights.len() >= self.limits.flights_max as usize {
-            let retry_after = self.retry_after();
-            Some(Refusal::QueueFull { retry_after })
+            Some(self.full())
         } else {
             None
         };
-        let place = self.place(id, &request, (self.arrivals, self.now));
+        let place = self.place(id, &request, self.arrivals, self.now);
         let sizes = self.fleet.block_sizes();
         let unmet = self.limits.policy.class(&request.slo.class).unmet.clone();
-        let mut flight = Flight::new(place, request, sizes, self.now);
-        flight.unmet = unmet;
+        let mut flight = FlightRecord::new(place, request, sizes, self.now);
+        flight.on_miss = unmet;
         self.tally.open(flight.payer());
         self.came(&flight.request);
         self.flights.insert(id, flight);
@@ -90,22 +91,22 @@ impl Brain {
         }
     }
 
-    /// Where a request of that arrival stands.
-    fn place(&self, id: FlightId, request: &Request, (arrival, since): (u64, Time)) -> Place {
+    /// The queue place of a request with this arrival.
+    fn place(&self, id: FlightId, request: &Request, arrival: u64, since: Time) -> QueuePlace {
         let class = self.limits.policy.class(&request.slo.class);
         let tokens = (request.prompt.len() + request.generated.len()) as u32;
         let alone = self.fleet.prompt_alone(tokens);
-        Place {
-            queue: Queue {
-                kind: Kind::New,
+        QueuePlace {
+            queue: QueueId {
+                kind: QueueKind::New,
                 priority: request.slo.priority,
                 class: Arc::from(class.name.as_str()),
-                tenant: Arc::from(account(&self.limits.policy, &request.slo.tenant)),
+                tenant: Arc::from(account_name(&self.limits.policy, &request.slo.tenant)),
             },
-            urgency: request.priority,
-            latest: match (&class.unmet, due(request)) {
+            request_priority: request.priority,
+            latest_start: match (&class.unmet, prompt_deadline(request)) {
                 (_, None) => Time::END,
-                (Unmet::Queue(limit), Some(_)) => since + *limit,
+                (OnSloMiss::Queue(limit), Some(_)) => since + *limit,
                 (_, Some(due)) => since + due.saturating_sub(alone),
             },
             arrival,
@@ -113,14 +114,14 @@ impl Brain {
         }
     }
 
-    /// Places a flight that is not in the line, or lets it wait, or ends it.
+    /// Places a flight that is not in the queue, or lets it wait, or ends it.
     fn admit(&mut self, id: FlightId) {
         match self.find(id) {
-            Err(NoPlace::NoWorker) => match self.hope() {
+            Err(NoPlacement::NoWorker) => match self.hope() {
                 Some(start_max) => self.wait_for_workers(id, start_max),
                 None => self.refuse(id, Refusal::NoWorker, Vec::new()),
             },
-            Err(NoPlace::TooLong { tokens_max }) => {
+            Err(NoPlacement::TooLong { tokens_max }) => {
                 self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
             }
             Ok(placing) => match placing.miss() {
@@ -133,111 +134,119 @@ impl Brain {
                     }
                 }
             },
-            Err(NoPlace::Busy) => match self.too_long_a_wait(id) {
+            Err(NoPlacement::Busy) => match self.too_long_a_wait(id) {
                 Some(late) => self.unmet(id, late, Vec::new()),
                 None => self.wait(id),
             },
         }
     }
 
-    /// Whether the line, if the flight stood in it, would have it next.
+    /// Whether the flight would be first if it stood in the queue.
     fn is_next(&mut self, id: FlightId) -> bool {
-        if self.line.len() == 0 {
+        if self.queue.len() == 0 {
             return true;
         }
         let Some(place) = self.flights.get(&id).map(|flight| flight.place.clone()) else {
             return false;
         };
-        self.line.join(&place);
+        // The flight joins for the moment of the question only.
+        self.queue.join(&place);
         let next = self.head();
-        self.line.leave(&place);
+        self.queue.leave(&place);
         next == Some(id)
     }
 
-    /// No worker has room: whether it could be in time once one has, behind those who wait.
-    fn too_long_a_wait(&self, id: FlightId) -> Option<Miss> {
+    /// Where no worker has room: the target that it would miss behind those who wait, if any.
+    fn too_long_a_wait(&self, id: FlightId) -> Option<TargetMiss> {
         let flight = self.flights.get(&id)?;
         let need = self.need(flight)?;
         let (aim, target) = match need.ttft {
-            Some(ttft) => (Aim::Ttft, ttft),
-            None => (Aim::EndToEnd, need.prompt_left()? + need.counted),
+            Some(ttft) => (SloMetric::Ttft, ttft),
+            None => (SloMetric::EndToEnd, need.prompt_left()? + need.counted_wait),
         };
         let query = self.query(flight, Some(&need));
         let relief = self.fleet.relief(&query)?;
         let census = self.fleet.census();
         let decodes = census.decode + census.both;
+        // Waiting flights are served as slots become free; each worker of a device of its own frees
+        // some.
         let workers = decodes.min(census.devices).max(1);
-        let room = relief * (self.line.len() / workers + 1);
+        let room = relief * (self.queue.len() / workers + 1);
         let alone = self.fleet.alone_least(&query);
-        let predicted = need.counted + need.ttft_by.stretch(room + alone);
+        let predicted = need.counted_wait + need.ttft_by.stretch(room + alone);
         let clears = (alone <= target).then(|| predicted.saturating_sub(target));
-        (predicted > target).then_some(Miss {
+        (predicted > target).then_some(TargetMiss {
             aim,
             predicted,
-            clears,
+            met_after: clears,
         })
     }
 
-    /// The flight's target cannot be met: its class says what becomes of it.
-    pub(crate) fn unmet(&mut self, id: FlightId, late: Miss, considered: Vec<Forecast>) {
+    /// Handles a target that cannot be met, by the rule of the flight's class.
+    pub(crate) fn unmet(
+        &mut self,
+        id: FlightId,
+        late: TargetMiss,
+        considered: Vec<RequestForecast>,
+    ) {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
         let until = |limit: &Duration| flight.submitted + *limit;
-        // A policy that was checked leads to an end; one on a tape may not.
+        // A checked policy has no cycle of downgrades; one on a tape may have.
         let downgrades_max = self.limits.policy.classes.len() as u32;
         let class = self.class_of(flight);
-        match &flight.unmet {
-            // What would be missed on an idle fleet too is not waited for.
-            Unmet::Queue(limit) if self.now < until(limit) && late.clears.is_some() => {
-                if !self.line.contains(&flight.place) {
+        match &flight.on_miss {
+            // A target that would be missed on an idle fleet too is not waited for.
+            OnSloMiss::Queue(limit) if self.now < until(limit) && late.met_after.is_some() => {
+                if !self.queue.contains(&flight.place) {
                     self.wait(id);
                 }
             }
-            Unmet::Downgrade(to) if to != &class.name && flight.downgrades < downgrades_max => {
+            OnSloMiss::Downgrade(to) if to != &class.name && flight.downgrades < downgrades_max => {
                 let to = self.limits.policy.class(to).clone();
                 self.downgrade(id, &to, considered);
             }
-            Unmet::Reject | Unmet::Queue(_) | Unmet::Downgrade(_) => {
-                let Miss {
+            OnSloMiss::Reject | OnSloMiss::Queue(_) | OnSloMiss::Downgrade(_) => {
+                let TargetMiss {
                     aim,
                     predicted,
-                    clears,
+                    met_after: clears,
                 } = late;
                 let refusal = Refusal::Late {
                     aim,
                     predicted,
-                    retry_after: bounded(clears.unwrap_or(NEVER)),
+                    retry_after: bounded_retry_after(clears.unwrap_or(RETRY_AFTER_NEVER)),
                 };
                 self.refuse(id, refusal, considered);
             }
         }
     }
 
-    fn downgrade(&mut self, id: FlightId, to: &SloClass, considered: Vec<Forecast>) {
+    fn downgrade(&mut self, id: FlightId, to: &SloClass, considered: Vec<RequestForecast>) {
         let class = to.name.clone();
-        let decided = Decided::Downgraded {
+        let decided = DecisionOutcome::Downgraded {
             class: class.clone(),
         };
         self.decide(id, decided, considered);
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        self.line.leave(&flight.place);
-        self.alarms.set(id, Alarm::Step, None);
+        self.queue.leave(&flight.place);
+        self.timers.set(id, FlightTimer::StepTimeout, None);
         let policy = Arc::clone(&self.limits.policy);
         let mut request = Request::clone(&flight.request);
         request.slo.class = class;
         request.slo.priority = policy.priority_for(&request.slo.tenant, to.priority);
         (request.slo.ttft, request.slo.tpot, request.slo.e2e) = (to.ttft, to.tpot, to.e2e);
-        let place = self.place(id, &request, (flight.place.arrival, flight.submitted));
-        // What it was to cost the class that it leaves, that class is given back.
+        let place = self.place(id, &request, flight.place.arrival, flight.submitted);
+        // The charge is refunded to the class that it leaves.
         self.tally.charge(flight.payer(), -flight.charged, &policy);
         self.tally.close(flight.payer());
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.place = place;
             flight.request = Arc::new(request);
-            flight.unmet = to.unmet.clone();
+            flight.on_miss = to.unmet.clone();
             flight.downgrades += 1;
             flight.charged = 0;
             flight.wait_until = None;
@@ -246,75 +255,87 @@ impl Brain {
         self.admit(id);
     }
 
-    /// It will not be taken on.
-    pub(crate) fn refuse(&mut self, id: FlightId, refusal: Refusal, considered: Vec<Forecast>) {
-        self.decide(id, Decided::Refused(refusal.clone()), considered);
+    pub(crate) fn refuse(
+        &mut self,
+        id: FlightId,
+        refusal: Refusal,
+        considered: Vec<RequestForecast>,
+    ) {
+        self.decide(id, DecisionOutcome::Refused(refusal.clone()), considered);
         self.end(id, Ending::Refused(refusal));
     }
 
-    /// The latest moment to begin it has come, or all of its time to wait has passed.
+    /// Handles the end of a flight's waiting time, or its latest start.
     pub(crate) fn waited_out(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let by_time = self.limits.mode == Mode::Slo && flight.is_new();
-        let Some(due) = due(&flight.request).filter(|_| by_time) else {
+        let by_time = self.limits.mode == RoutingMode::Slo && flight.is_new();
+        let Some(due) = prompt_deadline(&flight.request).filter(|_| by_time) else {
             return self.give_up(id);
         };
         let need = self.need(flight);
         let query = self.query(flight, need.as_ref());
         let alone = self.fleet.alone_least(&query);
-        let queues = matches!(flight.unmet, Unmet::Queue(_));
-        // Its prefix may be cached somewhere: then it may begin later than was thought.
+        let queues = matches!(flight.on_miss, OnSloMiss::Queue(_));
+        // Its prefix may be cached somewhere, so it may start later than was assumed.
         let last = flight.submitted + due.saturating_sub(alone);
         if !queues && last > self.now {
             return match flight.wait_until.filter(|at| *at > self.now) {
-                Some(at) => self.alarms.set(id, Alarm::Step, Some(at.min(last))),
+                Some(at) => self
+                    .timers
+                    .set(id, FlightTimer::StepTimeout, Some(at.min(last))),
                 None => self.give_up(id),
             };
         }
         let relief = need.and_then(|_| self.fleet.relief(&query));
-        let miss = Miss {
+        if self.full() == Refusal::NoWorker {
+            return self.give_up(id);
+        }
+        let miss = TargetMiss {
             aim: match flight.request.slo.ttft {
-                Some(_) => Aim::Ttft,
-                None => Aim::EndToEnd,
+                Some(_) => SloMetric::Ttft,
+                None => SloMetric::EndToEnd,
             },
             predicted: self.now.since(flight.submitted) + alone,
-            clears: Some(relief.unwrap_or_else(|| self.retry_after())),
+            met_after: Some(relief.unwrap_or_else(|| self.retry_after())),
         };
         self.unmet(id, miss, Vec::new());
     }
 
-    // === looking at the line ===
+    // === passes over the queue ===
 
-    /// Whether one that finds no place may be overtaken.
+    /// Whether a flight that finds no place may be overtaken.
     pub(crate) fn overtakes(&self) -> bool {
-        self.limits.mode == Mode::Slo && self.fleet.priced()
+        self.limits.mode == RoutingMode::Slo && self.fleet.priced()
     }
 
-    /// Who is to be placed next.
+    /// The flight to be placed next.
     pub(crate) fn head(&self) -> Option<FlightId> {
         self.next_of(&BTreeSet::new(), &BTreeSet::new())
     }
 
-    fn next_of(&self, closed: &BTreeSet<Queue>, passed: &BTreeSet<FlightId>) -> Option<FlightId> {
-        let turn = Some(self.fleet.turns());
+    fn next_of(&self, closed: &BTreeSet<QueueId>, passed: &BTreeSet<FlightId>) -> Option<FlightId> {
+        let turn = Some(self.fleet.version());
         let is_passed = |id| {
             let flight = self.flights.get(&id);
-            let waits_on = |flight: &Flight| flight.homeless == turn || flight.pauses(self.now);
+            let waits_on =
+                |flight: &FlightRecord| flight.unplaceable_at == turn || flight.pauses(self.now);
             passed.contains(&id) || flight.is_none_or(waits_on)
         };
-        self.line.first(&self.tally, closed, is_passed)
+        self.queue.first(&self.tally, closed, is_passed)
     }
 
-    /// Places whom it can, in the line's order.
+    /// Places as many flights as possible, in the order of the queue.
+    /// A flight that finds no room closes its queue for the pass, or ends the pass, by its overtake
+    /// rule.
     pub(crate) fn serve_line(&mut self) {
         let mut closed = BTreeSet::new();
         let mut overtaken: Vec<FlightId> = Vec::new();
         let mut passed = BTreeSet::new();
         let mut tries = 0;
-        while let Some(id) = self.next_of(&closed, &passed).filter(|_| tries < TRIES) {
-            let queue = self.flights.get(&id).map(|f| f.place.stands_in());
+        while let Some(id) = self.next_of(&closed, &passed).filter(|_| tries < TRIES_MAX) {
+            let queue = self.flights.get(&id).map(|f| f.place.queue_id());
             match self.seek(id) {
                 Ok(placing) => match placing.miss() {
                     None => {
@@ -327,19 +348,19 @@ impl Brain {
                         self.unmet(id, miss, placing.considered);
                     }
                 },
-                // It holds nobody up.
-                Err(NoPlace::TooLong { .. } | NoPlace::NoWorker) => {}
-                Err(NoPlace::Busy) => {
+                // It holds up no other flight.
+                Err(NoPlacement::TooLong { .. } | NoPlacement::NoWorker) => {}
+                Err(NoPlacement::Busy) => {
                     tries += 1;
-                    // The fleet is full, whatever a worker refused it for before.
+                    // The fleet is full, whatever an earlier refusal said.
                     if let Some(flight) = self.flights.get_mut(&id) {
                         flight.refused = None;
                     }
                     let stands = self.stands(id);
-                    if stands == Stands::Firm {
+                    if stands == OvertakeRule::Forbidden {
                         break;
                     }
-                    if stands == Stands::Patient {
+                    if stands == OvertakeRule::Counted {
                         overtaken.push(id);
                     }
                     closed.extend(queue);
@@ -356,41 +377,41 @@ impl Brain {
         }
     }
 
-    fn stands(&self, id: FlightId) -> Stands {
+    fn stands(&self, id: FlightId) -> OvertakeRule {
         let Some(flight) = self.flights.get(&id).filter(|_| self.overtakes()) else {
-            return Stands::Firm;
+            return OvertakeRule::Forbidden;
         };
         if self.gives_way(flight) {
-            Stands::Aside
+            OvertakeRule::Uncounted
         } else if flight.overtaken < OVERTAKEN_MAX {
-            Stands::Patient
+            OvertakeRule::Counted
         } else {
-            Stands::Firm
+            OvertakeRule::Forbidden
         }
     }
 
-    /// News of room, or of time: whoever waits is looked at, but not for each word of each worker.
+    /// Makes a pass over the queue after news of room or time, but at most one in each interval.
     pub(crate) fn look_soon(&mut self) {
-        let at = self.looked_at + LOOK_EVERY;
-        if self.line.len() == 0 {
-            self.look_at = None;
+        let at = self.queue_served_at + QUEUE_SERVICE_INTERVAL;
+        if self.queue.len() == 0 {
+            self.queue_due_at = None;
         } else if self.now >= at {
-            self.looked_at = self.now;
-            self.look_at = None;
+            self.queue_served_at = self.now;
+            self.queue_due_at = None;
             self.serve_line();
         } else {
-            self.look_at = Some(at);
+            self.queue_due_at = Some(at);
         }
     }
 
     // === what a flight needs ===
 
-    pub(crate) fn class_of(&self, flight: &Flight) -> &SloClass {
+    pub(crate) fn class_of(&self, flight: &FlightRecord) -> &SloClass {
         self.limits.policy.class(&flight.place.queue.class)
     }
 
-    /// Whether it takes only what those with targets leave.
-    fn gives_way(&self, flight: &Flight) -> bool {
+    /// Whether it takes only what flights with targets leave.
+    fn gives_way(&self, flight: &FlightRecord) -> bool {
         let aims =
             |class: &SloClass| class.ttft.is_some() || class.tpot.is_some() || class.e2e.is_some();
         let slo = &flight.request.slo;
@@ -406,8 +427,8 @@ impl Brain {
         classes.iter().any(aims) && !classes.iter().all(aims)
     }
 
-    /// None where times do not decide, or nothing is known of them.
-    pub(crate) fn need(&self, flight: &Flight) -> Option<Need> {
+    /// None where times do not decide, or prices are unknown.
+    pub(crate) fn need(&self, flight: &FlightRecord) -> Option<RequestNeed> {
         if !self.overtakes() {
             return None;
         }
@@ -426,42 +447,47 @@ impl Brain {
             .classes
             .iter()
             .filter_map(|class| class.tpot);
-        Some(Need {
-            ask: Ask::of(request, self.limits.expected_output_tokens),
+        Some(RequestNeed {
+            ask: AttemptSize::of(request, self.limits.expected_output_tokens),
             now: self.now,
             priority: request.slo.priority,
             output_long: long.saturating_sub(generated).clamp(1, left),
             output: usual.saturating_sub(generated).clamp(1, left),
             waited: self.now.since(flight.submitted),
-            counted: match flight.unmet {
-                Unmet::Queue(_) => Duration::ZERO,
-                Unmet::Reject | Unmet::Downgrade(_) => self.now.since(flight.submitted),
+            counted_wait: match flight.on_miss {
+                OnSloMiss::Queue(_) => Duration::ZERO,
+                OnSloMiss::Reject | OnSloMiss::Downgrade(_) => self.now.since(flight.submitted),
             },
             ttft: slo.and_then(|slo| slo.ttft),
             tpot: slo.and_then(|slo| slo.tpot),
             e2e: slo.and_then(|slo| slo.e2e),
             ttft_by: self.tally.ttft(&class.name, self.now),
             tpot_by: self.tally.tpot(&class.name, self.now),
-            others: self.tally.tpot_worst(self.now),
-            spares: gaps.min().map(|gap| gap - gap / SPARED),
-            manners: if !flight.is_new() {
-                Manners::Resumed
+            tpot_by_worst: self.tally.tpot_worst(self.now),
+            gap_left_to_others: gaps.min().map(|gap| gap - gap / SPARED_PARTS),
+            priority_over_others: if !flight.is_new() {
+                PlacementPriority::Resumed
             } else if self.gives_way(flight) {
-                Manners::GivesWay
+                PlacementPriority::Yielding
             } else {
-                Manners::New
+                PlacementPriority::New
             },
         })
     }
 
-    /// Says what was decided about the flight, and why.
-    pub(crate) fn decide(&mut self, id: FlightId, outcome: Decided, considered: Vec<Forecast>) {
+    /// Notes a decision about the flight and its reasons.
+    pub(crate) fn decide(
+        &mut self,
+        id: FlightId,
+        outcome: DecisionOutcome,
+        considered: Vec<RequestForecast>,
+    ) {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
         let slo = &flight.request.slo;
         let named = &self.class_of(flight).name;
-        let decision = Decision {
+        let decision = PlacementDecision {
             flight: id,
             class: slo.class.clone(),
             tenant: slo.tenant.clone(),
@@ -471,34 +497,34 @@ impl Brain {
             considered,
             outcome,
         };
-        self.note(Note::Decided(Box::new(decision)));
+        self.note(RouterNote::Decided(Box::new(decision)));
     }
 }
 
-/// How one that finds no room takes being overtaken.
+/// How overtaking affects a flight that finds no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stands {
-    /// It is not counted.
-    Aside,
-    /// It is, up to a number.
-    Patient,
-    /// It is not overtaken.
-    Firm,
+enum OvertakeRule {
+    /// It may be overtaken, without a count.
+    Uncounted,
+    /// It may be overtaken a limited number of times, which are counted.
+    Counted,
+    /// It may not be overtaken.
+    Forbidden,
 }
 
-/// On whose account a tenant is served. Those without a share of their own are on one together, or
-/// whoever makes up names would have as many shares as names.
-fn account<'a>(policy: &SloPolicy, tenant: &'a str) -> &'a str {
+/// The account to which a tenant is charged. Tenants without a share of their own have one account
+/// together, or a client that invents names would have as many shares as names.
+fn account_name<'a>(policy: &SloPolicy, tenant: &'a str) -> &'a str {
     let known = policy.tenants.iter().any(|one| one.name == tenant);
     if known { tenant } else { "" }
 }
 
-/// When its prompt has to be done at the latest, from its arrival on.
-fn due(request: &Request) -> Option<Duration> {
+/// Deadline of its prompt, measured from its arrival.
+fn prompt_deadline(request: &Request) -> Option<Duration> {
     let slo = &request.slo;
     slo.ttft.into_iter().chain(slo.e2e).min()
 }
 
-fn bounded(retry_after: Duration) -> Duration {
-    retry_after.clamp(Duration::from_millis(1), NEVER)
+fn bounded_retry_after(retry_after: Duration) -> Duration {
+    retry_after.clamp(Duration::from_millis(1), RETRY_AFTER_NEVER)
 }

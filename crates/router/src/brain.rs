@@ -1,30 +1,34 @@
-//! The router's brain: its kinds of methods, its wake-ups and its end of everything.
+//! The router's brain: its entry points, its timers, and the end of every flight.
 //!
-//! - *Facts*: [`Brain::handle`] takes one, with the time.
-//! - *Commands*: [`Brain::poll`] gives one at a time; drain it before the next fact.
-//! - *Wake-ups*: [`Brain::deadline`] says when to hand in [`Input::Woke`] at the latest.
-//! - *Checks*: [`Brain::check`] asserts every invariant; affordable in tests and simulation.
-//!   [`Brain::fingerprint`] says which states are one.
+//! - *Facts*: [`RouterBrain::handle`] takes one, with the time.
+//! - *Commands*: [`RouterBrain::poll`] gives one at a time; drain it before the next fact.
+//! - *Wake-ups*: [`RouterBrain::deadline`] says when to hand in [`RouterInput::Woke`] at the
+//!   latest.
+//! - *Checks*: [`RouterBrain::check`] asserts every invariant; affordable in tests and simulation.
+//!   [`RouterBrain::fingerprint`] distinguishes states for a model checker.
 //!
-//! A flight's way is told in `admit` (is it taken on), `place` (waiting, the first order), `walk` (what each word of a
-//! worker means), `resume` (an attempt is over too early), `losses` (which failures count), `moves` (a running sequence goes to another
-//! worker), `rescue` (a worker is stuck), `legs` (letting go) and `verdict` (what came of it).
+//! The way of a flight is spread over files: `admit` (admission), `place` (waiting, the first
+//! order), `walk` (the effect of each report of a worker), `resume` (an attempt that ended too
+//! early), `losses` (failures that count), `moves` (a running sequence goes to another worker),
+//! `rescue` (a stuck worker), `legs` (release of legs) and `verdict` (outcome and times).
 //!
-//! Owns: the flights, the line, the alarms. Never: sees a generated token while it is drawn; those go
-//! past it, and it asks for them when another worker is to draw the next.
-//! Invariant: every flight submitted ends in exactly one [`Output::End`].
+//! Owns: the flights, the queue, the timers. Never: sees a generated token while it is drawn;
+//! tokens bypass it, and it asks for them when another worker is to draw the next.
+//! Invariant: every flight submitted ends in exactly one [`RouterOutput::End`].
 
-use crate::alarm::{Alarm, Alarms};
-use crate::event::{CancelReason, Census, Input, Limits, Note, Output, Readiness};
-use crate::fleet::Fleet;
-use crate::flight::{Attempt, Finish, Flight, Stage};
-use crate::ledger::Promise;
-use crate::legs::Leaving;
-use crate::line::Line;
-use crate::losses::Losses;
-use crate::place::Pace;
-use crate::scale::Queues;
-use crate::tally::Tally;
+use crate::event::{
+    CancelReason, RoleCounts, RouterInput, RouterLimits, RouterNote, RouterOutput, RouterReadiness,
+};
+use crate::fleet::RouterFleet;
+use crate::flight::{FlightAttempt, FlightPhase, FlightRecord, SequenceEnd};
+use crate::ledger::LegClaim;
+use crate::legs::CancelledFlight;
+use crate::losses::RecentLosses;
+use crate::place::PlacementRate;
+use crate::queue::FlightQueue;
+use crate::scale::OutsideQueues;
+use crate::tally::ServiceTally;
+use crate::timers::{FlightTimer, FlightTimers};
 use cleave_domain::{
     Ending, Failure, FlightId, HandoffId, Order, SloPolicy, Time, WorkerId, WorkerRef,
 };
@@ -32,150 +36,153 @@ use cleave_planner::scaling::Scaler;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Decides for a fleet; see the module's first lines for how to drive it.
+/// Decides for a fleet; the module's first lines explain how to drive it.
 #[derive(Clone, Debug)]
-pub struct Brain {
-    pub(crate) limits: Limits,
+pub struct RouterBrain {
+    pub(crate) limits: RouterLimits,
     pub(crate) now: Time,
-    pub(crate) fleet: Fleet,
-    pub(crate) flights: BTreeMap<FlightId, Flight>,
-    pub(crate) line: Line,
-    pub(crate) alarms: Alarms,
-    /// When a worker that refused may be asked again.
-    pub(crate) doors: BTreeSet<(Time, WorkerId)>,
-    /// Runs while anything is leased.
+    pub(crate) fleet: RouterFleet,
+    pub(crate) flights: BTreeMap<FlightId, FlightRecord>,
+    pub(crate) queue: FlightQueue,
+    pub(crate) timers: FlightTimers,
+    /// Times at which workers that refused may be asked again.
+    pub(crate) retry_at: BTreeSet<(Time, WorkerId)>,
+    /// Next renewal of leases; set while anything is leased.
     pub(crate) renew_at: Option<Time>,
     /// Cancelled flights whose legs are not all released.
-    pub(crate) leaving: BTreeMap<FlightId, Leaving>,
-    /// Where promises ended in silence, and which flights gave them up, until the end of the fact.
-    pub(crate) freed: BTreeSet<(WorkerRef, Option<FlightId>)>,
-    /// Workers lost lately.
-    pub(crate) losses: Losses,
-    /// Flights that are fenced and not counted.
-    pub(crate) counting: u32,
+    pub(crate) cancelling: BTreeMap<FlightId, CancelledFlight>,
+    /// Claims released while handling this input, and the flights that gave them up; the room is
+    /// given to waiting flights at its end.
+    pub(crate) released: BTreeSet<(WorkerRef, Option<FlightId>)>,
+    pub(crate) losses: RecentLosses,
+    /// Number of flights that are fenced and whose tokens are being counted.
+    pub(crate) counting_flights: u32,
     /// Flights that failed over from a stuck worker and do not run elsewhere yet.
-    pub(crate) rescued: BTreeMap<FlightId, WorkerId>,
-    /// When flights on a stuck worker have waited long enough for it.
-    pub(crate) patience: BTreeSet<(Time, WorkerId)>,
-    /// Flights with a move under way, so that nobody has to look at all for them.
+    pub(crate) failing_over: BTreeMap<FlightId, WorkerId>,
+    /// Deadlines after which flights leave a stuck worker in any case.
+    pub(crate) stuck_deadlines: BTreeSet<(Time, WorkerId)>,
+    /// Flights with a move under way, an index that saves a walk over all flights.
     pub(crate) moving: BTreeSet<FlightId>,
-    pub(crate) outputs: VecDeque<Output>,
+    pub(crate) outputs: VecDeque<RouterOutput>,
     pub(crate) arrivals: u64,
     ended: u64,
-    /// Between placements, on average, while there is a line.
-    pub(crate) pace: Pace,
-    /// What was served to whom, and how predictions came true.
-    pub(crate) tally: Tally,
-    /// When the line was last looked at for news, and will be again.
-    pub(crate) looked_at: Time,
-    pub(crate) look_at: Option<Time>,
-    pub(crate) draining: Draining,
-    noted: (Census, u32, u32),
-    /// What was said last.
-    pub(crate) readiness: Readiness,
-    /// The fleet's turn that was looked at last.
-    turn: u64,
-    /// Says how large the fleet is to be, if the policy wants one that changes.
+    /// Mean interval between placements, while flights wait.
+    pub(crate) placement_rate: PlacementRate,
+    /// Service per class and tenant, and the accuracy of predictions.
+    pub(crate) tally: ServiceTally,
+    /// When waiting flights were last tried, and when they will be again.
+    pub(crate) queue_served_at: Time,
+    pub(crate) queue_due_at: Option<Time>,
+    pub(crate) draining: RouterDrainState,
+    fleet_noted: (RoleCounts, u32, u32),
+    /// The readiness last reported.
+    pub(crate) readiness: RouterReadiness,
+    /// Version of the fleet after which waiting flights were last tried.
+    fleet_version: u64,
+    /// The autoscaler's brain, if the policy has one.
     pub(crate) scaler: Option<Box<Scaler>>,
     /// Requests that wait for a tokenizer.
-    pub(crate) outside: Queues,
-    /// Readiness may be another one, since the fleet may grow now, or may not any more.
-    pub(crate) rescaled: bool,
+    pub(crate) outside_queues: OutsideQueues,
+    /// Readiness must be evaluated again, since the autoscaler was switched on or off.
+    pub(crate) readiness_dirty: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Draining {
+pub(crate) enum RouterDrainState {
     No,
     Asked,
-    Said,
+    Reported,
 }
 
-impl Brain {
+impl RouterBrain {
     /// A router that knows no worker yet.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: RouterLimits) -> Self {
         let scaling = limits.policy.scaling.clone();
         let scaler = scaling.map(|scaling| {
             let policy = Arc::clone(&limits.policy);
             Box::new(Scaler::new(limits.me, Time::ZERO, scaling, policy))
         });
         Self {
-            line: Line::new(limits.queue_max),
+            queue: FlightQueue::new(limits.queue_max),
             limits,
             now: Time::ZERO,
-            fleet: Fleet::default(),
+            fleet: RouterFleet::default(),
             flights: BTreeMap::new(),
-            alarms: Alarms::default(),
-            doors: BTreeSet::new(),
+            timers: FlightTimers::default(),
+            retry_at: BTreeSet::new(),
             renew_at: None,
-            leaving: BTreeMap::new(),
-            freed: BTreeSet::new(),
-            losses: Losses::default(),
-            counting: 0,
-            rescued: BTreeMap::new(),
-            patience: BTreeSet::new(),
+            cancelling: BTreeMap::new(),
+            released: BTreeSet::new(),
+            losses: RecentLosses::default(),
+            counting_flights: 0,
+            failing_over: BTreeMap::new(),
+            stuck_deadlines: BTreeSet::new(),
             moving: BTreeSet::new(),
             outputs: VecDeque::new(),
             arrivals: 0,
             ended: 0,
-            pace: Pace::default(),
-            tally: Tally::default(),
-            looked_at: Time::ZERO,
-            look_at: None,
-            draining: Draining::No,
-            noted: (Census::default(), 0, 0),
-            readiness: Readiness::NONE,
-            turn: 0,
+            placement_rate: PlacementRate::default(),
+            tally: ServiceTally::default(),
+            queue_served_at: Time::ZERO,
+            queue_due_at: None,
+            draining: RouterDrainState::No,
+            fleet_noted: (RoleCounts::default(), 0, 0),
+            readiness: RouterReadiness::NONE,
+            fleet_version: 0,
             scaler,
-            outside: Queues::default(),
-            rescaled: true,
+            outside_queues: OutsideQueues::default(),
+            readiness_dirty: true,
         }
     }
 
-    /// Takes a fact. Time that runs backwards is taken as standing still.
-    pub fn handle(&mut self, now: Time, input: Input) {
+    /// Handles a fact. A time before an earlier one counts as that one.
+    pub fn handle(&mut self, now: Time, input: RouterInput) {
         self.now = self.now.max(now);
+        // Timers first: a fact that comes at the same moment finds their effects.
         self.fleet.now = self.now;
-        self.fire();
+        self.fire_timers();
         match input {
-            Input::WorkerJoined {
+            RouterInput::WorkerJoined {
                 worker,
                 description,
             } => self.joined(worker, description),
-            Input::WorkerLost { worker } => self.lost(worker),
-            Input::Told { worker, report } => self.told(worker, report),
-            Input::Submitted { flight, request } => self.submitted(flight, request),
-            Input::Cancelled { flight, why } => self.cancelled(flight, why),
-            Input::Counted { handoff, generated } => self.counted(handoff, generated),
-            Input::Stalled { flight } => self.stalled(flight),
-            Input::Flowing { flight } => self.alarms.set(flight, Alarm::Reader, None),
-            Input::Commanded { worker, command } => self.commanded(worker, command),
-            Input::PolicyChanged { policy } => self.policy_changed(policy),
-            Input::Waiting { place, count } => self.wait_outside(place, count),
-            Input::Woke => {}
-            Input::Draining => {
-                if self.draining == Draining::No {
-                    self.draining = Draining::Asked;
+            RouterInput::WorkerLost { worker } => self.lost(worker),
+            RouterInput::WorkerReported { worker, report } => self.told(worker, report),
+            RouterInput::Submitted { flight, request } => self.submitted(flight, request),
+            RouterInput::Cancelled { flight, why } => self.cancelled(flight, why),
+            RouterInput::Counted { handoff, generated } => self.counted(handoff, generated),
+            RouterInput::ReaderStalled { flight } => self.stalled(flight),
+            RouterInput::ReaderResumed { flight } => {
+                self.timers.set(flight, FlightTimer::ReaderTimeout, None)
+            }
+            RouterInput::Commanded { worker, command } => self.commanded(worker, command),
+            RouterInput::PolicyChanged { policy } => self.policy_changed(policy),
+            RouterInput::Waiting { place, count } => self.wait_outside(place, count),
+            RouterInput::Woke => {}
+            RouterInput::Draining => {
+                if self.draining == RouterDrainState::No {
+                    self.draining = RouterDrainState::Asked;
                 }
             }
         }
-        self.settle();
+        self.apply_consequences();
     }
 
-    /// The next thing to do, in order.
-    pub fn poll(&mut self) -> Option<Output> {
+    /// Returns the next thing to do, in order.
+    pub fn poll(&mut self) -> Option<RouterOutput> {
         self.outputs.pop_front()
     }
 
     /// When to wake the brain at the latest, if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
-        let door = self.doors.first().map(|(at, _)| *at);
-        let patience = self.patience.first().map(|(at, _)| *at);
+        let door = self.retry_at.first().map(|(at, _)| *at);
+        let patience = self.stuck_deadlines.first().map(|(at, _)| *at);
         [
-            self.alarms.first(),
+            self.timers.first(),
             door,
             patience,
             self.renew_at,
-            self.look_at,
+            self.queue_due_at,
             self.scaler.as_ref().map(|scaler| scaler.deadline()),
         ]
         .into_iter()
@@ -183,16 +190,22 @@ impl Brain {
         .min()
     }
 
-    /// Legs that were told of a hand-off and have not released it, ended flights' included.
+    /// Whether a pair of workers answers. Connected workers that are silent make a router ready,
+    /// since silence is short as a rule, and answer nothing.
+    pub fn answers(&self) -> bool {
+        self.fleet.answers(self.now, self.terms())
+    }
+
+    /// Legs that were ordered and have not released their hand-off, those of ended flights
+    /// included.
     pub fn legs_open(&self) -> u32 {
         self.fleet.legs_open_in_all()
     }
 
-    /// Asserts every invariant.
     pub fn check(&self) {
         self.fleet.check();
-        self.alarms.check();
-        self.line.check();
+        self.timers.check();
+        self.queue.check();
         self.tally.check(self.flights.len());
         if let Some(scaler) = &self.scaler {
             scaler.check();
@@ -204,192 +217,223 @@ impl Brain {
         );
         let (mut waiting, mut counting) = (0, 0);
         for (id, flight) in &self.flights {
-            let in_line = self.line.contains(&flight.place);
+            let in_line = self.queue.contains(&flight.place);
             match &flight.stage {
-                Stage::Waiting => {
-                    assert!(in_line, "{id} waits outside the line");
-                    let alarm = self.alarms.get(*id, Alarm::Step);
-                    assert!(alarm.is_some(), "{id} would wait for ever");
+                FlightPhase::Waiting => {
+                    assert!(in_line, "{id} waits but is not in the queue");
+                    let alarm = self.timers.get(*id, FlightTimer::StepTimeout);
+                    assert!(alarm.is_some(), "{id} waits without a time limit");
                     waiting += 1;
                 }
-                Stage::Counting(broken) => {
-                    assert!(!in_line, "{id} is counted and waits");
+                FlightPhase::CountingTokens(broken) => {
+                    assert!(!in_line, "{id} is being counted and is in the queue");
                     let last = flight.attempts - 1;
-                    assert_eq!(broken.fence.attempt, last, "{id} is fenced too low");
+                    assert_eq!(
+                        broken.fence.attempt, last,
+                        "{id} is fenced below its last attempt"
+                    );
                     counting += 1;
                 }
-                Stage::Flying(attempt) => {
-                    assert!(!in_line, "{id} flies and waits");
+                FlightPhase::Flying(attempt) => {
+                    assert!(!in_line, "{id} has an attempt and is in the queue");
                     self.check_attempt(flight, attempt);
                 }
             }
             let pauses = flight.pauses(self.now);
-            let alarm = self.alarms.get(*id, Alarm::Retry);
-            assert!(!pauses || in_line, "{id} pauses outside the line");
-            assert!(!pauses || alarm.is_some(), "{id} would pause for ever");
+            let alarm = self.timers.get(*id, FlightTimer::RetryDelay);
+            assert!(!pauses || in_line, "{id} pauses but is not in the queue");
+            assert!(!pauses || alarm.is_some(), "{id} pauses without a timer");
             let flies = flight.attempt().is_some();
-            assert!(flies || flight.moving.is_none(), "{id} moves from nowhere");
+            assert!(
+                flies || flight.moving.is_none(),
+                "{id} moves without a current attempt"
+            );
             let listed = self.moving.contains(id);
             assert_eq!(
                 listed,
                 flight.moving.is_some(),
-                "{id} is not where it is listed"
+                "the list of moving flights is wrong about {id}"
             );
         }
-        assert_eq!(waiting, self.line.len(), "the line holds a stranger");
-        assert_eq!(counting, self.counting, "counts under way are miscounted");
-        for flight in self.alarms.flights() {
+        assert_eq!(
+            waiting,
+            self.queue.len(),
+            "the queue holds a flight that does not wait"
+        );
+        assert_eq!(
+            counting, self.counting_flights,
+            "the number of flights being counted is wrong"
+        );
+        for flight in self.timers.flights() {
             let known = self.flights.contains_key(&flight);
-            assert!(known, "an alarm outlived {flight}");
+            assert!(known, "a timer outlived {flight}");
         }
-        for flight in self.rescued.keys() {
+        for flight in self.failing_over.keys() {
             assert!(
                 self.flights.contains_key(flight),
-                "{flight} needs no rescue"
+                "{flight} ended but is listed as failing over"
             );
         }
         for flight in &self.moving {
-            assert!(self.flights.contains_key(flight), "{flight} moves no more");
+            assert!(
+                self.flights.contains_key(flight),
+                "{flight} ended but is listed as moving"
+            );
         }
-        for (_, worker) in &self.patience {
+        for (_, worker) in &self.stuck_deadlines {
             let stuck = self
                 .fleet
-                .life_of(*worker)
+                .incarnation_of(*worker)
                 .is_some_and(|w| self.fleet.is_stuck(w));
-            assert!(stuck, "{worker} is waited for and not stuck");
+            assert!(stuck, "{worker} has a stuck deadline and is not stuck");
         }
-        for flight in self.leaving.keys() {
-            assert!(self.fleet.legs_open(*flight) > 0, "{flight} has left");
+        for flight in self.cancelling.keys() {
+            assert!(
+                self.fleet.legs_open(*flight) > 0,
+                "{flight} is listed as cancelling without open legs"
+            );
         }
         self.check_promises();
     }
 
-    fn check_attempt(&self, flight: &Flight, attempt: &Attempt) {
+    fn check_attempt(&self, flight: &FlightRecord, attempt: &FlightAttempt) {
         let handoff = attempt.handoff;
-        let alarm = self.alarms.get(handoff.flight, Alarm::Step);
-        let decode = self.fleet.promised(attempt.decode, handoff);
-        let sender = self.fleet.promised(attempt.prefill, attempt.sending());
+        let alarm = self.timers.get(handoff.flight, FlightTimer::StepTimeout);
+        let decode = self.fleet.claim(attempt.decode, handoff);
+        let sender = self.fleet.claim(attempt.prefill, attempt.sending());
         assert!(
             attempt.reserved || alarm.is_some(),
             "{handoff} waits for a reservation without an alarm"
         );
-        let in_doubt = attempt.trouble.is_some() && alarm.is_some();
+        let in_doubt = attempt.leg_failure.is_some() && alarm.is_some();
         assert!(
             attempt.finished.is_some() || decode.is_some() || in_doubt,
-            "{handoff} generates nowhere"
+            "{handoff} has no claim on its decode worker"
         );
         assert!(
             attempt.prefilled || sender.is_some(),
-            "{handoff}: nobody draws what comes before"
+            "{handoff}: its sender has no claim and has not finished"
         );
         let Some(leg) = flight.leg() else {
             return;
         };
         let to = leg.handoff;
-        assert!(attempt.landed && attempt.prefilled, "{to} moves too early");
+        assert!(
+            attempt.landed && attempt.prefilled,
+            "{to} moves before its source runs"
+        );
         assert_eq!(leg.of, Some(handoff), "{to} moves from elsewhere");
         assert_eq!(leg.prefill, attempt.decode, "{to} moves from elsewhere");
-        assert_ne!(leg.decode, attempt.decode, "{to} moves in place");
+        assert_ne!(
+            leg.decode, attempt.decode,
+            "{to} moves to the worker that it leaves"
+        );
         assert!(!leg.landed, "{to} landed and is not the flight's attempt");
         assert!(
             leg.reserved || alarm.is_some(),
             "{to} waits for a reservation without an alarm"
         );
-        let held = self.fleet.promised(leg.decode, to).is_some();
-        assert!(held || leg.trouble.is_some(), "{to} moves to nowhere");
+        let held = self.fleet.claim(leg.decode, to).is_some();
+        assert!(
+            held || leg.leg_failure.is_some(),
+            "{to} has no claim on its target"
+        );
     }
 
-    /// What is renewed is wanted: by the attempt that generates, or the one to which it moves.
+    /// Asserts that every renewed claim belongs to the attempt that generates, or to the one to
+    /// which it moves.
     fn check_promises(&self) {
         for worker in self.fleet.workers() {
-            let live = |promise: &Promise| promise.live;
+            let live = |promise: &LegClaim| promise.renewed;
             for (handoff, _) in worker.ledger.handoffs().filter(|(_, p)| live(p)) {
                 let wanted = self.current(handoff).or(self.leg(handoff));
                 let me = worker.me;
                 assert!(
                     wanted.is_some_and(|a| a.decode == me || a.prefill == me),
-                    "{me} is kept at {handoff}, which nobody wants"
+                    "{me} renews {handoff}, which no flight needs"
                 );
             }
         }
     }
 
-    pub(crate) fn say(&mut self, output: Output) {
+    pub(crate) fn emit_output(&mut self, output: RouterOutput) {
         self.outputs.push_back(output);
     }
 
-    pub(crate) fn tell(&mut self, worker: WorkerRef, order: Order) {
+    pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order) {
         let last = match &order {
             Order::Reserve(order) if order.sender != worker => Some(order.handoff),
             Order::Prefill(order) => Some(order.handoff),
             _ => None,
         };
-        self.fleet.ordered(worker, last);
-        self.say(Output::Tell { worker, order });
+        self.fleet.count_order(worker, last);
+        self.emit_output(RouterOutput::Order { worker, order });
     }
 
-    pub(crate) fn note(&mut self, note: Note) {
-        self.say(Output::Note(note));
+    pub(crate) fn note(&mut self, note: RouterNote) {
+        self.emit_output(RouterOutput::Note(note));
     }
 
     // === timers ===
 
-    fn fire(&mut self) {
-        while let Some((id, alarm)) = self.alarms.due(self.now) {
+    fn fire_timers(&mut self) {
+        while let Some((id, alarm)) = self.timers.due(self.now) {
             match alarm {
-                Alarm::Step => self.timed_out(id),
-                Alarm::Reader => self.reader_stayed_away(id),
-                Alarm::Pause => self.rested(id),
-                Alarm::Retry => self.pause_over(id),
+                FlightTimer::StepTimeout => self.timed_out(id),
+                FlightTimer::ReaderTimeout => self.reader_stayed_away(id),
+                FlightTimer::MoveBackoff => self.rested(id),
+                FlightTimer::RetryDelay => self.pause_over(id),
             }
         }
         let mut opened = false;
-        while let Some((at, worker)) = self.doors.first().copied() {
+        while let Some((at, worker)) = self.retry_at.first().copied() {
             if at > self.now {
                 break;
             }
-            self.doors.remove(&(at, worker));
+            self.retry_at.remove(&(at, worker));
             opened = true;
         }
         if opened {
-            self.look_around();
+            self.retry_all_waiting();
         }
-        while let Some((at, worker)) = self.patience.first().copied() {
+        while let Some((at, worker)) = self.stuck_deadlines.first().copied() {
             if at > self.now {
                 break;
             }
-            self.patience.remove(&(at, worker));
+            self.stuck_deadlines.remove(&(at, worker));
             self.abandon(worker);
         }
         if self.renew_at.is_some_and(|at| at <= self.now) {
             self.renew();
         }
-        if self.look_at.is_some_and(|at| at <= self.now) {
+        if self.queue_due_at.is_some_and(|at| at <= self.now) {
             self.look_soon();
         }
     }
 
-    /// Other promises hold for those who come, and another order in the line.
+    /// Applies a new policy: new targets for new requests, and a new order of the queue.
     fn policy_changed(&mut self, policy: Arc<SloPolicy>) {
-        self.tally.keep(&policy);
+        self.tally.retain_classes(&policy);
         self.limits.policy = policy;
         self.rescale();
         self.serve_line();
     }
 
-    /// Everybody who waits for room anywhere is looked at: streams before newcomers.
-    fn look_around(&mut self) {
+    /// Tries all flights that wait for room anywhere: running streams before new requests.
+    fn retry_all_waiting(&mut self) {
         self.rescue();
         self.evacuate(None);
         self.serve_line();
         self.grant_wishes(None);
     }
 
-    /// The client's time to read runs from its first stall on.
+    /// Starts the limit on a client that does not read, at its first stall.
     fn stalled(&mut self, id: FlightId) {
         let until = self.now + self.limits.reader_wait_max;
-        if self.flights.contains_key(&id) && self.alarms.get(id, Alarm::Reader).is_none() {
-            self.alarms.set(id, Alarm::Reader, Some(until));
+        if self.flights.contains_key(&id)
+            && self.timers.get(id, FlightTimer::ReaderTimeout).is_none()
+        {
+            self.timers.set(id, FlightTimer::ReaderTimeout, Some(until));
         }
     }
 
@@ -397,8 +441,9 @@ impl Brain {
     fn renew(&mut self) {
         let mut orders = Vec::new();
         for worker in self.fleet.workers() {
-            let live =
-                |(id, promise): (HandoffId, &Promise)| (promise.live && promise.told).then_some(id);
+            let live = |(id, promise): (HandoffId, &LegClaim)| {
+                (promise.renewed && promise.ordered).then_some(id)
+            };
             let handoffs: Vec<HandoffId> = worker.ledger.handoffs().filter_map(live).collect();
             if !handoffs.is_empty() {
                 orders.push((worker.me, Order::Renew { handoffs }));
@@ -406,46 +451,47 @@ impl Brain {
         }
         self.renew_at = (!orders.is_empty()).then_some(self.now + self.limits.renew_every);
         for (worker, order) in orders {
-            self.tell(worker, order);
+            self.send_order(worker, order);
         }
     }
 
     // === ending ===
 
-    /// The flight's one end. Its legs are taken back before.
+    /// Ends the flight. The caller has dropped its legs before.
     pub(crate) fn end(&mut self, id: FlightId, ending: Ending) {
-        self.end_with(id, ending, (None, CancelReason::Left));
+        self.end_with(id, ending, None, CancelReason::Left);
     }
 
-    /// Every token was produced.
-    pub(crate) fn done(&mut self, id: FlightId, finish: Finish) {
+    /// Ends a flight of which every token was produced.
+    pub(crate) fn finish_flight(&mut self, id: FlightId, finish: SequenceEnd) {
         self.drop_legs(id, Failure::Rejected);
-        let Finish {
+        let SequenceEnd {
             reason,
             output_tokens,
         } = finish;
-        let told = (Some(output_tokens), CancelReason::Left);
-        self.end_with(id, Ending::Done { reason }, told);
+        let ending = Ending::Done { reason };
+        self.end_with(id, ending, Some(output_tokens), CancelReason::Left);
     }
 
     pub(crate) fn end_with(
         &mut self,
         id: FlightId,
         ending: Ending,
-        (output_tokens, why): (Option<u32>, CancelReason),
+        output_tokens: Option<u32>,
+        why: CancelReason,
     ) {
-        self.alarms.forget(id);
+        self.timers.remove_flight(id);
         let Some(flight) = self.flights.remove(&id) else {
             return;
         };
-        self.counting -= u32::from(matches!(flight.stage, Stage::Counting(_)));
-        self.rescued.remove(&id);
+        self.counting_flights -= u32::from(matches!(flight.stage, FlightPhase::CountingTokens(_)));
+        self.failing_over.remove(&id);
         self.moving.remove(&id);
-        self.line.leave(&flight.place);
+        self.queue.leave(&flight.place);
         self.ended += 1;
-        let timing = self.judged(&flight, (&ending, why), output_tokens);
-        self.settle_account(&flight, (&ending, output_tokens));
-        self.say(Output::End {
+        let timing = self.judged(&flight, &ending, why, output_tokens);
+        self.settle_account(&flight, &ending, output_tokens);
+        self.emit_output(RouterOutput::End {
             flight: id,
             ending,
             output_tokens,
@@ -453,53 +499,54 @@ impl Brain {
         });
     }
 
-    fn settle_readiness(&mut self) {
+    fn report_readiness(&mut self) {
         let readiness = match self.draining {
-            // Who waits for the first worker is taken in.
-            Draining::No if self.hope().is_some() => Readiness::Ready,
-            Draining::No => self.fleet.readiness(self.now, self.terms()),
-            Draining::Asked | Draining::Said => Readiness::Draining,
+            // A request that can wait for the first worker is accepted.
+            RouterDrainState::No if self.hope().is_some() => RouterReadiness::Ready,
+            RouterDrainState::No => self.fleet.readiness(self.now, self.terms()),
+            RouterDrainState::Asked | RouterDrainState::Reported => RouterReadiness::Draining,
         };
         if readiness != self.readiness {
             self.readiness = readiness;
-            self.say(Output::Readiness(readiness));
+            self.emit_output(RouterOutput::Readiness(readiness));
         }
     }
 
-    fn settle(&mut self) {
-        let turned = self.turn != self.fleet.turns();
+    fn apply_consequences(&mut self) {
+        let turned = self.fleet_version != self.fleet.version();
+        // A changed fleet may give a place to any waiting flight.
         if turned {
-            self.turn = self.fleet.turns();
-            self.look_around();
+            self.fleet_version = self.fleet.version();
+            self.retry_all_waiting();
         }
         self.scale(turned);
-        while let Some((worker, flight)) = self.freed.pop_first() {
-            // Who was passed over and comes first is not to be sent back in the same breath.
+        while let Some((worker, flight)) = self.released.pop_first() {
+            // A flight that was passed over and is first in the queue is not sent straight back.
             if self.head().is_none_or(|head| Some(head) != flight) {
                 self.room_at(worker);
             }
         }
-        if turned || self.rescaled || self.draining == Draining::Asked {
-            self.rescaled = false;
-            self.settle_readiness();
+        if turned || self.readiness_dirty || self.draining == RouterDrainState::Asked {
+            self.readiness_dirty = false;
+            self.report_readiness();
         }
         let stands = (
             self.fleet.census(),
             self.flights.len() as u32,
-            self.line.len(),
+            self.queue.len(),
         );
-        if stands != self.noted {
-            self.noted = stands;
+        if stands != self.fleet_noted {
+            self.fleet_noted = stands;
             let (workers, flights, flights_waiting) = stands;
-            self.note(Note::Fleet {
+            self.note(RouterNote::Fleet {
                 workers,
                 flights,
                 flights_waiting,
             });
         }
-        if self.draining == Draining::Asked && self.flights.is_empty() {
-            self.draining = Draining::Said;
-            self.say(Output::Drained);
+        if self.draining == RouterDrainState::Asked && self.flights.is_empty() {
+            self.draining = RouterDrainState::Reported;
+            self.emit_output(RouterOutput::Drained);
         }
     }
 }

@@ -1,71 +1,74 @@
 //! The fleet as a policy sees it.
 //!
-//! Owns: the snapshot of each worker that a choice is made from, and which groups are asked. Never:
-//! changes anything, or ranks workers; policies do.
+//! Owns: the snapshot of each worker on which a choice is based, and the groups that are
+//! considered. Never: changes anything, or ranks workers; policies do.
 //! Invariant: what this router promised and a worker has not confirmed counts as taken.
 
-use crate::event::{Forecast, Mode, Placement, Readiness};
-use crate::fleet::{Fleet, Group, Worker};
-use crate::forecast::{Manners, Need, Outlook, Prospect, nanos};
+use crate::event::{LegPlacement, RequestForecast, RouterReadiness, RoutingMode};
+use crate::fleet::{CompatibleWorkers, FleetWorker, RouterFleet};
+use crate::forecast::{PlacementForecast, PlacementPriority, RequestNeed, WorkerForecast, nanos};
 use crate::judge::judge;
 use crate::ledger::URGENCIES;
-use crate::policy::{self, Ask, Candidate, Choice, NoPlace, Terms};
-use crate::prefix::Content;
-use cleave_domain::{Backlog, Fingerprint, Prices, Role, Time, WorkerId, WorkerRef};
+use crate::policy::{self, AttemptSize, LegChoice, NoPlacement, RoutingTerms, WorkerSnapshot};
+use crate::prefix::PrefixHashes;
+use cleave_domain::{Fingerprint, PrefillBacklog, Prices, Role, Time, WorkerId, WorkerRef};
 use cleave_planner::Predict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A request without targets leaves one of so many seats and blocks of a worker to those that have
-/// some, where the policy has such.
-const LEFT_FREE: u32 = 2;
-/// Nor is its prompt sent where others wait for longer than this: it would hold a seat and blocks for
-/// nothing.
-const QUEUE_BEHIND: Duration = Duration::from_millis(100);
+/// A request without targets leaves one part in this many of a worker's slots and blocks to those
+/// with targets, where the policy has such classes.
+const LEFT_FREE_PARTS: u32 = 2;
+/// Its prompt is not sent to a worker with a longer backlog than this either: it would occupy a
+/// slot and blocks without progress.
+const YIELDING_BACKLOG_MAX: Duration = Duration::from_millis(100);
 
-/// What a placement is asked with.
+/// The inputs of a placement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Query<'a> {
-    pub(crate) ask: Ask,
-    pub(crate) content: &'a Content,
+pub(crate) struct PlacementQuery<'a> {
+    pub(crate) ask: AttemptSize,
+    pub(crate) content: &'a PrefixHashes,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
-    /// Attempts of it that failed: then some of these failed it, and else they only refused.
+    /// Failed attempts of it: with any, some of the excluded workers failed it; without, they only
+    /// refused.
     pub(crate) failures: u32,
     /// Weights and arithmetic that drew the tokens its client has: only the same draw the ones that
     /// follow. None while it has none.
     pub(crate) drawn_by: Option<&'a Fingerprint>,
     pub(crate) now: Time,
-    pub(crate) terms: Terms,
-    /// What it needs in time; none where times do not decide.
-    pub(crate) need: Option<&'a Need>,
+    pub(crate) terms: RoutingTerms,
+    /// Its needs in time; none where times do not decide.
+    pub(crate) need: Option<&'a RequestNeed>,
 }
 
-/// A place for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Placing {
-    pub(crate) choice: Choice,
-    /// What was predicted of it.
-    pub(crate) outlook: Option<Outlook>,
-    /// The best placements that were judged, this one first.
-    pub(crate) considered: Vec<Forecast>,
+pub(crate) struct ChosenPlacement {
+    pub(crate) choice: LegChoice,
+    pub(crate) outlook: Option<PlacementForecast>,
+    /// The best placements that were compared, this one first.
+    pub(crate) considered: Vec<RequestForecast>,
     /// The mean gap between tokens that its client was promised.
     pub(crate) tpot: Option<Duration>,
 }
 
-/// What a sequence that moves takes and was promised.
+/// The size and target of a sequence that moves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Burden {
-    pub(crate) ask: Ask,
+pub(crate) struct MigrationCost {
+    pub(crate) ask: AttemptSize,
     pub(crate) tpot: Option<Duration>,
 }
 
-impl Query<'_> {
-    /// The same content elsewhere.
-    pub(crate) fn asking<'a>(&self, ask: Ask, excluded: &'a BTreeSet<WorkerId>) -> Query<'a>
+impl PlacementQuery<'_> {
+    /// The same content with another size and other exclusions.
+    pub(crate) fn asking<'a>(
+        &self,
+        ask: AttemptSize,
+        excluded: &'a BTreeSet<WorkerId>,
+    ) -> PlacementQuery<'a>
     where
         Self: 'a,
     {
-        Query {
+        PlacementQuery {
             ask,
             content: self.content,
             excluded,
@@ -82,9 +85,9 @@ impl Query<'_> {
     }
 }
 
-impl Placing {
-    fn by_load(choice: Choice) -> Self {
-        let forecast = Forecast {
+impl ChosenPlacement {
+    fn by_load(choice: LegChoice) -> Self {
+        let forecast = RequestForecast {
             prefill: choice.prefill,
             decode: choice.decode,
             cached_tokens: choice.cached_tokens,
@@ -101,10 +104,10 @@ impl Placing {
         }
     }
 
-    /// None of no outlooks.
-    fn by_prices(outlooks: &[Outlook]) -> Option<Self> {
+    /// None if there is no forecast.
+    fn by_prices(outlooks: &[PlacementForecast]) -> Option<Self> {
         let best = outlooks.first()?;
-        let choice = Choice {
+        let choice = LegChoice {
             prefill: best.forecast.prefill,
             decode: best.forecast.decode,
             cached_tokens: best.forecast.cached_tokens,
@@ -119,8 +122,8 @@ impl Placing {
         })
     }
 
-    /// Of two groups' choices the better: one that is known to meet its targets, one that is known,
-    /// the sooner.
+    /// The better of two groups' choices: one predicted to meet its targets, then one with a
+    /// prediction, then the sooner.
     fn better(self, other: Self) -> Self {
         let rank = |placing: &Self| match &placing.outlook {
             Some(outlook) => (outlook.miss.is_some(), false, outlook.forecast.e2e, 0),
@@ -134,56 +137,75 @@ impl Placing {
     }
 }
 
-impl Fleet {
-    /// Whether the shortest of requests would find a pair, asked as any other is.
-    pub(crate) fn readiness(&self, now: Time, terms: Terms) -> Readiness {
-        let alone = terms.mode == Mode::Slo && terms.placement == Placement::Auto;
+impl RouterFleet {
+    /// Whether the shortest possible request would find a pair.
+    pub(crate) fn readiness(&self, now: Time, terms: RoutingTerms) -> RouterReadiness {
+        if self.pairs_among(now, terms, FleetWorker::accepts) {
+            return RouterReadiness::Ready;
+        }
+        let accepting = || self.workers().filter(|worker| worker.accepts());
+        let roles = || accepting().map(|worker| worker.description.role);
+        RouterReadiness::NoPair {
+            prefill: roles().filter(|role| role.prefills()).count() as u32,
+            decode: roles().filter(|role| role.decodes()).count() as u32,
+        }
+    }
+
+    /// The same, among workers that answer.
+    pub(crate) fn answers(&self, now: Time, terms: RoutingTerms) -> bool {
+        self.pairs_among(now, terms, |worker| {
+            worker.accepts() && !worker.unresponsive
+        })
+    }
+
+    fn pairs_among(
+        &self,
+        now: Time,
+        terms: RoutingTerms,
+        able: impl Fn(&FleetWorker) -> bool,
+    ) -> bool {
+        let alone = terms.mode == RoutingMode::Slo && terms.placement == LegPlacement::Auto;
         let alone = alone && self.workers().any(|w| w.accepts() && w.priced());
+        // With prices one worker alone may serve any request.
         let placement = match terms.placement {
-            Placement::Auto if alone => Placement::Whole,
+            LegPlacement::Auto if alone => LegPlacement::Whole,
             other => other,
         };
-        let query = Query {
-            ask: Ask::SHORTEST,
-            content: &Content::default(),
+        let query = PlacementQuery {
+            ask: AttemptSize::SHORTEST,
+            content: &PrefixHashes::default(),
             excluded: &BTreeSet::new(),
             failures: 0,
             drawn_by: None,
             now,
-            terms: Terms { placement, ..terms },
+            terms: RoutingTerms { placement, ..terms },
             need: None,
         };
-        match self.choose_among(&query, Worker::accepts) {
-            Ok(_) | Err(NoPlace::Busy) => Readiness::Ready,
-            Err(NoPlace::NoWorker | NoPlace::TooLong { .. }) => {
-                let accepting = || self.workers().filter(|worker| worker.accepts());
-                let roles = || accepting().map(|worker| worker.description.role);
-                Readiness::NoPair {
-                    prefill: roles().filter(|role| role.prefills()).count() as u32,
-                    decode: roles().filter(|role| role.decodes()).count() as u32,
-                }
-            }
+        match self.choose_among(&query, able) {
+            Ok(_) | Err(NoPlacement::Busy) => true,
+            Err(NoPlacement::NoWorker | NoPlacement::TooLong { .. }) => false,
         }
     }
 
     /// Chooses in each group and takes the best choice.
-    pub(crate) fn choose(&self, query: &Query) -> Result<Placing, NoPlace> {
+    pub(crate) fn choose(&self, query: &PlacementQuery) -> Result<ChosenPlacement, NoPlacement> {
         self.choose_among(query, |worker| !worker.draining)
     }
 
     fn choose_among(
         &self,
-        query: &Query,
-        counts: impl Fn(&Worker) -> bool,
-    ) -> Result<Placing, NoPlace> {
-        let mut best: Result<Placing, NoPlace> = Err(NoPlace::NoWorker);
+        query: &PlacementQuery,
+        counts: impl Fn(&FleetWorker) -> bool,
+    ) -> Result<ChosenPlacement, NoPlacement> {
+        let mut best: Result<ChosenPlacement, NoPlacement> = Err(NoPlacement::NoWorker);
         let groups = self.groups.iter();
         for (_, group) in groups.filter(|(fingerprint, _)| query.admits(fingerprint)) {
             let found = match self.choose_by_prices(group, query, &counts) {
                 Some(found) => found,
                 None => {
                     let candidates = self.candidates(group, query, &counts);
-                    policy::choose(&candidates, &query.ask, query.terms).map(Placing::by_load)
+                    policy::choose(&candidates, &query.ask, query.terms)
+                        .map(ChosenPlacement::by_load)
                 }
             };
             best = match (best, found) {
@@ -196,43 +218,43 @@ impl Fleet {
         best
     }
 
-    /// None where too little is known of what work costs.
+    /// None where prices are unknown.
     fn choose_by_prices(
         &self,
-        group: &Group,
-        query: &Query,
-        counts: &impl Fn(&Worker) -> bool,
-    ) -> Option<Result<Placing, NoPlace>> {
+        group: &CompatibleWorkers,
+        query: &PlacementQuery,
+        counts: &impl Fn(&FleetWorker) -> bool,
+    ) -> Option<Result<ChosenPlacement, NoPlacement>> {
         let need = query.need?;
         let prospects = self.asked(group, query, need, counts);
-        let seats = prospects.iter().map(|prospect| &prospect.seat);
-        policy::exists(seats, &query.ask, query.terms.placement).ok()?;
+        let seats = prospects.iter().map(|prospect| &prospect.snapshot);
+        policy::placement_exists(seats, &query.ask, query.terms.placement).ok()?;
         let outlooks = judge(&prospects, need, query.terms.placement);
-        let placing = outlooks.map(|outlooks| Placing::by_prices(&outlooks));
+        let placing = outlooks.map(|outlooks| ChosenPlacement::by_prices(&outlooks));
         match placing {
             Ok(placing) => placing.map(Ok),
             Err(no_place) => Some(Err(no_place)),
         }
     }
 
-    /// How soon a worker is likely to have room again, where none has: the soonest anybody leaves.
-    pub(crate) fn relief(&self, query: &Query) -> Option<Duration> {
+    /// Predicted time until a worker has room again, where none has: the soonest end of a stream.
+    pub(crate) fn relief(&self, query: &PlacementQuery) -> Option<Duration> {
         let need = query.need?;
         let groups = self.groups.iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
-            let counts = |w: &Worker| !w.draining && w.description.role.decodes();
+            let counts = |w: &FleetWorker| !w.draining && w.description.role.decodes();
             let prospects = self.asked(group, query, need, &counts);
-            prospects.iter().map(|p| p.relief(need)).min()
+            prospects.iter().map(|p| p.time_to_free_slot(need)).min()
         });
         reliefs.min()
     }
 
-    /// How long a prompt takes a worker on which nothing else runs and nothing of it is cached: a first
-    /// guess, by any worker's prices.
+    /// Time of a prompt on an idle worker with nothing cached: a first estimate, by any worker's
+    /// prices.
     pub(crate) fn prompt_alone(&self, tokens: u32) -> Duration {
         let priced = || self.workers().filter(|worker| worker.priced());
-        let prefills = |worker: &&Worker| worker.description.role.prefills();
+        let prefills = |worker: &&FleetWorker| worker.description.role.prefills();
         let any = priced().find(prefills).or_else(|| priced().next());
         any.map_or(Duration::ZERO, |worker| {
             let chunk = worker.description.capacity.step_tokens_max;
@@ -240,39 +262,39 @@ impl Fleet {
         })
     }
 
-    /// How long the prompt takes whichever worker would be done with it first if all were idle.
-    pub(crate) fn alone_least(&self, query: &Query) -> Duration {
+    /// The least time of the prompt over all workers, if all were idle.
+    pub(crate) fn alone_least(&self, query: &PlacementQuery) -> Duration {
         let Some(need) = query.need else {
             return Duration::ZERO;
         };
         let groups = self.groups.iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let alone = able.flat_map(|(_, group)| {
-            let prospects = self.asked(group, query, need, &|w: &Worker| !w.draining);
+            let prospects = self.asked(group, query, need, &|w: &FleetWorker| !w.draining);
             prospects.iter().map(|p| p.alone).min()
         });
         alone.min().unwrap_or_default()
     }
 
-    /// Chooses where a sequence that runs on `source` could go on.
+    /// Chooses a target for a sequence that runs on `source`.
     pub(crate) fn choose_target(
         &self,
         source: WorkerRef,
-        query: &Query,
-    ) -> Result<WorkerRef, NoPlace> {
-        let worker = self.get(source).ok_or(NoPlace::NoWorker)?;
+        query: &PlacementQuery,
+    ) -> Result<WorkerRef, NoPlacement> {
+        let worker = self.get(source).ok_or(NoPlacement::NoWorker)?;
         let group = self.groups.get(&worker.description.fingerprint);
-        let group = group.ok_or(NoPlace::NoWorker)?;
-        let other = |worker: &Worker| !worker.draining && worker.me != source;
+        let group = group.ok_or(NoPlacement::NoWorker)?;
+        let other = |worker: &FleetWorker| !worker.draining && worker.me != source;
         policy::choose_target(&self.candidates(group, query, &other), &query.ask)
     }
 
     fn candidates(
         &self,
-        group: &Group,
-        query: &Query,
-        counts: &impl Fn(&Worker) -> bool,
-    ) -> Vec<Candidate> {
+        group: &CompatibleWorkers,
+        query: &PlacementQuery,
+        counts: &impl Fn(&FleetWorker) -> bool,
+    ) -> Vec<WorkerSnapshot> {
         let cached = self.cached(group, query);
         self.members(group)
             .filter(|worker| counts(worker))
@@ -283,34 +305,34 @@ impl Fleet {
             .collect()
     }
 
-    /// Those among which the request is placed; none without anybody's prices.
+    /// Forecasts of the workers that are considered; none without any prices.
     fn asked<'a>(
         &'a self,
-        group: &'a Group,
-        query: &Query,
-        need: &Need,
-        counts: &impl Fn(&Worker) -> bool,
-    ) -> Vec<Prospect<'a>> {
+        group: &'a CompatibleWorkers,
+        query: &PlacementQuery,
+        need: &RequestNeed,
+        counts: &impl Fn(&FleetWorker) -> bool,
+    ) -> Vec<WorkerForecast<'a>> {
         let mut prospects = Vec::with_capacity(group.workers.len());
-        // Not `extend`: it moves each through the whole chain of iterators.
+        // `extend` would move each item through the whole chain of iterators.
         let all = self.prospects(group, query, need, counts);
         all.for_each(|prospect| prospects.push(prospect));
-        if query.terms.placement != Placement::Split {
-            let stuck = |worker| self.is_at_a_stand(worker);
+        if query.terms.placement != LegPlacement::Split {
+            let stuck = |worker| self.is_stuck_worker(worker);
             self.devices
-                .leave_one_each(&mut prospects, (query, need), stuck);
+                .leave_one_each(&mut prospects, query, need, stuck);
         }
         prospects
     }
 
     fn prospects<'a>(
         &'a self,
-        group: &'a Group,
-        query: &Query,
-        need: &Need,
-        counts: &impl Fn(&Worker) -> bool,
-    ) -> impl Iterator<Item = Prospect<'a>> {
-        // Whoever has not said its prices yet is taken to be like the first that did.
+        group: &'a CompatibleWorkers,
+        query: &PlacementQuery,
+        need: &RequestNeed,
+        counts: &impl Fn(&FleetWorker) -> bool,
+    ) -> impl Iterator<Item = WorkerForecast<'a>> {
+        // A worker without prices yet is assumed to be like the first one with prices.
         let known = self.members(group).find(|worker| worker.priced());
         let cached = known.map(|_| self.cached(group, query));
         let known = known.map(|worker| (&worker.prices, cached.unwrap_or_default()));
@@ -318,21 +340,24 @@ impl Fleet {
             let counting = self.members(group).filter(|worker| counts(worker));
             counting.map(move |worker| {
                 let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                let prices = match worker.priced() {
-                    true => &worker.prices,
-                    false => known,
+                let prices = if worker.priced() {
+                    &worker.prices
+                } else {
+                    known
                 };
                 let seat = self.candidate(worker, query, blocks);
-                prospect((worker, prices), seat, need)
+                worker_forecast(worker, prices, seat, need)
             })
         })
     }
 
-    fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
+    fn cached(&self, group: &CompatibleWorkers, query: &PlacementQuery) -> BTreeMap<WorkerId, u32> {
         let Some(block_tokens) = self.block_tokens(group) else {
             return BTreeMap::new();
         };
-        let found = group.prefixes.longest(query.content.hashes(block_tokens));
+        let found = group
+            .prefixes
+            .longest_prefixes(query.content.hashes(block_tokens));
         found
             .into_iter()
             .map(|(who, blocks)| (who.worker, blocks))
@@ -340,36 +365,42 @@ impl Fleet {
     }
 
     /// Whether news of this worker could give `query` a place.
-    pub(crate) fn could_help(&self, who: WorkerRef, query: &Query) -> bool {
+    pub(crate) fn could_help(&self, who: WorkerRef, query: &PlacementQuery) -> bool {
         self.at_best(who, query).is_some_and(|candidate| {
-            let whole = query.need.is_some() || query.terms.placement == Placement::Whole;
-            let placement = match whole {
-                true => query.terms.placement,
-                false => Placement::Split,
+            let whole = query.need.is_some() || query.terms.placement == LegPlacement::Whole;
+            let placement = if whole {
+                query.terms.placement
+            } else {
+                LegPlacement::Split
             };
             policy::has_room(&candidate, &query.ask, placement)
         })
     }
 
-    /// Whether news of this worker could give a running sequence a place to move to.
-    pub(crate) fn could_take(&self, who: WorkerRef, query: &Query) -> bool {
+    /// Whether news of this worker could give a running sequence a target.
+    pub(crate) fn could_take(&self, who: WorkerRef, query: &PlacementQuery) -> bool {
         self.at_best(who, query)
             .is_some_and(|candidate| policy::choose_target(&[candidate], &query.ask).is_ok())
     }
 
-    /// Cached blocks only make room; suppose that all are.
-    fn at_best(&self, who: WorkerRef, query: &Query) -> Option<Candidate> {
-        let fits = |w: &&Worker| !w.draining && query.admits(&w.description.fingerprint);
+    /// An optimistic snapshot: cached blocks only make room, so all are assumed cached.
+    fn at_best(&self, who: WorkerRef, query: &PlacementQuery) -> Option<WorkerSnapshot> {
+        let fits = |w: &&FleetWorker| !w.draining && query.admits(&w.description.fingerprint);
         let worker = self.get(who).filter(fits)?;
         let block_tokens = worker.description.capacity.block_tokens;
         let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
         Some(self.candidate(worker, query, blocks))
     }
 
-    /// A worker's last report with what was promised since on top. What this router promised and
-    /// still counts is a lower bound, whatever the report says; and whatever numbers it says, sums
-    /// stop at the largest: a worker that claims too much looks full, never empty.
-    fn candidate(&self, worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
+    /// A worker's last report with later promises added. Open promises of this router are a lower
+    /// bound, whatever the report says; and sums saturate: a worker that claims too much looks
+    /// full, never empty.
+    fn candidate(
+        &self,
+        worker: &FleetWorker,
+        query: &PlacementQuery,
+        cached_blocks: u32,
+    ) -> WorkerSnapshot {
         let about = &worker.description;
         let load = &worker.load;
         let totals = worker.ledger.totals();
@@ -378,12 +409,12 @@ impl Fleet {
             .saturating_add(load.sequences_waiting)
             .saturating_add(totals.sequences_fresh);
         let queue_tokens = load.queue_tokens.saturating_add(totals.tokens_fresh);
-        Candidate {
+        WorkerSnapshot {
             worker: worker.me,
             role: about.role,
-            crowded: self.wishes.contains_key(&worker.me.worker),
-            shut: worker.stuck()
-                || worker.shut_until > query.now
+            memory_short: self.migration_requests.contains_key(&worker.me.worker),
+            closed: worker.stuck()
+                || worker.closed_until > query.now
                 || query.excluded.contains(&worker.me.worker),
             capacity: about.capacity,
             blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
@@ -397,28 +428,28 @@ impl Fleet {
     }
 }
 
-/// What a worker has to do for prompts.
-struct Ahead {
-    /// Of all that is at least as urgent as each urgency, in nanoseconds.
+/// Prompt work of a worker.
+struct PromptBacklog {
+    /// Work at least as urgent as each urgency, in nanoseconds.
     backlog: [u64; URGENCIES],
-    /// Of the step under way.
+    /// Rest of the step under way.
     step_left: Duration,
 }
 
-impl Ahead {
-    /// Between two loads its own prompts get done at the speed of time; what other routers sent it in the
-    /// meantime is not known, and is taken to make up for what it does of theirs. What this router promised
-    /// and the worker has not done is a lower bound.
-    fn of(worker: &Worker, now: Time) -> Self {
+impl PromptBacklog {
+    /// Estimates the work since the last load. The worker's prompts of this router progress with
+    /// time; work that other routers sent meanwhile is unknown, and is assumed to equal what it
+    /// finished of theirs. Open promises of this router are a lower bound.
+    fn of(worker: &FleetWorker, now: Time) -> Self {
         let totals = worker.ledger.totals();
         let load = &worker.load;
         let told = load.backlog.micros.as_flattened();
         let mut backlog = [0; URGENCIES];
-        // Most of those who generate have no prompts to run.
+        // Most decode workers have no prompts to run.
         if told.iter().any(|micros| *micros > 0) || totals.work.iter().any(|work| *work > 0) {
             let at_work_since = worker.ledger.at_work_since;
             let at_work = nanos(now.since(at_work_since));
-            let since_told = nanos(now.since(at_work_since.max(worker.heard)));
+            let since_told = nanos(now.since(at_work_since.max(worker.load_heard_at)));
             let (mut own, mut fresh, mut reported) = (0, 0, 0);
             for (urgency, ahead) in backlog.iter_mut().enumerate() {
                 own += totals.work[urgency];
@@ -430,7 +461,9 @@ impl Ahead {
         }
         Self {
             backlog,
-            step_left: load.step_left.saturating_sub(now.since(worker.heard)),
+            step_left: load
+                .step_left
+                .saturating_sub(now.since(worker.load_heard_at)),
         }
     }
 
@@ -438,18 +471,19 @@ impl Ahead {
         Duration::from_nanos(self.backlog[URGENCIES - 1])
     }
 
-    /// What is ahead is in the step under way, as far as anything is; if nothing is ahead, that step is.
+    /// Time until work of this urgency begins: prompts ahead run in the step under way and after
+    /// it; with none ahead, only that step counts.
     fn wait(&self, urgency: usize) -> Duration {
         Duration::from_nanos(self.backlog[urgency]).max(self.step_left)
     }
 
-    /// By how much others come too late if so much work of that urgency goes before them: what has to
-    /// begin later must still be able to.
-    fn crowds(&self, urgency: usize, work: Duration) -> Duration {
+    /// Lateness caused to less urgent prompts if this much work of that urgency goes before them:
+    /// each of those still has to begin within the bound of its urgency.
+    fn lateness_caused(&self, urgency: usize, work: Duration) -> Duration {
         let mut crowds = Duration::ZERO;
         for later in urgency + 1..URGENCIES {
             let waits = self.backlog[later] > self.backlog[later - 1];
-            let bound = Backlog::BOUNDS.get(later % (URGENCIES / 3));
+            let bound = PrefillBacklog::BOUNDS.get(later % (URGENCIES / 3));
             if let Some(bound) = bound.filter(|_| waits) {
                 let begins = self.wait(later) + work;
                 crowds = crowds.max(begins.saturating_sub(*bound));
@@ -459,23 +493,25 @@ impl Ahead {
     }
 }
 
-/// Sequences that generate on a worker.
-struct Streaming {
-    /// In its steps now.
+/// Sequences that decode on a worker.
+struct StreamLoad {
+    /// Streams in its steps now.
     running: u32,
-    /// And those yet to come.
-    sequences: u32,
+    /// These, and those still to come.
+    sequences_expected: u32,
     context_tokens: u64,
 }
 
-impl Streaming {
-    /// On a worker that has so many sequences of any kind: where prompts run for others, some leave.
-    fn of(worker: &Worker, busy: u32) -> Self {
+impl StreamLoad {
+    /// From a worker with `busy` sequences of any kind: on a worker with the prefill role some of
+    /// these leave.
+    fn of(worker: &FleetWorker, busy: u32) -> Self {
         let totals = worker.ledger.totals();
         let load = &worker.load;
         let block_tokens = worker.description.capacity.block_tokens;
         let own_tokens = totals.blocks * u64::from(block_tokens);
-        // Tokens of nobody are those of a worker of an older release, which does not count who stays.
+        // Tokens without streams come from a worker of an older release, which does not count
+        // streams.
         let told = match load.streams {
             0 if load.context_tokens > 0 => load.sequences_running.max(1),
             streams => streams,
@@ -487,8 +523,8 @@ impl Streaming {
         };
         Self {
             running: told.min(load.sequences_running).max(totals.streams),
-            sequences,
-            // Those that it has not heard of are taken to be as long as the others.
+            sequences_expected: sequences,
+            // Sequences that the load does not include yet are assumed to be as long as the others.
             context_tokens: match told {
                 0 => own_tokens,
                 some => load.context_tokens.saturating_mul(u64::from(sequences)) / u64::from(some),
@@ -497,40 +533,42 @@ impl Streaming {
     }
 }
 
-/// The worker with what is known of its prices.
-fn prospect<'a>(
-    (worker, prices): (&'a Worker, &'a Prices),
-    mut seat: Candidate,
-    need: &Need,
-) -> Prospect<'a> {
+/// The forecast of a worker, with the given prices.
+fn worker_forecast<'a>(
+    worker: &'a FleetWorker,
+    prices: &'a Prices,
+    mut seat: WorkerSnapshot,
+    need: &RequestNeed,
+) -> WorkerForecast<'a> {
     let capacity = &worker.description.capacity;
     let totals = worker.ledger.totals();
     let cached = seat.cached_tokens(&need.ask);
     let tokens = need.ask.prompt_tokens - cached;
     let chunk = capacity.step_tokens_max;
     let alone = prices.prefill(cached, tokens, chunk);
-    let work = prices.adds(cached, tokens, chunk).min(alone);
-    let place = Backlog::place(need.slack(alone));
-    let urgency = Backlog::band(need.priority) * (URGENCIES / 3) + place;
-    let ahead = Ahead::of(worker, need.now);
-    let streaming = Streaming::of(worker, seat.sequences);
-    if need.manners == Manners::GivesWay {
-        let seats = capacity.slots_count / LEFT_FREE;
-        let blocks = capacity.blocks_count / LEFT_FREE;
+    let work = prices.prefill_added(cached, tokens, chunk).min(alone);
+    let place = PrefillBacklog::slack_index(need.slack(alone));
+    let urgency = PrefillBacklog::priority_band(need.priority) * (URGENCIES / 3) + place;
+    let ahead = PromptBacklog::of(worker, need.now);
+    let streaming = StreamLoad::of(worker, seat.sequences);
+    // A yielding request sees only the part of the worker that requests with targets do not need.
+    if need.priority_over_others == PlacementPriority::Yielding {
+        let seats = capacity.slots_count / LEFT_FREE_PARTS;
+        let blocks = capacity.blocks_count / LEFT_FREE_PARTS;
         seat.sequences = seat.sequences.saturating_add(seats);
         seat.blocks_free = seat.blocks_free.saturating_sub(blocks);
-        if ahead.all() > QUEUE_BEHIND {
+        if ahead.all() > YIELDING_BACKLOG_MAX {
             seat.prompts_open = u32::MAX;
         }
     }
-    // Those without a gap of their own make room for one that has.
-    let unpaced = need.tpot.map_or(0, |_| totals.unpaced);
+    // Sequences without a target for their gap make room for one that has a target.
+    let unpaced = need.tpot.map_or(0, |_| totals.without_tpot);
     let blocks = need.tpot.map_or(0, |_| totals.unpaced_blocks);
     let unpaced_tokens = blocks * u64::from(capacity.block_tokens);
     let shortest = prices.decode(1, 1);
     let gaps = [worker.load.tpot_least, worker.ledger.tpot_least(shortest)];
-    Prospect {
-        seat,
+    WorkerForecast {
+        snapshot: seat,
         prices,
         alone,
         work,
@@ -538,15 +576,19 @@ fn prospect<'a>(
         wait: ahead.wait(urgency),
         backlog: ahead.all(),
         streams: streaming.running,
-        sequences: streaming.sequences.saturating_sub(unpaced),
+        sequences: streaming.sequences_expected.saturating_sub(unpaced),
         context_tokens: streaming.context_tokens.saturating_sub(unpaced_tokens),
-        strangers: streaming.sequences.saturating_sub(totals.sequences),
-        away: totals.away - need.tpot.map_or(0, |_| totals.unpaced_away),
+        foreign_sequences: streaming
+            .sequences_expected
+            .saturating_sub(totals.sequences),
+        sequences_arriving: totals.arriving - need.tpot.map_or(0, |_| totals.unpaced_away),
         ledger: &worker.ledger,
         tpot_least: gaps.into_iter().flatten().min(),
-        crowds: match need.manners {
-            Manners::Resumed => Duration::ZERO,
-            Manners::New | Manners::GivesWay => ahead.crowds(urgency, work),
+        lateness_caused: match need.priority_over_others {
+            PlacementPriority::Resumed => Duration::ZERO,
+            PlacementPriority::New | PlacementPriority::Yielding => {
+                ahead.lateness_caused(urgency, work)
+            }
         },
     }
 }

@@ -1,28 +1,29 @@
-//! Which states are one and the same to a model checker.
+//! Fingerprints of a router's state, for model checking.
 //!
-//! Owns: what of a brain decides its future. Never: changes anything, or costs anything while serving.
+//! Owns: the choice of state that decides a brain's future. Never: changes anything, or costs
+//! anything while serving.
 //! Invariant: two brains with equal fingerprints answer equal futures with equal orders, ends and
-//! fences. Left out is what only tells how long something took (`waited`, `took`, `retry_after`) or
-//! what was said last for the record; times count from now on; and numbers that only put things in an
-//! order are replaced by their ranks.
+//! fences. Left out are spans that are only reported (`waited`, `took`, `retry_after`) and values
+//! last emitted for the record; times count from now on; and numbers that only define an order are
+//! replaced by their ranks.
 
-use crate::alarm::Alarm;
-use crate::brain::Brain;
-use crate::fleet::Worker;
-use crate::flight::{Attempt, Broken, Flight, Stage};
-use crate::ledger::{Promise, Span};
-use crate::verdict::Clock;
+use crate::brain::RouterBrain;
+use crate::fleet::FleetWorker;
+use crate::flight::{FailedAttempt, FlightAttempt, FlightPhase, FlightRecord};
+use crate::ledger::{LegClaim, StreamSpan};
+use crate::timers::FlightTimer;
+use crate::verdict::FlightTimestamps;
 use cleave_domain::{FlightId, Time};
 use std::hash::{Hash, Hasher};
 
-impl Brain {
-    /// Hashes what decides this brain's future behaviour, and nothing else, so that a model checker
-    /// may take two states with equal fingerprints for one. The limits are not hashed: they are a
-    /// world's, not a state's. Outputs must have been drained.
+impl RouterBrain {
+    /// Hashes the state that decides this brain's future, and nothing else, so that a model checker
+    /// may merge two states with equal fingerprints. The limits are not hashed: they belong to a
+    /// world, not to a state. The caller has drained the outputs.
     ///
-    /// Equal inputs from then on, at equal distances in time, give equal outputs, but for spans of
-    /// time that are told (`waited`, `took`, `retry_after`) and the order's names: which flight
-    /// arrived how many flights before another makes no difference, as long as it was before.
+    /// Equal inputs from then on, at equal distances in time, give equal outputs, except for
+    /// reported spans of time (`waited`, `took`, `retry_after`) and numbers that define an order:
+    /// by how many flights one arrived before another makes no difference.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
         assert!(self.outputs.is_empty(), "outputs are drained first");
         self.hash_fleet(hasher);
@@ -32,25 +33,25 @@ impl Brain {
             arrivals.push((flight.place.arrival, *id));
             id.hash(hasher);
             self.hash_flight(flight, hasher);
-            for alarm in Alarm::ALL {
-                self.ahead(self.alarms.get(*id, alarm)).hash(hasher);
+            for alarm in FlightTimer::ALL {
+                self.ahead(self.timers.get(*id, alarm)).hash(hasher);
             }
         }
         arrivals.sort_unstable();
         for (_, flight) in arrivals {
             flight.hash(hasher);
         }
-        (self.doors.len(), self.patience.len()).hash(hasher);
-        for (at, worker) in &self.doors {
+        (self.retry_at.len(), self.stuck_deadlines.len()).hash(hasher);
+        for (at, worker) in &self.retry_at {
             (self.ahead(Some(*at)), worker).hash(hasher);
         }
-        for (at, worker) in &self.patience {
+        for (at, worker) in &self.stuck_deadlines {
             (self.ahead(Some(*at)), worker).hash(hasher);
         }
         self.ahead(self.renew_at).hash(hasher);
-        self.rescued.hash(hasher);
-        self.leaving.len().hash(hasher);
-        for (flight, leaving) in &self.leaving {
+        self.failing_over.hash(hasher);
+        self.cancelling.len().hash(hasher);
+        for (flight, leaving) in &self.cancelling {
             (flight, leaving.stage).hash(hasher);
         }
         for (worker, at) in self.lost_lately() {
@@ -60,23 +61,23 @@ impl Brain {
         self.readiness.hash(hasher);
         self.tally.leads().hash(hasher);
         self.tally.hash_scores(self.now, hasher);
-        self.ahead(self.look_at).hash(hasher);
-        let next_look = self.look_at.map(|_| self.looked_at);
+        self.ahead(self.queue_due_at).hash(hasher);
+        let next_look = self.queue_due_at.map(|_| self.queue_served_at);
         self.ahead(next_look).hash(hasher);
     }
 
-    /// How far ahead a time is; what is past is past.
+    /// Time until `at`; zero for the past.
     fn ahead(&self, at: Option<Time>) -> Option<u128> {
         at.map(|at| at.since(self.now).as_nanos())
     }
 
-    /// How long ago a time was.
+    /// Nanoseconds that passed since `at`.
     fn ago(&self, at: Time) -> u128 {
         self.now.since(at).as_nanos()
     }
 
     fn hash_fleet(&self, hasher: &mut impl Hasher) {
-        // Never is a rank of its own: it is what a worker begins with.
+        // Never chosen is a rank of its own: every worker begins with it.
         let mut chosen: Vec<u64> = vec![0];
         chosen.extend(self.fleet.workers().map(|worker| worker.chosen));
         chosen.sort_unstable();
@@ -89,7 +90,7 @@ impl Brain {
         self.fleet.hash_groups(hasher);
     }
 
-    fn hash_worker(&self, worker: &Worker, hasher: &mut impl Hasher) {
+    fn hash_worker(&self, worker: &FleetWorker, hasher: &mut impl Hasher) {
         let about = &worker.description;
         worker.me.hash(hasher);
         (about.role, &about.fingerprint, about.queue_max).hash(hasher);
@@ -99,25 +100,25 @@ impl Brain {
         (capacity.slots_count, capacity.context_tokens_max).hash(hasher);
         let load = &worker.load;
         (load.queue_tokens, load.blocks_free).hash(hasher);
-        // Placing sees their sum only.
+        // Placement uses their sum only.
         let sequences = load.sequences_running;
         load.sequences_waiting
             .saturating_add(sequences)
             .hash(hasher);
-        (worker.draining, worker.progress).hash(hasher);
-        self.ahead(Some(worker.shut_until)).hash(hasher);
+        (worker.draining, worker.progress, worker.unresponsive).hash(hasher);
+        self.ahead(Some(worker.closed_until)).hash(hasher);
         let promises = worker.ledger.handoffs().map(|(handoff, promise)| {
-            // A number that names an order: how many have been sent since is what decides.
-            let order = promise.order.filter(|_| promise.fresh);
+            // The number of an order matters only by the number of later ones.
+            let order = promise.order.filter(|_| promise.unreported);
             let since = order.map(|order| worker.orders - order);
             let order = None;
             let span = promise.span;
             let ahead = [span.from, span.until].map(|at| (self.ahead(Some(at)), self.ago(at)));
-            let ahead = (promise.span != Span::NONE).then_some((ahead, span.tokens));
-            let span = Span::NONE;
+            let ahead = (promise.span != StreamSpan::NONE).then_some((ahead, span.tokens));
+            let span = StreamSpan::NONE;
             (
                 handoff,
-                Promise {
+                LegClaim {
                     order,
                     span,
                     ..*promise
@@ -129,14 +130,14 @@ impl Brain {
         for promise in promises {
             promise.hash(hasher);
         }
-        // The rest only decides where prices are known.
+        // The rest matters only where prices are known.
         if worker.priced() {
             worker.prices.hash(hasher);
             (load.context_tokens, load.streams).hash(hasher);
             (load.backlog, load.tpot_least).hash(hasher);
             (
                 load.sequences_running,
-                self.ago(worker.heard),
+                self.ago(worker.load_heard_at),
                 load.step_left,
             )
                 .hash(hasher);
@@ -144,7 +145,7 @@ impl Brain {
         }
     }
 
-    fn hash_flight(&self, flight: &Flight, hasher: &mut impl Hasher) {
+    fn hash_flight(&self, flight: &FlightRecord, hasher: &mut impl Hasher) {
         let request = &flight.request;
         (&request.prompt, &request.generated).hash(hasher);
         (request.stop.max_tokens, request.stop.min_tokens).hash(hasher);
@@ -163,19 +164,19 @@ impl Brain {
             .hash(hasher);
         (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
-        (flight.homeless == Some(self.fleet.turns())).hash(hasher);
-        (flight.stays, flight.yielded_at).hash(hasher);
+        (flight.unplaceable_at == Some(self.fleet.version())).hash(hasher);
+        (flight.moves_aborted, flight.yielded_at).hash(hasher);
         self.hash_promise(flight, hasher);
         match &flight.stage {
-            Stage::Waiting => 0.hash(hasher),
-            Stage::Flying(attempt) => {
+            FlightPhase::Waiting => 0.hash(hasher),
+            FlightPhase::Flying(attempt) => {
                 1.hash(hasher);
                 hash_attempt(attempt, hasher);
             }
-            Stage::Counting(Broken {
+            FlightPhase::CountingTokens(FailedAttempt {
                 handoff,
                 fence,
-                doubtful,
+                peer_in_doubt: doubtful,
                 context_tokens_max,
             }) => (2, handoff, fence, doubtful, context_tokens_max).hash(hasher),
         }
@@ -187,26 +188,26 @@ impl Brain {
     }
 }
 
-impl Brain {
-    /// What a flight was promised, and what that will be worth.
-    fn hash_promise(&self, flight: &Flight, hasher: &mut impl Hasher) {
+impl RouterBrain {
+    /// Hashes a flight's targets, and the state that decides whether they are met.
+    fn hash_promise(&self, flight: &FlightRecord, hasher: &mut impl Hasher) {
         let slo = &flight.request.slo;
         (slo, &flight.place.queue).hash(hasher);
         (flight.overtaken, flight.downgrades, flight.charged).hash(hasher);
-        flight.late.hash(hasher);
-        flight.outlook.hash(hasher);
+        flight.late_workers.hash(hasher);
+        flight.forecast.hash(hasher);
         let aims = [slo.ttft, slo.tpot, slo.e2e];
         if aims.iter().any(Option::is_some) {
-            let latest = self.ahead(Some(flight.place.latest));
+            let latest = self.ahead(Some(flight.place.latest_start));
             (latest, self.ago(flight.submitted)).hash(hasher);
-            let Clock {
+            let FlightTimestamps {
                 began,
                 lost,
                 ordered,
                 first,
                 landed,
                 decode,
-            } = flight.clock;
+            } = flight.timestamps;
             (
                 ordered.map(|at| self.ago(at)),
                 landed.map(|at| self.ago(at)),
@@ -221,8 +222,8 @@ impl Brain {
     }
 }
 
-fn hash_attempt(attempt: &Attempt, hasher: &mut impl Hasher) {
-    let Attempt {
+fn hash_attempt(attempt: &FlightAttempt, hasher: &mut impl Hasher) {
+    let FlightAttempt {
         handoff,
         prefill,
         decode,
@@ -230,7 +231,7 @@ fn hash_attempt(attempt: &Attempt, hasher: &mut impl Hasher) {
         context_tokens_max,
         reserved,
         prefilled,
-        trouble,
+        leg_failure: trouble,
         landed,
         finished,
     } = attempt;

@@ -1,176 +1,170 @@
 //! A flight: one request on its way from submission to its one end.
 //!
-//! Owns: what a router remembers of a request and of the attempts under way. Never: decides.
-//! Invariant: a flight waits in the line, or has an attempt under way, or is about to be told how
-//! many of its tokens the client has; beside an attempt that generates there may be a second one, to
-//! which it moves.
+//! Owns: the router's memory of a request and of its present attempts. Never: decides.
+//! Invariant: a flight waits in the queue, or has an attempt under way, or waits until its client's
+//! tokens are counted; beside an attempt that decodes there may be a second one, to which it moves.
 
 use crate::event::{CancelStage, MoveReason};
-use crate::forecast::Outlook;
-use crate::line::Place;
-use crate::prefix::Content;
-use crate::verdict::Clock;
+use crate::forecast::PlacementForecast;
+use crate::prefix::PrefixHashes;
+use crate::queue::QueuePlace;
+use crate::verdict::FlightTimestamps;
 use cleave_domain::{
-    Failure, Fingerprint, FinishReason, HandoffId, Refusal, Request, Time, Unmet, WorkerId,
+    Failure, Fingerprint, FinishReason, HandoffId, OnSloMiss, Refusal, Request, Time, WorkerId,
     WorkerRef,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Flight {
-    /// With what the client was given as of the last count.
+pub(crate) struct FlightRecord {
+    /// Includes the output that the client had at the last count.
     pub(crate) request: Arc<Request>,
-    pub(crate) content: Content,
-    pub(crate) place: Place,
+    pub(crate) content: PrefixHashes,
+    pub(crate) place: QueuePlace,
     pub(crate) submitted: Time,
-    pub(crate) stage: Stage,
-    /// What draws its tokens since its latest attempt.
+    pub(crate) stage: FlightPhase,
+    /// Fingerprint of the workers that draw its tokens, from its latest attempt.
     pub(crate) drawn_by: Option<Fingerprint>,
-    /// The next attempt's number. Every pair of workers asked gets its own, refused ones too, so
-    /// that a hand-off never means two different pairs.
+    /// The next attempt's number. Every pair of workers gets its own, refused ones too, so that a
+    /// hand-off never means two different pairs.
     pub(crate) attempts: u32,
-    /// Attempts that failed, and why the last one did.
+    /// Attempts that failed, and the reason of the last one.
     pub(crate) failures: u32,
     pub(crate) failure: Option<Failure>,
-    /// Of the failures, those with a cause that other flights shared: they do not count.
+    /// Failures with a cause that other flights shared: they do not count.
     pub(crate) failures_spared: u32,
-    /// When its worker was lost last, unless that is spared already.
+    /// When its worker was last lost, unless that failure is excused already.
     pub(crate) lost_at: Option<Time>,
-    /// While it waits: not placed before.
+    /// End of the pause before it may be placed, while it waits.
     pub(crate) pause_until: Option<Time>,
-    /// Workers that passed since the flight last had a reservation.
+    /// Workers that refused since the flight last had a reservation.
     pub(crate) refusals: u32,
-    /// As the last of them that said why.
+    /// The last refusal with a reason.
     pub(crate) refused: Option<Refusal>,
-    /// Not to be asked in this round.
+    /// Workers not to be asked in this round.
     pub(crate) excluded: BTreeSet<WorkerId>,
-    /// When waiting ends; kept across refusals, so that they do not prolong it.
+    /// End of its waiting time; kept across refusals, so that they do not prolong it.
     pub(crate) wait_until: Option<Time>,
-    /// The fleet's turn in which no worker was large enough, or none drew as its client's tokens were
-    /// drawn.
-    pub(crate) homeless: Option<u64>,
-    /// The way to another decode worker.
-    pub(crate) moving: Option<Move>,
-    /// Moves that came to nothing since the last that did not, and the workers that did not take it
-    /// over: others are asked before them.
-    pub(crate) stays: u32,
+    /// The fleet's version in which no worker was large enough, or none had the fingerprint of the
+    /// client's tokens.
+    pub(crate) unplaceable_at: Option<u64>,
+    /// The move to another decode worker.
+    pub(crate) moving: Option<FlightMigration>,
+    /// Aborted moves since the last completed one, and the workers that did not take it over:
+    /// others are tried before them.
+    pub(crate) moves_aborted: u32,
     pub(crate) avoided: BTreeSet<WorkerId>,
     /// Output tokens it had when it was last moved to make room.
     pub(crate) yielded_at: Option<u32>,
-    /// Flights that were placed while it stood before them and found no room.
+    /// Flights that were placed while it was ahead of them and found no room.
     pub(crate) overtaken: u32,
-    /// Workers that could not be in time for it, by their own word, since it last waited.
-    pub(crate) late: BTreeSet<WorkerId>,
-    /// What becomes of it if its target cannot be met, as its class said when it came.
-    pub(crate) unmet: Unmet,
-    /// It came when nobody could have served it, and waited for workers that were to be started.
-    pub(crate) hopes: bool,
-    /// How often it became one of another class.
+    /// Workers that refused it as too late since it last waited.
+    pub(crate) late_workers: BTreeSet<WorkerId>,
+    /// The rule for a target that cannot be met, from the class that it had at submission.
+    pub(crate) on_miss: OnSloMiss,
+    /// It came when no worker could serve it, and waited for workers to be started.
+    pub(crate) awaits_start: bool,
+    /// How often its class was downgraded.
     pub(crate) downgrades: u32,
     /// Tokens that its tenant's account was charged for it.
     pub(crate) charged: i64,
-    /// When its first token is due, if that was promised; of a resumed stream the next one.
+    /// Deadline of its first token, or of the next one of a resumed stream.
     pub(crate) due: Option<Time>,
-    /// What was predicted when it was placed last.
-    pub(crate) outlook: Option<Outlook>,
-    pub(crate) clock: Clock,
+    /// The forecast of its last placement.
+    pub(crate) forecast: Option<PlacementForecast>,
+    pub(crate) timestamps: FlightTimestamps,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Stage {
-    /// In the line.
+pub(crate) enum FlightPhase {
     Waiting,
-    /// On two workers.
-    Flying(Attempt),
-    /// Its last attempt is over and fenced; a new one begins where the client's tokens end.
-    Counting(Broken),
+    Flying(FlightAttempt),
+    /// Its last attempt is over and fenced; a new one begins after the client's last token.
+    CountingTokens(FailedAttempt),
 }
 
 /// The attempt that failed last.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Broken {
+pub(crate) struct FailedAttempt {
     pub(crate) handoff: HandoffId,
-    /// As the fence named it: the last attempt ever begun.
+    /// The attempt named in the fence: the last one that was begun.
     pub(crate) fence: HandoffId,
-    /// At the other end of a link that broke: its word of it may still come, and would end the next
-    /// attempt between the same two.
-    pub(crate) doubtful: Option<WorkerId>,
-    /// The longest sequence its decode worker could hold: there a sequence ends of its own accord.
+    /// The worker at the other end of a link that broke: its report may still come, and would end
+    /// the next attempt between the same two.
+    pub(crate) peer_in_doubt: Option<WorkerId>,
+    /// The longest sequence that its decode worker could hold: there a sequence ends by itself.
     pub(crate) context_tokens_max: u32,
 }
 
-/// One hand-off, seen from the router. Reports of the two legs come over two links, in any order
-/// between them; facts are therefore ticked off, not states walked through.
+/// One hand-off, as the router sees it. Reports of the two legs come over two connections, in any
+/// order between them; so each fact is a flag of its own rather than a state in a sequence.
 #[derive(Clone, Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct FlightAttempt {
     pub(crate) handoff: HandoffId,
-    /// Who sends: the prefill worker, or the decode worker from which the sequence moves.
+    /// The sender: the prefill worker, or the decode worker from which the sequence moves.
     pub(crate) prefill: WorkerRef,
     pub(crate) decode: WorkerRef,
-    /// The attempt under which the sender generated, if the sequence moves.
+    /// The attempt under which the sender decoded, if the sequence moves.
     pub(crate) of: Option<HandoffId>,
     /// The longest sequence that the decode worker can hold.
     pub(crate) context_tokens_max: u32,
-    /// D holds blocks; the sender was told to start.
+    /// The decode worker holds blocks; the sender was ordered to start.
     pub(crate) reserved: bool,
     /// The sender drew its last token, and the client has it.
     pub(crate) prefilled: bool,
-    /// What happened to one leg: fatal unless the other says that all is well.
-    pub(crate) trouble: Option<Failure>,
-    /// D has everything.
+    /// One leg failed: fatal unless the other one confirms.
+    pub(crate) leg_failure: Option<Failure>,
     pub(crate) landed: bool,
     /// The last token was produced.
-    pub(crate) finished: Option<Finish>,
+    pub(crate) finished: Option<SequenceEnd>,
 }
 
-/// How a sequence ended of its own accord.
+/// How a sequence ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Finish {
+pub(crate) struct SequenceEnd {
     pub(crate) reason: FinishReason,
-    /// Over its whole life.
     pub(crate) output_tokens: u32,
 }
 
 /// A running sequence on its way to another decode worker.
 #[derive(Clone, Debug)]
-pub(crate) struct Move {
-    /// The new attempt's name.
+pub(crate) struct FlightMigration {
     pub(crate) handoff: HandoffId,
     pub(crate) why: MoveReason,
     pub(crate) began: Time,
     /// The new attempt; none until the client's tokens are counted. Its sender is the decode worker
-    /// of the flight's current attempt. In trouble, it is given up, and the sender's last word about
-    /// it is awaited.
-    pub(crate) leg: Option<Attempt>,
+    /// of the flight's current attempt. Once it has failed, it is cancelled, and the sender's final
+    /// report about it is awaited.
+    pub(crate) leg: Option<FlightAttempt>,
 }
 
-impl Attempt {
+impl FlightAttempt {
     /// The hand-off under whose name the sender holds something.
     pub(crate) fn sending(&self) -> HandoffId {
         self.of.unwrap_or(self.handoff)
     }
 
-    /// It generates, every token of its sender has passed, and nothing is wrong with it.
-    pub(crate) fn runs(&self) -> bool {
-        self.landed && self.prefilled && self.finished.is_none() && self.trouble.is_none()
+    /// Whether it decodes, every token of its sender has passed, and no leg failed.
+    pub(crate) fn is_running(&self) -> bool {
+        self.landed && self.prefilled && self.finished.is_none() && self.leg_failure.is_none()
     }
 }
 
-impl Flight {
-    /// One that was submitted now.
+impl FlightRecord {
+    /// A flight that is submitted now.
     pub(crate) fn new(
-        place: Place,
+        place: QueuePlace,
         request: Arc<Request>,
         block_sizes: impl Iterator<Item = u32>,
         now: Time,
     ) -> Self {
         Self {
-            content: Content::of(&request, block_sizes),
+            content: PrefixHashes::of(&request, block_sizes),
             request,
             place,
             submitted: now,
-            stage: Stage::Waiting,
+            stage: FlightPhase::Waiting,
             drawn_by: None,
             attempts: 0,
             failures: 0,
@@ -182,60 +176,60 @@ impl Flight {
             refused: None,
             excluded: BTreeSet::new(),
             wait_until: None,
-            homeless: None,
+            unplaceable_at: None,
             moving: None,
-            stays: 0,
+            moves_aborted: 0,
             avoided: BTreeSet::new(),
             yielded_at: None,
             overtaken: 0,
-            late: BTreeSet::new(),
-            unmet: Unmet::Reject,
-            hopes: false,
+            late_workers: BTreeSet::new(),
+            on_miss: OnSloMiss::Reject,
+            awaits_start: false,
             downgrades: 0,
             charged: 0,
             due: None,
-            outlook: None,
-            clock: Clock::default(),
+            forecast: None,
+            timestamps: FlightTimestamps::default(),
         }
     }
 
     /// Whether its client has a token, as of the last count.
-    pub(crate) fn given(&self) -> bool {
+    pub(crate) fn has_output(&self) -> bool {
         !self.request.generated.is_empty()
     }
 
-    pub(crate) fn attempt(&self) -> Option<&Attempt> {
+    pub(crate) fn attempt(&self) -> Option<&FlightAttempt> {
         match &self.stage {
-            Stage::Waiting | Stage::Counting(_) => None,
-            Stage::Flying(attempt) => Some(attempt),
+            FlightPhase::Waiting | FlightPhase::CountingTokens(_) => None,
+            FlightPhase::Flying(attempt) => Some(attempt),
         }
     }
 
     /// The attempt under way, if it is this one.
-    pub(crate) fn attempt_mut(&mut self, handoff: HandoffId) -> Option<&mut Attempt> {
+    pub(crate) fn attempt_mut(&mut self, handoff: HandoffId) -> Option<&mut FlightAttempt> {
         match &mut self.stage {
-            Stage::Flying(attempt) if attempt.handoff == handoff => Some(attempt),
+            FlightPhase::Flying(attempt) if attempt.handoff == handoff => Some(attempt),
             _ => None,
         }
     }
 
     /// The attempt to which it moves.
-    pub(crate) fn leg(&self) -> Option<&Attempt> {
+    pub(crate) fn leg(&self) -> Option<&FlightAttempt> {
         self.moving.as_ref()?.leg.as_ref()
     }
 
     /// The attempt to which it moves, if it is this one.
-    pub(crate) fn leg_mut(&mut self, handoff: HandoffId) -> Option<&mut Attempt> {
+    pub(crate) fn leg_mut(&mut self, handoff: HandoffId) -> Option<&mut FlightAttempt> {
         let leg = self.moving.as_mut()?.leg.as_mut()?;
         (leg.handoff == handoff).then_some(leg)
     }
 
-    /// Either of the two, if it is this one.
-    pub(crate) fn either_mut(&mut self, handoff: HandoffId) -> Option<&mut Attempt> {
+    /// The current attempt or the one to which it moves, if it is this one.
+    pub(crate) fn either_mut(&mut self, handoff: HandoffId) -> Option<&mut FlightAttempt> {
         let leg = self.moving.as_mut().and_then(|m| m.leg.as_mut());
         let current = match &mut self.stage {
-            Stage::Flying(attempt) => Some(attempt),
-            Stage::Waiting | Stage::Counting(_) => None,
+            FlightPhase::Flying(attempt) => Some(attempt),
+            FlightPhase::Waiting | FlightPhase::CountingTokens(_) => None,
         };
         current
             .into_iter()
@@ -243,7 +237,7 @@ impl Flight {
             .find(|a| a.handoff == handoff)
     }
 
-    /// Gives the next attempt its name.
+    /// Assigns the next attempt's name.
     pub(crate) fn name_attempt(&mut self) -> HandoffId {
         self.attempts += 1;
         HandoffId {
@@ -252,9 +246,9 @@ impl Flight {
         }
     }
 
-    /// Once the last token is known to be out and the sender's to be with the client: how it
-    /// ended. Waiting for both means that every token has passed, for links keep their order.
-    pub(crate) fn done(&self) -> Option<Finish> {
+    /// How the sequence ended, once its last token and the sender's last token have passed to the
+    /// client. Both reports imply that every token has passed, since connections keep their order.
+    pub(crate) fn done(&self) -> Option<SequenceEnd> {
         let attempt = self.attempt()?;
         attempt.finished.filter(|_| attempt.prefilled)
     }
@@ -269,12 +263,12 @@ impl Flight {
         }
     }
 
-    /// How the sequence ended, if the client has all of it. A context's end is not in the request: the
-    /// worker that knew it may be gone.
-    pub(crate) fn over(&self, context_tokens_max: u32) -> Option<Finish> {
+    /// How the sequence ended, if the client has all of it. The context limit is not in the
+    /// request, and the worker that knew it may be gone.
+    pub(crate) fn sequence_end(&self, context_tokens_max: u32) -> Option<SequenceEnd> {
         let output = &self.request.generated;
-        let reason = self.request.over(output, context_tokens_max)?;
-        Some(Finish {
+        let reason = self.request.finish_reason(output, context_tokens_max)?;
+        Some(SequenceEnd {
             reason,
             output_tokens: output.len() as u32,
         })

@@ -1,131 +1,147 @@
-//! Which placement is best, by what is predicted of each.
+//! The choice of a placement by its forecast.
 //!
-//! Owns: which placements are looked at, and their order. Never: predicts; `forecast` does.
-//! Invariant: costs O(workers): the legs are ranked apart, and only the best few are judged together.
+//! Owns: which placements are compared, and their order. Never: predicts; `forecast` does.
+//! Invariant: costs O(workers): the legs are ranked separately, and only the best few are compared
+//! as pairs.
 
-use crate::event::Placement;
-use crate::forecast::{Manners, Need, Outlook, Pair, Prompt, Prospect, Rank, Stream};
-use crate::policy::{self, NoPlace};
+use crate::event::LegPlacement;
+use crate::forecast::{
+    PairForecast, PlacementForecast, PlacementPriority, PlacementRank, PromptForecast, RequestNeed,
+    StreamForecast, WorkerForecast,
+};
+use crate::policy::{self, NoPlacement};
 use cleave_domain::Role;
 
-/// Of each leg so many are judged together with as many of the other.
-const LEGS: usize = 8;
-/// So many judgements are kept for the record.
-const KEPT: usize = 4;
+/// Candidates of each leg that are paired with those of the other.
+const LEGS_MAX: usize = 8;
+/// Forecasts kept for the record.
+const FORECASTS_KEPT: usize = 4;
 
-/// The best placements among workers that may exchange blocks, best first; never none.
+/// The best placements among workers that may exchange blocks, best first; never empty.
 ///
 /// # Errors
-/// Says why nobody was found.
+/// Returns why no placement was found.
 pub(crate) fn judge(
-    prospects: &[Prospect],
-    need: &Need,
-    placement: Placement,
-) -> Result<Vec<Outlook>, NoPlace> {
+    prospects: &[WorkerForecast],
+    need: &RequestNeed,
+    placement: LegPlacement,
+) -> Result<Vec<PlacementForecast>, NoPlacement> {
     let ask = &need.ask;
-    policy::exists(prospects.iter().map(|p| &p.seat), ask, placement)?;
-    let ranks = |p: &Prospect| (p.prompt_rank(need), p.stream_rank(need));
+    policy::placement_exists(prospects.iter().map(|p| &p.snapshot), ask, placement)?;
+    // Each leg is ranked alone first: only the best few of each are worth the cost of a joint
+    // forecast.
+    let ranks = |p: &WorkerForecast| (p.prompt_rank(need), p.stream_rank(need));
     let ranks: Vec<(u64, u64)> = prospects.iter().map(ranks).collect();
     let prompts = Shortlist::of(prospects, |p, at| {
-        policy::takes_prompt(&p.seat, ask).then(|| ranks[at].0)
+        policy::takes_prompt(&p.snapshot, ask).then(|| ranks[at].0)
     });
     let wholes = Shortlist::of(prospects, |p, at| {
-        let allowed = placement != Placement::Split || p.seat.role == Role::Both;
-        let takes = allowed && policy::takes_whole(&p.seat, ask) && p.seats_prompt(need);
-        // Where prompts run, what gives way would have to do so all the time.
-        let guest = p.seat.role == Role::Prefill;
-        let takes = takes && !(guest && need.manners == Manners::GivesWay);
+        let allowed = placement != LegPlacement::Split || p.snapshot.role == Role::Both;
+        let takes = allowed && policy::takes_whole(&p.snapshot, ask) && p.has_slot_for_prompt(need);
+        // On prefill workers a yielding stream would have to yield all the time.
+        let guest = p.snapshot.role == Role::Prefill;
+        let takes = takes && !(guest && need.priority_over_others == PlacementPriority::Yielding);
         takes.then(|| ranks[at].0.saturating_add(ranks[at].1))
     });
-    let prompt = |p: &Prospect| p.prompt(need);
-    let lead = |prompt: &Prompt| prompt.wait + prompt.run;
+    let prompt = |p: &WorkerForecast| p.prompt(need);
+    let lead = |prompt: &PromptForecast| prompt.wait + prompt.run;
     let prompts = prompts.legs(prospects, prompt);
+    // The earliest end of a prompt elsewhere decides which streams are there when its KV arrives.
     let soonest = prompts.iter().map(|(_, prompt)| lead(prompt)).min();
     let soonest = soonest.unwrap_or_default();
-    let stays = placement == Placement::Auto;
+    let stays = placement == LegPlacement::Auto;
     let streams = Shortlist::of(prospects, |p, at| {
-        let takes = placement != Placement::Whole && policy::takes_stream(&p.seat, ask);
-        let takes = takes && (!stays || p.seats_stream(need, soonest));
+        let takes = placement != LegPlacement::Whole && policy::takes_stream(&p.snapshot, ask);
+        let takes = takes && (!stays || p.has_slot_for_stream(need, soonest));
         takes.then(|| ranks[at].1)
     });
     let streams = streams.legs(prospects, |d| Some(d.stream(need, soonest)));
-    let mut pairs: Vec<(Rank, Turn, Pair)> = Vec::with_capacity(prompts.len() * streams.len());
+    // Every pair of the two short lists, then every worker that could serve both legs.
+    let mut pairs: Vec<(PlacementRank, TieBreak, PairForecast)> =
+        Vec::with_capacity(prompts.len() * streams.len());
     for (p, prompt) in &prompts {
         for (d, stream) in &streams {
-            if p.seat.worker != d.seat.worker {
-                pairs.push(weighed((*p, *prompt), (*d, *stream), need));
+            if p.snapshot.worker != d.snapshot.worker {
+                pairs.push(ranked_pair(p, *prompt, d, *stream, need));
             }
         }
     }
     for (p, prompt) in wholes.legs(prospects, prompt) {
         let stream = p.stream(need, lead(&prompt));
-        pairs.push(weighed((p, prompt), (p, stream), need));
+        pairs.push(ranked_pair(p, prompt, p, stream, need));
     }
     if !need.has_target() {
-        // It waits until it harms nobody; there is no target that it could miss.
-        pairs.retain(|(.., pair)| pair.harmless());
+        // It waits until it breaks no target; it has none that it could miss.
+        pairs.retain(|(.., pair)| pair.breaks_nothing());
     }
     pairs.sort_unstable_by_key(|(rank, turn, _)| (*rank, *turn));
-    let kept = pairs.iter().take(KEPT);
-    let outlooks: Vec<Outlook> = kept.map(|(.., pair)| pair.outlook(need)).collect();
-    match outlooks.is_empty() {
-        true => Err(NoPlace::Busy),
-        false => Ok(outlooks),
+    let kept = pairs.iter().take(FORECASTS_KEPT);
+    let outlooks: Vec<PlacementForecast> = kept.map(|(.., pair)| pair.forecast(need)).collect();
+    if outlooks.is_empty() {
+        Err(NoPlacement::Busy)
+    } else {
+        Ok(outlooks)
     }
 }
 
-/// Equals take turns, and whoever serves both legs by its role stays free for the pool that runs short.
-type Turn = (bool, u64, u64);
+/// Breaks ties: equals take turns, and a worker of both roles stays free for the pool that runs
+/// short.
+type TieBreak = (bool, u64, u64);
 
-fn weighed<'a>(
-    (prefill, prompt): (&'a Prospect<'a>, Prompt),
-    (decode, stream): (&'a Prospect<'a>, Stream),
-    need: &Need,
-) -> (Rank, Turn, Pair<'a>) {
-    let pair = Pair {
+fn ranked_pair<'a>(
+    prefill: &'a WorkerForecast<'a>,
+    prompt: PromptForecast,
+    decode: &'a WorkerForecast<'a>,
+    stream: StreamForecast,
+    need: &RequestNeed,
+) -> (PlacementRank, TieBreak, PairForecast<'a>) {
+    let pair = PairForecast {
         prefill,
         prompt,
         decode,
         stream,
     };
-    let both = |p: &Prospect| p.seat.role == Role::Both;
+    let both = |p: &WorkerForecast| p.snapshot.role == Role::Both;
     let turn = (
         both(prefill) || both(decode),
-        prefill.seat.chosen.max(decode.seat.chosen),
-        decode.seat.worker.worker.0,
+        prefill.snapshot.chosen.max(decode.snapshot.chosen),
+        decode.snapshot.worker.worker.0,
     );
     (pair.rank(need), turn, pair)
 }
 
-/// The least few of many, by index.
+/// The few entries of least rank, by index.
 struct Shortlist {
     least: Vec<(u64, u64, usize)>,
 }
 
 impl Shortlist {
-    fn of(prospects: &[Prospect], rank: impl Fn(&Prospect, usize) -> Option<u64>) -> Self {
-        let mut least: Vec<(u64, u64, usize)> = Vec::with_capacity(LEGS + 1);
+    fn of(
+        prospects: &[WorkerForecast],
+        rank: impl Fn(&WorkerForecast, usize) -> Option<u64>,
+    ) -> Self {
+        let mut least: Vec<(u64, u64, usize)> = Vec::with_capacity(LEGS_MAX + 1);
         for (index, prospect) in prospects.iter().enumerate() {
             let Some(rank) = rank(prospect, index) else {
                 continue;
             };
-            let entry = (rank, prospect.seat.chosen, index);
-            if least.len() == LEGS && least.last().is_some_and(|last| *last <= entry) {
+            let entry = (rank, prospect.snapshot.chosen, index);
+            if least.len() == LEGS_MAX && least.last().is_some_and(|last| *last <= entry) {
                 continue;
             }
             let at = least.partition_point(|other| *other < entry);
             least.insert(at, entry);
-            least.truncate(LEGS);
+            least.truncate(LEGS_MAX);
         }
         Self { least }
     }
 
-    /// Those of them of which `leg` makes something.
+    /// Its workers with the forecast of `leg`, where there is one.
     fn legs<'a, T>(
         &self,
-        prospects: &'a [Prospect<'a>],
-        leg: impl Fn(&'a Prospect<'a>) -> Option<T>,
-    ) -> Vec<(&'a Prospect<'a>, T)> {
+        prospects: &'a [WorkerForecast<'a>],
+        leg: impl Fn(&'a WorkerForecast<'a>) -> Option<T>,
+    ) -> Vec<(&'a WorkerForecast<'a>, T)> {
         let leg = |(.., index): &(u64, u64, usize)| {
             let prospect = &prospects[*index];
             Some((prospect, leg(prospect)?))

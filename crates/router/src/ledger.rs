@@ -1,108 +1,108 @@
-//! What a worker was promised and has not released.
+//! Claims on a worker that it has not released.
 //!
-//! Owns: the promises of one worker in one life, and their sums. Never: sends anything.
-//! Invariant: the sums equal what adding up the promises gives; a promise goes only when the
-//! worker said that nothing of it is left, refused it, or is gone.
+//! Owns: the claims on one worker in one incarnation, and their sums. Never: sends anything.
+//! Invariant: the sums equal the sum over the claims; a claim is removed only when the worker
+//! reported that nothing of it is left, refused it, or is gone.
 //!
-//! A worker's `Load` is older than the orders still on their way to it. What was promised since is
-//! therefore counted on top, or a burst would all go to the worker that was idle a moment ago.
+//! A worker's `Load` is older than the orders still on their way to it. Later claims are therefore
+//! added to it, or a burst would all go to the worker that was idle a moment ago.
 
 use cleave_domain::{HandoffId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Entries of a `Backlog`.
 pub(crate) const URGENCIES: usize = 27;
 
-/// One hand-off's claim on one worker. A worker that serves both legs has one promise for both.
+/// One hand-off's claim on one worker. A worker that serves both legs has one claim for both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Promise {
+pub(crate) struct LegClaim {
     /// Prompt tokens to compute here; 0 once they are.
     pub(crate) tokens: u64,
     /// Blocks to hold here as decode leg; 0 on a pure prefill leg.
     pub(crate) blocks: u32,
-    /// An order of this hand-off was sent; before that nothing needs to be taken back.
-    pub(crate) told: bool,
-    /// The worker spoke of it.
+    /// An order of this hand-off was sent; before that nothing needs to be cancelled.
+    pub(crate) ordered: bool,
+    /// The worker has answered it.
     pub(crate) answered: bool,
     /// The worker's last `Load` may not include it.
-    pub(crate) fresh: bool,
-    /// Its lease is renewed.
-    pub(crate) live: bool,
+    pub(crate) unreported: bool,
+    pub(crate) renewed: bool,
     /// Its stream is known to run here, where times are known.
     pub(crate) runs: bool,
-    /// What its prompt adds to the work here, and how urgent that was when it was promised, as an entry
-    /// of a `Backlog`, one band after the other; zero where nothing is known of prices.
+    /// Time that its prompt adds to the work here, and its urgency at placement, as an entry of a
+    /// `PrefillBacklog`, one band after the other; zero where prices are unknown.
     pub(crate) work: Duration,
     pub(crate) urgency: usize,
-    /// Which of the orders to this worker tells it all of this; none before that was sent.
+    /// Number of the last order that this claim needs; none before that was sent.
     pub(crate) order: Option<u64>,
-    /// The mean gap between tokens that its client was promised, if it generates here.
+    /// The mean gap between tokens that its client was promised, if it decodes here.
     pub(crate) tpot: Option<Duration>,
-    /// When it is expected to run here, and with how many tokens; the beginning of time where nothing
-    /// is known of prices.
-    pub(crate) span: Span,
-    /// It was to generate here though the worker's role is another's: that is no reason to move it.
+    /// When its stream is expected to run here, and with how many tokens; [`StreamSpan::NONE`]
+    /// where prices are unknown.
+    pub(crate) span: StreamSpan,
+    /// It was placed to decode here against the worker's role: the role alone is no reason to move
+    /// it.
     pub(crate) guest: bool,
 }
 
-impl Promise {
-    /// One that the worker has yet to hear of.
+impl LegClaim {
+    /// A claim that the worker has not received yet.
     pub(crate) const NEW: Self = Self {
         tokens: 0,
         blocks: 0,
-        told: false,
+        ordered: false,
         answered: false,
-        fresh: true,
-        live: true,
+        unreported: true,
+        renewed: true,
         runs: false,
         work: Duration::ZERO,
         urgency: 0,
         order: None,
         tpot: None,
-        span: Span::NONE,
+        span: StreamSpan::NONE,
         guest: false,
     };
 
-    /// Whether its prompt runs elsewhere, and its stream is still to come from there.
-    fn is_away(&self) -> bool {
-        self.comes().is_some()
+    /// Whether its prompt runs elsewhere, and its stream has yet to arrive.
+    fn is_arriving(&self) -> bool {
+        self.arrives_at().is_some()
     }
 
-    /// When it comes, if it is away.
-    fn comes(&self) -> Option<Time> {
+    /// When its stream arrives, if it is still to come.
+    fn arrives_at(&self) -> Option<Time> {
         let streams = self.blocks > 0 && self.tokens == 0;
-        let away = streams && !self.runs && self.span != Span::NONE;
+        let away = streams && !self.runs && self.span != StreamSpan::NONE;
         away.then_some(self.span.from)
     }
 
-    /// Whether a load of a worker that had heard so many orders includes it. One that counts no orders
-    /// has heard what it answered, and prompts, which are not answered, at once.
-    fn is_heard(&self, orders_heard: u64) -> bool {
+    /// Whether a load of a worker that had received so many orders includes it. A worker that
+    /// counts no orders is assumed to include what it has answered, and prompts, which are not
+    /// answered, at once.
+    fn is_in_load(&self, orders_heard: u64) -> bool {
         match orders_heard {
-            0 => self.answered || (self.told && self.blocks == 0),
+            0 => self.answered || (self.ordered && self.blocks == 0),
             heard => self.order.is_some_and(|order| order <= heard),
         }
     }
 }
 
-/// When a stream is expected to run, and how long it then is.
+/// When a stream is expected to run, and its mean length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Span {
+pub(crate) struct StreamSpan {
     pub(crate) from: Time,
     pub(crate) until: Time,
     pub(crate) tokens: u32,
 }
 
-impl Span {
+impl StreamSpan {
     pub(crate) const NONE: Self = Self {
         from: Time::ZERO,
         until: Time::ZERO,
         tokens: 0,
     };
 
-    /// The same, as it is known now: what should have come is about to, and what should have ended goes
-    /// on for a while.
+    /// The span as it is known now: a late arrival is imminent, and an overdue end is an eighth of
+    /// its length ahead.
     fn now(self, runs: bool, now: Time) -> Self {
         let from = if runs { now } else { self.from.max(now) };
         let lasts = self.until.since(self.from);
@@ -115,25 +115,25 @@ impl Span {
     }
 }
 
-/// Sums over a worker's promises.
+/// Sums over the claims on a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct LedgerTotals {
     pub(crate) prompts: u32,
     pub(crate) tokens: u64,
     pub(crate) tokens_fresh: u64,
     pub(crate) sequences: u32,
     pub(crate) sequences_fresh: u32,
-    /// Of the sequences, those that stay though the worker's role is another's.
+    /// The part of the sequences that stays although the worker's role is another.
     pub(crate) guests: u32,
     pub(crate) blocks: u64,
     pub(crate) blocks_fresh: u32,
     /// Sequences whose prompt has been computed, or is being computed elsewhere.
     pub(crate) streams: u32,
-    /// Of these, those that have not come yet: they need a seat only then.
-    pub(crate) away: u32,
-    /// Sequences without a gap that was promised, their blocks, and those yet to come: they sit out where
-    /// others' gaps need the step.
-    pub(crate) unpaced: u32,
+    /// The part of these still to arrive: they need a slot only then.
+    pub(crate) arriving: u32,
+    /// Sequences without a target for their gap, their blocks, and those of them still to arrive:
+    /// they are deferred where others' gaps need the step.
+    pub(crate) without_tpot: u32,
     pub(crate) unpaced_blocks: u64,
     pub(crate) unpaced_away: u32,
     /// Work of prompts in nanoseconds, by urgency.
@@ -142,37 +142,37 @@ pub(crate) struct Totals {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ledger {
-    promises: BTreeMap<HandoffId, Promise>,
-    /// Those with `fresh`, so that a `Load` costs no walk over the others.
+pub(crate) struct WorkerLedger {
+    claims: BTreeMap<HandoffId, LegClaim>,
+    /// Claims that are `fresh`, so that a `Load` costs no walk over the others.
     fresh: BTreeSet<HandoffId>,
-    totals: Totals,
+    totals: LedgerTotals,
     tpots: BTreeSet<(Duration, HandoffId)>,
-    /// Those that are away, by when they come.
-    away: BTreeSet<(Time, HandoffId)>,
-    /// The first of them, which the set could tell too: every forecast asks it of every worker, and the way
-    /// down a tree to its first leaf costs more than all else that is read of most of them.
+    /// Streams still to arrive, by time.
+    arriving: BTreeSet<(Time, HandoffId)>,
+    /// The first entry of `tpots`, stored separately: every forecast reads it of every worker, and
+    /// the descent in a tree to its first leaf costs more than all other reads of most workers.
     tpot_first: Option<Duration>,
-    /// Since when the worker has been at what is promised in `work`: the first of it was promised then,
-    /// or one before it was done.
+    /// Since when the worker has been working on `work`: its first prompt was claimed then, or the
+    /// previous one was done.
     pub(crate) at_work_since: Time,
 }
 
-impl Ledger {
-    pub(crate) fn totals(&self) -> &Totals {
+impl WorkerLedger {
+    pub(crate) fn totals(&self) -> &LedgerTotals {
         &self.totals
     }
 
-    pub(crate) fn get(&self, handoff: HandoffId) -> Option<&Promise> {
-        self.promises.get(&handoff)
+    pub(crate) fn get(&self, handoff: HandoffId) -> Option<&LegClaim> {
+        self.claims.get(&handoff)
     }
 
-    pub(crate) fn handoffs(&self) -> impl Iterator<Item = (HandoffId, &Promise)> {
-        self.promises.iter().map(|(id, promise)| (*id, promise))
+    pub(crate) fn handoffs(&self) -> impl Iterator<Item = (HandoffId, &LegClaim)> {
+        self.claims.iter().map(|(id, promise)| (*id, promise))
     }
 
-    /// The tightest mean gap between tokens promised here, of those no shorter than `step`: one that no
-    /// step could keep binds nobody.
+    /// The tightest mean gap promised here that is no shorter than `step`: a gap that no step can
+    /// keep binds nothing.
     pub(crate) fn tpot_least(&self, step: Duration) -> Option<Duration> {
         if self.tpot_first? >= step {
             return self.tpot_first;
@@ -181,15 +181,15 @@ impl Ledger {
         kept.next().map(|(tpot, _)| *tpot)
     }
 
-    pub(crate) fn open(&mut self, handoff: HandoffId, promise: Promise, now: Time) {
-        let before = self.promises.insert(handoff, promise);
-        assert!(before.is_none(), "{handoff} was promised twice");
+    pub(crate) fn open(&mut self, handoff: HandoffId, promise: LegClaim, now: Time) {
+        let before = self.claims.insert(handoff, promise);
+        assert!(before.is_none(), "{handoff} was claimed twice");
         if self.totals.work.iter().all(|work| *work == 0) {
             self.at_work_since = now;
         }
         self.totals.add(&promise);
-        self.expect(handoff, (None, promise.comes()));
-        if promise.fresh {
+        self.index_arrival(handoff, None, promise.arrives_at());
+        if promise.unreported {
             self.fresh.insert(handoff);
         }
         if let Some(tpot) = promise.tpot {
@@ -198,10 +198,10 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn close(&mut self, handoff: HandoffId, now: Time) -> Option<Promise> {
-        let promise = self.promises.remove(&handoff)?;
+    pub(crate) fn close(&mut self, handoff: HandoffId, now: Time) -> Option<LegClaim> {
+        let promise = self.claims.remove(&handoff)?;
         self.totals.take(&promise);
-        self.expect(handoff, (promise.comes(), None));
+        self.index_arrival(handoff, promise.arrives_at(), None);
         self.fresh.remove(&handoff);
         if let Some(tpot) = promise.tpot {
             self.tpots.remove(&(tpot, handoff));
@@ -213,7 +213,7 @@ impl Ledger {
         Some(promise)
     }
 
-    /// Its stream runs here now.
+    /// Records that its stream runs here now.
     pub(crate) fn began(&mut self, handoff: HandoffId, now: Time) {
         self.change(handoff, |promise| {
             let lasts = promise.span.until.since(promise.span.from);
@@ -225,30 +225,30 @@ impl Ledger {
         });
     }
 
-    /// When streams are expected to run here; `paced` leaves out those whose client was promised no gap.
-    pub(crate) fn spans(&self, paced: bool, now: Time) -> impl Iterator<Item = Span> {
-        let streams = self.promises.values().filter(|p| p.blocks > 0);
+    /// Expected spans of the streams here; `paced` leaves out those without a target for their gap.
+    pub(crate) fn spans(&self, paced: bool, now: Time) -> impl Iterator<Item = StreamSpan> {
+        let streams = self.claims.values().filter(|p| p.blocks > 0);
         let streams = streams.filter(move |p| !paced || p.tpot.is_some());
         streams.map(move |p| p.span.now(p.runs, now))
     }
 
-    /// Whether so many of those that are away come later than that.
-    pub(crate) fn come_after(&self, by: Time, count: u32) -> bool {
+    /// Whether at least `count` of the streams still to come arrive later than `by`.
+    pub(crate) fn arrive_after(&self, by: Time, count: u32) -> bool {
         let later = by + Duration::from_nanos(1);
-        let later = self.away.range((later, HandoffId::default())..);
+        let later = self.arriving.range((later, HandoffId::default())..);
         later.take(count as usize).count() == count as usize
     }
 
-    fn expect(&mut self, handoff: HandoffId, (before, after): (Option<Time>, Option<Time>)) {
+    fn index_arrival(&mut self, handoff: HandoffId, before: Option<Time>, after: Option<Time>) {
         if before != after {
             if let Some(before) = before {
-                self.away.remove(&(before, handoff));
+                self.arriving.remove(&(before, handoff));
             }
-            self.away.extend(after.map(|after| (after, handoff)));
+            self.arriving.extend(after.map(|after| (after, handoff)));
         }
     }
 
-    /// The prompt was computed.
+    /// Records that the prompt was computed.
     pub(crate) fn prompt_done(&mut self, handoff: HandoffId, now: Time) {
         let worked = self.get(handoff).is_some_and(|p| !p.work.is_zero());
         self.change(handoff, |promise| {
@@ -261,76 +261,84 @@ impl Ledger {
         }
     }
 
-    /// Changes a promise, if it is there; its `tpot` stays.
-    pub(crate) fn change(&mut self, handoff: HandoffId, edit: impl FnOnce(&mut Promise)) {
-        let Some(promise) = self.promises.get_mut(&handoff) else {
+    /// Changes a claim, if there is one; its `tpot` must stay.
+    pub(crate) fn change(&mut self, handoff: HandoffId, edit: impl FnOnce(&mut LegClaim)) {
+        let Some(promise) = self.claims.get_mut(&handoff) else {
             return;
         };
         self.totals.take(promise);
-        let before = promise.comes();
+        let before = promise.arrives_at();
         edit(promise);
         self.totals.add(promise);
-        let after = promise.comes();
-        if promise.fresh {
+        let after = promise.arrives_at();
+        if promise.unreported {
             self.fresh.insert(handoff);
         } else {
             self.fresh.remove(&handoff);
         }
-        self.expect(handoff, (before, after));
+        self.index_arrival(handoff, before, after);
     }
 
-    /// What generates here was placed for another role.
-    pub(crate) fn no_guests(&mut self) {
-        for promise in self.promises.values_mut() {
+    /// Clears the mark of guests after a change of role: they were placed for another role.
+    pub(crate) fn clear_guests(&mut self) {
+        for promise in self.claims.values_mut() {
             promise.guest = false;
         }
         self.totals.guests = 0;
     }
 
-    /// The worker reported its load, which includes so many orders. What a report gets wrong is bounded
-    /// from below by the promises still open.
+    /// Handles a load that includes so many orders: claims of these need not be added any more.
+    /// Open claims still bound the load from below.
     pub(crate) fn settle(&mut self, orders_heard: u64) {
         for handoff in self.settled_by(orders_heard) {
-            self.change(handoff, |promise| promise.fresh = false);
+            self.change(handoff, |promise| promise.unreported = false);
         }
     }
 
-    /// What counts on top of the last load and would not on top of one with so many orders.
+    /// The claims that a load with this many orders would include.
     pub(crate) fn settled_by(&self, orders_heard: u64) -> Vec<HandoffId> {
-        let promise = |id: &&HandoffId| self.promises.get(id);
-        let heard = |id: &&HandoffId| promise(id).is_some_and(|p| p.is_heard(orders_heard));
+        let promise = |id: &&HandoffId| self.claims.get(id);
+        let heard = |id: &&HandoffId| promise(id).is_some_and(|p| p.is_in_load(orders_heard));
         self.fresh.iter().filter(heard).copied().collect()
     }
 
     pub(crate) fn check(&self) {
-        let mut totals = Totals::default();
-        for (handoff, promise) in &self.promises {
+        let mut totals = LedgerTotals::default();
+        for (handoff, promise) in &self.claims {
             totals.add(promise);
-            assert_eq!(promise.fresh, self.fresh.contains(handoff), "{handoff}");
+            assert_eq!(
+                promise.unreported,
+                self.fresh.contains(handoff),
+                "{handoff}"
+            );
             let entry = promise.tpot.map(|tpot| (tpot, *handoff));
             let kept = entry.is_none_or(|entry| self.tpots.contains(&entry));
-            assert!(kept, "{handoff}'s pace is forgotten");
-            let comes = promise.comes().map(|comes| (comes, *handoff));
-            let kept = comes.is_none_or(|comes| self.away.contains(&comes));
-            assert!(kept, "{handoff} is not expected");
+            assert!(kept, "the target gap of {handoff} is not indexed");
+            let comes = promise.arrives_at().map(|comes| (comes, *handoff));
+            let kept = comes.is_none_or(|comes| self.arriving.contains(&comes));
+            assert!(kept, "the arrival of {handoff} is not indexed");
         }
-        let paced = self.promises.values().filter(|p| p.tpot.is_some());
+        let paced = self.claims.values().filter(|p| p.tpot.is_some());
         assert_eq!(
             paced.count(),
             self.tpots.len(),
-            "a pace outlived its flight"
+            "a target gap outlived its flight"
         );
-        let away = totals.away as usize;
-        assert_eq!(away, self.away.len(), "who is gone is expected");
+        let away = totals.arriving as usize;
+        assert_eq!(
+            away,
+            self.arriving.len(),
+            "an arrival is indexed without a claim"
+        );
         let first = self.tpots.first().map(|(tpot, _)| *tpot);
-        assert_eq!(first, self.tpot_first, "the tightest pace is another");
-        assert_eq!(totals, self.totals, "a worker's sums are off");
+        assert_eq!(first, self.tpot_first, "the stored tightest gap is wrong");
+        assert_eq!(totals, self.totals, "a worker's sums are wrong");
     }
 }
 
-impl Totals {
-    fn add(&mut self, promise: &Promise) {
-        let fresh = u32::from(promise.fresh);
+impl LedgerTotals {
+    fn add(&mut self, promise: &LegClaim) {
+        let fresh = u32::from(promise.unreported);
         let sequence = u32::from(promise.blocks > 0);
         let work = nanos(promise.work);
         self.prompts += u32::from(promise.tokens > 0);
@@ -342,18 +350,18 @@ impl Totals {
         self.blocks += u64::from(promise.blocks);
         self.blocks_fresh += promise.blocks * fresh;
         self.streams += u32::from(promise.blocks > 0 && promise.tokens == 0);
-        self.away += u32::from(promise.is_away());
+        self.arriving += u32::from(promise.is_arriving());
         if promise.tpot.is_none() {
-            self.unpaced += sequence;
-            self.unpaced_away += u32::from(promise.is_away());
+            self.without_tpot += sequence;
+            self.unpaced_away += u32::from(promise.is_arriving());
             self.unpaced_blocks += u64::from(promise.blocks);
         }
         self.work[promise.urgency] += work;
         self.work_fresh[promise.urgency] += work * u64::from(fresh);
     }
 
-    fn take(&mut self, promise: &Promise) {
-        let fresh = u32::from(promise.fresh);
+    fn take(&mut self, promise: &LegClaim) {
+        let fresh = u32::from(promise.unreported);
         let sequence = u32::from(promise.blocks > 0);
         let work = nanos(promise.work);
         self.prompts -= u32::from(promise.tokens > 0);
@@ -365,10 +373,10 @@ impl Totals {
         self.blocks -= u64::from(promise.blocks);
         self.blocks_fresh -= promise.blocks * fresh;
         self.streams -= u32::from(promise.blocks > 0 && promise.tokens == 0);
-        self.away -= u32::from(promise.is_away());
+        self.arriving -= u32::from(promise.is_arriving());
         if promise.tpot.is_none() {
-            self.unpaced -= sequence;
-            self.unpaced_away -= u32::from(promise.is_away());
+            self.without_tpot -= sequence;
+            self.unpaced_away -= u32::from(promise.is_arriving());
             self.unpaced_blocks -= u64::from(promise.blocks);
         }
         self.work[promise.urgency] -= work;
@@ -376,7 +384,216 @@ impl Totals {
     }
 }
 
-/// An hour at most, so that sums do not overflow whatever prices a worker tells.
+/// One hour at most, so that sums do not overflow with any reported prices.
 fn nanos(work: Duration) -> u64 {
     work.min(Duration::from_secs(3600)).as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::FlightId;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(millis: u32) -> Time {
+        Time::ZERO + MS * millis
+    }
+
+    fn handoff(number: u64) -> HandoffId {
+        HandoffId {
+            flight: FlightId(number),
+            attempt: 0,
+        }
+    }
+
+    fn span(from: u32, until: u32) -> StreamSpan {
+        StreamSpan {
+            from: at(from),
+            until: at(until),
+            tokens: 9,
+        }
+    }
+
+    /// A prompt of 40 tokens whose stream stays here.
+    fn whole() -> LegClaim {
+        LegClaim {
+            tokens: 40,
+            blocks: 3,
+            work: MS * 7,
+            urgency: 2,
+            tpot: Some(MS * 20),
+            span: span(10, 50),
+            ..LegClaim::NEW
+        }
+    }
+
+    /// A stream whose prompt runs elsewhere.
+    fn away(from: u32) -> LegClaim {
+        LegClaim {
+            blocks: 5,
+            span: span(from, from + 80),
+            ..LegClaim::NEW
+        }
+    }
+
+    #[test]
+    fn a_span_that_should_be_over_goes_on_for_a_while() {
+        let late = |runs, now| {
+            let span = span(100, 180).now(runs, at(now));
+            (span.from, span.until, span.tokens)
+        };
+        assert_eq!(late(false, 50), (at(100), at(180), 9));
+        assert_eq!(late(false, 130), (at(130), at(210), 9), "about to come");
+        assert_eq!(late(true, 130), (at(130), at(180), 9));
+        // An eighth of 80 ms is still to go at least.
+        assert_eq!(late(true, 175), (at(175), at(185), 9));
+        assert_eq!(late(true, 500), (at(500), at(510), 9));
+    }
+
+    #[test]
+    fn sums_follow_promises_that_open_change_and_close() {
+        let mut ledger = WorkerLedger::default();
+        let guest = LegClaim {
+            guest: true,
+            unreported: false,
+            tokens: 2,
+            blocks: 4,
+            ..LegClaim::NEW
+        };
+        ledger.open(handoff(1), whole(), at(1));
+        ledger.open(handoff(2), away(30), at(2));
+        ledger.open(handoff(3), guest, at(3));
+        let mut expected = LedgerTotals {
+            prompts: 2,
+            tokens: 42,
+            tokens_fresh: 40,
+            sequences: 3,
+            sequences_fresh: 2,
+            guests: 1,
+            blocks: 12,
+            blocks_fresh: 8,
+            streams: 1,
+            arriving: 1,
+            without_tpot: 2,
+            unpaced_blocks: 9,
+            unpaced_away: 1,
+            ..LedgerTotals::default()
+        };
+        (expected.work[2], expected.work_fresh[2]) = (7_000_000, 7_000_000);
+        assert_eq!(*ledger.totals(), expected);
+        ledger.check();
+        ledger.change(handoff(1), |promise| promise.unreported = false);
+        expected.work_fresh[2] = 0;
+        let expected = LedgerTotals {
+            tokens_fresh: 0,
+            sequences_fresh: 1,
+            blocks_fresh: 5,
+            ..expected
+        };
+        assert_eq!(*ledger.totals(), expected);
+        ledger.check();
+        for number in 1..=3 {
+            assert!(ledger.close(handoff(number), at(4)).is_some());
+            ledger.check();
+        }
+        assert_eq!(*ledger.totals(), LedgerTotals::default());
+        assert_eq!(ledger.close(handoff(1), at(5)), None);
+    }
+
+    #[test]
+    fn a_worker_is_at_work_since_its_first_prompt_or_the_last_done() {
+        let mut ledger = WorkerLedger::default();
+        ledger.open(handoff(1), whole(), at(1));
+        ledger.open(handoff(2), whole(), at(2));
+        ledger.open(handoff(3), away(30), at(3));
+        assert_eq!(ledger.at_work_since, at(1));
+        ledger.prompt_done(handoff(1), at(4));
+        assert_eq!(ledger.at_work_since, at(4));
+        let done = ledger.get(handoff(1)).copied();
+        let done = done.map(|p| (p.tokens, p.work, p.answered));
+        assert_eq!(done, Some((0, Duration::ZERO, true)));
+        ledger.prompt_done(handoff(3), at(5));
+        ledger.close(handoff(1), at(6));
+        assert_eq!(ledger.at_work_since, at(4), "no work was left of them");
+        ledger.close(handoff(2), at(7));
+        assert_eq!(ledger.at_work_since, at(7));
+        ledger.open(handoff(4), whole(), at(9));
+        assert_eq!(ledger.at_work_since, at(9), "nothing was left");
+        ledger.check();
+    }
+
+    #[test]
+    fn a_load_settles_the_promises_that_it_includes() {
+        let mut ledger = WorkerLedger::default();
+        let order = |order| LegClaim {
+            order: Some(order),
+            ..whole()
+        };
+        ledger.open(handoff(1), order(1), at(0));
+        ledger.open(handoff(2), order(2), at(0));
+        let prompt = LegClaim {
+            tokens: 40,
+            ordered: true,
+            ..LegClaim::NEW
+        };
+        ledger.open(handoff(3), prompt, at(0));
+        let answered = LegClaim {
+            answered: true,
+            ..whole()
+        };
+        ledger.open(handoff(4), answered, at(0));
+        // A worker that counts no orders has received what it answered, and prompts.
+        assert_eq!(ledger.settled_by(0), [handoff(3), handoff(4)]);
+        assert_eq!(ledger.settled_by(1), [handoff(1)]);
+        assert_eq!(ledger.settled_by(2), [handoff(1), handoff(2)]);
+        ledger.settle(1);
+        assert_eq!(ledger.settled_by(2), [handoff(2)]);
+        assert_eq!(ledger.totals().sequences_fresh, 2);
+        ledger.check();
+    }
+
+    #[test]
+    fn the_tightest_gap_is_the_shortest_that_a_step_keeps() {
+        let mut ledger = WorkerLedger::default();
+        assert_eq!(ledger.tpot_least(MS), None);
+        for (number, tpot) in [(1, 20), (2, 10), (3, 30)] {
+            let tpot = Some(MS * tpot);
+            ledger.open(handoff(number), LegClaim { tpot, ..whole() }, at(0));
+        }
+        let least = |ledger: &WorkerLedger, step| ledger.tpot_least(MS * step);
+        assert_eq!(least(&ledger, 10), Some(MS * 10));
+        assert_eq!(least(&ledger, 11), Some(MS * 20));
+        assert_eq!(least(&ledger, 31), None);
+        ledger.close(handoff(2), at(0));
+        assert_eq!(least(&ledger, 10), Some(MS * 20));
+        ledger.check();
+    }
+
+    #[test]
+    fn streams_that_are_away_come_later_or_run() {
+        let mut ledger = WorkerLedger::default();
+        for (number, from) in [(1, 30), (2, 40), (3, 40)] {
+            ledger.open(handoff(number), away(from), at(0));
+        }
+        let later = |ledger: &WorkerLedger, by| {
+            let all = (1..=4).take_while(|count| ledger.arrive_after(at(by), *count));
+            all.count()
+        };
+        assert_eq!([29, 30, 39, 40].map(|by| later(&ledger, by)), [3, 2, 2, 0]);
+        ledger.began(handoff(2), at(60));
+        assert_eq!(later(&ledger, 39), 1);
+        assert_eq!(ledger.totals().arriving, 2);
+        let began = ledger.get(handoff(2)).map(|p| (p.span, p.runs));
+        assert_eq!(began, Some((span(60, 140), true)));
+        ledger.check();
+        let paced = LegClaim {
+            tpot: Some(MS),
+            ..away(90)
+        };
+        ledger.open(handoff(4), paced, at(60));
+        let spans = |paced| ledger.spans(paced, at(60)).map(|span| span.from);
+        assert_eq!(spans(true).collect::<Vec<_>>(), [at(90)]);
+        assert_eq!(spans(false).count(), 4);
+    }
 }

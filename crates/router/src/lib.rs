@@ -1,16 +1,16 @@
 //! The cluster's brain.
 //!
-//! Owns: which worker serves which leg of which flight, and each flight's way from submission to
-//! its one end, over as many workers as it takes. Never: sees text, an address, or a clock; or a
-//! generated token before another worker is to draw the next.
-//! Invariant: every flight submitted ends in exactly one `Output::End`.
+//! Owns: the assignment of the legs of each flight to workers, and each flight's way from
+//! submission to its one end, over as many workers as it takes. Never: sees text, an address, or a
+//! clock; or a generated token before another worker is to draw the next.
+//! Invariant: every flight submitted ends in exactly one `RouterOutput::End`.
 
 mod admit;
-mod alarm;
 mod brain;
 mod candidates;
 mod devices;
 mod event;
+mod failover;
 mod fingerprint;
 mod fleet;
 mod flight;
@@ -18,23 +18,24 @@ mod forecast;
 mod judge;
 mod ledger;
 mod legs;
-mod line;
 mod losses;
 mod moves;
 mod place;
 pub mod policy;
 mod prefix;
-mod rescue;
+mod queue;
+mod reports;
 mod resume;
 mod scale;
 mod stream;
 mod tally;
+mod timers;
 mod verdict;
-mod walk;
 
-pub use brain::Brain;
+pub use brain::RouterBrain;
 pub use event::{
-    CancelReason, CancelStage, Census, Command, Decided, Decision, Forecast, Input, Limits, Mode,
-    MoveReason, Note, Output, Outside, PlaceReason, Placement, Readiness,
+    CancelReason, CancelStage, DecisionOutcome, LegPlacement, MoveReason, OperatorRequest,
+    OutsideQueue, PlacementDecision, PlacementReason, RequestForecast, RoleCounts, RouterInput,
+    RouterLimits, RouterNote, RouterOutput, RouterReadiness, RoutingMode,
 };
 pub use stream::TokenStream;

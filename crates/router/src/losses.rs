@@ -1,30 +1,29 @@
 //! Workers that are lost together, and pauses before flights are placed again.
 //!
-//! Owns: which failures count, and when a flight whose worker was lost is placed again. Never: chooses a
-//! worker. Invariant: workers lost within `losses_together` have one cause (this router stood still, a
-//! switch failed), and what such a cause does to a flight is no failure of the flight; but a flight is spared
-//! `failures_max` failures at most, since it may be the cause itself. A first failure is mended at
-//! once; each later one, and each of a shared cause, after a pause that grows.
+//! Owns: which failures count, and when a flight whose worker was lost is placed again. Never:
+//! chooses a worker. Invariant: workers lost within `losses_together` have one cause (this router
+//! was suspended, a switch failed), and its effect on a flight is no failure of the flight; but at
+//! most `failures_max` failures of a flight are excused, since it may be the cause itself. After a
+//! first failure a flight is placed at once; after each later one, and each of a shared cause,
+//! after a growing pause.
 
-use crate::alarm::Alarm;
-use crate::brain::Brain;
-use crate::flight::{Flight, Stage};
+use crate::brain::RouterBrain;
+use crate::flight::{FlightPhase, FlightRecord};
+use crate::timers::FlightTimer;
 use cleave_domain::{Failure, FlightId, Time, WorkerId};
 use std::collections::BTreeMap;
 
-/// A pause is so many times [`Limits::retry_pause`] at most.
+/// Upper limit of a pause, in multiples of [`RouterLimits::retry_pause`].
 ///
-/// [`Limits::retry_pause`]: crate::Limits::retry_pause
+/// [`RouterLimits::retry_pause`]: crate::Limits::retry_pause
 const PAUSES_MAX: u32 = 64;
 
-/// Workers lost lately.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Losses {
+pub(crate) struct RecentLosses {
     recent: BTreeMap<WorkerId, Time>,
 }
 
-impl Flight {
-    /// Failures that count.
+impl FlightRecord {
     pub(crate) fn failures_counted(&self) -> u32 {
         self.failures - self.failures_spared
     }
@@ -36,14 +35,14 @@ impl Flight {
         self.lost_at = None;
     }
 
-    /// Whether it is not placed yet.
+    /// Whether it may not be placed yet.
     pub(crate) fn pauses(&self, now: Time) -> bool {
         self.pause_until.is_some_and(|until| until > now)
     }
 }
 
-impl Brain {
-    /// Workers that were lost so lately that the next has the same cause.
+impl RouterBrain {
+    /// Workers that were lost so recently that the next loss has the same cause.
     pub(crate) fn lost_lately(&self) -> impl Iterator<Item = (WorkerId, Time)> {
         let together = self.limits.losses_together;
         let recent = self.losses.recent.iter().map(|(worker, at)| (*worker, *at));
@@ -51,7 +50,7 @@ impl Brain {
     }
 
     /// When the flight failed by a loss that may turn out to have a shared cause.
-    pub(crate) fn failed_lately(&self, flight: &Flight) -> Option<Time> {
+    pub(crate) fn failed_lately(&self, flight: &FlightRecord) -> Option<Time> {
         let together = self.limits.losses_together;
         flight.lost_at.filter(|at| self.now.since(*at) < together)
     }
@@ -60,7 +59,8 @@ impl Brain {
         self.lost_lately().nth(1).is_some()
     }
 
-    /// A worker is lost. If another one was just before, flights that failed by that are spared.
+    /// Records a lost worker. If another one was lost just before, flights that failed by that are
+    /// excused.
     pub(crate) fn count_loss(&mut self, worker: WorkerId) {
         let (now, together) = (self.now, self.limits.losses_together);
         let lately = |at: Time| now.since(at) < together;
@@ -94,7 +94,7 @@ impl Brain {
     }
 
     /// When a flight that failed may be placed again, if not at once.
-    pub(crate) fn pause_for(&self, flight: &Flight, failure: &Failure) -> Option<Time> {
+    pub(crate) fn pause_for(&self, flight: &FlightRecord, failure: &Failure) -> Option<Time> {
         let again = flight.failures > 1 || self.is_loss_shared();
         if *failure != Failure::WorkerLost || !again || self.limits.retry_pause.is_zero() {
             return None;
@@ -103,30 +103,30 @@ impl Brain {
         Some(self.now + self.limits.retry_pause * times.min(PAUSES_MAX))
     }
 
-    /// Lets a flight wait in the line, where nobody places it before that time.
+    /// Puts a flight into the queue, where it is not placed before `until`.
     pub(crate) fn pause(&mut self, id: FlightId, until: Time) {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.pause_until = Some(until);
         }
-        self.alarms.set(id, Alarm::Retry, Some(until));
+        self.timers.set(id, FlightTimer::RetryDelay, Some(until));
         self.wait(id);
     }
 
-    /// The pause of a flight that waits is over. The workers that failed it are asked again only if no
+    /// Ends the pause of a waiting flight. The workers that failed it are tried again only if no
     /// other has room now.
     pub(crate) fn pause_over(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         flight.pause_until = None;
-        if !matches!(flight.stage, Stage::Waiting) {
+        if !matches!(flight.stage, FlightPhase::Waiting) {
             return;
         }
         if self.find(id).is_err() {
             self.reconsider(id, |_| false);
         }
         self.serve_line();
-        // The line placed others first: from now on any worker will do.
+        // The queue placed others first: from now on any worker will do.
         if self.is_waiting(id) {
             self.reconsider(id, |_| false);
         }
@@ -134,6 +134,6 @@ impl Brain {
 
     fn is_waiting(&self, id: FlightId) -> bool {
         let flight = self.flights.get(&id);
-        flight.is_some_and(|flight| matches!(flight.stage, Stage::Waiting))
+        flight.is_some_and(|flight| matches!(flight.stage, FlightPhase::Waiting))
     }
 }

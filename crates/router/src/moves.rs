@@ -1,39 +1,41 @@
-//! Running sequences move: away from a worker that leaves, serves other legs, or runs out of blocks.
+//! Moves of running sequences: away from a worker that leaves, serves other legs, or runs out of
+//! blocks.
 //!
-//! Owns: a move from the wish to the landing. Never: ends the attempt that generates, or counts a move
-//! that came to nothing as a failure of the flight.
-//! Invariant: at most `moves_max` sequences leave one worker at once; a sequence moves only while it
-//! runs, and begins no second move before the worker it would leave has spoken of the first.
+//! Owns: a move from the request to the landing. Never: ends the attempt that decodes, or counts an
+//! aborted move as a failure of the flight.
+//! Invariant: at most `moves_max` sequences leave one worker at once; a sequence moves only while
+//! it runs, and begins no second move before the worker it would leave has reported about the
+//! first.
 //!
 //! A move is a hand-off whose sender is the decode worker. The client's tokens are counted, the
-//! target reserves for prompt and tokens, the source sends while it generates on, stands still for
-//! the rest, and the target's `Landed` makes the new attempt the flight's. The source answers for the
-//! old attempt until then: whatever happens to the target, the source says whether it goes on. After a
-//! move that came to nothing the flight stays where it is for a while, twice as long each time.
+//! target reserves blocks for prompt and tokens, the source sends while it decodes on, pauses for
+//! the rest, and the target's `Landed` makes the new attempt the flight's. The source answers for
+//! the old attempt until then: whatever happens to the target, the source reports whether it goes
+//! on. After an aborted move the flight stays where it is for a while, twice as long each time.
 
-use crate::alarm::Alarm;
-use crate::brain::Brain;
-use crate::candidates::Burden;
-use crate::event::{Mode, MoveReason, Note, Output};
-use crate::flight::{Attempt, Flight, Move, Stage};
-use crate::legs::Parting;
-use crate::policy::{Ask, NoPlace};
+use crate::brain::RouterBrain;
+use crate::candidates::MigrationCost;
+use crate::event::{MoveReason, RouterNote, RouterOutput, RoutingMode};
+use crate::flight::{FlightAttempt, FlightMigration, FlightPhase, FlightRecord};
+use crate::legs::LegRelease;
+use crate::policy::{AttemptSize, NoPlacement};
+use crate::timers::FlightTimer;
 use cleave_domain::{
-    Failure, FlightId, HandoffId, Load, Migrate, Order, Refusal, Reserve, Target, WorkerId,
-    WorkerRef,
+    Failure, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, Refusal, ReserveOrder,
+    WorkerId, WorkerLoad, WorkerRef,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a flight stays where it is after a move that came to nothing: at first, and at most.
-const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How long a flight stays where it is after an aborted move: at first, and at most.
+const MOVE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-impl Brain {
+impl RouterBrain {
     // === who is to move ===
 
-    /// Moves away what may, from every worker that leaves. `news` names the one worker where room
-    /// may have appeared; without it all are looked at.
+    /// Moves sequences away from every leaving worker, as far as possible. `news` names the one
+    /// worker where room may have appeared; without it all targets are tried.
     pub(crate) fn evacuate(&mut self, news: Option<WorkerRef>) {
         for (source, why) in self.fleet.leaving() {
             self.evacuate_from(source, why, news);
@@ -42,7 +44,7 @@ impl Brain {
 
     /// The same for one worker, if it leaves: a sequence may have begun to run there.
     pub(crate) fn evacuate_one(&mut self, source: WorkerRef) {
-        if let Some(why) = self.fleet.leaves(source) {
+        if let Some(why) = self.fleet.move_reason(source) {
             self.evacuate_from(source, why, None);
         }
     }
@@ -65,19 +67,20 @@ impl Brain {
         }
     }
 
-    /// A worker wishes to be rid of a sequence. The wish stands until another takes its place, the
-    /// sequence is gone, or there is room; meanwhile no other is placed there.
+    /// Handles a worker's request to have a sequence moved. The request stands until another
+    /// replaces it, the sequence is gone, or there is room; meanwhile no further sequence is placed
+    /// there.
     pub(crate) fn crowded(&mut self, worker: WorkerRef, handoff: HandoffId) {
         if self.current(handoff).is_none_or(|a| a.decode != worker) {
-            return self.note(Note::Stale { worker });
+            return self.note(RouterNote::Stale { worker });
         }
-        self.fleet.wish(worker, handoff);
+        self.fleet.record_migration_request(worker, handoff);
         self.grant(worker, handoff);
     }
 
-    /// Moves away what workers wish to be rid of; `news` as in [`Brain::evacuate`].
+    /// Serves workers' requests to have sequences moved; `news` as in [`RouterBrain::evacuate`].
     pub(crate) fn grant_wishes(&mut self, news: Option<WorkerRef>) {
-        for (source, handoff) in self.fleet.wishes() {
+        for (source, handoff) in self.fleet.migration_requests() {
             if news.is_none_or(|who| self.could_move_to(handoff.flight, who)) {
                 self.grant(source, handoff);
             }
@@ -87,24 +90,25 @@ impl Brain {
     fn grant(&mut self, source: WorkerRef, handoff: HandoffId) {
         let id = handoff.flight;
         let may = self.may_move(source, handoff) && self.moves_free(source) > 0;
-        if may && self.target(id, MoveReason::Crowded).is_ok() {
-            self.begin_move(id, MoveReason::Crowded);
+        if may && self.target(id, MoveReason::MemoryPressure).is_ok() {
+            self.begin_move(id, MoveReason::MemoryPressure);
         }
     }
 
-    /// Whether a worker's load shows room for what one more sequence is expected to draw.
-    pub(crate) fn settle_wish(&mut self, worker: WorkerRef, load: &Load) {
+    /// Drops a worker's request once its load shows room for the expected output of one more
+    /// sequence.
+    pub(crate) fn settle_wish(&mut self, worker: WorkerRef, load: &WorkerLoad) {
         let tokens = self.limits.expected_output_tokens;
         let blocks = self.fleet.blocks(worker, tokens);
         if blocks.is_some_and(|blocks| load.blocks_free >= blocks) {
-            self.fleet.unwish(worker);
+            self.fleet.drop_migration_request(worker);
         }
     }
 
     /// How many more sequences may leave the worker now.
     fn moves_free(&self, source: WorkerRef) -> u32 {
-        let generates = |a: &Attempt| {
-            let promise = self.fleet.promised(source, a.handoff);
+        let generates = |a: &FlightAttempt| {
+            let promise = self.fleet.claim(source, a.handoff);
             a.decode == source && promise.is_some_and(|promise| promise.blocks > 0)
         };
         let attempts = self.moving.iter();
@@ -114,33 +118,36 @@ impl Brain {
     }
 
     fn may_move(&self, source: WorkerRef, handoff: HandoffId) -> bool {
-        let runs = |a: &Attempt| a.decode == source && a.runs();
-        let rests = self.alarms.get(handoff.flight, Alarm::Pause).is_some();
+        let runs = |a: &FlightAttempt| a.decode == source && a.is_running();
+        let rests = self
+            .timers
+            .get(handoff.flight, FlightTimer::MoveBackoff)
+            .is_some();
         let flight = self.flights.get(&handoff.flight);
         let free = flight.is_some_and(|f| f.moving.is_none()) && !rests;
         free && self.current(handoff).is_some_and(runs)
     }
 
-    // === where to ===
+    // === targets ===
 
-    /// Whoever takes a sequence over to make room elsewhere must have more of it than it takes: or it
-    /// would be the next to wish.
-    fn move_ask(&self, flight: &Flight, why: MoveReason) -> Ask {
+    /// The size with which a target is chosen. A target that takes a sequence over to make room
+    /// elsewhere must have room for twice its growth, or it would be the next to ask.
+    fn move_ask(&self, flight: &FlightRecord, why: MoveReason) -> AttemptSize {
         let output = self.limits.expected_output_tokens;
         let output = output.max(self.limits.move_ahead_tokens);
-        Ask::of(
+        AttemptSize::of(
             &flight.request,
             match why {
                 MoveReason::Drain | MoveReason::Role => output,
-                MoveReason::Crowded => output.saturating_mul(2),
+                MoveReason::MemoryPressure => output.saturating_mul(2),
             },
         )
     }
 
-    /// Where the sequence could move now: to one that did not fail to take it before, if there is one.
-    fn target(&self, id: FlightId, why: MoveReason) -> Result<WorkerRef, NoPlace> {
-        let flight = self.flights.get(&id).ok_or(NoPlace::NoWorker)?;
-        let source = flight.attempt().ok_or(NoPlace::NoWorker)?.decode;
+    /// The target of a move now: preferably one that did not fail to take the sequence before.
+    fn target(&self, id: FlightId, why: MoveReason) -> Result<WorkerRef, NoPlacement> {
+        let flight = self.flights.get(&id).ok_or(NoPlacement::NoWorker)?;
+        let source = flight.attempt().ok_or(NoPlacement::NoWorker)?.decode;
         let ask = self.move_ask(flight, why);
         let query = self.query(flight, None);
         let among = |excluded: &BTreeSet<WorkerId>| {
@@ -150,7 +157,7 @@ impl Brain {
         among(&flight.avoided).or_else(|_| among(&BTreeSet::new()))
     }
 
-    /// Whether news of `who` could give the sequence a place to move to.
+    /// Whether news of `who` could give the sequence a target.
     fn could_move_to(&self, id: FlightId, who: WorkerRef) -> bool {
         let Some(flight) = self.flights.get(&id) else {
             return false;
@@ -161,7 +168,7 @@ impl Brain {
             .could_take(who, &query.asking(ask, &BTreeSet::new()))
     }
 
-    // === the way ===
+    // === a move ===
 
     fn begin_move(&mut self, id: FlightId, why: MoveReason) {
         let began = self.now;
@@ -169,34 +176,34 @@ impl Brain {
             return;
         };
         let handoff = flight.name_attempt();
-        let moving = Move {
+        let moving = FlightMigration {
             handoff,
             why,
             began,
             leg: None,
         };
         self.set_move(id, moving);
-        self.say(Output::Count { handoff });
+        self.emit_output(RouterOutput::Count { handoff });
     }
 
-    fn set_move(&mut self, id: FlightId, moving: Move) {
+    fn set_move(&mut self, id: FlightId, moving: FlightMigration) {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.moving = Some(moving);
             self.moving.insert(id);
         }
     }
 
-    pub(crate) fn take_move(&mut self, id: FlightId) -> Option<Move> {
+    pub(crate) fn take_move(&mut self, id: FlightId) -> Option<FlightMigration> {
         self.moving.remove(&id);
         self.flights.get_mut(&id)?.moving.take()
     }
 
-    /// The client's tokens are counted: the target is asked for blocks.
+    /// Orders the reservation at a target, once the client's tokens are counted.
     pub(crate) fn depart(&mut self, id: FlightId) {
         let moving = self.take_move(id);
         let flight = self.flights.get(&id);
         let of = flight.and_then(|flight| flight.attempt());
-        let of = of.filter(|a| a.runs()).cloned();
+        let of = of.filter(|a| a.is_running()).cloned();
         let Some((of, moving)) = of.zip(moving) else {
             return;
         };
@@ -204,26 +211,27 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        if flight.over(of.context_tokens_max).is_some() {
+        if flight.sequence_end(of.context_tokens_max).is_some() {
             // Its `Finished` is on the way.
             return;
         }
-        if why == MoveReason::Crowded {
+        if why == MoveReason::MemoryPressure {
             if self.yielded_lately(flight) {
-                return self.fleet.unwish(of.decode);
+                return self.fleet.drop_migration_request(of.decode);
             }
-        } else if self.fleet.leaves(of.decode).is_none() {
-            // It serves decode legs again.
+        } else if self.fleet.move_reason(of.decode).is_none() {
+            // The source serves decode legs again.
             return;
         }
-        // If there is no room any more, news of some will be told.
+        // If there is no room any more, news of room will start another move.
         if let Ok(target) = self.target(id, why) {
             self.ask_target(id, &of, target, &moving);
         }
     }
 
-    /// A sequence that was moved to make room draws some tokens before it is moved for that again.
-    fn yielded_lately(&self, flight: &Flight) -> bool {
+    /// Whether a sequence was moved to make room recently: it draws some tokens before it is moved
+    /// for that reason again.
+    fn yielded_lately(&self, flight: &FlightRecord) -> bool {
         let drawn = flight.request.generated.len() as u32;
         let rest = self.limits.expected_output_tokens;
         flight
@@ -231,20 +239,26 @@ impl Brain {
             .is_some_and(|at| drawn < at.saturating_add(rest))
     }
 
-    fn ask_target(&mut self, id: FlightId, of: &Attempt, target: WorkerRef, moving: &Move) {
+    fn ask_target(
+        &mut self,
+        id: FlightId,
+        of: &FlightAttempt,
+        target: WorkerRef,
+        moving: &FlightMigration,
+    ) {
         let (handoff, why) = (moving.handoff, moving.why);
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let burden = Burden {
+        let burden = MigrationCost {
             ask: self.move_ask(flight, why),
             tpot: flight
                 .request
                 .slo
                 .tpot
-                .filter(|_| self.limits.mode == Mode::Slo),
+                .filter(|_| self.limits.mode == RoutingMode::Slo),
         };
-        let reserve = Reserve {
+        let reserve = ReserveOrder {
             handoff,
             request: Arc::clone(&flight.request),
             sender: of.decode,
@@ -253,7 +267,7 @@ impl Brain {
             waited: self.now.since(flight.submitted),
             due: None,
         };
-        let leg = Attempt {
+        let leg = FlightAttempt {
             handoff,
             prefill: of.decode,
             decode: target,
@@ -261,31 +275,31 @@ impl Brain {
             context_tokens_max: self.fleet.context_tokens_max(target),
             reserved: false,
             prefilled: false,
-            trouble: None,
+            leg_failure: None,
             landed: false,
             finished: None,
         };
-        let moving = Move {
+        let moving = FlightMigration {
             handoff,
             why,
             began: self.now,
             leg: Some(leg),
         };
         self.set_move(id, moving);
-        self.fleet.promise_move(handoff, target, &burden);
+        self.fleet.claim_move_target(handoff, target, &burden);
         let until = self.now + self.limits.reserve_timeout;
-        self.alarms.set(id, Alarm::Step, Some(until));
-        self.note(Note::Moving {
+        self.timers.set(id, FlightTimer::StepTimeout, Some(until));
+        self.note(RouterNote::Moving {
             handoff,
             from: of.decode,
             to: target,
             why,
         });
-        self.tell(target, Order::Reserve(reserve));
+        self.send_order(target, Order::Reserve(reserve));
     }
 
-    /// The target holds blocks: the source begins to send.
-    pub(crate) fn move_reserved(&mut self, handoff: HandoffId, target: Target) {
+    /// Orders the source to send, after the target has reserved blocks.
+    pub(crate) fn move_reserved(&mut self, handoff: HandoffId, target: HandoffTarget) {
         let Some(flight) = self.flights.get_mut(&handoff.flight) else {
             return;
         };
@@ -295,19 +309,20 @@ impl Brain {
         };
         leg.reserved = true;
         let (source, of) = (leg.prefill, leg.sending());
-        self.alarms.set(handoff.flight, Alarm::Step, None);
-        let migrate = Migrate {
+        self.timers
+            .set(handoff.flight, FlightTimer::StepTimeout, None);
+        let migrate = MigrateOrder {
             handoff,
             of,
             target,
             tokens,
         };
-        self.tell(source, Order::Migrate(migrate));
+        self.send_order(source, Order::Migrate(migrate));
     }
 
-    /// The target has everything: the flight is there now.
+    /// Completes a move: the target has everything, and its attempt becomes the flight's.
     pub(crate) fn moved(&mut self, id: FlightId) {
-        let Some(Move {
+        let Some(FlightMigration {
             why,
             began,
             leg: Some(leg),
@@ -319,58 +334,58 @@ impl Brain {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        flight.stays = 0;
-        if why == MoveReason::Crowded {
+        flight.moves_aborted = 0;
+        if why == MoveReason::MemoryPressure {
             flight.yielded_at = Some(flight.request.generated.len() as u32);
         }
         let (handoff, source, of) = (leg.handoff, leg.prefill, leg.sending());
-        flight.stage = Stage::Flying(Attempt {
+        flight.stage = FlightPhase::Flying(FlightAttempt {
             landed: true,
             ..leg
         });
         flight.avoided.clear();
-        self.alarms.set(id, Alarm::Step, None);
-        self.alarms.set(id, Alarm::Pause, None);
+        self.timers.set(id, FlightTimer::StepTimeout, None);
+        self.timers.set(id, FlightTimer::MoveBackoff, None);
         let took = self.now.since(began);
-        self.note(Note::Moved { handoff, took });
-        // The target tells the source too, but if that is lost nobody else would. The source stood
-        // still before it sealed: it has nothing more to say than what is on its way.
-        self.part(source, of, Parting::Cancel);
+        self.note(RouterNote::Moved { handoff, took });
+        // The target informs the source too, but it may be lost before. The source paused before it
+        // sealed, so it has no further reports than those on their way.
+        self.part(source, of, LegRelease::Cancel);
         self.next_from(source);
     }
 
-    // === what comes to nothing ===
+    // === aborted moves ===
 
-    /// Whether the flight stands sealed on its way, and its target may have everything.
+    /// Whether the source has sealed, so that the target may have everything.
     pub(crate) fn is_sealed(&self, id: FlightId) -> bool {
         let leg = self.flights.get(&id).and_then(|flight| flight.leg());
-        leg.is_some_and(|leg| leg.prefilled && leg.trouble.is_none())
+        leg.is_some_and(|leg| leg.prefilled && leg.leg_failure.is_none())
     }
 
-    /// The target does not take the sequence, or should not. The source, once it was told to send, has
-    /// the last word about it: it may have sealed, and then waits for what the target says.
+    /// Handles a target that does not take the sequence, or should not. The source, once it was
+    /// ordered to send, decides: it may have sealed, and then waits for the target's answer.
     pub(crate) fn move_broken(&mut self, handoff: HandoffId, failure: Failure) {
         let id = handoff.flight;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        let speaks = flight.attempt().is_some_and(|a| a.trouble.is_none());
+        let speaks = flight.attempt().is_some_and(|a| a.leg_failure.is_none());
         let Some(leg) = flight.leg_mut(handoff) else {
             return;
         };
         if !(leg.reserved && speaks) {
             return self.move_over(id, failure);
         }
-        if leg.trouble.is_none() {
-            leg.trouble = Some(failure);
+        if leg.leg_failure.is_none() {
+            leg.leg_failure = Some(failure);
             let (source, target) = (leg.prefill, leg.decode);
-            self.part(target, handoff, Parting::Cancel);
-            self.tell(source, Order::Cancel { handoff });
+            self.part(target, handoff, LegRelease::Cancel);
+            self.send_order(source, Order::Cancel { handoff });
         }
     }
 
     pub(crate) fn move_refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
-        self.note(Note::PassedOver {
+        self.note(RouterNote::PassedOver {
             handoff,
             worker,
             refusal: Some(refusal),
@@ -378,7 +393,8 @@ impl Brain {
         self.move_broken(handoff, Failure::Rejected);
     }
 
-    /// The sequence goes on where it was, if it still is there, and rests before it tries again.
+    /// Ends an aborted move: the sequence goes on where it was, if it still is there, and rests
+    /// before it tries again.
     pub(crate) fn move_over(&mut self, id: FlightId, failure: Failure) {
         let Some(leg) = self.take_move(id).and_then(|moving| moving.leg) else {
             return;
@@ -387,24 +403,24 @@ impl Brain {
             return;
         };
         flight.avoided.insert(leg.decode.worker);
-        let (shortest, longest) = REST;
-        let rest = shortest * (1_u32 << flight.stays.min(10));
+        let (shortest, longest) = MOVE_BACKOFF;
+        let rest = shortest * (1_u32 << flight.moves_aborted.min(10));
         let until = self.now + rest.min(longest);
-        flight.stays += 1;
-        let doubt = flight.attempt().and_then(|a| a.trouble.clone());
+        flight.moves_aborted += 1;
+        let doubt = flight.attempt().and_then(|a| a.leg_failure.clone());
         let current = flight.attempt().map(|a| a.handoff);
-        self.alarms.set(id, Alarm::Step, None);
-        self.alarms.set(id, Alarm::Pause, Some(until));
-        self.part(leg.decode, leg.handoff, Parting::Cancel);
+        self.timers.set(id, FlightTimer::StepTimeout, None);
+        self.timers.set(id, FlightTimer::MoveBackoff, Some(until));
+        self.part(leg.decode, leg.handoff, LegRelease::Cancel);
         let handoff = leg.handoff;
-        self.note(Note::Stayed { handoff, failure });
+        self.note(RouterNote::MigrationAborted { handoff, failure });
         match doubt.zip(current) {
             Some((doubt, current)) => self.fail(current, doubt, leg.decode),
             None => self.next_from(leg.prefill),
         }
     }
 
-    /// The flight has rested after a move that came to nothing.
+    /// Tries to move again after the pause that follows an aborted move.
     pub(crate) fn rested(&mut self, id: FlightId) {
         let source = self
             .flights
@@ -416,24 +432,24 @@ impl Brain {
         }
     }
 
-    /// A move from this worker is over, or may be tried again: another may go.
+    /// Starts another move from this worker, after one is over or may be tried again.
     fn next_from(&mut self, source: WorkerRef) {
         self.evacuate_one(source);
         self.grant_wishes(None);
     }
 
-    /// The source says that the sequence stays.
+    /// Handles the source's report that the move was aborted.
     pub(crate) fn stayed(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
-        let moves = |a: &Attempt| a.of.is_some() && a.reserved && a.prefill == worker;
+        let moves = |a: &FlightAttempt| a.of.is_some() && a.reserved && a.prefill == worker;
         if self.leg(handoff).is_some_and(moves) {
-            // What the target said says more.
-            let said = self.leg(handoff).and_then(|leg| leg.trouble.clone());
+            // The target's failure is more specific.
+            let said = self.leg(handoff).and_then(|leg| leg.leg_failure.clone());
             return self.move_over(handoff.flight, said.unwrap_or(failure));
         }
         match self.current(handoff) {
             // It landed, and its last tokens will not come.
             Some(a) if moves(a) && !a.prefilled => self.fail(handoff, failure, worker),
-            _ => self.note(Note::Stale { worker }),
+            _ => self.note(RouterNote::Stale { worker }),
         }
     }
 }

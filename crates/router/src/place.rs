@@ -1,33 +1,35 @@
 //! Placing and waiting.
 //!
-//! Owns: the first two orders' worth of an attempt, and who waits for what. Never: knows what becomes
-//! of an attempt, or whether a request is taken on; `admit` does. Invariant: a flight waits with a time
-//! limit.
+//! Owns: the start of an attempt with its first order, and the waiting flights. Never: knows the
+//! further way of an attempt, or whether a request is admitted; `admit` does. Invariant: a flight
+//! waits with a time limit.
 
-use crate::alarm::Alarm;
-use crate::brain::Brain;
-use crate::candidates::{Placing, Query};
-use crate::event::{Decided, Mode, Note};
-use crate::flight::{Attempt, Flight, Stage};
-use crate::forecast::{Need, Outlook};
-use crate::line::Kind;
-use crate::policy::{Ask, NoPlace, Terms};
-use cleave_domain::{Due, DueUnmet, Ending, FlightId, Order, Reserve, Time, Unmet, WorkerRef};
+use crate::brain::RouterBrain;
+use crate::candidates::{ChosenPlacement, PlacementQuery};
+use crate::event::{DecisionOutcome, RouterNote, RoutingMode};
+use crate::flight::{FlightAttempt, FlightPhase, FlightRecord};
+use crate::forecast::{PlacementForecast, RequestNeed};
+use crate::policy::{AttemptSize, NoPlacement, RoutingTerms};
+use crate::queue::QueueKind;
+use crate::timers::FlightTimer;
+use cleave_domain::{
+    Deadline, Ending, FlightId, OnDeadlineMiss, OnSloMiss, Order, ReserveOrder, Time, WorkerRef,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The least and the most a client is told to wait before it tries again.
+/// Smallest and largest value of `retry_after`.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// How fast flights find a place: what `retry_after` is computed from.
+/// Mean interval between placements, the basis of `retry_after`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct PlacementRate {
     last: Option<Time>,
     gap: Duration,
 }
 
-impl Pace {
-    /// An average over about eight placements.
+impl PlacementRate {
+    /// Running mean over about eight placements.
     fn placed(&mut self, now: Time) {
         if let Some(last) = self.last {
             self.gap = (self.gap * 7 + now.since(last)) / 8;
@@ -36,57 +38,64 @@ impl Pace {
     }
 }
 
-impl Brain {
-    /// Where the flight could go now.
-    pub(crate) fn find(&self, id: FlightId) -> Result<Placing, NoPlace> {
-        let flight = self.flights.get(&id).ok_or(NoPlace::NoWorker)?;
+impl RouterBrain {
+    /// The best placement of the flight now.
+    pub(crate) fn find(&self, id: FlightId) -> Result<ChosenPlacement, NoPlacement> {
+        let flight = self.flights.get(&id).ok_or(NoPlacement::NoWorker)?;
         let need = self.need(flight);
         let placing = self.fleet.choose(&self.query(flight, need.as_ref()))?;
-        // Whoever gets one token is promised no gap.
+        // A request for one token has no gap.
         let gaps = flight.request.stop.max_tokens > 1;
         let tpot = flight.request.slo.tpot.filter(|_| gaps);
-        Ok(Placing {
-            tpot: tpot.filter(|_| self.limits.mode == Mode::Slo),
+        Ok(ChosenPlacement {
+            tpot: tpot.filter(|_| self.limits.mode == RoutingMode::Slo),
             ..placing
         })
     }
 
-    /// The same, and remembers when nobody could ever take it.
-    pub(crate) fn seek(&mut self, id: FlightId) -> Result<Placing, NoPlace> {
+    /// The same, and marks the flight if no worker could ever take it.
+    pub(crate) fn seek(&mut self, id: FlightId) -> Result<ChosenPlacement, NoPlacement> {
         let found = self.find(id);
-        let hopeless = matches!(found, Err(NoPlace::TooLong { .. } | NoPlace::NoWorker));
+        let hopeless = matches!(
+            found,
+            Err(NoPlacement::TooLong { .. } | NoPlacement::NoWorker)
+        );
         if let Some(flight) = self.flights.get_mut(&id).filter(|_| hopeless) {
-            flight.homeless = Some(self.fleet.turns());
+            flight.unplaceable_at = Some(self.fleet.version());
         }
         found
     }
 
-    pub(crate) fn query<'a>(&self, flight: &'a Flight, need: Option<&'a Need>) -> Query<'a> {
-        Query {
-            ask: Ask::of(&flight.request, self.limits.expected_output_tokens),
+    pub(crate) fn query<'a>(
+        &self,
+        flight: &'a FlightRecord,
+        need: Option<&'a RequestNeed>,
+    ) -> PlacementQuery<'a> {
+        PlacementQuery {
+            ask: AttemptSize::of(&flight.request, self.limits.expected_output_tokens),
             content: &flight.content,
             excluded: &flight.excluded,
             failures: flight.failures,
-            drawn_by: flight.drawn_by.as_ref().filter(|_| flight.given()),
+            drawn_by: flight.drawn_by.as_ref().filter(|_| flight.has_output()),
             now: self.now,
             terms: self.terms(),
             need,
         }
     }
 
-    pub(crate) fn terms(&self) -> Terms {
-        Terms {
+    pub(crate) fn terms(&self) -> RoutingTerms {
+        RoutingTerms {
             mode: self.limits.mode,
             placement: self.limits.placement,
         }
     }
 
-    /// Begins an attempt: both legs are promised, the decode leg is asked first.
-    pub(crate) fn start(&mut self, id: FlightId, placing: &Placing) {
+    /// Begins an attempt: both legs are claimed, and the decode leg is ordered first.
+    pub(crate) fn start(&mut self, id: FlightId, placing: &ChosenPlacement) {
         let choice = &placing.choice;
         self.decide(
             id,
-            Decided::Placed(choice.reason),
+            DecisionOutcome::Placed(choice.reason),
             placing.considered.clone(),
         );
         self.charge(id);
@@ -98,7 +107,7 @@ impl Brain {
         };
         flight.drawn_by = fingerprint;
         let handoff = flight.name_attempt();
-        flight.stage = Stage::Flying(Attempt {
+        flight.stage = FlightPhase::Flying(FlightAttempt {
             handoff,
             prefill: choice.prefill,
             decode: choice.decode,
@@ -106,35 +115,35 @@ impl Brain {
             context_tokens_max,
             reserved: false,
             prefilled: false,
-            trouble: None,
+            leg_failure: None,
             landed: false,
             finished: None,
         });
-        flight.outlook = placing.outlook;
+        flight.forecast = placing.outlook;
         flight.due = due;
-        flight.clock.began = Some(self.now);
+        flight.timestamps.began = Some(self.now);
         flight.pause_until = None;
-        self.line.leave(&flight.place);
-        self.alarms.set(id, Alarm::Retry, None);
+        self.queue.leave(&flight.place);
+        self.timers.set(id, FlightTimer::RetryDelay, None);
         let request = Arc::clone(&flight.request);
         let waited = self.now.since(flight.submitted);
         let due = self.due(id);
-        let ask = Ask::of(&request, self.limits.expected_output_tokens);
-        self.fleet.promise(handoff, placing, &ask);
-        self.pace.placed(self.now);
+        let ask = AttemptSize::of(&request, self.limits.expected_output_tokens);
+        self.fleet.claim_legs(handoff, placing, &ask);
+        self.placement_rate.placed(self.now);
         let until = self.now + self.limits.reserve_timeout;
-        self.alarms.set(id, Alarm::Step, Some(until));
+        self.timers.set(id, FlightTimer::StepTimeout, Some(until));
         self.renew_at
             .get_or_insert(self.now + self.limits.renew_every);
         self.was_placed(handoff, choice.cached_tokens);
-        self.note(Note::Placed {
+        self.note(RouterNote::Placed {
             handoff,
             prefill: choice.prefill,
             decode: choice.decode,
             cached_tokens: choice.cached_tokens,
             waited,
         });
-        let reserve = Reserve {
+        let reserve = ReserveOrder {
             handoff,
             request,
             sender: choice.prefill,
@@ -143,11 +152,11 @@ impl Brain {
             waited,
             due,
         };
-        self.tell(choice.decode, Order::Reserve(reserve));
+        self.send_order(choice.decode, Order::Reserve(reserve));
     }
 
-    /// When the next token of an attempt that begins now is due.
-    fn due_at(&self, id: FlightId, outlook: Option<&Outlook>) -> Option<Time> {
+    /// Deadline of the next token of an attempt that begins now.
+    fn due_at(&self, id: FlightId, outlook: Option<&PlacementForecast>) -> Option<Time> {
         let flight = self.flights.get(&id)?;
         let slo = &flight.request.slo;
         let tail = outlook.map_or(Duration::ZERO, |outlook| {
@@ -155,35 +164,37 @@ impl Brain {
         });
         let by_end = slo.e2e.map(|e2e| e2e.saturating_sub(tail));
         let left = slo.ttft.into_iter().chain(by_end).min()?;
-        let queues = matches!(flight.unmet, Unmet::Queue(_));
-        // What was let wait, and what goes on, is due as if it came now.
-        let since = match queues || flight.given() {
-            true => self.now,
-            false => flight.submitted,
+        let queues = matches!(flight.on_miss, OnSloMiss::Queue(_));
+        // A request that may wait, or goes on, has its deadline counted from now.
+        let since = if queues || flight.has_output() {
+            self.now
+        } else {
+            flight.submitted
         };
         Some(since + left)
     }
 
-    /// The same as its workers are told. Only a first attempt may be refused for being late.
-    pub(crate) fn due(&self, id: FlightId) -> Option<Due> {
+    /// The deadline as its workers receive it. Only a first attempt may be refused for being late.
+    pub(crate) fn due(&self, id: FlightId) -> Option<Deadline> {
         let flight = self.flights.get(&id)?;
-        let queues = matches!(flight.unmet, Unmet::Queue(_));
-        let firm = self.limits.mode == Mode::Slo && flight.is_new() && !queues;
-        Some(Due {
+        let queues = matches!(flight.on_miss, OnSloMiss::Queue(_));
+        let firm = self.limits.mode == RoutingMode::Slo && flight.is_new() && !queues;
+        Some(Deadline {
             left: flight.due?.since(self.now),
-            unmet: match firm {
-                true => DueUnmet::Refuse,
-                false => DueUnmet::Serve,
+            unmet: if firm {
+                OnDeadlineMiss::Refuse
+            } else {
+                OnDeadlineMiss::Serve
             },
         })
     }
 
-    /// Counts what the flight is expected to be served on its accounts, once.
+    /// Charges the expected service to the flight's accounts, once.
     fn charge(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get(&id).filter(|f| f.charged == 0) else {
             return;
         };
-        let ask = Ask::of(&flight.request, self.limits.expected_output_tokens);
+        let ask = AttemptSize::of(&flight.request, self.limits.expected_output_tokens);
         let tokens = i64::from(ask.tokens_expected);
         let policy = Arc::clone(&self.limits.policy);
         self.tally.charge(flight.payer(), tokens, &policy);
@@ -192,11 +203,12 @@ impl Brain {
         }
     }
 
-    /// What it was served in truth.
+    /// Corrects the charge to the actual service.
     pub(crate) fn settle_account(
         &mut self,
-        flight: &Flight,
-        (ending, output_tokens): (&Ending, Option<u32>),
+        flight: &FlightRecord,
+        ending: &Ending,
+        output_tokens: Option<u32>,
     ) {
         let output = output_tokens.unwrap_or(flight.request.generated.len() as u32);
         let served = match ending {
@@ -211,7 +223,7 @@ impl Brain {
         self.tally.close(flight.payer());
     }
 
-    /// Joins the line; a new flight ends where it, or the part of its class, is full.
+    /// Joins the queue; a new flight ends where the queue, or its class's part of it, is full.
     pub(crate) fn wait(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get(&id) else {
             return;
@@ -219,13 +231,13 @@ impl Brain {
         let class = self.class_of(flight);
         let full = class
             .queue_max
-            .is_some_and(|max| self.line.len_of(&flight.place.queue.class) >= max);
+            .is_some_and(|max| self.queue.len_of(&flight.place.queue.class) >= max);
         let fresh = flight.failure.is_none();
         if fresh && full {
             return self.give_up(id);
         }
-        if fresh && self.line.is_full() {
-            match self.line.displaced_by(&flight.place) {
+        if fresh && self.queue.is_full() {
+            match self.queue.last_behind(&flight.place) {
                 Some(last) => self.give_up(last),
                 None => return self.give_up(id),
             }
@@ -233,39 +245,40 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let timed = self.limits.mode == Mode::Slo || flight.hopes;
-        let limit = match flight.unmet {
-            // A class bounds the wait before the first attempt; a stream that lost its worker is older.
-            Unmet::Queue(limit) if timed && flight.is_new() => flight.submitted + limit,
+        let timed = self.limits.mode == RoutingMode::Slo || flight.awaits_start;
+        let limit = match flight.on_miss {
+            // A class limits the wait before the first attempt; a stream that lost its worker is
+            // older than that.
+            OnSloMiss::Queue(limit) if timed && flight.is_new() => flight.submitted + limit,
             _ => {
                 let from = flight.pause_until.unwrap_or(self.now).max(self.now);
                 from + self.limits.queue_wait_max.max(self.start_awaited())
             }
         };
         let pauses = flight.pauses(self.now);
-        let by_time = fresh && self.limits.mode == Mode::Slo;
-        self.decide(id, Decided::Waits, Vec::new());
+        let by_time = fresh && self.limits.mode == RoutingMode::Slo;
+        self.decide(id, DecisionOutcome::Waits, Vec::new());
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        flight.stage = Stage::Waiting;
+        flight.stage = FlightPhase::Waiting;
         if !pauses {
             flight.excluded.clear();
         }
-        flight.late.clear();
+        flight.late_workers.clear();
         flight.refusals = 0;
         let until = *flight.wait_until.get_or_insert(limit);
-        let latest = Some(flight.place.latest).filter(|_| by_time);
+        let latest = Some(flight.place.latest_start).filter(|_| by_time);
         if !fresh {
-            flight.place.queue.kind = Kind::Resumed;
+            flight.place.queue.kind = QueueKind::Resumed;
         }
-        self.line.join(&flight.place);
+        self.queue.join(&flight.place);
         let until = until.min(latest.unwrap_or(until));
-        self.alarms.set(id, Alarm::Step, Some(until));
+        self.timers.set(id, FlightTimer::StepTimeout, Some(until));
     }
 
-    /// Something was let go, or reported anew: whoever waits for it is looked at. Streams that are to
-    /// leave a worker go before newcomers, those that make room for others after them.
+    /// Offers released or newly reported room to waiting flights. Streams that are to leave a
+    /// worker go before new flights, and those that make room for others after them.
     pub(crate) fn room_at(&mut self, worker: WorkerRef) {
         self.rescue();
         self.evacuate(Some(worker));
@@ -273,9 +286,9 @@ impl Brain {
         self.grant_wishes(Some(worker));
     }
 
-    /// News of a worker: looks at the line if it could help whoever is first.
+    /// Makes a pass over the queue after news of a worker, if that could help the first flight.
     pub(crate) fn news_of(&mut self, worker: WorkerRef) {
-        if self.line.len() == 0 {
+        if self.queue.len() == 0 {
             return;
         }
         if self.overtakes() {
@@ -287,17 +300,17 @@ impl Brain {
         }
     }
 
-    /// Does not ask a worker again before `wait` has passed, and looks at the line then.
+    /// Closes a worker for `wait`, and makes a pass over the queue then.
     pub(crate) fn shut(&mut self, worker: WorkerRef, wait: Duration) {
         let (least, _) = RETRY_AFTER;
-        // A worker's own estimate may be long; a second look each second costs nothing.
+        // A worker's own estimate may be long; another try each second costs nothing.
         let until = self.now + wait.clamp(least / 10, Duration::from_secs(1));
-        self.fleet.shut(worker, until);
-        self.doors.insert((until, worker.worker));
+        self.fleet.close_until(worker, until);
+        self.retry_at.insert((until, worker.worker));
     }
 
     pub(crate) fn retry_after(&self) -> Duration {
         let (least, most) = RETRY_AFTER;
-        (self.pace.gap * (self.line.len() + 1)).clamp(least, most)
+        (self.placement_rate.gap * (self.queue.len() + 1)).clamp(least, most)
     }
 }

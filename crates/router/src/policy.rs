@@ -1,31 +1,31 @@
-//! Which two workers serve an attempt, and where a running sequence moves: filter, score, pick, with
-//! a reason.
+//! The choice of two workers for an attempt, and of a target for a move: filter, score, pick,
+//! with a reason.
 //!
 //! Owns: the placement rules. Never: changes anything, reads a clock, or knows of flights; it sees
-//! a snapshot and returns a choice. Costs O(workers): the legs are judged apart, because what
-//! makes a good prefill worker and a good decode worker has nothing in common but the link.
+//! a snapshot and returns a choice. Costs O(workers): the legs are judged separately, because the
+//! qualities of a good prefill worker and a good decode worker have nothing in common but the link.
 
-use crate::event::{Mode, PlaceReason, Placement};
+use crate::event::{LegPlacement, PlacementReason, RoutingMode};
 use cleave_domain::{Capacity, Request, Role, WorkerRef};
 
 /// A running sequence slows a prompt on the same worker about as much as this many queued prompt
 /// tokens; it weighs the two legs against each other when one worker serves both.
 const SEQUENCE_AS_TOKENS: u64 = 64;
-/// What sending every block weighs against a full decode worker, in thousandths.
+/// Cost of sending every block, relative to a full decode worker, in thousandths.
 const TRANSFER_WEIGHT: u64 = 125;
 
-/// What placing needs to know of an attempt.
+/// The size of an attempt, as placement needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Tokens to compute: the prompt and what was generated before.
+pub struct AttemptSize {
+    /// Tokens to compute: the prompt and earlier output.
     pub prompt_tokens: u32,
     /// The longest the sequence may become.
     pub tokens_max: u32,
-    /// How long it is expected to become; never less than `prompt_tokens + 1`.
+    /// Expected final length; never less than `prompt_tokens + 1`.
     pub tokens_expected: u32,
 }
 
-impl Ask {
+impl AttemptSize {
     /// One token in, one out.
     pub const SHORTEST: Self = Self {
         prompt_tokens: 1,
@@ -33,7 +33,7 @@ impl Ask {
         tokens_expected: 2,
     };
 
-    /// What `request` asks of a fleet, counting on `output` further tokens.
+    /// The size of `request`, with at most `output` further tokens expected.
     pub fn of(request: &Request, output: u32) -> Self {
         let generated = request.generated.len() as u32;
         let prompt_tokens = request.prompt.len() as u32 + generated;
@@ -46,26 +46,23 @@ impl Ask {
     }
 }
 
-/// A worker as placing sees it: its last report and what was promised to it since.
+/// A worker as placement sees it: its last report with later claims added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Who.
+pub struct WorkerSnapshot {
     pub worker: WorkerRef,
-    /// Which legs it serves.
     pub role: Role,
     /// Not to be chosen now: it refused or failed a moment ago. It still counts as existing.
-    pub shut: bool,
-    /// It is about to run out of blocks: it takes no sequence more.
-    pub crowded: bool,
-    /// What it can hold.
+    pub closed: bool,
+    /// It is about to run out of blocks: it takes no further sequence.
+    pub memory_short: bool,
     pub capacity: Capacity,
-    /// Blocks free after every promise is kept.
+    /// Blocks free after all claims.
     pub blocks_free: u32,
-    /// Sequences it runs, has waiting, or was promised.
+    /// Sequences that it runs, has waiting, or is to receive.
     pub sequences: u32,
-    /// Prompts it queues at most.
+    /// Upper limit of queued prompts.
     pub queue_max: u32,
-    /// Prompts it was given and has not finished.
+    /// Prompts that it was given and has not finished.
     pub prompts_open: u32,
     /// Prompt tokens it has yet to compute.
     pub queue_tokens: u64,
@@ -75,77 +72,75 @@ pub struct Candidate {
     pub chosen: u64,
 }
 
-/// Where the legs go.
+/// The chosen workers of the legs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// Runs the prompt.
+pub struct LegChoice {
     pub prefill: WorkerRef,
-    /// Generates.
     pub decode: WorkerRef,
     /// Prompt tokens the prefill worker is believed to have cached.
     pub cached_tokens: u32,
     /// Lower is better; compares choices of different groups.
     pub cost: u64,
-    /// Why it was chosen.
-    pub reason: PlaceReason,
+    pub reason: PlacementReason,
 }
 
-/// Why there is no choice. The order is that of hope: the greatest is the one to report when
-/// several groups of workers were asked.
+/// Why there is no choice, ordered so that the greatest is the one to report when several groups of
+/// workers were tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoPlace {
+pub enum NoPlacement {
     /// No pair of legs is connected.
     NoWorker,
     /// No pair could ever hold it; this many tokens is the most that one could.
-    TooLong {
-        /// Tokens.
-        tokens_max: u32,
-    },
+    TooLong { tokens_max: u32 },
     /// A pair exists, and has no room now.
     Busy,
 }
 
-/// What routing goes by, and which shapes it may choose.
+/// Routing mode, and the permitted shapes of a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// `Slo` is read as `Load`: prices are needed for more.
-    pub mode: Mode,
-    /// `Auto` is read as `Split`, for the same reason.
-    pub placement: Placement,
+pub struct RoutingTerms {
+    /// `Slo` is treated as `Load`: prices are needed for more.
+    pub mode: RoutingMode,
+    /// `Auto` is treated as `Split`, for the same reason.
+    pub placement: LegPlacement,
 }
 
-/// Chooses among workers that may exchange blocks with each other, by load or by turns.
+/// Chooses among workers that may exchange blocks with each other, by load or round robin.
 ///
 /// # Errors
-/// Says why nobody was chosen.
-pub fn choose(candidates: &[Candidate], ask: &Ask, terms: Terms) -> Result<Choice, NoPlace> {
+/// Returns why none was chosen.
+pub fn choose(
+    candidates: &[WorkerSnapshot],
+    ask: &AttemptSize,
+    terms: RoutingTerms,
+) -> Result<LegChoice, NoPlacement> {
     let placement = match terms.placement {
-        Placement::Whole => Placement::Whole,
-        Placement::Auto | Placement::Split => Placement::Split,
+        LegPlacement::Whole => LegPlacement::Whole,
+        LegPlacement::Auto | LegPlacement::Split => LegPlacement::Split,
     };
-    exists(candidates.iter(), ask, placement)?;
+    placement_exists(candidates.iter(), ask, placement)?;
     let (prefill, decode, reason) = match (terms.mode, placement) {
-        (Mode::RoundRobin, _) => {
+        (RoutingMode::RoundRobin, _) => {
             let (prefill, decode) = by_turns(candidates, ask, placement)?;
-            (prefill, decode, PlaceReason::Turn)
+            (prefill, decode, PlacementReason::Turn)
         }
-        (_, Placement::Whole) => {
+        (_, LegPlacement::Whole) => {
             let anywhere = best(candidates, |c| {
                 takes_whole(c, ask).then(|| whole_cost(c, ask))
             });
-            let (_, whole) = anywhere.ok_or(NoPlace::Busy)?;
-            (whole, whole, PlaceReason::Load)
+            let (_, whole) = anywhere.ok_or(NoPlacement::Busy)?;
+            (whole, whole, PlacementReason::Load)
         }
         _ => {
             let (prefill, decode) = by_load(candidates, ask)?;
-            (prefill, decode, PlaceReason::Load)
+            (prefill, decode, PlacementReason::Load)
         }
     };
     let cached_tokens = prefill.cached_tokens(ask);
     let cost = (ask.prompt_tokens as u64 - cached_tokens as u64)
         .saturating_add(prefill.queue_tokens)
         .saturating_add(decode.sequences as u64 * SEQUENCE_AS_TOKENS);
-    Ok(Choice {
+    Ok(LegChoice {
         prefill: prefill.worker,
         decode: decode.worker,
         cached_tokens,
@@ -154,7 +149,10 @@ pub fn choose(candidates: &[Candidate], ask: &Ask, terms: Terms) -> Result<Choic
     })
 }
 
-fn by_load(candidates: &[Candidate], ask: &Ask) -> Result<(Candidate, Candidate), NoPlace> {
+fn by_load(
+    candidates: &[WorkerSnapshot],
+    ask: &AttemptSize,
+) -> Result<(WorkerSnapshot, WorkerSnapshot), NoPlacement> {
     let prefill = best(candidates, |c| {
         takes_prompt(c, ask).then(|| prefill_cost(c, ask))
     });
@@ -164,153 +162,159 @@ fn by_load(candidates: &[Candidate], ask: &Ask) -> Result<(Candidate, Candidate)
     match (prefill, decode) {
         // Two workers that serve both legs gain nothing from a hand-off between them.
         (Some((_, p)), Some((_, d))) if p.role == Role::Both && d.role == Role::Both => {
-            let both = |c: &Candidate| takes_prompt(c, ask) && takes_stream(c, ask);
+            let both = |c: &WorkerSnapshot| takes_prompt(c, ask) && takes_stream(c, ask);
             let whole = best(candidates, |c| both(c).then(|| whole_cost(c, ask)));
-            let (_, both) = whole.ok_or(NoPlace::Busy)?;
+            let (_, both) = whole.ok_or(NoPlacement::Busy)?;
             Ok((both, both))
         }
         (Some((_, p)), Some((_, d))) => Ok((p, d)),
-        _ => Err(NoPlace::Busy),
+        _ => Err(NoPlacement::Busy),
     }
 }
 
-/// Whoever was chosen longest ago, each leg for itself; a worker whose turn both legs are serves both.
+/// The worker chosen longest ago, for each leg separately; a worker of both roles serves both legs
+/// if both would go to such workers.
 fn by_turns(
-    candidates: &[Candidate],
-    ask: &Ask,
-    placement: Placement,
-) -> Result<(Candidate, Candidate), NoPlace> {
-    let next = |takes: fn(&Candidate, &Ask) -> bool| {
+    candidates: &[WorkerSnapshot],
+    ask: &AttemptSize,
+    placement: LegPlacement,
+) -> Result<(WorkerSnapshot, WorkerSnapshot), NoPlacement> {
+    let next = |takes: fn(&WorkerSnapshot, &AttemptSize) -> bool| {
         let able = candidates.iter().filter(|c| takes(c, ask));
         able.min_by_key(|c| (c.chosen, c.worker)).copied()
     };
-    if placement == Placement::Whole {
-        let whole = next(takes_whole).ok_or(NoPlace::Busy)?;
+    if placement == LegPlacement::Whole {
+        let whole = next(takes_whole).ok_or(NoPlacement::Busy)?;
         return Ok((whole, whole));
     }
-    let prefill = next(takes_prompt).ok_or(NoPlace::Busy)?;
-    let decode = next(takes_stream).ok_or(NoPlace::Busy)?;
+    let prefill = next(takes_prompt).ok_or(NoPlacement::Busy)?;
+    let decode = next(takes_stream).ok_or(NoPlacement::Busy)?;
     if prefill.role == Role::Both && decode.role == Role::Both {
         let both = next(|c, ask| takes_prompt(c, ask) && takes_stream(c, ask));
-        let both = both.ok_or(NoPlace::Busy)?;
+        let both = both.ok_or(NoPlacement::Busy)?;
         return Ok((both, both));
     }
     Ok((prefill, decode))
 }
 
-/// Chooses where a running sequence goes on; the worker that it leaves is not among the candidates.
-/// It needs no prompt run, only a seat and blocks.
+/// Chooses a target for a running sequence; the worker that it leaves is not among the candidates.
+/// The sequence needs no prompt run, only a slot and blocks.
 ///
 /// # Errors
-/// Says why nobody was chosen.
-pub fn choose_target(candidates: &[Candidate], ask: &Ask) -> Result<WorkerRef, NoPlace> {
-    let able = |c: &Candidate| takes_stream(c, ask);
+/// Returns why none was chosen.
+pub fn choose_target(
+    candidates: &[WorkerSnapshot],
+    ask: &AttemptSize,
+) -> Result<WorkerRef, NoPlacement> {
+    let able = |c: &WorkerSnapshot| takes_stream(c, ask);
     if let Some((_, target)) = best(candidates, |c| able(c).then(|| decode_cost(c, ask))) {
         return Ok(target.worker);
     }
     let decode = || candidates.iter().filter(|c| c.role.decodes());
-    let tokens_max = decode().map(Candidate::tokens_max).max();
-    let tokens_max = tokens_max.ok_or(NoPlace::NoWorker)?;
-    match decode().any(|c| c.holds_whole(ask)) {
-        true => Err(NoPlace::Busy),
-        false => Err(NoPlace::TooLong { tokens_max }),
+    let tokens_max = decode().map(WorkerSnapshot::tokens_max).max();
+    let tokens_max = tokens_max.ok_or(NoPlacement::NoWorker)?;
+    if decode().any(|c| c.holds_whole(ask)) {
+        Err(NoPlacement::Busy)
+    } else {
+        Err(NoPlacement::TooLong { tokens_max })
     }
 }
 
-/// Whether `candidate` could now take one of the legs; tells whether news of it is worth a look
-/// at the queue.
-pub fn has_room(candidate: &Candidate, ask: &Ask, placement: Placement) -> bool {
-    let whole = placement != Placement::Split && takes_whole(candidate, ask);
+/// Whether `candidate` could now take one of the legs, so that news of it justifies a pass over the
+/// queue.
+pub fn has_room(candidate: &WorkerSnapshot, ask: &AttemptSize, placement: LegPlacement) -> bool {
+    let whole = placement != LegPlacement::Split && takes_whole(candidate, ask);
     whole || takes_prompt(candidate, ask) || takes_stream(candidate, ask)
 }
 
 // === filter ===
 
-/// Whether it could take the prompt for another.
-pub(crate) fn takes_prompt(c: &Candidate, ask: &Ask) -> bool {
+/// Whether it could take the prompt for another worker.
+pub(crate) fn takes_prompt(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     c.role.prefills() && prompt_room(c, ask)
 }
 
-/// Whether it could generate for another.
-pub(crate) fn takes_stream(c: &Candidate, ask: &Ask) -> bool {
+/// Whether it could decode for another worker.
+pub(crate) fn takes_stream(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     c.role.decodes() && stream_room(c, ask)
 }
 
-/// Whether it could do both for itself, which is any worker's business.
-pub(crate) fn takes_whole(c: &Candidate, ask: &Ask) -> bool {
+/// Whether it could do both for itself, which any role permits.
+pub(crate) fn takes_whole(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     prompt_room(c, ask) && stream_room(c, ask)
 }
 
-fn prompt_room(c: &Candidate, ask: &Ask) -> bool {
-    !c.shut && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
+fn prompt_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
+    !c.closed && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
 }
 
-fn stream_room(c: &Candidate, ask: &Ask) -> bool {
-    let able = !c.shut && holds(c, ask) && stores(c, ask);
-    able && c.sequences < c.seats()
+fn stream_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
+    let able = !c.closed && fits_ever(c, ask) && has_blocks(c, ask);
+    able && c.sequences < c.slots_overbooked()
 }
 
 /// Whether it could ever hold the longest that the sequence may become.
-pub(crate) fn holds(c: &Candidate, ask: &Ask) -> bool {
+pub(crate) fn fits_ever(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     c.holds_whole(ask)
 }
 
 /// Whether it has the blocks that the sequence is expected to take.
-pub(crate) fn stores(c: &Candidate, ask: &Ask) -> bool {
+pub(crate) fn has_blocks(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     let blocks_room = c.blocks_free.saturating_add(c.cached_blocks);
-    !c.crowded && c.blocks(ask.tokens_expected) <= blocks_room
+    !c.memory_short && c.blocks(ask.tokens_expected) <= blocks_room
 }
 
 /// Whether the request could ever be placed.
-pub(crate) fn exists<'a>(
-    candidates: impl Iterator<Item = &'a Candidate> + Clone,
-    ask: &Ask,
-    placement: Placement,
-) -> Result<(), NoPlace> {
+pub(crate) fn placement_exists<'a>(
+    candidates: impl Iterator<Item = &'a WorkerSnapshot> + Clone,
+    ask: &AttemptSize,
+    placement: LegPlacement,
+) -> Result<(), NoPlacement> {
     let pair = pair_exists(candidates.clone(), ask);
-    if placement == Placement::Split || (placement == Placement::Auto && pair.is_ok()) {
+    if placement == LegPlacement::Split || (placement == LegPlacement::Auto && pair.is_ok()) {
         return pair;
     }
-    let whole_max = candidates.clone().map(Candidate::tokens_max).max();
-    let whole_max = whole_max.ok_or(NoPlace::NoWorker)?;
+    let whole_max = candidates.clone().map(WorkerSnapshot::tokens_max).max();
+    let whole_max = whole_max.ok_or(NoPlacement::NoWorker)?;
     let mut candidates = candidates;
-    match candidates.any(|c| c.holds_whole(ask)) {
-        true => Ok(()),
-        false => Err(NoPlace::TooLong {
+    if candidates.any(|c| c.holds_whole(ask)) {
+        Ok(())
+    } else {
+        Err(NoPlacement::TooLong {
             tokens_max: whole_max,
-        }),
+        })
     }
 }
 
 fn pair_exists<'a>(
-    candidates: impl Iterator<Item = &'a Candidate> + Clone,
-    ask: &Ask,
-) -> Result<(), NoPlace> {
-    let longest = |serves: fn(Role) -> bool, holds: fn(&Candidate) -> u32| {
+    candidates: impl Iterator<Item = &'a WorkerSnapshot> + Clone,
+    ask: &AttemptSize,
+) -> Result<(), NoPlacement> {
+    let longest = |serves: fn(Role) -> bool, holds: fn(&WorkerSnapshot) -> u32| {
         candidates
             .clone()
             .filter(|c| serves(c.role))
             .map(holds)
             .max()
-            .ok_or(NoPlace::NoWorker)
+            .ok_or(NoPlacement::NoWorker)
     };
-    let prompt_max = longest(Role::prefills, Candidate::tokens_max)?;
-    let whole_max = longest(Role::decodes, Candidate::tokens_max)?;
-    // A sequence ends at the context's end whatever `max_tokens` says, so only the pool bounds it.
-    let pool_max = longest(Role::decodes, Candidate::pool_tokens)?;
+    let prompt_max = longest(Role::prefills, WorkerSnapshot::tokens_max)?;
+    let whole_max = longest(Role::decodes, WorkerSnapshot::tokens_max)?;
+    // A sequence ends at the context limit whatever `max_tokens` is, so only the pool bounds it.
+    let pool_max = longest(Role::decodes, WorkerSnapshot::pool_tokens)?;
     let mut candidates = candidates;
     let fits = ask.prompt_tokens < prompt_max.min(whole_max)
         && candidates.any(|c| c.role.decodes() && c.holds_whole(ask));
     if fits {
         Ok(())
     } else {
-        Err(NoPlace::TooLong {
+        Err(NoPlacement::TooLong {
             tokens_max: prompt_max.min(whole_max).min(pool_max),
         })
     }
 }
 
-impl Candidate {
+impl WorkerSnapshot {
     fn pool_tokens(&self) -> u32 {
         self.capacity
             .blocks_count
@@ -327,28 +331,29 @@ impl Candidate {
             .div_ceil(self.capacity.block_tokens)
     }
 
-    fn holds_whole(&self, ask: &Ask) -> bool {
+    fn holds_whole(&self, ask: &AttemptSize) -> bool {
         ask.prompt_tokens < self.tokens_max()
             && self.blocks(ask.tokens_max) <= self.capacity.blocks_count
     }
 
-    /// At least one token is always computed: its logits are what the prompt is run for.
-    pub(crate) fn cached_tokens(&self, ask: &Ask) -> u32 {
+    /// At least one token is always computed: its logits give the first output token.
+    pub(crate) fn cached_tokens(&self, ask: &AttemptSize) -> u32 {
         let tokens = self
             .cached_blocks
             .saturating_mul(self.capacity.block_tokens);
         tokens.min(ask.prompt_tokens - 1)
     }
 
-    /// Bytes of the blocks of the prompt that it does not have.
-    pub(crate) fn blocks_to_send(&self, ask: &Ask) -> u64 {
+    /// Bytes of the prompt's blocks that it does not have.
+    pub(crate) fn blocks_to_send(&self, ask: &AttemptSize) -> u64 {
         let blocks = self.blocks(ask.prompt_tokens);
         let sent = blocks.saturating_sub(self.cached_blocks);
         u64::from(sent) * u64::from(self.capacity.block_bytes)
     }
 
-    /// Seats are overbooked by a quarter: a sequence is promised one while its prompt still runs.
-    fn seats(&self) -> u32 {
+    /// Slots are overbooked by a quarter: a sequence is promised one while its prompt still runs
+    /// elsewhere.
+    fn slots_overbooked(&self) -> u32 {
         let slots = self.capacity.slots_count;
         slots.saturating_add(slots.div_ceil(4))
     }
@@ -356,12 +361,12 @@ impl Candidate {
 
 // === score ===
 
-fn prefill_cost(c: &Candidate, ask: &Ask) -> u64 {
+fn prefill_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let tokens = ask.prompt_tokens - c.cached_tokens(ask);
     c.queue_tokens.saturating_add(u64::from(tokens))
 }
 
-fn decode_cost(c: &Candidate, ask: &Ask) -> u64 {
+fn decode_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let held = u64::from(c.capacity.blocks_count.saturating_sub(c.blocks_free));
     let fill_blocks = held * 1000 / u64::from(c.capacity.blocks_count.max(1));
     let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
@@ -370,19 +375,19 @@ fn decode_cost(c: &Candidate, ask: &Ask) -> u64 {
     fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt
 }
 
-fn whole_cost(c: &Candidate, ask: &Ask) -> u64 {
+fn whole_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let sequences = u64::from(c.sequences) * SEQUENCE_AS_TOKENS;
     prefill_cost(c, ask).saturating_add(sequences)
 }
 
 // === pick ===
 
-/// Dedicated workers come first, so that a worker of both legs stays free for whichever pool runs
+/// Workers of one role come first, so that a worker of both roles stays free for the pool that runs
 /// short; then the cheapest; then the one that was chosen longest ago.
 fn best(
-    candidates: &[Candidate],
-    cost: impl Fn(&Candidate) -> Option<u64>,
-) -> Option<(u64, Candidate)> {
+    candidates: &[WorkerSnapshot],
+    cost: impl Fn(&WorkerSnapshot) -> Option<u64>,
+) -> Option<(u64, WorkerSnapshot)> {
     candidates
         .iter()
         .filter_map(|c| cost(c).map(|cost| (cost, c)))

@@ -1,21 +1,21 @@
-//! A request as content: the hashes its prefix would be cached under.
+//! The hashes under which a request's prefix would be cached.
 //!
 //! Owns: when they are computed. Never: defines them; `kv` does, for workers too.
 //! Invariant: hashed for each block size in the fleet, at submission and whenever tokens were
-//! counted. A block size that appears later finds nothing cached, as is true of a worker that has
-//! just started.
+//! counted. A block size that appears later finds nothing cached, which is also true of a worker
+//! that has just started.
 
 use cleave_domain::{BlockHash, Request, TokenId};
 use cleave_kv::block_hashes;
 use std::collections::BTreeMap;
 
-/// What a request's sequence starts with, by block size.
+/// Hashes of a request's sequence, by block size.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct PrefixHashes {
     hashes: BTreeMap<u32, Vec<BlockHash>>,
 }
 
-impl Content {
+impl PrefixHashes {
     pub(crate) fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
         let tokens: Vec<TokenId> = request
             .prompt

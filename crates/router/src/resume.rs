@@ -1,32 +1,32 @@
-//! What becomes of a flight whose attempt is over too early: asked elsewhere, or resumed where its
-//! client's tokens end.
+//! A flight whose attempt ended too early: it is tried on another worker, or resumed after its
+//! client's last token.
 //!
-//! Owns: passing over, failing, counting, trying again, giving up. Never: chooses a worker.
+//! Owns: passing over a worker, failing, counting, retrying, giving up. Never: chooses a worker.
 //! Invariant: an attempt that may have drawn a token is fenced before another begins, and the new
-//! one begins exactly where the client's tokens end. A flight survives `failures_max` failures that count
-//! (`losses`); one whose client has every token is done, whoever was lost.
+//! one begins exactly after the client's last token. A flight survives `failures_max` failures that
+//! count (`losses`); one whose client has every token is done, whichever worker was lost.
 
-use crate::alarm::Alarm;
-use crate::brain::Brain;
-use crate::candidates::Placing;
-use crate::event::{Note, Output};
-use crate::flight::{Broken, Stage};
-use crate::forecast::Miss;
-use crate::policy::NoPlace;
-use crate::prefix::Content;
+use crate::brain::RouterBrain;
+use crate::candidates::ChosenPlacement;
+use crate::event::{RouterNote, RouterOutput};
+use crate::flight::{FailedAttempt, FlightPhase};
+use crate::forecast::TargetMiss;
+use crate::policy::NoPlacement;
+use crate::prefix::PrefixHashes;
+use crate::timers::FlightTimer;
 use cleave_domain::{
     Ending, Failure, FlightId, HandoffId, Refusal, Request, TokenId, WorkerId, WorkerRef,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Workers asked in one round before a flight waits for news.
-const ROUND: u32 = 3;
+/// Workers tried in one round before a flight waits for news.
+const ROUND_WORKERS: u32 = 3;
 
-impl Brain {
+impl RouterBrain {
     // === passing over ===
 
-    /// The worker does not take its leg: somebody else may. Nothing was drawn.
+    /// Passes over a worker that does not take its leg: another may. Nothing was drawn.
     pub(crate) fn pass_over(
         &mut self,
         handoff: HandoffId,
@@ -34,7 +34,8 @@ impl Brain {
         refusal: Option<Refusal>,
     ) {
         let id = handoff.flight;
-        // A refusal that any other worker would give too is the answer, unless the request ran somewhere before.
+        // A refusal that any other worker would repeat is final, unless the request ran somewhere
+        // before.
         let last_word = refusal.clone().filter(|refusal| match refusal {
             Refusal::TooLong { .. } | Refusal::OutOfVocabulary { .. } => true,
             Refusal::QueueFull { .. }
@@ -49,16 +50,21 @@ impl Brain {
                 aim,
                 predicted,
                 retry_after,
-            }) => Some(Miss {
+            }) => Some(TargetMiss {
                 aim: *aim,
                 predicted: *predicted,
-                clears: Some(*retry_after),
+                met_after: Some(*retry_after),
             }),
             _ => None,
         };
+        // No answer at all: the worker is not counted as able to serve until it answers again.
+        if refusal.is_none() {
+            self.fleet.set_silent(worker, true);
+        }
+        let foreign = matches!(refusal, Some(Refusal::OutOfVocabulary { .. }));
         self.clock_lost(id);
         self.drop_legs(id, Failure::Rejected);
-        self.note(Note::PassedOver {
+        self.note(RouterNote::PassedOver {
             handoff,
             worker,
             refusal: refusal.clone(),
@@ -69,16 +75,22 @@ impl Brain {
         if let (Some(refusal), None) = (last_word, &flight.failure) {
             return self.refuse(id, refusal, Vec::new());
         }
-        // One worker's state, or a mistake of this router about it, is no answer of the fleet.
+        // The stream has a token outside the vocabulary, which every worker would refuse.
+        if foreign {
+            return self.give_up(id);
+        }
+        // One worker's draining, or a routing mistake, is no answer of the fleet.
         let answers =
             refusal.filter(|refusal| !matches!(refusal, Refusal::Draining | Refusal::WrongWorker));
         flight.refused = answers.or(flight.refused.take());
         flight.refusals += 1;
         flight.excluded.insert(worker.worker);
         if late.is_some() {
-            flight.late.insert(worker.worker);
+            flight.late_workers.insert(worker.worker);
         }
-        let round_over = flight.refusals >= ROUND;
+        // After a full round the flight waits for news instead of trying every worker of a large
+        // fleet.
+        let round_over = flight.refusals >= ROUND_WORKERS;
         let told = flight.failure.is_none().then_some(late).flatten();
         let found = self.seek(id);
         if let Some(placing) = found.as_ref().ok().filter(|p| p.miss().is_none())
@@ -90,13 +102,13 @@ impl Brain {
             Ok(placing) => placing.considered.clone(),
             Err(_) => Vec::new(),
         };
-        let missed = found.as_ref().ok().and_then(Placing::miss);
+        let missed = found.as_ref().ok().and_then(ChosenPlacement::miss);
         match missed.or(told) {
-            // Workers said so, or it is predicted of all that remain.
+            // Workers refused for lateness, or it is predicted of all that remain.
             Some(miss) => self.unmet(id, miss, considered),
             None => {
-                // Whoever did not even answer is left alone for a moment, or the line's head
-                // would be sent straight back.
+                // A worker that did not even answer is closed for a moment, or the first flight of
+                // the queue would be sent straight back.
                 self.shut(worker, Duration::ZERO);
                 self.wait(id);
             }
@@ -105,8 +117,8 @@ impl Brain {
 
     // === failing ===
 
-    /// The prefill worker cannot go on. If the decode worker has everything that does not matter,
-    /// and while it may have, it is given a moment to say so.
+    /// Handles a prefill worker that cannot go on. That does not matter if the decode worker has
+    /// everything, and while it may have, it is given a moment to report it.
     pub(crate) fn prefill_gone(&mut self, handoff: HandoffId, failure: Failure, who: WorkerRef) {
         let Some(attempt) = self.current(handoff) else {
             return;
@@ -118,8 +130,8 @@ impl Brain {
         }
     }
 
-    /// The decode worker cannot go on. If the sequence stands sealed on its way to another, that one
-    /// may have it, and is given a moment to say so.
+    /// Handles a decode worker that cannot go on. If the sequence is sealed on its way to another,
+    /// that one may have it, and is given a moment to report it.
     pub(crate) fn decode_gone(&mut self, handoff: HandoffId, failure: Failure, who: WorkerRef) {
         if self.is_sealed(handoff.flight) {
             self.trouble(handoff, failure);
@@ -128,19 +140,21 @@ impl Brain {
         }
     }
 
-    /// One leg cannot go on, and what the other says next decides. It is given a moment.
+    /// Records that one leg cannot go on; the next report of the other one decides, within a time
+    /// limit.
     pub(crate) fn trouble(&mut self, handoff: HandoffId, failure: Failure) {
         let until = self.now + self.limits.reserve_timeout;
         let flight = self.flights.get_mut(&handoff.flight);
         let attempt = flight.and_then(|f| f.attempt_mut(handoff));
-        if let Some(attempt) = attempt.filter(|a| a.trouble.is_none()) {
-            attempt.trouble = Some(failure);
-            self.alarms.set(handoff.flight, Alarm::Step, Some(until));
+        if let Some(attempt) = attempt.filter(|a| a.leg_failure.is_none()) {
+            attempt.leg_failure = Some(failure);
+            self.timers
+                .set(handoff.flight, FlightTimer::StepTimeout, Some(until));
         }
     }
 
-    /// The attempt is over, and with it a move that began from it. `worker` is whom to avoid next
-    /// time.
+    /// Ends the attempt, and with it a move that began from it. `worker` is avoided by the next
+    /// one.
     pub(crate) fn fail(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         let id = handoff.flight;
         let Some(attempt) = self.current(handoff) else {
@@ -148,13 +162,15 @@ impl Brain {
         };
         let ordered = attempt.reserved;
         let context_tokens_max = attempt.context_tokens_max;
-        let other = match attempt.decode == worker {
-            true => attempt.prefill.worker,
-            false => attempt.decode.worker,
+        let other = if attempt.decode == worker {
+            attempt.prefill.worker
+        } else {
+            attempt.decode.worker
         };
+        // Either end of a broken link may be at fault, so both are avoided if others are there.
         let link = failure == Failure::LinkLost && !attempt.landed && other != worker.worker;
         let doubtful = link.then_some(other);
-        // While a count is out its answer must not pass for the fence's.
+        // The answer to an earlier count must not be mistaken for the fence's.
         let flight = self.flights.get_mut(&id);
         if let Some(flight) = flight.filter(|f| f.moving.as_ref().is_some_and(|m| m.leg.is_none()))
         {
@@ -162,10 +178,10 @@ impl Brain {
         }
         self.clock_lost(id);
         self.drop_legs(id, failure.clone());
-        self.alarms.set(id, Alarm::Step, None);
-        self.alarms.set(id, Alarm::Pause, None);
-        self.alarms.set(id, Alarm::Retry, None);
-        self.rescued.remove(&id);
+        self.timers.set(id, FlightTimer::StepTimeout, None);
+        self.timers.set(id, FlightTimer::MoveBackoff, None);
+        self.timers.set(id, FlightTimer::RetryDelay, None);
+        self.failing_over.remove(&id);
         self.count_failure(id, failure);
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
@@ -173,8 +189,9 @@ impl Brain {
         flight.excluded.insert(worker.worker);
         flight.excluded.extend(doubtful);
         flight.avoided.clear();
-        flight.stays = 0;
+        flight.moves_aborted = 0;
         flight.wait_until = None;
+        // Nothing was ordered to compute, so no token can exist: no fence is needed.
         if !ordered {
             return self.try_again(id, handoff, None);
         }
@@ -182,25 +199,25 @@ impl Brain {
             flight: id,
             attempt: flight.attempts - 1,
         };
-        flight.stage = Stage::Counting(Broken {
+        flight.stage = FlightPhase::CountingTokens(FailedAttempt {
             handoff,
             fence,
-            doubtful,
+            peer_in_doubt: doubtful,
             context_tokens_max,
         });
-        self.counting += 1;
-        self.say(Output::Fence { handoff: fence });
+        self.counting_flights += 1;
+        self.emit_output(RouterOutput::Fence { handoff: fence });
     }
 
     // === resuming ===
 
-    /// What the client has; an answer to a question that is no longer asked is out of date.
+    /// Handles the client's tokens; an answer that no question waits for is out of date.
     pub(crate) fn counted(&mut self, handoff: HandoffId, generated: Arc<[TokenId]>) {
         let Some(flight) = self.flights.get(&handoff.flight) else {
             return;
         };
         match (&flight.stage, &flight.moving) {
-            (Stage::Counting(broken), _) if broken.fence == handoff => {
+            (FlightPhase::CountingTokens(broken), _) if broken.fence == handoff => {
                 let broken = *broken;
                 self.given(handoff.flight, generated);
                 self.resume(handoff.flight, broken);
@@ -223,29 +240,29 @@ impl Brain {
                 generated,
                 ..Request::clone(&flight.request)
             };
-            flight.content = Content::of(&request, sizes.into_iter());
+            flight.content = PrefixHashes::of(&request, sizes.into_iter());
             flight.request = Arc::new(request);
         }
     }
 
-    fn resume(&mut self, id: FlightId, broken: Broken) {
-        self.counting -= 1;
+    fn resume(&mut self, id: FlightId, broken: FailedAttempt) {
+        self.counting_flights -= 1;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        flight.stage = Stage::Waiting;
-        if !flight.given() {
-            flight.clock.first = None;
+        flight.stage = FlightPhase::Waiting;
+        if !flight.has_output() {
+            flight.timestamps.first = None;
         }
-        if let Some(finish) = flight.over(broken.context_tokens_max) {
-            self.done(id, finish);
+        if let Some(finish) = flight.sequence_end(broken.context_tokens_max) {
+            self.finish_flight(id, finish);
         } else {
-            self.try_again(id, broken.handoff, broken.doubtful);
+            self.try_again(id, broken.handoff, broken.peer_in_doubt);
         }
         self.rescue();
     }
 
-    /// A new attempt after one that failed.
+    /// Begins a new attempt after one that failed, or gives up.
     fn try_again(&mut self, id: FlightId, handoff: HandoffId, doubtful: Option<WorkerId>) {
         let failures_max = self.limits.failures_max;
         let Some(flight) = self.flights.get(&id) else {
@@ -258,7 +275,7 @@ impl Brain {
             return self.give_up(id);
         };
         let pause = self.pause_for(flight, &failure);
-        self.note(Note::Retried {
+        self.note(RouterNote::Retried {
             handoff,
             failure,
             generated_tokens,
@@ -266,34 +283,38 @@ impl Brain {
         if let Some(until) = pause {
             return self.pause(id, until);
         }
+        // First without the failed worker and the one in doubt, then with the latter, then with
+        // any.
         let mut choice = self.find(id);
         if let (Err(_), Some(doubtful)) = (&choice, doubtful) {
             self.reconsider(id, |worker| worker != doubtful);
             choice = self.find(id);
         }
         if choice.is_err() {
-            // Nobody else is there: the one that failed is better than none.
+            // No other worker can take it: the one that failed is better than none.
             self.reconsider(id, |_| false);
             choice = self.seek(id);
         }
         match choice {
             Ok(placing) => self.start(id, &placing),
-            Err(NoPlace::NoWorker | NoPlace::TooLong { .. } | NoPlace::Busy) => self.wait(id),
+            Err(NoPlacement::NoWorker | NoPlacement::TooLong { .. } | NoPlacement::Busy) => {
+                self.wait(id)
+            }
         }
     }
 
-    /// Lets the flight be placed again on workers that failed it, but for those to `keep` excluded.
+    /// Allows workers that failed the flight again, except those for which `keep` holds.
     pub(crate) fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.excluded.retain(|worker| keep(*worker));
         }
     }
 
-    /// There is no place for the flight: refused if it is untouched, failed if it was tried. One that
-    /// only waited too long after a failure had retries left: its last failure is the reason.
+    /// Ends a flight without a place: refused if it never ran, failed if it did. One that only
+    /// waited too long after a failure had retries left, so its last failure is the reason.
     pub(crate) fn give_up(&mut self, id: FlightId) {
-        let retry_after = self.retry_after();
-        let exists = !matches!(self.find(id), Err(NoPlace::NoWorker));
+        let exists = !matches!(self.find(id), Err(NoPlacement::NoWorker));
+        let full = self.full();
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
@@ -303,7 +324,7 @@ impl Brain {
             }
             Some(last) => last.clone(),
             None if exists => {
-                let refusal = unplaced(flight.refused.as_ref(), retry_after);
+                let refusal = unplaced(flight.refused.as_ref(), full);
                 return self.refuse(id, refusal, Vec::new());
             }
             None => return self.refuse(id, Refusal::NoWorker, Vec::new()),
@@ -311,25 +332,37 @@ impl Brain {
         self.end(id, Ending::Failed(failure));
     }
 
-    /// The flight has waited long enough for whatever it waits for.
+    /// The refusal where nothing has room. Connected workers that answer nothing are not a full
+    /// queue: a client that sends less would not be served either.
+    pub(crate) fn full(&self) -> Refusal {
+        if self.fleet.answers(self.now, self.terms()) {
+            let retry_after = self.retry_after();
+            Refusal::QueueFull { retry_after }
+        } else {
+            Refusal::NoWorker
+        }
+    }
+
+    /// Handles the end of the time that the flight may wait in its present stage.
     pub(crate) fn timed_out(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
         let attempt = match &flight.stage {
-            Stage::Waiting => return self.waited_out(id),
-            Stage::Counting(_) => return,
-            Stage::Flying(attempt) => attempt,
+            FlightPhase::Waiting => return self.waited_out(id),
+            FlightPhase::CountingTokens(_) => return,
+            FlightPhase::Flying(attempt) => attempt,
         };
         let (handoff, decode, prefill) = (attempt.handoff, attempt.decode, attempt.prefill);
         if !attempt.reserved {
             self.pass_over(handoff, decode, None);
-        } else if let Some(failure) = attempt.trouble.clone() {
+        } else if let Some(failure) = attempt.leg_failure.clone() {
             let silent = flight.leg().map_or(prefill, |leg| leg.decode);
             self.fail(handoff, failure, silent);
         } else if let Some(leg) = flight.leg().filter(|leg| !leg.reserved) {
             let (handoff, worker) = (leg.handoff, leg.decode);
-            self.note(Note::PassedOver {
+            self.fleet.set_silent(worker, true);
+            self.note(RouterNote::PassedOver {
                 handoff,
                 worker,
                 refusal: None,
@@ -339,20 +372,27 @@ impl Brain {
     }
 }
 
-/// The answer to a request that waited for room in vain, by the last refusal of a worker: a queue was
-/// full only if none of the workers said otherwise.
-fn unplaced(refused: Option<&Refusal>, retry_after: Duration) -> Refusal {
-    match refused {
-        Some(Refusal::NoBlocks { .. }) => Refusal::NoBlocks { retry_after },
-        Some(
-            other @ (Refusal::TooLong { .. }
-            | Refusal::OutOfVocabulary { .. }
-            | Refusal::NoWorker
-            | Refusal::Draining
-            | Refusal::WrongWorker),
-        ) => other.clone(),
-        None | Some(Refusal::QueueFull { .. } | Refusal::Late { .. }) => {
-            Refusal::QueueFull { retry_after }
+/// The refusal of a request that waited for room in vain, by the last refusal of a worker: a queue
+/// was full only if no worker gave another reason. `full` is the fleet's own answer.
+fn unplaced(refused: Option<&Refusal>, full: Refusal) -> Refusal {
+    match (refused, full) {
+        (Some(Refusal::NoBlocks { .. }), Refusal::QueueFull { retry_after }) => {
+            Refusal::NoBlocks { retry_after }
         }
+        (
+            Some(
+                other @ (Refusal::TooLong { .. }
+                | Refusal::OutOfVocabulary { .. }
+                | Refusal::NoWorker
+                | Refusal::Draining
+                | Refusal::WrongWorker),
+            ),
+            _,
+        ) => other.clone(),
+        (
+            None
+            | Some(Refusal::QueueFull { .. } | Refusal::Late { .. } | Refusal::NoBlocks { .. }),
+            full,
+        ) => full,
     }
 }

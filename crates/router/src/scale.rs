@@ -1,45 +1,47 @@
-//! What the router's brain tells the one that says how large the fleet is to be, and what comes of it.
+//! The link between the router's brain and the autoscaler's.
 //!
-//! Owns: the facts that [`Scaler`] hears, whom its words to other routers are given to carry, and the hope
-//! of those who find no worker. Never: says how many workers there are to be.
-//! Invariant: nobody is refused for want of a worker while one is to be started, before it could be there.
+//! Owns: the facts given to [`Scaler`], the relay of its gossip to other routers, and requests that
+//! wait for workers to be started. Never: decides how many workers there are to be.
+//! Invariant: while a worker is to be started, no request is refused for want of one before the
+//! worker could be there.
 
-use crate::brain::Brain;
-use crate::event::{Command, Output, Outside, Readiness};
-use crate::fleet::Worker;
-use crate::flight::{Flight, Stage};
+use crate::brain::RouterBrain;
+use crate::event::{OperatorRequest, OutsideQueue, RouterOutput, RouterReadiness};
+use crate::fleet::FleetWorker;
+use crate::flight::{FlightPhase, FlightRecord};
 use cleave_domain::{
-    Aim, Capacity, Ending, FlightId, HandoffId, Order, Prices, Refusal, Request, Role, ScalingMode,
-    Unmet, Verdict, Voice, WorkerRef,
+    Capacity, Ending, FlightId, HandoffId, OnSloMiss, Order, Prices, Refusal, Request, Role,
+    ScalingGossip, ScalingMode, SloMetric, SloVerdict, WorkerRef,
 };
-use cleave_planner::scaling::{Came, Fleet, Input, Member, Output as Said, Scaler};
+use cleave_planner::scaling::{
+    PromiseOutcome, Scaler, ScalerFleet, ScalerInput, ScalerMember, ScalerOutput as Said,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Workers that carry a word to other routers; more than one, so that one that is stuck or lost keeps
-/// nobody from agreeing.
-const CARRIERS: usize = 3;
+/// Workers that relay gossip to other routers; more than one, so that one that is stuck or lost
+/// does not prevent agreement.
+const RELAYS: usize = 3;
 
-/// How many wait outside, by where.
+/// Requests that wait outside the brain, by place.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Queues {
+pub(crate) struct OutsideQueues {
     here: u32,
     elsewhere: u32,
 }
 
-impl Brain {
+impl RouterBrain {
     // === facts ===
 
-    /// The policy changed.
     pub(crate) fn rescale(&mut self) {
-        self.rescaled = true;
+        self.readiness_dirty = true;
         let policy = Arc::clone(&self.limits.policy);
         let Some(scaling) = policy.scaling.clone() else {
             self.scaler = None;
             return;
         };
         match &mut self.scaler {
-            Some(scaler) => scaler.handle(self.now, Input::Configured(scaling, policy)),
+            Some(scaler) => scaler.handle(self.now, ScalerInput::Configured(scaling, policy)),
             None => {
                 let scaler = Scaler::new(self.limits.me, self.now, scaling, policy);
                 self.scaler = Some(Box::new(scaler));
@@ -47,114 +49,117 @@ impl Brain {
         }
     }
 
-    /// What no worker could ever hold asks for none.
+    /// Counts an arrival. A request that no worker could ever hold creates no demand.
     pub(crate) fn came(&mut self, request: &Request) {
         if self.scaler.is_some() && !self.fleet.is_too_long(request.prompt.len()) {
             let class = request.slo.class.clone();
             let prompt_tokens = request.prompt.len() as u32;
-            self.scaler_hears(Input::Arrived {
+            self.scaler_hears(ScalerInput::Arrived {
                 class,
                 prompt_tokens,
             });
         }
     }
 
-    /// Only its first attempt tells of what comes.
+    /// Counts a placement. Only the first attempt reflects new demand.
     pub(crate) fn was_placed(&mut self, handoff: HandoffId, cached_tokens: u32) {
         if handoff.attempt == 0 {
-            self.scaler_hears(Input::Placed { cached_tokens });
+            self.scaler_hears(ScalerInput::Placed { cached_tokens });
         }
     }
 
     pub(crate) fn was_judged(
         &mut self,
-        flight: &Flight,
-        (verdict, ending): (Verdict, &Ending),
+        flight: &FlightRecord,
+        verdict: SloVerdict,
+        ending: &Ending,
         answer: Option<u32>,
     ) {
         if self.scaler.is_none() {
             return;
         }
-        let plain = flight.failures == 0 && !flight.hopes;
+        let plain = flight.failures == 0 && !flight.awaits_start;
         let aim = match ending {
             Ending::Refused(Refusal::Late { aim, .. }) => Some(*aim),
-            Ending::Refused(Refusal::NoBlocks { .. }) => Some(Aim::Tpot),
-            Ending::Refused(Refusal::QueueFull { .. }) => Some(Aim::Ttft),
+            Ending::Refused(Refusal::NoBlocks { .. }) => Some(SloMetric::Tpot),
+            Ending::Refused(Refusal::QueueFull { .. }) => Some(SloMetric::Ttft),
             _ => None,
         };
-        self.scaler_hears(Input::Ended {
+        self.scaler_hears(ScalerInput::Ended {
             class: flight.request.slo.class.clone(),
-            came: Came::of(verdict, plain, aim),
+            came: PromiseOutcome::from_verdict(verdict, plain, aim),
             output_tokens: answer.unwrap_or(0),
         });
     }
 
-    pub(crate) fn passed_on(&mut self, voice: Arc<Voice>) {
-        self.scaler_hears(Input::Heard(voice));
+    pub(crate) fn passed_on(&mut self, voice: Arc<ScalingGossip>) {
+        self.scaler_hears(ScalerInput::GossipReceived(voice));
     }
 
-    pub(crate) fn wait_outside(&mut self, place: Outside, count: u32) {
+    pub(crate) fn wait_outside(&mut self, place: OutsideQueue, count: u32) {
         let nobody_did = self.waiting_outside() == 0;
         match place {
-            Outside::Here => self.outside.here = count,
-            Outside::Elsewhere => self.outside.elsewhere = count,
+            OutsideQueue::Here => self.outside_queues.here = count,
+            OutsideQueue::Elsewhere => self.outside_queues.elsewhere = count,
         }
         if nobody_did && self.waiting_outside() > 0 {
             self.scale(true);
         }
     }
 
-    /// Who waits elsewhere is heard of by the workers that routers share as soon as there are any, and must
-    /// not count twice.
+    /// Requests waiting at other routers arrive as gossip over shared workers as soon as there are
+    /// any, and must not be counted twice.
     fn waiting_outside(&self) -> u32 {
-        let Queues { here, elsewhere } = self.outside;
+        let OutsideQueues { here, elsewhere } = self.outside_queues;
         match self.fleet.workers().next() {
             None => here.saturating_add(elsewhere),
             Some(_) => here,
         }
     }
 
-    fn scaler_hears(&mut self, input: Input) {
+    fn scaler_hears(&mut self, input: ScalerInput) {
         if let Some(scaler) = &mut self.scaler {
             scaler.handle(self.now, input);
         }
     }
 
-    // === hope ===
+    // === waiting for workers to start ===
 
-    /// How long a worker may take to be there that somebody is told to start; none where nobody is told.
+    /// How long a started worker may take to join; none where the autoscaler starts none.
     pub(crate) fn hope(&self) -> Option<Duration> {
         let scaling = self.limits.policy.scaling.as_ref()?;
-        let hopes = scaling.mode == ScalingMode::Act && scaling.serves();
+        let hopes = scaling.mode == ScalingMode::Act && scaling.can_serve();
         hopes.then_some(scaling.start_max)
     }
 
     /// The same where no pair is there now; zero otherwise.
     pub(crate) fn start_awaited(&self) -> Duration {
         let hope = self.hope().unwrap_or_default();
-        match hope.is_zero() || self.fleet.readiness(self.now, self.terms()) == Readiness::Ready {
-            true => Duration::ZERO,
-            false => hope,
+        if hope.is_zero() || self.fleet.readiness(self.now, self.terms()) == RouterReadiness::Ready
+        {
+            Duration::ZERO
+        } else {
+            hope
         }
     }
 
-    /// It waits until workers are there; its targets count from then on.
+    /// Lets a flight wait until workers are there; its targets count from then on.
     pub(crate) fn wait_for_workers(&mut self, id: FlightId, start_max: Duration) {
         if let Some(flight) = self.flights.get_mut(&id) {
-            let limit = match flight.unmet {
-                Unmet::Queue(limit) => limit.max(start_max),
-                Unmet::Reject | Unmet::Downgrade(_) => start_max,
+            let limit = match flight.on_miss {
+                OnSloMiss::Queue(limit) => limit.max(start_max),
+                OnSloMiss::Reject | OnSloMiss::Downgrade(_) => start_max,
             };
-            flight.unmet = Unmet::Queue(limit);
-            flight.place.latest = flight.submitted + limit;
-            flight.hopes = true;
+            flight.on_miss = OnSloMiss::Queue(limit);
+            flight.place.latest_start = flight.submitted + limit;
+            flight.awaits_start = true;
         }
         self.wait(id);
     }
 
-    // === the look ===
+    // === evaluation ===
 
-    /// Lets the fleet be looked at, if it is time to or the fleet has changed.
+    /// Lets the autoscaler evaluate the fleet, if it is due or the fleet has changed.
     pub(crate) fn scale(&mut self, changed: bool) {
         let now = self.now;
         let Some(due) = self.scaler.as_ref().map(|scaler| scaler.deadline()) else {
@@ -164,43 +169,44 @@ impl Brain {
             return;
         }
         let fleet = self.fleet_facts();
-        self.scaler_hears(Input::Stands(fleet));
+        self.scaler_hears(ScalerInput::FleetChanged(fleet));
         while let Some(said) = self.scaler.as_mut().and_then(|scaler| scaler.poll()) {
             match said {
-                Said::PassOn(voice) => self.pass_on(&Arc::new(voice)),
-                Said::Flip { worker, role } => self.commanded(worker, Command::Serve(role)),
-                Said::Want(decision) => self.say(Output::Want(decision)),
+                Said::SendGossip(voice) => self.pass_on(&Arc::new(voice)),
+                Said::Flip { worker, role } => self.commanded(worker, OperatorRequest::Serve(role)),
+                Said::Decided(decision) => self.emit_output(RouterOutput::WorkersWanted(decision)),
             }
         }
     }
 
-    /// The same workers for every router that has the same fleet.
-    fn pass_on(&mut self, voice: &Arc<Voice>) {
+    /// Relays gossip over the same workers as every router with the same fleet.
+    fn pass_on(&mut self, voice: &Arc<ScalingGossip>) {
         let able = self.fleet.workers().filter(|worker| !worker.stuck());
-        let carriers: Vec<WorkerRef> = able.map(|worker| worker.me).take(CARRIERS).collect();
+        let carriers: Vec<WorkerRef> = able.map(|worker| worker.me).take(RELAYS).collect();
         for carrier in carriers {
-            self.tell(carrier, Order::PassOn(Arc::clone(voice)));
+            self.send_order(carrier, Order::Relay(Arc::clone(voice)));
         }
     }
 
-    fn fleet_facts(&self) -> Fleet {
-        let waits = |flight: &&Flight| matches!(flight.stage, Stage::Waiting);
+    fn fleet_facts(&self) -> ScalerFleet {
+        let waits = |flight: &&FlightRecord| matches!(flight.stage, FlightPhase::Waiting);
         let waiting = self.flights.values().filter(waits);
         let tokens = waiting.map(|flight| flight.request.prompt.len() as u64);
-        let decodes = |worker: &&Worker| worker.description.role.decodes();
+        let decodes = |worker: &&FleetWorker| worker.description.role.decodes();
         let streams = self.fleet.workers().filter(decodes);
-        Fleet {
+        ScalerFleet {
             members: self.fleet.workers().map(member).collect(),
             prefill: self.costs(Role::Prefill),
             decode: self.costs(Role::Decode),
             context_tokens: streams.map(|worker| worker.load.context_tokens).sum(),
-            waiting: self.line.len().saturating_add(self.waiting_outside()),
+            waiting: self.queue.len().saturating_add(self.waiting_outside()),
             waiting_tokens: tokens.sum(),
             open: self.flights.len() as u32,
         }
     }
 
-    /// What work costs on a worker of that leg: one stands for all, one of that leg alone if there is one.
+    /// Prices and capacity of a worker for that leg, as a sample; of a worker of that leg alone if
+    /// there is one.
     fn costs(&self, leg: Role) -> Option<(Prices, Capacity)> {
         let priced = self.fleet.workers().filter(|worker| worker.priced());
         let serves = priced.filter(|worker| match leg {
@@ -212,13 +218,13 @@ impl Brain {
     }
 }
 
-fn member(worker: &Worker) -> Member {
+fn member(worker: &FleetWorker) -> ScalerMember {
     let load = &worker.load;
-    Member {
+    ScalerMember {
         worker: worker.me.worker,
         role: worker.description.role,
-        home: worker.description.home,
-        leaves: !worker.accepts(),
+        home_role: worker.description.home,
+        leaving: !worker.accepts(),
         busy_tokens: load.queue_tokens.saturating_add(load.context_tokens),
     }
 }
@@ -227,9 +233,9 @@ fn member(worker: &Worker) -> Member {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::event::{Input as Fact, Limits};
+    use crate::event::{RouterInput as Fact, RouterLimits};
     use cleave_domain::{
-        Fingerprint, Incarnation, PoolScaling, Scaling, SloPolicy, Time, WorkerDescription,
+        Fingerprint, Incarnation, PoolScaling, ScalingPolicy, SloPolicy, Time, WorkerDescription,
         WorkerId,
     };
 
@@ -238,67 +244,66 @@ mod tests {
         incarnation: Incarnation(1),
     };
 
-    struct Played {
-        brain: Brain,
+    struct ScalerHarness {
+        brain: RouterBrain,
         second: u64,
         said: Option<u32>,
     }
 
-    impl Played {
-        /// A router whose fleet may have one worker, and who has listened long enough to decide.
+    impl ScalerHarness {
+        /// A router whose fleet may have one worker, after its initial listening time.
         fn begin() -> Self {
-            let scaling = Scaling {
+            let scaling = ScalingPolicy {
                 both: PoolScaling {
                     max: 1,
-                    ..PoolScaling::none(Role::Both)
+                    ..PoolScaling::absent(Role::Both)
                 },
-                ..Scaling::new(1)
+                ..ScalingPolicy::new(1)
             };
             let policy = SloPolicy {
                 scaling: Some(scaling),
                 ..SloPolicy::default()
             };
             let mut played = Self {
-                brain: Brain::new(Limits {
+                brain: RouterBrain::new(RouterLimits {
                     policy: Arc::new(policy),
-                    ..Limits::default()
+                    ..RouterLimits::default()
                 }),
                 second: 0,
                 said: None,
             };
             for _ in 0..30 {
-                played.hear(Fact::Woke);
+                played.handle(Fact::Woke);
             }
             played
         }
 
-        /// A second later.
-        fn hear(&mut self, fact: Fact) {
+        fn handle(&mut self, fact: Fact) {
             self.second += 1;
             let now = Time::ZERO + Duration::from_secs(self.second);
             self.brain.handle(now, fact);
             while let Some(output) = self.brain.poll() {
-                if let Output::Want(decision) = output {
+                if let RouterOutput::WorkersWanted(decision) = output {
                     self.said = Some(decision.waiting);
                 }
             }
             self.brain.check();
         }
 
-        /// How many wait, as the scaler goes by it a second after this fact.
+        /// Waiting requests in the scaler's decision one second after this fact.
         fn waiting_after(&mut self, fact: Fact) -> u32 {
-            self.hear(fact);
-            self.hear(Fact::Woke);
+            self.handle(fact);
+            self.handle(Fact::Woke);
             self.said.unwrap()
         }
     }
 
     #[test]
-    fn who_waited_elsewhere_counted_twice_or_not_at_all() {
-        let mut played = Played::begin();
+    fn requests_waiting_elsewhere_count_once() {
+        let mut played = ScalerHarness::begin();
         let wait = |place, count| Fact::Waiting { place, count };
-        assert_eq!(played.waiting_after(wait(Outside::Elsewhere, 3)), 3);
-        assert_eq!(played.waiting_after(wait(Outside::Here, 2)), 5);
+        assert_eq!(played.waiting_after(wait(OutsideQueue::Elsewhere, 3)), 3);
+        assert_eq!(played.waiting_after(wait(OutsideQueue::Here, 2)), 5);
         let joined = Fact::WorkerJoined {
             worker: ME,
             description: WorkerDescription {
@@ -318,11 +323,11 @@ mod tests {
                 device: None,
             },
         };
-        assert_eq!(played.waiting_after(joined), 2, "workers carry the word");
-        assert_eq!(played.waiting_after(wait(Outside::Elsewhere, 7)), 2);
+        assert_eq!(played.waiting_after(joined), 2, "workers relay gossip");
+        assert_eq!(played.waiting_after(wait(OutsideQueue::Elsewhere, 7)), 2);
         let lost = Fact::WorkerLost { worker: ME };
-        assert_eq!(played.waiting_after(lost), 9, "nobody carries it any more");
-        assert_eq!(played.waiting_after(wait(Outside::Elsewhere, 0)), 2);
-        assert_eq!(played.waiting_after(wait(Outside::Here, 0)), 0);
+        assert_eq!(played.waiting_after(lost), 9, "no worker relays gossip");
+        assert_eq!(played.waiting_after(wait(OutsideQueue::Elsewhere, 0)), 2);
+        assert_eq!(played.waiting_after(wait(OutsideQueue::Here, 0)), 0);
     }
 }

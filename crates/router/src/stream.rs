@@ -1,24 +1,24 @@
-//! Puts a flight's tokens back in order.
+//! Reorders a flight's tokens.
 //!
-//! Owns: which output token the client gets next, and from which attempts. Never: knows what an attempt
-//! is. Invariant: indices come out as 0, 1, 2 … without gap or repeat, and nothing that an attempt
-//! emitted comes out after a fence that names it or a later one.
+//! Owns: the choice of the client's next output token, and of the attempts it may come from. Never:
+//! knows the meaning of an attempt. Invariant: indices come out as 0, 1, 2 … without gap or repeat,
+//! and no token of an attempt comes out after a fence that names it or a later one.
 //!
 //! The first token comes from the prefill worker and the second from the decode worker, each over
-//! its own connection, so the second may be here before the first; while a sequence moves, two decode
-//! workers emit. A token may come twice: a new attempt after a fence begins where the client's tokens
-//! end, but a word of an older one may be late.
+//! its own connection, so the second may arrive first; while a sequence moves, two decode workers
+//! emit. A token may come twice: a new attempt after a fence begins after the client's last token,
+//! but a token of an older attempt may be late.
 
 use std::collections::BTreeMap;
 
-/// One flight's tokens. Bodies that face clients keep one per flight.
+/// One flight's tokens. A body that serves clients keeps one per flight.
 #[derive(Clone, Debug)]
 pub struct TokenStream<T> {
     next: u32,
-    /// The next one, if it is here: almost every token comes in its turn, and waits for nobody.
+    /// The next token, if it is here: almost every token arrives in order and does not wait.
     head: Option<T>,
-    ahead: BTreeMap<u32, T>,
-    /// Attempts before this one are fenced.
+    out_of_order: BTreeMap<u32, T>,
+    /// Lowest attempt that is not fenced.
     unfenced: u32,
 }
 
@@ -27,53 +27,53 @@ impl<T> Default for TokenStream<T> {
         Self {
             next: 0,
             head: None,
-            ahead: BTreeMap::new(),
+            out_of_order: BTreeMap::new(),
             unfenced: 0,
         }
     }
 }
 
 impl<T> TokenStream<T> {
-    /// Takes output token `index` as an attempt emitted it; a repeat is dropped, and so is anything of
-    /// a fenced attempt.
+    /// Accepts output token `index` of an attempt; repeats and tokens of fenced attempts are
+    /// dropped.
     pub fn accept(&mut self, attempt: u32, index: u32, token: T) {
         if self.is_fenced(attempt) {
             return;
         }
-        if index == self.next && !self.ahead.contains_key(&index) {
+        if index == self.next && !self.out_of_order.contains_key(&index) {
             self.head.get_or_insert(token);
         } else if index > self.next {
-            self.ahead.entry(index).or_insert(token);
+            self.out_of_order.entry(index).or_insert(token);
         }
     }
 
-    /// Attempts up to this one are over. What waits behind a gap goes with them: the next attempt
-    /// draws those tokens itself.
+    /// Fences attempts up to this one. Tokens behind a gap are dropped with them: the next attempt
+    /// draws them itself.
     pub fn fence(&mut self, attempt: u32) {
         self.unfenced = self.unfenced.max(attempt.saturating_add(1));
         self.head = None;
-        self.ahead.clear();
+        self.out_of_order.clear();
     }
 
-    /// Whether an attempt is over for this stream: nothing it emitted comes out any more.
+    /// Whether an attempt is fenced: its tokens come out no more.
     pub fn is_fenced(&self, attempt: u32) -> bool {
         attempt < self.unfenced
     }
 
-    /// The next token that may go to the client, with its index.
+    /// The next token for the client, with its index.
     pub fn poll(&mut self) -> Option<(u32, T)> {
         let head = self.head.take();
-        let token = head.or_else(|| self.ahead.remove(&self.next))?;
+        let token = head.or_else(|| self.out_of_order.remove(&self.next))?;
         self.next += 1;
         Some((self.next - 1, token))
     }
 
-    /// Whether a token that came cannot go out, because one before it is missing.
+    /// Whether a token waits because one before it is missing.
     pub fn has_gap(&self) -> bool {
-        self.head.is_some() || !self.ahead.is_empty()
+        self.head.is_some() || !self.out_of_order.is_empty()
     }
 
-    /// How many tokens have come out.
+    /// Number of tokens that have come out.
     pub fn count(&self) -> u32 {
         self.next
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_token_overtakes_the_first() {
+    fn a_second_token_waits_for_the_first() {
         let mut stream = TokenStream::default();
         stream.accept(0, 1, 'b');
         assert_eq!(stream.poll(), None);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn two_attempts_emit_while_a_sequence_moves() {
+    fn tokens_of_two_attempts_interleave_during_a_move() {
         let mut stream = TokenStream::default();
         stream.accept(0, 0, 'a');
         stream.accept(1, 2, 'c');
@@ -109,12 +109,15 @@ mod tests {
         assert_eq!(all, [(0, 'a'), (1, 'b'), (2, 'c')]);
     }
 
+    // Invariant: I19.
+    // Lesson: 16.
+    /// Lesson 16: a failed transfer must not be answered with garbage tokens.
     #[test]
-    fn lesson_16_nothing_of_a_fenced_attempt_reaches_the_client() {
+    fn nothing_of_a_fenced_attempt_reaches_the_client() {
         let mut stream = TokenStream::default();
         stream.accept(1, 0, 'a');
         assert_eq!(stream.poll(), Some((0, 'a')));
-        // Behind a gap: it would be taken for the new attempt's.
+        // Behind a gap: it would be mistaken for the new attempt's.
         stream.accept(1, 2, 'x');
         stream.fence(1);
         assert!(!stream.has_gap());
@@ -126,7 +129,7 @@ mod tests {
         stream.accept(2, 2, 'c');
         let all: Vec<_> = std::iter::from_fn(|| stream.poll()).collect();
         assert_eq!(all, [(1, 'b'), (2, 'c')]);
-        // An older fence takes nothing back.
+        // An older fence changes nothing.
         stream.fence(0);
         stream.accept(1, 3, 'x');
         assert_eq!(stream.poll(), None);

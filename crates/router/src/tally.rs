@@ -1,9 +1,9 @@
-//! What was served to whom, and how far predictions about whom came true.
+//! Service received by classes and tenants, and the accuracy of predictions.
 //!
-//! Owns: each class's account and factors, and its tenants' accounts. Never: orders the line, or judges;
-//! `line` and `admit` read it. Invariant: an account is kept while a flight of it is open, a class's
-//! factors while the policy has the class; whoever opens one begins where the least of the others
-//! stands, so that nobody is owed for a time in which he wanted nothing (virtual token counters, Sheng
+//! Owns: each class's account and correction factors, and its tenants' accounts. Never: orders the
+//! queue, or judges; `line` and `admit` read it. Invariant: an account is kept while a flight of it
+//! is open, a class's factors while the policy has the class; a new account starts at the least of
+//! the others, so that no service is owed for a time without demand (virtual token counters, Sheng
 //! et al., arXiv:2401.00588).
 
 use cleave_domain::{SloPolicy, Time};
@@ -12,88 +12,86 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a token counts on the account of one whose share or weight is 1.
+/// Charge of one token to an account with a share or weight of 1.
 const TOKEN: u64 = 1 << 20;
-/// How far one observation moves a factor, as a share of it.
+/// One observation moves a factor by one part in this many.
 const GAIN: u64 = 16;
-/// A factor's limits, in millionths: predictions are never made smaller.
+/// Range of a factor, in millionths: predictions are never reduced.
 const FACTOR: (u32, u32) = (1_000_000, 3_000_000);
-/// In this time without an observation half of what a factor is above 1 is forgotten: where it refuses
-/// everybody it would never learn otherwise.
-const FORGET: Duration = Duration::from_secs(10);
-/// Observations from which on a class's own factor counts; until then the fleet's does.
+/// Half-life of a factor's excess over 1 without observations: a factor that leads to the refusal
+/// of every request would otherwise never be corrected.
+const HALF_LIFE: Duration = Duration::from_secs(10);
+/// Observations from which on a class's own factor is used; the fleet's is used before.
 const ENOUGH: u32 = 20;
-/// Answers of late whose lengths are kept.
+/// Recent answers whose lengths are kept.
 const ANSWERS: usize = 32;
-/// Differences of about this much are the messages' and the clock's, and not what is learnt from.
-pub(crate) const GRAIN: Duration = Duration::from_millis(20);
+/// Differences up to about this are due to messages and clocks, and are not learned from.
+pub(crate) const NOISE_FLOOR: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct ServiceTally {
     accounts: BTreeMap<Arc<str>, ClassAccount>,
-    scores: BTreeMap<String, Score>,
-    /// Of all classes together.
-    fleet: Score,
+    scores: BTreeMap<String, PredictionScore>,
+    /// Score over all classes together.
+    fleet: PredictionScore,
 }
 
 #[derive(Clone, Debug, Default)]
 struct ClassAccount {
-    account: Account,
-    tenants: BTreeMap<Arc<str>, Account>,
+    account: ServedAccount,
+    tenants: BTreeMap<Arc<str>, ServedAccount>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Account {
+struct ServedAccount {
     open: u32,
     served: u64,
 }
 
-/// On whose accounts a flight is.
+/// The accounts to which a flight is charged.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Payer<'a> {
+pub(crate) struct AccountKey<'a> {
     pub(crate) class: &'a Arc<str>,
     pub(crate) tenant: &'a Arc<str>,
 }
 
-/// How predictions about a class came true.
+/// Accuracy of the predictions about a class.
 #[derive(Clone, Debug, Default)]
-struct Score {
-    ttft: Factor,
-    tpot: Factor,
-    /// Lengths of its answers of late, in the order in which they ended.
+struct PredictionScore {
+    ttft: CorrectionFactor,
+    tpot: CorrectionFactor,
+    /// Lengths of its recent answers, in the order in which they ended.
     answers: VecDeque<u32>,
 }
 
-/// What predictions must be multiplied with, in millionths, so that the share of promises that are kept is
-/// what the class says, and half of what is missing to all of them beside. Each promise that was broken
-/// because its prediction was exceeded raises it, each other one lowers it, in the proportion that
-/// makes both balance at that share (Gibbs and Candès, arXiv:2106.00170). A prediction that was exceeded
-/// and broke no promise costs nobody anything; were it counted, requests would be refused on a fleet
-/// that serves them all in time.
+/// Factor for predictions, in millionths, with which the share of kept targets is the class's goal,
+/// plus half of the remainder up to all of them. Each target that was missed because its prediction
+/// was exceeded raises it, every other outcome lowers it, in the proportion that balances both at
+/// that share (Gibbs and Candès, arXiv:2106.00170). A prediction that was exceeded without a miss
+/// does not count; otherwise requests would be refused on a fleet that serves them all in time.
 #[derive(Clone, Copy, Debug)]
-struct Factor {
+struct CorrectionFactor {
     micros: u32,
     samples: u32,
     at: Time,
 }
 
-/// What predictions are multiplied with now, in millionths.
+/// The present factor of predictions, in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch(u32);
+pub(crate) struct PredictionStretch(u32);
 
-/// What was observed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct PredictionSample {
     pub(crate) real: Duration,
     pub(crate) predicted: Duration,
-    /// What was promised of it.
+    /// The target, if any.
     pub(crate) target: Option<Duration>,
-    /// How many thousandths are to come true.
+    /// Thousandths of the targets that are to be kept.
     pub(crate) goal_permille: u32,
     pub(crate) at: Time,
 }
 
-impl Default for Factor {
+impl Default for CorrectionFactor {
     fn default() -> Self {
         let (least, _) = FACTOR;
         Self {
@@ -104,21 +102,21 @@ impl Default for Factor {
     }
 }
 
-impl Stretch {
+impl PredictionStretch {
     pub(crate) const NONE: Self = Self(FACTOR.0);
 
     pub(crate) fn permille(self) -> u32 {
         self.0 / 1000
     }
 
-    /// What a prediction becomes.
+    /// The prediction, corrected by this factor.
     pub(crate) fn stretch(self, predicted: Duration) -> Duration {
-        scale(predicted + GRAIN, self.0, FACTOR.0).saturating_sub(GRAIN)
+        scale(predicted + NOISE_FLOOR, self.0, FACTOR.0).saturating_sub(NOISE_FLOOR)
     }
 
-    /// The prediction that would become `target`.
+    /// The prediction whose correction is `target`.
     pub(crate) fn shrink(self, target: Duration) -> Duration {
-        scale(target + GRAIN, FACTOR.0, self.0).saturating_sub(GRAIN)
+        scale(target + NOISE_FLOOR, FACTOR.0, self.0).saturating_sub(NOISE_FLOOR)
     }
 
     /// The same for one step of many.
@@ -126,28 +124,29 @@ impl Stretch {
         scale(step, self.0, FACTOR.0)
     }
 
-    /// See [`Stretch::shrink`].
     pub(crate) fn shrink_step(self, gap: Duration) -> Duration {
         scale(gap, FACTOR.0, self.0)
     }
 }
 
-impl Factor {
-    fn now(&self, now: Time) -> Stretch {
+impl CorrectionFactor {
+    fn now(&self, now: Time) -> PredictionStretch {
         let (least, _) = FACTOR;
-        let halvings = now.since(self.at).as_nanos() / FORGET.as_nanos();
+        let halvings = now.since(self.at).as_nanos() / HALF_LIFE.as_nanos();
         let above = (self.micros - least).checked_shr(halvings.min(32) as u32);
-        Stretch(least + above.unwrap_or(0))
+        PredictionStretch(least + above.unwrap_or(0))
     }
 
-    fn learn(&mut self, sample: &Sample) {
+    fn learn(&mut self, sample: &PredictionSample) {
         let stretch = self.now(sample.at);
         let goal = u64::from((1000 + sample.goal_permille.min(998)) / 2);
         let micros = u64::from(stretch.0);
         let allowed = stretch.stretch(sample.predicted);
-        let micros = match sample.real <= allowed.max(sample.target.unwrap_or_default()) {
-            true => micros - micros * (1000 - goal) / 1000 / GAIN,
-            false => micros + micros * goal / 1000 / GAIN,
+        // An exceeded prediction counts only if the target was missed too.
+        let micros = if sample.real <= allowed.max(sample.target.unwrap_or_default()) {
+            micros - micros * (1000 - goal) / 1000 / GAIN
+        } else {
+            micros + micros * goal / 1000 / GAIN
         };
         let (least, most) = FACTOR;
         self.micros = u32::try_from(micros).unwrap_or(most).clamp(least, most);
@@ -155,7 +154,6 @@ impl Factor {
         self.at = sample.at;
     }
 
-    /// See [`crate::Brain::fingerprint`].
     fn state(&self, now: Time) -> Option<(u32, u32, u128)> {
         let age = now.since(self.at).as_nanos();
         (self.samples > 0).then_some((self.micros, self.samples.min(ENOUGH), age))
@@ -170,45 +168,50 @@ fn scale(span: Duration, by: u32, of: u32) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Whose account it is, and how much more was served on it than on the least.
-pub(crate) type Lead = (Arc<str>, u64);
+/// An account's name, and its service above the least account's.
+pub(crate) type AccountLead = (Arc<str>, u64);
 
-impl Tally {
-    /// What a class's predictions of the time to the first token are multiplied with.
-    pub(crate) fn ttft(&self, class: &str, now: Time) -> Stretch {
+impl ServiceTally {
+    /// Correction of a class's predictions of the time to the first token.
+    pub(crate) fn ttft(&self, class: &str, now: Time) -> PredictionStretch {
         self.factor(class, |score| score.ttft).now(now)
     }
 
     /// The same for the gaps between tokens.
-    pub(crate) fn tpot(&self, class: &str, now: Time) -> Stretch {
+    pub(crate) fn tpot(&self, class: &str, now: Time) -> PredictionStretch {
         self.factor(class, |score| score.tpot).now(now)
     }
 
-    fn factor(&self, class: &str, aim: fn(&Score) -> Factor) -> Factor {
+    fn factor(
+        &self,
+        class: &str,
+        aim: fn(&PredictionScore) -> CorrectionFactor,
+    ) -> CorrectionFactor {
         let own = self.scores.get(class).map(aim);
         own.filter(|factor| factor.samples >= ENOUGH)
             .unwrap_or_else(|| aim(&self.fleet))
     }
 
-    /// The greatest factor of gaps between tokens, of any class.
-    pub(crate) fn tpot_worst(&self, now: Time) -> Stretch {
+    /// The largest correction of gaps between tokens, of any class.
+    pub(crate) fn tpot_worst(&self, now: Time) -> PredictionStretch {
         let known = self.scores.values().filter(|s| s.tpot.samples >= ENOUGH);
         let all = known.map(|score| score.tpot).chain([self.fleet.tpot]);
         let all = all.map(|factor| factor.now(now));
-        all.max_by_key(|stretch| stretch.0).unwrap_or(Stretch::NONE)
+        all.max_by_key(|stretch| stretch.0)
+            .unwrap_or(PredictionStretch::NONE)
     }
 
-    pub(crate) fn learn_ttft(&mut self, class: &str, sample: &Sample) {
+    pub(crate) fn learn_ttft(&mut self, class: &str, sample: &PredictionSample) {
         self.fleet.ttft.learn(sample);
         self.score_mut(class).ttft.learn(sample);
     }
 
-    pub(crate) fn learn_tpot(&mut self, class: &str, sample: &Sample) {
+    pub(crate) fn learn_tpot(&mut self, class: &str, sample: &PredictionSample) {
         self.fleet.tpot.learn(sample);
         self.score_mut(class).tpot.learn(sample);
     }
 
-    /// An answer had so many tokens.
+    /// Records the length of an answer.
     pub(crate) fn answered(&mut self, class: &str, output_tokens: u32) {
         let answers = &mut self.score_mut(class).answers;
         answers.push_back(output_tokens);
@@ -217,7 +220,7 @@ impl Tally {
         }
     }
 
-    /// How many tokens an answer of the class has that is longer than so many thousandths of them.
+    /// Quantile of the class's answer lengths, in tokens.
     pub(crate) fn answer_tokens(&self, class: &str, permille: usize) -> Option<u32> {
         let answers = &self.scores.get(class)?.answers;
         let mut lengths: Vec<u32> = answers.iter().copied().collect();
@@ -227,24 +230,24 @@ impl Tally {
         Some(*length)
     }
 
-    fn score_mut(&mut self, class: &str) -> &mut Score {
+    fn score_mut(&mut self, class: &str) -> &mut PredictionScore {
         if !self.scores.contains_key(class) {
-            self.scores.insert(class.to_owned(), Score::default());
+            self.scores
+                .insert(class.to_owned(), PredictionScore::default());
         }
         self.scores.get_mut(class).expect("is there now")
     }
 
-    /// Forgets the factors of classes that are no more.
-    pub(crate) fn keep(&mut self, policy: &SloPolicy) {
+    /// Forgets the factors of classes that no longer exist.
+    pub(crate) fn retain_classes(&mut self, policy: &SloPolicy) {
         self.scores
             .retain(|name, _| policy.classes.iter().any(|class| class.name == *name));
     }
 
-    /// A flight begins.
-    pub(crate) fn open(&mut self, payer: Payer) {
+    pub(crate) fn open(&mut self, payer: AccountKey) {
         if !self.accounts.contains_key(payer.class) {
             let least = self.accounts.values().map(|c| c.account.served).min();
-            let account = Account {
+            let account = ServedAccount {
                 open: 0,
                 served: least.unwrap_or(0),
             };
@@ -259,12 +262,11 @@ impl Tally {
             return;
         }
         let served = class.tenants.values().map(|a| a.served).min().unwrap_or(0);
-        let account = Account { open: 1, served };
+        let account = ServedAccount { open: 1, served };
         class.tenants.insert(Arc::clone(payer.tenant), account);
     }
 
-    /// A flight ended.
-    pub(crate) fn close(&mut self, payer: Payer) {
+    pub(crate) fn close(&mut self, payer: AccountKey) {
         let Some(class) = self.accounts.get_mut(payer.class) else {
             return;
         };
@@ -280,12 +282,12 @@ impl Tally {
         }
     }
 
-    /// So many tokens were served, or, below zero, were counted on and not served.
-    pub(crate) fn charge(&mut self, payer: Payer, tokens: i64, policy: &SloPolicy) {
+    /// Charges served tokens; a negative number refunds tokens that were charged and not served.
+    pub(crate) fn charge(&mut self, payer: AccountKey, tokens: i64, policy: &SloPolicy) {
         let Some(class) = self.accounts.get_mut(payer.class) else {
             return;
         };
-        let add = |account: &mut Account, share: u32| {
+        let add = |account: &mut ServedAccount, share: u32| {
             let each = (TOKEN / u64::from(share.max(1))).max(1) as i64;
             let sum = tokens.saturating_mul(each);
             account.served = account.served.saturating_add_signed(sum);
@@ -296,19 +298,18 @@ impl Tally {
         }
     }
 
-    /// What a tenant was served of a class, for its share.
+    /// Service that a tenant received in a class, by its share.
     pub(crate) fn served(&self, class: &str, tenant: &str) -> u64 {
         let class = self.accounts.get(class);
         let account = class.and_then(|class| class.tenants.get(tenant));
         account.map_or(0, |account| account.served)
     }
 
-    /// What a class was served, for its weight.
+    /// Service that a class received, by its weight.
     pub(crate) fn served_class(&self, class: &str) -> u64 {
         self.accounts.get(class).map_or(0, |c| c.account.served)
     }
 
-    /// See [`crate::Brain::fingerprint`].
     pub(crate) fn hash_scores(&self, now: Time, hasher: &mut impl Hasher) {
         for (name, score) in &self.scores {
             (name, score.ttft.state(now), score.tpot.state(now)).hash(hasher);
@@ -318,9 +319,9 @@ impl Tally {
         fleet.hash(hasher);
     }
 
-    /// All that decides an order: who has an account, and how far each is ahead of the least. For
-    /// [`crate::Brain::fingerprint`].
-    pub(crate) fn leads(&self) -> Vec<(Lead, Vec<Lead>)> {
+    /// The state that decides an order: the accounts, and how far each is ahead of the least. For
+    /// [`crate::RouterBrain::fingerprint`].
+    pub(crate) fn leads(&self) -> Vec<(AccountLead, Vec<AccountLead>)> {
         let least = self.accounts.values().map(|c| c.account.served).min();
         let lead = |(name, class): (&Arc<str>, &ClassAccount)| {
             let floor = class.tenants.values().map(|a| a.served).min().unwrap_or(0);

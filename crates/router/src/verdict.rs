@@ -1,75 +1,77 @@
-//! Where a flight's time went, and what came of its promise.
+//! The stages of a flight's time, and its outcome for its targets.
 //!
-//! Owns: the moments that are taken down on the way, the stages made of them, the verdict, and what
+//! Owns: the timestamps taken on the way, the stages computed from them, the verdict, and what
 //! predictions learn from both. Never: decides anything about a flight.
 //! Invariant: the stages add up to the time from arrival to the end, as far as the flight came; one
 //! verdict for each flight.
 
-use crate::brain::Brain;
-use crate::event::{CancelReason, Note};
-use crate::flight::Flight;
-use crate::tally::Sample;
+use crate::brain::RouterBrain;
+use crate::event::{CancelReason, RouterNote};
+use crate::flight::FlightRecord;
+use crate::tally::PredictionSample;
 use cleave_domain::{
-    Aim, DecodeTiming, Ending, FlightId, PrefillTiming, Stage, Time, Timing, Verdict,
+    DecodeTiming, Ending, FlightId, PrefillTiming, RequestStage, RequestStageTimes, SloMetric,
+    SloVerdict, Time,
 };
 use std::time::Duration;
 
-/// When a flight came how far. Words may come in any order; only the first attempt that gave its client a
-/// token tells of the time until then, and what failures cost after it is in the last stage.
+/// Timestamps of a flight. Reports may come in any order. Only the first attempt that gave its
+/// client a token counts for the time until then; the cost of later failures is part of the last
+/// stage.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Clock {
-    /// The attempt under way was begun, and its prompt ordered.
+pub(crate) struct FlightTimestamps {
+    /// Start of the attempt under way, and the order of its prompt.
     pub(crate) began: Option<Time>,
     pub(crate) ordered: Option<Time>,
-    /// What attempts took that came to nothing before the first token.
+    /// Time spent on attempts that failed before the first token.
     pub(crate) lost: Duration,
-    /// The first token was there, and what its worker said of it.
+    /// Arrival of the first token, and its worker's timing.
     pub(crate) first: Option<(Time, PrefillTiming)>,
-    /// The blocks were where they had to be.
+    /// Landing of the blocks.
     pub(crate) landed: Option<Time>,
     pub(crate) decode: DecodeTiming,
 }
 
-/// Workers fill the gaps that they have promised with the work of those that were promised nothing, so a
-/// gap of most of its target is no error of a prediction where there are such.
+/// Workers fill promised gaps with work of requests without targets, so where there are such, a gap
+/// close to its target is no error of a prediction.
 fn most(target: Option<Duration>) -> Duration {
     target.map_or(Duration::ZERO, |target| target - target / 8)
 }
 
-/// Takes what it can of what is left.
-fn cut(left: &mut Duration, wanted: Duration) -> Duration {
+/// Takes as much as is left of the time wanted.
+fn take_part(left: &mut Duration, wanted: Duration) -> Duration {
     let part = wanted.min(*left);
     *left -= part;
     part
 }
 
-impl Clock {
-    /// The stages of a flight that began at `since` and ends at `until`: each is cut from what the ones
-    /// before it left, so that they add up whatever was said and in whatever order.
-    fn timing(&self, since: Time, until: Time) -> Timing {
+impl FlightTimestamps {
+    /// The stages of a flight from `since` until `until`: each takes from the time that the ones
+    /// before it left, so that they add up whatever was reported and in whatever order.
+    fn timing(&self, since: Time, until: Time) -> RequestStageTimes {
         let Some((first, prefill)) = self.first else {
             let mut left = until.since(since);
             let waits = self.ordered.map_or(Duration::ZERO, |at| until.since(at));
-            let prefill_wait = cut(&mut left, waits);
-            let retry = cut(&mut left, self.lost);
-            return Timing {
+            let prefill_wait = take_part(&mut left, waits);
+            let retry = take_part(&mut left, self.lost);
+            return RequestStageTimes {
                 router_queue: left,
                 retry,
                 prefill_wait,
-                ..Timing::default()
+                ..RequestStageTimes::default()
             };
         };
         let mut before = first.since(since);
         let mut after = until.since(since) - before.min(until.since(since));
-        // Two clocks: what a worker measured may be longer than what was seen of it here.
-        let run = cut(&mut before, prefill.run);
-        let prefill_wait = cut(&mut before, prefill.wait);
-        let retry = cut(&mut before, self.lost);
+        // The two clocks differ: a worker's measurement may exceed the time observed here.
+        let run = take_part(&mut before, prefill.run);
+        let prefill_wait = take_part(&mut before, prefill.wait);
+        let retry = take_part(&mut before, self.lost);
         let landed = self.landed.unwrap_or(first);
-        let transfer = cut(&mut after, landed.since(first));
-        let decode_wait = cut(&mut after, self.decode.wait);
-        let first_decode = cut(&mut after, self.decode.first);
-        Timing {
+        let transfer = take_part(&mut after, landed.since(first));
+        let decode_wait = take_part(&mut after, self.decode.wait);
+        let first_decode = take_part(&mut after, self.decode.first);
+        RequestStageTimes {
             router_queue: before,
             retry,
             prefill_wait,
@@ -82,52 +84,60 @@ impl Clock {
     }
 }
 
-impl Flight {
-    fn late(&self, timing: &Timing, output_tokens: u32) -> Option<Verdict> {
+impl FlightRecord {
+    fn late(&self, timing: &RequestStageTimes, output_tokens: u32) -> Option<SloVerdict> {
         let slo = &self.request.slo;
         let spans = [
-            (Aim::Ttft, slo.ttft, Some(timing.ttft())),
-            (Aim::Tpot, slo.tpot, timing.tpot(output_tokens)),
-            (Aim::EndToEnd, slo.e2e, Some(timing.total())),
+            (SloMetric::Ttft, slo.ttft, Some(timing.ttft())),
+            (SloMetric::Tpot, slo.tpot, timing.tpot(output_tokens)),
+            (SloMetric::EndToEnd, slo.e2e, Some(timing.total())),
         ];
-        let missed = |(_, target, real): &(Aim, Option<Duration>, Option<Duration>)| {
+        let missed = |(_, target, real): &(SloMetric, Option<Duration>, Option<Duration>)| {
             target
                 .zip(*real)
                 .is_some_and(|(target, real)| real > target)
         };
         let (aim, target, _) = spans.into_iter().find(missed)?;
-        let stage = self.stage_that_broke((aim, target.unwrap_or_default()), timing);
-        Some(Verdict::Late { aim, stage })
+        let stage = self.stage_that_broke(aim, target.unwrap_or_default(), timing);
+        Some(SloVerdict::Late { aim, stage })
     }
 
-    /// The one that took the most beyond what was predicted when the flight was placed; without a
-    /// prediction, or where it was already placed too late, the longest.
-    fn stage_that_broke(&self, (aim, target): (Aim, Duration), timing: &Timing) -> Stage {
+    /// The stage with the largest excess over the forecast of the placement; without a forecast, or
+    /// where the placement was already too late, the longest stage.
+    fn stage_that_broke(
+        &self,
+        aim: SloMetric,
+        target: Duration,
+        timing: &RequestStageTimes,
+    ) -> RequestStage {
         let stages = match aim {
-            Aim::Ttft => &Stage::ALL[..4],
-            Aim::Tpot => &Stage::ALL[4..],
-            Aim::EndToEnd => &Stage::ALL[..],
+            SloMetric::Ttft => &RequestStage::ALL[..4],
+            SloMetric::Tpot => &RequestStage::ALL[4..],
+            SloMetric::EndToEnd => &RequestStage::ALL[..],
         };
-        let in_time = |stages: &Timing| aim == Aim::Tpot || stages.ttft() <= target;
-        let predicted = self.outlook.map(|outlook| outlook.stages);
+        let in_time =
+            |stages: &RequestStageTimes| aim == SloMetric::Tpot || stages.ttft() <= target;
+        let predicted = self.forecast.map(|outlook| outlook.stages);
         let predicted = predicted.filter(in_time);
         let predicted = predicted.unwrap_or_default();
-        let beyond = |stage: Stage| timing.of(stage).saturating_sub(predicted.of(stage));
+        let beyond =
+            |stage: RequestStage| timing.stage(stage).saturating_sub(predicted.stage(stage));
         let worst = stages.iter().copied().rev().max_by_key(|s| beyond(*s));
-        worst.unwrap_or(Stage::RouterQueue)
+        worst.unwrap_or(RequestStage::RouterQueue)
     }
 }
 
-impl Brain {
-    /// Notes what the flight was worth. Gives where its time went.
+impl RouterBrain {
+    /// Notes the flight's outcome. Returns the times of its stages.
     pub(crate) fn judged(
         &mut self,
-        flight: &Flight,
-        (ending, why): (&Ending, CancelReason),
+        flight: &FlightRecord,
+        ending: &Ending,
+        why: CancelReason,
         tokens: Option<u32>,
-    ) -> Timing {
-        let timing = flight.clock.timing(flight.submitted, self.now);
-        let given = flight.clock.first.is_some();
+    ) -> RequestStageTimes {
+        let timing = flight.timestamps.timing(flight.submitted, self.now);
+        let given = flight.timestamps.first.is_some();
         let tokens = match (tokens, why) {
             (None, CancelReason::Enough { output_tokens }) => Some(output_tokens),
             (tokens, _) => tokens,
@@ -140,81 +150,81 @@ impl Brain {
         let verdict = match ending {
             Ending::Cancelled if !enough => {
                 let passed = flight.late(&timing, u32::from(given));
-                passed.unwrap_or(Verdict::Cancelled)
+                passed.unwrap_or(SloVerdict::Cancelled)
             }
             Ending::Done { .. } | Ending::Cancelled => {
                 let late = flight.late(&timing, output_tokens);
                 self.learn_tpot(flight, &timing, output_tokens);
-                late.unwrap_or(Verdict::Good)
+                late.unwrap_or(SloVerdict::Good)
             }
-            Ending::Refused(_) => Verdict::Refused,
-            Ending::Failed(_) => Verdict::Failed,
+            Ending::Refused(_) => SloVerdict::Refused,
+            Ending::Failed(_) => SloVerdict::Failed,
         };
-        self.was_judged(flight, (verdict, ending), answer);
-        self.note(Note::Judged {
+        self.was_judged(flight, verdict, ending, answer);
+        self.note(RouterNote::Judged {
             flight: flight.place.flight,
             class: flight.request.slo.class.clone(),
             tenant: flight.request.slo.tenant.clone(),
             verdict,
             timing,
             output_tokens,
-            forecast: flight.outlook.map(|outlook| Box::new(outlook.forecast)),
+            forecast: flight.forecast.map(|outlook| Box::new(outlook.forecast)),
         });
         timing
     }
 
-    /// The prompt was ordered; its first token is not there.
+    /// Records that the prompt was ordered and its first token is not there.
     pub(crate) fn clock_ordered(&mut self, id: FlightId) {
         let now = self.now;
         if let Some(flight) = self.flights.get_mut(&id) {
-            flight.clock.ordered = Some(now);
+            flight.timestamps.ordered = Some(now);
         }
     }
 
-    /// The attempt under way came to nothing.
+    /// Records that the attempt under way failed.
     pub(crate) fn clock_lost(&mut self, id: FlightId) {
         let now = self.now;
         if let Some(flight) = self.flights.get_mut(&id) {
-            let clock = &mut flight.clock;
+            let clock = &mut flight.timestamps;
             let began = clock.began.take().filter(|_| clock.first.is_none());
             clock.lost += began.map_or(Duration::ZERO, |at| now.since(at));
             clock.ordered = None;
         }
     }
 
-    /// The first token is there.
+    /// Records the first token.
     pub(crate) fn clock_first(&mut self, id: FlightId, timing: PrefillTiming) {
         let now = self.now;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if flight.clock.first.is_none() {
-            flight.clock.first = Some((now, timing));
+        if flight.timestamps.first.is_none() {
+            flight.timestamps.first = Some((now, timing));
             self.learn_ttft(id);
         }
     }
 
-    /// The last token is there; `began` is how its decode worker began, if it is the first.
+    /// Records the last token; `began` is its decode worker's timing, if it is the flight's first
+    /// one.
     pub(crate) fn clock_last(&mut self, id: FlightId, began: Option<DecodeTiming>) {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         if flight.failures == 0 {
-            flight.clock.decode = began.unwrap_or_default();
+            flight.timestamps.decode = began.unwrap_or_default();
         }
     }
 
-    /// The blocks are where they have to be.
+    /// Records that the blocks have landed.
     pub(crate) fn clock_landed(&mut self, id: FlightId) {
         let now = self.now;
         if let Some(flight) = self.flights.get_mut(&id) {
-            flight.clock.landed.get_or_insert(now);
+            flight.timestamps.landed.get_or_insert(now);
         }
     }
 
-    /// Whether what came of the flight says anything about predictions: nothing went wrong on its way,
-    /// and nothing went elsewhere.
-    fn is_plain(flight: &Flight) -> bool {
+    /// Whether the flight's times say anything about predictions: a single attempt without failure.
+    fn is_plain(flight: &FlightRecord) -> bool {
         flight.failures == 0 && flight.attempts == 1
     }
 
@@ -224,16 +234,16 @@ impl Brain {
         };
         let slo = &flight.request.slo;
         if slo.ttft.is_none() && slo.e2e.is_none() {
-            // Whoever is due at no time runs behind those that are.
+            // A prompt without a deadline runs behind those with one, so its time teaches nothing.
             return;
         }
-        let Some(((first, _), outlook)) = flight.clock.first.zip(flight.outlook) else {
+        let Some(((first, _), outlook)) = flight.timestamps.first.zip(flight.forecast) else {
             return;
         };
-        // What it waited for a place is known, not predicted.
+        // The time that it waited for a place is known, not predicted.
         let before = outlook.stages.router_queue;
         let (class, goal_permille) = self.class_goal(flight);
-        let sample = Sample {
+        let sample = PredictionSample {
             real: first.since(flight.submitted).saturating_sub(before),
             predicted: outlook.forecast.ttft.saturating_sub(before),
             target: slo.ttft.map(|ttft| ttft.saturating_sub(before)),
@@ -243,20 +253,26 @@ impl Brain {
         self.tally.learn_ttft(&class, &sample);
     }
 
-    fn learn_tpot(&mut self, flight: &Flight, timing: &Timing, output_tokens: u32) {
-        let Some(outlook) = flight.outlook.filter(|_| Self::is_plain(flight)) else {
+    fn learn_tpot(
+        &mut self,
+        flight: &FlightRecord,
+        timing: &RequestStageTimes,
+        output_tokens: u32,
+    ) {
+        let Some(outlook) = flight.forecast.filter(|_| Self::is_plain(flight)) else {
             return;
         };
         let (class, goal_permille) = self.class_goal(flight);
         self.tally.answered(&class, output_tokens);
         let slo = &flight.request.slo;
         if slo.tpot.is_none() && slo.e2e.is_none() {
-            // Whoever was promised no gap sits out for those that were.
+            // A stream without a target for its gap is deferred for those with one, so its time
+            // teaches nothing.
             return;
         }
         let gap = most(flight.request.slo.tpot.filter(|_| self.anybody_gives_way()));
         if let Some(predicted) = outlook.tpot_of(output_tokens).map(|tpot| tpot.max(gap)) {
-            let sample = Sample {
+            let sample = PredictionSample {
                 real: timing.total() - timing.ttft(),
                 predicted: predicted * (output_tokens - 1),
                 target: slo.tpot.map(|tpot| tpot * (output_tokens - 1)),
@@ -267,8 +283,91 @@ impl Brain {
         }
     }
 
-    fn class_goal(&self, flight: &Flight) -> (String, u32) {
+    fn class_goal(&self, flight: &FlightRecord) -> (String, u32) {
         let class = self.class_of(flight);
         (class.name.clone(), class.attainment_permille)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(millis: u32) -> Time {
+        Time::ZERO + MS * millis
+    }
+
+    /// The first token is there after so long, as its worker timed it.
+    fn first(millis: u32, wait: u32, run: u32) -> Option<(Time, PrefillTiming)> {
+        let timing = PrefillTiming {
+            wait: MS * wait,
+            run: MS * run,
+        };
+        Some((at(millis), timing))
+    }
+
+    /// Every stage in milliseconds, in the order of the way, from 100 to `until`.
+    fn stages(clock: &FlightTimestamps, until: u32) -> [u128; 8] {
+        let timing = clock.timing(at(100), at(until));
+        assert_eq!(timing.total(), MS * (until - 100), "they add up");
+        RequestStage::ALL.map(|stage| timing.stage(stage).as_millis())
+    }
+
+    #[test]
+    fn a_flight_without_a_token_waited_retried_or_queued() {
+        let clock = FlightTimestamps {
+            ordered: Some(at(170)),
+            lost: MS * 50,
+            ..FlightTimestamps::default()
+        };
+        assert_eq!(stages(&clock, 200), [20, 50, 30, 0, 0, 0, 0, 0]);
+        assert_eq!(stages(&clock, 190), [20, 50, 20, 0, 0, 0, 0, 0]);
+        let unordered = FlightTimestamps {
+            ordered: None,
+            ..clock
+        };
+        assert_eq!(stages(&unordered, 200), [50, 50, 0, 0, 0, 0, 0, 0]);
+        // More was lost than there is time.
+        assert_eq!(stages(&unordered, 120), [0, 20, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn each_stage_is_cut_from_what_the_others_left() {
+        let clock = FlightTimestamps {
+            lost: MS * 5,
+            first: first(150, 10, 20),
+            landed: Some(at(157)),
+            decode: DecodeTiming {
+                wait: MS * 3,
+                first: MS * 4,
+            },
+            ..FlightTimestamps::default()
+        };
+        assert_eq!(stages(&clock, 200), [15, 5, 10, 20, 7, 3, 4, 36]);
+        let unmoved = FlightTimestamps {
+            landed: None,
+            ..clock
+        };
+        assert_eq!(stages(&unmoved, 200), [15, 5, 10, 20, 0, 3, 4, 43]);
+        // It ends before the decode worker has drawn.
+        assert_eq!(stages(&clock, 159), [15, 5, 10, 20, 7, 2, 0, 0]);
+        // A worker measured more than was seen of it here.
+        let slow = FlightTimestamps {
+            first: first(150, 40, 45),
+            ..clock
+        };
+        assert_eq!(stages(&slow, 150), [0, 0, 5, 45, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_part_takes_no_more_than_is_left() {
+        let mut left = MS * 10;
+        let parts = [3, 0, 9, 1].map(|wanted| take_part(&mut left, MS * wanted));
+        let none = Duration::ZERO;
+        assert_eq!(parts, [MS * 3, none, MS * 7, none]);
+        assert_eq!(left, none);
+        assert_eq!([most(Some(MS * 8)), most(None)], [MS * 7, none]);
     }
 }

@@ -1,12 +1,14 @@
-//! What a model checker may take for one state is one state: whatever happens next, two brains with
-//! equal fingerprints say the same and come to equal fingerprints again.
+//! States that a model checker may merge behave alike: whatever happens next, two brains with equal
+//! fingerprints give equal outputs and come to equal fingerprints again.
 
 use cleave_domain::{
     Capacity, DecodeTiming, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
-    Load, PrefillTiming, Progress, Report, Request, Role, Sampling, Slo, StopRules, Time, Timing,
-    WorkerDescription, WorkerId, WorkerRef,
+    PrefillTiming, Report, Request, RequestSlo, RequestStageTimes, Role, SamplingParams,
+    StepProgress, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
-use cleave_router::{Brain, CancelReason, Input, Limits, Note, Output};
+use cleave_router::{
+    CancelReason, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -15,8 +17,8 @@ use std::time::Duration;
 const FLIGHT: FlightId = FlightId(1);
 
 #[derive(Clone)]
-struct World {
-    brain: Brain,
+struct FingerprintWorld {
+    brain: RouterBrain,
     now: Time,
     submitted: bool,
 }
@@ -54,8 +56,8 @@ fn landed(attempt: u32) -> Report {
     Report::Landed { handoff }
 }
 
-fn joined(id: u64, role: Role) -> Input {
-    Input::WorkerJoined {
+fn joined(id: u64, role: Role) -> RouterInput {
+    RouterInput::WorkerJoined {
         worker: worker(id),
         description: WorkerDescription {
             role,
@@ -76,18 +78,18 @@ fn joined(id: u64, role: Role) -> Input {
     }
 }
 
-fn cancelled(flight: FlightId) -> Input {
+fn cancelled(flight: FlightId) -> RouterInput {
     let why = CancelReason::Left;
-    Input::Cancelled { flight, why }
+    RouterInput::Cancelled { flight, why }
 }
 
-fn submitted(number: u64) -> Input {
-    Input::Submitted {
+fn submitted(number: u64) -> RouterInput {
+    RouterInput::Submitted {
         flight: FlightId(number),
         request: Arc::new(Request {
             prompt: (0..9).collect(),
             generated: Arc::new([]),
-            sampling: Sampling::greedy(),
+            sampling: SamplingParams::greedy(),
             stop: StopRules {
                 max_tokens: 20,
                 min_tokens: 0,
@@ -95,29 +97,29 @@ fn submitted(number: u64) -> Input {
             },
             priority: 0,
             cache_salt: 0,
-            slo: Slo::default(),
+            slo: RequestSlo::default(),
         }),
     }
 }
 
 /// Everything that may happen next in a world of one prefill and two decode workers, one flight and
 /// its first attempts.
-fn inputs(world: &World) -> Vec<Option<Input>> {
+fn inputs(world: &FingerprintWorld) -> Vec<Option<RouterInput>> {
     let roles = [(1, Role::Prefill), (2, Role::Decode), (3, Role::Decode)];
     let mut inputs = vec![None, Some(cancelled(FLIGHT))];
     if !world.submitted {
         inputs.push(Some(submitted(FLIGHT.0)));
     }
-    let told = |worker, report| Some(Input::Told { worker, report });
+    let told = |worker, report| Some(RouterInput::WorkerReported { worker, report });
     for (id, role) in roles {
         let me = worker(id);
         inputs.push(Some(joined(id, role)));
-        inputs.push(Some(Input::WorkerLost { worker: me }));
-        for progress in [Progress::Moving, Progress::Stuck] {
-            let load = Load {
+        inputs.push(Some(RouterInput::WorkerLost { worker: me }));
+        for progress in [StepProgress::Moving, StepProgress::Stuck] {
+            let load = WorkerLoad {
                 blocks_free: 40,
                 progress,
-                ..Load::default()
+                ..WorkerLoad::default()
             };
             inputs.push(told(me, Report::Load(load)));
         }
@@ -132,12 +134,12 @@ fn inputs(world: &World) -> Vec<Option<Input>> {
             inputs.push(told(me, Report::Released { handoff }));
             if id == 1 {
                 let generated = (0..attempt + 1).collect();
-                inputs.push(Some(Input::Counted { handoff, generated }));
+                inputs.push(Some(RouterInput::Counted { handoff, generated }));
                 continue;
             }
             inputs.push(told(me, reserved(attempt)));
             inputs.push(told(me, landed(attempt)));
-            inputs.push(told(me, Report::Stayed { handoff, failure }));
+            inputs.push(told(me, Report::MigrationAborted { handoff, failure }));
             inputs.push(told(
                 me,
                 Report::Finished {
@@ -153,28 +155,29 @@ fn inputs(world: &World) -> Vec<Option<Input>> {
     inputs
 }
 
-/// Takes a step; gives the outputs without what only tells how long something took.
-fn step(world: &mut World, input: Option<Input>) -> Vec<Output> {
-    world.submitted |= matches!(input, Some(Input::Submitted { .. }));
+/// Takes a step; returns the outputs without reported spans of time.
+fn step(world: &mut FingerprintWorld, input: Option<RouterInput>) -> Vec<RouterOutput> {
+    world.submitted |= matches!(input, Some(RouterInput::Submitted { .. }));
     let input = input.unwrap_or_else(|| {
         world.now = world.now.max(world.brain.deadline().unwrap_or(world.now));
-        Input::Woke
+        RouterInput::Woke
     });
     world.brain.handle(world.now, input);
-    let mut outputs: Vec<Output> = std::iter::from_fn(|| world.brain.poll()).collect();
+    let mut outputs: Vec<RouterOutput> = std::iter::from_fn(|| world.brain.poll()).collect();
     world.brain.check();
     for output in &mut outputs {
         match output {
-            Output::Note(
-                Note::Placed { waited: span, .. }
-                | Note::Moved { took: span, .. }
-                | Note::CancelFreed { took: span, .. },
+            RouterOutput::Note(
+                RouterNote::Placed { waited: span, .. }
+                | RouterNote::Moved { took: span, .. }
+                | RouterNote::CancelFreed { took: span, .. },
             ) => *span = Duration::ZERO,
-            Output::Note(Note::Decided(decision)) => decision.waited = Duration::ZERO,
-            Output::Note(Note::Judged { timing, .. }) | Output::End { timing, .. } => {
-                *timing = Timing::default();
+            RouterOutput::Note(RouterNote::Decided(decision)) => decision.waited = Duration::ZERO,
+            RouterOutput::Note(RouterNote::Judged { timing, .. })
+            | RouterOutput::End { timing, .. } => {
+                *timing = RequestStageTimes::default();
             }
-            Output::Tell { order, .. } => match order {
+            RouterOutput::Order { order, .. } => match order {
                 cleave_domain::Order::Reserve(order) => order.waited = Duration::ZERO,
                 cleave_domain::Order::Prefill(order) => order.waited = Duration::ZERO,
                 _ => {}
@@ -182,21 +185,21 @@ fn step(world: &mut World, input: Option<Input>) -> Vec<Output> {
             _ => {}
         }
     }
-    outputs.retain(|output| !matches!(output, Output::Note(Note::Fleet { .. })));
+    outputs.retain(|output| !matches!(output, RouterOutput::Note(RouterNote::Fleet { .. })));
     outputs
 }
 
-fn fingerprint(brain: &Brain) -> u64 {
+fn fingerprint(brain: &RouterBrain) -> u64 {
     let mut hasher = DefaultHasher::new();
     brain.fingerprint(&mut hasher);
     hasher.finish()
 }
 
-fn newborn() -> World {
-    let mut world = World {
-        brain: Brain::new(Limits {
+fn newborn() -> FingerprintWorld {
+    let mut world = FingerprintWorld {
+        brain: RouterBrain::new(RouterLimits {
             failures_max: 1,
-            ..Limits::default()
+            ..RouterLimits::default()
         }),
         now: Time::ZERO,
         submitted: false,
@@ -220,32 +223,44 @@ fn equal_fingerprints_have_equal_futures() {
 }
 
 /// A flight on workers 1 and 2.
-fn running() -> World {
+fn running() -> FingerprintWorld {
     let mut world = newborn();
     step(&mut world, Some(submitted(FLIGHT.0)));
     for (id, report) in [(2, reserved(0)), (1, prefilled(0)), (2, landed(0))] {
         let worker = worker(id);
-        step(&mut world, Some(Input::Told { worker, report }));
+        step(
+            &mut world,
+            Some(RouterInput::WorkerReported { worker, report }),
+        );
     }
     world
 }
 
 /// The same, on its way to worker 3.
-fn moving() -> World {
+fn moving() -> FingerprintWorld {
     let mut world = running();
     let (worker, report) = (worker(2), Report::Draining);
-    step(&mut world, Some(Input::Told { worker, report }));
+    step(
+        &mut world,
+        Some(RouterInput::WorkerReported { worker, report }),
+    );
     let (handoff, generated) = (handoff(1), Arc::new([7, 7]));
-    step(&mut world, Some(Input::Counted { handoff, generated }));
+    step(
+        &mut world,
+        Some(RouterInput::Counted { handoff, generated }),
+    );
     let (worker, report) = (self::worker(3), reserved(1));
-    step(&mut world, Some(Input::Told { worker, report }));
+    step(
+        &mut world,
+        Some(RouterInput::WorkerReported { worker, report }),
+    );
     world
 }
 
 /// States seen from here on, and how many more were equal to one of them.
-fn explore(begin: World) -> (usize, usize) {
-    let mut seen: BTreeMap<(u64, bool), World> = BTreeMap::new();
-    let mut open: VecDeque<World> = VecDeque::from([begin]);
+fn explore(begin: FingerprintWorld) -> (usize, usize) {
+    let mut seen: BTreeMap<(u64, bool), FingerprintWorld> = BTreeMap::new();
+    let mut open: VecDeque<FingerprintWorld> = VecDeque::from([begin]);
     let mut compared = 0;
     while let Some(world) = open.pop_front() {
         let key = (fingerprint(&world.brain), world.submitted);
@@ -261,7 +276,7 @@ fn explore(begin: World) -> (usize, usize) {
             seen.insert(key, world);
             continue;
         };
-        // Most are equal in everything; a sample of the pairs shows the others.
+        // Most are equal in everything; a sample of the pairs covers the others.
         compared += 1;
         if compared % 16 > 0 {
             continue;
@@ -277,9 +292,9 @@ fn explore(begin: World) -> (usize, usize) {
     (seen.len(), compared)
 }
 
-/// When it happens, and how many flights were there before, makes no state of its own.
+/// The time of an event, and the number of earlier flights, create no state of their own.
 #[test]
-fn time_and_numbers_that_only_name_make_no_state() {
+fn clock_time_and_counters_create_no_new_state() {
     let after = |now: u64, flights: u64| {
         let mut world = newborn();
         for number in 2..2 + flights {
@@ -290,11 +305,14 @@ fn time_and_numbers_that_only_name_make_no_state() {
             for id in [2, 3] {
                 let report = Report::Released { handoff };
                 let worker = worker(id);
-                step(&mut world, Some(Input::Told { worker, report }));
+                step(
+                    &mut world,
+                    Some(RouterInput::WorkerReported { worker, report }),
+                );
             }
         }
         world.now = Time::from_nanos(now);
-        // Lets what was to be renewed be forgotten.
+        // Lets the renewal timer pass.
         step(&mut world, None);
         step(&mut world, Some(submitted(1)));
         fingerprint(&world.brain)

@@ -1,16 +1,18 @@
-//! What the router promises, in a world that keeps to its prices: who is taken on is served in time, who
-//! is not is told at once and truly, tenants get their shares, and batch work harms nobody.
+//! The router's guarantees, in a world that keeps to its prices: admitted requests are served in
+//! time, others are refused at once and with a true reason, tenants get their shares, and batch
+//! work harms no target.
 
 #[path = "priced/world.rs"]
 mod world;
 
 use cleave_domain::{
-    Quota, Refusal, Request, Role, Slo, SloClass, SloPolicy, Tenant, Time, Unmet, Verdict,
+    OnSloMiss, Refusal, Request, RequestSlo, Role, SloClass, SloPolicy, SloVerdict, Tenant,
+    TenantQuota, Time,
 };
-use cleave_router::{Limits, Mode, PlaceReason, Placement};
+use cleave_router::{LegPlacement, PlacementReason, RouterLimits, RoutingMode};
 use std::sync::Arc;
 use std::time::Duration;
-use world::{Dice, World, millis, request};
+use world::{PricedRng, PricedWorld, millis, request};
 
 fn class(name: &str, ttft: Option<u64>, tpot: Option<u64>) -> SloClass {
     SloClass {
@@ -29,19 +31,19 @@ fn policy(classes: Vec<SloClass>) -> SloPolicy {
     }
 }
 
-fn limits(policy: SloPolicy) -> Limits {
-    Limits {
+fn limits(policy: SloPolicy) -> RouterLimits {
+    RouterLimits {
         policy: Arc::new(policy),
         expected_output_tokens: 64,
         queue_wait_max: Duration::from_secs(600),
         renew_every: Duration::from_secs(3600),
         reserve_timeout: Duration::from_secs(3600),
-        ..Limits::default()
+        ..RouterLimits::default()
     }
 }
 
-fn slo(class: &SloClass, tenant: &str) -> Slo {
-    Slo {
+fn slo(class: &SloClass, tenant: &str) -> RequestSlo {
+    RequestSlo {
         class: class.name.clone(),
         tenant: tenant.to_owned(),
         ttft: class.ttft,
@@ -53,8 +55,8 @@ fn slo(class: &SloClass, tenant: &str) -> Slo {
 
 const TWO_AND_TWO: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-/// So many requests, on average so far apart, of lengths between these.
-struct Crowd {
+/// So many requests, with this mean interval, of lengths in these ranges.
+struct ArrivalBurst {
     seed: u64,
     count: u64,
     gap_micros: u64,
@@ -62,9 +64,9 @@ struct Crowd {
     output: (u32, u32),
 }
 
-impl Crowd {
-    fn come(&self, world: &mut World, of: impl Fn(u64) -> Slo) {
-        let mut dice = Dice(self.seed);
+impl ArrivalBurst {
+    fn arrive(&self, world: &mut PricedWorld, of: impl Fn(u64) -> RequestSlo) {
+        let mut dice = PricedRng(self.seed);
         let mut at = 0;
         let mut within = |(least, most): (u32, u32)| {
             (
@@ -87,20 +89,21 @@ fn end() -> Time {
     Time::from_nanos(3_600_000_000_000)
 }
 
+// Invariant: I26.
 /// Requests come twice as fast as the fleet can serve them.
 #[test]
-fn what_is_taken_on_meets_its_target() {
+fn admitted_requests_meet_their_targets() {
     for seed in 1..4 {
         let chat = class("chat", Some(600), Some(12));
-        let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
-        let crowd = Crowd {
+        let mut world = PricedWorld::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+        let crowd = ArrivalBurst {
             seed,
             count: 600,
             gap_micros: 6_000,
             prompt: (100, 2000),
             output: (20, 100),
         };
-        crowd.come(&mut world, |_| slo(&chat, ""));
+        crowd.arrive(&mut world, |_| slo(&chat, ""));
         world.run(end());
         let (good, late) = (world.good(), world.late());
         let refused = world.count(|o| o.refused.is_some());
@@ -114,7 +117,8 @@ fn what_is_taken_on_meets_its_target() {
         assert_eq!(good + late + refused, 600);
         assert!(refused > 100, "there is no overload");
         assert!(waited * 10 <= refused, "{waited} were told late");
-        // As many as the class says; the worst of what is let in is at the edge of its time.
+        // The share of the class's goal; the slowest of the admitted ones are at the limit of their
+        // time.
         let attained = good * 1000 / (good + late);
         assert!(
             attained >= chat.attainment_permille as usize,
@@ -123,10 +127,11 @@ fn what_is_taken_on_meets_its_target() {
     }
 }
 
+// Invariant: I26.
 #[test]
-fn who_is_refused_and_comes_back_when_told_is_served() {
+fn retry_after_leads_to_admission() {
     let chat = class("chat", Some(400), None);
-    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let mut world = PricedWorld::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
     let mut tried = 0;
     for _ in 0..60 {
         world.submit(0, request(2000, 20, slo(&chat, "")));
@@ -147,7 +152,7 @@ fn who_is_refused_and_comes_back_when_told_is_served() {
         "{retry_after:?}"
     );
     for share in [0_u32, 1, 4] {
-        // Well before that it is refused again; then it is taken on, and in time.
+        // Well before that it is refused again; then it is accepted, and in time.
         world.run(Time::ZERO + retry_after * share / 4);
         let flight = world.submit(0, request(2000, 20, slo(&chat, "")));
         let refused = world.outcomes[&flight].refused.is_some();
@@ -160,13 +165,14 @@ fn who_is_refused_and_comes_back_when_told_is_served() {
         if !refused {
             world.run(end());
             let outcome = &world.outcomes[&flight];
-            assert_eq!(outcome.verdict, Some(Verdict::Good), "{}", outcome.words);
+            assert_eq!(outcome.verdict, Some(SloVerdict::Good), "{}", outcome.words);
             break;
         }
     }
     assert!(tried > 1);
 }
 
+// Invariant: I30.
 #[test]
 fn tenants_are_served_by_their_shares() {
     let batch = SloClass {
@@ -179,25 +185,25 @@ fn tenants_are_served_by_their_shares() {
             name: name.to_owned(),
             key_digests: Vec::new(),
             share,
-            quota: Quota::default(),
+            quota: TenantQuota::default(),
         });
     }
-    let mut world = World::new(&limits(policy), 1, &[Role::Prefill, Role::Decode]);
-    let crowd = Crowd {
+    let mut world = PricedWorld::new(&limits(policy), 1, &[Role::Prefill, Role::Decode]);
+    let crowd = ArrivalBurst {
         seed: 5,
         count: 900,
         gap_micros: 100,
         prompt: (200, 1000),
         output: (40, 160),
     };
-    crowd.come(&mut world, |number| {
+    crowd.arrive(&mut world, |number| {
         let tenant = if number % 2 == 0 { "one" } else { "three" };
         slo(&batch, tenant)
     });
-    // Until one of them has nothing left that waits.
+    // Until one tenant has no waiting requests left.
     world.run(Time::ZERO + Duration::from_secs(10));
     let served = |tenant: &str| {
-        let of = |o: &&world::Outcome| o.tenant == tenant && o.verdict.is_some();
+        let of = |o: &&world::PricedOutcome| o.tenant == tenant && o.verdict.is_some();
         world.outcomes.values().filter(of).count()
     };
     let (one, three) = (served("one"), served("three"));
@@ -207,33 +213,33 @@ fn tenants_are_served_by_their_shares() {
 }
 
 #[test]
-fn batch_work_takes_what_is_left() {
+fn batch_work_leaves_interactive_goodput_intact() {
     let chat = class("chat", Some(500), Some(12));
     let batch = class("batch", None, None);
     let both = policy(vec![chat.clone(), batch.clone()]);
     let good = |with_batch: bool| {
-        let mut world = World::new(&limits(both.clone()), 1, &TWO_AND_TWO);
-        let crowd = Crowd {
+        let mut world = PricedWorld::new(&limits(both.clone()), 1, &TWO_AND_TWO);
+        let crowd = ArrivalBurst {
             seed: 7,
             count: 400,
             gap_micros: 25_000,
             prompt: (100, 1500),
             output: (20, 80),
         };
-        crowd.come(&mut world, |_| slo(&chat, ""));
+        crowd.arrive(&mut world, |_| slo(&chat, ""));
         if with_batch {
-            let crowd = Crowd {
+            let crowd = ArrivalBurst {
                 seed: 8,
                 count: 300,
                 gap_micros: 10_000,
                 prompt: (500, 3000),
                 output: (50, 150),
             };
-            crowd.come(&mut world, |_| slo(&batch, ""));
+            crowd.arrive(&mut world, |_| slo(&batch, ""));
         }
         world.run(end());
-        let chats = world.count(|o| o.class == "chat" && o.verdict == Some(Verdict::Good));
-        let batches = world.count(|o| o.class == "batch" && o.verdict == Some(Verdict::Good));
+        let chats = world.count(|o| o.class == "chat" && o.verdict == Some(SloVerdict::Good));
+        let batches = world.count(|o| o.class == "batch" && o.verdict == Some(SloVerdict::Good));
         (chats, batches)
     };
     let (alone, _) = good(false);
@@ -243,98 +249,99 @@ fn batch_work_takes_what_is_left() {
     assert!(batches > 200, "{batches}");
 }
 
-/// Whoever may be asked to make room at any time would be where prompts run for ever.
+/// A yielding stream would have to yield all the time where prompts run.
 #[test]
-fn batch_work_stayed_on_a_prefill_worker() {
+fn batch_streams_never_stay_on_a_prefill_worker() {
     let chat = class("chat", Some(500), Some(40));
     let batch = class("batch", None, None);
     let both = policy(vec![chat.clone(), batch.clone()]);
     let placed = |class: &SloClass| {
-        let mut world = World::new(&limits(both.clone()), 1, &[Role::Prefill, Role::Decode]);
+        let mut world = PricedWorld::new(&limits(both.clone()), 1, &[Role::Prefill, Role::Decode]);
         for number in 0..30 {
             let at = Time::ZERO + millis(200 * number);
             world.arrive(at, request(100, 2 + number as u32, slo(class, "")));
         }
         world.run(end());
         assert_eq!(world.good(), 30);
-        world.count(|o| o.placed == Some(PlaceReason::OnPrefill))
+        world.count(|o| o.placed == Some(PlacementReason::OnPrefill))
     };
     assert!(placed(&chat) > 0, "there is no reason to stay there");
     assert_eq!(placed(&batch), 0);
 }
 
-/// A class that waits is served when it can be; one that is downgraded runs as another.
+/// A class that may wait is served when it can be; a downgraded one runs as another.
 #[test]
-fn what_cannot_be_met_waits_or_becomes_another() {
+fn an_unmet_target_queues_or_downgrades_by_its_class() {
     let patient = SloClass {
-        unmet: Unmet::Queue(Duration::from_secs(20)),
+        unmet: OnSloMiss::Queue(Duration::from_secs(20)),
         ..class("patient", Some(400), None)
     };
     let modest = SloClass {
-        unmet: Unmet::Downgrade("rest".to_owned()),
+        unmet: OnSloMiss::Downgrade("rest".to_owned()),
         ..class("modest", Some(400), None)
     };
     let rest = class("rest", None, None);
     let classes = policy(vec![patient.clone(), modest.clone(), rest]);
-    let mut world = World::new(&limits(classes), 1, &TWO_AND_TWO);
+    let mut world = PricedWorld::new(&limits(classes), 1, &TWO_AND_TWO);
     for number in 0..60 {
         let class = if number % 2 == 0 { &patient } else { &modest };
         world.submit(0, request(2000, 20, slo(class, "")));
     }
     world.run(end());
     assert_eq!(world.count(|o| o.refused.is_some()), 0);
-    assert!(world.count(|o| o.verdict == Some(Verdict::Good)) > 30);
+    assert!(world.count(|o| o.verdict == Some(SloVerdict::Good)) > 30);
 }
 
 #[test]
-fn a_downgrade_made_a_request_more_urgent_than_its_tenant_may_be() {
-    // Lower in what it promises, and served before everybody else.
+fn a_downgrade_respects_the_tenants_priority_limit() {
+    // A class with lower targets that is served before all others.
     let errand = SloClass {
         priority: -10,
         ..class("errand", None, None)
     };
     let hasty = SloClass {
         priority: 5,
-        unmet: Unmet::Downgrade("errand".to_owned()),
+        unmet: OnSloMiss::Downgrade("errand".to_owned()),
         ..class("hasty", Some(1), None)
     };
     let tenant = |name: &str, priority_min| Tenant {
         name: name.to_owned(),
         key_digests: Vec::new(),
         share: 1,
-        quota: Quota {
+        quota: TenantQuota {
             priority_min,
-            ..Quota::default()
+            ..TenantQuota::default()
         },
     };
     let policy = SloPolicy {
         tenants: vec![tenant("capped", Some(-2)), tenant("free", None)],
         ..policy(vec![hasty.clone(), errand])
     };
-    let mut world = World::new(&limits(policy), 1, &TWO_AND_TWO);
+    let mut world = PricedWorld::new(&limits(policy), 1, &TWO_AND_TWO);
     for (tenant, priority) in [("capped", -2), ("free", -10)] {
         let flight = world.submit(0, request(1000, 5, slo(&hasty, tenant)));
         world.run(end());
-        let told = &world.told[&flight];
+        let told = &world.slo_received[&flight];
         assert_eq!((&*told.class, told.priority), ("errand", priority));
     }
 }
 
+// Invariant: I31.
 /// Two routers see each other's requests in the workers' reports only.
 #[test]
-fn two_routers_do_not_book_anything_twice() {
+fn two_routers_never_overbook_a_worker() {
     let chat = class("chat", Some(600), Some(12));
     let good = |routers: usize| {
         let limits = limits(policy(vec![chat.clone()]));
-        let mut world = World::new(&limits, routers, &TWO_AND_TWO);
-        let crowd = Crowd {
+        let mut world = PricedWorld::new(&limits, routers, &TWO_AND_TWO);
+        let crowd = ArrivalBurst {
             seed: 3,
             count: 600,
             gap_micros: 14_000,
             prompt: (100, 2000),
             output: (20, 100),
         };
-        crowd.come(&mut world, |_| slo(&chat, ""));
+        crowd.arrive(&mut world, |_| slo(&chat, ""));
         world.run(end());
         world.good()
     };
@@ -342,9 +349,10 @@ fn two_routers_do_not_book_anything_twice() {
     assert!(two * 100 >= one * 95, "{two} of {one}");
 }
 
-/// Whatever the shape of the work, choosing is no worse than either.
+// Lesson: 22.
+/// For any shape of work, the automatic choice is no worse than a fixed one. Lesson 22.
 #[test]
-fn lesson_22_choosing_is_never_worse_than_splitting_or_not() {
+fn automatic_placement_is_never_worse_than_a_fixed_one() {
     let shapes = [
         ("short and short", (50, 200), (10, 40), 4_000),
         ("short and long", (50, 200), (100, 400), 20_000),
@@ -356,43 +364,44 @@ fn lesson_22_choosing_is_never_worse_than_splitting_or_not() {
     for (name, prompt, output, gap_micros) in shapes {
         let chat = class("chat", Some(1000), Some(14));
         let mut good = |mode, placement| {
-            let limits = Limits {
+            let limits = RouterLimits {
                 mode,
                 placement,
                 ..limits(policy(vec![chat.clone()]))
             };
-            let mut world = World::new(&limits, 1, &TWO_AND_TWO);
-            let crowd = Crowd {
+            let mut world = PricedWorld::new(&limits, 1, &TWO_AND_TWO);
+            let crowd = ArrivalBurst {
                 seed: 11,
                 count: 400,
                 gap_micros,
                 prompt,
                 output,
             };
-            crowd.come(&mut world, |_| slo(&chat, ""));
+            crowd.arrive(&mut world, |_| slo(&chat, ""));
             world.run(end());
-            if placement == Placement::Auto {
+            if placement == LegPlacement::Auto {
                 seen.extend(world.outcomes.values().filter_map(|o| o.placed));
             }
             (world.good(), world.late())
         };
-        let auto = good(Mode::Slo, Placement::Auto);
-        let split = good(Mode::Slo, Placement::Split);
-        let whole = good(Mode::Slo, Placement::Whole);
-        let load = good(Mode::Load, Placement::Auto);
+        let auto = good(RoutingMode::Slo, LegPlacement::Auto);
+        let split = good(RoutingMode::Slo, LegPlacement::Split);
+        let whole = good(RoutingMode::Slo, LegPlacement::Whole);
+        let load = good(RoutingMode::Load, LegPlacement::Auto);
         let best = split.0.max(whole.0).max(load.0);
         worst = worst.min((auto.0 * 100 / best, name));
     }
     assert!(worst.0 >= 97, "{worst:?} % of the best");
-    assert!(seen.contains(&PlaceReason::Split), "{seen:?}");
-    assert!(seen.contains(&PlaceReason::OnDecode), "{seen:?}");
+    assert!(seen.contains(&PlacementReason::Split), "{seen:?}");
+    assert!(seen.contains(&PlacementReason::OnDecode), "{seen:?}");
 }
 
-/// A request that is longer than any policy thought of is refused by its own target, not by others'.
+/// A request that is longer than its policy considered is refused by its own target, not by
+/// others'.
 #[test]
-fn a_prompt_that_no_worker_could_run_in_time_is_told_so() {
+fn an_infeasible_prompt_is_refused_by_its_own_target() {
     let chat = class("chat", Some(50), None);
-    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let mut world = PricedWorld::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
     let long: Request = request(8000, 20, slo(&chat, ""));
     let flight = world.submit(0, long);
     let (_, refusal) = world.outcomes[&flight].refused.clone().expect("is refused");
@@ -402,14 +411,15 @@ fn a_prompt_that_no_worker_could_run_in_time_is_told_so() {
     assert_eq!(retry_after, Duration::from_secs(30), "it never will be");
 }
 
+// Invariant: I30.
 #[test]
-fn what_no_worker_could_ever_meet_held_up_its_class() {
+fn an_infeasible_target_does_not_block_its_class() {
     let chat = SloClass {
-        unmet: Unmet::Queue(Duration::from_secs(5)),
+        unmet: OnSloMiss::Queue(Duration::from_secs(5)),
         ..class("chat", Some(2_000), Some(50))
     };
-    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
-    let hopeless = Slo {
+    let mut world = PricedWorld::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let hopeless = RequestSlo {
         ttft: Some(Duration::from_micros(1)),
         ..slo(&chat, "")
     };
@@ -436,16 +446,17 @@ fn what_no_worker_could_ever_meet_held_up_its_class() {
     }
 }
 
+// Invariant: I30.
 #[test]
-fn a_gap_that_no_step_could_keep_stopped_its_worker_for_others() {
+fn an_infeasible_gap_does_not_close_its_worker() {
     let chat = class("chat", Some(600), Some(50));
     let batch = class("batch", None, None);
-    let mut world = World::new(
+    let mut world = PricedWorld::new(
         &limits(policy(vec![batch.clone(), chat.clone()])),
         1,
         &TWO_AND_TWO,
     );
-    let absurd = Slo {
+    let absurd = RequestSlo {
         tpot: Some(Duration::from_nanos(1)),
         ..slo(&batch, "")
     };
@@ -458,15 +469,15 @@ fn a_gap_that_no_step_could_keep_stopped_its_worker_for_others() {
         world.arrive(at, request(100, 20, slo(&chat, "")));
     }
     world.run(end());
-    let chats = world.count(|o| o.class == "chat" && o.verdict == Some(Verdict::Good));
+    let chats = world.count(|o| o.class == "chat" && o.verdict == Some(SloVerdict::Good));
     assert_eq!(chats, 20);
 }
 
-/// What went wrong in a burst is no reason to refuse, or to be late, when it is over.
+/// The effects of a burst must not cause refusals, or lateness, when it is over.
 #[test]
-fn a_burst_was_felt_after_it_had_passed() {
+fn a_past_burst_causes_no_refusals() {
     let chat = class("chat", Some(600), Some(12));
-    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let mut world = PricedWorld::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
     for _ in 0..300 {
         world.submit(0, request(2000, 50, slo(&chat, "")));
     }
@@ -477,19 +488,19 @@ fn a_burst_was_felt_after_it_had_passed() {
     world.run(end());
     let burst = world.count(|o| o.submitted < calm && o.refused.is_some());
     assert!(burst > 200, "{burst}: there was none");
-    let good = world.count(|o| o.submitted >= calm && o.verdict == Some(Verdict::Good));
+    let good = world.count(|o| o.submitted >= calm && o.verdict == Some(SloVerdict::Good));
     assert!(good >= 97, "{good} of 100");
 }
 
 #[test]
-fn a_thousand_downgrades_at_once_were_a_call_each_within_the_other() {
+fn a_thousand_downgrades_do_not_recurse() {
     let second = class("second", Some(600_000), None);
     let first = SloClass {
-        unmet: Unmet::Downgrade("second".to_owned()),
+        unmet: OnSloMiss::Downgrade("second".to_owned()),
         ..class("first", Some(1_500), None)
     };
     let limits = limits(policy(vec![first.clone(), second]));
-    let mut world = World::new(&limits, 1, &TWO_AND_TWO);
+    let mut world = PricedWorld::new(&limits, 1, &TWO_AND_TWO);
     for _ in 0..1000 {
         world.submit(0, request(1500, 30, slo(&first, "")));
     }

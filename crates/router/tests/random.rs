@@ -1,25 +1,29 @@
-//! The router's brain under anything: words true and false, late and doubled, of workers that come
-//! and go, drain, get stuck and change their roles, and clients that have any number of tokens by the
-//! time they are counted. It must keep its invariants after each and end every flight exactly once.
-//! Where workers lie about numbers too, it must neither overflow nor say without end.
+//! The router's brain under any input: true and false reports, late and doubled, of workers that
+//! come and go, drain, get stuck and change their roles, and clients that have any number of tokens
+//! by the time they are counted. It must keep its invariants after each and end every flight
+//! exactly once. Where workers report absurd numbers too, it must neither overflow nor emit without
+//! end.
 
-mod lies;
+mod absurd_reports;
 
+use absurd_reports::AbsurdReports;
 use cleave_domain::{
     BlockHash, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason, FlightId,
-    HandoffId, Incarnation, Load, Order, PrefillTiming, Prices, Progress, Refusal, Report, Request,
-    Role, Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+    HandoffId, Incarnation, Order, PrefillTiming, Prices, Refusal, Report, Request, RequestSlo,
+    Role, SamplingParams, StepProgress, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad,
+    WorkerRef,
 };
-use cleave_router::{Brain, CancelReason, Command, Input, Limits, Output};
-use lies::Lies;
+use cleave_router::{
+    CancelReason, OperatorRequest, RouterBrain, RouterInput, RouterLimits, RouterOutput,
+};
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn limits() -> Limits {
-    Limits {
+fn limits() -> RouterLimits {
+    RouterLimits {
         flights_max: 12,
         queue_max: 5,
         queue_wait_max: Duration::from_millis(300),
@@ -31,7 +35,7 @@ fn limits() -> Limits {
         move_ahead_tokens: 4,
         stuck_max: Duration::from_millis(80),
         reader_wait_max: Duration::from_millis(60),
-        ..Limits::default()
+        ..RouterLimits::default()
     }
 }
 
@@ -50,19 +54,19 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
             context_tokens_max: 100,
         },
         queue_max: 3,
-        // Some have one of their own, some share one of two.
+        // Some have a device of their own, some share one of two.
         device: (revision >= 128).then(|| DeviceId(format!("{}", revision % 2))),
     }
 }
 
-/// Far more than there can be to say about twelve flights on five workers.
+/// Far more outputs than twelve flights on five workers can need.
 const OUTPUTS_MAX: u32 = 1000;
 
 fn request(prompt: u8, priority: u8) -> Request {
     Request {
         prompt: (0..u32::from(prompt % 60) + 1).collect(),
         generated: Arc::new([]),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens: 20,
             min_tokens: 3,
@@ -70,61 +74,61 @@ fn request(prompt: u8, priority: u8) -> Request {
         },
         priority: i32::from(priority % 3),
         cache_salt: 0,
-        slo: Slo::default(),
+        slo: RequestSlo::default(),
     }
 }
 
 /// An attempt as its workers see it.
-struct Told {
+struct OrderedAttempt {
     sender: WorkerRef,
     decode: WorkerRef,
     /// The attempt it continues, if a running sequence moves.
     of: Option<u32>,
-    /// Its sender was told to start: from now on tokens of it may come.
+    /// Its sender was ordered to start: from now on its tokens may come.
     ordered: bool,
-    /// Its decode worker said that it is over, was told so, or is gone.
+    /// Its decode worker reported its end, was ordered to end it, or is gone.
     over: bool,
-    /// What was said of it, as an honest worker would.
+    /// Reports already made, as by an honest worker.
     prefilled: bool,
     landed: bool,
 }
 
-/// What is known of a flight outside the brain.
+/// A flight's state outside the brain.
 #[derive(Default)]
-struct Known {
-    attempts: BTreeMap<u32, Told>,
-    /// Attempts before this one are fenced.
+struct DrivenFlight {
+    attempts: BTreeMap<u32, OrderedAttempt>,
+    /// Lowest attempt that is not fenced.
     unfenced: u32,
     /// Tokens the client was given.
     given: u32,
-    /// Of these the brain waits for an answer to the last only.
+    /// The last question to the client; the brain waits for an answer to this one only.
     asked: Option<HandoffId>,
 }
 
-/// Drives a brain, remembers what was asked of whom, and which flights ended.
-struct Driver {
-    brain: Brain,
+/// Drives a brain, and records its orders and the flights that ended.
+struct RandomDriver {
+    brain: RouterBrain,
     now: u64,
     next: u64,
     lives: [u64; 5],
-    told: Vec<(WorkerRef, HandoffId)>,
+    orders_sent: Vec<(WorkerRef, HandoffId)>,
     open: BTreeSet<FlightId>,
-    flights: BTreeMap<FlightId, Known>,
-    /// Asked for and not answered yet, with the tokens that the client had then.
+    flights: BTreeMap<FlightId, DrivenFlight>,
+    /// Counts requested and not answered yet, with the tokens that the client had then.
     counts: VecDeque<(HandoffId, u32)>,
     chance: u64,
-    /// What workers say instead of what they know, if they lie.
-    lies: Option<Lies>,
+    /// Source of the workers' absurd reports, if they send such.
+    lies: Option<AbsurdReports>,
 }
 
-impl Driver {
-    fn new(limits: Limits) -> Self {
+impl RandomDriver {
+    fn new(limits: RouterLimits) -> Self {
         Self {
-            brain: Brain::new(limits),
+            brain: RouterBrain::new(limits),
             now: 0,
             next: 0,
             lives: [1; 5],
-            told: Vec::new(),
+            orders_sent: Vec::new(),
             open: BTreeSet::new(),
             flights: BTreeMap::new(),
             counts: VecDeque::new(),
@@ -133,10 +137,10 @@ impl Driver {
         }
     }
 
-    /// Workers lie about all numbers, and clients have targets of any size.
+    /// Workers report absurd numbers, and clients have targets of any size.
     fn lying(seed: u64) -> Self {
-        let mut lies = Lies(seed);
-        let limits = Limits {
+        let mut lies = AbsurdReports(seed);
+        let limits = RouterLimits {
             policy: lies.policy(),
             ..limits()
         };
@@ -153,12 +157,12 @@ impl Driver {
         }
     }
 
-    fn handle(&mut self, input: Input) {
-        self.hear(&input);
+    fn handle(&mut self, input: RouterInput) {
+        self.track_input(&input);
         self.brain.handle(Time::from_nanos(self.now), input);
         let mut outputs = 0;
         while let Some(output) = self.brain.poll() {
-            self.obey(output);
+            self.handle_output(output);
             outputs += 1;
             assert!(outputs < OUTPUTS_MAX, "the router talks without end");
         }
@@ -167,20 +171,20 @@ impl Driver {
         assert_eq!(fingerprint(&clone), fingerprint(&self.brain));
     }
 
-    /// What the input makes of the attempts.
-    fn hear(&mut self, input: &Input) {
+    /// Applies the input to the attempts.
+    fn track_input(&mut self, input: &RouterInput) {
         match input {
-            Input::WorkerJoined { worker, .. } | Input::WorkerLost { worker } => {
+            RouterInput::WorkerJoined { worker, .. } | RouterInput::WorkerLost { worker } => {
                 let attempts = self
                     .flights
                     .values_mut()
                     .flat_map(|f| f.attempts.values_mut());
                 for told in attempts.filter(|told| told.decode.worker == worker.worker) {
                     told.over |=
-                        matches!(input, Input::WorkerJoined { .. }) || told.decode == *worker;
+                        matches!(input, RouterInput::WorkerJoined { .. }) || told.decode == *worker;
                 }
             }
-            Input::Told { worker, report } => {
+            RouterInput::WorkerReported { worker, report } => {
                 let (Report::Finished { handoff, .. }
                 | Report::Released { handoff }
                 | Report::LegFailed { handoff, .. }
@@ -198,12 +202,12 @@ impl Driver {
         }
     }
 
-    fn obey(&mut self, output: Output) {
+    fn handle_output(&mut self, output: RouterOutput) {
         match output {
-            Output::End { flight, .. } => {
+            RouterOutput::End { flight, .. } => {
                 assert!(self.open.remove(&flight), "{flight} ended twice");
             }
-            Output::Fence { handoff } => {
+            RouterOutput::Fence { handoff } => {
                 assert!(self.open.contains(&handoff.flight), "{handoff} is over");
                 let known = self
                     .flights
@@ -216,13 +220,16 @@ impl Driver {
                 known.unfenced = handoff.attempt + 1;
                 self.count(handoff);
             }
-            Output::Count { handoff } => self.count(handoff),
-            Output::Tell { worker, order } => self.order(worker, order),
-            Output::Drained | Output::Readiness(_) | Output::Note(_) | Output::Want(_) => {}
+            RouterOutput::Count { handoff } => self.count(handoff),
+            RouterOutput::Order { worker, order } => self.order(worker, order),
+            RouterOutput::Drained
+            | RouterOutput::Readiness(_)
+            | RouterOutput::Note(_)
+            | RouterOutput::WorkersWanted(_) => {}
         }
     }
 
-    /// Meanwhile the client was given some more.
+    /// Records a question for the client's tokens; meanwhile the client was given some more.
     fn count(&mut self, handoff: HandoffId) {
         self.chance = self
             .chance
@@ -244,7 +251,7 @@ impl Driver {
         match order {
             Order::Reserve(order) => {
                 let known = self.flights.entry(order.handoff.flight).or_default();
-                // Nothing began while the client's tokens were uncounted, or at another place.
+                // No attempt begins while the client's tokens are being counted.
                 assert_eq!(known.asked, None, "{}", order.handoff);
                 let generated = order.request.generated.len() as u32;
                 assert!(generated <= known.given, "{} has too many", order.handoff);
@@ -253,7 +260,7 @@ impl Driver {
                     .iter()
                     .rfind(|(_, told)| order.ahead_tokens > 0 && told.decode == order.sender)
                     .map(|(attempt, _)| *attempt);
-                let told = Told {
+                let told = OrderedAttempt {
                     sender: order.sender,
                     decode: worker,
                     of,
@@ -264,18 +271,18 @@ impl Driver {
                 };
                 let before = known.attempts.insert(order.handoff.attempt, told);
                 assert!(before.is_none(), "{} means two pairs", order.handoff);
-                self.told.push((worker, order.handoff));
+                self.orders_sent.push((worker, order.handoff));
             }
             Order::Prefill(order) => {
                 self.begun(worker, order.handoff);
-                self.told.push((worker, order.handoff));
+                self.orders_sent.push((worker, order.handoff));
             }
             Order::Migrate(order) => {
                 let known = &self.flights[&order.handoff.flight];
                 let told = &known.attempts[&order.handoff.attempt];
                 assert_eq!(told.of, Some(order.of.attempt), "{}", order.handoff);
                 self.begun(worker, order.handoff);
-                self.told.push((worker, order.handoff));
+                self.orders_sent.push((worker, order.handoff));
             }
             Order::Cancel { handoff } => {
                 let known = self
@@ -289,11 +296,12 @@ impl Driver {
                     assert_eq!(told.sender, worker, "{handoff} was never there");
                 }
             }
-            Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::PassOn(_) => {}
+            Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::Relay(_) => {}
         }
     }
 
-    /// Of all attempts whose tokens the client may still be given, one runs; two while it moves.
+    /// Asserts that among all attempts whose tokens the client may still be given one runs, or two
+    /// during a move.
     fn begun(&mut self, sender: WorkerRef, handoff: HandoffId) {
         let known = self
             .flights
@@ -306,7 +314,7 @@ impl Driver {
         assert_eq!(told.sender, sender, "{handoff}");
         told.ordered = true;
         let of = told.of;
-        let runs = |(attempt, told): &(&u32, &Told)| {
+        let runs = |(attempt, told): &(&u32, &OrderedAttempt)| {
             **attempt >= known.unfenced && told.ordered && !told.over
         };
         for (attempt, _) in known.attempts.iter().filter(runs) {
@@ -323,15 +331,15 @@ impl Driver {
                 .expect("was submitted");
             known.asked.take_if(|asked| *asked == handoff);
             let generated = (1000..1000 + given).collect();
-            self.handle(Input::Counted { handoff, generated });
+            self.handle(RouterInput::Counted { handoff, generated });
         }
     }
 
     fn act(&mut self, [what, a, b, c]: [u8; 4]) {
-        // Most steps take next to nothing, some as long as a time limit.
+        // Most actions take next to no time, some as long as a time limit.
         self.now += u64::from(c) * if b % 16 == 0 { 300_000 } else { 5_000 };
         self.chance ^= u64::from(a) << 40 | u64::from(b) << 20;
-        // Most of the time an answer comes at once.
+        // Most counts are answered at once.
         if c % 4 > 0 {
             self.answer_counts();
         }
@@ -340,87 +348,87 @@ impl Driver {
         match what % 40 {
             0 => {
                 self.lives[worker] += u64::from(b % 2);
-                self.handle(Input::WorkerJoined {
+                self.handle(RouterInput::WorkerJoined {
                     worker: self.me(worker),
                     description: description(a, b),
                 });
             }
-            1 if b % 2 == 0 => self.handle(Input::WorkerLost { worker: me }),
+            1 if b % 2 == 0 => self.handle(RouterInput::WorkerLost { worker: me }),
             2..=6 => {
                 let flight = FlightId(self.next);
                 self.next += 1;
                 self.open.insert(flight);
-                self.flights.insert(flight, Known::default());
+                self.flights.insert(flight, DrivenFlight::default());
                 let mut request = request(a, b);
                 if let Some(lies) = &mut self.lies {
-                    lies.ask(&mut request);
+                    lies.falsify_request(&mut request);
                 }
                 let request = Arc::new(request);
-                self.handle(Input::Submitted { flight, request });
+                self.handle(RouterInput::Submitted { flight, request });
             }
             7 => {
                 let flight = FlightId(u64::from(a) % self.next.max(1));
                 self.handle(match b % 4 {
-                    0 | 1 => Input::Cancelled {
+                    0 | 1 => RouterInput::Cancelled {
                         flight,
                         why: CancelReason::Left,
                     },
-                    2 => Input::Stalled { flight },
-                    _ => Input::Flowing { flight },
+                    2 => RouterInput::ReaderStalled { flight },
+                    _ => RouterInput::ReaderResumed { flight },
                 });
             }
-            8 => self.handle(Input::Woke),
+            8 => self.handle(RouterInput::Woke),
             9 | 10 => {
-                let report = self.word(b, c);
-                self.tell(me, report);
+                let report = self.own_report(b, c);
+                self.send_report(me, report);
             }
-            11 => self.handle(Input::Commanded {
+            11 => self.handle(RouterInput::Commanded {
                 worker: me.worker,
-                command: Command::Serve(role(b)),
+                command: OperatorRequest::Serve(role(b)),
             }),
-            12..=33 => self.true_answer(a),
+            12..=33 => self.honest_answer(a),
             _ => self.answer(a, b),
         }
     }
 
-    /// As far as the worker is honest.
-    fn tell(&mut self, worker: WorkerRef, mut report: Report) {
+    /// Sends a report, falsified if workers are not honest.
+    fn send_report(&mut self, worker: WorkerRef, mut report: Report) {
         if let Some(lies) = &mut self.lies {
-            lies.twist(&mut report);
+            lies.falsify(&mut report);
         }
-        self.handle(Input::Told { worker, report });
+        self.handle(RouterInput::WorkerReported { worker, report });
     }
 
-    /// A worker about itself.
-    fn word(&self, b: u8, c: u8) -> Report {
+    /// A worker's report about itself.
+    fn own_report(&self, b: u8, c: u8) -> Report {
         match b % 10 {
-            0..=3 => Report::Load(Load {
+            0..=3 => Report::Load(WorkerLoad {
                 queue_tokens: u64::from(c),
                 sequences_waiting: u32::from(c % 4),
                 sequences_running: u32::from(b % 4),
                 blocks_free: u32::from(c % 31),
-                progress: Progress::Moving,
-                ..Load::default()
+                progress: StepProgress::Moving,
+                ..WorkerLoad::default()
             }),
             4 | 5 => Report::Prefix {
                 stored: vec![BlockHash([b % 4; 16])],
                 evicted: vec![BlockHash([c % 4; 16])],
             },
-            6 => Report::Load(Load {
-                progress: Progress::Stuck,
-                ..Load::default()
+            6 => Report::Load(WorkerLoad {
+                progress: StepProgress::Stuck,
+                ..WorkerLoad::default()
             }),
             7 => Report::Draining,
             _ => Report::Serves { role: role(c) },
         }
     }
 
-    /// Some word, fit or unfit, about some order of late.
+    /// Sends some report, fitting or not, about some recent order.
     fn answer(&mut self, a: u8, b: u8) {
-        let Some(back) = usize::from(a).checked_rem(self.told.len().min(6)) else {
+        let Some(back) = usize::from(a).checked_rem(self.orders_sent.len().min(6)) else {
             return;
         };
-        let (worker, handoff) = self.told[self.told.len() - 1 - back];
+        let (worker, handoff) = self.orders_sent[self.orders_sent.len() - 1 - back];
         let retry_after = Duration::from_millis(u64::from(a));
         let failure = Failure::LinkLost;
         let report = match b % 24 {
@@ -434,16 +442,16 @@ impl Driver {
                 handoff,
                 refusal: Refusal::NoBlocks { retry_after },
             },
-            19..=20 => Report::Stayed { handoff, failure },
-            21..=22 => Report::Crowded { handoff },
+            19..=20 => Report::MigrationAborted { handoff, failure },
+            21..=22 => Report::MemoryPressure { handoff },
             _ => Report::Draining,
         };
-        self.tell(worker, report);
+        self.send_report(worker, report);
     }
 
-    /// What an honest worker would say next of the latest attempt of some open flight, so that
+    /// The next report of an honest worker about the latest attempt of some open flight, so that
     /// sequences come to run and to move.
-    fn true_answer(&mut self, a: u8) {
+    fn honest_answer(&mut self, a: u8) {
         let Some(index) = usize::from(a / 8).checked_rem(self.open.len()) else {
             return;
         };
@@ -471,22 +479,22 @@ impl Driver {
             let attempt = told.of.unwrap_or(handoff.attempt);
             let old = HandoffId { flight, attempt };
             match a % 8 {
-                0 if told.of.is_some() => (sender, Report::Stayed { handoff, failure }),
+                0 if told.of.is_some() => (sender, Report::MigrationAborted { handoff, failure }),
                 1 => (sender, Report::Released { handoff: old }),
                 2 => (sender, finished(old)),
                 3..=5 if self.chance.is_multiple_of(3) => (decode, Report::Draining),
-                3..=6 => (decode, Report::Crowded { handoff }),
+                3..=6 => (decode, Report::MemoryPressure { handoff }),
                 _ => (decode, finished(handoff)),
             }
         };
-        self.tell(worker, report);
+        self.send_report(worker, report);
     }
 
-    /// Everybody is gone: every flight ends by its timers alone.
-    fn rest(&mut self) {
+    /// Removes every worker: every flight ends by its timers alone.
+    fn end_all(&mut self) {
         self.answer_counts();
         for worker in 0..5 {
-            self.handle(Input::WorkerLost {
+            self.handle(RouterInput::WorkerLost {
                 worker: self.me(worker),
             });
         }
@@ -496,7 +504,7 @@ impl Driver {
                 break;
             };
             self.now = at.as_nanos();
-            self.handle(Input::Woke);
+            self.handle(RouterInput::Woke);
         }
         assert_eq!(self.brain.deadline(), None, "the router never rests");
         assert!(self.open.is_empty(), "without an end: {:?}", self.open);
@@ -531,7 +539,7 @@ fn finished(handoff: HandoffId) -> Report {
     }
 }
 
-fn fingerprint(brain: &Brain) -> u64 {
+fn fingerprint(brain: &RouterBrain) -> u64 {
     let mut hasher = DefaultHasher::new();
     brain.fingerprint(&mut hasher);
     hasher.finish()
@@ -544,28 +552,29 @@ fn actions() -> impl Strategy<Value = Vec<[u8; 4]>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // Invariant: I6, I19.
     #[test]
-    fn every_flight_ends_once_whatever_workers_say(actions in actions()) {
-        let mut driver = Driver::new(limits());
+    fn every_flight_ends_once_under_any_reports(actions in actions()) {
+        let mut driver = RandomDriver::new(limits());
         for worker in 0..5 {
             driver.act([0, worker, 0, 0]);
         }
         for action in actions {
             driver.act(action);
         }
-        driver.rest();
+        driver.end_all();
     }
 
     #[test]
-    fn lies_about_numbers_were_too_large_to_add(seed in any::<u64>(), actions in actions()) {
-        let mut driver = Driver::lying(seed);
+    fn absurd_reports_neither_overflow_nor_loop(seed in any::<u64>(), actions in actions()) {
+        let mut driver = RandomDriver::lying(seed);
         for worker in 0..5 {
             driver.act([0, worker, 0, 0]);
-            driver.tell(driver.me(usize::from(worker)), Report::Prices(Prices::default()));
+            driver.send_report(driver.me(usize::from(worker)), Report::Prices(Prices::default()));
         }
         for action in actions {
             driver.act(action);
         }
-        driver.rest();
+        driver.end_all();
     }
 }

@@ -1,20 +1,21 @@
-//! The router's brain, by scripts. A file in `scenarios/` has what happens on lines that begin with
+//! The router's brain, by scripts. A file in `scenarios/` has the events on lines that begin with
 //! `>`, and below each the outputs; `UPDATE=1 cargo test` writes them anew. The brain checks itself
 //! after each line.
 
-// A script that cannot be read is the script's mistake, and says where.
+// A script that cannot be read is a mistake in the script, and the panic names the place.
 #![allow(clippy::unwrap_used)]
 
 use cleave_domain::{
-    Aim, Backlog, BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint,
-    FinishReason, FlightId, Generation, HandoffId, Incarnation, LinkPrice, Load, Order,
-    PrefillTiming, Prices, Progress, Quota, Refusal, Report, Request, Role, RowPrice, Sampling,
-    Slo, SloClass, SloPolicy, Stage, StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId,
-    WorkerRef,
+    BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason,
+    FlightId, Generation, HandoffId, Incarnation, LinkPrice, OnSloMiss, Order, PrefillBacklog,
+    PrefillTiming, Prices, Refusal, Report, Request, RequestSlo, RequestStage, Role, RowPrice,
+    SamplingParams, SloClass, SloMetric, SloPolicy, StepProgress, StopRules, Tenant, TenantQuota,
+    Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::block_hashes;
 use cleave_router::{
-    Brain, CancelReason, Command, Decided, Decision, Input, Limits, Mode, Note, Output, Placement,
+    CancelReason, DecisionOutcome, LegPlacement, OperatorRequest, PlacementDecision, RouterBrain,
+    RouterInput, RouterLimits, RouterNote, RouterOutput, RoutingMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,10 +24,10 @@ use std::time::Duration;
 
 const BLOCK_TOKENS: u32 = 4;
 
-/// Plays one script; gives it back with the outputs that really came.
+/// Plays one script; returns it with the real outputs.
 fn play(script: &str) -> String {
-    let mut brain = Brain::new(limits(script));
-    let mut said = Said {
+    let mut brain = RouterBrain::new(limits(script));
+    let mut said = ScriptState {
         policy: policy(script),
         requests: BTreeMap::new(),
     };
@@ -49,7 +50,10 @@ fn play(script: &str) -> String {
         brain.handle(now, input(&words[1..], &mut said));
         while let Some(output) = brain.poll() {
             check_moves(&mut moving, &output);
-            let hidden = matches!(output, Output::Note(Note::Decided(_) | Note::Judged { .. }));
+            let hidden = matches!(
+                output,
+                RouterOutput::Note(RouterNote::Decided(_) | RouterNote::Judged { .. })
+            );
             if let Some(words) = output_words(&output).filter(|_| decisions || !hidden) {
                 text.push_str(&format!("    {words}\n"));
             }
@@ -59,20 +63,22 @@ fn play(script: &str) -> String {
     text
 }
 
-/// What a script's later lines refer to.
-struct Said {
+/// The part of a script that its later lines refer to.
+struct ScriptState {
     policy: SloPolicy,
     requests: BTreeMap<u64, Arc<Request>>,
 }
 
-/// Each move that began came to an end, one way or the other, before its flight did.
-fn check_moves(moving: &mut BTreeSet<HandoffId>, output: &Output) {
+/// Asserts that each move that began has ended, one way or the other, before its flight does.
+fn check_moves(moving: &mut BTreeSet<HandoffId>, output: &RouterOutput) {
     match output {
-        Output::Note(Note::Moving { handoff, .. }) => assert!(moving.insert(*handoff)),
-        Output::Note(Note::Moved { handoff, .. } | Note::Stayed { handoff, .. }) => {
+        RouterOutput::Note(RouterNote::Moving { handoff, .. }) => assert!(moving.insert(*handoff)),
+        RouterOutput::Note(
+            RouterNote::Moved { handoff, .. } | RouterNote::MigrationAborted { handoff, .. },
+        ) => {
             assert!(moving.remove(handoff), "{handoff} ended its move twice");
         }
-        Output::End { flight, .. } => {
+        RouterOutput::End { flight, .. } => {
             let open = moving.iter().find(|handoff| handoff.flight == *flight);
             assert_eq!(open, None, "a move that neither came nor stayed");
         }
@@ -93,12 +99,12 @@ fn check(name: &str) {
     }
 }
 
-/// Defaults, and what a line `# limits key=value …` says otherwise.
-fn limits(script: &str) -> Limits {
+/// Defaults, changed by a line `# limits key=value …`.
+fn limits(script: &str) -> RouterLimits {
     let line = script.lines().find_map(|l| l.strip_prefix("# limits "));
     let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
     let number = |key, default| number(&words, key).unwrap_or(default);
-    Limits {
+    RouterLimits {
         me: cleave_domain::RouterId(0),
         flights_max: number("flights", 100),
         queue_max: number("queue", 10),
@@ -128,19 +134,19 @@ fn millis(words: &[&str], key: &str) -> Option<Duration> {
     number(words, key).map(|ms| Duration::from_millis(ms.into()))
 }
 
-fn mode(words: &[&str]) -> Mode {
+fn mode(words: &[&str]) -> RoutingMode {
     match text(words, "mode") {
-        Some("load") => Mode::Load,
-        Some("turns") => Mode::RoundRobin,
-        _ => Mode::Slo,
+        Some("load") => RoutingMode::Load,
+        Some("turns") => RoutingMode::RoundRobin,
+        _ => RoutingMode::Slo,
     }
 }
 
-fn placement(words: &[&str]) -> Placement {
+fn placement(words: &[&str]) -> LegPlacement {
     match text(words, "placement") {
-        Some("split") => Placement::Split,
-        Some("whole") => Placement::Whole,
-        _ => Placement::Auto,
+        Some("split") => LegPlacement::Split,
+        Some("whole") => LegPlacement::Whole,
+        _ => LegPlacement::Auto,
     }
 }
 
@@ -157,7 +163,7 @@ fn policy(script: &str) -> SloPolicy {
                 name: words[1].to_owned(),
                 key_digests: Vec::new(),
                 share: number(&words, "share").unwrap(),
-                quota: Quota::default(),
+                quota: TenantQuota::default(),
             }),
             _ => {}
         }
@@ -180,9 +186,9 @@ fn class(words: &[&str]) -> SloClass {
         weight: number(words, "weight").unwrap_or(default.weight),
         queue_max: number(words, "queue"),
         unmet: match (millis(words, "wait"), text(words, "else")) {
-            (Some(wait), _) => Unmet::Queue(wait),
-            (None, Some(class)) => Unmet::Downgrade(class.to_owned()),
-            (None, None) => Unmet::Reject,
+            (Some(wait), _) => OnSloMiss::Queue(wait),
+            (None, Some(class)) => OnSloMiss::Downgrade(class.to_owned()),
+            (None, None) => OnSloMiss::Reject,
         },
         ..default
     }
@@ -222,7 +228,7 @@ fn role(word: &str) -> Role {
     }
 }
 
-/// Output tokens are told from prompt tokens by their size.
+/// Output tokens are distinguished from prompt tokens by their size.
 fn output_token(index: u32) -> u32 {
     1000 + index
 }
@@ -236,48 +242,48 @@ fn failure(word: &str) -> Failure {
     }
 }
 
-fn input(words: &[&str], said: &mut Said) -> Input {
+fn input(words: &[&str], said: &mut ScriptState) -> RouterInput {
     match words[0] {
-        "join" => Input::WorkerJoined {
+        "join" => RouterInput::WorkerJoined {
             worker: worker(words[1]),
             description: description(&words[2..]),
         },
-        "lost" => Input::WorkerLost {
+        "lost" => RouterInput::WorkerLost {
             worker: worker(words[1]),
         },
         "submit" => {
             let number = words[1][1..].parse().unwrap();
             let request = Arc::new(request(&words[2..], &said.policy));
             said.requests.insert(number, Arc::clone(&request));
-            Input::Submitted {
+            RouterInput::Submitted {
                 flight: FlightId(number),
                 request,
             }
         }
-        "cancel" => Input::Cancelled {
+        "cancel" => RouterInput::Cancelled {
             flight: flight(words[1]),
             why: match number(words, "enough") {
                 Some(output_tokens) => CancelReason::Enough { output_tokens },
                 None => CancelReason::Left,
             },
         },
-        "counted" => Input::Counted {
+        "counted" => RouterInput::Counted {
             handoff: handoff(words[1]),
             generated: (0..number(words, "tokens").unwrap())
                 .map(output_token)
                 .collect(),
         },
-        "stalled" => Input::Stalled {
+        "stalled" => RouterInput::ReaderStalled {
             flight: flight(words[1]),
         },
-        "flowing" => Input::Flowing {
+        "flowing" => RouterInput::ReaderResumed {
             flight: flight(words[1]),
         },
-        "command" => Input::Commanded {
+        "command" => RouterInput::Commanded {
             worker: worker(words[1]).worker,
             command: match words[2] {
-                "drain" => Command::Drain,
-                other => Command::Serve(role(other)),
+                "drain" => OperatorRequest::Drain,
+                other => OperatorRequest::Serve(role(other)),
             },
         },
         "policy" => {
@@ -290,11 +296,11 @@ fn input(words: &[&str], said: &mut Said) -> Input {
                 _ => panic!("no policy of {}", words[1]),
             }
             let policy = Arc::new(said.policy.clone());
-            Input::PolicyChanged { policy }
+            RouterInput::PolicyChanged { policy }
         }
-        "woke" => Input::Woke,
-        "drain" => Input::Draining,
-        who => Input::Told {
+        "woke" => RouterInput::Woke,
+        "drain" => RouterInput::Draining,
+        who => RouterInput::WorkerReported {
             worker: worker(who),
             report: report(&words[1..], &said.requests),
         },
@@ -329,11 +335,11 @@ fn request(words: &[&str], policy: &SloPolicy) -> Request {
     Request {
         prompt: (from..from + number("prompt", 10)).collect(),
         generated: Arc::new([]),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens: number("max", 4),
             min_tokens: number("min", 0),
-            // The so-manieth output token stops.
+            // The output token with this number stops.
             stop_tokens: words
                 .iter()
                 .filter_map(|w| w.strip_prefix("stop="))
@@ -342,7 +348,7 @@ fn request(words: &[&str], policy: &SloPolicy) -> Request {
         },
         priority: number("priority", 1) as i32 - 1,
         cache_salt: number("salt", 0).into(),
-        slo: Slo {
+        slo: RequestSlo {
             class: class.name.clone(),
             tenant: text(words, "tenant").unwrap_or_default().to_owned(),
             ttft: millis(words, "ttft").or(class.ttft),
@@ -353,8 +359,8 @@ fn request(words: &[&str], policy: &SloPolicy) -> Request {
     }
 }
 
-/// A step takes `base` and `row` for each of its tokens, in microseconds; a block's way `link` and
-/// nothing else.
+/// A step takes `base` and `row` for each of its tokens, in microseconds; a block's transfer takes
+/// `link`.
 fn prices(words: &[&str]) -> Prices {
     let micros = |key| u64::from(number(words, key).unwrap_or(0));
     let knot = |rows: u32| RowPrice {
@@ -371,9 +377,8 @@ fn prices(words: &[&str]) -> Prices {
     }
 }
 
-/// `backlog=10,0,…` in milliseconds.
-fn backlog(words: &[&str]) -> Backlog {
-    let mut backlog = Backlog::default();
+fn backlog(words: &[&str]) -> PrefillBacklog {
+    let mut backlog = PrefillBacklog::default();
     let numbers = text(words, "backlog").unwrap_or_default().split(',');
     for (entry, millis) in backlog.micros[1].iter_mut().zip(numbers) {
         *entry = 1000 * millis.parse::<u32>().unwrap_or(0);
@@ -404,7 +409,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 "draining" => Refusal::Draining,
                 "long" => Refusal::TooLong { tokens_max: 7 },
                 "late" => Refusal::Late {
-                    aim: Aim::Ttft,
+                    aim: SloMetric::Ttft,
                     predicted: Duration::from_millis(number("predicted").into()),
                     retry_after,
                 },
@@ -435,24 +440,25 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             handoff: id(),
             failure: failure(words[2]),
         },
-        "stayed" => Report::Stayed {
+        "stayed" => Report::MigrationAborted {
             handoff: id(),
             failure: failure(words[2]),
         },
-        "crowded" => Report::Crowded { handoff: id() },
+        "crowded" => Report::MemoryPressure { handoff: id() },
         "serves" => Report::Serves {
             role: role(words[1]),
         },
         "released" => Report::Released { handoff: id() },
         "draining" => Report::Draining,
-        "load" => Report::Load(Load {
+        "load" => Report::Load(WorkerLoad {
             queue_tokens: number("queue").into(),
             sequences_waiting: number("waiting"),
             sequences_running: number("running"),
             blocks_free: number("free"),
-            progress: match words.contains(&"stuck") {
-                true => Progress::Stuck,
-                false => Progress::Moving,
+            progress: if words.contains(&"stuck") {
+                StepProgress::Stuck
+            } else {
+                StepProgress::Moving
             },
             context_tokens: number("context").into(),
             streams: number("streams"),
@@ -461,7 +467,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             step_left: Duration::from_millis(number("step").into()),
             orders_heard: number("heard").into(),
         }),
-        // The first so many blocks of a flight's prompt and output.
+        // The first blocks of a flight's prompt and output.
         "stored" => Report::Prefix {
             stored: hashes(words, requests),
             evicted: Vec::new(),
@@ -483,10 +489,10 @@ fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_
     hashes
 }
 
-fn output_words(output: &Output) -> Option<String> {
+fn output_words(output: &RouterOutput) -> Option<String> {
     Some(match output {
-        Output::Tell { worker, order } => format!("{worker} {}", order_words(order)),
-        Output::End {
+        RouterOutput::Order { worker, order } => format!("{worker} {}", order_words(order)),
+        RouterOutput::End {
             flight,
             ending,
             output_tokens,
@@ -495,19 +501,19 @@ fn output_words(output: &Output) -> Option<String> {
             let tokens = output_tokens.map(|count| format!(" after {count} tokens"));
             format!("{flight} ends: {ending:?}{}", tokens.unwrap_or_default())
         }
-        Output::Drained => "drained".to_owned(),
-        Output::Fence { handoff } => format!("fence {handoff}"),
-        Output::Count { handoff } => format!("count for {handoff}"),
-        Output::Readiness(readiness) => format!("{readiness:?}"),
-        Output::Want(decision) => format!("want {:?}", decision.wanted.workers),
-        Output::Note(Note::Fleet { .. }) => return None,
-        Output::Note(note) => format!("note {}", note_words(note)),
+        RouterOutput::Drained => "drained".to_owned(),
+        RouterOutput::Fence { handoff } => format!("fence {handoff}"),
+        RouterOutput::Count { handoff } => format!("count for {handoff}"),
+        RouterOutput::Readiness(readiness) => format!("{readiness:?}"),
+        RouterOutput::WorkersWanted(decision) => format!("want {:?}", decision.wanted.workers),
+        RouterOutput::Note(RouterNote::Fleet { .. }) => return None,
+        RouterOutput::Note(note) => format!("note {}", note_words(note)),
     })
 }
 
-fn note_words(note: &Note) -> String {
+fn note_words(note: &RouterNote) -> String {
     match note {
-        Note::Placed {
+        RouterNote::Placed {
             handoff,
             prefill,
             decode,
@@ -516,34 +522,40 @@ fn note_words(note: &Note) -> String {
         } => format!(
             "{handoff} placed on {prefill} and {decode}, {cached_tokens} cached, {waited:?}"
         ),
-        Note::PassedOver {
+        RouterNote::PassedOver {
             handoff,
             worker,
             refusal,
         } => format!("{handoff} passed over {worker}: {refusal:?}"),
-        Note::Stale { worker } => format!("stale word of {worker}"),
-        Note::Retried {
+        RouterNote::Stale { worker } => format!("stale word of {worker}"),
+        RouterNote::Retried {
             handoff,
             failure,
             generated_tokens,
         } => format!("{handoff} failed: {failure:?}, the client has {generated_tokens}"),
-        Note::Moving {
+        RouterNote::Moving {
             handoff,
             from,
             to,
             why,
         } => format!("{handoff} moves from {from} to {to}: {why:?}"),
-        Note::Moved { handoff, took } => format!("{handoff} moved in {took:?}"),
-        Note::Stayed { handoff, failure } => format!("{handoff} did not move: {failure:?}"),
-        Note::CancelFreed {
+        RouterNote::Moved { handoff, took } => format!("{handoff} moved in {took:?}"),
+        RouterNote::MigrationAborted { handoff, failure } => {
+            format!("{handoff} did not move: {failure:?}")
+        }
+        RouterNote::CancelFreed {
             flight,
             took,
             stage,
         } => format!("{flight} was cancelled while {stage:?} and free in {took:?}"),
-        Note::WorkerStuck { worker } => format!("{worker} is stuck"),
-        Note::Fleet { .. } => String::new(),
-        Note::Decided(decision) => decision_words(decision),
-        Note::Judged {
+        RouterNote::WorkerStuck { worker } => format!("{worker} is stuck"),
+        RouterNote::PrefixDropped {
+            worker,
+            dropped_count,
+        } => format!("{dropped_count} prefixes of {worker} dropped"),
+        RouterNote::Fleet { .. } => String::new(),
+        RouterNote::Decided(decision) => decision_words(decision),
+        RouterNote::Judged {
             flight,
             class,
             tenant: _,
@@ -552,9 +564,11 @@ fn note_words(note: &Note) -> String {
             output_tokens,
             forecast,
         } => {
-            let stages = Stage::ALL.iter().filter(|s| !timing.of(**s).is_zero());
+            let stages = RequestStage::ALL
+                .iter()
+                .filter(|s| !timing.stage(**s).is_zero());
             let stages: Vec<String> = stages
-                .map(|stage| format!("{stage} {:?}", timing.of(*stage)))
+                .map(|stage| format!("{stage} {:?}", timing.stage(*stage)))
                 .collect();
             let stages = stages.join(", ");
             let forecast = forecast
@@ -568,8 +582,8 @@ fn note_words(note: &Note) -> String {
     }
 }
 
-fn decision_words(decision: &Decision) -> String {
-    let Decision {
+fn decision_words(decision: &PlacementDecision) -> String {
+    let PlacementDecision {
         flight,
         class,
         tenant: _,
@@ -580,10 +594,10 @@ fn decision_words(decision: &Decision) -> String {
         outcome,
     } = decision;
     let verdict = match outcome {
-        Decided::Placed(reason) => format!("is placed {reason:?}"),
-        Decided::Waits => "waits".to_owned(),
-        Decided::Downgraded { class } => format!("becomes one of {class}"),
-        Decided::Refused(refusal) => format!("is refused, {refusal:?}"),
+        DecisionOutcome::Placed(reason) => format!("is placed {reason:?}"),
+        DecisionOutcome::Waits => "waits".to_owned(),
+        DecisionOutcome::Downgraded { class } => format!("becomes one of {class}"),
+        DecisionOutcome::Refused(refusal) => format!("is refused, {refusal:?}"),
     };
     let factors = match (ttft_permille, tpot_permille) {
         (1000, 1000) => String::new(),
@@ -640,7 +654,7 @@ fn order_words(order: &Order) -> String {
         ),
         Order::Drain => "<- drain".to_owned(),
         Order::Serve { role } => format!("<- serve {role}"),
-        Order::PassOn(_) => "<- pass on".to_owned(),
+        Order::Relay(_) => "<- pass on".to_owned(),
         Order::Cancel { handoff } => format!("<- cancel {handoff}"),
     }
 }
@@ -664,90 +678,120 @@ macro_rules! scenarios {
 scenarios! {
     one_flight_on_two_workers
     one_flight_on_one_worker
-    first_token_is_the_last
-    receiver_hears_of_the_end_before_the_router
-    decode_worker_finishes_before_the_first_token_is_heard
-    burst_does_not_herd
-    dedicated_pools_come_before_workers_of_both_roles
-    cached_prefix_draws_its_kind
-    refusal_goes_to_the_next_worker
-    blocks_let_go_open_the_door
-    a_word_after_the_last_one_is_stale
-    line_keeps_urgency_and_arrival
-    refused_when_nobody_could_ever
-    lesson_13_cancel_is_heard_at_each_stage
-    draining_worker_gets_nothing_new
-    router_drains
-    retry_before_the_first_token
-    lesson_09_a_stream_outlives_its_worker
-    late_words_of_a_past_attempt
+    a_first_token_may_be_the_last
+    a_decode_worker_may_know_the_end_before_the_router
+    a_finish_before_the_first_token_waits_for_it
+    a_burst_spreads_over_workers
+    dedicated_workers_are_preferred_to_mixed_ones
+    a_cached_prefix_attracts_its_requests
+    a_refused_leg_goes_to_the_next_worker
+    released_blocks_reopen_a_closed_worker
+    a_report_after_released_is_stale
+    // Lesson: 32.
+    the_queue_keeps_priority_then_arrival
+    a_request_no_worker_can_hold_is_refused
+    // Lesson: 13.
+    a_cancel_is_handled_at_each_stage
+    a_draining_worker_gets_no_new_flight
+    a_draining_router_refuses_and_finishes
+    a_failure_before_the_first_token_is_retried
+    // Lesson: 9.
+    a_stream_outlives_its_worker
+    late_reports_of_a_past_attempt_are_stale
     leases_are_renewed
-    lesson_03_refused_prompt_frees_the_reservation
-    lesson_06_restart_forgets_what_was_cached
-    lesson_08_failed_prefill_frees_the_decode_worker_at_once
-    lesson_09_silent_decode_worker_is_passed_over
-    lesson_10_both_legs_are_promised_before_either_starts
-    lesson_15_rejoined_worker_is_a_new_one
-    lesson_19_different_fingerprints_are_never_paired
-    lesson_19_a_stream_is_not_resumed_by_other_weights
-    lesson_01_sender_is_released_when_everything_landed
-    lesson_09_source_lost_at_each_stage_of_a_move
-    lesson_09_target_lost_at_each_stage_of_a_move
-    source_hears_of_the_landing_before_the_router
-    a_move_is_taken_back_after_it_stood_still
-    finish_during_a_move
-    drain_waits_for_room
-    a_flight_that_lands_on_a_draining_worker_moves_then
+    // Lesson: 3.
+    a_refused_prompt_frees_the_reservation
+    // Lesson: 6.
+    a_restarted_worker_has_no_cached_prefixes
+    // Lesson: 8.
+    a_failed_prefill_frees_the_decode_worker_at_once
+    // Lesson: 9.
+    a_silent_decode_worker_is_passed_over
+    silent_workers_do_not_count_as_a_full_queue
+    a_stream_with_an_unknown_token_fails_at_once
+    // Lesson: 10.
+    both_legs_are_claimed_before_either_starts
+    // Lesson: 15.
+    a_rejoined_worker_is_a_new_incarnation
+    // Lesson: 19, 30.
+    different_fingerprints_are_never_paired
+    // Invariant: I20.
+    // Lesson: 19.
+    a_stream_is_never_resumed_by_other_weights
+    // Lesson: 1.
+    the_sender_is_released_after_the_landing
+    // Lesson: 9.
+    a_source_may_be_lost_at_each_stage_of_a_move
+    // Lesson: 9.
+    a_target_may_be_lost_at_each_stage_of_a_move
+    a_source_may_know_the_landing_before_the_router
+    an_aborted_move_resumes_the_paused_sequence
+    a_sequence_may_finish_during_its_move
+    a_drain_waits_for_room_elsewhere
+    a_flight_landed_on_a_draining_worker_moves_on
     roles_change_at_run_time
-    an_operators_words_are_passed_on
-    a_prefill_worker_that_began_to_leave_gets_no_prompt
-    lesson_16_a_stream_resumed_at_its_end_is_done
-    lesson_16_a_spent_budget_is_an_error
-    a_stream_too_long_for_anybody_holds_nobody_up
-    lesson_12_a_stuck_worker_is_passed_over
-    lesson_12_nobody_waits_for_ever_for_a_stuck_worker
-    lesson_12_a_stuck_prefill_worker_is_left
+    operator_commands_are_sent_to_the_worker
+    a_draining_prefill_worker_gets_no_reserved_prompt
+    // Lesson: 16.
+    a_stream_resumed_at_its_end_is_done
+    // Lesson: 16.
+    a_spent_retry_budget_ends_in_an_error
+    a_stream_too_long_for_all_blocks_no_other
+    // Lesson: 12.
+    a_stuck_worker_is_passed_over
+    // Lesson: 12.
+    flights_leave_a_stuck_worker_after_its_limit
+    // Lesson: 12.
+    flights_leave_a_stuck_prefill_worker
     two_moves_of_one_flight_do_not_overlap
-    a_target_that_refuses_or_says_nothing
-    a_crowded_worker_is_relieved_if_another_has_room
-    a_slow_reader_is_not_waited_for
-    cancel_while_counted_or_in_line
-    a_promise_that_ends_in_silence_makes_room
-    a_broken_link_is_not_tried_again_at_once
-    lesson_27_drain_moves_running_sequences
-    lesson_13_cancel_is_heard_at_each_stage_of_a_move
-    lesson_09_many_flights_are_lost_with_one_worker
-    lesson_12_a_stuck_target_is_given_up
-    lesson_15_late_words_of_a_move_are_stale
+    a_target_that_refuses_or_is_silent_aborts_the_move
+    a_worker_short_of_memory_moves_a_sequence_away
+    a_client_that_never_reads_is_failed
+    a_cancel_works_while_counting_and_queued
+    a_claim_dropped_without_release_makes_room
+    a_retry_avoids_a_broken_link
+    // Lesson: 27.
+    a_drain_moves_running_sequences
+    // Lesson: 13.
+    a_cancel_is_handled_at_each_stage_of_a_move
+    // Lesson: 9.
+    all_flights_of_a_lost_worker_are_resumed
+    // Lesson: 12.
+    a_move_to_a_stuck_target_is_aborted
+    // Lesson: 15.
+    late_reports_of_a_move_are_stale
     a_resumed_stream_finds_its_own_prefix
-    a_load_beyond_all_bounds_is_a_full_worker
-    what_cannot_be_met_is_refused_at_once
-    what_is_not_met_waits_or_becomes_another
-    a_policy_changes_under_those_who_wait
-    a_guest_is_not_moved_by_its_hosts_role
-    lesson_27_a_guest_is_moved_by_a_drain
-    a_worker_that_would_be_late_is_not_asked_twice
-    lesson_25_refused_and_failed_are_no_successes
-    lesson_23_the_stage_that_broke_the_promise_is_named
-    legs_are_given_out_by_turns
-    whole_requests_go_to_any_worker
-    a_resumed_stream_goes_before_everybody_and_is_never_late
-    who_is_let_wait_makes_room_for_who_is_more_urgent
-    a_prompt_that_stays_needs_a_seat
-    seats_of_who_comes_later_are_free_until_then
-    a_short_prompt_waits_as_long_as_what_is_before_it
-    guests_of_other_routers_slow_prompts
-    one_seat_is_enough_for_who_gives_way
-    workers_of_one_device_do_not_divide_it
-    workers_lost_together_are_no_failure_of_a_flight
+    an_absurd_load_counts_as_a_full_worker
+    an_unreachable_target_is_refused_at_once
+    an_unmet_target_waits_or_downgrades
+    a_policy_change_applies_to_waiting_flights
+    a_guest_is_not_moved_because_of_the_role
+    // Lesson: 27.
+    a_guest_is_moved_by_a_drain
+    a_worker_that_refused_as_late_is_not_asked_twice
+    // Lesson: 25.
+    refused_and_failed_flights_are_not_good
+    // Lesson: 23.
+    a_late_verdict_names_the_stage_at_fault
+    round_robin_takes_turns_for_each_leg
+    whole_placement_uses_any_worker
+    a_resumed_stream_goes_first_and_is_never_refused_late
+    a_full_queue_drops_the_least_urgent_flight
+    a_prompt_that_stays_needs_a_slot
+    slots_of_streams_still_to_come_are_free
+    a_short_prompt_waits_for_the_work_before_it
+    streams_of_other_routers_slow_prompts
+    a_yielding_request_fits_into_one_slot
+    workers_sharing_a_device_do_not_split_a_request
+    workers_lost_together_count_no_failure
     a_pause_outlasts_the_queue_limit_of_a_class
     a_paused_stream_avoids_the_worker_that_failed_it
     a_drained_worker_is_not_counted_as_a_loss
-    one_workers_state_is_not_the_fleets_answer
+    one_workers_refusal_is_not_the_fleets_answer
     retries_pause_longer_after_each_lost_worker
-    a_workers_refusal_is_the_clients_answer
-    a_large_request_is_overtaken_sixteen_times
-    a_request_that_gives_way_is_overtaken_uncounted
-    by_load_nobody_overtakes
-    a_class_has_its_own_part_of_the_queue
+    a_final_refusal_of_a_worker_reaches_the_client
+    a_large_request_is_overtaken_at_most_sixteen_times
+    a_yielding_request_is_overtaken_without_limit
+    no_flight_overtakes_in_load_mode
+    a_class_has_its_own_queue_limit
 }

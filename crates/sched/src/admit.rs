@@ -1,56 +1,57 @@
-//! Orders: what is taken on, what is refused, what is renewed.
+//! Orders: admission, refusal and renewal.
 //!
 //! Owns: the conditions of admission and the reservation of blocks.
-//! Never: takes on what would have to wait for blocks: whatever a leg needs is held or promised
+//! Never: accepts a leg that would have to wait for blocks: all that it needs is held or reserved
 //! before it is accepted, or it is refused. So no leg waits for a block that another leg holds.
 //! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
 //! refusal leaves nothing behind, and a repetition changes nothing.
 
-use crate::pace::prompt_due;
-use crate::past::Trace;
-use crate::policy::{self, Rank};
-use crate::sequence::{Sequence, Stage};
-use crate::{Brain, Note};
-use cleave_domain::{Due, HandoffId, Prefill, Refusal, Report, Request, Reserve, RouterId};
+use crate::client_timing::prompt_due;
+use crate::policy::{self, ServiceRank};
+use crate::recently_ended::EndedHandoff;
+use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::{WorkerBrain, WorkerNote};
+use cleave_domain::{
+    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId,
+};
 use cleave_kv::block_hash;
-use cleave_kv::handoff::receiver::{Expected, Receiver};
-use cleave_kv::handoff::sender::Sender;
+use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
+use cleave_kv::handoff::sender::HandoffSender;
 use std::time::Duration;
 
 /// How much of a sequence may come from the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum CacheReuse {
     /// Every full block: another worker runs the last token.
-    Everything,
-    /// What [`Sequence::reusable`] allows.
-    Reusable,
+    EveryFullBlock,
+    AllButLastToken,
     /// Nothing: its KV comes from host memory.
-    Nothing,
+    NoBlock,
 }
 
-impl Brain {
+impl WorkerBrain {
     // === the decode leg ===
 
-    pub(crate) fn reserve(&mut self, router: RouterId, order: Reserve) {
+    pub(crate) fn reserve(&mut self, router: RouterId, order: ReserveOrder) {
         let handoff = order.handoff;
         if self.sequences.contains_key(&handoff) || self.was_here(handoff) {
-            return self.note(Note::Repeated { handoff });
+            return self.note(WorkerNote::Repeated { handoff });
         }
         let taken = self
             .may_reserve(&order)
             .and_then(|()| self.take_reservation(router, order));
         match taken {
-            Ok(reserved) => self.tell(router, reserved),
-            Err(refusal) => self.tell(router, Report::Refused { handoff, refusal }),
+            Ok(reserved) => self.report(router, reserved),
+            Err(refusal) => self.report(router, Report::Refused { handoff, refusal }),
         }
     }
 
-    fn may_reserve(&self, order: &Reserve) -> Result<(), Refusal> {
+    fn may_reserve(&self, order: &ReserveOrder) -> Result<(), Refusal> {
         let me = self.limits.me;
-        // Serving both halves of one request is any worker's business; the role is what it does for
-        // others. A sender that is an earlier life of this worker, or is severed, will never write.
+        // Any worker may serve both legs of one request; the role limits hand-offs from others. A
+        // sender that is an earlier incarnation of this worker, or is fenced, will never write.
         let served = self.limits.role.decodes() && order.sender.worker != me.worker;
-        let severed = self.severed.covers(order.sender);
+        let severed = self.fenced.covers(order.sender);
         if order.sender != me && (!served || severed) {
             return Err(Refusal::WrongWorker);
         }
@@ -64,9 +65,13 @@ impl Brain {
         self.refuse_slow_decode(order)
     }
 
-    /// Holds every block of prompt and output so far, and sets some aside for growth; all or none.
-    fn take_reservation(&mut self, router: RouterId, order: Reserve) -> Result<Report, Refusal> {
-        let Reserve {
+    /// Holds every block of prompt and output so far, and reserves some for growth; all or none.
+    fn take_reservation(
+        &mut self,
+        router: RouterId,
+        order: ReserveOrder,
+    ) -> Result<Report, Refusal> {
+        let ReserveOrder {
             handoff,
             request,
             sender,
@@ -76,34 +81,34 @@ impl Brain {
             due,
         } = order;
         let size = self.limits.capacity.block_tokens;
-        let rank = self.rank(handoff, &request, (waited, due));
-        let mut sequence = Sequence::new(rank, router, request, self.now);
-        sequence.unmet = due.map(|due| due.unmet);
+        let rank = self.rank(handoff, &request, waited, due);
+        let mut sequence = WorkerSequence::new(rank, router, request, self.now);
+        sequence.on_miss = due.map(|due| due.unmet);
         if sender == self.limits.me {
             self.refuse_late_prompt(&mut sequence)?;
         }
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
-        // Named now, because the sender may fill them before it seals.
+        // Taken from the reservation now, because the sender may fill them before it seals.
         let blocks = self.ahead(&sequence, ahead_tokens);
         let growth = self.growth(&sequence, expected_output_tokens).max(blocks) - now;
         let reach = if sender == self.limits.me {
-            Reach::Reusable
+            CacheReuse::AllButLastToken
         } else {
-            Reach::Everything
+            CacheReuse::EveryFullBlock
         };
         self.hold(&mut sequence, reach, growth)?;
         let present = sequence.published;
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_promised(&mut sequence.promise);
-            sequence.table.push(block.expect("promised just now"));
+            let block = self.pool.take_reserved(&mut sequence.reservation);
+            sequence.table.push(block.expect("reserved just now"));
         }
         let blocks = sequence.table[present as usize..].to_vec();
         if sender != self.limits.me {
             let salt = sequence.request.cache_salt;
             let content = block_hash(salt, None, &sequence.tokens);
-            sequence.peered = true;
-            sequence.incoming = Some(Receiver::new(Expected {
+            sequence.peer_state_open = true;
+            sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
                 handoff,
                 sender,
                 present,
@@ -125,15 +130,16 @@ impl Brain {
         })
     }
 
-    /// Blocks for a sequence and what its sender may draw before it seals; not more than there are.
-    fn ahead(&self, sequence: &Sequence, ahead_tokens: u32) -> u32 {
+    /// Blocks for a sequence and the tokens that its sender may draw before it seals; no more than
+    /// the pool has.
+    fn ahead(&self, sequence: &WorkerSequence, ahead_tokens: u32) -> u32 {
         let left = sequence.request.stop.max_tokens - sequence.output_count();
         self.blocks_of(sequence.len().saturating_add(left.min(ahead_tokens)))
     }
 
-    /// Blocks for all that is expected of a sequence; not more than there are. The last token drawn
-    /// is never run, so it needs no room.
-    fn growth(&self, sequence: &Sequence, expected_output_tokens: u32) -> u32 {
+    /// Blocks for the expected length of a sequence; no more than the pool has. The last token
+    /// drawn is never run, so it needs no block.
+    fn growth(&self, sequence: &WorkerSequence, expected_output_tokens: u32) -> u32 {
         let left = sequence.request.stop.max_tokens - sequence.output_count();
         let run = left.min(expected_output_tokens).saturating_sub(1);
         self.blocks_of(sequence.len().saturating_add(run))
@@ -149,24 +155,25 @@ impl Brain {
 
     // === the prefill leg ===
 
-    pub(crate) fn prefill(&mut self, router: RouterId, order: Prefill) {
+    pub(crate) fn prefill(&mut self, router: RouterId, order: PrefillOrder) {
         let handoff = order.handoff;
         let taken = match self.sequences.get(&handoff) {
-            None if self.was_here(handoff) => return self.note(Note::Repeated { handoff }),
+            None if self.was_here(handoff) => return self.note(WorkerNote::Repeated { handoff }),
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),
             Some(sequence) if sequence.awaits_prefill() => self.start_here(router, &order),
             Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
-            Some(_) => return self.note(Note::Repeated { handoff }),
+            Some(_) => return self.note(WorkerNote::Repeated { handoff }),
         };
         if let Err(refusal) = taken {
-            self.tell(router, Report::Refused { handoff, refusal });
+            self.report(router, Report::Refused { handoff, refusal });
         }
     }
 
-    /// Both legs are here: the prompt is computed straight into the reserved blocks.
-    fn start_here(&mut self, router: RouterId, order: &Prefill) -> Result<(), Refusal> {
+    /// Starts the prompt of a reservation whose legs are both here: it is computed straight into
+    /// the reserved blocks.
+    fn start_here(&mut self, router: RouterId, order: &PrefillOrder) -> Result<(), Refusal> {
         let target = &order.target;
         let (me, now) = (self.limits.me, self.now);
         let sequence = self
@@ -179,7 +186,7 @@ impl Brain {
                     && sequence.table[target.present as usize..] == target.blocks
             })
             .ok_or(Refusal::WrongWorker)?;
-        sequence.stage = Stage::Active;
+        sequence.stage = SequenceStage::Active;
         sequence.times.accepted = now;
         self.active.insert(sequence.rank);
         self.renewed(order.handoff);
@@ -187,7 +194,7 @@ impl Brain {
         Ok(())
     }
 
-    fn may_prefill(&self, order: &Prefill) -> Result<(), Refusal> {
+    fn may_prefill(&self, order: &PrefillOrder) -> Result<(), Refusal> {
         let target = &order.target;
         let tokens = order.request.prompt.len() + order.request.generated.len();
         let blocks = tokens.div_ceil(self.limits.capacity.block_tokens as usize);
@@ -200,13 +207,13 @@ impl Brain {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
-        let queued = |s: &&Sequence| s.outgoing.is_some() && s.times.started.is_none();
+        let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
         let queued = self.sequences.values().filter(queued).count();
         if queued >= self.limits.queue_max as usize {
             let tokens = self.load().queue_tokens;
             let steps = tokens / u64::from(self.limits.capacity.step_tokens_max).max(1);
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-            // Room for one more is there once the first of the queue has started.
+            // There is room for one more once the first of the queue has started.
             let retry_after =
                 policy::retry_after(steps / self.limits.queue_max.max(1), self.step_mean);
             return Err(Refusal::QueueFull { retry_after });
@@ -214,23 +221,23 @@ impl Brain {
         Ok(())
     }
 
-    /// Holds what the cache has of the prompt and sets the other blocks aside; all or none.
-    fn take_prefill(&mut self, router: RouterId, order: Prefill) -> Result<(), Refusal> {
-        let Prefill {
+    /// Holds the cached part of the prompt and reserves the other blocks; all or none.
+    fn take_prefill(&mut self, router: RouterId, order: PrefillOrder) -> Result<(), Refusal> {
+        let PrefillOrder {
             handoff,
             request,
             target,
             waited,
             due,
         } = order;
-        let rank = self.rank(handoff, &request, (waited, due));
-        let mut sequence = Sequence::new(rank, router, request, self.now);
-        sequence.unmet = due.map(|due| due.unmet);
+        let rank = self.rank(handoff, &request, waited, due);
+        let mut sequence = WorkerSequence::new(rank, router, request, self.now);
+        sequence.on_miss = due.map(|due| due.unmet);
         self.refuse_late_prompt(&mut sequence)?;
-        self.hold(&mut sequence, Reach::Reusable, 0)?;
-        sequence.peered = true;
-        sequence.outgoing = Some(Sender::new(handoff, target));
-        sequence.stage = Stage::Active;
+        self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
+        sequence.peer_state_open = true;
+        sequence.outgoing = Some(HandoffSender::new(handoff, target));
+        sequence.stage = SequenceStage::Active;
         self.active.insert(rank);
         self.sequences.insert(handoff, sequence);
         self.renewed(handoff);
@@ -244,11 +251,12 @@ impl Brain {
         &mut self,
         handoff: HandoffId,
         request: &Request,
-        (waited, due): (Duration, Option<Due>),
-    ) -> Rank {
+        waited: Duration,
+        due: Option<Deadline>,
+    ) -> ServiceRank {
         self.arrivals += 1;
         let since = self.now - waited;
-        Rank {
+        ServiceRank {
             priority: (request.slo.priority, request.priority),
             due: due.map_or(prompt_due(since, None), |due| self.now + due.left),
             since,
@@ -259,19 +267,23 @@ impl Brain {
 
     /// Whether the hand-off was accepted here before, and is over.
     fn was_here(&self, handoff: HandoffId) -> bool {
-        matches!(self.past.trace(handoff), Some(Trace::Over | Trace::Landed))
+        matches!(
+            self.recently_ended.trace(handoff),
+            Some(EndedHandoff::Ended | EndedHandoff::Landed)
+        )
     }
 
     fn may_take(&self, handoff: HandoffId, request: &Request) -> Result<(), Refusal> {
         if self.draining() {
             return Err(Refusal::Draining);
         }
-        // Its receiver was promised that nothing of it comes; or a sequence leaves under its name.
-        let unwritten = self.past.trace(handoff) == Some(Trace::Stopped);
+        // The receiver was assured that nothing of it comes; or a sequence leaves under its name.
+        let unwritten =
+            self.recently_ended.trace(handoff) == Some(EndedHandoff::StoppedBeforeStart);
         if unwritten || self.moves.contains_key(&handoff) {
             return Err(Refusal::WrongWorker);
         }
-        // It would fail the whole step that it was part of.
+        // An unknown token would fail the whole step that the request is part of.
         let vocab_size = self.limits.vocab_size;
         if !policy::runnable(request, vocab_size) {
             return Err(Refusal::OutOfVocabulary { vocab_size });
@@ -280,7 +292,7 @@ impl Brain {
         let tokens = request.prompt.len() + request.generated.len();
         let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
         let tokens_max = pool.min(u64::from(capacity.context_tokens_max));
-        // There must be room for the next token, and leave to draw it.
+        // The request must leave room for the next token and allow drawing it.
         if tokens == 0
             || tokens as u64 >= tokens_max
             || request.generated.len() >= request.stop.max_tokens as usize
@@ -291,10 +303,15 @@ impl Brain {
         Ok(())
     }
 
-    /// [`Brain::secure`] for a sequence that is new here. Nothing is taken while a preempted or
-    /// swapped one waits for blocks: it would wait for ever.
-    fn hold(&mut self, sequence: &mut Sequence, reach: Reach, growth: u32) -> Result<(), Refusal> {
-        let waits = |s: &Sequence| s.starved() || s.swap.is_some();
+    /// Calls [`WorkerBrain::secure`] for a sequence that is new here. Nothing is given out while a
+    /// preempted or swapped sequence waits for blocks: new ones would starve it.
+    fn hold(
+        &mut self,
+        sequence: &mut WorkerSequence,
+        reach: CacheReuse,
+        growth: u32,
+    ) -> Result<(), Refusal> {
+        let waits = |s: &WorkerSequence| s.starved() || s.swap.is_some();
         let starved = self.sequences.values().any(waits);
         if !starved && self.secure(sequence, reach, growth) {
             return Ok(());
@@ -303,24 +320,30 @@ impl Brain {
         Err(Refusal::NoBlocks { retry_after })
     }
 
-    /// Holds what the cache has of `sequence`, and promises it the rest of its blocks and `growth`
+    /// Holds the cached blocks of `sequence`, and reserves the rest of its blocks and `growth`
     /// more; all or none.
-    pub(crate) fn secure(&mut self, sequence: &mut Sequence, reach: Reach, growth: u32) -> bool {
+    pub(crate) fn secure(
+        &mut self,
+        sequence: &mut WorkerSequence,
+        reach: CacheReuse,
+        growth: u32,
+    ) -> bool {
         let size = self.limits.capacity.block_tokens;
         let blocks = sequence.len().div_ceil(size) + growth;
-        let reach = match self.limits.prefix_cache {
-            true => reach,
-            false => Reach::Nothing,
+        let reach = if self.limits.prefix_cache {
+            reach
+        } else {
+            CacheReuse::NoBlock
         };
         let hashes = match reach {
-            Reach::Nothing => &[],
-            Reach::Reusable => sequence.reusable(size),
-            Reach::Everything => {
+            CacheReuse::NoBlock => &[],
+            CacheReuse::AllButLastToken => sequence.reusable(size),
+            CacheReuse::EveryFullBlock => {
                 sequence.extend_hashes(size);
                 &sequence.hashes[..]
             }
         };
-        let hits = self.pool.leading(hashes);
+        let hits = self.pool.prefix_hits(hashes);
         if hits.cached + blocks - hits.blocks > self.pool.blocks_available() {
             return false;
         }
@@ -329,8 +352,8 @@ impl Brain {
         sequence.table = held.collect();
         sequence.published = hits.blocks;
         sequence.computed = hits.blocks * size;
-        let promise = self.pool.promise(blocks - hits.blocks);
-        sequence.promise = promise.expect("room was counted");
+        let promise = self.pool.reserve(blocks - hits.blocks);
+        sequence.reservation = promise.expect("room was counted");
         true
     }
 
@@ -349,11 +372,14 @@ impl Brain {
         self.leases.set(handoff, self.now + self.limits.lease);
     }
 
-    /// When the first of the running sequences will have ended at the latest.
+    /// Upper bound of the time until the first running sequence ends.
     pub(crate) fn soonest_end(&self) -> Duration {
-        let left = |s: &Sequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
+        let left = |s: &WorkerSequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
         let running = self.sequences.values().filter(|s| s.slot.is_some());
         let steps = running.map(left).min().unwrap_or(1);
         policy::retry_after(steps, self.step_mean)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,31 +1,36 @@
-//! What the pool's blocks are for, and whether any is nobody's.
+//! The use of the pool's blocks, and a count of leaked ones.
 //!
-//! Owns: the sums over the sequences that [`Note::Pool`] tells. Never: walks a table or the pool, as
+//! Owns: the sums over the sequences in [`WorkerNote::Pool`]. Never: walks a table or the pool, as
 //! `check` does: it runs after every fact that matters.
-//! Invariant: what the pool says is held is what the sequences say they hold, and what is copied out of
-//! it; the difference is leaked.
+//! Invariant: the pool's count of held blocks equals the sum that sequences and copies hold; the
+//! difference is leaked.
 
-use crate::sequence::Stage;
-use crate::{Brain, Note};
-use cleave_domain::Load;
+use crate::sequence::SequenceStage;
+use crate::{WorkerBrain, WorkerNote};
+use cleave_domain::WorkerLoad;
 
-impl Brain {
-    pub(crate) fn audit(&self, load: Load) -> Note {
+impl WorkerBrain {
+    pub(crate) fn audit(&self, load: WorkerLoad) -> WorkerNote {
         let (mut reserved, mut leased, mut quarantined) = (0, 0, 0);
-        let mut named = self.tiers.leaving().len() as u64;
+        let mut named = self.tiers.offloading().len() as u64;
         for sequence in self.sequences.values() {
             let blocks = sequence.table.len() as u64;
             named += blocks;
             match sequence.stage {
-                Stage::Reserved => reserved += blocks,
-                Stage::Closing { .. } if sequence.quarantined() => quarantined += blocks,
-                Stage::Active | Stage::Sending if !sequence.decodes_here() => leased += blocks,
-                Stage::Active | Stage::Sending | Stage::Still | Stage::Closing { .. } => {}
+                SequenceStage::Reserved => reserved += blocks,
+                SequenceStage::Closing { .. } if sequence.quarantined() => quarantined += blocks,
+                SequenceStage::Active | SequenceStage::Sending if !sequence.decodes_here() => {
+                    leased += blocks
+                }
+                SequenceStage::Active
+                | SequenceStage::Sending
+                | SequenceStage::Paused
+                | SequenceStage::Closing { .. } => {}
             }
         }
-        let leaked = self.pool.holdings().abs_diff(named);
+        let leaked = self.pool.holders_total().abs_diff(named);
         let count = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX);
-        Note::Pool {
+        WorkerNote::Pool {
             blocks_held: self.pool.blocks_held(),
             blocks_free: load.blocks_free,
             blocks_cached: self.pool.blocks_cached(),
@@ -42,12 +47,12 @@ impl Brain {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use crate::{Brain, Limits, Note, Writer};
+    use crate::{PoolWriter, WorkerBrain, WorkerLimits, WorkerNote};
     use cleave_domain::{Capacity, Prices, Role, WorkerRef};
     use std::time::Duration;
 
-    pub(crate) fn limits() -> Limits {
-        Limits {
+    pub(crate) fn limits() -> WorkerLimits {
+        WorkerLimits {
             me: WorkerRef::default(),
             role: Role::Both,
             capacity: Capacity {
@@ -67,24 +72,24 @@ pub(crate) mod tests {
             swap_blocks: 0,
             host_blocks: 0,
             disk_blocks: 0,
-            writer: Writer::Receiver,
+            writer: PoolWriter::Receiver,
             prices: Prices::default(),
             steps_in_flight: 1,
             speculation: None,
         }
     }
 
-    fn leaked(brain: &Brain) -> u32 {
+    fn leaked(brain: &WorkerBrain) -> u32 {
         match brain.audit(brain.load()) {
-            Note::Pool { blocks_leaked, .. } => blocks_leaked,
+            WorkerNote::Pool { blocks_leaked, .. } => blocks_leaked,
             other => panic!("{other:?}"),
         }
     }
 
-    /// "0 leaked" means something only if a block that nobody names is counted.
+    /// A count of zero leaked blocks means something only if a block without an owner is counted.
     #[test]
-    fn a_block_that_no_sequence_names_is_leaked() {
-        let mut brain = Brain::new(limits());
+    fn a_block_without_an_owner_counts_as_leaked() {
+        let mut brain = WorkerBrain::new(limits());
         assert_eq!(leaked(&brain), 0);
         for blocks in 1..=3 {
             brain.pool.take().expect("eight are free");

@@ -1,87 +1,92 @@
-//! What a step may hold so that promises are kept: which sequences draw, and what they can spare.
+//! The streams that draw in a step so that targets are kept, and the slack that they have.
 //!
-//! Owns: the choice among sequences that could all run, as functions from a snapshot. Never: changes
-//! anything, or sees the brain. Invariant: a step of sequences that draw is never predicted to take
-//! longer than the tightest mean gap promised to one in it, unless there is but one; and whoever waits
-//! longest goes first once that was too long.
+//! Owns: the choice among sequences that could all run, as functions from a snapshot. Never:
+//! changes anything, or sees the brain. Invariant: a step of sequences that draw is never predicted
+//! to take longer than the tightest mean gap promised to one in it, unless there is but one; and
+//! the stream that waited longest goes first once its wait exceeds `IDLE_MAX`.
 
-use crate::policy::Rank;
-use cleave_domain::{HandoffId, Prices, Time, Work};
+use crate::policy::ServiceRank;
+use cleave_domain::{HandoffId, Prices, StepWork, Time};
 use cleave_planner::Predict;
 use std::time::Duration;
 
-/// Whoever could run and did not for so long goes first, one in each step: those without a target
-/// have this much of a share, and prompts whose room the streams take.
+/// A stream or prompt that could run and did not for this long goes first, one in each step: it
+/// guarantees a share to streams without a target, and to prompts whose room the streams take.
 pub(crate) const IDLE_MAX: Duration = Duration::from_millis(500);
-/// A stream that is ahead of what it was promised pays for a prompt's chunk with at most so many of
-/// its mean gaps at once: its client should see no standstill.
-const GAPS_MAX: u32 = 3;
+/// A stream that is ahead of its target gives up at most this many of its mean gaps to one prompt
+/// chunk: its client should see no pause.
+const SLACK_GAPS_MAX: u32 = 3;
 /// A sequence that could draw its next token.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) rank: Rank,
-    /// Tokens that it then has.
+pub(crate) struct DecodeCandidate {
+    pub(crate) rank: ServiceRank,
+    /// Its tokens after this step.
     pub(crate) context_tokens: u64,
-    /// The mean gap that keeps its promise, and when its next token is due by it; none where nothing
-    /// was promised, or it is lost.
+    /// The mean gap that keeps its target, and the deadline of its next token; `None` without a
+    /// target, or where it is already missed.
     pub(crate) target: Option<(Duration, Time)>,
-    /// When it ran last.
-    pub(crate) served: Time,
+    /// When it last ran.
+    pub(crate) last_run_at: Time,
 }
 
-/// What is in the step already.
+/// Streams and work that the step holds already.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Placed {
-    pub(crate) work: Work,
-    /// The tightest mean gap promised to one that draws.
+pub(crate) struct BatchLoad {
+    pub(crate) work: StepWork,
+    /// The tightest mean gap promised to a stream in it.
     pub(crate) tpot_least: Option<Duration>,
-    /// How long the step may take by what the streams in it can spare.
-    pub(crate) spare: Option<Duration>,
+    /// Upper limit of the step's time by the slack of its streams.
+    pub(crate) slack_least: Option<Duration>,
 }
 
-impl Placed {
-    /// With one more.
-    pub(crate) fn add(&mut self, candidate: &Candidate, now: Time) {
-        self.work += Work::decode(candidate.context_tokens);
+impl BatchLoad {
+    pub(crate) fn add(&mut self, candidate: &DecodeCandidate, now: Time) {
+        self.work += StepWork::decode(candidate.context_tokens);
         if let Some((tpot, due)) = candidate.target {
-            // Whoever is behind has a shorter gap left for each of its tokens, not none for the next.
-            let spare = due.since(now).min(tpot * GAPS_MAX).max(tpot);
+            // A late stream has a shorter gap left for each of its tokens, not none for the next
+            // one.
+            let spare = due.since(now).min(tpot * SLACK_GAPS_MAX).max(tpot);
             self.tpot_least = Some(self.tpot_least.map_or(tpot, |least| least.min(tpot)));
-            self.spare = Some(self.spare.map_or(spare, |least| least.min(spare)));
+            self.slack_least = Some(self.slack_least.map_or(spare, |least| least.min(spare)));
         }
     }
 
-    /// Whether the streams in it keep what they were promised, as predicted.
-    fn keeps(&self, prices: &Prices) -> bool {
+    /// Whether all streams in it are predicted to keep their targets.
+    fn keeps_targets(&self, prices: &Prices) -> bool {
         self.tpot_least
             .is_none_or(|least| prices.step(&self.work) <= least)
     }
 }
 
-/// Those that sit out this step. All run if that breaks nothing; else whoever is due first, the most
-/// important before that.
-pub(crate) fn sit_out(
+/// Streams deferred to a later step. All run if that breaks no target; otherwise they are added by
+/// priority, then by deadline, as long as every target holds.
+pub(crate) fn deferred(
     prices: &Prices,
-    placed: Placed,
-    candidates: &[Candidate],
+    placed: BatchLoad,
+    candidates: &[DecodeCandidate],
     now: Time,
 ) -> Vec<HandoffId> {
     let mut all = placed;
     for candidate in candidates {
         all.add(candidate, now);
     }
-    if all.keeps(prices) {
+    if all.keeps_targets(prices) {
         return Vec::new();
     }
-    let mut order: Vec<&Candidate> = candidates.iter().collect();
+    let mut order: Vec<&DecodeCandidate> = candidates.iter().collect();
+    // Without a target the one that ran longest ago comes first, after all that have one.
     order.sort_by_key(|candidate| {
         let due = candidate.target.map(|(_, due)| due);
-        let (late, due) = (due.is_none(), due.unwrap_or(candidate.served));
+        let (late, due) = (due.is_none(), due.unwrap_or(candidate.last_run_at));
         (candidate.rank.priority, late, due, candidate.rank)
     });
-    let longest = order.iter().enumerate().min_by_key(|(_, one)| one.served);
+    // A stream that waited for more than `IDLE_MAX` goes first, or a tight one could starve it.
+    let longest = order
+        .iter()
+        .enumerate()
+        .min_by_key(|(_, one)| one.last_run_at);
     if let Some((place, one)) = longest
-        && now.since(one.served) > IDLE_MAX
+        && now.since(one.last_run_at) > IDLE_MAX
     {
         order[..=place].rotate_right(1);
     }
@@ -90,7 +95,8 @@ pub(crate) fn sit_out(
     for candidate in order {
         let mut with = chosen;
         with.add(candidate, now);
-        if chosen.work.rows == 0 || with.keeps(prices) {
+        // The first one always runs, even alone over its target: nothing would ever run otherwise.
+        if chosen.work.rows == 0 || with.keeps_targets(prices) {
             chosen = with;
         } else {
             out.push(candidate.rank.handoff);
@@ -99,9 +105,9 @@ pub(crate) fn sit_out(
     out
 }
 
-/// The mean gap that sequences with these targets and lengths would have if all of them ran here:
-/// in the time of the tightest gap, one of twice that gap draws every other time.
-pub(crate) fn crowded_step(
+/// The mean gap if all sequences with these targets and lengths ran here: within the tightest gap,
+/// a stream with twice that gap draws in every other step, so it counts half.
+pub(crate) fn step_of_all_streams(
     prices: &Prices,
     streams: impl Iterator<Item = (Duration, u64)> + Clone,
 ) -> Option<(Duration, Duration)> {
@@ -125,7 +131,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A step of 10 ms, and 1 ms for each row.
+    /// A step takes 10 ms, and 1 ms for each row.
     fn prices() -> Prices {
         let rows = [(1, 11_000_000), (512, 522_000_000)];
         Prices {
@@ -138,13 +144,13 @@ mod tests {
         Time::ZERO + MS * millis
     }
 
-    fn candidate(number: u64, target: Option<(u32, u32)>, served: u32) -> Candidate {
+    fn candidate(number: u64, target: Option<(u32, u32)>, served: u32) -> DecodeCandidate {
         let handoff = HandoffId {
             flight: FlightId(number),
             attempt: 0,
         };
-        Candidate {
-            rank: Rank {
+        DecodeCandidate {
+            rank: ServiceRank {
                 priority: (0, 0),
                 due: at(0),
                 since: at(0),
@@ -153,38 +159,39 @@ mod tests {
             },
             context_tokens: 100,
             target: target.map(|(tpot, due)| (MS * tpot, at(due))),
-            served: at(served),
+            last_run_at: at(served),
         }
     }
 
-    fn out(candidates: &[Candidate], now: u32) -> Vec<u64> {
-        let out = sit_out(&prices(), Placed::default(), candidates, at(now));
+    fn out(candidates: &[DecodeCandidate], now: u32) -> Vec<u64> {
+        let out = deferred(&prices(), BatchLoad::default(), candidates, at(now));
         let mut out: Vec<u64> = out.iter().map(|handoff| handoff.flight.0).collect();
         out.sort_unstable();
         out
     }
 
     #[test]
-    fn all_run_while_no_promise_breaks() {
+    fn all_streams_run_while_every_target_holds() {
         let lax: Vec<_> = (0..40)
             .map(|i| candidate(i, Some((60, 1000)), 990))
             .collect();
         assert!(out(&lax, 990).is_empty());
         let none: Vec<_> = (0..200).map(|i| candidate(i, None, 0)).collect();
-        assert!(out(&none, 990).is_empty(), "nobody was promised anything");
+        assert!(out(&none, 990).is_empty(), "no stream has a target");
     }
 
+    // Invariant: I28.
     #[test]
-    fn who_has_slack_sits_out_where_the_tightest_would_wait() {
+    fn streams_with_slack_are_deferred_for_the_tightest() {
         let mut all: Vec<_> = (0..20).map(|i| candidate(i, None, 990)).collect();
         all.push(candidate(20, Some((20, 1000)), 980));
         all.push(candidate(21, Some((100, 1080)), 980));
-        // 20 ms are room for ten, and the two that were promised something are two of them.
+        // Ten rows fit into 20 ms, and the two streams with a target are two of them.
         assert_eq!(out(&all, 990), (8..20).collect::<Vec<_>>());
     }
 
     #[test]
-    fn one_that_nobody_can_serve_in_time_runs_alone_and_does_not_stop_the_rest_for_ever() {
+    fn an_infeasible_request_does_not_block_the_queue() {
         let all = [
             candidate(1, Some((5, 1000)), 990),
             candidate(2, Some((30, 1020)), 990),
@@ -198,25 +205,29 @@ mod tests {
     }
 
     #[test]
-    fn streams_can_spare_what_they_are_ahead_by() {
-        let mut placed = Placed::default();
+    fn slack_is_the_lead_over_the_target_capped_at_three_gaps() {
+        let mut placed = BatchLoad::default();
         placed.add(&candidate(1, Some((50, 1080)), 990), at(1000));
-        assert_eq!(placed.spare, Some(MS * 80));
+        assert_eq!(placed.slack_least, Some(MS * 80));
         placed.add(&candidate(2, Some((20, 2000)), 990), at(1000));
-        assert_eq!(placed.spare, Some(MS * 60), "no client sees a standstill");
+        assert_eq!(
+            placed.slack_least,
+            Some(MS * 60),
+            "slack is capped at three gaps"
+        );
         placed.add(&candidate(3, Some((50, 990)), 990), at(1000));
         assert_eq!(
-            placed.spare,
+            placed.slack_least,
             Some(MS * 50),
             "one is late, and makes up for it in the gaps that it has left"
         );
     }
 
     #[test]
-    fn a_lax_stream_counts_for_part_of_a_tight_one() {
+    fn a_lax_stream_counts_as_part_of_a_tight_one() {
         let streams = [(MS * 20, 100), (MS * 40, 100), (MS * 40, 100)];
-        let crowded = crowded_step(&prices(), streams.into_iter());
+        let crowded = step_of_all_streams(&prices(), streams.into_iter());
         assert_eq!(crowded, Some((MS * 20, MS * 12)));
-        assert_eq!(crowded_step(&prices(), [].into_iter()), None);
+        assert_eq!(step_of_all_streams(&prices(), [].into_iter()), None);
     }
 }

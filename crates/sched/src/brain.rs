@@ -1,179 +1,182 @@
-//! The brain itself: its state, its three doors, and what it says of itself.
+//! The brain itself: its state, its three entry points (`handle`, `poll`, `deadline`), and its
+//! getters.
 //!
-//! Owns: the order of things within one `handle`: the fact, then leases, then the next step, then
-//! what changed. Never: holds a rule of one of its parts; those have their own files.
-//! Invariant: see [`Brain::check`].
+//! Owns: the order of work within one `handle`: the fact, then expired deadlines, then the next
+//! step, then reports of what changed. Never: holds a rule of one of its parts; those have their
+//! own files.
+//! Invariant: see [`WorkerBrain::check`].
 
-use crate::crowd::Wish;
 use crate::deadline::Deadlines;
-use crate::load::Told;
-use crate::moves::Move;
-use crate::past::Past;
-use crate::policy::{Rank, SwapPrices};
+use crate::fenced::FencedPeers;
+use crate::load::LastReport;
+use crate::memory_pressure::MigrationRequest;
+use crate::moves::OutboundMigration;
+use crate::policy::{ServiceRank, SwapPrices};
+use crate::recently_ended::RecentlyEnded;
 use crate::resend::Resends;
-use crate::sequence::{Phase, Sequence};
-use crate::severed::Severed;
-use crate::speculate::Acceptance;
-use crate::tier::Tiers;
-use crate::{Drafting, Input, Limits, Note, Output};
+use crate::sequence::{SequencePhase, WorkerSequence};
+use crate::speculate::DraftAcceptance;
+use crate::tier::OffloadTiers;
+use crate::{DraftOutcome, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, TokenId, Voice, Work,
+    HandoffId, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork, Time,
+    TokenId, WorkerLoad,
 };
-use cleave_kv::{Packet, Pool};
-use cleave_planner::Learner;
+use cleave_kv::{BlockPool, Packet};
+use cleave_planner::PriceLearner;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Prefixes in one report to a router that joins: a quarter of a megabyte, far below what one
-/// message may hold on any stream.
+/// Prefixes in one report to a router that joins: a quarter of a megabyte, far below the size limit
+/// of a message on any stream.
 const PREFIXES_MAX: usize = 16 * 1024;
 
 /// A worker's brain. See the crate for how to drive it.
 #[derive(Clone, Debug)]
-pub struct Brain {
-    pub(crate) limits: Limits,
+pub struct WorkerBrain {
+    pub(crate) limits: WorkerLimits,
     pub(crate) now: Time,
-    pub(crate) pool: Pool,
+    pub(crate) pool: BlockPool,
     /// Every hand-off accepted and not released.
-    pub(crate) sequences: BTreeMap<HandoffId, Sequence>,
-    /// Those that ended lately.
-    pub(crate) past: Past,
+    pub(crate) sequences: BTreeMap<HandoffId, WorkerSequence>,
+    /// Hand-offs that ended lately, to recognise repeated orders and late packets.
+    pub(crate) recently_ended: RecentlyEnded,
     /// Sequences that leave for other decode workers, by the attempt under which they leave.
-    pub(crate) moves: BTreeMap<HandoffId, Move>,
-    /// Those with tokens to run, the most important first.
-    pub(crate) active: BTreeSet<Rank>,
-    /// Those nobody has.
-    pub(crate) slots: BTreeSet<SlotIndex>,
-    /// How long each lives without being renewed.
+    pub(crate) moves: BTreeMap<HandoffId, OutboundMigration>,
+    /// Sequences with tokens to run, the most important first.
+    pub(crate) active: BTreeSet<ServiceRank>,
+    pub(crate) slots_free: BTreeSet<SlotIndex>,
+    /// Leases: a hand-off that its router does not renew in time ends.
     pub(crate) leases: Deadlines,
-    /// How long those that only wait for their peer may stand still, or wait to be answered.
+    /// Deadlines of hand-offs that only wait for their peer, or for an answer from it.
     pub(crate) stalls: Deadlines,
     /// Packets that are sent again until they are answered.
     pub(crate) resends: Resends,
-    /// Said and not answered, the oldest first; it runs, and the one behind it when it is over.
-    pub(crate) under_way: VecDeque<Step>,
-    /// Those connected, each with how many of its orders were heard; not counted where nothing is
-    /// known of prices.
+    /// Steps given to the engine and not answered, the oldest first; the first one runs, the second
+    /// one follows it.
+    pub(crate) steps_in_flight: VecDeque<StepInFlight>,
+    /// Connected routers, each with the number of its orders handled so far; orders are not counted
+    /// where prices are unknown.
     pub(crate) routers: BTreeMap<RouterId, u64>,
-    /// Who can reach nothing here any more.
-    pub(crate) severed: Severed,
-    /// Steps so far; names the next one.
+    /// Workers that can write nothing here any more.
+    pub(crate) fenced: FencedPeers,
+    /// Steps so far; numbers the next one.
     pub(crate) steps: u64,
     /// Orders accepted so far.
     pub(crate) arrivals: u64,
-    /// How long a step took of late.
+    /// Running mean of the time that recent steps took.
     pub(crate) step_mean: Duration,
     pub(crate) swap_prices: SwapPrices,
-    /// How often guesses came true, whoever's they were.
-    pub(crate) acceptance: Acceptance,
-    /// What is kept below the pool.
-    pub(crate) tiers: Tiers,
-    /// What its work costs.
-    pub(crate) learner: Learner,
-    pub(crate) told: Told,
-    /// Prompt tokens that a step holds at most, by what they cost.
+    /// Share of drafts that were accepted, over all sequences.
+    pub(crate) acceptance: DraftAcceptance,
+    /// Index of the KV kept in host memory and on disk.
+    pub(crate) tiers: OffloadTiers,
+    /// Prices of this worker's work, learned from its steps.
+    pub(crate) learner: PriceLearner,
+    pub(crate) last_report: LastReport,
+    /// Prompt tokens that one step runs at most, derived from prices.
     pub(crate) quantum: u32,
-    /// When a step last held any.
-    pub(crate) chunked: Option<Time>,
-    pub(crate) draining: Draining,
-    /// The sequence that a router was asked to have moved, and when.
-    pub(crate) wish: Option<Wish>,
-    /// Something happened that may allow a step or alter the load.
-    pub(crate) stirred: bool,
-    pub(crate) load_told: Load,
-    pub(crate) pool_told: Option<Note>,
-    pub(crate) outputs: VecDeque<Output>,
+    /// Time at which a step last held prompt tokens.
+    pub(crate) last_chunk_at: Option<Time>,
+    pub(crate) draining: WorkerDrainState,
+    /// The last request to a router that a sequence be moved, and its time.
+    pub(crate) migration_request: Option<MigrationRequest>,
+    /// Set by a fact that may allow a step or alter the load; `handle` then plans and reports.
+    pub(crate) dirty: bool,
+    pub(crate) load_reported: WorkerLoad,
+    pub(crate) pool_noted: Option<WorkerNote>,
+    pub(crate) outputs: VecDeque<WorkerOutput>,
 }
 
-/// What the brain remembers of a step under way.
+/// The brain's record of a step under way.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct StepInFlight {
     pub(crate) id: StepId,
-    /// When it was said, or when the one before it was over.
-    pub(crate) since: Time,
-    /// It takes too long.
+    /// When it was given to the engine, or when the one before it ended.
+    pub(crate) started_at: Time,
+    /// Whether it exceeded `step_max`.
     pub(crate) stuck: bool,
-    /// What it has to do, and how long that was predicted to take.
-    pub(crate) work: Work,
+    /// Its work, and the time predicted for it.
+    pub(crate) work: StepWork,
     pub(crate) predicted: Duration,
     /// In the order of the plan's segments.
-    pub(crate) placed: Vec<Placed>,
-    /// Tokens guessed, in the same order.
+    pub(crate) segments: Vec<SegmentInFlight>,
+    /// Draft tokens, in the same order.
     pub(crate) drafts: Vec<TokenId>,
-    /// What came of guessing, where it was tried.
-    pub(crate) drafting: Option<Drafting>,
-    /// The step before it, on which it stands, failed for one sequence: nothing it gives can be used.
-    pub(crate) void: bool,
+    /// Outcome of speculation, where it is enabled.
+    pub(crate) drafting: Option<DraftOutcome>,
+    /// The step before it, on which it builds, failed for one sequence: none of its results can be
+    /// used.
+    pub(crate) unusable: bool,
 }
 
 /// A segment of a step under way.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) struct Placed {
+pub(crate) struct SegmentInFlight {
     pub(crate) handoff: HandoffId,
     pub(crate) slot: SlotIndex,
-    /// That it runs, `drafts` included.
+    /// Tokens that it runs, `drafts` included.
     pub(crate) tokens: u32,
-    /// Of these, guessed.
     pub(crate) drafts: u32,
-    pub(crate) phase: Phase,
+    pub(crate) phase: SequencePhase,
     pub(crate) samples: bool,
 }
 
-/// Whether the worker takes on anything new.
+/// Whether the worker accepts new work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Draining {
+pub(crate) enum WorkerDrainState {
     No,
     Yes,
-    /// And nothing is left, which was said.
+    /// Draining, nothing is left here, and `Drained` was emitted.
     Done,
 }
 
-impl Brain {
+impl WorkerBrain {
     /// A worker that holds nothing and knows no router.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: WorkerLimits) -> Self {
         let capacity = &limits.capacity;
         // Every sequence with a slot can decode in one step.
         let slots = capacity.slots_count.min(capacity.step_tokens_max);
         Self {
             now: Time::ZERO,
-            pool: Pool::new(capacity.blocks_count),
+            pool: BlockPool::new(capacity.blocks_count),
             sequences: BTreeMap::new(),
-            past: Past::default(),
+            recently_ended: RecentlyEnded::default(),
             moves: BTreeMap::new(),
             active: BTreeSet::new(),
-            slots: (0..slots).map(SlotIndex).collect(),
+            slots_free: (0..slots).map(SlotIndex).collect(),
             leases: Deadlines::default(),
             stalls: Deadlines::default(),
             resends: Resends::default(),
-            under_way: VecDeque::new(),
+            steps_in_flight: VecDeque::new(),
             routers: BTreeMap::new(),
-            severed: Severed::default(),
+            fenced: FencedPeers::default(),
             steps: 0,
             arrivals: 0,
             step_mean: Duration::ZERO,
             swap_prices: SwapPrices::default(),
-            acceptance: Acceptance::default(),
+            acceptance: DraftAcceptance::default(),
             tiers: match limits.host_blocks {
-                0 => Tiers::new(0, 0),
-                blocks => Tiers::new(blocks, limits.disk_blocks),
+                0 => OffloadTiers::new(0, 0),
+                blocks => OffloadTiers::new(blocks, limits.disk_blocks),
             },
-            learner: Learner::new(limits.prices.clone()),
-            told: Told::new(limits.prices.clone()),
+            learner: PriceLearner::new(limits.prices.clone()),
+            last_report: LastReport::new(limits.prices.clone()),
             quantum: cleave_planner::quantum(
                 &limits.prices,
                 capacity.step_tokens_max,
                 capacity.block_tokens,
             ),
-            chunked: None,
-            draining: Draining::No,
-            wish: None,
-            stirred: false,
-            load_told: Load {
+            last_chunk_at: None,
+            draining: WorkerDrainState::No,
+            migration_request: None,
+            dirty: false,
+            load_reported: WorkerLoad {
                 blocks_free: capacity.blocks_count,
-                ..Load::default()
+                ..WorkerLoad::default()
             },
-            pool_told: None,
+            pool_noted: None,
             outputs: VecDeque::new(),
             limits,
         }
@@ -181,90 +184,96 @@ impl Brain {
 
     // === facts ===
 
-    /// Takes in what happened at `now`; a time before an earlier one counts as that one.
-    pub fn handle(&mut self, now: Time, input: Input) {
+    /// Handles what happened at `now`; a time before an earlier one counts as that one.
+    pub fn handle(&mut self, now: Time, input: WorkerInput) {
         let before = self.now;
         self.now = before.max(now);
-        // The moment of the step ahead may come with any fact, and `deadline` names it no more then.
+        // The due time of the step ahead may come with any fact, and `deadline` then names it no
+        // more.
         let is_due = |at| before < at && at <= self.now;
-        self.stirred |= self.ahead_at().is_some_and(is_due);
-        // Bytes on the move change nothing that a step or a router depends on, until they landed.
-        self.stirred |= !matches!(
+        self.dirty |= self.ahead_at().is_some_and(is_due);
+        // Copies under way change nothing that a step or a router depends on, until they have
+        // landed.
+        self.dirty |= !matches!(
             &input,
-            Input::Imported { .. }
-                | Input::Exported { .. }
-                | Input::Arrived {
+            WorkerInput::Imported { .. }
+                | WorkerInput::Exported { .. }
+                | WorkerInput::Arrived {
                     packet: Packet::Frame { .. },
                     ..
                 }
         );
         match input {
-            Input::Ordered { router, order } => self.ordered(router, order),
-            Input::RouterJoined { router } => self.router_joined(router),
-            Input::RouterLost { router } => self.router_lost(router),
-            Input::Arrived {
+            WorkerInput::Ordered { router, order } => self.handle_order(router, order),
+            WorkerInput::RouterJoined { router } => self.router_joined(router),
+            WorkerInput::RouterLost { router } => self.router_lost(router),
+            WorkerInput::Arrived {
                 from,
                 packet,
                 condition,
             } => self.arrived(from, packet, condition),
-            Input::LinkLost { peer } => self.link_lost(peer),
-            Input::LinkMeasured { peer, price } => self.link_measured(peer, price),
-            Input::Exported {
+            WorkerInput::LinkLost { peer } => self.link_lost(peer),
+            WorkerInput::LinkMeasured { peer, price } => self.link_measured(peer, price),
+            WorkerInput::Exported {
                 handoff,
                 ordinal,
                 outcome,
             } => self.exported(handoff, ordinal, outcome),
-            Input::Imported {
+            WorkerInput::Imported {
                 handoff,
                 part,
                 outcome,
             } => self.imported(handoff, part, outcome),
-            Input::Stepped { result, took } => self.stepped(result, took),
-            Input::StepFailed { step, slot, reason } => self.step_failed(step, slot, &reason),
-            Input::EngineLost { reason } => self.engine_lost(&reason),
-            Input::Woke => {}
-            Input::Draining => self.drain(),
-            Input::Severed { peer } => self.cut_off(peer),
-            Input::SwappedOut {
+            WorkerInput::Stepped { result, took } => self.stepped(result, took),
+            WorkerInput::StepFailed {
+                step,
+                slots,
+                reason,
+            } => self.step_failed(step, &slots, &reason),
+            WorkerInput::EngineLost { reason } => self.engine_lost(&reason),
+            WorkerInput::Woke => {}
+            WorkerInput::Draining => self.drain(),
+            WorkerInput::Fenced { peer } => self.cut_off(peer),
+            WorkerInput::SwappedOut {
                 handoff,
                 outcome,
                 took,
             } => self.swapped_out(handoff, outcome, took),
-            Input::SwappedIn {
+            WorkerInput::SwappedIn {
                 handoff,
                 outcome,
                 took,
             } => self.swapped_in(handoff, outcome, took),
-            Input::FoundOnDisk { contents } => self.found_on_disk(contents),
-            Input::Shelved {
+            WorkerInput::FoundOnDisk { contents } => self.found_on_disk(contents),
+            WorkerInput::Offloaded {
                 content,
                 outcome,
                 took,
             } => self.shelved(content, outcome, took),
-            Input::WrittenOn {
+            WorkerInput::SpilledToDisk {
                 content,
                 outcome,
                 took,
             } => self.written_on(content, outcome, took),
-            Input::Fetched {
+            WorkerInput::Fetched {
                 handoff,
                 came,
                 outcome,
                 took,
                 worked,
-            } => self.fetched(handoff, (came, outcome), (took, worked)),
+            } => self.fetched(handoff, came, outcome, took, worked),
         }
         self.expire();
-        if self.stirred {
-            self.stirred = false;
+        if self.dirty {
+            self.dirty = false;
             self.plan();
             self.shelve();
-            self.say_changes();
+            self.report_changes();
         }
     }
 
-    fn ordered(&mut self, router: RouterId, order: Order) {
-        if self.learner.knows()
+    fn handle_order(&mut self, router: RouterId, order: Order) {
+        if self.learner.has_prices()
             && let Some(heard) = self.routers.get_mut(&router)
         {
             *heard += 1;
@@ -276,145 +285,146 @@ impl Brain {
             Order::Cancel { handoff } => self.cancel(router, handoff),
             Order::Drain => self.drain(),
             Order::Migrate(migrate) => self.migrate(router, migrate),
-            Order::Serve { role } => self.serve(role),
-            Order::PassOn(voice) => self.pass_on(router, &voice),
+            Order::Serve { role } => self.change_role(role),
+            Order::Relay(voice) => self.relay(router, &voice),
         }
     }
 
-    /// Routers reach each other over the workers that they share.
-    fn pass_on(&mut self, from: RouterId, voice: &Arc<Voice>) {
+    /// Relays a message between routers, which reach each other over the workers that they share.
+    fn relay(&mut self, from: RouterId, voice: &Arc<ScalingGossip>) {
         let others: Vec<RouterId> = self.routers.keys().copied().collect();
         for router in others.into_iter().filter(|router| *router != from) {
-            self.tell(router, Report::PassedOn(Arc::clone(voice)));
+            self.report(router, Report::Relayed(Arc::clone(voice)));
         }
     }
 
-    /// A router that joins hears all that the others were told before.
+    /// Sends a new router everything that the others were sent before.
     fn router_joined(&mut self, router: RouterId) {
-        self.say_prefix();
+        self.report_prefix_changes();
         self.routers.insert(router, 0);
         let contents = self.cache_contents();
         for stored in contents.chunks(PREFIXES_MAX) {
             let (stored, evicted) = (stored.to_vec(), Vec::new());
-            self.tell(router, Report::Prefix { stored, evicted });
+            self.report(router, Report::Prefix { stored, evicted });
         }
         self.introduce(router);
         if self.draining() {
-            self.tell(router, Report::Draining);
+            self.report(router, Report::Draining);
         }
     }
 
     pub(crate) fn drain(&mut self) {
-        if self.draining == Draining::No {
-            self.draining = Draining::Yes;
-            self.tell_all(&Report::Draining);
+        if self.draining == WorkerDrainState::No {
+            self.draining = WorkerDrainState::Yes;
+            self.report_to_all(&Report::Draining);
         }
     }
 
-    /// What is here of another leg goes on; what comes is of these.
-    fn serve(&mut self, role: Role) {
+    /// Changes the role. Work of another leg that is here goes on; new orders are judged by the new
+    /// role.
+    fn change_role(&mut self, role: Role) {
         self.limits.role = role;
-        self.tell_all(&Report::Serves { role });
+        self.report_to_all(&Report::Serves { role });
     }
 
-    /// A step that takes longer than any should: the load says so, until it is over.
-    pub(crate) fn look_at_step(&mut self) {
+    /// Reports a step that exceeds `step_max` as stuck, until it ends.
+    pub(crate) fn detect_stuck_step(&mut self) {
         let (now, step_max) = (self.now, self.limits.step_max);
-        let late = |step: &&mut Step| !step.stuck && step.since + step_max <= now;
-        if let Some(step) = self.under_way.front_mut().filter(late) {
+        let late = |step: &&mut StepInFlight| !step.stuck && step.started_at + step_max <= now;
+        if let Some(step) = self.steps_in_flight.front_mut().filter(late) {
             step.stuck = true;
-            self.stirred = true;
-            let running = now.since(step.since);
-            self.note(Note::Stuck { running });
+            self.dirty = true;
+            let running = now.since(step.started_at);
+            self.note(WorkerNote::Stuck { running });
         }
     }
 
-    /// What follows from the fact: new prefixes (with each step, or at once when none is under way),
-    /// a new load, the end of draining.
-    fn say_changes(&mut self) {
-        if self.under_way.is_empty() {
-            self.say_prefix();
+    /// Reports the consequences of the fact: new prefixes (with each step, or at once when none is
+    /// under way), a new load, the end of draining.
+    fn report_changes(&mut self) {
+        if self.steps_in_flight.is_empty() {
+            self.report_prefix_changes();
         }
         let load = self.say_load();
         let pool = self.audit(load);
-        if self.pool_told.as_ref() != Some(&pool) {
-            self.pool_told = Some(pool.clone());
+        if self.pool_noted.as_ref() != Some(&pool) {
+            self.pool_noted = Some(pool.clone());
             self.note(pool);
         }
         self.note_tiers();
-        // Blocks in quarantine alone hold up nothing: what could write to them ends with the process.
-        let left = |s: &Sequence| !(s.quarantined() && s.settled_here());
-        let copied = self.tiers.leaving().len() > 0;
-        if self.draining == Draining::Yes && !copied && !self.sequences.values().any(left) {
-            self.draining = Draining::Done;
-            self.say(Output::Drained);
+        // Blocks in quarantine alone do not delay the end of draining: their writers lose access
+        // when the process ends.
+        let left = |s: &WorkerSequence| !(s.quarantined() && s.settled_here());
+        let copied = self.tiers.offloading().len() > 0;
+        if self.draining == WorkerDrainState::Yes && !copied && !self.sequences.values().any(left) {
+            self.draining = WorkerDrainState::Done;
+            self.emit_output(WorkerOutput::Drained);
         }
     }
 
-    pub(crate) fn say_prefix(&mut self) {
+    pub(crate) fn report_prefix_changes(&mut self) {
         let (stored, evicted) = self.cache_changes();
         if !stored.is_empty() || !evicted.is_empty() {
-            self.tell_all(&Report::Prefix { stored, evicted });
+            self.report_to_all(&Report::Prefix { stored, evicted });
         }
     }
 
     // === outputs ===
 
-    /// What to do next. Do everything before the next fact is told.
-    pub fn poll(&mut self) -> Option<Output> {
+    /// Returns the next thing to do. The body performs all of them before it handles the next fact.
+    pub fn poll(&mut self) -> Option<WorkerOutput> {
         self.outputs.pop_front()
     }
 
-    /// When to come back with [`Input::Woke`] if nothing happens before.
+    /// When to come back with [`WorkerInput::Woke`] if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
         let (lease, stall) = (self.leases.next(), self.stalls.next());
-        let step = self.under_way.front().filter(|step| !step.stuck);
-        let step = step.map(|step| step.since + self.limits.step_max);
+        let step = self.steps_in_flight.front().filter(|step| !step.stuck);
+        let step = step.map(|step| step.started_at + self.limits.step_max);
         let ahead = self.ahead_at().filter(|at| *at > self.now);
-        let fetch = self.tiers.patience().next();
+        let fetch = self.tiers.fetch_deadlines().next();
         let all = [lease, stall, step, ahead, fetch, self.resends.next()];
         all.into_iter().flatten().min()
     }
 
-    pub(crate) fn say(&mut self, output: Output) {
+    pub(crate) fn emit_output(&mut self, output: WorkerOutput) {
         self.outputs.push_back(output);
     }
 
-    pub(crate) fn note(&mut self, note: Note) {
-        self.say(Output::Note(note));
+    pub(crate) fn note(&mut self, note: WorkerNote) {
+        self.emit_output(WorkerOutput::Note(note));
     }
 
-    pub(crate) fn tell(&mut self, router: RouterId, report: Report) {
-        self.say(Output::Tell { router, report });
+    pub(crate) fn report(&mut self, router: RouterId, report: Report) {
+        self.emit_output(WorkerOutput::Report { router, report });
     }
 
-    pub(crate) fn tell_all(&mut self, report: &Report) {
+    pub(crate) fn report_to_all(&mut self, report: &Report) {
         for router in self.routers.keys().copied().collect::<Vec<_>>() {
-            self.tell(router, report.clone());
+            self.report(router, report.clone());
         }
     }
 
     // === looking ===
 
-    /// What it was told at birth.
-    pub fn limits(&self) -> &Limits {
+    /// The limits given at construction.
+    pub fn limits(&self) -> &WorkerLimits {
         &self.limits
     }
 
-    /// The pool's book.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
-    /// Whether nothing is here, no step is under way and no block is copied out.
+    /// Whether there is no sequence, no step under way and no block being copied out.
     pub fn idle(&self) -> bool {
-        let copied = self.tiers.leaving().len() > 0;
-        self.sequences.is_empty() && self.under_way.is_empty() && !copied
+        let copied = self.tiers.offloading().len() > 0;
+        self.sequences.is_empty() && self.steps_in_flight.is_empty() && !copied
     }
 
-    /// Whether it takes nothing new.
+    /// Whether it accepts nothing new.
     pub fn draining(&self) -> bool {
-        self.draining != Draining::No
+        self.draining != WorkerDrainState::No
     }
 
     /// Hand-offs accepted and not released.

@@ -1,81 +1,104 @@
 //! Every invariant of a worker's brain, asserted.
 //!
-//! Owns: the list. Never: runs in production by itself: it walks everything.
-//! Invariant: the numbers are those of ARCHITECTURE.md.
+//! Owns: the list. Never: runs in production by itself, because it walks all state.
+//! Invariant: the numbers are those of docs/design/invariants.md.
 
-use crate::Brain;
-use crate::sequence::{Sequence, Stage};
+use crate::WorkerBrain;
+use crate::sequence::{SequenceStage, WorkerSequence};
 use cleave_domain::HandoffId;
 use std::collections::{BTreeMap, BTreeSet};
 
-impl Brain {
+impl WorkerBrain {
     /// Asserts every invariant of this brain; for tests and simulators, after each
-    /// [`Brain::handle`].
+    /// [`WorkerBrain::handle`].
     pub fn check(&self) {
         let size = self.limits.capacity.block_tokens;
         let tables = self
             .sequences
             .values()
             .flat_map(|s| s.table.iter().copied());
-        let tables = tables.chain(self.tiers.leaving().map(|lent| lent.held));
-        let promised = self.sequences.values().map(|s| s.promise.count()).sum();
-        // Every block held is in the tables of its holders, every promise is somebody's.
+        let tables = tables.chain(self.tiers.offloading().map(|lent| lent.held));
+        let promised = self.sequences.values().map(|s| s.reservation.count()).sum();
+        // Every held block is in the table of a holder, and every reservation belongs to a
+        // sequence.
         self.pool.check(tables, promised);
         self.check_lists();
         for (handoff, sequence) in &self.sequences {
             assert_eq!(*handoff, sequence.rank.handoff);
             check_sequence(sequence, size);
             let kept = !sequence.settled() || self.read_for_a_move(*handoff);
-            assert!(!sequence.closing() || kept, "nothing keeps it");
+            assert!(
+                !sequence.closing() || kept,
+                "a closing sequence was not released although nothing touches its blocks"
+            );
         }
         self.check_step();
         self.check_moves();
         self.check_tiers();
         let swapped = self.blocks_swapped();
-        assert!(swapped <= u64::from(self.limits.swap_blocks), "host memory");
+        assert!(
+            swapped <= u64::from(self.limits.swap_blocks),
+            "more blocks are swapped than swap_blocks"
+        );
         let named: u64 = self.sequences.values().map(|s| s.table.len() as u64).sum();
-        let named = named + self.tiers.leaving().len() as u64;
-        assert_eq!(self.pool.holdings(), named, "blocks leaked");
+        let named = named + self.tiers.offloading().len() as u64;
+        assert_eq!(self.pool.holders_total(), named, "blocks leaked");
     }
 
-    /// A move is open exactly as long as its sequence names it, and is dropped once nothing is left
-    /// of it.
+    /// Asserts that a move is open exactly as long as its sequence names it, and is dropped once
+    /// nothing is left of it.
     fn check_moves(&self) {
         for (handoff, leaving) in &self.moves {
             assert_eq!(*handoff, leaving.order.handoff);
             leaving.sender.check();
             let sequence = self.sequences.get(&leaving.order.of);
             let named = sequence.is_some_and(|s| s.moving == Some(*handoff));
-            assert_eq!(named, leaving.sender.open(), "an open move: {leaving:?}");
-            let read = !leaving.sender.settled();
-            assert!(named || read, "nothing is left of it: {leaving:?}");
-            assert!(sequence.is_some() || !read, "read without a holder");
+            assert_eq!(
+                named,
+                leaving.sender.is_open(),
+                "a move is open without its sequence, or the reverse: {leaving:?}"
+            );
+            let read = !leaving.sender.is_settled();
+            assert!(
+                named || read,
+                "a finished move was not dropped: {leaving:?}"
+            );
+            assert!(
+                sequence.is_some() || !read,
+                "a move reads blocks of a released sequence"
+            );
         }
         for sequence in self.sequences.values() {
             let known = |handoff| self.moves.contains_key(&handoff);
-            assert!(sequence.moving.is_none_or(known), "a move nobody knows");
+            assert!(
+                sequence.moving.is_none_or(known),
+                "a sequence names a move that does not exist"
+            );
         }
     }
 
     fn check_lists(&self) {
-        let stage = |stage| move |s: &&Sequence| s.stage == stage;
-        let active = self.sequences.values().filter(stage(Stage::Active));
+        let stage = |stage| move |s: &&WorkerSequence| s.stage == stage;
+        let active = self.sequences.values().filter(stage(SequenceStage::Active));
         let active: BTreeSet<_> = active.map(|s| s.rank).collect();
-        assert_eq!(active, self.active, "the active");
-        let mut slots = self.slots.clone();
+        assert_eq!(active, self.active, "the list of active sequences is wrong");
+        let mut slots = self.slots_free.clone();
         for slot in self.sequences.values().filter_map(|s| s.slot) {
-            assert!(slots.insert(slot), "{slot} is free or taken twice");
+            assert!(
+                slots.insert(slot),
+                "{slot} is listed as free while in use, or in use twice"
+            );
         }
         let capacity = &self.limits.capacity;
         let count = capacity.slots_count.min(capacity.step_tokens_max) as usize;
-        assert_eq!(slots.len(), count, "a slot is lost");
+        assert_eq!(slots.len(), count, "a slot is neither free nor in use");
         let living = self.sequences.iter().filter(|(_, s)| !s.closing());
         self.leases.check(living.map(|(handoff, _)| *handoff));
         let known: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
         assert_eq!(
             known.len(),
             self.sequences.len() + self.moves.len(),
-            "a hand-off stays and leaves"
+            "a hand-off is both a sequence and a move"
         );
         let waiting = known.into_iter().copied();
         self.stalls
@@ -86,107 +109,159 @@ impl Brain {
             .check(asking.filter(|handoff| self.awaits_answer(*handoff)));
         let queue = capacity.slots_count + self.limits.queue_max;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
-        assert!(decoding <= queue as usize, "more decoding than may be");
-        let queued = |s: &&Sequence| s.outgoing.is_some() && s.times.started.is_none();
+        assert!(
+            decoding <= queue as usize,
+            "more decode legs than slots and queue allow"
+        );
+        let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
         let queued = self.sequences.values().filter(queued).count();
-        assert!(queued <= self.limits.queue_max as usize, "queue");
+        assert!(
+            queued <= self.limits.queue_max as usize,
+            "more prompts are queued than queue_max"
+        );
     }
 
     fn check_step(&self) {
         let capacity = &self.limits.capacity;
         let steps_max = self.limits.steps_in_flight as usize;
-        assert!(self.under_way.len() <= steps_max, "steps under way");
-        // What each sequence runs in all of them.
+        assert!(
+            self.steps_in_flight.len() <= steps_max,
+            "more steps are under way than steps_in_flight"
+        );
+        // Steps and tokens of each sequence, in all steps under way.
         let mut placed: BTreeMap<HandoffId, (u32, u32)> = BTreeMap::new();
-        for (place, step) in self.under_way.iter().enumerate() {
-            let tokens: u32 = step.placed.iter().map(|placed| placed.tokens).sum();
-            assert!(tokens <= capacity.step_tokens_max, "step tokens");
-            for one in &step.placed {
+        for (place, step) in self.steps_in_flight.iter().enumerate() {
+            let tokens: u32 = step.segments.iter().map(|placed| placed.tokens).sum();
+            assert!(
+                tokens <= capacity.step_tokens_max,
+                "a step holds more tokens than step_tokens_max"
+            );
+            for one in &step.segments {
                 let (steps, tokens) = placed.entry(one.handoff).or_default();
-                assert_eq!(*steps as usize, place, "not in the step before");
+                assert_eq!(
+                    *steps as usize, place,
+                    "a sequence is in a step ahead but not in the step before it"
+                );
                 *steps += 1;
                 *tokens += one.tokens;
             }
         }
         for (handoff, sequence) in &self.sequences {
             let (steps, tokens) = placed.remove(handoff).unwrap_or_default();
-            assert_eq!(sequence.steps_count, steps, "steps of {handoff}");
-            assert!(steps == 0 || sequence.slot.is_some(), "runs without a slot");
+            assert_eq!(
+                sequence.steps_count, steps,
+                "steps_count of {handoff} is wrong"
+            );
+            assert!(
+                steps == 0 || sequence.slot.is_some(),
+                "a sequence runs without a slot"
+            );
             if steps > 0 && !sequence.closing() {
                 self.check_written(sequence, tokens);
             }
         }
-        // A sequence in a step stays until that is over.
-        assert!(placed.is_empty(), "in a step and not here: {placed:?}");
-        // An idle engine means that nobody can run: all wait for their KV, their peer or blocks.
-        if self.under_way.is_empty() {
+        // A sequence in a step stays until the step is over.
+        assert!(
+            placed.is_empty(),
+            "a step holds unknown sequences: {placed:?}"
+        );
+        // An idle engine means that no sequence can run: all wait for their KV, their peer or
+        // blocks.
+        if self.steps_in_flight.is_empty() {
             let mut active = self
                 .active
                 .iter()
                 .map(|rank| &self.sequences[&rank.handoff]);
-            // Who gives way may have to be read to its end first.
+            // A victim's blocks may first have to be read to their end.
             let copied = self.sequences.values().any(|s| s.swapping())
-                || self.moves.values().any(|leaving| !leaving.sender.settled())
-                || self.tiers.leaving().len() > 0;
+                || self
+                    .moves
+                    .values()
+                    .any(|leaving| !leaving.sender.is_settled())
+                || self.tiers.offloading().len() > 0;
             assert!(
-                copied || active.all(Sequence::starved),
-                "an active sequence does not run"
+                copied || active.all(WorkerSequence::starved),
+                "the engine is idle although an active sequence could run"
             );
         }
     }
 }
 
-impl Brain {
-    /// The blocks that steps under way write, so many tokens from those that are computed on, are there,
-    /// hold nothing that the pool would give to others, and are read by nobody.
-    fn check_written(&self, sequence: &Sequence, tokens: u32) {
+impl WorkerBrain {
+    /// Asserts that the blocks to which steps under way write `tokens` tokens exist, are not shared
+    /// through the pool, and are read by nobody.
+    fn check_written(&self, sequence: &WorkerSequence, tokens: u32) {
         let size = self.limits.capacity.block_tokens;
         let first = sequence.computed / size;
         let end = (sequence.computed + tokens).div_ceil(size);
-        assert!(end as usize <= sequence.table.len(), "no block to write to");
-        assert!(sequence.published <= first, "written and published");
+        assert!(
+            end as usize <= sequence.table.len(),
+            "a step writes past the sequence's blocks"
+        );
+        assert!(
+            sequence.published <= first,
+            "a step writes to a published block"
+        );
         let of = sequence.rank.handoff;
         let moves = self.moves.values().filter(|leaving| leaving.order.of == of);
         let mut senders = moves
             .map(|leaving| &leaving.sender)
             .chain(&sequence.outgoing);
-        let read = senders.any(|sender| (first..end).any(|ordinal| sender.reads(ordinal)));
-        assert!(!read, "written and read: {sequence:?}");
+        let read = senders.any(|sender| (first..end).any(|ordinal| sender.is_reading(ordinal)));
+        assert!(
+            !read,
+            "a step writes to a block that is being read: {sequence:?}"
+        );
     }
 }
 
-fn check_sequence(sequence: &Sequence, block_tokens: u32) {
+fn check_sequence(sequence: &WorkerSequence, block_tokens: u32) {
     let covered = sequence.table.len() * block_tokens as usize;
     match sequence.stage {
-        Stage::Active => {
-            assert!(sequence.rest() > 0, "nothing to run");
-            assert!(sequence.computed as usize <= covered, "KV without a block");
+        SequenceStage::Active => {
+            assert!(
+                sequence.tokens_to_run() > 0,
+                "an active sequence has no token to run"
+            );
+            assert!(
+                sequence.computed as usize <= covered,
+                "computed tokens exceed the sequence's blocks"
+            );
             let decoding = sequence.slot.is_some() || sequence.computed + 1 == sequence.len();
             assert!(
-                sequence.starved() || decoding || sequence.secured(block_tokens),
-                "it may run out half way: {sequence:?}"
+                sequence.starved() || decoding || sequence.has_all_blocks(block_tokens),
+                "a running prompt lacks blocks: {sequence:?}"
             );
         }
-        Stage::Reserved => assert!(sequence.slot.is_none() && !sequence.stepping()),
-        Stage::Sending => {
-            let open = sequence.outgoing.as_ref().is_some_and(|s| s.open());
-            assert!(sequence.slot.is_none() && open, "sends to nobody");
+        SequenceStage::Reserved => assert!(sequence.slot.is_none() && !sequence.stepping()),
+        SequenceStage::Sending => {
+            let open = sequence.outgoing.as_ref().is_some_and(|s| s.is_open());
+            assert!(
+                sequence.slot.is_none() && open,
+                "a sending sequence has a slot or no open sender"
+            );
         }
-        Stage::Still => {
+        SequenceStage::Paused => {
             let leaves = sequence.slot.is_none() && sequence.moving.is_some();
             assert!(
                 leaves && !sequence.stepping(),
-                "it stands still for nothing"
+                "a paused sequence has a slot, no move, or a step"
             );
         }
-        Stage::Closing { .. } => {}
+        SequenceStage::Closing { .. } => {}
     }
     if sequence.swap.is_some() {
         let stands = sequence.slot.is_none() && !sequence.stepping() && sequence.moving.is_none();
-        assert!(stands, "swapped, and not at rest: {sequence:?}");
+        assert!(
+            stands,
+            "a swapped sequence has a slot, a step or a move: {sequence:?}"
+        );
     }
     let published = sequence.published as usize;
-    assert!(published <= sequence.table.len(), "published: {sequence:?}");
+    assert!(
+        published <= sequence.table.len(),
+        "more blocks are published than held: {sequence:?}"
+    );
     if let Some(receiver) = &sequence.incoming {
         receiver.check();
     }

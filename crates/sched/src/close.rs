@@ -1,58 +1,58 @@
-//! How a hand-off ends here.
+//! The end of a hand-off at this worker.
 //!
-//! Owns: the one way out: what is said to the router and the peer, and when the blocks go.
+//! Owns: the one way to end: reports to the router, packets to the peer, and release of the blocks.
 //! Never: frees a block that a step or a copy still touches, or another worker may write to.
-//! Invariant: `Released` is said exactly once for each hand-off that was accepted, and last.
+//! Invariant: `Released` is reported exactly once for each hand-off that was accepted, and last.
 
-use crate::past::Trace;
-use crate::sequence::{Phase, Stage};
-use crate::{Brain, Note, Output};
-use cleave_domain::{Cause, Failure, FinishReason, HandoffId, Report, RouterId};
+use crate::recently_ended::EndedHandoff;
+use crate::sequence::{SequencePhase, SequenceStage};
+use crate::{WorkerBrain, WorkerNote, WorkerOutput};
+use cleave_domain::{AbandonCause, Failure, FinishReason, HandoffId, Report, RouterId};
 use cleave_kv::handoff::{receiver, sender};
 
-/// Why a hand-off is over for this worker.
+/// Why a hand-off is over at this worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Close {
+pub(crate) enum CloseReason {
     /// Its last token was drawn here.
     Finished(FinishReason),
     /// The other worker has everything.
-    HandedOn,
+    HandedOff,
     /// The sequence ended at the other worker before it had to move.
-    FinishedThere,
-    /// The router no longer wants it, or is gone.
+    FinishedAtPeer,
+    /// The router cancelled it, or is gone.
     Cancelled,
     /// It cannot go on.
     Failed(Failure),
 }
 
-impl Close {
-    /// What it means here that the hand-off ended. A peer that merely no longer knows it would not
-    /// take what is sent; if the router cancelled there, it cancels here too.
-    pub(crate) fn by_peer(cause: Cause) -> Self {
+impl CloseReason {
+    /// Maps the peer's cause to a reason here. A peer that merely forgot the hand-off would not
+    /// take its frames; if the router cancelled it there, it cancels here too.
+    pub(crate) fn from_peer_cause(cause: AbandonCause) -> Self {
         match cause {
-            Cause::Finished => Self::FinishedThere,
-            Cause::Cancelled => Self::Failed(Failure::Rejected),
-            Cause::Failed(failure) => Self::Failed(failure),
+            AbandonCause::Finished => Self::FinishedAtPeer,
+            AbandonCause::Cancelled => Self::Failed(Failure::Rejected),
+            AbandonCause::Failed(failure) => Self::Failed(failure),
         }
     }
 
-    /// What the peer is told, if it still waits for something.
-    fn cause(&self) -> Cause {
+    /// The cause to send to the peer, if it still waits for something.
+    fn cause(&self) -> AbandonCause {
         match self {
-            Self::Finished(_) | Self::HandedOn | Self::FinishedThere => Cause::Finished,
-            Self::Cancelled => Cause::Cancelled,
-            Self::Failed(failure) => Cause::Failed(failure.clone()),
+            Self::Finished(_) | Self::HandedOff | Self::FinishedAtPeer => AbandonCause::Finished,
+            Self::Cancelled => AbandonCause::Cancelled,
+            Self::Failed(failure) => AbandonCause::Failed(failure.clone()),
         }
     }
 }
 
-impl Brain {
+impl WorkerBrain {
     // === facts ===
 
     pub(crate) fn cancel(&mut self, router: RouterId, handoff: HandoffId) {
         let sequence = self.sequences.get(&handoff);
         if sequence.is_some_and(|sequence| sequence.router == router) {
-            self.close(handoff, Close::Cancelled);
+            self.close(handoff, CloseReason::Cancelled);
         } else {
             self.cancel_move(router, handoff);
         }
@@ -63,53 +63,60 @@ impl Brain {
         let of_router = self.sequences.iter().filter(|(_, s)| s.router == router);
         let handoffs: Vec<_> = of_router.map(|(handoff, _)| *handoff).collect();
         for handoff in handoffs {
-            self.close(handoff, Close::Cancelled);
+            self.close(handoff, CloseReason::Cancelled);
         }
     }
 
-    /// Ends what nobody renewed and what stood still for too long, and minds the step under way.
+    /// Ends hand-offs with an expired lease or stall deadline, repeats packets, stops late fetches,
+    /// and checks the step under way.
     pub(crate) fn expire(&mut self) {
-        while let Some(handoff) = self.leases.passed(self.now) {
-            self.close(handoff, Close::Failed(Failure::LeaseExpired));
+        while let Some(handoff) = self.leases.pop_passed(self.now) {
+            self.close(handoff, CloseReason::Failed(Failure::LeaseExpired));
         }
-        while let Some(handoff) = self.stalls.passed(self.now) {
-            self.stalled(handoff);
+        while let Some(due) = self.stalls.next().filter(|due| *due <= self.now) {
+            let Some(handoff) = self.stalls.pop_passed(self.now) else {
+                break;
+            };
+            if !self.waits_once_more(handoff, due) {
+                self.stalled(handoff);
+            }
         }
-        while let Some(handoff) = self.resends.passed(self.now, self.limits.stall_max) {
+        while let Some(handoff) = self.resends.next_due(self.now, self.limits.stall_max) {
             self.resend(handoff);
         }
         self.lose_patience();
-        self.look_at_step();
+        self.detect_stuck_step();
     }
 
     // === the way out ===
 
-    /// Ends a hand-off, unless that happened before.
-    pub(crate) fn close(&mut self, handoff: HandoffId, close: Close) {
+    /// Ends a hand-off, unless it was ended before.
+    pub(crate) fn close(&mut self, handoff: HandoffId, close: CloseReason) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         if sequence.closing() {
             return;
         }
-        let cancelled = (close == Close::Cancelled).then_some(self.now);
-        sequence.stage = Stage::Closing { cancelled };
+        let cancelled = (close == CloseReason::Cancelled).then_some(self.now);
+        sequence.stage = SequenceStage::Closing { cancelled };
         let (router, output_tokens) = (sequence.router, sequence.output_count());
-        let timing = sequence.pace.timing();
-        let prompt = sequence.phase == Phase::Prompt;
+        let timing = sequence.client_timing.timing();
+        let prompt = sequence.phase == SequencePhase::Prompt;
         let prefill = prompt.then(|| sequence.prefill_timing(self.now));
-        let peered = std::mem::take(&mut sequence.peered);
+        let peered = std::mem::take(&mut sequence.peer_state_open);
+        // It leaves the batch at once, but keeps the slot while a step writes to it.
         self.active.remove(&sequence.rank);
         if !sequence.stepping() {
-            sequence.unseat(&mut self.slots);
+            sequence.free_slot(&mut self.slots_free);
         }
-        self.leases.end(handoff);
-        self.stalls.end(handoff);
+        self.leases.remove(handoff);
+        self.stalls.remove(handoff);
         self.resends.end(handoff);
-        self.stirred = true;
+        self.dirty = true;
         let cause = close.cause();
         match close {
-            Close::Finished(reason) => self.tell(
+            CloseReason::Finished(reason) => self.report(
                 router,
                 Report::Finished {
                     handoff,
@@ -119,15 +126,16 @@ impl Brain {
                     prefill,
                 },
             ),
-            Close::Failed(failure) => {
+            CloseReason::Failed(failure) => {
                 if peered {
                     let failure = failure.clone();
-                    self.note(Note::HandoffFailed { handoff, failure });
+                    self.note(WorkerNote::HandoffFailed { handoff, failure });
                 }
-                self.tell(router, Report::LegFailed { handoff, failure });
+                self.report(router, Report::LegFailed { handoff, failure });
             }
-            Close::HandedOn | Close::FinishedThere | Close::Cancelled => {}
+            CloseReason::HandedOff | CloseReason::FinishedAtPeer | CloseReason::Cancelled => {}
         }
+        // A move, swap or fetch of it ends with it; each of them settles by its own answer.
         self.part_move(handoff, cause.clone());
         self.drop_swap(handoff);
         self.stop_fetch(handoff);
@@ -137,19 +145,20 @@ impl Brain {
         self.release_if_settled(handoff);
     }
 
-    /// Tells the peer, if it does not know, and has the body drop what it keeps. The machines end
-    /// for good here; that they say so again changes nothing, since the sequence is closing.
-    fn part(&mut self, handoff: HandoffId, cause: Cause) {
-        let up = receiver::Input::GivenUp {
+    /// Informs the peer, if it does not know, and lets the body drop its state for the hand-off.
+    /// The machines end for good here; the end that they report again changes nothing, since the
+    /// sequence is closing.
+    fn part(&mut self, handoff: HandoffId, cause: AbandonCause) {
+        let up = receiver::ReceiverInput::GiveUp {
             cause: cause.clone(),
         };
         if !self.receive(handoff, up) {
-            self.send(handoff, sender::Input::GivenUp { cause });
+            self.send(handoff, sender::SenderInput::GiveUp { cause });
         }
-        self.say(Output::Forget { handoff });
+        self.emit_output(WorkerOutput::Forget { handoff });
     }
 
-    /// Frees everything of a hand-off that is over, once nobody touches its blocks.
+    /// Frees everything of a hand-off that is over, once nothing touches its blocks.
     pub(crate) fn release_if_settled(&mut self, handoff: HandoffId) {
         let sequence = self.sequences.get(&handoff);
         if !sequence.is_some_and(|s| s.closing() && s.settled()) || self.read_for_a_move(handoff) {
@@ -158,26 +167,29 @@ impl Brain {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return;
         };
-        sequence.give_back(&mut self.pool);
-        sequence.unseat(&mut self.slots);
-        self.stirred = true;
-        if let Stage::Closing {
+        sequence.release_blocks(&mut self.pool);
+        sequence.free_slot(&mut self.slots_free);
+        self.dirty = true;
+        if let SequenceStage::Closing {
             cancelled: Some(since),
         } = sequence.stage
         {
             let took = self.now.since(since);
-            self.note(Note::CancelFreed { took });
+            self.note(WorkerNote::CancelFreed { took });
         }
-        let landed = sequence.incoming.as_ref().is_some_and(|r| r.landed());
+        let landed = sequence.incoming.as_ref().is_some_and(|r| r.has_landed());
         if landed {
-            // The sender repeats its seal for as long as it may stand still, and may have begun late.
-            self.past
+            // The sender repeats its seal for up to its stall limit, and may have begun late.
+            self.recently_ended
                 .add_landed(handoff, self.now, self.limits.stall_max * 2);
         } else {
-            self.past.add(handoff, Trace::Over);
+            self.recently_ended.add(handoff, EndedHandoff::Ended);
         }
-        self.stalls.end(handoff);
+        self.stalls.remove(handoff);
         self.resends.end(handoff);
-        self.tell(sequence.router, Report::Released { handoff });
+        self.report(sequence.router, Report::Released { handoff });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,353 +1,273 @@
 //! Everything that can happen to a worker, and everything it can ask of its body.
 //!
-//! Owns: the whole contract between brain and body, and what is noted for people. Never: an address, a
-//! byte of KV or a moment of a clock; a body adds those.
+//! Owns: the whole contract between brain and body, and the notes for metrics and logs. Never: an
+//! address, a byte of KV or a reading of a clock; a body adds those.
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
-use crate::Lookup;
-use crate::outcome::{FetchOutcome, KeepOutcome, SwapOutcome};
+use crate::LookupLimits;
+use crate::outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
-    Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult, Work, WorkerRef,
+    Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult, StepWork, WorkerRef,
 };
-use cleave_kv::{BlockPart, Condition, Packet, Place, Writer};
+use cleave_kv::{BlockPart, Packet, PayloadCondition, PoolWriter, TierLevel};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What a worker's brain is told once, at birth.
+/// Configuration of a worker's brain, fixed at construction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Who this is.
+pub struct WorkerLimits {
     pub me: WorkerRef,
-    /// Which legs it serves, until an order says otherwise.
+    /// Legs that it serves, until an order changes them.
     pub role: Role,
-    /// What the engine can hold and run.
+    /// Limits of the engine.
     pub capacity: Capacity,
-    /// Tokens of the model's vocabulary: what names another could never run, and is refused.
+    /// Size of the model's vocabulary: a request that names a token beyond it is refused, since the
+    /// engine could not run it.
     pub vocab_size: u32,
-    /// Prefill orders queued, and reservations waiting, at most; each.
+    /// Upper limit of queued prefill orders, and separately of waiting reservations.
     pub queue_max: u32,
     /// How long a hand-off lives without its router renewing it.
     pub lease: Duration,
-    /// How long a hand-off may stand still once nothing is left to compute for it: a frame or seal
-    /// that got lost without its link breaking. While blocks of a sequence that stands still are yet to
-    /// be read, `step_max` comes on top: they may queue behind a step.
+    /// How long a hand-off may make no progress once nothing is left to compute for it: a frame or
+    /// seal was lost although its link stands. While blocks of a paused sequence are still to be
+    /// read, `step_max` is added: reads may queue behind a step.
     pub stall_max: Duration,
-    /// How long a step may take before the worker says that it is stuck.
+    /// How long a step may take before the worker reports that it is stuck.
     pub step_max: Duration,
     /// Whether blocks of finished sequences are kept for reuse.
     pub prefix_cache: bool,
     /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none.
     pub swap_blocks: u32,
-    /// Blocks of host memory for what the prefix cache would lose; 0 for none, and then none on disk.
+    /// Blocks of host memory for prefix-cache blocks that would be evicted; 0 for none, and then
+    /// none on disk either.
     #[serde(default)]
     pub host_blocks: u32,
-    /// Blocks on disk for the same.
+    /// Blocks on disk for the same purpose.
     #[serde(default)]
     pub disk_blocks: u32,
     /// How frames from other workers reach the pool.
-    pub writer: Writer,
-    /// What its work costs, as measured before it joined; corrected by every step from then on.
+    pub writer: PoolWriter,
+    /// Prices measured before the worker joined; every step corrects them from then on.
     pub prices: Prices,
     /// Steps under way at most: 1, or 2 if the engine takes one while it runs the one before.
     #[serde(default = "one_step")]
     pub steps_in_flight: u32,
-    /// How tokens are guessed that a step verifies, no more of each sequence than the engine takes; `None` for
-    /// none.
+    /// Limits of prompt-lookup speculation, further bounded by what the engine takes for each
+    /// sequence; `None` for none.
     #[serde(default)]
-    pub speculation: Option<Lookup>,
+    pub speculation: Option<LookupLimits>,
 }
 
-/// What tapes that do not say it were written with.
+/// Default for tapes written before the field existed.
 fn one_step() -> u32 {
     1
 }
 
-/// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Input {
-    /// A router wants something.
+pub enum WorkerInput {
+    /// A router sent an order.
     Ordered {
-        /// Which router; the answer goes there.
+        /// The sender; the answer goes there.
         router: RouterId,
-        /// What.
         order: Order,
     },
-    /// A router connected; it knows nothing of this worker yet.
-    RouterJoined {
-        /// Which.
-        router: RouterId,
-    },
-    /// A router is gone, and with it the clients of its flights.
-    RouterLost {
-        /// Which.
-        router: RouterId,
-    },
-    /// Another worker said something. The body keeps a frame's payload; exactly one `Import` or
-    /// `Discard` answers it before the next input.
+    /// A router connected; it has received nothing from this worker yet.
+    RouterJoined { router: RouterId },
+    /// A router's connection ended, and with it the clients of its flights.
+    RouterLost { router: RouterId },
+    /// A packet arrived from another worker. The body keeps a frame's payload; exactly one
+    /// `Import` or `Discard` answers it before the next input.
     Arrived {
-        /// Who.
         from: WorkerRef,
-        /// What.
         packet: Packet,
-        /// Whether a frame's payload has the checksum that the sender gave it.
-        condition: Condition,
+        /// Whether the checksum of a frame's payload is right.
+        condition: PayloadCondition,
     },
-    /// Nothing that another worker's life still does can reach this pool: its process is known to have
-    /// ended, or its access was revoked. More than a lost link, which stops no write under way. Said once
-    /// of each life is enough: it is remembered.
-    Severed {
-        /// From whose.
-        peer: WorkerRef,
-    },
-    /// The one answer to `SwapOut`.
+    /// A peer is fenced: no operation of this incarnation can reach this pool any more, because its
+    /// process ended or its access was revoked. Stronger than a lost link, which stops no write
+    /// under way. One input for each incarnation is enough: it is remembered.
+    #[serde(rename = "Severed")]
+    Fenced { peer: WorkerRef },
+    /// Answers `SwapOut`, exactly once.
     SwappedOut {
-        /// The attempt.
         handoff: HandoffId,
-        /// What became of it.
         outcome: SwapOutcome,
-        /// How long the copy took.
         took: Duration,
     },
-    /// The one answer to `SwapIn`.
+    /// Answers `SwapIn`, exactly once.
     SwappedIn {
-        /// The attempt.
         handoff: HandoffId,
-        /// What became of it.
         outcome: SwapOutcome,
-        /// How long the copy took.
         took: Duration,
     },
-    /// An earlier life left these on disk, whole as far as is known. Said once, before anything else, if
-    /// at all.
-    FoundOnDisk {
-        /// What they contain.
-        contents: Vec<BlockHash>,
-    },
-    /// The one answer to `Shelve`: the block is no longer read.
-    Shelved {
-        /// Which content.
+    /// An earlier incarnation left these contents on disk, whole as far as is known. At most one,
+    /// before any other input.
+    FoundOnDisk { contents: Vec<BlockHash> },
+    /// Answers `Shelve`, once: the block is no longer read.
+    #[serde(rename = "Shelved")]
+    Offloaded {
         content: BlockHash,
-        /// What became of it.
-        outcome: KeepOutcome,
-        /// How long the copy took.
+        outcome: OffloadOutcome,
         took: Duration,
     },
-    /// The one answer to `WriteOn`.
-    WrittenOn {
-        /// Which content.
+    /// Answers `SpillToDisk`, exactly once.
+    #[serde(rename = "WrittenOn")]
+    SpilledToDisk {
         content: BlockHash,
-        /// What became of it.
-        outcome: KeepOutcome,
-        /// How long it took.
+        outcome: OffloadOutcome,
         took: Duration,
     },
-    /// The one answer to `Fetch`: none of its blocks is written any more.
+    /// Answers `Fetch`, once: none of its blocks is written any more.
     Fetched {
-        /// The attempt.
         handoff: HandoffId,
-        /// So many of the blocks, from the first on, are in the pool, each verified.
+        /// Number of leading blocks that are in the pool, each verified.
         came: u32,
-        /// Why not more.
         outcome: FetchOutcome,
-        /// From when it was asked for.
+        /// Time since it was requested.
         took: Duration,
-        /// Of that, finding, checking and copying its blocks: no step in between, no other's fetch.
+        /// Time spent on finding, checking and copying its blocks, without steps and other fetches
+        /// in between.
         worked: Duration,
     },
-    /// The link to another worker's life broke; what was under way on it will not arrive, and it is
-    /// said before anything that arrives on a new one.
-    LinkLost {
-        /// To whom.
-        peer: WorkerRef,
-    },
+    /// The link to another worker's incarnation broke; what was under way on it will not arrive. It
+    /// comes before anything that arrives on a new link.
+    LinkLost { peer: WorkerRef },
     /// The body measured the link to another worker.
-    LinkMeasured {
-        /// To whom.
-        peer: WorkerRef,
-        /// What it found.
-        price: LinkPrice,
-    },
-    /// The one answer to `Export`, also after `Forget` or `LinkLost`: the block is no longer read.
+    LinkMeasured { peer: WorkerRef, price: LinkPrice },
+    /// Answers `Export`, once, also after `Forget` or `LinkLost`: the block is no longer read.
     Exported {
-        /// The attempt.
         handoff: HandoffId,
-        /// Which block of the sequence.
+        /// Index of the block in the sequence.
         ordinal: u32,
-        /// What became of it.
         outcome: ExportOutcome,
     },
-    /// The one answer to `Import`, also after `Forget`: the block is no longer written.
+    /// Answers `Import`, once, also after `Forget`: the block is no longer written.
     Imported {
-        /// The attempt.
         handoff: HandoffId,
-        /// Which bytes.
         part: BlockPart,
-        /// What became of them.
         outcome: ImportOutcome,
     },
-    /// The step ran.
     Stepped {
-        /// What it gave.
         result: StepResult,
-        /// How long the engine took; of one behind another, since that was over.
+        /// Time on the engine; of a step queued behind another, since that one ended.
         took: Duration,
     },
-    /// The engine refused or broke the step; what it was to write is unknown, and nothing of its
-    /// results can be used.
+    /// The engine refused or broke the step; its writes are undefined, and none of its results can
+    /// be used.
     StepFailed {
-        /// Which.
         step: StepId,
-        /// The slot for whose sequence alone it failed, if the engine knows: without that one it would have
-        /// run, and nothing but the positions of the plan's segments can have been written.
+        /// Slots of the sequences that alone made it fail, as far as the engine knows: without them
+        /// it would have run, and nothing but the positions of the plan's segments can have been
+        /// written. Empty: it failed for all.
         #[serde(default)]
-        slot: Option<SlotIndex>,
-        /// The engine's words.
+        slots: Vec<SlotIndex>,
         reason: String,
     },
-    /// The engine broke, and nothing makes that good but a new process. What it had before it is
-    /// still answered.
-    EngineLost {
-        /// The engine's words.
-        reason: String,
-    },
+    /// The engine broke, and only a new process repairs that. Steps and copies that it had accepted
+    /// are still answered.
+    EngineLost { reason: String },
     /// The brain's deadline passed; an early wake-up is harmless.
     Woke,
     /// The process was asked to end: accept nothing new.
     Draining,
 }
 
-/// What the body must do, in this order.
+/// Work for the body, to be performed in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Output {
-    /// Run this, after the one under way if there is one; at most [`Limits::steps_in_flight`] are. They are
-    /// answered in this order.
+pub enum WorkerOutput {
+    /// Run this step, after the one under way if there is one; at most
+    /// [`WorkerLimits::steps_in_flight`] are under way. They are answered in this order.
     Step(StepPlan),
-    /// Say this to a router.
-    Tell {
-        /// Which.
-        router: RouterId,
-        /// What.
-        report: Report,
-    },
-    /// A token for the client; goes past the router's brain.
+    /// Send this report to a router.
+    #[serde(rename = "Tell")]
+    Report { router: RouterId, report: Report },
+    /// Send a token to the client; it bypasses the router's brain.
     Emit {
         /// The attempt; its flight names the router.
         handoff: HandoffId,
-        /// The token.
         emission: Emission,
     },
     /// Copy a block out of the pool and send it, as one frame or several; answered by `Exported`.
-    Export(Export),
-    /// Say this to another worker, at once: frames of exports that are not answered yet may follow.
+    Export(BlockExport),
+    /// Send this packet to another worker, at once: frames of exports that are not answered yet may
+    /// follow.
     Send {
-        /// To whom.
         to: WorkerRef,
-        /// What; never a frame.
+        /// Any packet but a frame.
         packet: Packet,
     },
     /// Write the payload of the frame that just arrived into the pool; answered by `Imported`.
     Import {
-        /// The attempt.
         handoff: HandoffId,
-        /// Which frame.
         part: BlockPart,
-        /// To where.
         block: BlockRef,
     },
     /// Drop the payload of the frame that just arrived.
-    Discard {
-        /// The attempt.
-        handoff: HandoffId,
-        /// Which frame.
-        part: BlockPart,
-    },
-    /// Copy these blocks to host memory, to be kept under the hand-off's name; answered by
-    /// `SwappedOut`. The blocks stay as they are until then.
+    Discard { handoff: HandoffId, part: BlockPart },
+    /// Copy these blocks to host memory, under the hand-off's name; answered by `SwappedOut`. The
+    /// blocks do not change until then.
     SwapOut {
-        /// The attempt.
         handoff: HandoffId,
-        /// From where, in the sequence's order.
+        /// In the sequence's order.
         blocks: Vec<BlockIndex>,
     },
-    /// Copy what `SwapOut` kept back into these blocks, as many as it had, and drop it; answered by
-    /// `SwappedIn`.
+    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and drop it; answered
+    /// by `SwappedIn`.
     SwapIn {
-        /// The attempt.
         handoff: HandoffId,
-        /// To where, in the sequence's order.
+        /// In the sequence's order.
         blocks: Vec<BlockIndex>,
     },
-    /// Drop what `SwapOut` kept, or would have; `SwapOut` and `SwapIn` are answered all the same.
-    SwapDrop {
-        /// The attempt.
-        handoff: HandoffId,
-    },
-    /// Copy a block of the prefix cache to host memory, to be kept by its content; answered by `Shelved`.
-    /// The block stays as it is until then.
-    Shelve {
-        /// What it contains: the content's name, and whose it is.
+    /// Drop what `SwapOut` stored or is storing; `SwapOut` and `SwapIn` are answered all the same.
+    SwapDrop { handoff: HandoffId },
+    /// Copy a block of the prefix cache to host memory, under its content hash; answered by
+    /// `Offloaded`. The block does not change until then.
+    #[serde(rename = "Shelve")]
+    Offload {
         content: BlockHash,
-        /// From where.
         block: BlockIndex,
     },
-    /// Write what host memory keeps of a content to disk, where it stays beside it; answered by
-    /// `WrittenOn`.
-    WriteOn {
-        /// Which content.
-        content: BlockHash,
-    },
-    /// Copy contents that are kept into these blocks, each verified; answered by `Fetched`. They stay kept.
-    /// Whatever is amiss with one, those before it are of use.
+    /// Write a content from host memory to disk, and keep both copies; answered by `SpilledToDisk`.
+    #[serde(rename = "WriteOn")]
+    SpillToDisk { content: BlockHash },
+    /// Copy stored contents into these blocks, each verified; answered by `Fetched`. They stay
+    /// stored. Where one fails, the blocks before it remain valid.
     Fetch {
-        /// The attempt.
         handoff: HandoffId,
-        /// What, and to where, in the sequence's order.
+        /// Contents and their destinations, in the sequence's order.
         blocks: Vec<(BlockHash, BlockIndex)>,
     },
-    /// Bring no more of it back; `Fetch` is answered all the same, and soon.
-    FetchStop {
-        /// The attempt.
-        handoff: HandoffId,
-    },
-    /// Keep a content in this place no longer.
+    /// Stop the fetch early; `Fetch` is still answered, soon.
+    FetchStop { handoff: HandoffId },
+    /// Delete a content from this tier.
     TierDrop {
-        /// Which content.
         content: BlockHash,
-        /// Where.
-        place: Place,
+        place: TierLevel,
     },
-    /// The hand-off is over for this worker: what is still under way of it need not be finished, but
-    /// every `Export` and `Import` is still answered.
-    Forget {
-        /// The attempt.
-        handoff: HandoffId,
-    },
-    /// Draining is done: nothing is left here.
+    /// The hand-off is over for this worker: its copies under way need not be finished, but every
+    /// `Export` and `Import` is still answered.
+    Forget { handoff: HandoffId },
+    /// Draining is complete: nothing is left here.
     Drained,
-    /// A fact worth counting.
-    Note(Note),
+    /// A fact for metrics, traces and logs.
+    Note(WorkerNote),
 }
 
-/// See [`Output::Export`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Export {
-    /// The attempt.
+pub struct BlockExport {
     pub handoff: HandoffId,
-    /// To whom.
     pub to: WorkerRef,
-    /// From where.
     pub from: BlockIndex,
-    /// Which block of the sequence.
+    /// Index of the block in the sequence.
     pub ordinal: u32,
-    /// To where.
     pub block: BlockRef,
 }
 
-impl Export {
-    /// The fact that answers it.
-    pub fn answer(&self, outcome: ExportOutcome) -> Input {
-        Input::Exported {
+impl BlockExport {
+    /// The input that answers it.
+    pub fn answer(&self, outcome: ExportOutcome) -> WorkerInput {
+        WorkerInput::Exported {
             handoff: self.handoff,
             ordinal: self.ordinal,
             outcome,
@@ -355,14 +275,12 @@ impl Export {
     }
 }
 
-/// See [`Input::Exported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ExportOutcome {
     /// The link took all its frames.
     Sent {
-        /// The fold of its frames into the seal's digest.
+        /// This block's contribution to the seal's digest.
         digest: u64,
-        /// Payload bytes.
         bytes: u64,
     },
     /// The hand-off was forgotten or the link was lost before that.
@@ -371,29 +289,27 @@ pub enum ExportOutcome {
     Broken,
 }
 
-/// See [`Input::Imported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ImportOutcome {
     /// The bytes are in the pool.
     Written,
     /// The hand-off was forgotten before that.
     Dropped,
-    /// What is in the pool does not have the checksum that was sent with it.
+    /// The bytes in the pool do not match the checksum that was sent with them.
     Damaged,
     /// The engine could not write them.
     Broken,
 }
 
-/// What became of the guesses for a step.
+/// Outcome of speculation in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Drafting {
-    /// Some are verified.
+pub enum DraftOutcome {
     Drafted,
-    /// There were none: no sequence repeats itself.
+    /// No sequence repeats itself, so there was nothing to draft.
     NoGuess,
-    /// They are too rarely right for what their rows cost.
+    /// The drafts are accepted too rarely for what their rows cost.
     NoGain,
-    /// They would make the step longer than a stream in it was promised.
+    /// The drafts would make the step longer than a stream's target allows.
     NoTime,
     /// No row or block is left.
     NoRoom,
@@ -401,192 +317,145 @@ pub enum Drafting {
 
 /// Facts for metrics and logs. The simulator and the real worker count the same ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Note {
-    /// A step ran.
+pub enum WorkerNote {
     Stepped {
-        /// Prompt tokens in it.
         prefill_tokens: u32,
         /// Sequences that decoded in it.
         decode_sequences: u32,
-        /// How long it took.
         took: Duration,
-        /// What it had to do.
-        work: Work,
-        /// How long it was predicted to take; zero before anything was known.
+        work: StepWork,
+        /// Predicted time; zero before prices were known.
         predicted: Duration,
     },
-    /// A step in which sequences drew their next token could have verified guesses.
+    /// A step in which sequences drew their next token could have verified drafts.
     Drafted {
-        /// Tokens guessed and verified.
+        /// Draft tokens that the step verified.
         drafted_tokens: u32,
-        /// Of these, true.
         accepted_tokens: u32,
-        /// What came of it, or why nothing did.
-        drafting: Drafting,
+        /// Why there were drafts or none.
+        drafting: DraftOutcome,
     },
-    /// A prompt found some of its blocks in the prefix cache.
-    PrefixLooked {
-        /// Prompt tokens.
+    /// A prompt was looked up in the prefix cache.
+    #[serde(rename = "PrefixLooked")]
+    PrefixLookedUp {
         prompt_tokens: u32,
-        /// Of these, found.
         cached_tokens: u32,
     },
-    /// A prompt waited this long for its first chunk.
+    /// A prompt's first chunk is placed in a step.
     PrefillStarted {
-        /// From order to first chunk.
+        /// Time from the order to the first chunk.
         waited: Duration,
     },
-    /// A hand-off's last frame left.
+    /// A hand-off's last frame was sent.
     Sealed {
-        /// The attempt.
         handoff: HandoffId,
-        /// Bytes sent.
         bytes: u64,
-        /// Blocks sent.
         blocks: u32,
         /// From the first frame to the seal.
         took: Duration,
     },
     /// A hand-off arrived whole.
     Landed {
-        /// The attempt.
         handoff: HandoffId,
-        /// Bytes received.
         bytes: u64,
-        /// Blocks received.
         blocks: u32,
-        /// From reservation to landing.
+        /// Time from reservation to landing.
         took: Duration,
-        /// From the seal's arrival to landing: what the overlap with prefill did not hide.
+        /// Time from the seal's arrival to landing: the part that the overlap with prefill did not
+        /// hide.
         exposed: Duration,
     },
-    /// Both legs were here; nothing had to move.
-    Joined {
-        /// The attempt.
-        handoff: HandoffId,
-    },
+    /// Both legs ran on this worker; nothing had to be transferred.
+    Joined { handoff: HandoffId },
     /// A hand-off failed at this end.
     HandoffFailed {
-        /// The attempt.
         handoff: HandoffId,
-        /// Why.
         failure: Failure,
     },
-    /// An order named a hand-off and leg that is here already.
-    Repeated {
-        /// The attempt.
-        handoff: HandoffId,
-    },
+    /// An order named a hand-off and leg that exist here already.
+    Repeated { handoff: HandoffId },
     /// A late, foreign or doubled frame was dropped.
-    FrameDiscarded {
-        /// The attempt it named.
-        handoff: HandoffId,
-    },
+    FrameDiscarded { handoff: HandoffId },
     /// A running sequence lost its blocks and will be recomputed.
     Preempted {
-        /// The attempt.
         handoff: HandoffId,
         /// Tokens whose KV is computed again.
         recomputed_tokens: u32,
     },
-    /// A running sequence gave up its blocks to host memory.
+    /// A running sequence was copied to host memory.
     SwappedOut {
-        /// The attempt.
         handoff: HandoffId,
-        /// How many.
         blocks: u32,
-        /// How long the copy took.
         took: Duration,
     },
-    /// It has them back.
+    /// A swapped sequence was copied back into the pool.
     SwappedIn {
-        /// The attempt.
         handoff: HandoffId,
-        /// How many.
         blocks: u32,
-        /// How long the copy took.
         took: Duration,
     },
-    /// A content was to be kept below the pool.
-    Kept {
-        /// Where.
-        place: Place,
-        /// Whether it is.
-        outcome: KeepOutcome,
-        /// How long that took.
+    /// A block's copy to a tier ended.
+    #[serde(rename = "Kept")]
+    Offloaded {
+        place: TierLevel,
+        outcome: OffloadOutcome,
         took: Duration,
     },
-    /// A sequence's beginning was brought back from below the pool.
+    /// A fetch of a sequence's leading blocks from the tiers ended.
     Fetched {
-        /// The attempt.
         handoff: HandoffId,
-        /// Blocks asked for.
         asked: u32,
-        /// Blocks that came.
         came: u32,
-        /// Why not more.
         outcome: FetchOutcome,
-        /// From when it was asked for.
+        /// Time since it was requested.
         took: Duration,
     },
-    /// How full the places below the pool are, whenever that has changed.
+    /// Occupancy of the tiers, whenever it has changed.
     Tiers {
-        /// Blocks in host memory, or on their way there.
+        /// Blocks in host memory, or being copied there.
         host_blocks: u32,
-        /// Blocks on disk, or on their way there.
+        /// Blocks on disk, or being written there.
         disk_blocks: u32,
     },
     /// A running sequence moved to another worker.
-    MovedOut {
-        /// The new attempt.
+    #[serde(rename = "MovedOut")]
+    MigratedOut {
         handoff: HandoffId,
-        /// Bytes sent.
         bytes: u64,
-        /// Blocks sent.
         blocks: u32,
-        /// From the order to the landing.
+        /// Time from the order to the landing.
         took: Duration,
-        /// Of that, how long it stood still.
+        /// Part of it during which the sequence was paused.
         still: Duration,
     },
-    /// A running sequence was to move, and did not.
-    Stayed {
-        /// The new attempt.
+    /// A running sequence was to move, and the move was aborted.
+    #[serde(rename = "Stayed")]
+    MigrationAborted {
         handoff: HandoffId,
-        /// Why.
         failure: Failure,
     },
-    /// The step under way takes too long.
-    Stuck {
-        /// So far.
-        running: Duration,
-    },
-    /// From the order to cancel to every block free.
-    CancelFreed {
-        /// How long.
-        took: Duration,
-    },
-    /// How the pool stands, whenever that has changed.
+    /// The step under way exceeds `step_max`.
+    Stuck { running: Duration },
+    /// Time from the order to cancel until every block is free.
+    CancelFreed { took: Duration },
+    /// State of the pool, whenever it has changed.
     Pool {
         /// Held by sequences and reservations.
         blocks_held: u32,
         /// Free or only cached.
         blocks_free: u32,
-        /// Cached prefixes nobody holds.
+        /// Cached prefixes that no sequence holds.
         blocks_cached: u32,
-        /// Sequences running.
         sequences_running: u32,
-        /// Sequences waiting.
         sequences_waiting: u32,
-        /// Of those held: by reservations whose KV has not landed.
+        /// Part of those held: by reservations whose KV has not landed.
         blocks_reserved: u32,
-        /// Of those held: by prompts that run or leave under a lease, to be handed on.
+        /// Part of those held: by prompts that run or are sent under a lease.
         blocks_leased: u32,
-        /// Of those held: by hand-offs that are over and whose writer has not stopped.
+        /// Part of those held: by hand-offs that are over and whose writer has not stopped.
         blocks_quarantined: u32,
-        /// Held by nobody that the audit can name; anything but 0 is a defect.
+        /// Held without an owner that the audit can name; anything but 0 is a defect.
         blocks_leaked: u32,
-        /// Blocks in host memory.
         blocks_swapped: u32,
     },
 }

@@ -1,44 +1,44 @@
-//! Which states of a brain are one.
+//! Fingerprints of a brain's state, for model checking.
 //!
-//! Owns: what of a brain's state decides its future, in a form that does not depend on how it came
+//! Owns: the choice of state that decides the future, in a form that does not depend on how it came
 //! about. Never: hashes a statistic, or a number that only counts.
-//! Invariant: two brains born alike with equal fingerprints say the same to the same facts, told the
-//! same span after each, but for times in notes and hints when to come back.
+//! Invariant: two brains with equal limits and equal fingerprints give the same outputs for the
+//! same facts after the same spans, except for times in notes and in hints when to come back.
 
-use crate::Brain;
-use crate::crowd::Wish;
+use crate::WorkerBrain;
+use crate::memory_pressure::MigrationRequest;
 use crate::plan::LATE_STEPS;
-use crate::sequence::{Sequence, Stage, Times};
-use cleave_domain::{Load, Request, Sampling, Slo, StopRules, Time};
+use crate::sequence::{SequenceStage, SequenceTimes, WorkerSequence};
+use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, Time, WorkerLoad};
 use std::hash::{Hash, Hasher};
 
-impl Brain {
-    /// Hashes exactly what decides how the brain will behave, so that a model checker may take two
-    /// states with equal fingerprints for one. Times count from now, arrivals by their order alone,
-    /// steps where prices are known, by the turn of those who are late, and else not at all (those under
-    /// way are answered in order, and an answer to an earlier one is ignored). To be asked once everything was
-    /// polled.
+impl WorkerBrain {
+    /// Hashes exactly the state that decides the brain's future, so that a model checker may merge
+    /// two states with equal fingerprints. Times count from now, arrivals by their order alone; the
+    /// number of steps counts where prices are known, modulo the turn of late prompts, and
+    /// otherwise not at all (steps under way are answered in order, and an answer to an earlier one
+    /// is ignored). The caller polls every output before.
     ///
-    /// Left out: what it was told at birth, other than its life and the role it has now; how long
-    /// steps took, which only says when to come back; when things happened that are only noted; the
-    /// order in which the thousands of past hand-offs will be forgotten.
+    /// Left out: the limits, except its own identity and current role; the times that steps took,
+    /// which only decide when to come back; times that are only noted; the order in which the
+    /// thousands of past hand-offs will be forgotten.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
         let Self {
             limits,
             now,
             pool,
             sequences,
-            past,
+            recently_ended: past,
             moves,
-            // Follow from the sequences.
+            // Derived from the sequences.
             active: _,
-            slots: _,
+            slots_free: _,
             leases,
             stalls,
             resends,
-            under_way,
+            steps_in_flight: under_way,
             routers,
-            severed,
+            fenced: severed,
             steps,
             arrivals: _,
             step_mean: _,
@@ -46,29 +46,32 @@ impl Brain {
             acceptance,
             tiers,
             learner,
-            told,
-            // Follows from the prices.
+            last_report: told,
+            // Derived from the prices.
             quantum: _,
-            chunked,
+            last_chunk_at: chunked,
             draining,
-            wish,
-            stirred,
-            load_told,
-            pool_told: _,
+            migration_request: wish,
+            dirty: stirred,
+            load_reported: load_told,
+            pool_noted: _,
             outputs,
         } = self;
-        assert!(outputs.is_empty(), "something is still to be polled");
+        assert!(
+            outputs.is_empty(),
+            "poll every output before taking a fingerprint"
+        );
         (limits.me, limits.role, draining).hash(hasher);
         pool.fingerprint(hasher);
-        tiers.fingerprint(*now, |touched| pool.older(touched), hasher);
+        tiers.fingerprint(*now, |touched| pool.count_older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
         for (handoff, leaving) in moves {
             (handoff, &leaving.order, &leaving.sender).hash(hasher);
-            (leaving.exported, leaving.still.is_some()).hash(hasher);
+            (leaving.exported, leaving.paused_since.is_some()).hash(hasher);
         }
         past.hash(hasher);
-        for deadlines in [leases, stalls, tiers.patience()] {
+        for deadlines in [leases, stalls, tiers.fetch_deadlines()] {
             for (handoff, until) in deadlines.iter() {
                 (handoff, until.since(*now)).hash(hasher);
             }
@@ -78,38 +81,42 @@ impl Brain {
         }
         under_way.len().hash(hasher);
         for step in under_way {
-            let left = (step.since + limits.step_max).since(*now);
-            (step.stuck, step.void, left).hash(hasher);
-            (&step.placed, &step.drafts).hash(hasher);
+            let left = (step.started_at + limits.step_max).since(*now);
+            (step.stuck, step.unusable, left).hash(hasher);
+            (&step.segments, &step.drafts).hash(hasher);
         }
-        if let Some(Wish { handoff, said }) = wish {
+        if let Some(MigrationRequest {
+            handoff,
+            asked_at: said,
+        }) = wish
+        {
             (handoff, now.since(*said)).hash(hasher);
         }
         (routers, severed, swap_prices, stirred).hash(hasher);
-        (learner.prices(), learner.state(), acceptance).hash(hasher);
-        if learner.knows() {
+        (learner.prices(), learner.fingerprint(), acceptance).hash(hasher);
+        if learner.has_prices() {
             told.fingerprint(*now).hash(hasher);
             (chunked.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
         }
         hash_load(load_told, hasher);
     }
 
-    /// In the order of rank: whoever arrived earlier comes first.
+    /// In the order of rank, by which earlier arrivals come first.
     fn hash_sequences(&self, hasher: &mut impl Hasher) {
         let mut by_rank: Vec<_> = self.sequences.values().collect();
         by_rank.sort_unstable_by_key(|sequence| sequence.rank);
         for sequence in by_rank {
             sequence.fingerprint(self.now, hasher);
-            if self.learner.knows() {
-                sequence.pace.fingerprint(self.now).hash(hasher);
+            if self.learner.has_prices() {
+                sequence.client_timing.fingerprint(self.now).hash(hasher);
                 sequence.rank.due.since(self.now).hash(hasher);
             }
         }
     }
 }
 
-fn hash_load(load: &Load, hasher: &mut impl Hasher) {
-    let Load {
+fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
+    let WorkerLoad {
         queue_tokens,
         sequences_waiting,
         sequences_running,
@@ -128,13 +135,13 @@ fn hash_load(load: &Load, hasher: &mut impl Hasher) {
     (step_left, orders_heard).hash(hasher);
 }
 
-impl Sequence {
+impl WorkerSequence {
     fn fingerprint(&self, now: Time, hasher: &mut impl Hasher) {
         let Self {
             rank,
             router,
             request,
-            unmet,
+            on_miss: unmet,
             stage,
             phase,
             incoming,
@@ -142,12 +149,12 @@ impl Sequence {
             moving,
             swap,
             fetch,
-            peered,
+            peer_state_open: peered,
             tokens,
             computed,
             table,
-            promise,
-            // Follow from the tokens.
+            reservation: promise,
+            // Derived from the tokens.
             hashes: _,
             published,
             exported,
@@ -158,10 +165,10 @@ impl Sequence {
             cached_tokens,
             times,
             speculating,
-            // Counts only where there are prices: the brain adds it then.
-            pace: _,
+            // Matters only where prices are known: the brain adds it then.
+            client_timing: _,
         } = self;
-        let Times {
+        let SequenceTimes {
             accepted: _,
             started,
             sending: _,
@@ -171,12 +178,12 @@ impl Sequence {
         (rank.handoff, rank.priority, now.since(rank.since), router).hash(hasher);
         hash_request(request, hasher);
         let stage = match stage {
-            Stage::Reserved => 0_u8,
-            Stage::Active => 1,
-            Stage::Sending => 2,
-            Stage::Still => 3,
-            Stage::Closing { cancelled: None } => 4,
-            Stage::Closing { cancelled: Some(_) } => 5,
+            SequenceStage::Reserved => 0_u8,
+            SequenceStage::Active => 1,
+            SequenceStage::Sending => 2,
+            SequenceStage::Paused => 3,
+            SequenceStage::Closing { cancelled: None } => 4,
+            SequenceStage::Closing { cancelled: Some(_) } => 5,
         };
         (stage, unmet, phase, incoming, outgoing, moving).hash(hasher);
         (swap, fetch, peered, tokens, computed, table, promise).hash(hasher);
@@ -192,7 +199,7 @@ fn hash_request(request: &Request, hasher: &mut impl Hasher) {
         generated,
         sampling,
         stop,
-        // In the rank.
+        // Part of the rank.
         priority: _,
         cache_salt,
         slo,
@@ -202,25 +209,25 @@ fn hash_request(request: &Request, hasher: &mut impl Hasher) {
         min_tokens,
         stop_tokens,
     } = stop;
-    // The tokens themselves are the sequence's.
+    // The tokens themselves are hashed with the sequence.
     (prompt.len(), generated.len(), cache_salt).hash(hasher);
     (max_tokens, min_tokens, stop_tokens).hash(hasher);
-    let Slo {
-        // Whose it is, the router minds.
+    let RequestSlo {
+        // Of interest to the router only.
         class: _,
         tenant: _,
         ttft,
         priority,
         tpot,
-        // Its parts are promised to workers.
+        // Workers receive its parts instead.
         e2e: _,
     } = slo;
     (ttft, tpot, priority).hash(hasher);
     hash_sampling(sampling, hasher);
 }
 
-fn hash_sampling(sampling: &Sampling, hasher: &mut impl Hasher) {
-    let Sampling {
+fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
+    let SamplingParams {
         temperature,
         top_k,
         top_p,

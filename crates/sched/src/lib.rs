@@ -5,43 +5,50 @@
 //! Invariant: every hand-off accepted ends in exactly one `Report::Released`, and by then holds no
 //! block.
 //!
-//! How to drive it: tell it what happened with [`Brain::handle`], then do everything that
-//! [`Brain::poll`] hands out, in order, until it is `None`, then sleep until the next fact or
-//! [`Brain::deadline`], whichever comes first (at the deadline the fact is [`Input::Woke`]).
-//! [`Brain::limits`], [`Brain::load`], [`Brain::pool`], [`Brain::idle`] and [`Brain::draining`] look
-//! and change nothing; [`Brain::check`] asserts every invariant and [`Brain::fingerprint`] tells
-//! states apart, both for tests.
+//! To drive it: give it each fact with [`WorkerBrain::handle`], perform everything that
+//! [`WorkerBrain::poll`] returns, in order, until it is `None`, then sleep until the next fact or
+//! [`WorkerBrain::deadline`], whichever comes first (at the deadline the fact is
+//! [`WorkerInput::Woke`]). [`WorkerBrain::limits`], [`WorkerBrain::load`], [`WorkerBrain::pool`],
+//! [`WorkerBrain::idle`] and [`WorkerBrain::draining`] read and change nothing;
+//! [`WorkerBrain::check`] asserts every invariant and [`WorkerBrain::fingerprint`] distinguishes
+//! states, both for tests.
 
 mod admit;
-mod ahead;
 mod audit;
 mod batch;
 mod brain;
 mod check;
+mod client_timing;
 mod close;
-mod crowd;
 mod deadline;
 mod event;
+mod fenced;
 mod fingerprint;
-mod late;
+mod late_refusal;
 mod load;
+mod memory_pressure;
 mod moves;
 mod outcome;
-mod pace;
-mod past;
 mod peer;
 mod plan;
 mod policy;
+mod recently_ended;
 mod resend;
 mod sequence;
 mod settle;
-mod severed;
 mod speculate;
+mod step_ahead;
 mod swap;
 mod tier;
 
-pub use brain::Brain;
-pub use cleave_kv::{Condition, Place, Writer};
-pub use event::{Drafting, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output};
-pub use outcome::{FetchOutcome, KeepOutcome, SwapOutcome};
-pub use speculate::Lookup;
+pub use brain::WorkerBrain;
+pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};
+pub use event::{
+    BlockExport, DraftOutcome, ExportOutcome, ImportOutcome, WorkerInput, WorkerLimits, WorkerNote,
+    WorkerOutput,
+};
+pub use outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
+pub use speculate::LookupLimits;
+
+#[cfg(test)]
+mod test_worker;

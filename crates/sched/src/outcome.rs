@@ -1,49 +1,46 @@
-//! Outcomes of copies between the pool and the places below it: host memory and the offload file.
+//! Outcomes of copies between the pool and the tiers: host memory and the offload file.
 //!
-//! Owns: the answers, and whether a content is to blame. Never: an error for a client: what did not come is
-//! computed.
+//! Owns: the answers, and whether a content is at fault. Never: an error for a client: KV that
+//! could not be loaded is computed.
 
 use serde::{Deserialize, Serialize};
 
-/// See [`crate::Input::SwappedOut`] and [`crate::Input::SwappedIn`].
+/// Outcome of [`crate::WorkerInput::SwappedOut`] and [`crate::WorkerInput::SwappedIn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SwapOutcome {
     /// Every block was copied.
     Copied,
-    /// Dropped before that.
     Dropped,
     /// The engine could not read or write one, or host memory ran out.
     Broken,
 }
 
-/// See [`crate::Input::Shelved`] and [`crate::Input::WrittenOn`].
+/// Outcome of [`crate::WorkerInput::Offloaded`] and [`crate::WorkerInput::SpilledToDisk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum KeepOutcome {
-    /// It is kept there.
+pub enum OffloadOutcome {
+    /// The tier has it.
     Copied,
     /// It could not be read or written.
     Broken,
 }
 
-/// See [`crate::Input::Fetched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FetchOutcome {
-    /// All of it came.
     Copied,
-    /// It was to stop.
+    /// A [`crate::WorkerOutput::FetchStop`] ended the fetch.
     Stopped,
-    /// The next one is not kept.
+    /// The tier does not have the next block.
     Missing,
-    /// The next one is not what was kept, or is another content.
+    /// The next block is damaged, or has another content.
     Corrupt,
-    /// The disk could not read the next one.
+    /// The disk could not read the next block.
     Unreadable,
-    /// The engine could not write the next one.
+    /// The engine could not write the next block.
     Broken,
 }
 
 impl FetchOutcome {
-    /// Whether the next content would fail again.
+    /// Whether a fetch of the next content would fail again.
     pub(crate) fn is_contents_fault(self) -> bool {
         match self {
             Self::Missing | Self::Corrupt | Self::Unreadable => true,

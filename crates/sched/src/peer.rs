@@ -1,34 +1,37 @@
-//! What comes from and goes to the worker at the other end of a hand-off.
+//! Traffic with the worker at the other end of a hand-off.
 //!
 //! Owns: the way from packets and finished copies to the two hand-off machines, and from their
-//! outputs to the brain's. Never: judges a frame itself.
-//! Packets that must be answered are repeated until they are, since a link may lose one and stand.
-//! Invariant: each frame that arrives is answered at once by exactly one `Import` or `Discard`; a
-//! frame or seal of a hand-off unknown here is answered by `Abandoned`, and `Abandoned` by nothing.
-//! `Abandoned` from a receiver means that nothing has landed, nor will, unless its cause is `Finished`:
-//! then the receiver does not know any more.
+//! outputs to the brain's. Never: judges a frame itself. Packets that need an answer are repeated
+//! until they have one, since a link may lose one and stand. Invariant: each frame that arrives is
+//! answered at once by exactly one `Import` or `Discard`; a frame or seal of a hand-off
+//! unknown here is answered by `Abandoned`, and `Abandoned` by nothing. `Abandoned` from a receiver
+//! means that nothing has landed, nor will, unless its cause is `Finished`: then the receiver has
+//! forgotten the hand-off.
 
-use crate::close::Close;
-use crate::moves::Move;
-use crate::past::Trace;
-use crate::sequence::{Phase, Stage};
-use crate::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Note, Output};
-use cleave_domain::{Cause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
+use crate::close::CloseReason;
+use crate::moves::OutboundMigration;
+use crate::recently_ended::EndedHandoff;
+use crate::sequence::{SequencePhase, SequenceStage};
+use crate::{
+    BlockExport, ExportOutcome, ImportOutcome, PayloadCondition, WorkerBrain, WorkerNote,
+    WorkerOutput,
+};
+use cleave_domain::{AbandonCause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
 use cleave_planner::Predict;
 use std::time::Duration;
 
-/// How long the frames of a sealed hand-off may stay away, at least: they left before the seal, and any
+/// Shortest time to wait for the frames of a sealed hand-off: they left before the seal, and any
 /// frame from the same worker shows that its link is slow and has lost nothing.
 const FRAMES_WAIT_MIN: Duration = Duration::from_secs(2);
-/// The same in times of one block, as the link was measured.
+/// The same, as a multiple of one block's transfer time over the measured link.
 const FRAMES_WAIT_BLOCKS: u32 = 4;
 
-impl Brain {
+impl WorkerBrain {
     // === facts ===
 
-    pub(crate) fn arrived(&mut self, from: WorkerRef, packet: Packet, condition: Condition) {
+    pub(crate) fn arrived(&mut self, from: WorkerRef, packet: Packet, condition: PayloadCondition) {
         let handoff = packet.handoff();
         match packet {
             Packet::Frame {
@@ -37,40 +40,43 @@ impl Brain {
                 checksum,
                 ..
             } => {
-                let input = receiver::Input::Frame {
+                let input = receiver::ReceiverInput::Frame {
                     from,
                     block,
                     part,
-                    checksum: (condition == Condition::Intact).then_some(checksum),
+                    checksum: (condition == PayloadCondition::Intact).then_some(checksum),
                 };
                 if !self.receive(handoff, input) {
                     self.discard(handoff, part);
-                    if self.past.trace(handoff) != Some(Trace::Landed) {
+                    if self.recently_ended.trace(handoff) != Some(EndedHandoff::Landed) {
                         self.turn_away(handoff, from);
                     }
                 }
                 self.frames_come(from);
             }
             Packet::Seal(seal) => {
-                if !self.receive(handoff, receiver::Input::Seal { from, seal }) {
-                    match self.past.trace(handoff) {
+                if !self.receive(handoff, receiver::ReceiverInput::Seal { from, seal }) {
+                    match self.recently_ended.trace(handoff) {
                         Some(_) => self.turn_away(handoff, from),
-                        None => self.abandon(handoff, from, Cause::Finished),
+                        None => self.abandon(handoff, from, AbandonCause::Finished),
                     }
                 }
             }
             Packet::Stop { .. } => self.stop(handoff, from),
             Packet::Stopped { .. } => {
-                self.receive(handoff, receiver::Input::Stopped { from });
+                self.receive(handoff, receiver::ReceiverInput::Stopped { from });
                 self.release_if_settled(handoff);
             }
             Packet::Landed { .. } => {
-                self.send(handoff, sender::Input::Landed { from });
+                self.send(handoff, sender::SenderInput::Landed { from });
             }
             Packet::Abandoned { cause, .. } => {
                 let sent = cause.clone();
-                if !self.send(handoff, sender::Input::Abandoned { from, cause: sent }) {
-                    self.receive(handoff, receiver::Input::Abandoned { from, cause });
+                if !self.send(
+                    handoff,
+                    sender::SenderInput::Abandoned { from, cause: sent },
+                ) {
+                    self.receive(handoff, receiver::ReceiverInput::Abandoned { from, cause });
                 }
             }
         }
@@ -84,45 +90,46 @@ impl Brain {
             .filter(|(_, s)| s.peer() == Some(peer));
         let handoffs: Vec<_> = with_peer.map(|(handoff, _)| *handoff).collect();
         for handoff in handoffs {
-            if !self.send(handoff, sender::Input::LinkLost) {
-                self.receive(handoff, receiver::Input::LinkLost);
+            if !self.send(handoff, sender::SenderInput::LinkLost) {
+                self.receive(handoff, receiver::ReceiverInput::LinkLost);
             }
         }
         for handoff in self.moves_to(peer) {
-            self.send(handoff, sender::Input::LinkLost);
+            self.send(handoff, sender::SenderInput::LinkLost);
         }
     }
 
-    /// What is under way with it will not come, and it can write to nothing any more.
+    /// Fences a peer: its packets under way will not come, and it can write to nothing any more.
     pub(crate) fn cut_off(&mut self, peer: WorkerRef) {
         self.link_lost(peer);
-        self.severed.add(peer);
+        self.fenced.add(peer);
         let from_peer = self.sequences.iter().filter(|(_, s)| {
             let receiver = s.incoming.as_ref();
-            receiver.is_some_and(|receiver| receiver.sender() == peer && receiver.quarantined())
+            receiver.is_some_and(|receiver| receiver.sender() == peer && receiver.is_quarantined())
         });
         let handoffs: Vec<_> = from_peer.map(|(handoff, _)| *handoff).collect();
         for handoff in handoffs {
-            self.receive(handoff, receiver::Input::Severed);
+            self.receive(handoff, receiver::ReceiverInput::Fenced);
             self.release_if_settled(handoff);
         }
     }
 
-    /// A receiver waits to hear that nothing more is written. What never came here must not begin
-    /// after it was told so.
+    /// Answers a receiver that waits until nothing more is written. A hand-off that never came here
+    /// must not begin after this answer.
     fn stop(&mut self, handoff: HandoffId, from: WorkerRef) {
         let sends_there = self
             .sender(handoff)
             .is_some_and(|sender| sender.receiver() == from);
         if sends_there {
-            self.send(handoff, sender::Input::Stop { from });
+            self.send(handoff, sender::SenderInput::Stop { from });
             return self.release_if_settled(handoff);
         }
         if !self.sequences.contains_key(&handoff) && !self.moves.contains_key(&handoff) {
-            self.past.add(handoff, Trace::Stopped);
+            self.recently_ended
+                .add(handoff, EndedHandoff::StoppedBeforeStart);
         }
         let packet = Packet::Stopped { handoff };
-        self.say(Output::Send { to: from, packet });
+        self.emit_output(WorkerOutput::Send { to: from, packet });
     }
 
     pub(crate) fn exported(&mut self, handoff: HandoffId, ordinal: u32, outcome: ExportOutcome) {
@@ -131,9 +138,9 @@ impl Brain {
             ExportOutcome::Dropped => Err(Failure::LinkLost),
             ExportOutcome::Broken => Err(Failure::Engine("a block could not be read".into())),
         };
-        self.send(handoff, sender::Input::Exported { ordinal, outcome });
+        self.send(handoff, sender::SenderInput::Exported { ordinal, outcome });
         match self.moves.get(&handoff).map(|leaving| leaving.order.of) {
-            // It may have been the last full block.
+            // The export may have been the last full block.
             Some(of) => self.leave(of),
             None => self.release_if_settled(handoff),
         }
@@ -145,14 +152,14 @@ impl Brain {
             ImportOutcome::Dropped | ImportOutcome::Damaged => Err(Failure::Corrupt),
             ImportOutcome::Broken => Err(Failure::Engine("a block could not be written".into())),
         };
-        self.receive(handoff, receiver::Input::Imported { part, outcome });
+        self.receive(handoff, receiver::ReceiverInput::Imported { part, outcome });
         self.release_if_settled(handoff);
     }
 
     // === the machines ===
 
-    /// Tells the receiving end of a hand-off; false if there is none here.
-    pub(crate) fn receive(&mut self, handoff: HandoffId, input: receiver::Input) -> bool {
+    /// Feeds the receiving end of a hand-off; false if there is none here.
+    pub(crate) fn receive(&mut self, handoff: HandoffId, input: receiver::ReceiverInput) -> bool {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return false;
         };
@@ -160,10 +167,11 @@ impl Brain {
             return false;
         };
         let from = receiver.sender();
-        // A repeated seal brings nothing that was missing.
-        let progress = !(receiver.sealed() && matches!(input, receiver::Input::Seal { .. }));
+        // A repeated seal brings nothing new, so it extends no deadline.
+        let progress =
+            !(receiver.is_sealed() && matches!(input, receiver::ReceiverInput::Seal { .. }));
         receiver.handle(input);
-        if receiver.sealed() {
+        if receiver.is_sealed() {
             sequence.times.sealed.get_or_insert(self.now);
         }
         let mut outputs = Vec::new();
@@ -172,15 +180,21 @@ impl Brain {
         }
         for output in outputs {
             match output {
-                receiver::Output::Import { part, block } => self.say(Output::Import {
-                    handoff,
-                    part,
-                    block,
-                }),
-                receiver::Output::Discard { part } => self.discard(handoff, part),
-                receiver::Output::Send(packet) => self.say(Output::Send { to: from, packet }),
-                receiver::Output::Landed { output } => self.landed(handoff, &output),
-                receiver::Output::Ended(cause) => self.close(handoff, Close::by_peer(cause)),
+                receiver::ReceiverOutput::Import { part, block } => {
+                    self.emit_output(WorkerOutput::Import {
+                        handoff,
+                        part,
+                        block,
+                    })
+                }
+                receiver::ReceiverOutput::Discard { part } => self.discard(handoff, part),
+                receiver::ReceiverOutput::Send(packet) => {
+                    self.emit_output(WorkerOutput::Send { to: from, packet })
+                }
+                receiver::ReceiverOutput::Landed { output } => self.landed(handoff, &output),
+                receiver::ReceiverOutput::Ended(cause) => {
+                    self.close(handoff, CloseReason::from_peer_cause(cause))
+                }
             }
         }
         if progress {
@@ -189,9 +203,9 @@ impl Brain {
         true
     }
 
-    /// Tells the sending end of a hand-off, of a prompt or of a sequence that moves; false if there
-    /// is none here.
-    pub(crate) fn send(&mut self, handoff: HandoffId, input: sender::Input) -> bool {
+    /// Feeds the sending end of a hand-off, of a prompt or of a moving sequence; false if there is
+    /// none here.
+    pub(crate) fn send(&mut self, handoff: HandoffId, input: sender::SenderInput) -> bool {
         if self.moves.contains_key(&handoff) {
             self.send_move(handoff, input);
             self.forget_move(handoff);
@@ -206,17 +220,23 @@ impl Brain {
         sender.handle(input);
         let since = sequence.times.sending.unwrap_or(self.now);
         match self.say_sent(handoff, since) {
-            Some(sender::Output::Done) => self.close(handoff, Close::HandedOn),
-            Some(sender::Output::Ended(cause)) => self.close(handoff, Close::by_peer(cause)),
+            Some(sender::SenderOutput::Done) => self.close(handoff, CloseReason::HandedOff),
+            Some(sender::SenderOutput::Ended(cause)) => {
+                self.close(handoff, CloseReason::from_peer_cause(cause))
+            }
             _ => {}
         }
         self.watch(handoff);
         true
     }
 
-    /// Says what the sending end of a hand-off wants done; gives back how it ended, if it did.
-    /// `since` is when it began.
-    pub(crate) fn say_sent(&mut self, handoff: HandoffId, since: Time) -> Option<sender::Output> {
+    /// Emits the outputs of a hand-off's sending end; returns how it ended, if it did. `since` is
+    /// the time at which it began.
+    pub(crate) fn say_sent(
+        &mut self,
+        handoff: HandoffId,
+        since: Time,
+    ) -> Option<sender::SenderOutput> {
         let now = self.now;
         let mut ended = None;
         while let Some(sender) = self.sender_mut(handoff)
@@ -225,7 +245,7 @@ impl Brain {
             let to = sender.receiver();
             let (bytes, blocks) = (sender.bytes(), sender.blocks_count());
             match output {
-                sender::Output::Export {
+                sender::SenderOutput::Export {
                     from,
                     ordinal,
                     block,
@@ -233,7 +253,7 @@ impl Brain {
                     if let Some(sequence) = self.sequences.get_mut(&handoff) {
                         sequence.times.sending.get_or_insert(now);
                     }
-                    self.say(Output::Export(Export {
+                    self.emit_output(WorkerOutput::Export(BlockExport {
                         handoff,
                         to,
                         from,
@@ -241,39 +261,40 @@ impl Brain {
                         block,
                     }));
                 }
-                sender::Output::Send(packet) => {
+                sender::SenderOutput::Send(packet) => {
                     if matches!(packet, Packet::Seal(_)) {
                         self.measure_link(handoff);
-                        self.note(Note::Sealed {
+                        self.note(WorkerNote::Sealed {
                             handoff,
                             bytes,
                             blocks,
                             took: now.since(since),
                         });
                     }
-                    self.say(Output::Send { to, packet });
+                    self.emit_output(WorkerOutput::Send { to, packet });
                 }
-                sender::Output::Done | sender::Output::Ended(_) => ended = Some(output),
+                sender::SenderOutput::Done | sender::SenderOutput::Ended(_) => ended = Some(output),
             }
         }
         ended
     }
 
-    fn sender(&self, handoff: HandoffId) -> Option<&sender::Sender> {
+    fn sender(&self, handoff: HandoffId) -> Option<&sender::HandoffSender> {
         match self.moves.get(&handoff) {
             Some(leaving) => Some(&leaving.sender),
             None => self.sequences.get(&handoff)?.outgoing.as_ref(),
         }
     }
 
-    fn sender_mut(&mut self, handoff: HandoffId) -> Option<&mut sender::Sender> {
+    fn sender_mut(&mut self, handoff: HandoffId) -> Option<&mut sender::HandoffSender> {
         match self.moves.get_mut(&handoff) {
             Some(leaving) => Some(&mut leaving.sender),
             None => self.sequences.get_mut(&handoff)?.outgoing.as_mut(),
         }
     }
 
-    /// Everything is here: the sequence goes on where the other worker left it.
+    /// Lets the sequence decode here from where the other worker left it: all of its KV has
+    /// arrived.
     fn landed(&mut self, handoff: HandoffId, output: &[TokenId]) {
         let now = self.now;
         let context = self.limits.capacity.context_tokens_max;
@@ -282,83 +303,89 @@ impl Brain {
         };
         sequence.tokens.extend_from_slice(output);
         sequence.computed = sequence.len() - 1;
-        sequence.phase = Phase::Decode;
-        sequence.stage = Stage::Active;
-        sequence.peered = false;
+        sequence.phase = SequencePhase::Decode;
+        sequence.stage = SequenceStage::Active;
+        sequence.peer_state_open = false;
         let first = sequence.times.sealed.unwrap_or(now);
-        sequence.pace.begin(first, now, sequence.output_count());
+        sequence
+            .client_timing
+            .first_token(first, now, sequence.output_count());
         self.active.insert(sequence.rank);
         let (router, times) = (sequence.router, sequence.times);
         let present = sequence.published;
         let bytes = sequence.incoming.as_ref().map_or(0, |r| r.bytes());
         let blocks = sequence.len().saturating_sub(1);
         let blocks = blocks.div_ceil(self.limits.capacity.block_tokens) - present;
-        let ended = sequence.ended(context);
+        let ended = sequence.finish_reason(context);
         self.publish(handoff);
-        self.stirred = true;
-        self.say(Output::Forget { handoff });
-        self.note(Note::Landed {
+        self.dirty = true;
+        self.emit_output(WorkerOutput::Forget { handoff });
+        self.note(WorkerNote::Landed {
             handoff,
             bytes,
             blocks,
             took: now.since(times.accepted),
             exposed: now.since(times.sealed.unwrap_or(now)),
         });
-        self.tell(router, Report::Landed { handoff });
+        self.report(router, Report::Landed { handoff });
         if let Some(reason) = ended {
-            self.close(handoff, Close::Finished(reason));
+            self.close(handoff, CloseReason::Finished(reason));
         }
     }
 
-    /// This end no longer knows, or never knew, what the peer has. What had landed here is said to
-    /// have landed: a sender that heard otherwise might run it once more.
+    /// Answers a peer about a hand-off that is over or unknown here. One that had landed is
+    /// confirmed as landed: a sender with another answer might run the sequence again.
     fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
-        match self.past.trace(handoff) {
-            Some(Trace::Landed) => {
+        match self.recently_ended.trace(handoff) {
+            Some(EndedHandoff::Landed) => {
                 let packet = Packet::Landed { handoff };
-                self.say(Output::Send { to, packet });
+                self.emit_output(WorkerOutput::Send { to, packet });
             }
-            _ => self.abandon(handoff, to, Cause::Cancelled),
+            _ => self.abandon(handoff, to, AbandonCause::Cancelled),
         }
     }
 
-    /// Answers a packet of a hand-off that is not here. A seal that is repeated for very long may be of
-    /// one that landed and was forgotten: `Finished` does not deny that.
-    fn abandon(&mut self, handoff: HandoffId, to: WorkerRef, cause: Cause) {
+    /// Answers a packet of a hand-off that is not here. A seal that is repeated for very long may
+    /// be of one that landed and was forgotten: `Finished` does not deny that.
+    fn abandon(&mut self, handoff: HandoffId, to: WorkerRef, cause: AbandonCause) {
         let packet = Packet::Abandoned { handoff, cause };
-        self.say(Output::Send { to, packet });
+        self.emit_output(WorkerOutput::Send { to, packet });
     }
 
     fn discard(&mut self, handoff: HandoffId, part: BlockPart) {
-        self.say(Output::Discard { handoff, part });
-        self.note(Note::FrameDiscarded { handoff });
+        self.emit_output(WorkerOutput::Discard { handoff, part });
+        self.note(WorkerNote::FrameDiscarded { handoff });
     }
 
-    /// Something moved: a hand-off that only waits for its peer has its full patience again.
+    /// Rearms the stall deadline after progress: a hand-off that only waits for its peer has its
+    /// full time again.
     pub(crate) fn watch(&mut self, handoff: HandoffId) {
-        match self.awaits_answer(handoff) {
-            true => self.resends.begin(handoff, self.now, self.limits.stall_max),
-            false => self.resends.end(handoff),
+        if self.awaits_answer(handoff) {
+            self.resends.begin(handoff, self.now, self.limits.stall_max)
+        } else {
+            self.resends.end(handoff)
         }
         if !self.waits_for_peer(handoff) {
-            return self.stalls.end(handoff);
+            return self.stalls.remove(handoff);
         }
-        // The reads of a sequence that stands still may queue behind a step, and the longest legal one
-        // is no reason to take its move back; but they may also wait for credit that never comes.
-        let unread = |leaving: &Move| !leaving.sender.settled();
-        let own = match self.moves.get(&handoff).is_some_and(unread) {
-            true => self.limits.step_max,
-            false => Duration::ZERO,
+        // The reads of a paused sequence may queue behind a step, and the longest legal step is no
+        // reason to abort its move; but they may also wait for credit that never comes, so they
+        // have a limit.
+        let unread = |leaving: &OutboundMigration| !leaving.sender.is_settled();
+        let own = if self.moves.get(&handoff).is_some_and(unread) {
+            self.limits.step_max
+        } else {
+            Duration::ZERO
         };
         let patience = self.frames_wait(handoff).unwrap_or(self.limits.stall_max);
         self.stalls.set(handoff, self.now + patience + own);
     }
 
-    /// How long frames may stay away of a hand-off whose seal is here; `None` if it waits for something
-    /// else.
+    /// How long to wait for frames of a hand-off whose seal is here; `None` if it waits for
+    /// something else.
     fn frames_wait(&self, handoff: HandoffId) -> Option<Duration> {
         let receiver = self.sequences.get(&handoff)?.incoming.as_ref()?;
-        let sealed = receiver.sealed().then_some(receiver)?;
+        let sealed = receiver.is_sealed().then_some(receiver)?;
         let block_bytes = u64::from(self.limits.capacity.block_bytes);
         let prices = self.learner.prices();
         let block = prices.transfer(sealed.sender().worker, block_bytes);
@@ -366,14 +393,29 @@ impl Brain {
         Some(wait.min(self.limits.stall_max))
     }
 
-    /// A frame came from `peer`: its link moves on, and what it has still to bring may be behind this.
+    /// Extends a deadline that was noticed long after it passed. A process that was suspended
+    /// cannot tell its own silence from its peer's: the frames may lie unread. A deadline that is
+    /// noticed in time ends the hand-off.
+    pub(crate) fn waits_once_more(&mut self, handoff: HandoffId, due: Time) -> bool {
+        let Some(wait) = self.frames_wait(handoff) else {
+            return false;
+        };
+        let stood_still = self.now.since(due) >= wait / 4;
+        if stood_still {
+            self.stalls.set(handoff, self.now + wait);
+        }
+        stood_still
+    }
+
+    /// Extends the deadlines of a peer's sealed hand-offs after a frame: its link works, and their
+    /// frames may be behind this one.
     fn frames_come(&mut self, peer: WorkerRef) {
         let waits = |handoff: &HandoffId| {
             let receiver = self
                 .sequences
                 .get(handoff)
                 .and_then(|s| s.incoming.as_ref());
-            receiver.is_some_and(|receiver| receiver.sealed() && receiver.sender() == peer)
+            receiver.is_some_and(|receiver| receiver.is_sealed() && receiver.sender() == peer)
         };
         let waiting = self.stalls.iter().map(|(handoff, _)| handoff);
         let waiting: Vec<_> = waiting.filter(waits).collect();
@@ -385,26 +427,28 @@ impl Brain {
     /// Whether the last packet that this end sent is one that the other end answers.
     pub(crate) fn awaits_answer(&self, handoff: HandoffId) -> bool {
         if let Some(leaving) = self.moves.get(&handoff) {
-            return leaving.sender.sealed();
+            return leaving.sender.is_sealed();
         }
         self.sequences.get(&handoff).is_some_and(|sequence| {
-            let sealed = sequence.outgoing.as_ref().is_some_and(|s| s.sealed());
-            match sequence.closing() {
-                true => sequence.quarantined(),
-                false => sealed,
+            let sealed = sequence.outgoing.as_ref().is_some_and(|s| s.is_sealed());
+            if sequence.closing() {
+                sequence.quarantined()
+            } else {
+                sealed
             }
         })
     }
 
-    /// Sends again what was not answered. That is no progress, so the hand-off's patience goes on.
+    /// Repeats an unanswered packet. That is no progress, so the hand-off's stall deadline stays.
     pub(crate) fn resend(&mut self, handoff: HandoffId) {
         if let Some(sender) = self.sender_mut(handoff) {
-            sender.handle(sender::Input::Unanswered);
+            sender.handle(sender::SenderInput::Unanswered);
             let to = sender.receiver();
-            while let Some(sender::Output::Send(packet)) =
-                self.sender_mut(handoff).and_then(sender::Sender::poll)
+            while let Some(sender::SenderOutput::Send(packet)) = self
+                .sender_mut(handoff)
+                .and_then(sender::HandoffSender::poll)
             {
-                self.say(Output::Send { to, packet });
+                self.emit_output(WorkerOutput::Send { to, packet });
             }
             return;
         }
@@ -412,16 +456,16 @@ impl Brain {
         let Some(receiver) = receiver.and_then(|s| s.incoming.as_mut()) else {
             return;
         };
-        receiver.handle(receiver::Input::StoodStill);
+        receiver.handle(receiver::ReceiverInput::Stalled);
         let to = receiver.sender();
-        while let Some(receiver::Output::Send(packet)) = receiver.poll() {
-            self.outputs.push_back(Output::Send { to, packet });
+        while let Some(receiver::ReceiverOutput::Send(packet)) = receiver.poll() {
+            self.outputs.push_back(WorkerOutput::Send { to, packet });
         }
     }
 
     pub(crate) fn waits_for_peer(&self, handoff: HandoffId) -> bool {
         if let Some(leaving) = self.moves.get(&handoff) {
-            return leaving.sender.open() && leaving.still.is_some();
+            return leaving.sender.is_open() && leaving.paused_since.is_some();
         }
         self.sequences.get(&handoff).is_some_and(|sequence| {
             if sequence.closing() {
@@ -432,15 +476,16 @@ impl Brain {
         })
     }
 
-    /// Nothing came for too long.
+    /// Ends, or aborts the move of, a hand-off that made no progress until its deadline.
     pub(crate) fn stalled(&mut self, handoff: HandoffId) {
-        let lost = Close::Failed(Failure::LinkLost);
+        let lost = CloseReason::Failed(Failure::LinkLost);
         match self.moves.get(&handoff) {
-            // Nobody can tell whether it runs there.
-            Some(leaving) if leaving.sender.sealed() => self.close(leaving.order.of, lost),
+            // The seal was sent, so the receiver may be running the sequence: ending it here is the
+            // only way that never runs it twice.
+            Some(leaving) if leaving.sender.is_sealed() => self.close(leaving.order.of, lost),
             Some(leaving) => self.stay(leaving.order.of, Failure::LinkLost),
             None if self.sequences.get(&handoff).is_some_and(|s| s.closing()) => {
-                self.receive(handoff, receiver::Input::StoodStill);
+                self.receive(handoff, receiver::ReceiverInput::Stalled);
             }
             None => self.close(handoff, lost),
         }
@@ -450,15 +495,15 @@ impl Brain {
 #[cfg(test)]
 mod tests {
     use crate::audit::tests::limits;
-    use crate::past::Trace;
-    use crate::{Brain, Condition, Input, Output};
+    use crate::recently_ended::EndedHandoff;
+    use crate::{PayloadCondition, WorkerBrain, WorkerInput, WorkerOutput};
     use cleave_domain::{
-        BlockHash, Cause, FlightId, HandoffId, Incarnation, Time, WorkerId, WorkerRef,
+        AbandonCause, BlockHash, FlightId, HandoffId, Incarnation, Time, WorkerId, WorkerRef,
     };
     use cleave_kv::{Packet, Seal};
 
-    /// How a seal of a hand-off that is not here is answered.
-    fn answer(brain: &mut Brain, handoff: HandoffId) -> Packet {
+    /// The answer to a seal of a hand-off that is not here.
+    fn answer(brain: &mut WorkerBrain, handoff: HandoffId) -> Packet {
         let from = WorkerRef {
             worker: WorkerId(2),
             incarnation: Incarnation(1),
@@ -470,8 +515,8 @@ mod tests {
             content: BlockHash([0; 16]),
             output: vec![1],
         });
-        let condition = Condition::Intact;
-        let input = Input::Arrived {
+        let condition = PayloadCondition::Intact;
+        let input = WorkerInput::Arrived {
             from,
             packet,
             condition,
@@ -479,7 +524,7 @@ mod tests {
         brain.handle(Time::ZERO, input);
         let mut sent = None;
         while let Some(output) = brain.poll() {
-            if let Output::Send { packet, .. } = output {
+            if let WorkerOutput::Send { packet, .. } = output {
                 sent = Some(packet);
             }
         }
@@ -487,21 +532,24 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_seal_is_not_denied_to_have_landed() {
-        let mut brain = Brain::new(limits());
+    fn an_unknown_seal_is_answered_finished_not_cancelled() {
+        let mut brain = WorkerBrain::new(limits());
         let [unknown, over, landed] = [1, 2, 3].map(|flight| HandoffId {
             flight: FlightId(flight),
             attempt: 0,
         });
-        brain.past.add(over, Trace::Over);
+        brain.recently_ended.add(over, EndedHandoff::Ended);
         let keep = brain.limits.stall_max * 2;
-        brain.past.add_landed(landed, Time::ZERO, keep);
+        brain.recently_ended.add_landed(landed, Time::ZERO, keep);
         let abandoned = |handoff, cause| Packet::Abandoned { handoff, cause };
         assert_eq!(
             answer(&mut brain, unknown),
-            abandoned(unknown, Cause::Finished)
+            abandoned(unknown, AbandonCause::Finished)
         );
-        assert_eq!(answer(&mut brain, over), abandoned(over, Cause::Cancelled));
+        assert_eq!(
+            answer(&mut brain, over),
+            abandoned(over, AbandonCause::Cancelled)
+        );
         let handoff = landed;
         assert_eq!(answer(&mut brain, landed), Packet::Landed { handoff });
     }

@@ -1,129 +1,134 @@
 //! The next step: which sequences run how many tokens.
 //!
-//! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt
-//! chunks in the room that is left, guesses last. Never: waits for anything; what cannot run now is tried again next time.
-//! Invariant: whoever is most important among the active runs in every step, unless every slot or
-//! every block is with sequences that will go on without it, the blocks it is given were being filled from below and are
-//! free once that has stopped, or it has the slack to sit one out.
+//! Owns: slots, growth, the choice of sequences that give up blocks, and the joint batch: decode
+//! tokens first, prompt chunks in the room that is left, drafts last. Never: waits for anything;
+//! what cannot run now is tried again in the next step.
+//! Invariant: the most important active sequence runs in every step, unless every slot or every
+//! block is held by sequences that will run without it, the blocks it is given were being filled
+//! from a tier and are free once that has stopped, or it has the slack to be deferred once.
 
-use crate::admit::Reach;
-use crate::batch::{self, Candidate, IDLE_MAX};
-use crate::brain::{Placed, Step};
-use crate::close::Close;
-use crate::policy::{self, Rank, Victim};
-use crate::sequence::{Phase, Sequence};
-use crate::settle::Ready;
-use crate::swap::Yield;
-use crate::{Brain, Drafting, Note, Output};
-use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan, Work};
-use cleave_planner::{Predict, Room, chunk_within};
+use crate::admit::CacheReuse;
+use crate::batch::{self, DecodeCandidate, IDLE_MAX};
+use crate::brain::{SegmentInFlight, StepInFlight};
+use crate::close::CloseReason;
+use crate::policy::{self, PreemptionVictim, ServiceRank};
+use crate::sequence::{SequencePhase, WorkerSequence};
+use crate::settle::ReadyBlocks;
+use crate::swap::BlockRelease;
+use crate::{DraftOutcome, WorkerBrain, WorkerNote, WorkerOutput};
+use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan, StepWork};
+use cleave_planner::{ChunkRoom, Predict, chunk_tokens_within};
 
 /// A step being put together.
-pub(crate) struct Draft {
+pub(crate) struct StepBuilder {
     pub(crate) plan: StepPlan,
     /// In the order of the plan's segments.
-    pub(crate) placed: Vec<Placed>,
-    /// Tokens that still fit.
+    pub(crate) segments: Vec<SegmentInFlight>,
+    /// Tokens that the step still has room for.
     room: u32,
-    /// What it holds, as far as promises go.
-    pub(crate) held: batch::Placed,
-    /// Those that must wait for a copy to be over.
+    /// Work in the step, with the targets of its streams.
+    pub(crate) held: batch::BatchLoad,
+    /// Sequences that must wait for a copy to end.
     waiting: Vec<HandoffId>,
-    /// Those that sit this step out.
-    out: Vec<HandoffId>,
-    /// Of those, how many need a block that will be free then.
-    in_need: u64,
-    /// A prompt got on that the streams had no time for.
-    pressed: bool,
+    /// Sequences deferred to a later step.
+    deferred: Vec<HandoffId>,
+    /// Blocks being freed that sequences of `waiting` will take.
+    blocks_awaited: u64,
+    /// A prompt got a block of tokens beyond what the streams have slack for; at most one does in a
+    /// step.
+    late_prompt_placed: bool,
 }
 
-/// What became of a sequence that is to run.
+/// Whether a sequence can run a chunk now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seating {
+enum ChunkReadiness {
     /// It has a slot and its blocks.
-    Taken,
-    /// It has its blocks, and some of them are being brought back: it goes on after that.
-    Fetches,
+    Ready,
+    /// It has its blocks, and some of them are being filled from a tier: it runs after that.
+    Fetching,
     /// There are not enough blocks.
     NoBlocks,
 }
 
-/// One in so many steps takes prompts that are late anyway in their turn.
+/// Every eighth step serves prompts that are past their deadline in their normal order, so that
+/// they are not starved.
 pub(crate) const LATE_STEPS: u64 = 8;
 
-impl Brain {
-    /// Asks for a step if none is under way and there is something to run, and for the one after it if
-    /// that is known.
+impl WorkerBrain {
+    /// Emits a step if none is under way and there is something to run, and the one after it if
+    /// that is already determined.
     pub(crate) fn plan(&mut self) {
-        if self.under_way.is_empty() {
+        if self.steps_in_flight.is_empty() {
             self.plan_anew();
         }
         self.plan_ahead();
     }
 
     fn plan_anew(&mut self) {
-        let mut draft = Draft {
+        let mut draft = StepBuilder {
             plan: StepPlan::default(),
-            placed: Vec::new(),
+            segments: Vec::new(),
             room: self.limits.capacity.step_tokens_max,
-            held: batch::Placed::default(),
+            held: batch::BatchLoad::default(),
             waiting: Vec::new(),
-            out: Vec::new(),
-            in_need: 0,
-            pressed: false,
+            deferred: Vec::new(),
+            blocks_awaited: 0,
+            late_prompt_placed: false,
         };
+        // Decodes first: a stream that draws late is noticed at every token. Chunks then fill the
+        // rows and the time that the streams leave, and drafts take only what remains.
         self.place_decodes(&mut draft);
         self.place_chunks(&mut draft);
         let drafting = self.place_drafts(&mut draft);
-        if !draft.placed.is_empty() {
-            self.say_step(draft.plan, draft.placed, drafting);
+        if !draft.segments.is_empty() {
+            self.say_step(draft.plan, draft.segments, drafting);
         }
     }
 
-    /// `placed` in the order of the plan's segments.
+    /// Emits the step and records it as under way; `placed` is in the order of the plan's segments.
     pub(crate) fn say_step(
         &mut self,
         mut plan: StepPlan,
-        placed: Vec<Placed>,
-        drafting: Option<Drafting>,
+        placed: Vec<SegmentInFlight>,
+        drafting: Option<DraftOutcome>,
     ) {
         self.steps += 1;
         plan.step = StepId(self.steps);
-        let work = Work::of(&plan);
+        let work = StepWork::of_plan(&plan);
         let drafts = plan.segments.iter().flat_map(|segment| &segment.drafts);
-        self.under_way.push_back(Step {
+        self.steps_in_flight.push_back(StepInFlight {
             id: plan.step,
             work,
             predicted: self.learner.prices().step(&work),
-            placed,
+            segments: placed,
             drafts: drafts.copied().collect(),
             drafting,
-            since: self.now,
+            started_at: self.now,
             stuck: false,
-            void: false,
+            unusable: false,
         });
         self.fetches_wait_for_step();
-        self.say(Output::Step(plan));
+        self.emit_output(WorkerOutput::Step(plan));
         self.wish();
     }
 
-    /// The active ones of which `pick` is true, the most important first.
-    fn those(&self, pick: impl Fn(&Sequence) -> bool) -> Vec<Rank> {
-        let picked = |rank: &&Rank| pick(&self.sequences[&rank.handoff]);
+    /// Ranks of the active sequences for which `pick` holds, the most important first.
+    fn those(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
+        let picked = |rank: &&ServiceRank| pick(&self.sequences[&rank.handoff]);
         self.active.iter().filter(picked).copied().collect()
     }
 
-    /// Sequences whose KV is here take free slots before prompts do: their clients have begun to
-    /// read.
+    /// Gives free slots to sequences whose KV is here before prompts get any: their clients already
+    /// read a stream.
     fn seat_landed(&mut self) {
-        if self.slots.is_empty() {
+        if self.slots_free.is_empty() {
             return;
         }
-        for rank in self.those(Sequence::landed) {
+        for rank in self.those(WorkerSequence::awaits_slot) {
             let Some(sequence) = self.sequences.get_mut(&rank.handoff) else {
                 continue;
             };
-            let Some(slot) = self.slots.pop_first() else {
+            let Some(slot) = self.slots_free.pop_first() else {
                 return;
             };
             sequence.slot = Some(slot);
@@ -132,92 +137,105 @@ impl Brain {
 
     // === decode ===
 
-    fn place_decodes(&mut self, draft: &mut Draft) {
-        // A sequence that gives up its slot makes room for another that landed.
+    fn place_decodes(&mut self, draft: &mut StepBuilder) {
+        // A sequence that gives up its slot makes room for another that landed, hence the loop.
         loop {
             self.seat_landed();
             let one = self.those(|s| {
                 let handoff = &s.rank.handoff;
-                let waits = draft.waiting.contains(handoff) || draft.out.contains(handoff);
-                s.slot.is_some() && s.rest() == 1 && !s.stepping() && !waits
+                let waits = draft.waiting.contains(handoff) || draft.deferred.contains(handoff);
+                s.slot.is_some() && s.tokens_to_run() == 1 && !s.stepping() && !waits
             });
             if !one.is_empty() {
+                // Streams whose presence would break a tighter stream's target wait for a later
+                // step.
                 let out = self.sit_out(&one, draft);
                 let chosen = one.into_iter().filter(|rank| !out.contains(&rank.handoff));
-                let chosen: Vec<Rank> = chosen.collect();
-                draft.out.extend(out);
+                let chosen: Vec<ServiceRank> = chosen.collect();
+                draft.deferred.extend(out);
                 for rank in chosen {
                     self.place_decode(rank, draft);
                 }
-            } else if draft.placed.is_empty() && !draft.out.is_empty() {
-                // Those for whom they sat out cannot run.
-                draft.out.clear();
+            } else if draft.segments.is_empty() && !draft.deferred.is_empty() {
+                // The sequences for which others were deferred cannot run, so the deferred ones
+                // may.
+                draft.deferred.clear();
             } else {
                 return;
             }
         }
     }
 
-    pub(crate) fn candidate(&self, rank: Rank) -> Option<Candidate> {
+    pub(crate) fn candidate(&self, rank: ServiceRank) -> Option<DecodeCandidate> {
         let sequence = self.sequences.get(&rank.handoff)?;
         let gap = self.gap_kept(sequence);
-        Some(Candidate {
+        Some(DecodeCandidate {
             rank,
             context_tokens: u64::from(sequence.len()),
             target: gap.zip(sequence.token_due()),
-            served: sequence.pace.served,
+            last_run_at: sequence.client_timing.last_run_at,
         })
     }
 
-    /// Those that could run and must not, for a promise to one that does.
-    fn sit_out(&self, ranks: &[Rank], draft: &Draft) -> Vec<HandoffId> {
+    /// Streams that could run and are deferred, because they would break the target of one that
+    /// runs.
+    fn sit_out(&self, ranks: &[ServiceRank], draft: &StepBuilder) -> Vec<HandoffId> {
         let candidates = ranks.iter().filter_map(|rank| self.candidate(*rank));
         let candidates: Vec<_> = candidates.collect();
-        batch::sit_out(self.learner.prices(), draft.held, &candidates, self.now)
+        batch::deferred(self.learner.prices(), draft.held, &candidates, self.now)
     }
 
-    /// One token of a running sequence. If it needs a block and none is left, the least important
-    /// sequence gives up its own; nobody in this draft does, because those in it are more important.
-    /// Blocks that are being copied come later, and whoever needs them waits.
-    fn place_decode(&mut self, rank: Rank, draft: &mut Draft) {
+    /// Places one token of a running sequence. If it needs a block and none is left, the least
+    /// important sequence gives up its own; none in this draft does, because those in it are more
+    /// important. A sequence that needs blocks which are still being copied waits for a later step.
+    fn place_decode(&mut self, rank: ServiceRank, draft: &mut StepBuilder) {
         let handoff = rank.handoff;
         let capacity = self.limits.capacity;
         loop {
             let Some(sequence) = self.sequences.get_mut(&handoff) else {
                 return;
             };
-            // It may have been a victim since it was listed.
+            // It may have become a victim since it was listed.
             if sequence.slot.is_none() {
                 return;
             }
+            // A block that a move still reads must not be written: the sequence waits for the copy.
             if self.last_block_is_read(&self.sequences[&handoff]) {
                 return draft.waiting.push(handoff);
             }
             let Some(sequence) = self.sequences.get_mut(&handoff) else {
                 return;
             };
+            // A sequence longer than the whole pool can never grow: it fails.
             let blocks = sequence.len().div_ceil(capacity.block_tokens);
             if blocks > capacity.blocks_count {
-                return self.close(handoff, Close::Failed(Failure::OutOfBlocks));
+                return self.close(handoff, CloseReason::Failed(Failure::OutOfBlocks));
             }
             if sequence.table.len() >= blocks as usize {
                 break;
             }
-            let block = self.pool.take_promised(&mut sequence.promise);
+            // Its own reservation first, then any free or cached block.
+            let block = self.pool.take_reserved(&mut sequence.reservation);
             if let Some(block) = block.or_else(|| self.pool.take()) {
                 sequence.table.push(block);
                 continue;
             }
+            // No block is left. A moving sequence pauses a little early instead of taking another's
+            // block.
             if self.stand_still_early(handoff) {
                 return;
             }
-            if self.blocks_coming() > draft.in_need {
-                draft.in_need += 1;
+            // Blocks of earlier victims are already being freed, and not all are spoken for: wait
+            // for one.
+            if self.blocks_coming() > draft.blocks_awaited {
+                draft.blocks_awaited += 1;
                 return draft.waiting.push(handoff);
             }
-            let candidates = self.sequences.values().filter(|s| s.recomputable());
+            // Otherwise a victim gives up its blocks; it may be this sequence itself.
+            let candidates = self.sequences.values().filter(|s| s.preemptible());
             let victim = policy::victim(rank, candidates.map(|s| (s.rank, s.token_due())));
-            let (Victim::LessImportant(gives) | Victim::Itself(gives)) = victim;
+            let (PreemptionVictim::LessImportant(gives) | PreemptionVictim::Itself(gives)) = victim;
+            // A fetch writes to the victim's blocks, so they are free only after it has stopped.
             if self
                 .sequences
                 .get(&gives)
@@ -227,14 +245,15 @@ impl Brain {
                 return draft.waiting.push(handoff);
             }
             match self.give_way(gives) {
-                Yield::Later => {
-                    draft.in_need += 1;
+                BlockRelease::Later => {
+                    draft.blocks_awaited += 1;
                     return draft.waiting.push(handoff);
                 }
-                Yield::Now if gives == handoff => return,
-                Yield::Now => {}
+                BlockRelease::Now if gives == handoff => return,
+                BlockRelease::Now => {}
             }
         }
+        // Its target now limits the time that prompts and drafts may add to this step.
         if let Some(candidate) = self.candidate(rank) {
             draft.held.add(&candidate, self.now);
         }
@@ -243,49 +262,54 @@ impl Brain {
 
     // === prompts ===
 
-    /// Prompts that are to go on, in their order: the most important first, and those that are late
-    /// already, whatever is done, after those that are not.
-    fn prompts(&self) -> Vec<Rank> {
+    /// Prompts to continue, in order of service: by rank, and those that will miss their deadline
+    /// whatever is done after those that can meet it.
+    fn prompts(&self) -> Vec<ServiceRank> {
         let mut prompts = self.those(|s| !s.stepping() && !s.swapping());
-        if self.learner.knows() {
+        if self.learner.has_prices() {
             prompts.sort_by_key(|rank| (rank.priority, self.hopeless(*rank)));
         }
         prompts
     }
 
-    /// Whether a prompt's first token will be late even if nothing else runs, and this step is not
-    /// the one in which that makes no difference. Whoever has lost blocks never is: others wait for it
-    /// to have them back.
-    fn hopeless(&self, rank: Rank) -> bool {
+    /// Whether a prompt's first token misses its deadline even if nothing else runs, and this step
+    /// is not one of those that ignore it. A sequence that lost its blocks never counts: others
+    /// wait until it has them back.
+    fn hopeless(&self, rank: ServiceRank) -> bool {
         let Some(sequence) = self.sequences.get(&rank.handoff) else {
             return false;
         };
-        let due = sequence.phase == Phase::Prompt && sequence.unmet.is_some();
+        let due = sequence.phase == SequencePhase::Prompt && sequence.on_miss.is_some();
         let due = due && !sequence.starved() && sequence.request.generated.is_empty();
         due && self.prompt_slack(sequence).is_none() && !self.steps.is_multiple_of(LATE_STEPS)
     }
 
-    /// Whether prompts got nothing of late: then streams that have no time to spare make room.
-    fn prompts_starve(&self, prompts: &[Rank]) -> bool {
+    /// Whether prompts ran nothing for too long: then the streams' slack no longer limits them.
+    fn prompts_starve(&self, prompts: &[ServiceRank]) -> bool {
         let waiting = prompts.iter().filter_map(|rank| {
             let sequence = self.sequences.get(&rank.handoff)?;
-            sequence.computes().then_some(sequence.pace.served)
+            sequence
+                .has_prefill_left()
+                .then_some(sequence.client_timing.last_run_at)
         });
-        // If one ran lately, they have their share.
+        // Any prompt that ran lately shows that prompts have their share.
         waiting.min().is_some_and(|last| {
-            let last = self.chunked.map_or(last, |at| last.max(at));
+            let last = self.last_chunk_at.map_or(last, |at| last.max(at));
             self.now.since(last) > IDLE_MAX
         })
     }
 
     /// Fills the room that decoding left with chunks of prompts, and of sequences to be recomputed.
-    fn place_chunks(&mut self, draft: &mut Draft) {
-        // Once one that lost its blocks cannot have them back, none behind it may take them.
+    fn place_chunks(&mut self, draft: &mut StepBuilder) {
+        // Once a sequence cannot get its lost blocks back, none behind it may take blocks first.
         let mut starved = false;
         let prompts = self.prompts();
+        // After `IDLE_MAX` without a chunk the streams' slack no longer limits prompts, or they
+        // would starve.
         if self.prompts_starve(&prompts) {
-            draft.held.spare = None;
+            draft.held.slack_least = None;
         }
+        // A step longer than the quantum costs every stream in it a longer gap.
         draft.room = draft.room.min(self.quantum);
         for rank in prompts {
             if draft.room == 0 {
@@ -294,56 +318,63 @@ impl Brain {
             let Some(sequence) = self.sequences.get(&rank.handoff) else {
                 continue;
             };
-            let no_slot = sequence.slot.is_none() && self.slots.is_empty();
-            let waits = draft.waiting.contains(&rank.handoff) || draft.out.contains(&rank.handoff);
-            let waits = waits || no_slot || sequence.landed();
+            // Skip what a copy or a deferral holds back, and what needs a slot that nobody frees in
+            // this step; landed sequences got their slots in `seat_landed`.
+            let no_slot = sequence.slot.is_none() && self.slots_free.is_empty();
+            let waits =
+                draft.waiting.contains(&rank.handoff) || draft.deferred.contains(&rank.handoff);
+            let waits = waits || no_slot || sequence.awaits_slot();
             if waits || sequence.starved() && starved {
                 continue;
             }
+            // A swapped sequence is copied back instead of computed; its blocks come with that
+            // copy.
             if sequence.swap.is_some() {
                 starved = !self.swap_in(rank.handoff);
                 continue;
             }
             match self.seat(rank.handoff) {
-                Seating::Taken => self.place_chunk(rank.handoff, draft),
-                Seating::Fetches => {}
-                Seating::NoBlocks => starved = true,
+                ChunkReadiness::Ready => self.place_chunk(rank.handoff, draft),
+                ChunkReadiness::Fetching => {}
+                ChunkReadiness::NoBlocks => starved = true,
             }
         }
     }
 
-    /// Gives a sequence its blocks back if it lost them, and a slot if it has none. A slot is free, or it
-    /// has one.
-    fn seat(&mut self, handoff: HandoffId) -> Seating {
+    /// Gives a sequence new blocks if it lost its own, and a slot if it has none. The caller
+    /// ensures that it has a slot or one is free.
+    fn seat(&mut self, handoff: HandoffId) -> ChunkReadiness {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return Seating::NoBlocks;
+            return ChunkReadiness::NoBlocks;
         };
         let lost = sequence.starved();
-        let secured = !lost || self.secure(&mut sequence, Reach::Reusable, 0);
+        let secured = !lost || self.secure(&mut sequence, CacheReuse::AllButLastToken, 0);
         self.sequences.insert(handoff, sequence);
         if !secured {
-            return Seating::NoBlocks;
+            return ChunkReadiness::NoBlocks;
         }
+        // New blocks for lost ones: the tiers may still have their content.
         if lost {
             self.fetch(handoff);
         }
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return Seating::NoBlocks;
+            return ChunkReadiness::NoBlocks;
         };
         let seat = match sequence.fetch {
-            Some(_) => Seating::Fetches,
-            None => Seating::Taken,
+            Some(_) => ChunkReadiness::Fetching,
+            None => ChunkReadiness::Ready,
         };
-        if seat == Seating::Taken && sequence.slot.is_none() {
-            sequence.slot = self.slots.pop_first();
+        if seat == ChunkReadiness::Ready && sequence.slot.is_none() {
+            sequence.slot = self.slots_free.pop_first();
             self.adopt(&mut sequence);
         }
         self.sequences.insert(handoff, sequence);
         seat
     }
 
-    /// Takes over blocks that others computed since the sequence was accepted, in place of its own.
-    fn adopt(&mut self, sequence: &mut Sequence) {
+    /// Replaces blocks still to be computed by blocks that other sequences have completed
+    /// meanwhile.
+    fn adopt(&mut self, sequence: &mut WorkerSequence) {
         let size = self.limits.capacity.block_tokens;
         if !self.limits.prefix_cache || sequence.computed != sequence.published * size {
             return;
@@ -351,18 +382,18 @@ impl Brain {
         let known = sequence.published as usize;
         let hashes = sequence.reusable(size).to_vec();
         for (i, hash) in hashes.into_iter().enumerate().skip(known) {
-            if self.pool.leading(&[hash]).blocks == 0 {
+            if self.pool.prefix_hits(&[hash]).blocks == 0 {
                 return;
             }
-            // Its own block, or the promise of one, pays for the other.
+            // The released block, or the reservation of one, pays for the adopted block.
             match sequence.table.get(i).copied() {
                 Some(own) => self.pool.release(own),
                 None => assert!(
-                    self.pool.forgive_one(&mut sequence.promise),
-                    "a block neither held nor promised"
+                    self.pool.release_reservation(&mut sequence.reservation),
+                    "a block that is neither held nor reserved"
                 ),
             }
-            let block = self.pool.hold(hash).expect("its price was paid");
+            let block = self.pool.hold(hash).expect("a block was released for it");
             match sequence.table.get_mut(i) {
                 Some(own) => *own = block,
                 None => sequence.table.push(block),
@@ -372,32 +403,32 @@ impl Brain {
         }
     }
 
-    fn place_chunk(&mut self, handoff: HandoffId, draft: &mut Draft) {
+    fn place_chunk(&mut self, handoff: HandoffId, draft: &mut StepBuilder) {
         let size = self.limits.capacity.block_tokens;
         self.start(handoff);
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        let room = Room {
+        let room = ChunkRoom {
             computed: sequence.computed,
-            rest: sequence.rest(),
+            rest: sequence.tokens_to_run(),
             tokens: draft.room,
         };
         let room = self.affordable(handoff, room, draft);
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        // Less than a block is not worth its step, unless it is all.
-        if room < sequence.rest() && room < size.min(draft.room) {
+        // A chunk of less than a block is not worth a step, unless it is all that is left.
+        if room < sequence.tokens_to_run() && room < size.min(draft.room) {
             return;
         }
-        let chunk = policy::chunk(sequence.computed, sequence.rest(), room, size);
-        draft.held.work += Work::prefill(sequence.computed, chunk.tokens());
-        draft.held.work.draws += u32::from(chunk.tokens() == sequence.rest());
-        self.chunked = Some(self.now);
+        let chunk = policy::chunk(sequence.computed, sequence.tokens_to_run(), room, size);
+        draft.held.work += StepWork::prefill(sequence.computed, chunk.tokens());
+        draft.held.work.draws += u32::from(chunk.tokens() == sequence.tokens_to_run());
+        self.last_chunk_at = Some(self.now);
         let blocks = (sequence.computed + chunk.tokens()).div_ceil(size);
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_promised(&mut sequence.promise);
+            let block = self.pool.take_reserved(&mut sequence.reservation);
             sequence
                 .table
                 .push(block.expect("a secured sequence has its blocks"));
@@ -405,20 +436,21 @@ impl Brain {
         self.place(handoff, chunk.tokens(), draft);
     }
 
-    /// Tokens of the room that the streams in the draft have time for; a block at least, once in a
-    /// step, of a prompt that must run now.
-    fn affordable(&self, handoff: HandoffId, room: Room, draft: &mut Draft) -> u32 {
+    /// Tokens of the room for which the streams in the draft have slack; at least a block, once in
+    /// a step, for a prompt that must run now.
+    fn affordable(&self, handoff: HandoffId, room: ChunkRoom, draft: &mut StepBuilder) -> u32 {
         let most = room.tokens.min(room.rest);
-        let Some(spare) = draft.held.spare else {
+        let Some(spare) = draft.held.slack_least else {
             return most;
         };
-        let fits = chunk_within(self.learner.prices(), &draft.held.work, room, spare);
+        let fits = chunk_tokens_within(self.learner.prices(), &draft.held.work, room, spare);
         let block = self.limits.capacity.block_tokens.min(most);
-        if fits >= block || draft.pressed {
+        if fits >= block || draft.late_prompt_placed {
             return fits;
         }
-        // One that can still be in time and would not be if it sat this step out and shared the next, or
-        // one whose client waits for the rest of an answer. What else is late makes nobody late.
+        // A prompt presses if it can still meet its deadline, and would not if it skipped this step
+        // and shared the next, or if its client waits for the rest of an answer. A prompt that is
+        // late anyway must not delay others.
         let step = self.learner.prices().step(&draft.held.work);
         let sequence = &self.sequences[&handoff];
         let presses = match self.prompt_slack(sequence) {
@@ -428,17 +460,17 @@ impl Brain {
         if !presses {
             return fits;
         }
-        draft.pressed = true;
+        draft.late_prompt_placed = true;
         block
     }
 
-    /// A prompt's first chunk: what the cache had of it can leave before anything is computed.
+    /// Starts a prompt: blocks found in the cache can be sent before anything is computed.
     fn start(&mut self, handoff: HandoffId) {
         let now = self.now;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        if sequence.phase == Phase::Decode || sequence.times.started.is_some() {
+        if sequence.phase == SequencePhase::Decode || sequence.times.started.is_some() {
             return;
         }
         sequence.times.started = Some(now);
@@ -446,22 +478,22 @@ impl Brain {
         let cached_tokens = sequence.cached_tokens;
         let prompt_tokens = sequence.prompt_count();
         let waited = now.since(sequence.times.accepted);
-        self.note(Note::PrefixLooked {
+        self.note(WorkerNote::PrefixLookedUp {
             prompt_tokens,
             cached_tokens,
         });
-        self.note(Note::PrefillStarted { waited });
-        self.export(handoff, Ready::FullBlocks);
+        self.note(WorkerNote::PrefillStarted { waited });
+        self.export(handoff, ReadyBlocks::FullBlocks);
     }
 
-    /// Puts the next `tokens` tokens of a sequence into the draft. It has a slot and the blocks.
-    fn place(&mut self, handoff: HandoffId, tokens: u32, draft: &mut Draft) {
+    /// Adds the next `tokens` tokens of a sequence to the draft. It has a slot and the blocks.
+    fn place(&mut self, handoff: HandoffId, tokens: u32, draft: &mut StepBuilder) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         let slot = sequence.slot.expect("a sequence that runs has a slot");
         if !sequence.opened {
-            draft.plan.opens.push(sequence.opening(slot));
+            draft.plan.opens.push(sequence.open_slot(slot));
             sequence.opened = true;
         }
         draft.plan.segments.push(Segment {
@@ -472,16 +504,16 @@ impl Brain {
             logits: sequence.logits(tokens),
             drafts: Vec::new(),
         });
-        draft.placed.push(Placed {
+        draft.segments.push(SegmentInFlight {
             handoff,
             slot,
             tokens,
             drafts: 0,
             phase: sequence.phase,
-            samples: tokens == sequence.rest(),
+            samples: tokens == sequence.tokens_to_run(),
         });
         draft.room -= tokens;
         sequence.steps_count += 1;
-        sequence.pace.step(self.now);
+        sequence.client_timing.step_started(self.now);
     }
 }

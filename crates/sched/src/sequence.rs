@@ -4,144 +4,137 @@
 //! Invariant: the KV of `tokens[..computed]` is in `table`; a sequence that is active has at least
 //! one token left to run.
 
-use crate::pace::Pace;
-use crate::policy::Rank;
-use crate::speculate::Speculating;
-use crate::swap::{Swap, SwapStage};
-use crate::tier::Fetch;
+use crate::client_timing::ClientTiming;
+use crate::policy::ServiceRank;
+use crate::speculate::SpeculationState;
+use crate::swap::{SwapStage, SwapState};
+use crate::tier::TierFetch;
 use cleave_domain::{
-    BlockHash, BlockRef, DueUnmet, FinishReason, HandoffId, LogitsWanted, OpenSlot, PrefillTiming,
-    Request, RouterId, Sampled, SlotIndex, Time, TokenId, WorkerRef,
+    BlockHash, BlockRef, FinishReason, HandoffId, LogitsWanted, OnDeadlineMiss, OpenSlot,
+    PrefillTiming, Request, RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,
 };
-use cleave_kv::handoff::{receiver::Receiver, sender::Sender};
-use cleave_kv::{Pool, Promise, extend_hashes};
+use cleave_kv::handoff::{receiver::HandoffReceiver, sender::HandoffSender};
+use cleave_kv::{BlockPool, BlockReservation, extend_hashes};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Sequence {
+pub(crate) struct WorkerSequence {
     /// Its place among all others; names the hand-off.
-    pub(crate) rank: Rank,
-    /// Whose client it serves.
+    pub(crate) rank: ServiceRank,
+    /// The router whose client it serves.
     pub(crate) router: RouterId,
-    /// What to generate.
     pub(crate) request: Arc<Request>,
-    /// What becomes of it if its first token cannot be there when it is due; `None` if it is due at no
-    /// time.
-    pub(crate) unmet: Option<DueUnmet>,
-    /// Where it stands.
-    pub(crate) stage: Stage,
-    /// What its next token is.
-    pub(crate) phase: Phase,
-    /// Expects the KV from elsewhere, or did.
-    pub(crate) incoming: Option<Receiver>,
-    /// Sends the KV elsewhere, as a prompt that is handed on.
-    pub(crate) outgoing: Option<Sender>,
-    /// The attempt under which it leaves for another decode worker.
+    /// The action if its first token misses its deadline; `None` if it has no deadline.
+    pub(crate) on_miss: Option<OnDeadlineMiss>,
+    pub(crate) stage: SequenceStage,
+    /// Kind of the next token.
+    pub(crate) phase: SequencePhase,
+    /// Receiver of the KV from another worker, also after it landed.
+    pub(crate) incoming: Option<HandoffReceiver>,
+    /// Sender of the prompt's KV to the decode worker.
+    pub(crate) outgoing: Option<HandoffSender>,
+    /// The attempt under which it moves to another decode worker.
     pub(crate) moving: Option<HandoffId>,
-    /// It is in host memory, or on its way there or back.
-    pub(crate) swap: Option<Swap>,
-    /// Part of its beginning is being brought back from below the pool.
-    pub(crate) fetch: Option<Fetch>,
-    /// The body keeps something for the hand-off with the peer until it is told to forget it.
-    pub(crate) peered: bool,
+    /// Set while it is in host memory, or being copied there or back.
+    pub(crate) swap: Option<SwapState>,
+    /// Set while leading blocks are being copied back from a tier.
+    pub(crate) fetch: Option<TierFetch>,
+    /// The body keeps state for the hand-off with the peer, until `Forget`.
+    pub(crate) peer_state_open: bool,
     /// Prompt and output so far.
     pub(crate) tokens: Vec<TokenId>,
     /// Leading tokens whose KV is in the table's blocks.
     pub(crate) computed: u32,
-    /// Its blocks, in order.
     pub(crate) table: Vec<BlockRef>,
-    /// Blocks it may still take, whoever else wants some.
-    pub(crate) promise: Promise,
-    /// Hashes of its first full blocks, as far as they were needed.
+    /// Blocks reserved for it alone.
+    pub(crate) reservation: BlockReservation,
+    /// Hashes of its leading full blocks, as far as they were needed.
     pub(crate) hashes: Vec<BlockHash>,
-    /// Leading blocks that the pool knows the content of.
+    /// Leading blocks whose content the pool knows.
     pub(crate) published: u32,
-    /// Leading blocks that the sender was told of.
+    /// Leading blocks that were given to the sender.
     pub(crate) exported: u32,
-    /// Its place in the engine.
     pub(crate) slot: Option<SlotIndex>,
-    /// The engine knows that the slot is its.
+    /// The engine has opened the slot for this sequence.
     pub(crate) opened: bool,
-    /// Steps under way that it is part of.
+    /// Steps under way that contain it.
     pub(crate) steps_count: u32,
-    /// Scores of the prompt's tokens so far, if they were asked for.
-    pub(crate) prompt_scores: Vec<Sampled>,
+    /// Scores of the prompt's tokens so far, if they were requested.
+    pub(crate) prompt_scores: Vec<SampledToken>,
     /// Prompt tokens that came from the prefix cache.
     pub(crate) cached_tokens: u32,
-    /// When things happened.
-    pub(crate) times: Times,
-    /// When things happened that its client feels.
-    pub(crate) pace: Pace,
-    /// What its next tokens may be.
-    pub(crate) speculating: Speculating,
+    pub(crate) times: SequenceTimes,
+    /// Times of what its client observes, for its targets.
+    pub(crate) client_timing: ClientTiming,
+    /// State of speculation: index, drafts, acceptance.
+    pub(crate) speculating: SpeculationState,
 }
 
 /// Where a sequence stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum SequenceStage {
     /// Holds its blocks; waits for its KV, or for the order to compute it here.
     Reserved,
     /// Has tokens to run: waits for a slot or for blocks, or is in the running batch.
     Active,
-    /// Its prompt is done; its blocks are on their way to the peer.
+    /// Its prompt is done; its blocks are being sent to the peer.
     Sending,
-    /// It stands still; its last block and the tokens drawn since it was to move are on their way.
-    Still,
-    /// Over for everybody but those who still read or write its blocks: a step under way, a copy,
-    /// a sender that writes here itself.
+    /// Paused for a move; its last block and the tokens drawn since the order are being sent.
+    Paused,
+    /// Over, except that a step under way, a copy, or a sender with one-sided access still touches
+    /// its blocks.
     Closing {
-        /// When it was cancelled, if that is why.
+        /// Time of the cancel, if that is why.
         cancelled: Option<Time>,
     },
 }
 
-/// What the next token drawn is.
+/// Kind of the next token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Phase {
+pub(crate) enum SequencePhase {
     /// The first one of this hand-off.
     Prompt,
-    /// A further one.
     Decode,
 }
 
-/// When things happened to a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
-    /// The order that brought it (the second one if both legs are here).
+pub(crate) struct SequenceTimes {
+    /// Time of the order that brought it (of the second one if both legs are here).
     pub(crate) accepted: Time,
-    /// Its first chunk.
     pub(crate) started: Option<Time>,
-    /// Its first export.
     pub(crate) sending: Option<Time>,
-    /// The seal's arrival.
     pub(crate) sealed: Option<Time>,
-    /// When the token was drawn with which it is handed on, and how many bytes had left by then.
+    /// When the prompt's first token was drawn, and the bytes sent by then.
     pub(crate) drawn: Option<(Time, u64)>,
 }
 
-impl Sequence {
-    /// A sequence that holds nothing yet.
-    pub(crate) fn new(rank: Rank, router: RouterId, request: Arc<Request>, now: Time) -> Self {
+impl WorkerSequence {
+    /// Creates a sequence that holds nothing yet.
+    pub(crate) fn new(
+        rank: ServiceRank,
+        router: RouterId,
+        request: Arc<Request>,
+        now: Time,
+    ) -> Self {
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         Self {
             rank,
             router,
             request,
-            unmet: None,
-            stage: Stage::Reserved,
-            phase: Phase::Prompt,
+            on_miss: None,
+            stage: SequenceStage::Reserved,
+            phase: SequencePhase::Prompt,
             incoming: None,
             outgoing: None,
             moving: None,
             swap: None,
             fetch: None,
-            peered: false,
+            peer_state_open: false,
             tokens,
             computed: 0,
             table: Vec::new(),
-            promise: Promise::default(),
+            reservation: BlockReservation::default(),
             hashes: Vec::new(),
             published: 0,
             exported: 0,
@@ -150,19 +143,19 @@ impl Sequence {
             steps_count: 0,
             prompt_scores: Vec::new(),
             cached_tokens: 0,
-            times: Times {
+            times: SequenceTimes {
                 accepted: now,
                 started: None,
                 sending: None,
                 sealed: None,
                 drawn: None,
             },
-            pace: Pace::new(now),
-            speculating: Speculating::default(),
+            client_timing: ClientTiming::new(now),
+            speculating: SpeculationState::default(),
         }
     }
 
-    /// What the prompt's way has taken, as its last token is drawn.
+    /// Waiting and running time of the prompt, as its last token is drawn.
     pub(crate) fn prefill_timing(&self, now: Time) -> PrefillTiming {
         let started = self.times.started.unwrap_or(now);
         PrefillTiming {
@@ -171,13 +164,13 @@ impl Sequence {
         }
     }
 
-    /// Tokens, run or not.
+    /// Number of tokens, run or not.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.tokens.len()).expect("a sequence fits the context")
     }
 
     /// Tokens to run before the next one can be drawn.
-    pub(crate) fn rest(&self) -> u32 {
+    pub(crate) fn tokens_to_run(&self) -> u32 {
         self.len() - self.computed
     }
 
@@ -186,7 +179,6 @@ impl Sequence {
         self.len() - self.prompt_count()
     }
 
-    /// Prompt tokens.
     pub(crate) fn prompt_count(&self) -> u32 {
         u32::try_from(self.request.prompt.len()).expect("a prompt fits the context")
     }
@@ -196,56 +188,58 @@ impl Sequence {
         self.steps_count > 0
     }
 
-    /// Whether its blocks, held or promised, are enough for the tokens it has.
-    pub(crate) fn secured(&self, block_tokens: u32) -> bool {
-        let blocks = self.table.len() + self.promise.count() as usize;
+    /// Whether its blocks, held or reserved, are enough for the tokens it has.
+    pub(crate) fn has_all_blocks(&self, block_tokens: u32) -> bool {
+        let blocks = self.table.len() + self.reservation.count() as usize;
         blocks >= self.len().div_ceil(block_tokens) as usize
     }
 
-    /// Whether it lost its blocks to a more important one and waits to have them back.
+    /// Whether it lost its blocks to a more important one and waits for new ones.
     pub(crate) fn starved(&self) -> bool {
-        self.stage == Stage::Active && self.table.is_empty() && self.promise.count() == 0
+        self.stage == SequenceStage::Active
+            && self.table.is_empty()
+            && self.reservation.count() == 0
     }
 
-    /// Whether it goes on from KV that is here, and has no slot yet.
-    pub(crate) fn landed(&self) -> bool {
-        self.generates() && self.slot.is_none()
+    /// Whether its KV is here and it only lacks a slot.
+    pub(crate) fn awaits_slot(&self) -> bool {
+        self.decodes_next() && self.slot.is_none()
     }
 
-    /// Whether all it needs for its next token is one more step here.
-    pub(crate) fn generates(&self) -> bool {
-        self.stage == Stage::Active
-            && self.phase == Phase::Decode
+    /// Whether one more step here gives its next token.
+    pub(crate) fn decodes_next(&self) -> bool {
+        self.stage == SequenceStage::Active
+            && self.phase == SequencePhase::Decode
             && self.outgoing.is_none()
             && self.swap.is_none()
-            && self.rest() == 1
+            && self.tokens_to_run() == 1
     }
 
-    /// Whether it has tokens to run before it can generate.
-    pub(crate) fn computes(&self) -> bool {
-        let decodes = self.phase == Phase::Decode && self.rest() == 1;
-        self.stage == Stage::Active && !decodes && self.swap.is_none()
+    /// Whether it has prompt or lost tokens to run before it can decode.
+    pub(crate) fn has_prefill_left(&self) -> bool {
+        let decodes = self.phase == SequencePhase::Decode && self.tokens_to_run() == 1;
+        self.stage == SequenceStage::Active && !decodes && self.swap.is_none()
     }
 
-    /// Whether it generates here in the end, rather than elsewhere.
+    /// Whether it decodes here in the end, rather than elsewhere.
     pub(crate) fn decodes_here(&self) -> bool {
         self.outgoing.is_none()
     }
 
-    /// Whether it is over, but for those who still read or write its blocks.
+    /// Whether it is over, except for readers and writers of its blocks.
     pub(crate) fn closing(&self) -> bool {
-        matches!(self.stage, Stage::Closing { .. })
+        matches!(self.stage, SequenceStage::Closing { .. })
     }
 
     /// Whether it is reserved, and its prompt is to be run here too.
     pub(crate) fn awaits_prefill(&self) -> bool {
-        self.stage == Stage::Reserved && self.incoming.is_none()
+        self.stage == SequenceStage::Reserved && self.incoming.is_none()
     }
 
-    /// Whether losing its blocks costs nothing but computing or copying them again, here; while they are filled from
-    /// below the pool, once that has stopped.
-    pub(crate) fn recomputable(&self) -> bool {
-        self.stage == Stage::Active
+    /// Whether its blocks can be taken at no cost but computing or copying them again, here; while
+    /// they are being filled from a tier, once that has stopped.
+    pub(crate) fn preemptible(&self) -> bool {
+        self.stage == SequenceStage::Active
             && self.outgoing.is_none()
             && self.swap.is_none()
             && !self.stepping()
@@ -254,61 +248,69 @@ impl Sequence {
 
     /// Whether it is over, and the sender may still write to its blocks.
     pub(crate) fn quarantined(&self) -> bool {
-        self.incoming.as_ref().is_some_and(Receiver::quarantined)
+        self.incoming
+            .as_ref()
+            .is_some_and(HandoffReceiver::is_quarantined)
     }
 
-    /// Whether its blocks are being copied to host memory or back, or filled from below the pool.
+    /// Whether its blocks are being copied to host memory or back, or filled from a tier.
     pub(crate) fn swapping(&self) -> bool {
-        let copied = |swap: Swap| matches!(swap.stage, SwapStage::Out | SwapStage::In);
+        let copied = |swap: SwapState| matches!(swap.stage, SwapStage::Out | SwapStage::In);
         self.swap.is_some_and(copied) || self.fetch.is_some()
     }
 
-    /// Leading tokens whose KV is in its blocks, or is being brought there.
-    pub(crate) fn computed_soon(&self, block_tokens: u32) -> u32 {
+    /// Leading tokens whose KV is in its blocks, or is being copied there.
+    pub(crate) fn computed_or_fetching(&self, block_tokens: u32) -> u32 {
         let fetched = self.fetch.map_or(0, |fetch| fetch.blocks * block_tokens);
         self.computed + fetched
     }
 
     /// The worker at the other end, while the hand-off with it is open.
     pub(crate) fn peer(&self) -> Option<WorkerRef> {
-        let incoming = self.incoming.as_ref().filter(|receiver| receiver.open());
-        let outgoing = self.outgoing.as_ref().filter(|sender| sender.open());
+        let incoming = self.incoming.as_ref().filter(|receiver| receiver.is_open());
+        let outgoing = self.outgoing.as_ref().filter(|sender| sender.is_open());
         incoming
-            .map(Receiver::sender)
-            .or_else(|| outgoing.map(Sender::receiver))
+            .map(HandoffReceiver::sender)
+            .or_else(|| outgoing.map(HandoffSender::receiver))
     }
 
-    /// Whether nobody reads or writes its blocks, but for a move: only then may they go.
+    /// Whether nothing reads or writes its blocks, apart from a move: only then may they be
+    /// released.
     pub(crate) fn settled(&self) -> bool {
-        self.settled_here() && self.incoming.as_ref().is_none_or(Receiver::settled)
+        self.settled_here()
+            && self
+                .incoming
+                .as_ref()
+                .is_none_or(HandoffReceiver::is_settled)
     }
 
-    /// The same, but for another worker that may still write to them itself.
+    /// The same, but another worker may still write to them itself.
     pub(crate) fn settled_here(&self) -> bool {
         !self.stepping()
             && !self.swapping()
-            && self.incoming.as_ref().is_none_or(Receiver::idle)
-            && self.outgoing.as_ref().is_none_or(Sender::settled)
+            && self.incoming.as_ref().is_none_or(HandoffReceiver::is_idle)
+            && self.outgoing.as_ref().is_none_or(HandoffSender::is_settled)
     }
 
-    /// Whether nothing is left but that the peer, or the link to it, moves on: no own copy, which
-    /// may have to queue behind others, and is always answered.
+    /// Whether only the peer, or the link to it, can make progress: no copy of our own is pending,
+    /// since those may queue behind others and are always answered.
     pub(crate) fn waits_for_peer(&self) -> bool {
-        let lacks_bytes = |receiver: &Receiver| receiver.sealed() && receiver.settled();
+        let lacks_bytes =
+            |receiver: &HandoffReceiver| receiver.is_sealed() && receiver.is_settled();
         self.incoming.as_ref().is_some_and(lacks_bytes)
-            || self.outgoing.as_ref().is_some_and(Sender::sealed)
+            || self.outgoing.as_ref().is_some_and(HandoffSender::is_sealed)
     }
 
     /// Whether the prompt's tokens are to be scored: then all of them must be run.
     pub(crate) fn scores_prompt(&self) -> bool {
-        self.phase == Phase::Prompt
+        self.phase == SequencePhase::Prompt
             && self.request.sampling.prompt_logprobs.is_some()
             && self.request.generated.is_empty()
     }
 
-    /// What a segment that ends the sequence (or not) should compute.
+    /// The logits that a segment of so many tokens must compute.
     pub(crate) fn logits(&self, tokens: u32) -> LogitsWanted {
-        let sample = tokens == self.rest();
+        let sample = tokens == self.tokens_to_run();
         match (self.scores_prompt(), sample) {
             (true, true) => LogitsWanted::ScoreAndSample,
             (true, false) => LogitsWanted::Score,
@@ -317,8 +319,8 @@ impl Sequence {
         }
     }
 
-    /// What the engine must know of it when it takes a slot.
-    pub(crate) fn opening(&self, slot: SlotIndex) -> OpenSlot {
+    /// The engine's description of the sequence when it takes a slot.
+    pub(crate) fn open_slot(&self, slot: SlotIndex) -> OpenSlot {
         OpenSlot {
             slot,
             sampling: Arc::new(self.request.sampling.clone()),
@@ -329,10 +331,10 @@ impl Sequence {
         }
     }
 
-    /// Why it is over, if its last token was the last.
-    pub(crate) fn ended(&self, context_tokens_max: u32) -> Option<FinishReason> {
+    /// The reason that it is over, if its last token was the last.
+    pub(crate) fn finish_reason(&self, context_tokens_max: u32) -> Option<FinishReason> {
         let output = &self.tokens[self.request.prompt.len()..];
-        self.request.over(output, context_tokens_max)
+        self.request.finish_reason(output, context_tokens_max)
     }
 
     /// Hashes of the leading blocks it could take from the cache if it is to run here: never the
@@ -351,19 +353,19 @@ impl Sequence {
         extend_hashes(&mut self.hashes, salt, &self.tokens, block_tokens);
     }
 
-    /// Gives everything back to the pool, leaves before roots, so that a cached prefix loses its
-    /// end first.
-    pub(crate) fn give_back(&mut self, pool: &mut Pool) {
+    /// Returns every block and reservation to the pool, the last blocks first, so that a cached
+    /// prefix is evicted from its end.
+    pub(crate) fn release_blocks(&mut self, pool: &mut BlockPool) {
         for slot in self.table.drain(..).rev() {
             pool.release(slot);
         }
-        pool.forgive(&mut self.promise);
+        pool.release_all_reserved(&mut self.reservation);
         self.computed = 0;
         self.published = 0;
     }
 
-    /// Gives its slot back, if it has one.
-    pub(crate) fn unseat(&mut self, slots: &mut BTreeSet<SlotIndex>) {
+    /// Returns its slot, if it has one.
+    pub(crate) fn free_slot(&mut self, slots: &mut BTreeSet<SlotIndex>) {
         slots.extend(self.slot.take());
         self.opened = false;
     }

@@ -1,15 +1,15 @@
-//! What a step gave.
+//! Results of a step.
 //!
-//! Owns: taking a step's result apart: tokens to clients, blocks to the cache and to the peer, the
-//! ends of sequences. Never: believes a result that does not answer the plan.
-//! Invariant: each sequence of a step is settled exactly once, whatever became of it meanwhile.
+//! Owns: distribution of a step's result: tokens to clients, blocks to the cache and to the peer,
+//! ends of sequences. Never: uses a result that does not answer the plan.
+//! Invariant: each sequence of a step is settled exactly once, even if it was closed meanwhile.
 
-use crate::brain::{Placed, Step};
-use crate::close::Close;
-use crate::sequence::{Phase, Sequence, Stage};
-use crate::{Brain, Note, Output};
+use crate::brain::{SegmentInFlight, StepInFlight};
+use crate::close::CloseReason;
+use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
+use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    Emission, Failure, HandoffId, PromptFacts, Report, Sampled, SlotIndex, StepId, StepResult,
+    Emission, Failure, HandoffId, PromptFacts, Report, SampledToken, SlotIndex, StepId, StepResult,
     TokenId,
 };
 use cleave_kv::block_hash;
@@ -17,17 +17,17 @@ use cleave_kv::handoff::sender;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Which blocks of a sequence will not change any more.
+/// Blocks of a sequence that will not change any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ready {
-    /// Those that are full: more of the prompt is to come.
+pub(crate) enum ReadyBlocks {
+    /// The full ones: more of the prompt is to come.
     FullBlocks,
     /// The last one too: nothing more is run here.
     All,
 }
 
-impl Ready {
-    /// How many leading blocks that are.
+impl ReadyBlocks {
+    /// Number of leading blocks.
     pub(crate) fn blocks(self, computed: u32, block_tokens: u32) -> u32 {
         match self {
             Self::FullBlocks => computed / block_tokens,
@@ -36,7 +36,7 @@ impl Ready {
     }
 }
 
-impl Brain {
+impl WorkerBrain {
     // === facts ===
 
     pub(crate) fn stepped(&mut self, result: StepResult, took: Duration) {
@@ -48,7 +48,7 @@ impl Brain {
         let Some(step) = self.step_over(id) else {
             return;
         };
-        if step.void {
+        if step.unusable {
             return self.take_back(&step);
         }
         let Some(counts) = step.draws(&sampled) else {
@@ -63,94 +63,102 @@ impl Brain {
         self.measure(&step, took);
         self.count_drafts(&step, sampled.len());
         let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
-        let mut scores: BTreeMap<SlotIndex, Vec<Sampled>> = prompt_scores.into_iter().collect();
-        for (placed, count) in step.placed.into_iter().zip(counts) {
+        let mut scores: BTreeMap<SlotIndex, Vec<SampledToken>> =
+            prompt_scores.into_iter().collect();
+        for (placed, count) in step.segments.into_iter().zip(counts) {
             let drawn = sampled.by_ref().take(count).collect();
             let scores = scores.remove(&placed.slot).unwrap_or_default();
             self.settle(placed, drawn, scores);
         }
-        self.say_prefix();
+        self.report_prefix_changes();
     }
 
-    /// The sequence in `slot` fails, and the others of the step run again; without a slot all of them
-    /// fail. What the step was to write was given to nobody yet, so it makes no difference whether it was
-    /// written.
-    pub(crate) fn step_failed(&mut self, id: StepId, slot: Option<SlotIndex>, reason: &str) {
+    /// Fails the sequences in `slots`, and has the others of the step run again; without a slot all
+    /// of them fail. Nothing that the step was to write was given to any client or peer yet, so it
+    /// makes no difference whether it was written.
+    pub(crate) fn step_failed(&mut self, id: StepId, slots: &[SlotIndex], reason: &str) {
         let Some(step) = self.step_over(id) else {
             return;
         };
-        if step.void {
+        if step.unusable {
             return self.take_back(&step);
         }
-        let named = step.placed.iter().find(|placed| slot == Some(placed.slot));
-        let Some(named) = named.map(|placed| placed.handoff) else {
+        let is_named = |placed: &&SegmentInFlight| slots.contains(&placed.slot);
+        if !step.segments.iter().any(|placed| is_named(&placed)) {
             return self.broke(&step, reason);
-        };
-        let failure = Failure::Engine(reason.into());
-        self.close(named, Close::Failed(failure));
-        for next in &mut self.under_way {
-            next.void = true;
+        }
+        for named in step.segments.iter().filter(is_named) {
+            let failure = Failure::Engine(reason.into());
+            self.close(named.handoff, CloseReason::Failed(failure));
+        }
+        for next in &mut self.steps_in_flight {
+            next.unusable = true;
         }
         self.take_back(&step);
     }
 
-    /// Each sequence of the step is as it was before, and opens its slot anew: the engine may know tokens
-    /// of it that nobody was given.
-    fn take_back(&mut self, step: &Step) {
-        self.stirred = true;
-        for placed in &step.placed {
+    /// Restores each sequence of the step to its state before it, and opens its slot anew: the
+    /// engine may have drawn tokens of it that were never emitted.
+    fn take_back(&mut self, step: &StepInFlight) {
+        self.dirty = true;
+        for placed in &step.segments {
             let Some(sequence) = self.sequences.get_mut(&placed.handoff) else {
                 continue;
             };
             sequence.steps_count -= 1;
             sequence.opened = false;
-            sequence.speculating.forget_guess();
+            sequence.speculating.discard_drafts();
             if sequence.closing() && !sequence.stepping() {
-                sequence.unseat(&mut self.slots);
+                sequence.free_slot(&mut self.slots_free);
             }
             self.release_if_settled(placed.handoff);
         }
     }
 
-    /// Takes the oldest step under way, if it is this; the one behind it runs from now on.
-    fn step_over(&mut self, id: StepId) -> Option<Step> {
-        if self.under_way.front()?.id != id {
+    /// Removes the oldest step under way if it is this one; the one behind it starts now.
+    fn step_over(&mut self, id: StepId) -> Option<StepInFlight> {
+        if self.steps_in_flight.front()?.id != id {
             return None;
         }
-        let step = self.under_way.pop_front();
-        if let Some(next) = self.under_way.front_mut() {
-            next.since = self.now;
+        let step = self.steps_in_flight.pop_front();
+        if let Some(next) = self.steps_in_flight.front_mut() {
+            next.started_at = self.now;
         }
         step
     }
 
-    /// Nothing here can go on, and nothing new is to come.
+    /// Fails every sequence and drains: the engine can run nothing more.
     pub(crate) fn engine_lost(&mut self, reason: &str) {
         self.drain();
         let handoffs: Vec<HandoffId> = self.handoffs().collect();
         for handoff in handoffs {
-            self.close(handoff, Close::Failed(Failure::Engine(reason.into())));
+            self.close(handoff, CloseReason::Failed(Failure::Engine(reason.into())));
         }
     }
 
-    fn broke(&mut self, step: &Step, reason: &str) {
-        for placed in &step.placed {
+    fn broke(&mut self, step: &StepInFlight, reason: &str) {
+        for placed in &step.segments {
             if let Some(sequence) = self.sequences.get_mut(&placed.handoff) {
                 sequence.steps_count -= 1;
                 if !sequence.stepping() {
                     // If it was over before, only the step kept its slot.
-                    sequence.unseat(&mut self.slots);
+                    sequence.free_slot(&mut self.slots_free);
                 }
             }
             let failure = Failure::Engine(reason.into());
-            self.close(placed.handoff, Close::Failed(failure));
+            self.close(placed.handoff, CloseReason::Failed(failure));
             self.release_if_settled(placed.handoff);
         }
     }
 
     // === one sequence ===
 
-    fn settle(&mut self, placed: Placed, drawn: Vec<Sampled>, scores: Vec<Sampled>) {
+    fn settle(
+        &mut self,
+        placed: SegmentInFlight,
+        drawn: Vec<SampledToken>,
+        scores: Vec<SampledToken>,
+    ) {
         let handoff = placed.handoff;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
@@ -158,46 +166,48 @@ impl Brain {
         sequence.steps_count -= 1;
         if sequence.closing() {
             if !sequence.stepping() {
-                sequence.unseat(&mut self.slots);
+                sequence.free_slot(&mut self.slots_free);
             }
             return self.release_if_settled(handoff);
         }
         sequence.computed += placed.tokens - placed.drafts;
-        sequence.pace.stepped(self.now);
+        sequence.client_timing.step_ended(self.now);
         sequence.prompt_scores.extend(scores);
         self.weigh_guess(handoff, &drawn);
         if drawn.is_empty() {
             self.publish(handoff);
-            return self.export(handoff, Ready::FullBlocks);
+            return self.export(handoff, ReadyBlocks::FullBlocks);
         }
         for (place, sampled) in drawn.into_iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(&handoff) else {
                 return;
             };
-            // What the step drew beyond the sequence's end is nobody's.
-            if sequence.stage != Stage::Active {
+            // Tokens that the step drew beyond the sequence's end are dropped.
+            if sequence.stage != SequenceStage::Active {
                 return;
             }
-            // The token before was a draft, and so it was run.
+            // The token before was an accepted draft, so its KV was computed.
             sequence.computed += u32::from(place > 0);
             let token = sampled.token;
             self.emit(handoff, sampled);
             self.publish(handoff);
             self.advance(handoff, token);
         }
-        let goes_on = |s: &Sequence| placed.phase == Phase::Decode && s.stage == Stage::Active;
+        let goes_on = |s: &WorkerSequence| {
+            placed.phase == SequencePhase::Decode && s.stage == SequenceStage::Active
+        };
         if self.sequences.get(&handoff).is_some_and(goes_on) {
             self.leave(handoff);
         }
     }
 
-    /// The token leaves for the client before anything else is done about it.
-    fn emit(&mut self, handoff: HandoffId, sampled: Sampled) {
+    /// Emits the token before anything else is done about it: latency is the client's.
+    fn emit(&mut self, handoff: HandoffId, sampled: SampledToken) {
         let now = self.now;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        let prompt = (sequence.phase == Phase::Prompt).then(|| PromptFacts {
+        let prompt = (sequence.phase == SequencePhase::Prompt).then(|| PromptFacts {
             cached_tokens: sequence.cached_tokens,
             scores: std::mem::take(&mut sequence.prompt_scores),
             timing: sequence.prefill_timing(now),
@@ -207,51 +217,53 @@ impl Brain {
             sampled,
             prompt,
         };
-        self.say(Output::Emit { handoff, emission });
+        self.emit_output(WorkerOutput::Emit { handoff, emission });
     }
 
-    /// Where the sequence goes from its new token on: to its end, to the peer, or to the next step.
+    /// Moves the sequence on by its new token: to its end, to the peer, or to the next step.
     fn advance(&mut self, handoff: HandoffId, token: TokenId) {
         let context = self.limits.capacity.context_tokens_max;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         sequence.tokens.push(token);
-        if let Some(reason) = sequence.ended(context) {
-            return self.close(handoff, Close::Finished(reason));
+        if let Some(reason) = sequence.finish_reason(context) {
+            return self.close(handoff, CloseReason::Finished(reason));
         }
-        if sequence.phase == Phase::Decode {
+        if sequence.phase == SequencePhase::Decode {
             return;
         }
         let router = sequence.router;
         let timing = sequence.prefill_timing(self.now);
-        sequence.phase = Phase::Decode;
+        sequence.phase = SequencePhase::Decode;
         if sequence.outgoing.is_none() {
             let count = sequence.output_count();
-            sequence.pace.begin(self.now, self.now, count);
-            self.tell(router, Report::Prefilled { handoff, timing });
-            self.note(Note::Joined { handoff });
-            self.tell(router, Report::Landed { handoff });
+            sequence
+                .client_timing
+                .first_token(self.now, self.now, count);
+            self.report(router, Report::Prefilled { handoff, timing });
+            self.note(WorkerNote::Joined { handoff });
+            self.report(router, Report::Landed { handoff });
             return;
         }
-        // The receiver was told of all but the token just drawn.
+        // The receiver knows all tokens but the one just drawn.
         let told = &sequence.tokens[..sequence.tokens.len() - 1];
         let told = block_hash(sequence.request.cache_salt, None, told);
-        sequence.stage = Stage::Sending;
+        sequence.stage = SequenceStage::Sending;
         let bytes = sequence
             .outgoing
             .as_ref()
             .map_or(0, |sender| sender.bytes());
         sequence.times.drawn = Some((self.now, bytes));
         self.active.remove(&sequence.rank);
-        sequence.unseat(&mut self.slots);
-        self.tell(router, Report::Prefilled { handoff, timing });
-        self.export(handoff, Ready::All);
+        sequence.free_slot(&mut self.slots_free);
+        self.report(router, Report::Prefilled { handoff, timing });
+        self.export(handoff, ReadyBlocks::All);
         let (content, output) = (told, vec![token]);
-        self.send(handoff, sender::Input::Sampled { content, output });
+        self.send(handoff, sender::SenderInput::Sampled { content, output });
     }
 
-    /// Lets the pool know the content of blocks that became full.
+    /// Registers the content of blocks that became full with the pool.
     pub(crate) fn publish(&mut self, handoff: HandoffId) {
         let size = self.limits.capacity.block_tokens;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
@@ -263,13 +275,13 @@ impl Brain {
         sequence.extend_hashes(size);
         while sequence.published < sequence.computed / size {
             let i = sequence.published as usize;
-            self.pool.complete(sequence.table[i], sequence.hashes[i]);
+            self.pool.set_content(sequence.table[i], sequence.hashes[i]);
             sequence.published += 1;
         }
     }
 
-    /// Lets the sender, if there is one, have the blocks that will not change any more.
-    pub(crate) fn export(&mut self, handoff: HandoffId, ready: Ready) {
+    /// Gives the sender, if there is one, the blocks that will not change any more.
+    pub(crate) fn export(&mut self, handoff: HandoffId, ready: ReadyBlocks) {
         let size = self.limits.capacity.block_tokens;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
@@ -283,37 +295,38 @@ impl Brain {
         let table = &sequence.table[new.start as usize..new.end as usize];
         let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
         for (ordinal, from) in blocks {
-            self.send(handoff, sender::Input::Computed { ordinal, from });
+            self.send(handoff, sender::SenderInput::Computed { ordinal, from });
         }
     }
 
     // === measures ===
 
-    fn learn(&mut self, step: &Step, took: Duration) {
+    fn learn(&mut self, step: &StepInFlight, took: Duration) {
         self.learner.observe(&step.work, took);
         let capacity = &self.limits.capacity;
         let (most, block) = (capacity.step_tokens_max, capacity.block_tokens);
         self.quantum = cleave_planner::quantum(self.learner.prices(), most, block);
     }
 
-    /// `drawn_count` tokens in all.
-    fn count_drafts(&mut self, step: &Step, drawn_count: usize) {
+    /// Reports drafted and accepted tokens; `drawn_count` is the number of tokens drawn in the
+    /// step.
+    fn count_drafts(&mut self, step: &StepInFlight, drawn_count: usize) {
         let Some(drafting) = step.drafting else {
             return;
         };
-        let sequences = step.placed.iter().filter(|placed| placed.samples).count();
+        let sequences = step.segments.iter().filter(|placed| placed.samples).count();
         let count = |tokens| u32::try_from(tokens).expect("a step's tokens are counted in 32 bits");
-        self.note(Note::Drafted {
+        self.note(WorkerNote::Drafted {
             drafted_tokens: count(step.drafts.len()),
             accepted_tokens: count(drawn_count - sequences),
             drafting,
         });
     }
 
-    fn measure(&mut self, step: &Step, took: Duration) {
-        let (decode, prefill): (Vec<&Placed>, Vec<&Placed>) =
-            step.placed.iter().partition(|placed| {
-                placed.phase == Phase::Decode && placed.tokens - placed.drafts == 1
+    fn measure(&mut self, step: &StepInFlight, took: Duration) {
+        let (decode, prefill): (Vec<&SegmentInFlight>, Vec<&SegmentInFlight>) =
+            step.segments.iter().partition(|placed| {
+                placed.phase == SequencePhase::Decode && placed.tokens - placed.drafts == 1
             });
         let prefill_tokens: u32 = prefill.iter().map(|placed| placed.tokens).sum();
         let decode_sequences = u32::try_from(decode.len()).expect("slots are counted in 32 bits");
@@ -321,7 +334,7 @@ impl Brain {
             self.swap_prices
                 .prefilled(prefill_tokens + decode_sequences, took);
         }
-        self.note(Note::Stepped {
+        self.note(WorkerNote::Stepped {
             prefill_tokens,
             decode_sequences,
             took,
@@ -331,22 +344,23 @@ impl Brain {
     }
 }
 
-impl Step {
-    /// How many tokens were drawn of each segment; `None` if they are no answer to it. Whoever samples has one, and
-    /// one more for each leading draft that was drawn.
-    fn draws(&self, sampled: &[(SlotIndex, Sampled)]) -> Option<Vec<usize>> {
+impl StepInFlight {
+    /// Tokens drawn for each segment; `None` if the result does not fit the plan. A segment that
+    /// samples draws one token, and one more for each leading draft that was accepted.
+    fn draws(&self, sampled: &[(SlotIndex, SampledToken)]) -> Option<Vec<usize>> {
         let (mut drawn, mut drafts) = (sampled, self.drafts.as_slice());
-        let mut counts = Vec::with_capacity(self.placed.len());
-        for placed in &self.placed {
+        let mut counts = Vec::with_capacity(self.segments.len());
+        for placed in &self.segments {
             let (guessed, others) = drafts.split_at(placed.drafts as usize);
             drafts = others;
             let own = drawn.iter().take_while(|(slot, _)| *slot == placed.slot);
             let count = own.count();
             let (own, rest) = drawn.split_at(count);
             drawn = rest;
-            let asked = match placed.samples {
-                true => 1..=guessed.len() + 1,
-                false => 0..=0,
+            let asked = if placed.samples {
+                1..=guessed.len() + 1
+            } else {
+                0..=0
             };
             let verified = own.iter().map(|(_, sampled)| sampled.token).zip(guessed);
             let all_but_last = count.saturating_sub(1);

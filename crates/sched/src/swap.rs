@@ -1,22 +1,21 @@
 //! Sequences whose blocks are in host memory for a while.
 //!
-//! Owns: the way out of the pool and back, and how each of its stages ends.
-//! Never: frees a block that is being copied; keeps more in host memory than `swap_blocks`.
-//! Invariant: a sequence that is swapped is active and in no step; what `SwapOut` kept is dropped
-//! at least once, by `SwapIn` or by `SwapDrop`. After a copy that broke, `SwapDrop` may name what the
-//! body has dropped itself.
+//! Owns: the copy out of the pool and back, and how each of its stages ends.
+//! Never: frees a block that is being copied; stores more than `swap_blocks` in host memory.
+//! Invariant: a swapped sequence is active and in no step; the blocks that `SwapOut` stored are
+//! dropped at least once, by `SwapIn` or by `SwapDrop`. After a failed copy, `SwapDrop` may name
+//! blocks that the body has dropped itself.
 
-use crate::admit::Reach;
-use crate::policy::{self, Way};
-use crate::sequence::Sequence;
-use crate::{Brain, Note, Output, SwapOutcome};
+use crate::admit::CacheReuse;
+use crate::policy::{self, PreemptionMethod};
+use crate::sequence::WorkerSequence;
+use crate::{SwapOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{Failure, HandoffId};
 use std::time::Duration;
 
-/// Where a swapped sequence's KV is.
+/// State of a swapped sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Swap {
-    /// How far it has come.
+pub(crate) struct SwapState {
     pub(crate) stage: SwapStage,
     /// Blocks with KV in them: as many are copied each way.
     pub(crate) blocks: u32,
@@ -24,63 +23,67 @@ pub(crate) struct Swap {
     pub(crate) computed: u32,
 }
 
-/// See [`Swap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SwapStage {
     /// Its blocks are being read.
     Out,
-    /// In host memory alone.
-    Kept,
+    /// Stored in host memory alone.
+    Swapped,
     /// Its new blocks are being written.
     In,
 }
 
-/// Whether room is there at once.
+/// When the blocks of a victim are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Yield {
-    /// Its blocks are free.
+pub(crate) enum BlockRelease {
+    /// At once: no copy reads them.
     Now,
-    /// Once what reads them is done.
+    /// After the copies that read them.
     Later,
 }
 
-impl Brain {
+impl WorkerBrain {
     // === the way out ===
 
-    /// Has a sequence give up its blocks, the cheaper way. It comes back when there is room.
-    pub(crate) fn give_way(&mut self, handoff: HandoffId) -> Yield {
+    /// Takes a sequence's blocks, by the cheaper method. It continues when there is room.
+    pub(crate) fn give_way(&mut self, handoff: HandoffId) -> BlockRelease {
         self.stay(handoff, Failure::OutOfBlocks);
         let Some(sequence) = self.sequences.get(&handoff) else {
-            return Yield::Now;
+            return BlockRelease::Now;
         };
         if self.read_for_a_move(handoff) {
-            return Yield::Later;
+            return BlockRelease::Later;
         }
+        // Swapping needs room in host memory, and pays only for a sequence that would decode at
+        // once.
         let blocks = sequence
             .computed
             .div_ceil(self.limits.capacity.block_tokens);
         let room = self.blocks_swapped() + u64::from(blocks) <= u64::from(self.limits.swap_blocks);
-        let able = sequence.generates() && blocks > 0 && room;
-        if able && policy::way(&self.swap_prices, blocks, sequence.computed) == Way::Swap {
+        let able = sequence.decodes_next() && blocks > 0 && room;
+        if able
+            && policy::preemption_method(&self.swap_prices, blocks, sequence.computed)
+                == PreemptionMethod::Swap
+        {
             self.swap_out(handoff, blocks);
-            return Yield::Later;
+            return BlockRelease::Later;
         }
         self.preempt(handoff);
-        Yield::Now
+        BlockRelease::Now
     }
 
-    /// Takes everything from a sequence; it will compute its tokens again, and go on drawing where
-    /// it stopped.
+    /// Takes everything from a sequence; it will compute its tokens again, and continue drawing
+    /// where it stopped.
     fn preempt(&mut self, handoff: HandoffId) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         let recomputed_tokens = sequence.computed;
         sequence.swap = None;
-        sequence.give_back(&mut self.pool);
+        sequence.release_blocks(&mut self.pool);
         sequence.prompt_scores.clear();
-        sequence.unseat(&mut self.slots);
-        self.note(Note::Preempted {
+        sequence.free_slot(&mut self.slots_free);
+        self.note(WorkerNote::Preempted {
             handoff,
             recomputed_tokens,
         });
@@ -90,15 +93,15 @@ impl Brain {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        sequence.unseat(&mut self.slots);
-        sequence.swap = Some(Swap {
+        sequence.free_slot(&mut self.slots_free);
+        sequence.swap = Some(SwapState {
             stage: SwapStage::Out,
             blocks,
             computed: sequence.computed,
         });
         let table = sequence.table[..blocks as usize].iter();
         let blocks = table.map(|held| held.block).collect();
-        self.say(Output::SwapOut { handoff, blocks });
+        self.emit_output(WorkerOutput::SwapOut { handoff, blocks });
     }
 
     pub(crate) fn swapped_out(&mut self, handoff: HandoffId, outcome: SwapOutcome, took: Duration) {
@@ -110,18 +113,18 @@ impl Brain {
             return self.release_if_settled(handoff);
         }
         if outcome != SwapOutcome::Copied {
-            self.say(Output::SwapDrop { handoff });
+            self.emit_output(WorkerOutput::SwapDrop { handoff });
             return self.preempt(handoff);
         }
-        sequence.swap = Some(Swap {
-            stage: SwapStage::Kept,
+        sequence.swap = Some(SwapState {
+            stage: SwapStage::Swapped,
             ..swap
         });
         if let Some(sequence) = self.sequences.get_mut(&handoff) {
-            sequence.give_back(&mut self.pool);
+            sequence.release_blocks(&mut self.pool);
         }
         self.swap_prices.swapped_out(swap.blocks, took);
-        self.note(Note::SwappedOut {
+        self.note(WorkerNote::SwappedOut {
             handoff,
             blocks: swap.blocks,
             took,
@@ -130,29 +133,29 @@ impl Brain {
 
     // === the way back ===
 
-    /// Has a sequence's blocks copied back; false if there are not enough.
+    /// Copies a sequence's blocks back; false if there are not enough.
     pub(crate) fn swap_in(&mut self, handoff: HandoffId) -> bool {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return false;
         };
-        // With room to grow, or it would be the next to give way.
+        // One block more than it needs now, or it would be the next victim.
         let size = self.limits.capacity.block_tokens;
         let whole = sequence.len().div_ceil(size) == self.pool.blocks_count();
         let growth = u32::from(!whole);
-        let secured = self.secure(&mut sequence, Reach::Nothing, growth);
+        let secured = self.secure(&mut sequence, CacheReuse::NoBlock, growth);
         let mut blocks = Vec::new();
         if let Some(swap) = sequence.swap.as_mut().filter(|_| secured) {
             swap.stage = SwapStage::In;
             for _ in 0..swap.blocks {
-                let held = self.pool.take_promised(&mut sequence.promise);
-                let held = held.expect("promised just now");
+                let held = self.pool.take_reserved(&mut sequence.reservation);
+                let held = held.expect("reserved just now");
                 blocks.push(held.block);
                 sequence.table.push(held);
             }
         }
         self.sequences.insert(handoff, sequence);
         if secured {
-            self.say(Output::SwapIn { handoff, blocks });
+            self.emit_output(WorkerOutput::SwapIn { handoff, blocks });
         }
         secured
     }
@@ -166,9 +169,9 @@ impl Brain {
             return self.release_if_settled(handoff);
         }
         if outcome != SwapOutcome::Copied {
-            // It has its blocks; what should be in them is brought back or computed again.
-            self.say(Output::SwapDrop { handoff });
-            self.note(Note::Preempted {
+            // It has its blocks; their content is fetched from a tier or computed again.
+            self.emit_output(WorkerOutput::SwapDrop { handoff });
+            self.note(WorkerNote::Preempted {
                 handoff,
                 recomputed_tokens: swap.computed,
             });
@@ -176,7 +179,7 @@ impl Brain {
         }
         sequence.computed = swap.computed;
         self.swap_prices.swapped_in(swap.blocks, took);
-        self.note(Note::SwappedIn {
+        self.note(WorkerNote::SwappedIn {
             handoff,
             blocks: swap.blocks,
             took,
@@ -184,7 +187,7 @@ impl Brain {
         self.publish(handoff);
     }
 
-    /// A sequence that is over: what host memory has of it goes.
+    /// Drops the host memory's copy of a sequence that is over.
     pub(crate) fn drop_swap(&mut self, handoff: HandoffId) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
@@ -192,27 +195,32 @@ impl Brain {
         let Some(swap) = sequence.swap else {
             return;
         };
-        if swap.stage == SwapStage::Kept {
+        if swap.stage == SwapStage::Swapped {
             sequence.swap = None;
         }
-        self.say(Output::SwapDrop { handoff });
+        self.emit_output(WorkerOutput::SwapDrop { handoff });
     }
 
     // === looking ===
 
-    fn swapping(&mut self, handoff: HandoffId, stage: SwapStage) -> Option<(&mut Sequence, Swap)> {
+    fn swapping(
+        &mut self,
+        handoff: HandoffId,
+        stage: SwapStage,
+    ) -> Option<(&mut WorkerSequence, SwapState)> {
         let sequence = self.sequences.get_mut(&handoff)?;
         let swap = sequence.swap.filter(|swap| swap.stage == stage)?;
         Some((sequence, swap))
     }
 
-    /// Blocks in host memory, or on their way there or back.
+    /// Blocks in host memory, or being copied there or back.
     pub(crate) fn blocks_swapped(&self) -> u64 {
         let swaps = self.sequences.values().filter_map(|s| s.swap);
         swaps.map(|swap| u64::from(swap.blocks)).sum()
     }
 
-    /// Blocks that will be free once they have been copied, of sequences that wait for nothing else.
+    /// Blocks that will be free once they have been copied, of sequences that wait for nothing
+    /// else.
     pub(crate) fn blocks_coming(&self) -> u64 {
         let out = self
             .sequences

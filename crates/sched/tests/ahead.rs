@@ -1,11 +1,11 @@
-//! Two steps under way, played step by step; the goldens hold every fact and every output.
+//! Two steps in flight, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
 mod stage;
 
 use stage::script::play;
 
-/// One test for each script: the golden has the test's name.
+/// Makes one test for each script: the golden has the test's name.
 macro_rules! scenarios {
     ($($name:ident: $script:literal)*) => {
         $(#[test]
@@ -15,7 +15,7 @@ macro_rules! scenarios {
     };
 }
 
-/// What clients are sent, as `flight token`.
+/// The clients' tokens, as `flight token`.
 fn emitted(said: &str) -> Vec<&str> {
     let tokens = said.lines().filter_map(|line| line.split_once("EMIT "));
     let mut tokens: Vec<_> = tokens.map(|(_, token)| token).collect();
@@ -23,8 +23,9 @@ fn emitted(said: &str) -> Vec<&str> {
     tokens
 }
 
+// Invariant: I36.
 #[test]
-fn clients_are_sent_the_same_tokens_whether_steps_overlap_or_not() {
+fn overlapping_steps_change_no_token() {
     let script = |flying: u32| {
         format!(
             "worker p prefill flying={flying}
@@ -47,7 +48,7 @@ fn clients_are_sent_the_same_tokens_whether_steps_overlap_or_not() {
     assert!(steps(&two) > steps(&one), "nothing was drawn in vain");
 }
 
-/// Eight streams on one worker; step number `step` fails for the sequence in `slot`.
+/// Plays eight streams on one worker; step number `step` fails for the sequence in `slot`.
 fn eight(flying: u32, failing: Option<(u32, u32)>) -> String {
     let mut script = format!("worker b both slots=8 blocks=80 step=16 queue=16 flying={flying}\n");
     for flight in 1..=8 {
@@ -65,6 +66,7 @@ fn eight(flying: u32, failing: Option<(u32, u32)>) -> String {
     play(&script)
 }
 
+// Invariant: I51.
 #[test]
 fn a_step_that_fails_for_one_slot_fails_that_sequence_alone() {
     for flying in [1, 2] {
@@ -76,7 +78,7 @@ fn a_step_that_fails_for_one_slot_fails_that_sequence_alone() {
             let said = eight(flying, Some((step, slot)));
             let ended = |words: &str| said.matches(words).count();
             let case = format!("{flying} steps, step {step} fails for slot {slot}");
-            // The slot may not be in the step, and then all of the step fail.
+            // If the slot is not in the step, the whole step fails.
             if ended("tell leg failed") != 1 {
                 continue;
             }
@@ -97,8 +99,25 @@ fn a_step_that_fails_for_one_slot_fails_that_sequence_alone() {
     }
 }
 
+#[test]
+fn a_step_that_fails_for_several_slots_runs_again_once() {
+    let mut script = "worker b both slots=4 blocks=80 step=64\n".to_owned();
+    for flight in 1..=4 {
+        script.push_str(&format!("reserve {flight} on b from b prompt=4 max=3\n"));
+        script.push_str(&format!("prefill {flight} on b to b\n"));
+    }
+    let whole = play(&format!("{script}run 2000\nempty"));
+    let broken = play(&format!(
+        "{script}step b\nstep b slot=1 also=2 fail\nrun 2000\nempty"
+    ));
+    let count = |said: &str, words: &str| said.matches(words).count();
+    assert_eq!(count(&broken, "tell leg failed"), 2, "{broken}");
+    assert_eq!(count(&broken, "tell finished"), 2, "{broken}");
+    assert_eq!(count(&broken, "STEP"), count(&whole, "STEP") + 1);
+}
+
 scenarios! {
-    what_stands_on_a_step_that_failed_for_a_slot_is_given_to_nobody: "
+    results_after_a_step_failed_for_a_slot_are_dropped: "
         worker b both slots=2 blocks=16 flying=2
         reserve 1 on b from b prompt=5 max=12
         prefill 1 on b to b
@@ -110,7 +129,7 @@ scenarios! {
         step b
         run 100
         empty"
-    a_decode_step_is_said_once_more_while_it_runs: "
+    the_next_decode_step_is_planned_while_one_runs: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=6
         prefill 1 on b to b
@@ -119,7 +138,8 @@ scenarios! {
         step b
         run 100
         empty"
-    a_token_drawn_past_the_end_is_dropped_and_its_blocks_go_with_its_step: "
+    // Invariant: I36.
+    a_token_past_the_end_is_dropped_with_its_step: "
         worker b both slots=1 flying=2
         reserve 1 on b from b prompt=6 max=9 stop=2
         prefill 1 on b to b
@@ -131,7 +151,7 @@ scenarios! {
         step b
         run 100
         empty"
-    a_prompt_waits_for_the_step_ahead_and_no_longer: "
+    a_prompt_waits_for_the_step_ahead_only: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=12
         prefill 1 on b to b
@@ -144,7 +164,7 @@ scenarios! {
         step b
         run 200
         empty"
-    cancelled_in_two_steps_it_frees_when_both_are_over: "
+    a_cancel_during_two_steps_frees_after_both: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=12
         prefill 1 on b to b
@@ -158,7 +178,7 @@ scenarios! {
         cancel 2 on b
         run 100
         empty"
-    a_failed_step_takes_with_it_what_stands_on_it: "
+    a_failed_step_voids_the_step_ahead: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=12
         prefill 1 on b to b
@@ -169,7 +189,7 @@ scenarios! {
         step b
         run 100
         empty"
-    a_step_ahead_that_fails_leaves_the_tokens_of_the_one_before: "
+    a_failed_step_ahead_keeps_the_tokens_before_it: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=12
         prefill 1 on b to b
@@ -179,7 +199,7 @@ scenarios! {
         step b fail
         run 100
         empty"
-    a_step_ahead_takes_no_block_from_anybody: "
+    a_step_ahead_takes_no_block_of_another_sequence: "
         worker b both blocks=4 flying=2
         reserve 1 on b from b prompt=3 max=8 expect=1
         prefill 1 on b to b
@@ -187,7 +207,8 @@ scenarios! {
         prefill 2 on b to b
         run 300
         empty"
-    one_that_moves_is_in_no_step_ahead: "
+    // Invariant: I36.
+    a_moving_sequence_is_in_no_step_ahead: "
         worker b both flying=2
         worker e decode flying=2
         reserve 1 on b from b prompt=6 max=14
@@ -201,13 +222,14 @@ scenarios! {
         step b
         run 300
         empty"
-    a_token_whose_scores_are_asked_for_is_not_drawn_ahead: "
+    a_request_with_logprobs_is_not_drawn_ahead: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=3 logprobs
         prefill 1 on b to b
         run 100
         empty"
-    lesson_12_the_step_that_runs_is_stuck_and_not_the_one_behind_it: "
+    // Lesson: 12.
+    only_the_running_step_is_reported_stuck: "
         worker b both late=200 flying=2
         reserve 1 on b from b prompt=5 max=5
         prefill 1 on b to b

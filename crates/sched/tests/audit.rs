@@ -4,7 +4,7 @@ mod stage;
 
 use stage::script::play;
 
-/// One sum of the last audit that a script asks for.
+/// One sum of the last audit in a script's output.
 fn sum(said: &str, name: &str) -> u32 {
     let pool = said.rsplit("pool ").next().expect("an audit");
     let sum = pool.split(name).nth(1).expect("a sum");
@@ -12,8 +12,8 @@ fn sum(said: &str, name: &str) -> u32 {
     number.expect("a number").parse().expect("a number")
 }
 
-/// Plays a script that ends with an audit; compares its sums in this order: held, reserved, leased, quarantined,
-/// leaked, swapped.
+/// Plays a script that ends with an audit, and compares its sums in this order: held, reserved,
+/// leased, quarantined, leaked, swapped.
 #[track_caller]
 fn audited(script: &str, expected: [u32; 6]) {
     let said = play(script);
@@ -50,9 +50,9 @@ fn leased_blocks_are_those_of_prompts_for_other_workers() {
         prefill 2 on p to d
         step p
         ";
-    // The first was alone in its step, and waits for its blocks to leave; the second runs.
+    // The first was alone in its step, and its blocks are still to be sent; the second runs.
     audited(&format!("{two} pool p"), [5, 0, 5, 0, 0, 0]);
-    // A sequence that landed and generates here belongs to this worker.
+    // A sequence that landed and decodes here belongs to this worker.
     audited(&format!("{two} run 15\n pool d"), [5, 0, 0, 0, 0, 0]);
 }
 

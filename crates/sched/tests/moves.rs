@@ -1,19 +1,19 @@
-//! What a worker does besides serving: sequences that move, are swapped, change their worker's role;
-//! steps that hang and writers that cannot be stopped. Played step by step, as in `scenarios`.
+//! Moves, swaps and changes of role; steps that hang, and writers that cannot be stopped. Played
+//! step by step, as in `scenarios`.
 
 mod stage;
 
 use cleave_domain::{
-    BlockIndex, BlockRef, Generation, Incarnation, Migrate, Order, Prefill, Reserve, Role,
-    RouterId, Target, WorkerId, WorkerRef,
+    BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order,
+    PrefillOrder, ReserveOrder, Role, RouterId, WorkerId, WorkerRef,
 };
-use cleave_sched::Input;
+use cleave_sched::WorkerInput;
 use stage::script::{handoff, plain, play, prompt};
-use stage::{ROUTER, World, limits};
+use stage::{ROUTER, StageWorld, limits};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One test for each script: the golden has the test's name.
+/// Makes one test for each script: the golden has the test's name.
 macro_rules! scenarios {
     ($($name:ident: $script:literal)*) => {
         $(#[test]
@@ -23,15 +23,15 @@ macro_rules! scenarios {
     };
 }
 
-/// Only the router whose flight it is may begin a move, or give one up.
+/// Only the router that owns the flight may begin a move, or cancel one.
 #[test]
-fn another_router_moves_nothing() {
+fn only_the_owning_router_moves_a_sequence() {
     let limits = limits(1, Role::Both);
-    let mut world = World::default();
+    let mut world = StageWorld::default();
     let at = world.add('a', limits);
     let (of, moved) = (handoff(1, 0), handoff(1, 1));
     let (flight, me) = (Arc::new(plain(prompt(1, 9))), world.me(at));
-    let reserve = Order::Reserve(Reserve {
+    let reserve = Order::Reserve(ReserveOrder {
         handoff: of,
         request: Arc::clone(&flight),
         sender: me,
@@ -40,8 +40,8 @@ fn another_router_moves_nothing() {
         waited: Duration::ZERO,
         due: None,
     });
-    let tell = |world: &mut World, router, order| {
-        world.feed(at, Input::Ordered { router, order });
+    let tell = |world: &mut StageWorld, router, order| {
+        world.feed(at, WorkerInput::Ordered { router, order });
     };
     tell(&mut world, ROUTER, reserve);
     let blocks = |first| -> Vec<_> {
@@ -51,10 +51,10 @@ fn another_router_moves_nothing() {
         };
         (0..6_u32).map(block).collect()
     };
-    let prefill = Order::Prefill(Prefill {
+    let prefill = Order::Prefill(PrefillOrder {
         handoff: of,
         request: flight,
-        target: Target {
+        target: HandoffTarget {
             worker: me,
             present: 0,
             blocks: blocks(0)[..3].to_vec(),
@@ -64,10 +64,10 @@ fn another_router_moves_nothing() {
     });
     tell(&mut world, ROUTER, prefill);
     world.run(Duration::from_millis(30));
-    let migrate = Order::Migrate(Migrate {
+    let migrate = Order::Migrate(MigrateOrder {
         handoff: moved,
         of,
-        target: Target {
+        target: HandoffTarget {
             worker: WorkerRef {
                 worker: WorkerId(7),
                 incarnation: Incarnation(1),
@@ -77,12 +77,12 @@ fn another_router_moves_nothing() {
         },
         tokens: 10,
     });
-    let said = |world: &mut World| std::mem::take(&mut world.log).join("\n");
+    let said = |world: &mut StageWorld| std::mem::take(&mut world.log).join("\n");
     said(&mut world);
     let foreign = RouterId(9);
     tell(&mut world, foreign, migrate.clone());
     assert!(said(&mut world).contains("tell stayed #1.1 Rejected"));
-    // What a stranger named is not taken for known.
+    // An order of another router must not make the attempt count as known.
     tell(&mut world, ROUTER, migrate.clone());
     assert!(said(&mut world).contains("export #1.1 0"));
     tell(&mut world, foreign, Order::Cancel { handoff: moved });
@@ -94,7 +94,7 @@ fn another_router_moves_nothing() {
 }
 
 scenarios! {
-    a_running_sequence_moves_and_stands_still_for_its_last_block_only: "
+    a_moving_sequence_pauses_for_its_last_block_only: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=20
@@ -118,7 +118,7 @@ scenarios! {
         step a
         run 400
         empty"
-    a_sequence_stands_still_where_its_receiver_has_no_more_room: "
+    a_moving_sequence_pauses_when_the_target_is_full: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=8 max=20
@@ -143,7 +143,7 @@ scenarios! {
         migrate 2 on a to e
         run 300
         empty"
-    a_long_step_takes_no_move_back: "
+    a_long_step_aborts_no_move: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=8 max=9
@@ -158,7 +158,8 @@ scenarios! {
         copies a
         run 400
         empty"
-    lesson_14_a_sequence_does_not_stand_still_for_ever: "
+    // Lesson: 14.
+    a_paused_sequence_resumes_after_the_stall_limit: "
         worker a both late=100
         worker e decode
         reserve 1 on a from a prompt=8 max=9
@@ -174,7 +175,7 @@ scenarios! {
         run 400
         cancel 1 on e attempt=1
         empty"
-    a_late_seal_of_what_landed_and_ended_is_answered_landed: "
+    a_late_seal_of_a_landed_move_is_answered_landed: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=7
@@ -195,7 +196,7 @@ scenarios! {
         replay
         run 400
         empty"
-    a_sequence_that_outran_its_receiver_stays: "
+    a_move_whose_target_is_too_small_is_aborted: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=8 max=9
@@ -207,7 +208,7 @@ scenarios! {
         cancel 1 on e attempt=1
         run 100
         empty"
-    what_the_receiver_has_already_does_not_move: "
+    blocks_cached_at_the_target_are_not_sent: "
         worker a both
         worker e decode blocks=12
         reserve 9 on e from e prompt=9 max=1 family=1
@@ -220,7 +221,7 @@ scenarios! {
         migrate 1 on a to e
         run 300
         empty"
-    a_move_that_the_receiver_gives_up_stays: "
+    a_move_the_target_cancels_is_aborted: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -231,7 +232,7 @@ scenarios! {
         cancel 1 on e attempt=1
         run 400
         empty"
-    a_sealed_move_that_the_receiver_gives_up_stays: "
+    a_sealed_move_the_target_cancels_is_aborted: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -246,7 +247,24 @@ scenarios! {
         cancel 1 on e attempt=1
         run 400
         empty"
-    lesson_08_a_link_lost_before_the_seal_leaves_the_sequence_here: "
+    a_sealed_move_the_target_forgot_never_runs_twice: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        copies a
+        deliver a e 1
+        forget a e
+        cancel 1 on e attempt=1
+        run 400
+        empty"
+    // Lesson: 8.
+    a_link_lost_before_the_seal_keeps_the_sequence_here: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -258,7 +276,9 @@ scenarios! {
         cut a e
         run 400
         empty"
-    lesson_08_a_link_lost_after_the_seal_runs_nowhere_twice: "
+    // Invariant: I19.
+    // Lesson: 8.
+    a_link_lost_after_the_seal_never_runs_it_twice: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -272,7 +292,7 @@ scenarios! {
         cut a e
         run 400
         empty"
-    a_lost_landed_of_a_move_is_asked_for_again: "
+    a_seal_is_repeated_until_landed_arrives: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=9
@@ -288,7 +308,7 @@ scenarios! {
         drop e a
         run 400
         empty"
-    a_sequence_that_ends_before_it_stands_still_moves_nowhere: "
+    a_sequence_that_ends_before_its_pause_does_not_move: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=5
@@ -298,7 +318,8 @@ scenarios! {
         migrate 1 on a to e
         run 400
         empty"
-    lesson_13_cancelled_while_it_moves: "
+    // Lesson: 13.
+    a_cancel_during_a_move_frees_both_ends: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -310,7 +331,8 @@ scenarios! {
         copies a
         run 400
         empty"
-    lesson_13_cancelled_while_it_stands_still: "
+    // Lesson: 13.
+    a_cancel_of_a_paused_sequence_frees_both_ends: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -324,7 +346,7 @@ scenarios! {
         cancel 1 on e attempt=1
         run 400
         empty"
-    a_move_that_cannot_be_is_answered: "
+    an_impossible_move_is_answered: "
         worker a both
         worker e decode blocks=40
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
@@ -348,7 +370,7 @@ scenarios! {
         cancel 2 on e attempt=2
         run 400
         empty"
-    a_sequence_that_loses_its_blocks_drops_its_move: "
+    preemption_aborts_the_move_of_a_sequence: "
         worker a both blocks=6 cache=off
         worker e decode
         reserve 1 on a from a prompt=8 max=9 expect=1
@@ -364,7 +386,8 @@ scenarios! {
         run 400
         cancel 2 on e attempt=1
         empty"
-    lesson_27_a_draining_worker_lets_its_sequences_go: "
+    // Lesson: 27.
+    a_draining_worker_still_moves_its_sequences: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=12
@@ -375,7 +398,7 @@ scenarios! {
         migrate 1 on a to e
         run 400
         empty"
-    another_role_lets_what_is_here_go_on: "
+    a_role_change_lets_present_work_finish: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=6 max=5
@@ -388,7 +411,8 @@ scenarios! {
         router joined d
         run 300
         empty"
-    lesson_12_a_step_that_takes_too_long_is_said_once: "
+    // Lesson: 12.
+    a_stuck_step_is_reported_once: "
         worker b both late=200
         reserve 1 on b from b prompt=5 max=4
         prefill 1 on b to b
@@ -399,7 +423,8 @@ scenarios! {
         step b
         run 100
         empty"
-    lesson_02_a_writer_that_was_not_answered_keeps_its_blocks: "
+    // Lesson: 2.
+    an_unacknowledged_writer_keeps_its_blocks_quarantined: "
         worker p prefill
         worker d decode onesided
         reserve 1 on d from p prompt=10
@@ -412,7 +437,8 @@ scenarios! {
         wait 400
         run 100
         empty"
-    lesson_02_a_writer_that_never_began_is_held_to_it: "
+    // Lesson: 2.
+    a_sender_told_to_stop_first_never_writes: "
         worker p prefill
         worker d decode onesided
         reserve 1 on d from p prompt=10
@@ -421,7 +447,8 @@ scenarios! {
         prefill 1 on p to d
         run 100
         empty"
-    lesson_02_a_dead_writer_writes_nothing: "
+    // Lesson: 2.
+    a_fenced_writer_ends_the_quarantine: "
         worker p prefill
         worker d decode onesided
         reserve 1 on d from p prompt=10
@@ -433,7 +460,8 @@ scenarios! {
         severed d p
         run 200
         empty"
-    lesson_11_blocks_that_run_out_go_to_host_memory_once_that_is_cheaper: "
+    // Lesson: 11.
+    preemption_swaps_to_host_once_that_is_cheaper: "
         worker b both blocks=6 cache=off swap=8
         reserve 1 on b from b prompt=8 max=9 expect=1
         reserve 2 on b from b prompt=8 max=9 expect=1
@@ -441,7 +469,7 @@ scenarios! {
         prefill 2 on b to b
         run 400
         empty"
-    a_swap_that_breaks_is_computed_again: "
+    a_failed_swap_is_recomputed: "
         worker b both blocks=6 cache=off swap=8
         reserve 1 on b from b prompt=8 max=9 expect=1
         reserve 2 on b from b prompt=8 max=9 expect=1
@@ -458,7 +486,8 @@ scenarios! {
         swaps b fail
         run 400
         empty"
-    lesson_13_cancelled_while_swapped: "
+    // Lesson: 13.
+    a_cancel_of_a_swapped_sequence_frees_host_memory: "
         worker b both blocks=6 cache=off swap=8
         reserve 1 on b from b prompt=8 max=9 expect=1
         reserve 2 on b from b prompt=8 max=9 expect=1
@@ -475,7 +504,7 @@ scenarios! {
         cancel 4 on b
         run 400
         empty"
-    one_that_no_engine_could_run_is_refused: "
+    a_request_outside_the_vocabulary_is_refused: "
         worker b both vocab=5000
         reserve 1 on b from b prompt=6 family=1
         reserve 7 on b from b prompt=6 family=7

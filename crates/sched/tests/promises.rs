@@ -1,16 +1,19 @@
-//! Whether a worker that knows what its work costs keeps what was promised.
+//! Whether a worker that knows its prices keeps targets.
 //!
-//! One worker serves both legs; a step takes exactly what its prices say, so that what is late is late
-//! by a choice of the brain and by nothing else.
+//! One worker serves both legs; a step takes exactly the time of its prices, so that lateness is
+//! always caused by a choice of the brain.
 
 use cleave_domain::{
-    Aim, Capacity, Due, DueUnmet, FlightId, HandoffId, Incarnation, LinkPrice, Load, Order,
-    Prefill, Prices, Refusal, Report, Request, Reserve, Role, RouterId, RowPrice, Sampled,
-    Sampling, Slo, StepPlan, StepResult, StopRules, Target, Time, Work, WorkerId, WorkerRef,
+    Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, LinkPrice, OnDeadlineMiss,
+    Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role,
+    RouterId, RowPrice, SampledToken, SamplingParams, SloMetric, StepPlan, StepResult, StepWork,
+    StopRules, Time, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_planner::{Predict, quantum};
-use cleave_sched::{Brain, ImportOutcome, Input, Limits, Output, Writer};
+use cleave_sched::{
+    ImportOutcome, PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput,
+};
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
-/// Every promise is kept by engines that take one step at a time, and by those that take two.
+/// Every target is kept by engines that take one step at a time, and by those that take two.
 const STEPS_IN_FLIGHT: [u32; 2] = [1, 2];
 const ROUTER: RouterId = RouterId(1);
 const ME: WorkerRef = WorkerRef {
@@ -26,7 +29,7 @@ const ME: WorkerRef = WorkerRef {
     incarnation: Incarnation(1),
 };
 
-/// A step of 5 ms, of which 0.2 ms for each row beyond 16, and attention.
+/// A step of 5 ms, and 0.2 ms for each row beyond 16, and attention.
 fn prices() -> Prices {
     let rows = [(1, 5_000_000), (16, 5_000_000), (512, 104_200_000)];
     Prices {
@@ -38,9 +41,9 @@ fn prices() -> Prices {
     }
 }
 
-/// What a request wants.
+/// The size and targets of a request.
 #[derive(Clone, Copy, Debug, Default)]
-struct Want {
+struct PricedRequest {
     prompt: u32,
     output: u32,
     due: Option<Duration>,
@@ -50,28 +53,28 @@ struct Want {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct ObservedRequest {
     submitted: Time,
     tokens: Vec<Time>,
     refused: Option<Refusal>,
     ended: bool,
 }
 
-struct Bench {
-    brain: Brain,
+struct PricedWorkerHarness {
+    brain: WorkerBrain,
     now: Time,
-    /// Under way, the oldest first, each with when it ends.
-    flying: VecDeque<(Time, StepPlan)>,
-    /// Steps that were said while another was under way.
+    /// Steps under way, the oldest first, each with its end.
+    steps_in_flight: VecDeque<(Time, StepPlan)>,
+    /// Steps that were emitted while another was under way.
     ahead_count: u32,
     /// Work and prediction of every step, with the tightest gap promised to a stream in it.
-    steps: Vec<(Work, Duration)>,
-    wants: BTreeMap<HandoffId, Want>,
-    seen: BTreeMap<HandoffId, Seen>,
-    load: Load,
-    loads_told: u32,
-    prices_told: u32,
-    /// To which workers links are priced, as told last.
+    steps: Vec<(StepWork, Duration)>,
+    wants: BTreeMap<HandoffId, PricedRequest>,
+    seen: BTreeMap<HandoffId, ObservedRequest>,
+    load: WorkerLoad,
+    loads_reported: u32,
+    prices_reported: u32,
+    /// Workers whose links have prices, as reported last.
     links: Vec<WorkerId>,
 }
 
@@ -82,10 +85,10 @@ fn handoff(number: u64) -> HandoffId {
     }
 }
 
-impl Bench {
+impl PricedWorkerHarness {
     fn new(steps_in_flight: u32) -> Self {
         let mut bench = Self {
-            brain: Brain::new(Limits {
+            brain: WorkerBrain::new(WorkerLimits {
                 me: ME,
                 role: Role::Both,
                 capacity: Capacity {
@@ -105,33 +108,33 @@ impl Bench {
                 swap_blocks: 0,
                 host_blocks: 0,
                 disk_blocks: 0,
-                writer: Writer::Receiver,
+                writer: PoolWriter::Receiver,
                 prices: prices(),
                 steps_in_flight,
                 speculation: None,
             }),
             now: Time::ZERO,
-            flying: VecDeque::new(),
+            steps_in_flight: VecDeque::new(),
             ahead_count: 0,
             steps: Vec::new(),
             wants: BTreeMap::new(),
             seen: BTreeMap::new(),
-            load: Load::default(),
-            loads_told: 0,
-            prices_told: 0,
+            load: WorkerLoad::default(),
+            loads_reported: 0,
+            prices_reported: 0,
             links: Vec::new(),
         };
-        bench.tell(Input::RouterJoined { router: ROUTER });
+        bench.handle(WorkerInput::RouterJoined { router: ROUTER });
         bench
     }
 
-    fn tell(&mut self, input: Input) {
+    fn handle(&mut self, input: WorkerInput) {
         self.brain.handle(self.now, input);
         let mut reserved = Vec::new();
         while let Some(output) = self.brain.poll() {
             match output {
-                Output::Step(plan) => self.begin(plan),
-                Output::Tell { report, .. } => match report {
+                WorkerOutput::Step(plan) => self.begin(plan),
+                WorkerOutput::Report { report, .. } => match report {
                     Report::Reserved {
                         handoff,
                         present,
@@ -143,16 +146,16 @@ impl Bench {
                     Report::Finished { handoff, .. } => self.of(handoff).ended = true,
                     Report::Load(load) => {
                         self.load = load;
-                        self.loads_told += 1;
+                        self.loads_reported += 1;
                     }
                     Report::Prices(prices) => {
-                        self.prices_told += 1;
+                        self.prices_reported += 1;
                         self.links = prices.links.iter().map(|(to, _)| *to).collect();
                     }
                     Report::LegFailed { handoff, failure } => panic!("{handoff}: {failure:?}"),
                     _ => {}
                 },
-                Output::Emit { handoff, .. } => {
+                WorkerOutput::Emit { handoff, .. } => {
                     let now = self.now;
                     self.of(handoff).tokens.push(now);
                 }
@@ -162,14 +165,14 @@ impl Bench {
         self.brain.check();
         for (handoff, present, blocks) in reserved {
             let want = self.wants[&handoff];
-            let target = Target {
+            let target = HandoffTarget {
                 worker: ME,
                 present,
                 blocks,
             };
-            self.tell(Input::Ordered {
+            self.handle(WorkerInput::Ordered {
                 router: ROUTER,
-                order: Order::Prefill(Prefill {
+                order: Order::Prefill(PrefillOrder {
                     handoff,
                     request: request(want),
                     target,
@@ -180,26 +183,29 @@ impl Bench {
         }
     }
 
-    fn of(&mut self, handoff: HandoffId) -> &mut Seen {
+    fn of(&mut self, handoff: HandoffId) -> &mut ObservedRequest {
         self.seen.entry(handoff).or_default()
     }
 
     fn begin(&mut self, plan: StepPlan) {
-        let work = Work::of(&plan);
+        let work = StepWork::of_plan(&plan);
         let took = prices().step(&work);
         self.steps.push((work, took));
-        self.ahead_count += u32::from(!self.flying.is_empty());
-        let begins = self.flying.back().map_or(self.now, |(ends, _)| *ends);
-        self.flying.push_back((begins + took, plan));
+        self.ahead_count += u32::from(!self.steps_in_flight.is_empty());
+        let begins = self
+            .steps_in_flight
+            .back()
+            .map_or(self.now, |(ends, _)| *ends);
+        self.steps_in_flight.push_back((begins + took, plan));
     }
 
-    fn submit(&mut self, number: u64, want: Want) {
+    fn submit(&mut self, number: u64, want: PricedRequest) {
         let handoff = handoff(number);
         self.wants.insert(handoff, want);
         self.of(handoff).submitted = self.now;
-        self.tell(Input::Ordered {
+        self.handle(WorkerInput::Ordered {
             router: ROUTER,
-            order: Order::Reserve(Reserve {
+            order: Order::Reserve(ReserveOrder {
                 handoff,
                 request: request(want),
                 sender: ME,
@@ -211,9 +217,10 @@ impl Bench {
         });
     }
 
-    /// Runs steps until then, or until nothing is left to run, and wakes the brain when it wants to be.
+    /// Runs steps until `until`, or until nothing is left to run, and wakes the brain at its
+    /// deadlines.
     fn run(&mut self, until: Time) {
-        while let Some((ends, _)) = self.flying.front() {
+        while let Some((ends, _)) = self.steps_in_flight.front() {
             let ends = *ends;
             let wakes = self.brain.deadline().filter(|at| *at < ends);
             if wakes.unwrap_or(ends) > until {
@@ -222,7 +229,7 @@ impl Bench {
             match wakes {
                 Some(at) => {
                     self.now = at;
-                    self.tell(Input::Woke);
+                    self.handle(WorkerInput::Woke);
                 }
                 None => self.end_step(),
             }
@@ -233,11 +240,14 @@ impl Bench {
     }
 
     fn end_step(&mut self) {
-        let (ends, plan) = self.flying.pop_front().expect("a step is under way");
-        let took = prices().step(&Work::of(&plan));
+        let (ends, plan) = self
+            .steps_in_flight
+            .pop_front()
+            .expect("a step is under way");
+        let took = prices().step(&StepWork::of_plan(&plan));
         self.now = ends;
         let sampled = plan.segments.iter().filter(|s| s.logits.samples());
-        let token = Sampled {
+        let token = SampledToken {
             token: 1,
             scores: None,
         };
@@ -246,7 +256,7 @@ impl Bench {
             sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
             prompt_scores: Vec::new(),
         };
-        self.tell(Input::Stepped { result, took });
+        self.handle(WorkerInput::Stepped { result, took });
     }
 
     fn finish(&mut self) {
@@ -274,19 +284,20 @@ impl Bench {
     }
 }
 
-fn due(want: Want) -> Option<Due> {
-    let unmet = match want.serve {
-        true => DueUnmet::Serve,
-        false => DueUnmet::Refuse,
+fn due(want: PricedRequest) -> Option<Deadline> {
+    let unmet = if want.serve {
+        OnDeadlineMiss::Serve
+    } else {
+        OnDeadlineMiss::Refuse
     };
-    want.due.map(|left| Due { left, unmet })
+    want.due.map(|left| Deadline { left, unmet })
 }
 
-fn request(want: Want) -> Arc<Request> {
+fn request(want: PricedRequest) -> Arc<Request> {
     Arc::new(Request {
         prompt: (0..want.prompt).map(|i| i % 1000).collect(),
         generated: Arc::from([]),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens: want.output,
             min_tokens: 0,
@@ -294,11 +305,11 @@ fn request(want: Want) -> Arc<Request> {
         },
         priority: 0,
         cache_salt: 0,
-        slo: Slo {
+        slo: RequestSlo {
             ttft: want.due,
             tpot: want.tpot,
             priority: want.priority,
-            ..Slo::default()
+            ..RequestSlo::default()
         },
     })
 }
@@ -307,30 +318,31 @@ fn at(span: Duration) -> Time {
     Time::ZERO + span
 }
 
+// Invariant: I29.
 #[test]
-fn a_short_urgent_prompt_waited_behind_one_of_a_hundred_thousand_tokens() {
+fn a_short_urgent_prompt_passes_a_very_long_one() {
     for steps_in_flight in STEPS_IN_FLIGHT {
         for long_due in [None, Some(Duration::from_secs(3000))] {
-            let mut bench = Bench::new(steps_in_flight);
-            let long = Want {
+            let mut bench = PricedWorkerHarness::new(steps_in_flight);
+            let long = PricedRequest {
                 prompt: 100_000,
                 output: 2,
                 due: long_due,
-                ..Want::default()
+                ..PricedRequest::default()
             };
             bench.submit(1, long);
             bench.run(at(MS * 3333));
-            let urgent = Want {
+            let urgent = PricedRequest {
                 prompt: 100,
                 output: 2,
                 due: Some(MS * 1000),
-                ..Want::default()
+                ..PricedRequest::default()
             };
             bench.submit(2, urgent);
             let longest = bench.steps.last().unwrap().1;
             bench.run(at(Duration::from_secs(5)));
             // The step under way, and its own: a hundred tokens.
-            let own = prices().step(&Work::prefill(0, 512));
+            let own = prices().step(&StepWork::prefill(0, 512));
             assert!(bench.ttft(2) <= longest + own, "{:?}", bench.ttft(2));
             let most = quantum(&prices(), 512, 16);
             assert!(bench.steps.iter().all(|(work, _)| work.rows <= most + 2));
@@ -339,25 +351,27 @@ fn a_short_urgent_prompt_waited_behind_one_of_a_hundred_thousand_tokens() {
     }
 }
 
+// Lesson: 26.
+/// Lesson 26: other work in the loop must not show as tail latency between tokens.
 #[test]
-fn lesson_26_a_long_prompt_held_up_the_streams_beside_it() {
+fn a_long_prompt_breaks_no_stream_target_beside_it() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
         for number in 0..8 {
-            let stream = Want {
+            let stream = PricedRequest {
                 prompt: 50,
                 output: 200,
                 tpot: Some(MS * 15),
-                ..Want::default()
+                ..PricedRequest::default()
             };
             bench.submit(number, stream);
         }
         bench.run(at(MS * 100));
-        let long = Want {
+        let long = PricedRequest {
             prompt: 4000,
             output: 2,
             due: Some(Duration::from_secs(20)),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(100, long);
         bench.finish();
@@ -376,33 +390,34 @@ fn lesson_26_a_long_prompt_held_up_the_streams_beside_it() {
     }
 }
 
+// Invariant: I28.
 #[test]
-fn a_prompt_got_nothing_while_streams_took_every_step() {
+fn streams_never_starve_a_prompt() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        // The streams alone take longer than they were promised: they have nothing to spare.
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        // The streams alone take longer than their target, so they have no slack.
         for number in 0..24 {
-            let stream = Want {
+            let stream = PricedRequest {
                 prompt: 50,
                 output: 1500,
                 tpot: Some(MS * 12),
-                ..Want::default()
+                ..PricedRequest::default()
             };
             bench.submit(number, stream);
         }
         bench.run(at(Duration::from_secs(4)));
-        let late = Want {
+        let late = PricedRequest {
             prompt: 2000,
             output: 2,
             due: Some(MS),
             serve: true,
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(100, late);
-        let free = Want {
+        let free = PricedRequest {
             prompt: 2000,
             output: 2,
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(101, free);
         bench.run(at(Duration::from_secs(25)));
@@ -413,24 +428,25 @@ fn a_prompt_got_nothing_while_streams_took_every_step() {
     }
 }
 
+// Invariant: I28.
 #[test]
-fn streams_without_a_promise_starved_beside_one_with_a_tight_one() {
+fn streams_without_targets_progress_beside_a_tight_one() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
         for number in 0..100 {
-            let free = Want {
+            let free = PricedRequest {
                 prompt: 200,
                 output: 30,
-                ..Want::default()
+                ..PricedRequest::default()
             };
             bench.submit(number, free);
         }
         bench.run(at(Duration::from_secs(5)));
-        let tight = Want {
+        let tight = PricedRequest {
             prompt: 20,
             output: 400,
             tpot: Some(MS * 12),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(200, tight);
         bench.finish();
@@ -438,24 +454,24 @@ fn streams_without_a_promise_starved_beside_one_with_a_tight_one() {
     }
 }
 
-/// What two steps in flight run is chosen once, and its contexts grow: a stream beside it must sit out
-/// when they have become too long.
+/// The content of two steps in flight is chosen once, and contexts grow: a stream must be deferred
+/// when its context has become too long for the one beside it.
 #[test]
-fn streams_that_had_grown_too_long_ran_on_beside_one_with_a_promise() {
+fn grown_streams_are_deferred_beside_a_tight_target() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        let long = Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let long = PricedRequest {
             prompt: 1500,
             output: 600,
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, long);
         bench.run(at(MS * 500));
-        let tight = Want {
+        let tight = PricedRequest {
             prompt: 50,
             output: 600,
             tpot: Some(MS * 7),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(2, tight);
         bench.finish();
@@ -464,25 +480,26 @@ fn streams_that_had_grown_too_long_ran_on_beside_one_with_a_promise() {
     }
 }
 
-/// The step ahead was said with the one before it, so that every prompt waited for two steps.
+/// The step ahead was once emitted together with the one before it, so that every prompt waited for
+/// two steps.
 #[test]
-fn who_came_in_the_middle_of_a_step_waited_for_the_one_behind_it() {
+fn a_prompt_arriving_mid_step_is_in_the_next_step() {
     let [one, two] = STEPS_IN_FLIGHT.map(|steps_in_flight| {
-        let mut bench = Bench::new(steps_in_flight);
-        let stream = Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let stream = PricedRequest {
             prompt: 50,
             output: 600,
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, stream);
         bench.run(at(MS * 200));
-        let (ends, plan) = bench.flying[0].clone();
-        let took = prices().step(&Work::of(&plan));
+        let (ends, plan) = bench.steps_in_flight[0].clone();
+        let took = prices().step(&StepWork::of_plan(&plan));
         assert!(
             took > MS * 4,
             "the middle comes before a step ahead: {took:?}"
         );
-        // The next one's.
+        // The middle of the next step.
         bench.run(ends + took / 2);
         bench.submit(2, stream);
         bench.finish();
@@ -492,24 +509,25 @@ fn who_came_in_the_middle_of_a_step_waited_for_the_one_behind_it() {
     assert_eq!(one, two);
 }
 
-/// A frame that was written just when the step ahead was due took the place of the timer, and said nothing.
+/// A frame that was written exactly when the step ahead was due once replaced the timer, and
+/// planned nothing.
 #[test]
-fn a_block_that_came_at_the_moment_of_the_step_ahead_put_it_off() {
-    let mut bench = Bench::new(2);
-    let stream = Want {
+fn an_import_at_its_due_time_delays_no_step_ahead() {
+    let mut bench = PricedWorkerHarness::new(2);
+    let stream = PricedRequest {
         prompt: 50,
         output: 600,
-        ..Want::default()
+        ..PricedRequest::default()
     };
     bench.submit(1, stream);
     bench.run(at(MS * 200));
-    while bench.flying.len() > 1 {
+    while bench.steps_in_flight.len() > 1 {
         bench.end_step();
     }
     let due = bench.brain.deadline().expect("a step ahead is to come");
-    assert!(due < bench.flying[0].0, "while the first one runs");
+    assert!(due < bench.steps_in_flight[0].0, "while the first one runs");
     bench.now = due;
-    bench.tell(Input::Imported {
+    bench.handle(WorkerInput::Imported {
         handoff: handoff(9),
         part: BlockPart {
             ordinal: 0,
@@ -518,27 +536,29 @@ fn a_block_that_came_at_the_moment_of_the_step_ahead_put_it_off() {
         },
         outcome: ImportOutcome::Written,
     });
-    assert_eq!(bench.flying.len(), 2);
+    assert_eq!(bench.steps_in_flight.len(), 2);
 }
 
+// Invariant: I27.
 #[test]
-fn what_could_not_be_kept_was_taken_on() {
+fn an_order_that_cannot_be_in_time_is_refused() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        let long = Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let long = PricedRequest {
             prompt: 4000,
             output: 2,
             due: Some(Duration::from_millis(2200)),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, long);
-        // It takes a second of its two; a second one fits behind it, a third does not.
+        // It takes one of its two seconds; a second one fits behind it, a third does not.
         bench.submit(2, long);
         bench.submit(3, long);
-        let refused = |bench: &Bench, number| bench.seen[&handoff(number)].refused.clone();
+        let refused =
+            |bench: &PricedWorkerHarness, number| bench.seen[&handoff(number)].refused.clone();
         assert_eq!([refused(&bench, 1), refused(&bench, 2)], [None, None]);
         let Some(Refusal::Late {
-            aim: Aim::Ttft,
+            aim: SloMetric::Ttft,
             predicted,
             retry_after,
         }) = refused(&bench, 3)
@@ -546,20 +566,20 @@ fn what_could_not_be_kept_was_taken_on() {
             panic!("{:?}", refused(&bench, 3));
         };
         assert!(predicted > Duration::from_millis(2700) && retry_after > MS * 100);
-        // One that would push another past its time is refused too, though it could be in time itself.
-        let pushes = Want {
+        // A prompt that would make another late is refused too, though it could be in time itself.
+        let pushes = PricedRequest {
             due: Some(Duration::from_millis(1100)),
             ..long
         };
         bench.submit(4, pushes);
         assert!(matches!(refused(&bench, 4), Some(Refusal::Late { .. })));
-        // What its router says is to be served is.
-        let serve = Want {
+        // An order whose router wants it served is accepted.
+        let serve = PricedRequest {
             serve: true,
             ..long
         };
         bench.submit(5, serve);
-        let plain = Want { due: None, ..long };
+        let plain = PricedRequest { due: None, ..long };
         bench.submit(6, plain);
         bench.finish();
         assert_eq!([refused(&bench, 5), refused(&bench, 6)], [None, None]);
@@ -568,25 +588,26 @@ fn what_could_not_be_kept_was_taken_on() {
     }
 }
 
+// Invariant: I27.
 #[test]
-fn a_stream_that_would_slow_others_past_their_promise_was_taken_on() {
+fn a_stream_that_breaks_others_gaps_is_refused() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        let stream = Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let stream = PricedRequest {
             prompt: 1000,
             output: 50,
             tpot: Some(MS * 10),
             due: Some(Duration::from_secs(100)),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         let mut taken = 0;
         for number in 0..40 {
             bench.submit(number, stream);
             taken += u64::from(bench.seen[&handoff(number)].refused.is_none());
         }
-        // 5 ms, and 1.05 for each: with a quarter of grace.
+        // A step takes 5 ms, and 1.05 ms for each stream, with a quarter of tolerance.
         assert!((4..=7).contains(&taken), "{taken}");
-        let lax = Want {
+        let lax = PricedRequest {
             tpot: Some(MS * 1000),
             ..stream
         };
@@ -601,22 +622,22 @@ fn a_stream_that_would_slow_others_past_their_promise_was_taken_on() {
 }
 
 #[test]
-fn what_is_late_anyway_made_others_late() {
+fn a_prompt_late_anyway_makes_no_other_late() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        let hopeless = Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let hopeless = PricedRequest {
             prompt: 8000,
             output: 2,
             due: Some(MS * 10),
             serve: true,
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, hopeless);
-        let good = Want {
+        let good = PricedRequest {
             prompt: 2000,
             output: 2,
             due: Some(MS * 800),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(2, good);
         bench.finish();
@@ -624,44 +645,46 @@ fn what_is_late_anyway_made_others_late() {
     }
 }
 
-/// Sixteen streams whose gap leaves no room for a block of a prompt in their steps, and after some of
-/// them a prompt of one block with so much time.
-fn pressed(due: Duration, steps_in_flight: u32) -> (Bench, u64) {
-    let mut bench = Bench::new(steps_in_flight);
+/// Sixteen streams whose gap leaves no room for a block of a prompt in their steps, and after some
+/// time a prompt of one block with the deadline `due`.
+fn tight_streams_and_prompt(due: Duration, steps_in_flight: u32) -> (PricedWorkerHarness, u64) {
+    let mut bench = PricedWorkerHarness::new(steps_in_flight);
     for number in 0..16 {
-        let tight = Want {
+        let tight = PricedRequest {
             prompt: 20,
             output: 14,
             tpot: Some(MS * 64 / 10),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(number, tight);
     }
     bench.run(at(MS * 100));
-    let prompt = Want {
+    let prompt = PricedRequest {
         prompt: 16,
         output: 1,
         due: Some(due),
         serve: true,
-        ..Want::default()
+        ..PricedRequest::default()
     };
     bench.submit(100, prompt);
     bench.finish();
     (bench, 100)
 }
 
+// Invariant: I29.
 #[test]
-fn a_prompt_that_could_still_be_in_time_sat_out_beside_streams() {
+fn a_prompt_that_can_be_in_time_is_not_deferred() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let (bench, prompt) = pressed(MS * 22, steps_in_flight);
+        let (bench, prompt) = tight_streams_and_prompt(MS * 22, steps_in_flight);
         assert!(bench.ttft(prompt) <= MS * 22, "{:?}", bench.ttft(prompt));
     }
 }
 
+// Invariant: I29.
 #[test]
-fn a_prompt_that_is_late_anyway_took_the_time_of_streams() {
+fn a_prompt_late_anyway_takes_no_time_of_streams() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let (bench, prompt) = pressed(MS, steps_in_flight);
+        let (bench, prompt) = tight_streams_and_prompt(MS, steps_in_flight);
         for number in 0..16 {
             assert!(bench.tpot(number) <= MS * 64 / 10, "{number}");
         }
@@ -670,41 +693,41 @@ fn a_prompt_that_is_late_anyway_took_the_time_of_streams() {
 }
 
 #[test]
-fn every_token_was_news_of_the_load() {
+fn small_load_changes_are_reported_at_intervals() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        let stream = Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let stream = PricedRequest {
             prompt: 20,
             output: 400,
             tpot: Some(MS * 20),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, stream);
         bench.run(at(MS * 500));
-        // A step takes three seconds: the stream is behind, and the gap with which it keeps its promise
-        // grows with every token from there.
-        for (ends, _) in &mut bench.flying {
+        // A step takes three seconds: the stream is behind, and the gap that keeps its target grows
+        // with every token from there.
+        for (ends, _) in &mut bench.steps_in_flight {
             *ends = *ends + MS * 3000;
         }
-        let before = bench.loads_told;
+        let before = bench.loads_reported;
         bench.finish();
-        let told = bench.loads_told - before;
+        let told = bench.loads_reported - before;
         // Two seconds, ten times a second.
         assert!((15..30).contains(&told), "{told} for 300 tokens");
     }
 }
 
 #[test]
-fn a_load_and_prices_say_what_a_router_needs() {
+fn loads_and_prices_report_what_a_router_needs() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        assert_eq!(bench.prices_told, 1, "to a router that joins");
-        let due = |millis| Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        assert_eq!(bench.prices_reported, 1, "to a router that joins");
+        let due = |millis| PricedRequest {
             prompt: 1000,
             output: 20,
             due: Some(MS * millis),
             tpot: Some(MS * 40),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, due(400));
         bench.submit(2, due(6000));
@@ -714,26 +737,26 @@ fn a_load_and_prices_say_what_a_router_needs() {
         assert!(load.context_tokens >= 2000);
         assert_eq!(load.streams, 2);
         assert!(load.step_left > Duration::ZERO);
-        let urgent = load.backlog.ahead(0, Some(MS * 250));
-        let all = load.backlog.ahead(0, None);
+        let urgent = load.backlog.work_ahead(0, Some(MS * 250));
+        let all = load.backlog.work_ahead(0, None);
         assert!(urgent > MS * 100 && all > urgent + MS * 150, "{load:?}");
-        let others = load.backlog.ahead(-1, None);
+        let others = load.backlog.work_ahead(-1, None);
         assert_eq!(others, Duration::ZERO, "nothing more urgent");
         bench.finish();
-        assert_eq!(bench.load.backlog.ahead(1, None), Duration::ZERO);
-        assert_eq!(bench.prices_told, 1, "they have not changed");
+        assert_eq!(bench.load.backlog.work_ahead(1, None), Duration::ZERO);
+        assert_eq!(bench.prices_reported, 1, "they have not changed");
     }
 }
 
 #[test]
-fn a_stream_that_is_about_to_end_kept_others_away() {
+fn a_stream_about_to_end_leaves_the_reported_gap() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
-        let of = |output, gap| Want {
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let of = |output, gap| PricedRequest {
             prompt: 100,
             output,
             tpot: Some(MS * gap),
-            ..Want::default()
+            ..PricedRequest::default()
         };
         bench.submit(1, of(200, 40));
         bench.submit(2, of(20, 20));
@@ -746,8 +769,8 @@ fn a_stream_that_is_about_to_end_kept_others_away() {
     }
 }
 
-/// A day of short and long prompts, half of them with promises, by a seed; all is done or refused.
-fn day(seed: u64) -> Bench {
+/// A day of short and long prompts, half of them with targets, by a seed; all are done or refused.
+fn random_day(seed: u64) -> PricedWorkerHarness {
     let mut dice = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut draw = |bound: u64| {
         dice = dice
@@ -755,7 +778,7 @@ fn day(seed: u64) -> Bench {
             .wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % bound
     };
-    let mut bench = Bench::new(1 + u32::from(seed % 2 == 1));
+    let mut bench = PricedWorkerHarness::new(1 + u32::from(seed % 2 == 1));
     let mut now = Duration::ZERO;
     let count = 20 + draw(60);
     for number in 0..count {
@@ -766,7 +789,7 @@ fn day(seed: u64) -> Bench {
         let prompt = 1 + upto(if long { 3000 } else { 300 });
         let output = 2 + upto(100);
         let takes = prices().prefill(0, prompt, 256);
-        let want = Want {
+        let want = PricedRequest {
             prompt,
             output,
             due: (upto(3) > 0).then(|| takes * 3 + MS * upto(2000)),
@@ -780,14 +803,15 @@ fn day(seed: u64) -> Bench {
     bench
 }
 
-/// One in two hundred first tokens is late by more than the grace with which it was admitted, and one
-/// in a hundred gaps is longer: whoever comes later with a tighter promise is not foreseen.
+// Invariant: I27.
+/// One in two hundred first tokens is late by more than the tolerance of admission, and one in a
+/// hundred gaps is longer: a later request with a tighter target is not foreseen.
 #[test]
-fn what_was_admitted_was_late() {
+fn admitted_requests_are_in_time() {
     let (mut first, mut late) = (0, 0);
     let (mut gaps, mut longer) = (0, 0);
     let mut refused = 0;
-    for bench in (0..200).map(day) {
+    for bench in (0..200).map(random_day) {
         for (handoff, want) in &bench.wants {
             let number = handoff.flight.0 & 0xffff;
             if bench.seen[handoff].refused.is_some() {
@@ -809,11 +833,11 @@ fn what_was_admitted_was_late() {
     assert!(refused * 100 <= first, "{refused} of {first} were refused");
 }
 
-/// Another worker may come back under the name of one that is gone.
+/// Another worker may come back under the id of one that is gone.
 #[test]
-fn the_price_of_a_link_outlived_it() {
+fn a_lost_links_price_is_forgotten() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = Bench::new(steps_in_flight);
+        let mut bench = PricedWorkerHarness::new(steps_in_flight);
         let peer = |number| WorkerRef {
             worker: WorkerId(number),
             incarnation: Incarnation(1),
@@ -822,17 +846,17 @@ fn the_price_of_a_link_outlived_it() {
             latency_nanos: 1000,
             byte_picos: 100,
         };
-        let told = |bench: &mut Bench, input| {
-            bench.tell(input);
-            // Routers are told once a second, when something is said of the load.
+        let told = |bench: &mut PricedWorkerHarness, input| {
+            bench.handle(input);
+            // Prices are reported once a second, together with a load.
             bench.now = bench.now + Duration::from_secs(2);
-            let number = u64::from(bench.prices_told);
+            let number = u64::from(bench.prices_reported);
             bench.submit(
                 number,
-                Want {
+                PricedRequest {
                     prompt: 20,
                     output: 2,
-                    ..Want::default()
+                    ..PricedRequest::default()
                 },
             );
             bench.finish();
@@ -840,16 +864,16 @@ fn the_price_of_a_link_outlived_it() {
         };
         for number in [7, 8] {
             let peer = peer(number);
-            told(&mut bench, Input::LinkMeasured { peer, price });
+            told(&mut bench, WorkerInput::LinkMeasured { peer, price });
         }
         assert_eq!(bench.links, [WorkerId(7), WorkerId(8)]);
-        let links = told(&mut bench, Input::LinkLost { peer: peer(7) });
+        let links = told(&mut bench, WorkerInput::LinkLost { peer: peer(7) });
         assert_eq!(links, [WorkerId(8)]);
-        // As many as before, and to another.
-        bench.tell(Input::LinkLost { peer: peer(8) });
+        // The same number of links, but one to another worker.
+        bench.handle(WorkerInput::LinkLost { peer: peer(8) });
         let links = told(
             &mut bench,
-            Input::LinkMeasured {
+            WorkerInput::LinkMeasured {
                 peer: peer(9),
                 price,
             },
@@ -862,7 +886,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn something_was_left_undone_under_some_load(seed in any::<u64>()) {
-        day(seed);
+    fn every_request_is_done_or_refused_under_any_load(seed in any::<u64>()) {
+        random_day(seed);
     }
 }

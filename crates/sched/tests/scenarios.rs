@@ -1,11 +1,12 @@
-//! Each way a hand-off can go, played step by step; the goldens hold every fact and every output.
+//! Each course that a hand-off can take, played step by step; the goldens hold every fact and every
+//! output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
 mod stage;
 
 use stage::script::play;
 
-/// One test for each script: the golden has the test's name.
+/// Makes one test for each script: the golden has the test's name.
 macro_rules! scenarios {
     ($($name:ident: $script:literal)*) => {
         $(#[test]
@@ -16,7 +17,7 @@ macro_rules! scenarios {
 }
 
 #[test]
-fn a_router_that_joins_hears_of_a_large_cache_in_pieces() {
+fn a_joining_router_receives_a_large_cache_in_parts() {
     let said = play(
         "worker b both blocks=17000 step=70000 context=70000
         reserve 1 on b from b prompt=66000 max=1
@@ -31,7 +32,7 @@ fn a_router_that_joins_hears_of_a_large_cache_in_pieces() {
 }
 
 scenarios! {
-    a_prompt_is_chunked_and_handed_on_while_the_next_chunk_computes: "
+    prefill_chunks_are_sent_while_the_next_computes: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=18 max=3
@@ -50,7 +51,7 @@ scenarios! {
         prefill 1 on b to b
         run 100
         empty"
-    a_prefix_is_reused_on_both_workers_and_not_sent_again: "
+    a_prefix_cached_on_both_workers_is_not_sent: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=9 max=2 family=1
@@ -60,7 +61,7 @@ scenarios! {
         prefill 2 on p to d
         run 100
         empty"
-    a_prompt_that_is_cached_whole_still_runs_its_last_token: "
+    a_fully_cached_prompt_still_runs_its_last_token: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=8 max=2 family=1
@@ -70,7 +71,7 @@ scenarios! {
         prefill 2 on p to d
         run 100
         empty"
-    siblings_on_one_worker_share_the_prompt_the_first_one_computed: "
+    siblings_on_one_worker_share_their_prompts_blocks: "
         worker b both blocks=12
         reserve 1 on b from b prompt=9 max=2 family=1
         reserve 2 on b from b prompt=9 max=2 family=1
@@ -89,7 +90,7 @@ scenarios! {
         prefill 2 on p to d
         run 100
         empty"
-    a_first_token_that_ends_the_sequence_hands_nothing_on: "
+    a_first_token_that_ends_the_sequence_sends_nothing: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=10 max=9 stop=0
@@ -112,13 +113,15 @@ scenarios! {
         prefill 1 on p to d attempt=1
         run 200
         empty"
-    lesson_13_cancelled_while_reserved: "
+    // Lesson: 13.
+    a_cancel_of_a_reservation_frees_its_blocks: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
         cancel 1 on d
         empty"
-    lesson_13_cancelled_while_queued: "
+    // Lesson: 13.
+    a_cancel_of_a_queued_prompt_frees_its_blocks: "
         worker p prefill slots=1
         worker d decode
         reserve 1 on d from p prompt=6
@@ -129,7 +132,8 @@ scenarios! {
         deliver p d
         run 100
         empty"
-    lesson_13_cancelled_in_a_step_frees_when_the_step_is_over: "
+    // Lesson: 13.
+    a_cancel_during_a_step_frees_after_it: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -138,7 +142,8 @@ scenarios! {
         step p
         run 100
         empty"
-    lesson_02_cancelled_while_frames_are_read_sent_and_written: "
+    // Lesson: 2.
+    a_cancel_during_copies_frees_after_the_last_one: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=18
@@ -154,7 +159,8 @@ scenarios! {
         run 100
         replay
         empty"
-    lesson_01_cancelled_between_prefill_and_landing: "
+    // Lesson: 1.
+    a_cancel_between_prefill_and_landing_frees_both_ends: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -167,7 +173,7 @@ scenarios! {
         deliver p d
         run 100
         empty"
-    cancelled_while_a_block_is_read_frees_it_once_it_was_read: "
+    a_cancelled_block_is_freed_after_its_read: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=4
@@ -177,7 +183,8 @@ scenarios! {
         copies p
         run 100
         empty"
-    lesson_03_a_decode_worker_that_lost_its_reservation_tells_the_sender: "
+    // Lesson: 3.
+    a_lost_reservation_is_reported_to_the_sender: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -191,7 +198,7 @@ scenarios! {
         deliver d p
         run 100
         empty"
-    cancelled_while_decoding: "
+    a_cancel_while_decoding_frees_everything: "
         worker b both
         reserve 1 on b from b prompt=6 max=9
         prefill 1 on b to b
@@ -200,7 +207,8 @@ scenarios! {
         cancel 1 on b
         step b
         empty"
-    lesson_04_a_lease_that_nobody_renews_expires_and_the_peer_is_told: "
+    // Lesson: 4.
+    an_expired_lease_is_reported_to_the_peer: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -211,7 +219,8 @@ scenarios! {
         wait 200
         run 100
         empty"
-    lesson_14_a_hand_off_that_is_renewed_lives_as_long_as_it_takes: "
+    // Lesson: 14.
+    a_renewed_hand_off_lives_as_long_as_it_takes: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -224,7 +233,7 @@ scenarios! {
         renew 1 on d
         run 200
         empty"
-    a_lost_router_takes_its_flights_with_it: "
+    a_lost_router_ends_its_hand_offs: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -234,7 +243,8 @@ scenarios! {
         router lost p
         run 200
         empty"
-    lesson_08_a_lost_link_fails_what_has_not_landed_and_nothing_else: "
+    // Lesson: 8.
+    a_lost_link_fails_only_hand_offs_not_landed: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=6 max=4
@@ -249,7 +259,7 @@ scenarios! {
         cut p d
         run 200
         empty"
-    a_worker_that_restarted_is_another_one: "
+    a_restarted_worker_is_another_incarnation: "
         worker p prefill
         worker d decode
         reserve 1 on d from p
@@ -270,7 +280,8 @@ scenarios! {
         damage p d
         run 100
         empty"
-    lesson_02_a_late_frame_finds_its_block_in_another_life: "
+    // Lesson: 2.
+    a_late_frame_never_writes_a_reused_block: "
         worker p prefill
         worker d decode blocks=3
         reserve 1 on d from p
@@ -299,7 +310,7 @@ scenarios! {
         wait 300
         run 100
         empty"
-    a_landed_token_outside_the_vocabulary_fails_its_hand_off_alone: "
+    a_landed_token_outside_the_vocabulary_fails_only_its_own: "
         worker p prefill
         worker d decode vocab=300000
         reserve 1 on d from p prompt=4
@@ -328,7 +339,48 @@ scenarios! {
         drop p d
         run 300
         empty"
-    lost_frames_of_a_sealed_hand_off_cost_two_seconds: "
+    frames_unread_during_a_suspension_still_land: "
+        worker p prefill stall=20000 lease=10000
+        worker d decode stall=20000 lease=10000
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        step p
+        copies p
+        keep p d
+        drop p d 1
+        deliver p d
+        copies d
+        renew 1 on p
+        renew 1 on d
+        stop 3500
+        replay
+        run 100
+        empty"
+    a_suspended_process_extends_its_frame_deadline_once: "
+        worker p prefill stall=20000 lease=10000
+        worker d decode stall=20000 lease=10000
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        step p
+        copies p
+        drop p d 1
+        deliver p d
+        copies d
+        renew 1 on p
+        renew 1 on d
+        stop 3500
+        renew 1 on p
+        renew 1 on d
+        wait 900
+        renew 1 on p
+        renew 1 on d
+        wait 900
+        renew 1 on p
+        renew 1 on d
+        wait 250
+        run 100
+        empty"
+    a_sealed_hand_off_waits_two_seconds_for_frames: "
         worker p prefill stall=20000
         worker d decode stall=20000
         reserve 1 on d from p prompt=4
@@ -362,7 +414,7 @@ scenarios! {
         wait 300
         run 100
         empty"
-    a_lost_landed_is_asked_for_again: "
+    a_lost_landed_makes_the_sender_repeat_its_seal: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=4 max=50
@@ -376,7 +428,7 @@ scenarios! {
         cancel 1 on d
         run 100
         empty"
-    packets_in_reverse_land_all_the_same: "
+    packets_in_reverse_order_still_land: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=6
@@ -402,7 +454,8 @@ scenarios! {
         reserve 1 on d from p prompt=6
         prefill 1 on p to d
         empty"
-    lesson_05_a_copy_that_fails_ends_the_hand_off: "
+    // Lesson: 5.
+    a_failed_copy_ends_the_hand_off: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=6
@@ -413,7 +466,7 @@ scenarios! {
         copies d fail
         run 100
         empty"
-    a_failed_step_fails_its_sequences_and_no_others: "
+    a_failed_step_fails_only_its_own_sequences: "
         worker b both slots=1
         reserve 1 on b from b prompt=6
         prefill 1 on b to b
@@ -422,7 +475,7 @@ scenarios! {
         step b fail
         run 100
         empty"
-    a_failed_step_gives_back_the_slot_of_one_that_was_cancelled: "
+    a_failed_step_frees_the_slot_of_a_cancelled_sequence: "
         worker p prefill slots=1
         worker d decode
         reserve 1 on d from p prompt=12
@@ -435,7 +488,7 @@ scenarios! {
         step p fail
         run 200
         empty"
-    blocks_that_run_out_are_taken_from_the_least_important: "
+    blocks_are_taken_from_the_least_important_sequence: "
         worker b both blocks=6 cache=off
         reserve 1 on b from b prompt=8 max=9 expect=1
         reserve 2 on b from b prompt=8 max=9 expect=1
@@ -471,13 +524,14 @@ scenarios! {
         prefill 3 on b to b
         run 400
         empty"
-    a_sequence_that_outgrows_the_pool_fails_and_says_so: "
+    a_sequence_that_outgrows_the_pool_fails_with_a_reason: "
         worker b both blocks=3
         reserve 1 on b from b prompt=8 max=30
         prefill 1 on b to b
         run 200
         empty"
-    lesson_10_what_cannot_be_held_whole_is_refused_at_once: "
+    // Lesson: 10.
+    a_leg_whose_blocks_do_not_all_fit_is_refused: "
         worker p prefill blocks=4
         worker d decode blocks=4 queue=1 slots=1
         reserve 1 on d from p prompt=10 max=9 expect=8
@@ -520,7 +574,8 @@ scenarios! {
         prefill 2 on p to d
         run 200
         empty"
-    lesson_27_draining_finishes_what_is_here_and_takes_nothing_new: "
+    // Lesson: 27.
+    a_draining_worker_finishes_and_accepts_nothing_new: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=6
@@ -531,7 +586,8 @@ scenarios! {
         router joined p
         run 200
         empty"
-    lesson_12_a_broken_engine_fails_what_is_here_and_takes_nothing_new: "
+    // Lesson: 12.
+    a_broken_engine_fails_its_work_and_drains: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=6
@@ -542,7 +598,7 @@ scenarios! {
         broken p
         run 200
         empty"
-    a_cached_prefix_is_evicted_when_room_is_needed_and_routers_hear_of_it: "
+    an_evicted_prefix_is_reported_to_routers: "
         worker b both blocks=4
         reserve 1 on b from b prompt=9 max=1
         prefill 1 on b to b

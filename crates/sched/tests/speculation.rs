@@ -1,19 +1,20 @@
-//! Steps that verify guesses, played step by step; the goldens hold every fact and every output.
+//! Steps that verify drafts, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
 mod stage;
 
 use cleave_domain::{
-    Order, Prefill, Report, Reserve, Role, Sampled, StepPlan, Target, Time, TokenId,
+    HandoffTarget, Order, PrefillOrder, Report, ReserveOrder, Role, SampledToken, StepPlan, Time,
+    TokenId,
 };
-use cleave_sched::{Brain, Input, Output};
-use stage::engine::Engine;
+use cleave_sched::{WorkerBrain, WorkerInput, WorkerOutput};
+use stage::engine::CheckedEngine;
 use stage::script::{guessing, handoff, plain, play, prompt};
 use stage::{ROUTER, limits};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One test for each script: the golden has the test's name.
+/// Makes one test for each script: the golden has the test's name.
 macro_rules! scenarios {
     ($($name:ident: $script:literal)*) => {
         $(#[test]
@@ -23,7 +24,7 @@ macro_rules! scenarios {
     };
 }
 
-/// What clients are sent, as `(flight, index, token)`, whichever attempt it is of.
+/// The clients' tokens, as `(flight, index, token)`, of any attempt.
 fn emitted(said: &str) -> Vec<(u32, u32, TokenId)> {
     let number = |text: &str| text.parse().expect("a number");
     let token = |line: &str| {
@@ -43,10 +44,11 @@ fn steps(said: &str) -> usize {
     said.matches("> STEP").count()
 }
 
-/// Streams that repeat themselves and one that does not; some end at a stop token, one at its length, one in the middle
-/// of its life moves, and one is resumed.
+// Invariant: I48.
+/// Streams that repeat themselves and one that does not; some end at a stop token, one at its
+/// length, one moves in the middle, and one is resumed.
 #[test]
-fn clients_are_sent_the_same_tokens_whether_steps_guess_or_not() {
+fn speculation_changes_no_token() {
     let script = |guess: u32| {
         format!(
             "worker p prefill guess={guess}
@@ -80,7 +82,7 @@ fn clients_are_sent_the_same_tokens_whether_steps_guess_or_not() {
 }
 
 scenarios! {
-    several_tokens_come_of_a_step_that_guessed_right: "
+    accepted_drafts_give_several_tokens_a_step: "
         worker b both guess=4
         reserve 1 on b from b prompt=7 max=12 family=900
         prefill 1 on b to b
@@ -91,13 +93,13 @@ scenarios! {
         step b
         run 100
         empty"
-    what_was_drawn_beyond_the_end_reaches_nobody: "
+    tokens_drafted_past_the_end_are_dropped: "
         worker b both guess=4
         reserve 1 on b from b prompt=8 max=20 family=900 stop=1 min=5
         prefill 1 on b to b
         run 200
         empty"
-    one_that_ended_in_a_guess_while_a_block_was_read_says_no_more: "
+    an_end_within_a_draft_emits_nothing_more: "
         worker b both guess=4
         worker e decode guess=4
         reserve 1 on b from b prompt=8 max=20 family=900 stop=1 min=5
@@ -114,7 +116,7 @@ scenarios! {
         cancel 1 on e
         run 300
         empty"
-    guesses_take_no_block_from_anybody: "
+    drafts_take_no_block_of_another_sequence: "
         worker b both blocks=5 guess=6
         reserve 1 on b from b prompt=7 max=16 expect=1 family=900
         prefill 1 on b to b
@@ -122,7 +124,7 @@ scenarios! {
         prefill 2 on b to b
         run 300
         empty"
-    one_that_moves_is_not_guessed_for: "
+    a_moving_sequence_gets_no_drafts: "
         worker b both guess=4
         worker e decode guess=4
         reserve 1 on b from b prompt=8 max=20 family=900
@@ -136,7 +138,7 @@ scenarios! {
         step b
         run 300
         empty"
-    a_failed_step_takes_its_guesses_with_it: "
+    a_failed_step_discards_its_drafts: "
         worker b both guess=4
         reserve 1 on b from b prompt=7 max=12 family=900
         prefill 1 on b to b
@@ -147,10 +149,12 @@ scenarios! {
         empty"
 }
 
-/// An engine that says that a guess was drawn which was not, or draws more than it was asked for, is not believed.
+// Invariant: I48.
+/// An engine may report a draft as drawn that was not, or more tokens than requested: the step then
+/// fails.
 #[test]
-fn a_result_that_contradicts_its_guesses_was_believed() {
-    let spoils: [(&str, Spoil); 4] = [
+fn a_result_that_contradicts_its_drafts_fails_the_step() {
+    let spoils: [(&str, SpoilTokens); 4] = [
         ("nothing", |_| {}),
         ("a guess that was not drawn", |tokens| {
             assert!(tokens.len() > 1, "one that is right comes before another");
@@ -160,7 +164,7 @@ fn a_result_that_contradicts_its_guesses_was_believed() {
         ("no token", Vec::clear),
     ];
     for (number, (what, spoil)) in spoils.into_iter().enumerate() {
-        let (mut bench, plan) = Bench::at_a_guess();
+        let (mut bench, plan) = SpeculationHarness::at_a_guess();
         let mut result = bench.engine.step(&plan);
         let (slot, _) = result.sampled[0];
         let mut tokens = result
@@ -171,15 +175,15 @@ fn a_result_that_contradicts_its_guesses_was_believed() {
         spoil(&mut tokens);
         let sampled = |token| {
             let scores = None;
-            (slot, Sampled { token, scores })
+            (slot, SampledToken { token, scores })
         };
         result.sampled = tokens.into_iter().map(sampled).collect();
         let took = Duration::from_millis(1);
-        let said = bench.hear(Input::Stepped { result, took });
+        let said = bench.handle(WorkerInput::Stepped { result, took });
         let failed = said.iter().any(|one| {
             matches!(
                 one,
-                Output::Tell {
+                WorkerOutput::Report {
                     report: Report::LegFailed { .. },
                     ..
                 }
@@ -189,27 +193,27 @@ fn a_result_that_contradicts_its_guesses_was_believed() {
     }
 }
 
-type Spoil = fn(&mut Vec<TokenId>);
+type SpoilTokens = fn(&mut Vec<TokenId>);
 
 /// A brain and its engine.
-struct Bench {
-    brain: Brain,
-    engine: Engine,
+struct SpeculationHarness {
+    brain: WorkerBrain,
+    engine: CheckedEngine,
 }
 
-impl Bench {
-    /// One that was just asked for a step with a guess.
+impl SpeculationHarness {
+    /// A harness that was just given a step with a draft.
     fn at_a_guess() -> (Self, StepPlan) {
         let mut limits = limits(1, Role::Both);
         limits.speculation = guessing(4);
         let me = limits.me;
         let mut bench = Self {
-            engine: Engine::new(limits.capacity),
-            brain: Brain::new(limits),
+            engine: CheckedEngine::new(limits.capacity),
+            brain: WorkerBrain::new(limits),
         };
         let (request, handoff) = (Arc::new(plain(prompt(900, 7))), handoff(1, 0));
-        bench.hear(Input::RouterJoined { router: ROUTER });
-        let said = bench.order(Order::Reserve(Reserve {
+        bench.handle(WorkerInput::RouterJoined { router: ROUTER });
+        let said = bench.order(Order::Reserve(ReserveOrder {
             handoff,
             request: Arc::clone(&request),
             sender: me,
@@ -220,21 +224,21 @@ impl Bench {
         }));
         let mut target = None;
         for output in said {
-            if let Output::Tell {
+            if let WorkerOutput::Report {
                 report: Report::Reserved {
                     present, blocks, ..
                 },
                 ..
             } = output
             {
-                target = Some(Target {
+                target = Some(HandoffTarget {
                     worker: me,
                     present,
                     blocks,
                 });
             }
         }
-        let mut said = bench.order(Order::Prefill(Prefill {
+        let mut said = bench.order(Order::Prefill(PrefillOrder {
             handoff,
             request,
             target: target.expect("it is reserved"),
@@ -243,7 +247,7 @@ impl Bench {
         }));
         loop {
             let plan = said.into_iter().find_map(|output| match output {
-                Output::Step(plan) => Some(plan),
+                WorkerOutput::Step(plan) => Some(plan),
                 _ => None,
             });
             let plan = plan.expect("it runs until it guesses");
@@ -251,16 +255,16 @@ impl Bench {
                 return (bench, plan);
             }
             let (result, took) = (bench.engine.step(&plan), Duration::from_millis(1));
-            said = bench.hear(Input::Stepped { result, took });
+            said = bench.handle(WorkerInput::Stepped { result, took });
         }
     }
 
-    fn order(&mut self, order: Order) -> Vec<Output> {
+    fn order(&mut self, order: Order) -> Vec<WorkerOutput> {
         let router = ROUTER;
-        self.hear(Input::Ordered { router, order })
+        self.handle(WorkerInput::Ordered { router, order })
     }
 
-    fn hear(&mut self, input: Input) -> Vec<Output> {
+    fn handle(&mut self, input: WorkerInput) -> Vec<WorkerOutput> {
         self.brain.handle(Time::ZERO, input);
         self.brain.check();
         std::iter::from_fn(|| self.brain.poll()).collect()

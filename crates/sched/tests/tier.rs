@@ -1,11 +1,11 @@
-//! What is kept below the pool, played step by step; the goldens hold every fact and every output.
+//! The tiers below the pool, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
 mod stage;
 
 use stage::script::play;
 
-/// One test for each script: the golden has the test's name.
+/// Makes one test for each script: the golden has the test's name.
 macro_rules! scenarios {
     ($($name:ident: $script:literal)*) => {
         $(#[test]
@@ -15,8 +15,8 @@ macro_rules! scenarios {
     };
 }
 
-/// The least important of three streams lost its blocks, and has just begun to have them brought back: the pool has no
-/// block left.
+/// The least important of three streams lost its blocks, and has just begun to fetch them: the pool
+/// has no block left.
 const BROUGHT_BACK: &str = "worker b both blocks=15 context=48 host=40 price=10
     reserve 1 on b from b prompt=16 max=28 expect=1
     reserve 2 on b from b prompt=4 max=16 expect=1
@@ -26,10 +26,10 @@ const BROUGHT_BACK: &str = "worker b both blocks=15 context=48 host=40 price=10
     prefill 3 on b to b
     run 180";
 
-/// Of a fetch nothing can come while the step runs that was planned with it.
+/// No block of a fetch can arrive while the step runs that was planned with it.
 #[test]
-fn the_step_planned_with_a_fetch_is_waited_for_before_patience_begins() {
-    // At least a quarter of a second, after a step of ten milliseconds.
+fn a_fetch_deadline_starts_after_the_step_planned_with_it() {
+    // The deadline is at least a quarter of a second, after a step of ten milliseconds.
     let waited = play(&format!("{BROUGHT_BACK}\nwait 255"));
     let (_, since) = waited
         .rsplit_once("> fetch #3.0")
@@ -40,9 +40,10 @@ fn the_step_planned_with_a_fetch_is_waited_for_before_patience_begins() {
     assert!(waited.ends_with("> fetch stop #3.0\n"), "{waited}");
 }
 
-/// Nor while one runs that was said right after: whoever is taken on fetches before its step is planned.
+/// Nor while the step runs that was emitted right after it: a new sequence fetches before its step
+/// is planned.
 #[test]
-fn the_step_said_after_a_fetch_is_waited_for_too_and_no_later_one() {
+fn a_fetch_deadline_includes_one_later_step_only() {
     let script = "worker b both blocks=40 context=160 host=40 price=200
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -66,13 +67,14 @@ fn the_step_said_after_a_fetch_is_waited_for_too_and_no_later_one() {
 }
 
 #[test]
-fn a_stream_gave_way_to_a_less_important_one_whose_blocks_were_being_filled() {
+fn a_fetching_victim_yields_to_a_more_important_stream() {
     let steps = "\nstep b".repeat(4);
     let said = play(&format!("{BROUGHT_BACK}{steps}"));
     let (_, since) = said.rsplit_once("> fetch #3.0").expect("it begins");
     assert!(!since.contains("> note preempted #1.0"), "{since}");
     assert!(since.ends_with("> fetch stop #3.0\n"), "{since}");
-    // What came is put where nobody else is until it has come; then it is the stream's.
+    // Fetched KV is written where no other sequence is until the fetch ends; then the block is the
+    // stream's.
     let said = play(&format!("{BROUGHT_BACK}{steps}\nfetches b\nrun 10"));
     let (_, since) = said
         .rsplit_once("> fetch stop #3.0")
@@ -84,8 +86,8 @@ fn a_stream_gave_way_to_a_less_important_one_whose_blocks_were_being_filled() {
     play(&format!("{BROUGHT_BACK}{steps}\nfetches b\nrun 800\nempty"));
 }
 
-/// Two prompts in turns, of which the pool has room for one. Says for each turn whether blocks of it were
-/// brought back.
+/// Plays two prompts in turns, of which the pool has room for one. Returns for each turn whether
+/// blocks of it were fetched.
 fn turns(before: &str, count: u32) -> Vec<bool> {
     let mut script = before.to_owned();
     for turn in 0..count {
@@ -106,14 +108,14 @@ fn turns(before: &str, count: u32) -> Vec<bool> {
     turns.map(|turn| turn.contains("> fetch #")).collect()
 }
 
-/// The first time was dear, and what was dear is believed less each time it is not paid.
-fn dear_and_then_tried_again(before: &str) {
+/// The first fetch was slow, and a slow tier's price is lowered each time that it is not used.
+fn slow_then_tried_again(before: &str) {
     let fetched = turns(before, 120);
     assert!(!fetched[..20].contains(&true), "{fetched:?}");
     assert!(fetched[20..].contains(&true), "{fetched:?}");
 }
 
-/// What is in host memory comes back 900 ms later.
+/// Contents of host memory come back 900 ms later.
 const DEAR: &str = "worker b both blocks=20 context=80 host=60
     reserve 1 on b from b prompt=68 max=1 family=2
     prefill 1 on b to b
@@ -127,13 +129,13 @@ const DEAR: &str = "worker b both blocks=20 context=80 host=60
     run 400";
 
 #[test]
-fn what_was_dear_to_bring_back_from_memory_is_computed_and_tried_again_later() {
-    dear_and_then_tried_again(DEAR);
+fn slow_host_memory_is_avoided_then_tried_again() {
+    slow_then_tried_again(DEAR);
 }
 
 #[test]
-fn what_was_dear_to_bring_back_from_disk_is_computed_and_tried_again_later() {
-    dear_and_then_tried_again(
+fn a_slow_disk_is_avoided_then_tried_again() {
+    slow_then_tried_again(
         "worker b both blocks=20 context=80 host=60 disk=60
         reserve 1 on b from b prompt=68 max=1 family=1
         prefill 1 on b to b
@@ -157,9 +159,9 @@ fn what_was_dear_to_bring_back_from_disk_is_computed_and_tried_again_later() {
     );
 }
 
-/// Nothing new is kept where it would come back for more than it costs to compute.
+/// Contents are not offloaded where fetching them takes longer than computing them.
 #[test]
-fn what_would_be_dear_to_bring_back_is_not_kept() {
+fn contents_too_slow_to_fetch_are_not_offloaded() {
     let said = play(&format!(
         "{DEAR}
         reserve 4 on b from b prompt=68 max=1 family=3
@@ -173,7 +175,7 @@ fn what_would_be_dear_to_bring_back_is_not_kept() {
 }
 
 scenarios! {
-    what_is_evicted_was_copied_out_and_comes_back: "
+    evicted_blocks_are_fetched_from_host_memory: "
         worker p prefill blocks=20 context=80 host=16
         worker d decode blocks=50 context=80
         reserve 1 on d from p prompt=20 max=1 family=1
@@ -186,7 +188,7 @@ scenarios! {
         prefill 3 on p to d attempt=1
         run 100
         empty"
-    both_legs_on_one_worker_fetch_into_what_was_reserved: "
+    both_legs_on_one_worker_fetch_into_reserved_blocks: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=2 family=1
         prefill 1 on b to b
@@ -198,7 +200,7 @@ scenarios! {
         prefill 3 on b to b
         run 100
         empty"
-    everybody_else_goes_on_while_contents_come_back: "
+    other_sequences_run_during_a_fetch: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -216,7 +218,7 @@ scenarios! {
         fetches b
         run 100
         empty"
-    what_cannot_be_brought_back_is_computed: "
+    a_failed_fetch_is_computed: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -229,7 +231,7 @@ scenarios! {
         fetches b fail
         run 100
         empty"
-    what_takes_too_long_is_computed: "
+    a_late_fetch_is_computed: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -242,7 +244,8 @@ scenarios! {
         wait 300
         run 100
         empty"
-    lesson_13_cancelled_while_contents_come_back: "
+    // Lesson: 13.
+    a_cancel_during_a_fetch_frees_its_blocks: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -256,7 +259,8 @@ scenarios! {
         fetches b
         run 20
         empty"
-    lesson_07_another_tenants_equal_prompt_is_computed: "
+    // Lesson: 7.
+    another_tenants_equal_prompt_is_computed: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1 salt=1
         prefill 1 on b to b
@@ -268,7 +272,7 @@ scenarios! {
         prefill 3 on b to b
         run 100
         empty"
-    a_busy_engine_does_not_make_what_is_kept_dear: "
+    steps_do_not_count_towards_the_fetch_price: "
         worker b both blocks=20 context=80 host=40
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -308,7 +312,7 @@ scenarios! {
         prefill 6 on b to b
         run 100
         empty"
-    what_is_on_disk_is_found_by_the_next_life: "
+    a_restarted_worker_finds_its_contents_on_disk: "
         worker b both blocks=20 context=80 host=8 disk=16
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b
@@ -321,7 +325,7 @@ scenarios! {
         prefill 3 on b to b
         run 900
         empty"
-    one_that_lost_its_blocks_has_them_brought_back: "
+    a_preempted_sequence_fetches_its_blocks: "
         worker b both blocks=12 context=48 host=40
         reserve 1 on b from b prompt=16 max=28 expect=1
         reserve 2 on b from b prompt=20 max=12 expect=1
@@ -329,7 +333,7 @@ scenarios! {
         prefill 2 on b to b
         run 900
         empty"
-    one_whose_blocks_do_not_come_back_computes_them: "
+    a_preempted_sequence_computes_what_it_cannot_fetch: "
         worker b both blocks=12 context=48 host=40
         reserve 1 on b from b prompt=16 max=28 expect=1
         reserve 2 on b from b prompt=20 max=12 expect=1
@@ -339,7 +343,7 @@ scenarios! {
         fetches b fail
         run 900
         empty"
-    a_copy_that_fails_keeps_nothing_and_holds_nothing: "
+    a_failed_offload_stores_nothing_and_frees_the_block: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1
         prefill 1 on b to b

@@ -1,85 +1,81 @@
-//! The clients, and what they hold the fleet to.
+//! Simulated clients and the promises that they check.
 //!
-//! Owns: each request's reference stream and what came of it. Never: looks inside a brain.
-//! Invariants checked: every token is the reference's; a finished stream is whole, in order, with
-//! the reference's reason; a refused one is empty; every flight ends exactly once.
+//! Owns: each request's reference stream and outcome. Never: looks inside a brain. Invariants
+//! checked: every token equals the reference's; a finished stream is complete, in order, with the
+//! reference's reason; a refused one is empty; every flight ends exactly once.
 
-use crate::model::{Reference, reference};
-use crate::world::World;
+use crate::model::{ReferenceStream, reference_stream};
+use crate::world::ChaosWorld;
 use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, RouterId, Sampled, Time, TokenId,
+    Emission, Ending, Failure, FlightId, HandoffId, Request, RouterId, SampledToken, Time, TokenId,
 };
 use cleave_router::TokenStream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct ChaosClient {
     pub(crate) flight: FlightId,
     pub(crate) router: usize,
     pub(crate) request: Arc<Request>,
     pub(crate) submitted: bool,
     pub(crate) ending: Option<Ending>,
-    reference: Reference,
+    reference: ReferenceStream,
     stream: TokenStream<TokenId>,
-    /// What was given, in order.
-    given: Vec<TokenId>,
+    /// Tokens delivered to the client, in order.
+    delivered: Vec<TokenId>,
     fenced: u32,
-    left: bool,
-    /// Since when it takes nothing.
+    has_left: bool,
+    /// The time since which the client reads nothing.
     pub(crate) stalled: Option<Time>,
-    /// Which attempt emitted which token, of those that are not fenced.
+    /// The attempt that emitted each token index; fenced attempts are left out.
     emitted: BTreeMap<u32, u32>,
 }
 
-/// Everybody who asks for something.
+/// All clients of a world.
 #[derive(Debug)]
-pub(crate) struct Clients {
-    pub(crate) all: Vec<Client>,
+pub(crate) struct ChaosClients {
+    pub(crate) all: Vec<ChaosClient>,
     by_flight: BTreeMap<FlightId, usize>,
-    calm: bool,
+    faultless: bool,
     pub(crate) tokens: u64,
 }
 
-/// How flights ended.
+/// Counts of flights by their ending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Endings {
-    /// Every token came.
+pub struct EndingCounts {
     pub done: u32,
-    /// Not taken on.
     pub refused: u32,
-    /// The client left.
     pub cancelled: u32,
-    /// Broken off.
     pub failed: u32,
 }
 
-impl Clients {
-    pub(crate) fn of(world: &World) -> Self {
+impl ChaosClients {
+    pub(crate) fn of(world: &ChaosWorld) -> Self {
         let context = world.workers[0].capacity.context_tokens_max;
-        let client = |arrival: &crate::world::Arrival| Client {
+        let client = |arrival: &crate::world::ChaosRequest| ChaosClient {
             flight: FlightId::default(),
             router: arrival.router,
-            reference: reference(&arrival.request, context),
+            reference: reference_stream(&arrival.request, context),
             request: Arc::clone(&arrival.request),
             submitted: false,
             ending: None,
             stream: TokenStream::default(),
-            given: Vec::new(),
+            delivered: Vec::new(),
             fenced: 0,
-            left: false,
+            has_left: false,
             stalled: None,
             emitted: BTreeMap::new(),
         };
         Self {
             all: world.requests.iter().map(client).collect(),
             by_flight: BTreeMap::new(),
-            calm: world.calm(),
+            faultless: world.is_faultless(),
             tokens: 0,
         }
     }
 
-    /// The client asks a router in one of its lives.
+    /// Submits the client's request to one life of a router.
     pub(crate) fn ask(&mut self, index: usize, router: RouterId) -> FlightId {
         let flight = FlightId::new(router, index as u64);
         self.by_flight.insert(flight, index);
@@ -89,8 +85,8 @@ impl Clients {
         flight
     }
 
-    /// The router that the client asked, or was to ask, is gone: its connection ends.
-    pub(crate) fn cut_off(&mut self, index: usize) {
+    /// The client's router is gone: its connection ends, or is refused.
+    pub(crate) fn end_with_router(&mut self, index: usize) {
         let client = &mut self.all[index];
         client.submitted = true;
         client
@@ -98,46 +94,50 @@ impl Clients {
             .get_or_insert(Ending::Failed(Failure::Draining));
     }
 
-    /// The client takes nothing any more, or again; gives its flight if anybody must be told.
-    pub(crate) fn turn(&mut self, index: usize, stalled: Option<Time>) -> Option<FlightId> {
+    /// Sets whether the client reads; gives its flight if the router must be notified.
+    pub(crate) fn set_stalled(&mut self, index: usize, stalled: Option<Time>) -> Option<FlightId> {
         let client = &mut self.all[index];
         client.stalled = stalled;
         (client.submitted && client.ending.is_none()).then_some(client.flight)
     }
 
-    /// The client leaves; says whether anybody must be told.
+    /// The client leaves; says whether the router must be notified.
     pub(crate) fn leave(&mut self, index: usize) -> bool {
         let client = &mut self.all[index];
-        client.left = client.submitted && client.ending.is_none();
-        client.left
+        client.has_left = client.submitted && client.ending.is_none();
+        client.has_left
     }
 
-    fn find(&mut self, flight: FlightId) -> Result<&mut Client, String> {
+    fn client_of(&mut self, flight: FlightId) -> Result<&mut ChaosClient, String> {
         let index = self.by_flight.get(&flight);
-        let index = index.ok_or_else(|| format!("nobody asked for {flight}"))?;
+        let index = index.ok_or_else(|| format!("no client submitted {flight}"))?;
         Ok(&mut self.all[*index])
     }
 
-    /// Attempts up to this one give nothing more. Says what the client was given.
+    /// Fences a flight's attempts up to this one; gives the tokens delivered so far.
     pub(crate) fn fence(&mut self, handoff: HandoffId) -> Result<Vec<TokenId>, String> {
-        let client = self.find(handoff.flight)?;
+        let client = self.client_of(handoff.flight)?;
         client.stream.fence(handoff.attempt);
         client
             .emitted
             .retain(|_, attempt| *attempt > handoff.attempt);
         client.fenced = client.fenced.max(handoff.attempt + 1);
-        Ok(client.given.clone())
+        Ok(client.delivered.clone())
     }
 
-    /// What the client was given.
-    pub(crate) fn count(&mut self, flight: FlightId) -> Result<Vec<TokenId>, String> {
-        Ok(self.find(flight)?.given.clone())
+    /// The tokens delivered to a flight's client.
+    pub(crate) fn delivered_tokens(&mut self, flight: FlightId) -> Result<Vec<TokenId>, String> {
+        Ok(self.client_of(flight)?.delivered.clone())
     }
 
-    pub(crate) fn token(&mut self, handoff: HandoffId, emission: Emission) -> Result<(), String> {
+    pub(crate) fn receive_token(
+        &mut self,
+        handoff: HandoffId,
+        emission: Emission,
+    ) -> Result<(), String> {
         self.tokens += 1;
         let flight = handoff.flight;
-        let client = self.find(flight)?;
+        let client = self.client_of(flight)?;
         let Emission {
             index,
             sampled,
@@ -146,7 +146,7 @@ impl Clients {
         let expected = client.reference.tokens.get(index as usize);
         if expected != Some(&sampled.token) {
             return Err(format!(
-                "{flight} token {index} is {}, alone it is {expected:?}",
+                "{flight} token {index} is {}, the reference is {expected:?}",
                 sampled.token
             ));
         }
@@ -154,22 +154,22 @@ impl Clients {
             Some(facts) if index == 0 => {
                 client.check_prompt(facts.cached_tokens, &facts.scores)?;
             }
-            // The first token after a stream was resumed ends a prefill leg too; whatever it says of
-            // the prompt was said before.
+            // The first token after a resume ends a prefill leg too; its prompt facts repeat
+            // earlier ones.
             Some(_) => {}
             None if index > 0 => {}
-            None => return Err(format!("{flight} token 0 says nothing of its prompt")),
+            None => return Err(format!("{flight} token 0 has no prompt facts")),
         }
         if client.ending.is_none() && handoff.attempt >= client.fenced {
             let first = *client.emitted.entry(index).or_insert(handoff.attempt);
             if first != handoff.attempt {
                 return Err(format!(
-                    "{handoff} draws token {index}, and attempt {first} did: both run"
+                    "{handoff} draws token {index}, which attempt {first} drew: two attempts run"
                 ));
             }
             client.stream.accept(handoff.attempt, index, sampled.token);
             while let Some((_, token)) = client.stream.poll() {
-                client.given.push(token);
+                client.delivered.push(token);
             }
         }
         Ok(())
@@ -181,8 +181,8 @@ impl Clients {
         ending: Ending,
         output_tokens: Option<u32>,
     ) -> Result<(), String> {
-        let calm = self.calm;
-        let client = self.find(flight)?;
+        let calm = self.faultless;
+        let client = self.client_of(flight)?;
         if let Some(before) = &client.ending {
             return Err(format!("{flight} ended twice: {before:?}, {ending:?}"));
         }
@@ -192,7 +192,7 @@ impl Clients {
             Ending::Done { reason } => {
                 if output_tokens.is_some_and(|told| told != count) {
                     return Err(format!(
-                        "{flight} is done with {output_tokens:?} tokens, and {count} came"
+                        "{flight} is done with {output_tokens:?} tokens, but {count} came"
                     ));
                 }
                 if count != whole || *reason != client.reference.reason {
@@ -210,13 +210,17 @@ impl Clients {
                 }
             }
             Ending::Cancelled => {
-                if !client.left {
-                    return Err(format!("{flight} cancelled, and nobody left"));
+                if !client.has_left {
+                    return Err(format!(
+                        "{flight} was cancelled, but its client did not leave"
+                    ));
                 }
             }
             Ending::Failed(Failure::SlowReader) => {
                 if client.stalled.is_none() {
-                    return Err(format!("{flight} reads, and was too slow"));
+                    return Err(format!(
+                        "{flight} ended for a slow reader, but its client reads"
+                    ));
                 }
             }
             Ending::Failed(failure) => {
@@ -229,14 +233,14 @@ impl Clients {
         Ok(())
     }
 
-    /// Who still waits for an end.
-    pub(crate) fn waiting(&self) -> Vec<FlightId> {
-        let waits = |c: &&Client| c.ending.is_none();
+    /// Flights that have not ended.
+    pub(crate) fn unended_flights(&self) -> Vec<FlightId> {
+        let waits = |c: &&ChaosClient| c.ending.is_none();
         self.all.iter().filter(waits).map(|c| c.flight).collect()
     }
 
-    pub(crate) fn endings(&self) -> Endings {
-        let mut endings = Endings::default();
+    pub(crate) fn endings(&self) -> EndingCounts {
+        let mut endings = EndingCounts::default();
         for client in &self.all {
             match &client.ending {
                 Some(Ending::Done { .. }) => endings.done += 1,
@@ -250,8 +254,8 @@ impl Clients {
     }
 }
 
-impl Client {
-    fn check_prompt(&self, cached_tokens: u32, scores: &[Sampled]) -> Result<(), String> {
+impl ChaosClient {
+    fn check_prompt(&self, cached_tokens: u32, scores: &[SampledToken]) -> Result<(), String> {
         let prompt = &self.request.prompt;
         if cached_tokens as usize >= prompt.len() {
             return Err(format!("{} had its whole prompt cached", self.flight));

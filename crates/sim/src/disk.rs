@@ -1,100 +1,119 @@
-//! Workers' disks, and what a world has below its pools.
+//! Workers' disks and tier sizes in a simulated world.
 //!
-//! Owns: how long disks take, and what they break. Never: copies a block: bodies do.
-//! Invariant: everything asked of a disk is answered once, unless its worker died.
+//! Owns: how long disks take, and which disk operations fail. Never: copies a block; workers do.
+//! Invariant: every disk operation is answered once, unless its worker died.
 
-use crate::body::Luck;
-use crate::dice::Dice;
-use crate::run::{Event, Run, index};
-use crate::words;
+use crate::body::DeviceFaults;
+use crate::log_text;
+use crate::rng::SimRng;
+use crate::run::{ChaosEvent, ChaosRun, worker_index};
 use cleave_domain::{BlockHash, HandoffId, WorkerRef};
-use cleave_sched::{FetchOutcome, KeepOutcome, Note, Place};
+use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerNote};
 use std::time::Duration;
 
-/// Tells these dice from the others of a seed.
-const BELOW: u64 = 0x1405_7b7e_f767_814f;
+/// Separates the draws of tier settings from the seed's other draws.
+const TIER_SEED_SALT: u64 = 0x1405_7b7e_f767_814f;
 
-/// What a world's workers keep below their pools.
+/// Tier sizes and disk times of a world's workers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Below {
-    /// In memory, and on disk; none on disk without any in memory.
+pub(crate) struct TierSettings {
+    /// Blocks in memory and on disk; a disk tier needs a memory tier.
     pub(crate) blocks: (u32, u32),
-    /// How long a disk takes for a block, and for some.
-    pub(crate) takes: (Duration, Duration),
+    /// Disk time of most blocks, and of one in eight.
+    pub(crate) block_times: (Duration, Duration),
 }
 
-impl Below {
-    /// Drawn apart, so that the rest of a seed's world is the same either way.
+impl TierSettings {
+    /// Drawn from its own generator, so that the rest of a seed's world stays the same.
     pub(crate) fn draw(seed: u64) -> Self {
-        let dice = &mut Dice::new(seed ^ BELOW);
-        let blocks = match dice.chance(500) {
-            true => (dice.count(1, 60), *dice.pick(&[0, 0, 8, 100])),
-            false => (0, 0),
+        let dice = &mut SimRng::new(seed ^ TIER_SEED_SALT);
+        let blocks = if dice.chance(500) {
+            (dice.count(1, 60), *dice.pick(&[0, 0, 8, 100]))
+        } else {
+            (0, 0)
         };
         let takes = (dice.micros(50, 20_000), dice.micros(100, 3_000_000));
-        Self { blocks, takes }
+        Self {
+            blocks,
+            block_times: takes,
+        }
     }
 }
 
-impl Run<'_> {
+impl ChaosRun<'_> {
     pub(crate) fn write_on(&mut self, who: WorkerRef, content: BlockHash) {
         let at = self.now + self.disk_takes(content);
-        self.plan(at, Event::DiskWrote(who, content));
+        self.schedule(at, ChaosEvent::DiskWrote(who, content));
     }
 
     pub(crate) fn read_disk(
         &mut self,
         who: WorkerRef,
-        (handoff, first): (HandoffId, Option<BlockHash>),
+        handoff: HandoffId,
+        first: Option<BlockHash>,
     ) {
         let at = self.now + self.disk_takes(first.unwrap_or_default());
-        self.plan(at, Event::DiskRead(who, handoff));
+        self.schedule(at, ChaosEvent::DiskRead(who, handoff));
     }
 
-    /// Some of what is on a disk takes long; as long as the world says.
+    /// One block in eight takes the world's long disk time.
     fn disk_takes(&self, content: BlockHash) -> Duration {
         let slow = content.0[0].is_multiple_of(8);
-        match slow {
-            true => self.world.below.takes.1,
-            false => self.world.below.takes.0,
+        if slow {
+            self.world.tiers.block_times.1
+        } else {
+            self.world.tiers.block_times.0
         }
     }
 
-    /// What a disk was to write is there, or is not.
+    /// A disk write ends; the brain gets the outcome: whether the content is on disk.
     pub(crate) fn disk_wrote(
         &mut self,
         who: WorkerRef,
         content: BlockHash,
     ) -> Result<Option<String>, String> {
-        let broken = match self.healed {
-            true => 0,
-            false => self.world.wire.broken,
+        let broken = if self.faults_over {
+            0
+        } else {
+            self.world.links.broken
         };
-        let breaks = broken > 0 && self.dice.chance(10 * broken);
+        let breaks = broken > 0 && self.rng.chance(10 * broken);
         let took = self.disk_takes(content);
-        let Some(body) = self.seats[index(who)].body.as_mut().filter(|b| b.me == who) else {
+        let Some(body) = self.workers[worker_index(who)]
+            .body
+            .as_mut()
+            .filter(|b| b.worker == who)
+        else {
             return Ok(None);
         };
-        let luck = if breaks { Luck::Broken } else { Luck::Well };
+        let luck = if breaks {
+            DeviceFaults::Failing
+        } else {
+            DeviceFaults::None
+        };
         let outcome = body.disk_wrote(content, luck);
         body.check_below()?;
-        let input = cleave_sched::Input::WrittenOn {
+        let input = cleave_sched::WorkerInput::SpilledToDisk {
             content,
             outcome,
             took,
         };
-        let words = words::input(&input);
-        self.worker_hears(index(who), input)?;
+        let words = log_text::input(&input);
+        self.worker_hears(worker_index(who), input)?;
         Ok(Some(format!("{} {words}", who.worker)))
     }
 
-    /// A disk has what was asked of it.
+    /// A disk read ends; the engine copies the blocks next.
     pub(crate) fn disk_read(
         &mut self,
         who: WorkerRef,
         handoff: HandoffId,
     ) -> Result<Option<String>, String> {
-        let Some(body) = self.seats[index(who)].body.as_mut().filter(|b| b.me == who) else {
+        let Some(body) = self.workers[worker_index(who)]
+            .body
+            .as_mut()
+            .filter(|b| b.worker == who)
+        else {
             return Ok(None);
         };
         body.disk_read(self.now, handoff);
@@ -102,17 +121,17 @@ impl Run<'_> {
         Ok(Some(format!("{} disk read   {handoff}", who.worker)))
     }
 
-    pub(crate) fn note_below(&mut self, note: &Note) {
+    pub(crate) fn note_below(&mut self, note: &WorkerNote) {
         match note {
-            Note::Kept {
+            WorkerNote::Offloaded {
                 place,
-                outcome: KeepOutcome::Copied,
+                outcome: OffloadOutcome::Copied,
                 ..
             } => self.count(match place {
-                Place::Host => "kept in memory",
-                Place::Disk => "kept on disk",
+                TierLevel::Host => "kept in memory",
+                TierLevel::Disk => "kept on disk",
             }),
-            Note::Fetched { came, outcome, .. } => {
+            WorkerNote::Fetched { came, outcome, .. } => {
                 self.count(match outcome {
                     FetchOutcome::Copied => "fetched",
                     FetchOutcome::Stopped => "fetches stopped",

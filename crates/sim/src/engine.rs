@@ -1,14 +1,14 @@
-//! An engine that computes nothing, at a price, over a pool whose every cell remembers its writer.
+//! A priced engine that computes no tensors, over a pool whose every cell remembers its content.
 //!
-//! Owns: the simulated KV pool and the slots' histories. Never: decides what runs.
+//! Owns: the simulated KV pool and the slots' histories. Never: decides which sequences run.
 //! Invariant: a step reads exactly the cells that its sequence's tokens would have written; any
-//! other cell, whoever left it there, is a violation.
+//! other cell is a violation.
 
-use crate::dice::Dice;
-use crate::model::{Kv, draw};
+use crate::model::{KvHash, draw_token};
+use crate::rng::SimRng;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampled, Scores, Segment, SlotIndex, StepPlan, StepResult,
-    TokenId,
+    BlockIndex, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan, StepResult,
+    TokenId, TokenScores,
 };
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -16,56 +16,56 @@ use std::time::Duration;
 
 /// The KV of one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Cell {
-    pub(crate) kv: Kv,
-    /// Whose content it is; content is shared only within a salt.
+pub(crate) struct KvCell {
+    pub(crate) kv: KvHash,
+    /// The cache salt of the content's owner; content is shared only within a salt.
     pub(crate) salt: u64,
 }
 
-/// What running costs, in nanoseconds.
+/// Times of engine operations, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Price {
-    /// Each step.
+pub(crate) struct EngineCosts {
+    /// Fixed time of a step.
     pub(crate) step: u64,
-    /// Each prompt token.
+    /// Time of each prompt token.
     pub(crate) prefill_token: u64,
-    /// Each sequence that generates.
+    /// Time of each sequence that generates.
     pub(crate) decode_sequence: u64,
-    /// Each token attended to.
+    /// Time of each token attended to.
     pub(crate) context_token: u64,
-    /// Each block copied in or out.
+    /// Time of each block copied in or out.
     pub(crate) copy: u64,
-    /// Bytes, not nanoseconds: writes of about so many between two steps; more wait.
+    /// Bytes, not nanoseconds: writes wait for a step after about this many since the last one.
     pub(crate) write_bytes: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Engine {
+pub(crate) struct SimEngine {
     block_tokens: usize,
-    cells: Vec<Option<Cell>>,
-    /// Colours every draw: engines of one voice agree on every token.
-    pub(crate) voice: u64,
-    slots: BTreeMap<SlotIndex, Seat>,
+    cells: Vec<Option<KvCell>>,
+    /// Mixed into every draw: engines with equal salts draw equal tokens.
+    pub(crate) draw_salt: u64,
+    slots: BTreeMap<SlotIndex, SimEngineSlot>,
 }
 
 #[derive(Clone, Debug)]
-struct Seat {
+struct SimEngineSlot {
     open: OpenSlot,
     salt: u64,
 }
 
-impl Engine {
+impl SimEngine {
     pub(crate) fn new(blocks_count: u32, block_tokens: u32, voice: u64) -> Self {
         Self {
-            voice,
+            draw_salt: voice,
             block_tokens: block_tokens as usize,
             cells: vec![None; blocks_count as usize * block_tokens as usize],
             slots: BTreeMap::new(),
         }
     }
 
-    /// Runs a step; the salts of the sequences' owners are looked up by seed, which no two requests
-    /// of a world share.
+    /// Runs a step. Cache salts are looked up by sampling seed, which no two requests of a world
+    /// share.
     pub(crate) fn step(
         &mut self,
         plan: &StepPlan,
@@ -74,7 +74,7 @@ impl Engine {
         for open in &plan.opens {
             let salt = salt_of(open.sampling.seed);
             let open = open.clone();
-            self.slots.insert(open.slot, Seat { open, salt });
+            self.slots.insert(open.slot, SimEngineSlot { open, salt });
         }
         let mut result = StepResult {
             step: plan.step,
@@ -105,18 +105,20 @@ impl Engine {
                 segment.slot, segment.position, segment.len, known
             ));
         }
-        // Drafts are written like tokens, whether they will be drawn or not.
+        // Drafts are written like tokens, whether they are accepted or not.
         let run = [&history[..told], &segment.drafts].concat();
-        let (mut last, mut last_told) = (Kv::default(), Kv::default());
+        let (mut last, mut last_told) = (KvHash::default(), KvHash::default());
+        // Every position before the segment must hold the cell of this very sequence; the
+        // positions of the segment are written.
         for (position, token) in run.iter().enumerate() {
-            last = last.then(*token);
+            last = last.extend(*token);
             if position < told {
                 last_told = last;
             }
-            let place = self.place(&segment.blocks, position)?;
+            let place = self.cell_index(&segment.blocks, position)?;
             if position >= segment.position as usize {
-                self.cells[place] = Some(Cell { kv: last, salt });
-            } else if self.cells[place] != Some(Cell { kv: last, salt }) {
+                self.cells[place] = Some(KvCell { kv: last, salt });
+            } else if self.cells[place] != Some(KvCell { kv: last, salt }) {
                 return Err(format!(
                     "{} reads b{:x} at position {position}: not what was written for it",
                     segment.slot,
@@ -131,7 +133,7 @@ impl Engine {
             let first = segment.position as usize + 1;
             let scored = history[first..history.len().min(end + 1)]
                 .iter()
-                .map(|token| scored(*token))
+                .map(|token| prompt_score(*token))
                 .collect();
             result.prompt_scores.push((segment.slot, scored));
         }
@@ -147,22 +149,22 @@ impl Engine {
         Ok(())
     }
 
-    /// A token, and one more for each draft that was drawn.
+    /// Draws one token, and one more for each accepted draft.
     fn draw(
         &mut self,
         segment: &Segment,
-        mut last: Kv,
+        mut last: KvHash,
         result: &mut StepResult,
     ) -> Result<(), String> {
         let mut drafts = segment.drafts.iter();
         for position in segment.position + segment.history_len().. {
             let token = self.sample(segment.slot, position, last)?;
-            let sampled = Sampled {
+            let sampled = SampledToken {
                 token,
                 scores: None,
             };
             result.sampled.push((segment.slot, sampled));
-            last = last.then(token);
+            last = last.extend(token);
             if drafts.next() != Some(&token) {
                 break;
             }
@@ -170,7 +172,7 @@ impl Engine {
         Ok(())
     }
 
-    fn sample(&mut self, slot: SlotIndex, position: u32, last: Kv) -> Result<TokenId, String> {
+    fn sample(&mut self, slot: SlotIndex, position: u32, last: KvHash) -> Result<TokenId, String> {
         let seat = self.slots.get_mut(&slot).ok_or("no such slot")?;
         let open = &mut seat.open;
         let banned: &[TokenId] = if (open.output.len() as u32) < open.min_tokens {
@@ -178,12 +180,12 @@ impl Engine {
         } else {
             &[]
         };
-        let token = draw(open.sampling.seed ^ self.voice, position, last, banned);
+        let token = draw_token(open.sampling.seed ^ self.draw_salt, position, last, banned);
         open.output.push(token);
         Ok(token)
     }
 
-    fn place(&self, blocks: &[BlockIndex], position: usize) -> Result<usize, String> {
+    fn cell_index(&self, blocks: &[BlockIndex], position: usize) -> Result<usize, String> {
         let block = blocks
             .get(position / self.block_tokens)
             .ok_or_else(|| format!("no block for position {position}"))?;
@@ -195,7 +197,7 @@ impl Engine {
     }
 
     /// The blocks that a step writes to.
-    pub(crate) fn written(&self, plan: &StepPlan) -> Vec<BlockIndex> {
+    pub(crate) fn blocks_written(&self, plan: &StepPlan) -> Vec<BlockIndex> {
         let size = self.block_tokens as u32;
         let mut blocks = Vec::new();
         for segment in &plan.segments {
@@ -208,8 +210,8 @@ impl Engine {
         blocks
     }
 
-    /// Feeds all that tells this engine from another.
-    pub(crate) fn feed(&self, print: &mut impl Hasher) {
+    /// Hashes the state of this engine.
+    pub(crate) fn hash_into(&self, print: &mut impl Hasher) {
         self.cells.hash(print);
         for (slot, seat) in &self.slots {
             slot.hash(print);
@@ -218,24 +220,24 @@ impl Engine {
         }
     }
 
-    pub(crate) fn read(&self, block: BlockIndex) -> &[Option<Cell>] {
+    pub(crate) fn read(&self, block: BlockIndex) -> &[Option<KvCell>] {
         let first = block.0 as usize * self.block_tokens;
         &self.cells[first..first + self.block_tokens]
     }
 
-    /// Writes cells from token `offset` of the block on.
-    pub(crate) fn write(&mut self, block: BlockIndex, offset: usize, cells: &[Option<Cell>]) {
+    /// Writes cells into a block from token `offset` on.
+    pub(crate) fn write(&mut self, block: BlockIndex, offset: usize, cells: &[Option<KvCell>]) {
         let first = block.0 as usize * self.block_tokens + offset;
         self.cells[first..first + cells.len()].copy_from_slice(cells);
     }
 
-    /// Something else is where the step was to write.
-    pub(crate) fn scribble(&mut self, plan: &StepPlan, dice: &mut Dice) {
+    /// Writes garbage where the step was to write: a failed step leaves undefined KV.
+    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, dice: &mut SimRng) {
         let size = self.block_tokens as u32;
         for segment in &plan.segments {
             for position in segment.position..segment.position + segment.len {
-                let cell = Cell {
-                    kv: Kv(dice.next()),
+                let cell = KvCell {
+                    kv: KvHash(dice.next()),
                     salt: 0,
                 };
                 if let Some(block) = segment.blocks.get((position / size) as usize) {
@@ -246,15 +248,15 @@ impl Engine {
     }
 }
 
-impl Seat {
+impl SimEngineSlot {
     fn history(&self) -> Vec<TokenId> {
         let prompt = self.open.prompt.iter();
         prompt.chain(&self.open.output).copied().collect()
     }
 }
 
-impl Price {
-    pub(crate) fn of(&self, plan: &StepPlan) -> Duration {
+impl EngineCosts {
+    pub(crate) fn step_time(&self, plan: &StepPlan) -> Duration {
         let mut nanos = self.step;
         for segment in &plan.segments {
             nanos += self.context_token * u64::from(segment.position + segment.len);
@@ -268,14 +270,14 @@ impl Price {
     }
 }
 
-/// The score of a token that was given, not drawn; the numbers mean nothing here.
-fn scored(token: TokenId) -> Sampled {
-    let scores = Scores {
+/// The score of a prompt token; the numbers mean nothing here.
+fn prompt_score(token: TokenId) -> SampledToken {
+    let scores = TokenScores {
         normalizer: 0.0,
         chosen: 0.0,
         top: Vec::new(),
     };
-    Sampled {
+    SampledToken {
         token,
         scores: Some(scores),
     }

@@ -1,66 +1,66 @@
-//! What goes wrong, and how it heals: lives, links, freezes, drains; and the demands at the end.
+//! Faults and recovery: processes, links, freezes, drains; and the checks at the end.
 //!
-//! Owns: starting and ending processes. Never: touches a brain's insides.
-//! Invariant: once faults are over everything comes to rest, every flight has ended, and every
-//! block is free or only cached.
+//! Owns: starting and ending processes. Never: touches a brain's internals. Invariant: once faults
+//! are over everything comes to rest, every flight has ended, and every block is free or only
+//! cached.
 
-use crate::body::{Body, Taping};
-use crate::run::{Event, Run, index, life, router_life};
+use crate::body::{SimWorker, TapeMode};
+use crate::run::{ChaosEvent, ChaosRun, router_id, worker_index, worker_ref};
 use crate::tape;
-use crate::world::Fault;
-use cleave_domain::{Tape, TapeLine, WorkerRef};
-use cleave_kv::Writer;
-use cleave_router::Readiness;
+use crate::world::ChaosFault;
+use cleave_domain::{Tape, TapeRecord, WorkerRef};
+use cleave_kv::PoolWriter;
+use cleave_router::RouterReadiness;
 use std::time::Duration;
 
 /// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exit {
-    /// Killed: what it had sent and is still under way is lost.
+enum ProcessExit {
+    /// Killed: its messages in flight are lost.
     Killed,
-    /// Of its own accord: what it sent arrives.
+    /// Ended by itself: its messages in flight arrive.
     Clean,
 }
 
-impl Run<'_> {
+impl ChaosRun<'_> {
     // === faults ===
 
     pub(crate) fn fault(&mut self, fault: usize) -> Result<String, String> {
         let (_, fault) = self.world.faults[fault];
         match fault {
-            Fault::Crash { worker, back } => {
-                if self.seats[worker].body.is_some() {
-                    self.exit(worker, Exit::Killed);
+            ChaosFault::Crash { worker, back } => {
+                if self.workers[worker].body.is_some() {
+                    self.exit(worker, ProcessExit::Killed);
                     let at = self.now + back;
-                    self.plan(at, Event::Starts(worker));
+                    self.schedule(at, ChaosEvent::WorkerStarts(worker));
                 }
             }
-            Fault::Freeze { worker, span } => {
+            ChaosFault::Freeze { worker, span } => {
                 let until = self.now + span;
-                let seat = &mut self.seats[worker];
+                let seat = &mut self.workers[worker];
                 seat.frozen_until = seat.frozen_until.max(until);
-                if let Some(me) = seat.body.as_ref().map(|body| body.me) {
+                if let Some(me) = seat.body.as_ref().map(|body| body.worker) {
                     let silent = self.now + self.world.silence_max;
-                    self.plan(silent, Event::Silent(me));
+                    self.schedule(silent, ChaosEvent::WorkerSilent(me));
                 }
             }
-            Fault::Drain { worker, back } => {
-                let seat = &mut self.seats[worker];
+            ChaosFault::Drain { worker, back } => {
+                let seat = &mut self.workers[worker];
                 if let Some(body) = seat.body.as_mut().filter(|body| !body.draining) {
                     body.draining = true;
-                    seat.back = back;
-                    let me = body.me;
-                    let input = cleave_sched::Input::Draining;
-                    self.plan(self.now, Event::WorkerHears(me, input));
+                    seat.restart_after = back;
+                    let me = body.worker;
+                    let input = cleave_sched::WorkerInput::Draining;
+                    self.schedule(self.now, ChaosEvent::WorkerInput(me, input));
                 }
             }
-            Fault::Hang { worker, span } => {
+            ChaosFault::Hang { worker, span } => {
                 let until = self.now + span;
-                let seat = &mut self.seats[worker];
+                let seat = &mut self.workers[worker];
                 seat.hung_until = seat.hung_until.max(until);
             }
-            Fault::Isolate { worker, span } => {
-                for other in (0..self.seats.len()).filter(|other| *other != worker) {
+            ChaosFault::Isolate { worker, span } => {
+                for other in (0..self.workers.len()).filter(|other| *other != worker) {
                     self.net.cut(worker, other, self.now + span);
                     self.lose_each_other(worker, other);
                 }
@@ -68,27 +68,27 @@ impl Run<'_> {
                     self.part(router, worker, span);
                 }
             }
-            Fault::Restart { router, back } => self.router_dies(router, back),
-            Fault::Cut { pair: (a, b), span } => {
+            ChaosFault::Restart { router, back } => self.router_dies(router, back),
+            ChaosFault::Cut { pair: (a, b), span } => {
                 if a != b {
                     let until = self.now + span;
                     self.net.cut(a, b, until);
                     self.lose_each_other(a, b);
                 }
             }
-            Fault::Part {
+            ChaosFault::Disconnect {
                 router,
                 worker,
                 span,
             } => self.part(router, worker, span),
-            // Read by `delay`.
-            Fault::Slow { .. } => {}
+            // `delay` reads these faults from the world.
+            ChaosFault::Slow { .. } => {}
         }
         self.count("faults");
         Ok(format!("!! {fault:?}"))
     }
 
-    /// How long a message between router and worker takes now.
+    /// Draws the delay of a message between router and worker.
     pub(crate) fn delay(&mut self) -> Duration {
         let now = self.now;
         let slow = self
@@ -96,22 +96,22 @@ impl Run<'_> {
             .faults
             .iter()
             .filter_map(|(at, fault)| match fault {
-                Fault::Slow { extra, span } if *at <= now && now < *at + *span => Some(*extra),
+                ChaosFault::Slow { extra, span } if *at <= now && now < *at + *span => Some(*extra),
                 _ => None,
             });
         let extra: Duration = slow.sum();
-        let jitter = self.world.wire.jitter.as_micros() as u64;
-        self.world.wire.latency + extra + self.dice.micros(0, jitter)
+        let jitter = self.world.links.jitter.as_micros() as u64;
+        self.world.links.latency + extra + self.rng.micros(0, jitter)
     }
 
-    /// A message came whose checksum does not fit: the link ends there.
+    /// A message arrived with a wrong checksum: the link ends.
     pub(crate) fn link_damaged(
         &mut self,
         from: WorkerRef,
         to: WorkerRef,
         epoch: u64,
     ) -> Option<String> {
-        let (a, b) = (index(from), index(to));
+        let (a, b) = (worker_index(from), worker_index(to));
         if self.body(to).is_none() || self.net.epoch(a, b) != epoch {
             return None;
         }
@@ -121,7 +121,8 @@ impl Run<'_> {
         Some(format!("{} damaged     by {from}", to.worker))
     }
 
-    /// The same of a stream between a router and a worker; the worker dials again after a while.
+    /// A message of a router's stream arrived with a wrong checksum; the worker reconnects after a
+    /// while.
     pub(crate) fn stream_damaged(
         &mut self,
         router: usize,
@@ -129,18 +130,18 @@ impl Run<'_> {
         epoch: u64,
     ) -> Option<String> {
         let stream = self.net.stream(router, worker);
-        if stream.epoch != epoch || stream.life.is_none() {
+        if stream.epoch != epoch || stream.worker.is_none() {
             return None;
         }
-        let span = self.flips.micros(100, 200_000);
+        let span = self.flip_rng.micros(100, 200_000);
         self.part(router, worker, span);
         self.count("streams ended by damage");
         Some(format!("r{:x} damaged     w{:x}", router + 1, worker + 1))
     }
 
     fn lose_each_other(&mut self, a: usize, b: usize) {
-        let alive = |seat: &crate::run::Seat| seat.body.as_ref().map(|body| body.me);
-        let sides = (alive(&self.seats[a]), alive(&self.seats[b]));
+        let alive = |seat: &crate::run::SimProcess| seat.body.as_ref().map(|body| body.worker);
+        let sides = (alive(&self.workers[a]), alive(&self.workers[b]));
         if let (Some(a), Some(b)) = sides {
             self.lose(a, b);
             self.lose(b, a);
@@ -148,22 +149,25 @@ impl Run<'_> {
     }
 
     fn part(&mut self, router: usize, worker: usize, span: Duration) {
-        let Some(me) = self.net.stream(router, worker).life else {
+        let Some(me) = self.net.stream(router, worker).worker else {
             return;
         };
         self.net.disconnect(router, worker);
         let router_notices = self.notice();
         let worker_notices = self.notice();
-        let lost = cleave_router::Input::WorkerLost { worker: me };
+        let lost = cleave_router::RouterInput::WorkerLost { worker: me };
         let life = self.routers[router].id;
-        self.plan(self.now + router_notices, Event::RouterHears(life, lost));
-        let lost = cleave_sched::Input::RouterLost { router: life };
-        self.plan(self.now + worker_notices, Event::WorkerHears(me, lost));
+        self.schedule(
+            self.now + router_notices,
+            ChaosEvent::RouterInput(life, lost),
+        );
+        let lost = cleave_sched::WorkerInput::RouterLost { router: life };
+        self.schedule(self.now + worker_notices, ChaosEvent::WorkerInput(me, lost));
         let again = self.now + router_notices.max(worker_notices) + span;
         let epoch = self.net.stream(router, worker).epoch;
-        self.plan(
+        self.schedule(
             again,
-            Event::Meets {
+            ChaosEvent::Reconnects {
                 router,
                 worker,
                 epoch,
@@ -171,10 +175,10 @@ impl Run<'_> {
         );
     }
 
-    /// A frozen worker's routers take it for lost.
+    /// A frozen worker's routers take it for lost after the silence limit.
     pub(crate) fn silent(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
-        let worker = index(who);
-        let until = self.seats[worker].frozen_until;
+        let worker = worker_index(who);
+        let until = self.workers[worker].frozen_until;
         if self.body(who).is_none() || until <= self.now {
             return Ok(None);
         }
@@ -185,13 +189,13 @@ impl Run<'_> {
         Ok(Some(format!("{} is silent", who.worker)))
     }
 
-    /// An order to drain, or a signal: the process starts again once it has.
+    /// A drain begins, by order or signal; the process starts again once it is done.
     pub(crate) fn begins_to_drain(&mut self, worker: usize) {
-        let back = self.dice.micros(100, 100_000);
-        let seat = &mut self.seats[worker];
+        let back = self.rng.micros(100, 100_000);
+        let seat = &mut self.workers[worker];
         if let Some(body) = seat.body.as_mut().filter(|body| !body.draining) {
             body.draining = true;
-            seat.back = back;
+            seat.restart_after = back;
         }
     }
 
@@ -204,33 +208,34 @@ impl Run<'_> {
         }
         let old = seat.id;
         seat.down_until = Some(until);
-        seat.wake = None;
-        // Nobody is in that life any more, and nothing that was for it reaches the next.
-        seat.id = router_life(router, (old.0 >> 8) + 1);
-        self.plan(until, Event::RouterStarts(router));
+        seat.wakeup_at = None;
+        // Inputs for the old life are dropped, and none reaches the next one.
+        seat.id = router_id(router, (old.0 >> 8) + 1);
+        self.schedule(until, ChaosEvent::RouterStarts(router));
+        // The clients' connections end with the process.
         for client in 0..self.clients.all.len() {
             let about = &self.clients.all[client];
             if about.router == router && about.submitted {
-                self.clients.cut_off(client);
+                self.clients.end_with_router(client);
             }
         }
-        for worker in 0..self.seats.len() {
-            // A side that had closed before is not heard any more either.
-            let connected = self.net.stream(router, worker).life;
+        for worker in 0..self.workers.len() {
+            // A side that had closed before is cut off too.
+            let connected = self.net.stream(router, worker).worker;
             self.net.disconnect(router, worker);
             let notices = self.now + self.notice();
             if let Some(me) = connected {
-                let lost = cleave_sched::Input::RouterLost { router: old };
-                self.plan(notices, Event::WorkerHears(me, lost));
+                let lost = cleave_sched::WorkerInput::RouterLost { router: old };
+                self.schedule(notices, ChaosEvent::WorkerInput(me, lost));
             }
             let epoch = self.net.stream(router, worker).epoch;
-            let meets = Event::Meets {
+            let meets = ChaosEvent::Reconnects {
                 router,
                 worker,
                 epoch,
             };
-            let noticed = (self.now + self.world.wire.notice).max(notices);
-            self.plan(noticed.max(until) + Duration::from_nanos(1), meets);
+            let noticed = (self.now + self.world.links.notice_max).max(notices);
+            self.schedule(noticed.max(until) + Duration::from_nanos(1), meets);
         }
     }
 
@@ -238,124 +243,126 @@ impl Run<'_> {
         let limits = self.world.router.clone();
         let seat = &mut self.routers[router];
         self.tapes.extend(seat.tape.take());
-        seat.brain = cleave_router::Brain::new(limits.clone());
+        seat.brain = cleave_router::RouterBrain::new(limits.clone());
         seat.down_until = None;
-        seat.readiness = Readiness::NONE;
+        seat.readiness = RouterReadiness::NONE;
         seat.workers = 0;
-        seat.tape = (self.taping == Taping::On)
-            .then(|| vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]);
+        seat.tape = (self.taping == TapeMode::On)
+            .then(|| vec![tape::write(&Tape::Router(TapeRecord::Started { limits }))]);
         let words = format!("r{:x} starts      {}", router + 1, seat.id);
         self.count("routers restarted");
         Ok(words)
     }
 
-    /// Once nothing that a dead life had under way can reach the other's pool, that is told.
+    /// Notifies `side` that `dead` is fenced, once no write of the dead life is in flight to it.
     pub(crate) fn sever(&mut self, side: WorkerRef, dead: WorkerRef) {
-        if self.world.writer == Writer::Sender {
-            let landed = self.net.settled(dead, side, &self.world.wire);
-            let at = landed.max(self.now + self.world.wire.notice) + self.notice();
-            let severed = cleave_sched::Input::Severed { peer: dead };
-            self.plan(at, Event::WorkerHears(side, severed));
+        if self.world.writer == PoolWriter::Sender {
+            let landed = self.net.last_arrival_max(dead, side, &self.world.links);
+            let at = landed.max(self.now + self.world.links.notice_max) + self.notice();
+            let severed = cleave_sched::WorkerInput::Fenced { peer: dead };
+            self.schedule(at, ChaosEvent::WorkerInput(side, severed));
         }
     }
 
-    fn exit(&mut self, worker: usize, exit: Exit) {
-        let Some(mut body) = self.seats[worker].body.take() else {
+    fn exit(&mut self, worker: usize, exit: ProcessExit) {
+        let Some(mut body) = self.workers[worker].body.take() else {
             return;
         };
         self.tapes.extend(body.take_tape());
-        self.seats[worker].disk = std::mem::take(&mut body.below.disk);
-        let me = body.me;
-        let others: Vec<_> = (0..self.seats.len()).filter(|w| *w != worker).collect();
+        self.workers[worker].disk_left = std::mem::take(&mut body.tiers.disk);
+        let me = body.worker;
+        let others: Vec<_> = (0..self.workers.len()).filter(|w| *w != worker).collect();
         for other in others {
-            if exit == Exit::Killed {
+            if exit == ProcessExit::Killed {
                 self.net.cut(worker, other, self.now);
             }
-            if let Some(peer) = self.seats[other].body.as_ref().map(|body| body.me) {
+            if let Some(peer) = self.workers[other].body.as_ref().map(|body| body.worker) {
                 self.lose(peer, me);
                 self.sever(peer, me);
             }
         }
         for router in 0..self.routers.len() {
-            if self.net.stream(router, worker).life != Some(me) {
+            if self.net.stream(router, worker).worker != Some(me) {
                 continue;
             }
             let noticed = match exit {
-                Exit::Killed => {
+                ProcessExit::Killed => {
                     self.net.disconnect(router, worker);
                     self.now + self.notice()
                 }
-                Exit::Clean => self.net.close(router, worker) + Duration::from_nanos(1),
+                ProcessExit::Clean => {
+                    self.net.close_worker_side(router, worker) + Duration::from_nanos(1)
+                }
             };
-            let lost = cleave_router::Input::WorkerLost { worker: me };
+            let lost = cleave_router::RouterInput::WorkerLost { worker: me };
             let life = self.routers[router].id;
-            self.plan(noticed, Event::RouterHears(life, lost));
+            self.schedule(noticed, ChaosEvent::RouterInput(life, lost));
         }
     }
 
     pub(crate) fn drained(&mut self, worker: usize) -> Result<(), String> {
-        if let Some(body) = &mut self.seats[worker].body {
+        if let Some(body) = &mut self.workers[worker].body {
             if !body.draining || body.exiting {
-                return Err(format!("{} drained unasked or again", body.me));
+                return Err(format!("{} reports a drain unasked or twice", body.worker));
             }
             body.exiting = true;
-            // What is in quarantine goes with the process.
+            // Blocks in quarantine end with the process, so it may drain with some.
             if body.quarantined == 0 {
                 let what = body.check_empty();
-                what.map_err(|what| format!("drained, and {what}"))?;
+                what.map_err(|what| format!("drained, but {what}"))?;
             }
         }
         self.count("drained");
         Ok(())
     }
 
-    /// Ends a process that has drained, once its last words are out.
+    /// Ends a drained process, once its last messages are out.
     pub(crate) fn exit_if_done(&mut self, worker: usize) {
-        let seat = &self.seats[worker];
-        let back = seat.back;
-        if !(seat.body.as_ref()).is_some_and(|body| body.exiting && body.is_done()) {
+        let seat = &self.workers[worker];
+        let back = seat.restart_after;
+        if !(seat.body.as_ref()).is_some_and(|body| body.exiting && body.is_idle()) {
             return;
         }
-        self.exit(worker, Exit::Clean);
-        if !self.closing {
-            self.plan(self.now + back, Event::Starts(worker));
+        self.exit(worker, ProcessExit::Clean);
+        if !self.no_restarts {
+            self.schedule(self.now + back, ChaosEvent::WorkerStarts(worker));
         }
     }
 
     // === starting and meeting ===
 
     pub(crate) fn start(&mut self, worker: usize) -> Result<Option<String>, String> {
-        let seat = &mut self.seats[worker];
+        let seat = &mut self.workers[worker];
         if seat.body.is_some() {
             return Ok(None);
         }
-        seat.life += 1;
-        let me = life(worker, seat.life);
+        seat.incarnation += 1;
+        let me = worker_ref(worker, seat.incarnation);
         let about = self.world.workers[worker].clone();
-        let limits = cleave_sched::Limits {
+        let limits = cleave_sched::WorkerLimits {
             me,
             role: about.role,
             capacity: about.capacity,
-            vocab_size: crate::model::VOCAB as u32,
+            vocab_size: crate::model::VOCAB_SIZE as u32,
             queue_max: about.queue_max,
             lease: self.world.lease,
             stall_max: self.world.stall_max,
             prefix_cache: self.world.prefix_cache,
             step_max: self.world.step_max,
             swap_blocks: self.world.swap_blocks,
-            host_blocks: self.world.below.blocks.0,
-            disk_blocks: self.world.below.blocks.1,
+            host_blocks: self.world.tiers.blocks.0,
+            disk_blocks: self.world.tiers.blocks.1,
             writer: self.world.writer,
             prices: cleave_domain::Prices::default(),
             steps_in_flight: self.world.steps_in_flight,
             speculation: self.world.speculation,
         };
-        let mut body = Body::new(limits, about, self.taping);
-        body.below.disk = std::mem::take(&mut seat.disk);
-        let contents: Vec<_> = body.below.disk.keys().copied().collect();
+        let mut body = SimWorker::new(limits, about, self.taping);
+        body.tiers.disk = std::mem::take(&mut seat.disk_left);
+        let contents: Vec<_> = body.tiers.disk.keys().copied().collect();
         seat.body = Some(body);
         if !contents.is_empty() {
-            let found = cleave_sched::Input::FoundOnDisk { contents };
+            let found = cleave_sched::WorkerInput::FoundOnDisk { contents };
             self.worker_hears(worker, found)?;
             self.count("found on disk");
         }
@@ -368,65 +375,68 @@ impl Run<'_> {
         )))
     }
 
-    /// Router and worker get a new connection, if the worker lives and they have none.
+    /// Router and worker get a new connection, if the worker runs and they have none.
     pub(crate) fn meet(&mut self, router: usize, worker: usize) -> Result<Option<String>, String> {
-        let Some(body) = &self.seats[worker].body else {
+        let Some(body) = &self.workers[worker].body else {
             return Ok(None);
         };
-        if self.net.stream(router, worker).life == Some(body.me) {
+        if self.net.stream(router, worker).worker == Some(body.worker) {
             return Ok(None);
         }
-        let (me, description) = (body.me, body.about.clone());
+        let (me, description) = (body.worker, body.description.clone());
         if let Some(down_until) = self.routers[router].down_until {
             let epoch = self.net.stream(router, worker).epoch;
-            let again = Event::Meets {
+            let again = ChaosEvent::Reconnects {
                 router,
                 worker,
                 epoch,
             };
-            self.plan(down_until + Duration::from_nanos(1), again);
+            self.schedule(down_until + Duration::from_nanos(1), again);
             return Ok(None);
         }
         self.net.connect(router, worker, me);
-        let joined = cleave_router::Input::WorkerJoined {
+        let joined = cleave_router::RouterInput::WorkerJoined {
             worker: me,
             description,
         };
         self.router_hears(router, joined)?;
-        let joined = cleave_sched::Input::RouterJoined {
+        let joined = cleave_sched::WorkerInput::RouterJoined {
             router: self.routers[router].id,
         };
-        self.plan(self.now, Event::WorkerHears(me, joined));
+        self.schedule(self.now, ChaosEvent::WorkerInput(me, joined));
         Ok(Some(format!("r{:x} meets       {me}", router + 1)))
     }
 
     // === at rest ===
 
     pub(crate) fn check_rest(&self) -> Result<(), String> {
-        let waiting = self.clients.waiting();
+        let waiting = self.clients.unended_flights();
         if !waiting.is_empty() {
-            return Err(format!("at rest, and without an end: {waiting:?}"));
+            return Err(format!("at rest, but flights have not ended: {waiting:?}"));
         }
-        for seat in &self.seats {
+        for seat in &self.workers {
             let Some(body) = &seat.body else {
                 return Err("a worker never came back".to_owned());
             };
             body.check_empty()?;
             if body.draining {
-                return Err(format!("{} was to drain and stays", body.me));
+                return Err(format!(
+                    "{} was asked to drain, but still runs",
+                    body.worker
+                ));
             }
-            if !body.is_done() {
-                return Err(format!("{} has work and rests", body.me));
+            if !body.is_idle() {
+                return Err(format!("{} is at rest with work queued", body.worker));
             }
         }
         for (router, seat) in self.routers.iter().enumerate() {
-            if seat.workers as usize != self.seats.len() {
+            if seat.workers as usize != self.workers.len() {
                 return Err(format!("r{:x} knows {} workers", router + 1, seat.workers));
             }
             let expected = self.readiness();
             if seat.readiness != expected {
                 let (r, said) = (router + 1, seat.readiness);
-                return Err(format!("r{r:x} says {said:?}, and it is {expected:?}"));
+                return Err(format!("r{r:x} reports {said:?}, expected {expected:?}"));
             }
             let open = seat.brain.legs_open();
             if open > 0 {
@@ -436,38 +446,39 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What every router should say once all workers are back.
-    fn readiness(&self) -> Readiness {
-        let workers = || self.seats.iter().filter_map(|seat| seat.body.as_ref());
-        let role = |body: &Body| body.brain.limits().role;
+    /// The readiness that every router reports once all workers are back.
+    fn readiness(&self) -> RouterReadiness {
+        let workers = || self.workers.iter().filter_map(|seat| seat.body.as_ref());
+        let role = |body: &SimWorker| body.brain.limits().role;
         let prefill = || workers().filter(|body| role(body).prefills());
         let decode = || workers().filter(|body| role(body).decodes());
-        let fingerprint = |body: &Body| body.about.fingerprint.clone();
+        let fingerprint = |body: &SimWorker| body.description.fingerprint.clone();
         let pair = prefill().any(|p| decode().any(|d| fingerprint(d) == fingerprint(p)));
-        match pair {
-            true => Readiness::Ready,
-            false => Readiness::NoPair {
+        if pair {
+            RouterReadiness::Ready
+        } else {
+            RouterReadiness::NoPair {
                 prefill: prefill().count() as u32,
                 decode: decode().count() as u32,
-            },
+            }
         }
     }
 
     pub(crate) fn drain_all(&mut self) -> Result<(), String> {
         for router in 0..self.routers.len() {
-            let input = cleave_router::Input::Draining;
+            let input = cleave_router::RouterInput::Draining;
             self.router_hears(router, input)?;
         }
-        for worker in 0..self.seats.len() {
-            if let Some(body) = self.seats[worker].body.as_mut() {
+        for worker in 0..self.workers.len() {
+            if let Some(body) = self.workers[worker].body.as_mut() {
                 body.draining = true;
-                let me = body.me;
-                let input = cleave_sched::Input::Draining;
-                self.plan(self.now, Event::WorkerHears(me, input));
+                let me = body.worker;
+                let input = cleave_sched::WorkerInput::Draining;
+                self.schedule(self.now, ChaosEvent::WorkerInput(me, input));
             }
         }
-        // From here on nobody starts again.
-        self.closing = true;
+        // No process starts again from here on.
+        self.no_restarts = true;
         self.take_tapes();
         Ok(())
     }
@@ -476,11 +487,12 @@ impl Run<'_> {
         if self.routers.iter().any(|seat| !seat.drained) {
             return Err("a router never drained".to_owned());
         }
-        let said = |seat: &crate::run::RouterSeat| seat.readiness == Readiness::Draining;
+        let said =
+            |seat: &crate::run::SimRouterProcess| seat.readiness == RouterReadiness::Draining;
         if !self.routers.iter().all(said) {
-            return Err("a router that drained calls for requests".to_owned());
+            return Err("a drained router does not report Draining".to_owned());
         }
-        if self.seats.iter().any(|seat| seat.body.is_some()) {
+        if self.workers.iter().any(|seat| seat.body.is_some()) {
             return Err("a worker never drained".to_owned());
         }
         Ok(())

@@ -1,84 +1,83 @@
-//! The world that does not exist: virtual time, priced engines and links, faults from a seed, and
-//! checkers that look from outside.
+//! The simulator: virtual time, priced engines and links, faults from a seed, and checkers that
+//! judge from outside.
 //!
-//! Owns: [`chaos`], which draws a world and runs the production brains in it, [`tape::replay`], and
-//! [`goodput`], which runs them over the prices of real devices to see what promises they keep.
-//! Never: decides what a brain decides; touches a clock, a file or a thread.
-//! Invariant: the same seed gives the same bytes.
+//! Owns: [`run_chaos`], which draws a world and runs the production brains in it, [`tape::replay`],
+//! and [`goodput`], which runs them over the prices of real devices to see which promises they
+//! keep. Never: decides what a brain decides; touches a clock, a file or a thread. Invariant: the
+//! same seed gives the same bytes.
 
+mod bit_flips;
 mod body;
 mod clients;
-mod damage;
-mod desk;
-mod dice;
 mod disk;
 mod engine;
+mod event_log;
 pub mod explore;
 mod faults;
 pub mod goodput;
-mod guesses;
-mod journal;
+mod log_text;
 mod model;
-mod net;
+mod network;
+mod rng;
+mod router_effects;
 mod run;
-mod talk;
+mod speculation;
 pub mod tape;
-mod words;
+mod worker_effects;
 mod world;
 
-pub use clients::Endings;
-pub use damage::Checks;
-pub use journal::LEGEND;
+pub use bit_flips::LinkChecks;
+pub use clients::EndingCounts;
+pub use event_log::LEGEND;
 
 use cleave_domain::Time;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a run keeps.
+/// Options of a chaos run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Every line of the log; otherwise only a violation's last ones.
+pub struct ChaosOptions {
+    /// Keeps every line of the log; otherwise only a violation's last ones.
     pub log: bool,
-    /// A tape of every life of every brain.
+    /// Keeps a tape of every life of every brain.
     pub tape: bool,
-    /// Whether links check what arrives.
-    pub checks: Checks,
+    /// Whether links verify checksums.
+    pub link_checks: LinkChecks,
 }
 
-/// What a run that broke nothing was.
+/// The result of a run without violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// Draws the same world again.
+pub struct ChaosReport {
+    /// The seed that draws the same world again.
     pub seed: u64,
-    /// The world, as drawn.
+    /// The drawn world as text.
     pub world: String,
-    /// One line per event, if kept; see [`LEGEND`].
+    /// One line per event, if kept; [`LEGEND`] explains the columns.
     pub log: String,
     /// A hash over every line, kept or not.
     pub hash: u64,
-    /// Events that happened.
     pub events: u64,
-    /// How flights ended.
-    pub endings: Endings,
+    /// Counts of flights by ending.
+    pub endings: EndingCounts,
     /// Tokens compared with the reference.
     pub tokens: u64,
-    /// How often what happened.
+    /// Counts of events, by name.
     pub counts: BTreeMap<&'static str, u64>,
     /// One tape per life of a brain, as lines, if kept.
     pub tapes: Vec<Vec<String>>,
 }
 
-/// What a run broke.
+/// A violation that a run found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Breaks it again.
+    /// The seed that repeats the violation.
     pub seed: u64,
-    /// When, in virtual time.
+    /// Virtual time of the violation.
     pub at: Time,
-    /// What is wrong.
-    pub what: String,
-    /// The world, as drawn.
+    /// Description of the violation.
+    pub problem: String,
+    /// The drawn world as text.
     pub world: String,
     /// The last lines of the log, or all of them.
     pub log: String,
@@ -87,36 +86,36 @@ pub struct Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{LEGEND}{}", self.world, self.log)?;
-        writeln!(f, "seed {} at {:?}: {}", self.seed, self.at, self.what)
+        writeln!(f, "seed {} at {:?}: {}", self.seed, self.at, self.problem)
     }
 }
 
 impl std::error::Error for Violation {}
 
-/// Draws a world from a seed, runs it through its faults, heals it, demands that it comes to rest,
+/// Draws a world from a seed, runs it through its faults, ends them, checks that it comes to rest,
 /// and drains it.
 ///
 /// # Errors
-/// The first thing that any checker or any brain's own `check` found wrong.
-pub fn chaos(seed: u64, options: &Options) -> Result<Report, Box<Violation>> {
-    let world = world::World::draw(seed);
-    let mut run = run::Run::new(&world, options);
-    let outcome = catch_unwind(AssertUnwindSafe(|| run.go())).unwrap_or_else(|panic| {
+/// The first violation found by a checker or by a brain's own `check`.
+pub fn run_chaos(seed: u64, options: &ChaosOptions) -> Result<ChaosReport, Box<Violation>> {
+    let world = world::ChaosWorld::draw(seed);
+    let mut run = run::ChaosRun::new(&world, options);
+    let outcome = catch_unwind(AssertUnwindSafe(|| run.run_to_end())).unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<String>().map(String::as_str);
         let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(format!("a brain's check: {}", words.unwrap_or("a panic")))
     });
     match outcome {
-        Ok(()) => Ok(Report {
+        Ok(()) => Ok(ChaosReport {
             seed,
             world: world.to_string(),
             log: if options.log {
-                run.journal.text()
+                run.log.text()
             } else {
                 String::new()
             },
-            hash: run.journal.hash(),
-            events: run.journal.count,
+            hash: run.log.hash(),
+            events: run.log.count,
             endings: run.clients.endings(),
             tokens: run.clients.tokens,
             counts: run.counts,
@@ -125,9 +124,9 @@ pub fn chaos(seed: u64, options: &Options) -> Result<Report, Box<Violation>> {
         Err(what) => Err(Box::new(Violation {
             seed,
             at: run.now,
-            what,
+            problem: what,
             world: world.to_string(),
-            log: run.journal.text(),
+            log: run.log.text(),
         })),
     }
 }

@@ -1,43 +1,44 @@
-//! The model that the simulated engines run: what a KV cell holds and which token follows.
+//! The model of the simulated engines: the content of a KV cell and the next token.
 //!
-//! Owns: both, as pure functions. Never: knows of blocks, workers or steps.
-//! Invariant: a cell is a function of the tokens up to its own, a drawn token one of seed, position
-//! and the cell before it. So whatever path a request takes, its tokens must equal the reference's,
-//! and a cell written by anybody else, or not at all, is told apart.
+//! Owns: both, as pure functions. Never: knows blocks, workers or steps. Invariant: a cell is a
+//! function of the tokens up to its own; a drawn token is a function of seed, position and the cell
+//! before it. So a request's tokens equal the reference's whatever path it takes, and a cell of
+//! another sequence, or an unwritten one, is detected.
 
-use crate::dice::mix;
+use crate::rng::mix;
 use cleave_domain::{FinishReason, Request, TokenId};
 
-/// Tokens are `0..VOCAB`.
-pub(crate) const VOCAB: u64 = 50;
+/// Token ids are `0..VOCAB`.
+pub(crate) const VOCAB_SIZE: u64 = 50;
 
-/// Requests of such a seed repeat themselves, mostly: what is drawn is of few tokens, in turn.
-pub(crate) const REPEATS: u64 = 1 << 20;
-/// How many.
-const TURN: u32 = 4;
-/// One in so many tokens is another.
-const OTHERS: u64 = 8;
+/// Requests with this bit in their seed mostly repeat a few tokens in turn.
+pub(crate) const REPEATING_SEED_BIT: u64 = 1 << 20;
+/// Number of the repeated tokens.
+const REPEAT_PERIOD: u32 = 4;
+/// One token in this many is not a repetition.
+const UNREPEATED_ONE_IN: u64 = 8;
 
-/// What attention over a sequence's first tokens amounts to, here: a hash of them.
+/// Stands for attention over a sequence's first tokens: their hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Kv(pub(crate) u64);
+pub(crate) struct KvHash(pub(crate) u64);
 
-impl Kv {
-    /// The cell of `token`, which follows the sequence that ends in `self`.
-    pub(crate) fn then(self, token: TokenId) -> Self {
+impl KvHash {
+    /// The cell of `token` after the sequence that ends in `self`.
+    pub(crate) fn extend(self, token: TokenId) -> Self {
         Self(mix(self.0.rotate_left(17) ^ mix(u64::from(token) + 1)))
     }
 }
 
 /// Draws the token at `position`, after a sequence whose last cell is `last`.
-pub(crate) fn draw(seed: u64, position: u32, last: Kv, banned: &[TokenId]) -> TokenId {
+pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[TokenId]) -> TokenId {
     let own = mix(mix(seed) ^ last.0 ^ (u64::from(position) << 40));
-    let mut throw = match seed & REPEATS != 0 && !own.is_multiple_of(OTHERS) {
-        true => mix(mix(seed) ^ u64::from(position % TURN)),
-        false => own,
+    let mut throw = if seed & REPEATING_SEED_BIT != 0 && !own.is_multiple_of(UNREPEATED_ONE_IN) {
+        mix(mix(seed) ^ u64::from(position % REPEAT_PERIOD))
+    } else {
+        own
     };
     loop {
-        let token = (throw % VOCAB) as TokenId;
+        let token = (throw % VOCAB_SIZE) as TokenId;
         if !banned.contains(&token) {
             return token;
         }
@@ -45,20 +46,19 @@ pub(crate) fn draw(seed: u64, position: u32, last: Kv, banned: &[TokenId]) -> To
     }
 }
 
-/// What a request's whole output must be.
+/// The whole output that a request must give.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reference {
-    /// Output tokens from the first, those generated before included.
+pub(crate) struct ReferenceStream {
+    /// Output tokens from the first on, including those generated before.
     pub(crate) tokens: Vec<TokenId>,
-    /// Why it stops.
     pub(crate) reason: FinishReason,
 }
 
 /// Runs a request alone, in one go, without blocks.
-pub(crate) fn reference(request: &Request, context_tokens_max: u32) -> Reference {
-    let mut last = Kv::default();
+pub(crate) fn reference_stream(request: &Request, context_tokens_max: u32) -> ReferenceStream {
+    let mut last = KvHash::default();
     for token in request.prompt.iter() {
-        last = last.then(*token);
+        last = last.extend(*token);
     }
     let mut tokens: Vec<TokenId> = Vec::new();
     loop {
@@ -69,9 +69,9 @@ pub(crate) fn reference(request: &Request, context_tokens_max: u32) -> Reference
         } else {
             &[]
         };
-        let token = draw(request.sampling.seed, position, last, banned);
+        let token = draw_token(request.sampling.seed, position, last, banned);
         tokens.push(token);
-        last = last.then(token);
+        last = last.extend(token);
         let reason = if request.stop.stop_tokens.contains(&token) {
             FinishReason::Stop
         } else if count + 1 >= request.stop.max_tokens || position + 1 >= context_tokens_max {
@@ -79,6 +79,6 @@ pub(crate) fn reference(request: &Request, context_tokens_max: u32) -> Reference
         } else {
             continue;
         };
-        return Reference { tokens, reason };
+        return ReferenceStream { tokens, reason };
     }
 }

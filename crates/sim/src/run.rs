@@ -1,51 +1,49 @@
-//! The run: an agenda of events, the two kinds of brains, and what happens between them.
+//! A chaos run: scheduled events, both kinds of brains, and the messages between them.
 //!
-//! Owns: virtual time. Never: decides anything a brain decides; it carries out.
-//! Invariant: events are taken in the order of time, then of being planned; nothing else orders
-//! them, so the same world runs the same way.
+//! Owns: virtual time. Never: decides anything a brain decides; it performs outputs. Invariant:
+//! events are taken in the order of time, then of scheduling; nothing else orders them, so the same
+//! world runs the same way.
 
-use crate::body::{Body, Payload, Taping};
-use crate::clients::Clients;
-use crate::damage::{self, Arrival, Checks};
-use crate::dice::Dice;
-use crate::journal::{Journal, Keep};
-use crate::net::Net;
+use crate::bit_flips::{self, LinkChecks, MessageArrival};
+use crate::body::{FrameCells, SimWorker, TapeMode};
+use crate::clients::ChaosClients;
+use crate::event_log::{EventLog, LogRetention};
+use crate::log_text;
+use crate::network::SimNetwork;
+use crate::rng::SimRng;
 use crate::tape;
-use crate::words;
-use crate::world::World;
+use crate::world::ChaosWorld;
 use cleave_domain::{
-    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeLine, Time,
+    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeRecord, Time,
     WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
-use cleave_router::Readiness;
+use cleave_router::RouterReadiness;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// More events than any world of this size needs; past it nothing is coming to rest.
+/// More events than any world of this size needs; past it the world does not come to rest.
 const EVENTS_MAX: u64 = 3_000_000;
 
-/// Everything that can happen next.
+/// An event that may happen next.
 #[derive(Debug)]
-pub(crate) enum Event {
-    /// A client asks.
-    Asks(usize),
-    /// A client leaves.
-    Leaves(usize),
-    /// A client takes nothing any more.
-    Stalls(usize),
-    /// It reads again.
-    Flows(usize),
-    /// An operator wants something.
-    Wishes(usize),
+pub(crate) enum ChaosEvent {
+    ClientAsks(usize),
+    ClientLeaves(usize),
+    /// A client stops reading its stream.
+    ClientStalls(usize),
+    /// A client reads its stream again.
+    ClientReadsAgain(usize),
+    /// An operator sends a command.
+    OperatorCommands(usize),
     /// A report or token reaches a router.
     ToRouter {
         router: usize,
         worker: usize,
         epoch: u64,
         from: WorkerRef,
-        word: Word,
+        word: WorkerMessage,
     },
     /// An order reaches a worker.
     ToWorker {
@@ -54,277 +52,286 @@ pub(crate) enum Event {
         epoch: u64,
         order: Order,
     },
-    /// A life of a router notices something.
-    RouterHears(RouterId, cleave_router::Input),
+    /// An input reaches a router, if it is still in this life.
+    RouterInput(RouterId, cleave_router::RouterInput),
     /// A router starts again.
     RouterStarts(usize),
-    /// A worker has said nothing for too long.
-    Silent(WorkerRef),
-    /// A one-sided write reaches the other pool.
-    Lands(Box<Write>),
-    /// A life of a worker notices something.
-    WorkerHears(WorkerRef, cleave_sched::Input),
+    /// A worker was silent for too long.
+    WorkerSilent(WorkerRef),
+    /// A one-sided write lands in the other pool.
+    WriteLands(Box<OneSidedWrite>),
+    /// An input reaches a worker, if it is still in this life.
+    WorkerInput(WorkerRef, cleave_sched::WorkerInput),
     /// A packet reaches a worker.
-    Packet(Box<Parcel>),
-    /// A message from a worker reaches another, and its checksum does not fit.
+    Packet(Box<PacketInFlight>),
+    /// A packet arrives at a worker with a wrong checksum.
     LinkDamaged {
         from: WorkerRef,
         to: WorkerRef,
         epoch: u64,
     },
-    /// The same between a router and a worker.
+    /// A message of a stream arrives with a wrong checksum.
     StreamDamaged {
         router: usize,
         worker: usize,
         epoch: u64,
     },
     /// A worker notices that a link broke.
-    LinkLost { side: WorkerRef, peer: WorkerRef },
-    /// A worker's disk has written a content.
+    LinkLost {
+        side: WorkerRef,
+        peer: WorkerRef,
+    },
+    /// A worker's disk has written a block.
     DiskWrote(WorkerRef, BlockHash),
-    /// A worker's disk has read what a fetch waits for.
+    /// A worker's disk has read the blocks of a fetch.
     DiskRead(WorkerRef, HandoffId),
-    /// An engine is done with what it did.
+    /// An engine ends its operation.
     EngineDone(WorkerRef),
     /// A link has taken a block's frames.
-    Shipped {
+    BlockSent {
         side: WorkerRef,
-        exported: Box<cleave_sched::Input>,
+        exported: Box<cleave_sched::WorkerInput>,
     },
-    /// A brain asked to be woken.
+    /// A router's deadline passes.
     WakeRouter(usize),
-    /// As above.
+    /// A worker's deadline passes.
     WakeWorker(WorkerRef),
-    /// The next fault.
     Fault(usize),
-    /// A process starts.
-    Starts(usize),
-    /// A worker and a router find each other again after the connection that ended in this epoch;
-    /// by then both have noticed its end.
-    Meets {
+    WorkerStarts(usize),
+    /// A worker and a router connect again after the connection that ended in this epoch; by then
+    /// both have noticed its end.
+    Reconnects {
         router: usize,
         worker: usize,
         epoch: u64,
     },
-    /// Faults are over.
-    Heals,
+    FaultsEnd,
 }
 
-/// What a worker says over its stream.
+/// A message of a worker to its router.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Word {
+pub(crate) enum WorkerMessage {
     Report(Report),
     Token(HandoffId, Emission),
 }
 
-/// A packet under way.
+/// A packet in flight between workers.
 #[derive(Clone, Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct PacketInFlight {
     pub(crate) from: WorkerRef,
     pub(crate) to: WorkerRef,
     pub(crate) epoch: u64,
     pub(crate) packet: Packet,
-    pub(crate) payload: Payload,
-    pub(crate) condition: cleave_sched::Condition,
+    pub(crate) payload: FrameCells,
+    pub(crate) condition: cleave_sched::PayloadCondition,
 }
 
-/// A one-sided write under way.
+/// A one-sided write in flight.
 #[derive(Clone, Debug)]
-pub(crate) struct Write {
+pub(crate) struct OneSidedWrite {
     pub(crate) from: WorkerRef,
     pub(crate) epoch: u64,
-    pub(crate) export: cleave_sched::Export,
-    pub(crate) payload: Payload,
-    /// What arrives, if not that.
-    pub(crate) damaged: Option<Payload>,
+    pub(crate) export: cleave_sched::BlockExport,
+    pub(crate) payload: FrameCells,
+    /// The cells that land instead, if the write was damaged.
+    pub(crate) damaged: Option<FrameCells>,
 }
 
-/// A worker's place, alive or not.
+/// A worker's process, running or not.
 #[derive(Debug, Default)]
-pub(crate) struct Seat {
-    pub(crate) life: u64,
-    pub(crate) body: Option<Body>,
+pub(crate) struct SimProcess {
+    pub(crate) incarnation: u64,
+    pub(crate) body: Option<SimWorker>,
     pub(crate) frozen_until: Time,
-    /// Its engine stands still.
+    /// The time until which its engine hangs.
     pub(crate) hung_until: Time,
-    /// What its last life left on disk.
-    pub(crate) disk: BTreeMap<BlockHash, Payload>,
-    /// When it starts again once a drain is done.
-    pub(crate) back: std::time::Duration,
+    /// The disk content that its last life left.
+    pub(crate) disk_left: BTreeMap<BlockHash, FrameCells>,
+    /// The time from the end of a drain to the next start.
+    pub(crate) restart_after: std::time::Duration,
 }
 
 #[derive(Debug)]
-pub(crate) struct RouterSeat {
-    pub(crate) brain: cleave_router::Brain,
-    /// Which router, in which life.
+pub(crate) struct SimRouterProcess {
+    pub(crate) brain: cleave_router::RouterBrain,
+    /// The router's id in its present life.
     pub(crate) id: RouterId,
-    /// Until when it is dead, if it is.
+    /// The time until which it is down, if it is.
     pub(crate) down_until: Option<Time>,
-    pub(crate) wake: Option<Time>,
+    pub(crate) wakeup_at: Option<Time>,
     pub(crate) drained: bool,
-    /// Workers that the router last said it is connected with.
+    /// Connected workers, from the router's last note.
     pub(crate) workers: u32,
-    /// What the router last said of requests that come.
-    pub(crate) readiness: Readiness,
+    /// The router's last reported readiness.
+    pub(crate) readiness: RouterReadiness,
     pub(crate) tape: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Run<'a> {
-    pub(crate) world: &'a World,
+pub(crate) struct ChaosRun<'a> {
+    pub(crate) world: &'a ChaosWorld,
     pub(crate) now: Time,
-    agenda: BTreeMap<(Time, u64), Event>,
-    planned: u64,
-    pub(crate) seats: Vec<Seat>,
-    pub(crate) routers: Vec<RouterSeat>,
-    pub(crate) net: Net,
-    pub(crate) clients: Clients,
-    pub(crate) dice: Dice,
-    /// The messages that are damaged, and the bit of each.
-    pub(crate) flips: Dice,
-    checks: Checks,
-    pub(crate) journal: Journal,
-    pub(crate) healed: bool,
-    /// Nobody starts again.
-    pub(crate) closing: bool,
-    pub(crate) taping: Taping,
+    events: BTreeMap<(Time, u64), ChaosEvent>,
+    scheduled_count: u64,
+    pub(crate) workers: Vec<SimProcess>,
+    pub(crate) routers: Vec<SimRouterProcess>,
+    pub(crate) net: SimNetwork,
+    pub(crate) clients: ChaosClients,
+    pub(crate) rng: SimRng,
+    /// Draws the messages that are damaged, and the bit of each.
+    pub(crate) flip_rng: SimRng,
+    checks: LinkChecks,
+    pub(crate) log: EventLog,
+    pub(crate) faults_over: bool,
+    pub(crate) no_restarts: bool,
+    pub(crate) taping: TapeMode,
     pub(crate) tapes: Vec<Vec<String>>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
 
-impl<'a> Run<'a> {
-    pub(crate) fn new(world: &'a World, options: &crate::Options) -> Self {
-        let router = |router| RouterSeat {
-            brain: cleave_router::Brain::new(world.router.clone()),
-            id: router_life(router, 0),
+impl<'a> ChaosRun<'a> {
+    pub(crate) fn new(world: &'a ChaosWorld, options: &crate::ChaosOptions) -> Self {
+        let router = |router| SimRouterProcess {
+            brain: cleave_router::RouterBrain::new(world.router.clone()),
+            id: router_id(router, 0),
             down_until: None,
-            wake: None,
+            wakeup_at: None,
             drained: false,
             workers: 0,
-            readiness: Readiness::NONE,
+            readiness: RouterReadiness::NONE,
             tape: options.tape.then(|| {
                 let limits = world.router.clone();
-                vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]
+                vec![tape::write(&Tape::Router(TapeRecord::Started { limits }))]
             }),
         };
         let mut run = Self {
             world,
             now: Time::ZERO,
-            agenda: BTreeMap::new(),
-            planned: 0,
-            seats: world.workers.iter().map(|_| Seat::default()).collect(),
+            events: BTreeMap::new(),
+            scheduled_count: 0,
+            workers: world
+                .workers
+                .iter()
+                .map(|_| SimProcess::default())
+                .collect(),
             routers: (0..world.routers_count).map(router).collect(),
-            net: Net::default(),
-            clients: Clients::of(world),
-            dice: Dice::new(!world.seed),
-            flips: damage::dice(!world.seed),
-            checks: options.checks,
-            journal: Journal::new(match options.log {
-                true => Keep::All,
-                false => Keep::Last,
+            net: SimNetwork::default(),
+            clients: ChaosClients::of(world),
+            rng: SimRng::new(!world.seed),
+            flip_rng: bit_flips::flip_rng(!world.seed),
+            checks: options.link_checks,
+            log: EventLog::new(if options.log {
+                LogRetention::All
+            } else {
+                LogRetention::Last
             }),
-            healed: false,
-            closing: false,
-            taping: match options.tape {
-                true => Taping::On,
-                false => Taping::Off,
+            faults_over: false,
+            no_restarts: false,
+            taping: if options.tape {
+                TapeMode::On
+            } else {
+                TapeMode::Off
             },
             tapes: Vec::new(),
             counts: BTreeMap::new(),
         };
-        run.plan_world();
+        run.schedule_world();
         run
     }
 
-    fn plan_world(&mut self) {
-        for worker in 0..self.seats.len() {
-            self.plan(Time::ZERO, Event::Starts(worker));
+    fn schedule_world(&mut self) {
+        for worker in 0..self.workers.len() {
+            self.schedule(Time::ZERO, ChaosEvent::WorkerStarts(worker));
         }
         for (index, arrival) in self.world.requests.iter().enumerate() {
-            self.plan(arrival.at, Event::Asks(index));
-            if let Some(at) = arrival.leaves {
-                self.plan(at, Event::Leaves(index));
+            self.schedule(arrival.at, ChaosEvent::ClientAsks(index));
+            if let Some(at) = arrival.leaves_at {
+                self.schedule(at, ChaosEvent::ClientLeaves(index));
             }
             if let Some((at, span)) = arrival.stalls {
-                self.plan(at, Event::Stalls(index));
-                self.plan(at + span, Event::Flows(index));
+                self.schedule(at, ChaosEvent::ClientStalls(index));
+                self.schedule(at + span, ChaosEvent::ClientReadsAgain(index));
             }
         }
-        for (index, wish) in self.world.wishes.iter().enumerate() {
-            self.plan(wish.at, Event::Wishes(index));
+        for (index, wish) in self.world.commands.iter().enumerate() {
+            self.schedule(wish.at, ChaosEvent::OperatorCommands(index));
         }
         for (index, (at, _)) in self.world.faults.iter().enumerate() {
-            self.plan(*at, Event::Fault(index));
+            self.schedule(*at, ChaosEvent::Fault(index));
         }
-        self.plan(self.world.heal_at, Event::Heals);
+        self.schedule(self.world.faults_end_at, ChaosEvent::FaultsEnd);
     }
 
-    pub(crate) fn plan(&mut self, at: Time, event: Event) {
-        self.planned += 1;
-        self.agenda.insert((at.max(self.now), self.planned), event);
+    pub(crate) fn schedule(&mut self, at: Time, event: ChaosEvent) {
+        self.scheduled_count += 1;
+        self.events
+            .insert((at.max(self.now), self.scheduled_count), event);
     }
 
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
     }
 
-    /// Runs the world to its end: faults, healing, rest, and a drained fleet.
-    pub(crate) fn go(&mut self) -> Result<(), String> {
-        self.rest()?;
+    /// Runs the world to its end: faults, recovery, rest, and a drained fleet.
+    pub(crate) fn run_to_end(&mut self) -> Result<(), String> {
+        self.run_until_idle()?;
         self.check_rest()?;
         self.drain_all()?;
-        self.rest()?;
+        self.run_until_idle()?;
         self.check_drained()
     }
 
-    /// Until nothing is planned.
-    fn rest(&mut self) -> Result<(), String> {
-        while let Some(((at, _), event)) = self.agenda.pop_first() {
+    /// Runs until no event is scheduled.
+    fn run_until_idle(&mut self) -> Result<(), String> {
+        while let Some(((at, _), event)) = self.events.pop_first() {
             self.now = at;
-            if self.journal.count > EVENTS_MAX {
+            if self.log.count > EVENTS_MAX {
                 return Err(format!("no rest after {EVENTS_MAX} events"));
             }
-            if let Some(until) = self.held_up(&event) {
-                self.plan(until, event);
+            // A frozen or hung process handles the event when it continues.
+            if let Some(until) = self.delayed_until(&event) {
+                self.schedule(until, event);
                 continue;
             }
-            let Some(words) = self.happen(event)? else {
+            let Some(words) = self.apply(event)? else {
                 continue;
             };
-            let state = self.state();
-            self.journal.line(at, &words, &state);
+            let state = self.state_columns();
+            self.log.append(at, &words, &state);
         }
         Ok(())
     }
 
-    /// Until when the process that the event is for stands still.
-    fn held_up(&self, event: &Event) -> Option<Time> {
+    /// The time until which the event's process is frozen or hung.
+    fn delayed_until(&self, event: &ChaosEvent) -> Option<Time> {
         let worker = match event {
-            Event::ToWorker { worker, .. } => *worker,
-            Event::WorkerHears(who, _)
-            | Event::EngineDone(who)
-            | Event::DiskWrote(who, _)
-            | Event::DiskRead(who, _)
-            | Event::WakeWorker(who) => index(*who),
-            Event::Packet(parcel) => index(parcel.to),
-            Event::LinkDamaged { to, .. } => index(*to),
-            Event::LinkLost { side, .. } | Event::Shipped { side, .. } => index(*side),
+            ChaosEvent::ToWorker { worker, .. } => *worker,
+            ChaosEvent::WorkerInput(who, _)
+            | ChaosEvent::EngineDone(who)
+            | ChaosEvent::DiskWrote(who, _)
+            | ChaosEvent::DiskRead(who, _)
+            | ChaosEvent::WakeWorker(who) => worker_index(*who),
+            ChaosEvent::Packet(parcel) => worker_index(parcel.to),
+            ChaosEvent::LinkDamaged { to, .. } => worker_index(*to),
+            ChaosEvent::LinkLost { side, .. } | ChaosEvent::BlockSent { side, .. } => {
+                worker_index(*side)
+            }
             _ => return None,
         };
-        let seat = &self.seats[worker];
+        let seat = &self.workers[worker];
         let until = match event {
-            Event::EngineDone(_) => seat.frozen_until.max(seat.hung_until),
+            ChaosEvent::EngineDone(_) => seat.frozen_until.max(seat.hung_until),
             _ => seat.frozen_until,
         };
         (until > self.now).then_some(until)
     }
 
-    /// Lets one event happen; says what it was, or nothing if it came to nothing.
-    fn happen(&mut self, event: Event) -> Result<Option<String>, String> {
+    /// Applies one event; gives its log text, or nothing if it had no effect.
+    fn apply(&mut self, event: ChaosEvent) -> Result<Option<String>, String> {
         match event {
-            Event::Asks(client) => self.ask(client).map(Some),
-            Event::Leaves(client) => self.leave(client),
-            Event::ToRouter {
+            ChaosEvent::ClientAsks(client) => self.client_asks(client).map(Some),
+            ChaosEvent::ClientLeaves(client) => self.client_leaves(client),
+            ChaosEvent::ToRouter {
                 router,
                 worker,
                 epoch,
@@ -336,7 +343,7 @@ impl<'a> Run<'a> {
                 }
                 self.router_told(router, from, word).map(Some)
             }
-            Event::ToWorker {
+            ChaosEvent::ToWorker {
                 router,
                 worker,
                 epoch,
@@ -345,27 +352,27 @@ impl<'a> Run<'a> {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                self.worker_told(worker, router, order).map(Some)
+                self.deliver_order(worker, router, order).map(Some)
             }
-            Event::RouterHears(life, input) => self.if_there(life, input),
-            Event::WorkerHears(who, input) => self.if_alive(who, "hears", input),
-            Event::Packet(parcel) => self.packet(*parcel),
-            Event::LinkDamaged { from, to, epoch } => Ok(self.link_damaged(from, to, epoch)),
-            Event::StreamDamaged {
+            ChaosEvent::RouterInput(life, input) => self.router_input_if_alive(life, input),
+            ChaosEvent::WorkerInput(who, input) => self.worker_input_if_alive(who, "hears", input),
+            ChaosEvent::Packet(parcel) => self.packet(*parcel),
+            ChaosEvent::LinkDamaged { from, to, epoch } => Ok(self.link_damaged(from, to, epoch)),
+            ChaosEvent::StreamDamaged {
                 router,
                 worker,
                 epoch,
             } => Ok(self.stream_damaged(router, worker, epoch)),
-            Event::LinkLost { side, peer } => self.link_lost(side, peer),
-            Event::EngineDone(who) => self.engine_done(who),
-            Event::DiskWrote(who, content) => self.disk_wrote(who, content),
-            Event::DiskRead(who, handoff) => self.disk_read(who, handoff),
-            Event::Shipped { side, exported } => self.shipped(side, *exported),
-            Event::WakeRouter(router) => self.wake_router(router),
-            Event::WakeWorker(who) => self.wake_worker(who),
-            Event::Fault(fault) => self.fault(fault).map(Some),
-            Event::Starts(worker) => self.start(worker),
-            Event::Meets {
+            ChaosEvent::LinkLost { side, peer } => self.link_lost(side, peer),
+            ChaosEvent::EngineDone(who) => self.engine_done(who),
+            ChaosEvent::DiskWrote(who, content) => self.disk_wrote(who, content),
+            ChaosEvent::DiskRead(who, handoff) => self.disk_read(who, handoff),
+            ChaosEvent::BlockSent { side, exported } => self.shipped(side, *exported),
+            ChaosEvent::WakeRouter(router) => self.wake_router(router),
+            ChaosEvent::WakeWorker(who) => self.wake_worker(who),
+            ChaosEvent::Fault(fault) => self.fault(fault).map(Some),
+            ChaosEvent::WorkerStarts(worker) => self.start(worker),
+            ChaosEvent::Reconnects {
                 router,
                 worker,
                 epoch,
@@ -375,95 +382,98 @@ impl<'a> Run<'a> {
                 }
                 self.meet(router, worker)
             }
-            Event::Stalls(client) => self.stall(client),
-            Event::Flows(client) => self.flow(client),
-            Event::Wishes(wish) => self.wish(wish),
-            Event::RouterStarts(router) => self.router_starts(router).map(Some),
-            Event::Silent(who) => self.silent(who),
-            Event::Lands(write) => self.lands(*write),
-            Event::Heals => {
-                self.healed = true;
+            ChaosEvent::ClientStalls(client) => self.stall(client),
+            ChaosEvent::ClientReadsAgain(client) => self.flow(client),
+            ChaosEvent::OperatorCommands(wish) => self.wish(wish),
+            ChaosEvent::RouterStarts(router) => self.router_starts(router).map(Some),
+            ChaosEvent::WorkerSilent(who) => self.silent(who),
+            ChaosEvent::WriteLands(write) => self.lands(*write),
+            ChaosEvent::FaultsEnd => {
+                self.faults_over = true;
                 Ok(Some("-- heals       faults are over".to_owned()))
             }
         }
     }
 
-    fn worker_told(
+    fn deliver_order(
         &mut self,
         worker: usize,
         router: usize,
         order: Order,
     ) -> Result<String, String> {
         let router = self.routers[router].id;
-        let words = format!("w{:x} ordered     {}", worker + 1, words::order(&order));
+        let words = format!("w{:x} ordered     {}", worker + 1, log_text::order(&order));
         if order == Order::Drain {
             self.begins_to_drain(worker);
         }
-        let input = cleave_sched::Input::Ordered { router, order };
+        let input = cleave_sched::WorkerInput::Ordered { router, order };
         self.worker_hears(worker, input)?;
         Ok(words)
     }
 
-    /// Lets a router hear something, if it still lives this life.
-    fn if_there(
+    /// Gives a router an input, if it is still in this life.
+    fn router_input_if_alive(
         &mut self,
         life: RouterId,
-        input: cleave_router::Input,
+        input: cleave_router::RouterInput,
     ) -> Result<Option<String>, String> {
-        let Some(router) = self.router(life) else {
+        let Some(router) = self.router_index(life) else {
             return Ok(None);
         };
         let words = format!(
             "r{:x} hears       {}",
             router + 1,
-            words::router_input(&input)
+            log_text::router_input(&input)
         );
         self.router_hears(router, input)?;
         Ok(Some(words))
     }
 
-    pub(crate) fn if_alive(
+    pub(crate) fn worker_input_if_alive(
         &mut self,
         who: WorkerRef,
         verb: &str,
-        input: cleave_sched::Input,
+        input: cleave_sched::WorkerInput,
     ) -> Result<Option<String>, String> {
         if self.body(who).is_none() {
             return Ok(None);
         }
-        let words = format!("{} {verb:<11} {}", who.worker, words::input(&input));
-        self.worker_hears(index(who), input)?;
+        let words = format!("{} {verb:<11} {}", who.worker, log_text::input(&input));
+        self.worker_hears(worker_index(who), input)?;
         Ok(Some(words))
     }
 
-    /// The arrival of a message; so many in 100,000 have one bit flipped.
-    pub(crate) fn arrival<M>(&mut self, message: M, rate: u32) -> Arrival<M>
+    /// Sends a message through the link's check; `rate` of 100,000 have one bit flipped.
+    pub(crate) fn transmit<M>(&mut self, message: M, rate: u32) -> MessageArrival<M>
     where
         M: Serialize + DeserializeOwned,
     {
-        if self.healed || !damage::hits(&mut self.flips, rate) {
-            return Arrival::Read(message);
+        if self.faults_over || !bit_flips::is_hit(&mut self.flip_rng, rate) {
+            return MessageArrival::Received(message);
         }
-        damage::flip(&message, &mut self.flips, self.checks)
+        bit_flips::flip_random_bit(&message, &mut self.flip_rng, self.checks)
     }
 
     // === clients and routers ===
 
-    fn ask(&mut self, client: usize) -> Result<String, String> {
+    fn client_asks(&mut self, client: usize) -> Result<String, String> {
         let index = client;
         let client = &self.clients.all[index];
         let router = client.router;
         let request = std::sync::Arc::clone(&client.request);
         if self.routers[router].down_until.is_some() {
-            self.clients.cut_off(index);
+            self.clients.end_with_router(index);
             return Ok(format!("r{:x} asked       and is not there", router + 1));
         }
         let flight = self.clients.ask(index, self.routers[router].id);
-        self.router_hears(router, cleave_router::Input::Submitted { flight, request })?;
+        self.router_hears(
+            router,
+            cleave_router::RouterInput::Submitted { flight, request },
+        )?;
         Ok(format!("r{:x} asked       {flight}", router + 1))
     }
 
-    fn leave(&mut self, client: usize) -> Result<Option<String>, String> {
+    fn client_leaves(&mut self, client: usize) -> Result<Option<String>, String> {
         if !self.clients.leave(client) {
             return Ok(None);
         }
@@ -471,26 +481,26 @@ impl<'a> Run<'a> {
         let (router, flight) = (client.router, client.flight);
         self.router_hears(
             router,
-            cleave_router::Input::Cancelled {
+            cleave_router::RouterInput::Cancelled {
                 flight,
                 why: cleave_router::CancelReason::Left,
             },
         )?;
-        if self.clients.waiting().contains(&flight) {
-            return Err(format!("{flight} was left and did not end at once"));
+        if self.clients.unended_flights().contains(&flight) {
+            return Err(format!("{flight} did not end at once when its client left"));
         }
         Ok(Some(format!("r{:x} left        {flight}", router + 1)))
     }
 
     // === the state, in columns ===
 
-    fn state(&self) -> String {
+    fn state_columns(&self) -> String {
         let flights = self.clients.all.iter();
         let under_way = flights
             .filter(|c| c.submitted && c.ending.is_none())
             .count();
         let mut state = format!("{under_way:>3}");
-        for (seat, about) in self.seats.iter().zip(&self.world.workers) {
+        for (seat, about) in self.workers.iter().zip(&self.world.workers) {
             let role = about.role.to_string();
             let role = &role[..1];
             match &seat.body {
@@ -499,9 +509,10 @@ impl<'a> Run<'a> {
                     let load = body.brain.load();
                     let all = about.capacity.blocks_count;
                     let held = all - load.blocks_free.min(all);
-                    let mark = match seat.frozen_until > self.now {
-                        true => 'z',
-                        false => body.mark(),
+                    let mark = if seat.frozen_until > self.now {
+                        'z'
+                    } else {
+                        body.state_symbol()
                     };
                     let queue = load.queue_tokens;
                     state.push_str(&format!(" | {role}{mark} {held:>2}/{all:<2} q{queue:<3}"));
@@ -511,38 +522,38 @@ impl<'a> Run<'a> {
         state
     }
 
-    /// Which router this is, if it is in that life.
-    pub(crate) fn router(&self, life: RouterId) -> Option<usize> {
+    /// The index of a router, if it is in this life.
+    pub(crate) fn router_index(&self, life: RouterId) -> Option<usize> {
         self.routers.iter().position(|seat| seat.id == life)
     }
 
-    /// The body of exactly this life, if it is alive.
-    pub(crate) fn body(&self, who: WorkerRef) -> Option<&Body> {
-        let body = self.seats.get(index(who))?.body.as_ref()?;
-        (body.me == who).then_some(body)
+    /// The worker in exactly this life, if it runs.
+    pub(crate) fn body(&self, who: WorkerRef) -> Option<&SimWorker> {
+        let body = self.workers.get(worker_index(who))?.body.as_ref()?;
+        (body.worker == who).then_some(body)
     }
 
     pub(crate) fn take_tapes(&mut self) {
         for seat in &mut self.routers {
             self.tapes.extend(seat.tape.take());
         }
-        for seat in &mut self.seats {
+        for seat in &mut self.workers {
             self.tapes
-                .extend(seat.body.as_mut().and_then(Body::take_tape));
+                .extend(seat.body.as_mut().and_then(SimWorker::take_tape));
         }
     }
 }
 
-pub(crate) fn index(who: WorkerRef) -> usize {
+pub(crate) fn worker_index(who: WorkerRef) -> usize {
     who.worker.0 as usize - 1
 }
 
-/// A router in one of its lives.
-pub(crate) fn router_life(router: usize, life: u64) -> RouterId {
+/// The id of a router in one of its lives.
+pub(crate) fn router_id(router: usize, life: u64) -> RouterId {
     RouterId(life << 8 | (router as u64 + 1))
 }
 
-pub(crate) fn life(worker: usize, life: u64) -> WorkerRef {
+pub(crate) fn worker_ref(worker: usize, life: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(worker as u64 + 1),
         incarnation: Incarnation(life),

@@ -1,176 +1,180 @@
-//! Tapes: a brain's life as lines, and the demand that it repeats itself.
+//! Tapes: the inputs and outputs of a brain's life as lines, and their replay.
 //!
 //! Owns: writing the lines and replaying them. Never: touches a file; lines come and go as text.
-//! Invariant: a brain fed the inputs of a tape says its outputs, or the difference is an error.
+//! Invariant: a brain given the inputs of a tape produces its outputs, or the difference is an
+//! error.
 
-use cleave_domain::{Tape, TapeLine, Time};
+use cleave_domain::{Tape, TapeRecord, Time};
 use serde::{Deserialize, Serialize};
 
 /// A line of a worker's tape.
-pub type WorkerLine = TapeLine<cleave_sched::Limits, cleave_sched::Input, cleave_sched::Output>;
+pub type WorkerTapeLine =
+    TapeRecord<cleave_sched::WorkerLimits, cleave_sched::WorkerInput, cleave_sched::WorkerOutput>;
 /// A line of a router's tape.
-pub type RouterLine = TapeLine<cleave_router::Limits, cleave_router::Input, cleave_router::Output>;
-/// A line of either, as it is written.
-pub type Line = Tape<WorkerLine, RouterLine>;
+pub type RouterTapeLine = TapeRecord<
+    cleave_router::RouterLimits,
+    cleave_router::RouterInput,
+    cleave_router::RouterOutput,
+>;
+/// A line of either tape, as it is written.
+pub type AnyTapeLine = Tape<WorkerTapeLine, RouterTapeLine>;
 
-/// What a replay went through.
+/// The counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Replayed {
-    /// Inputs fed.
+pub struct ReplayCounts {
     pub inputs: u64,
-    /// Outputs compared.
     pub outputs: u64,
 }
 
 /// Why a tape did not replay. Lines are counted from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum TapeError {
-    /// The text is not a tape.
+    /// The text is not a tape line.
     #[error("line {line}: not a tape line ({reason})")]
     Malformed {
-        /// Where.
         line: u64,
-        /// What the parser says.
+        /// The parser's error message.
         reason: String,
     },
-    /// The first line is not a birth, or a later one is, or the tape changes brains.
+    /// The first line is not a birth, a later one is, or the tape changes brains.
     #[error("line {line}: a tape is one birth, then what one brain heard and said")]
-    Misplaced {
-        /// Where.
-        line: u64,
-    },
-    /// The brain said something else.
+    Misplaced { line: u64 },
+    /// The brain produced another output.
     #[error("line {line}: the tape says {taped}, the brain said {said}")]
     Differs {
-        /// Where.
         line: u64,
-        /// What the tape has.
+        /// The output on the tape.
         taped: String,
-        /// What came.
+        /// The output of the brain.
         said: String,
     },
 }
 
 /// One line of text, without the newline.
-pub fn write(line: &Line) -> String {
+pub fn write(line: &AnyTapeLine) -> String {
     serde_json::to_string(line).expect("plain data serialises")
 }
 
-/// Feeds a tape to a fresh brain and demands the same outputs.
+/// Replays a tape on a new brain and checks that its outputs are the same.
 ///
 /// # Errors
-/// Says where tape and brain part, or why the text is no tape.
-pub fn replay<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Replayed, TapeError> {
-    let mut player: Option<Player> = None;
-    let mut place = Place::default();
+/// The first difference between tape and brain, or why the text is no tape.
+pub fn replay<'a>(lines: impl Iterator<Item = &'a str>) -> Result<ReplayCounts, TapeError> {
+    let mut player: Option<ReplayedBrain> = None;
+    let mut place = ReplayCursor::default();
     for text in lines.filter(|text| !text.trim().is_empty()) {
         place.line += 1;
-        let line: Line = serde_json::from_str(text).map_err(|error| TapeError::Malformed {
-            line: place.line,
-            reason: error.to_string(),
-        })?;
+        let line: AnyTapeLine =
+            serde_json::from_str(text).map_err(|error| TapeError::Malformed {
+                line: place.line,
+                reason: error.to_string(),
+            })?;
         let misplaced = TapeError::Misplaced { line: place.line };
         match (&mut player, line) {
-            (None, line) => player = Some(Player::born(line).ok_or(misplaced)?),
-            (Some(Player::Worker(brain)), Tape::Worker(line)) => place.play(&mut **brain, line)?,
-            (Some(Player::Router(brain)), Tape::Router(line)) => place.play(&mut **brain, line)?,
+            (None, line) => player = Some(ReplayedBrain::from_first_line(line).ok_or(misplaced)?),
+            (Some(ReplayedBrain::Worker(brain)), Tape::Worker(line)) => {
+                place.replay_line(&mut **brain, line)?
+            }
+            (Some(ReplayedBrain::Router(brain)), Tape::Router(line)) => {
+                place.replay_line(&mut **brain, line)?
+            }
             _ => return Err(misplaced),
         }
     }
     match &mut player {
         None => return Err(TapeError::Misplaced { line: 1 }),
-        Some(Player::Worker(brain)) => place.silence(&mut **brain)?,
-        Some(Player::Router(brain)) => place.silence(&mut **brain)?,
+        Some(ReplayedBrain::Worker(brain)) => place.expect_no_output(&mut **brain)?,
+        Some(ReplayedBrain::Router(brain)) => place.expect_no_output(&mut **brain)?,
     }
     Ok(place.replayed)
 }
 
 /// A brain under replay.
 #[derive(Debug)]
-enum Player {
-    Worker(Box<cleave_sched::Brain>),
-    Router(Box<cleave_router::Brain>),
+enum ReplayedBrain {
+    Worker(Box<cleave_sched::WorkerBrain>),
+    Router(Box<cleave_router::RouterBrain>),
 }
 
-impl Player {
-    fn born(line: Line) -> Option<Self> {
+impl ReplayedBrain {
+    fn from_first_line(line: AnyTapeLine) -> Option<Self> {
         match line {
-            Tape::Worker(TapeLine::Born { limits }) => {
-                Some(Self::Worker(Box::new(cleave_sched::Brain::new(limits))))
-            }
-            Tape::Router(TapeLine::Born { limits }) => {
-                Some(Self::Router(Box::new(cleave_router::Brain::new(limits))))
-            }
+            Tape::Worker(TapeRecord::Started { limits }) => Some(Self::Worker(Box::new(
+                cleave_sched::WorkerBrain::new(limits),
+            ))),
+            Tape::Router(TapeRecord::Started { limits }) => Some(Self::Router(Box::new(
+                cleave_router::RouterBrain::new(limits),
+            ))),
             _ => None,
         }
     }
 }
 
-/// What any brain does, as far as a tape is concerned.
-trait Brain {
+/// The interface of any brain that a replay needs.
+trait TapedBrain {
     type Input;
     type Output: PartialEq + std::fmt::Debug;
 
-    fn hear(&mut self, at: Time, input: Self::Input);
-    fn say(&mut self) -> Option<Self::Output>;
+    fn handle_input(&mut self, at: Time, input: Self::Input);
+    fn poll_output(&mut self) -> Option<Self::Output>;
 }
 
-impl Brain for cleave_sched::Brain {
-    type Input = cleave_sched::Input;
-    type Output = cleave_sched::Output;
+impl TapedBrain for cleave_sched::WorkerBrain {
+    type Input = cleave_sched::WorkerInput;
+    type Output = cleave_sched::WorkerOutput;
 
-    fn hear(&mut self, at: Time, input: Self::Input) {
+    fn handle_input(&mut self, at: Time, input: Self::Input) {
         self.handle(at, input);
     }
 
-    fn say(&mut self) -> Option<Self::Output> {
+    fn poll_output(&mut self) -> Option<Self::Output> {
         self.poll()
     }
 }
 
-impl Brain for cleave_router::Brain {
-    type Input = cleave_router::Input;
-    type Output = cleave_router::Output;
+impl TapedBrain for cleave_router::RouterBrain {
+    type Input = cleave_router::RouterInput;
+    type Output = cleave_router::RouterOutput;
 
-    fn hear(&mut self, at: Time, input: Self::Input) {
+    fn handle_input(&mut self, at: Time, input: Self::Input) {
         self.handle(at, input);
     }
 
-    fn say(&mut self) -> Option<Self::Output> {
+    fn poll_output(&mut self) -> Option<Self::Output> {
         self.poll()
     }
 }
 
 #[derive(Default)]
-struct Place {
+struct ReplayCursor {
     line: u64,
-    replayed: Replayed,
+    replayed: ReplayCounts,
 }
 
-impl Place {
-    fn play<B: Brain, L>(
+impl ReplayCursor {
+    fn replay_line<B: TapedBrain, L>(
         &mut self,
         brain: &mut B,
-        line: TapeLine<L, B::Input, B::Output>,
+        line: TapeRecord<L, B::Input, B::Output>,
     ) -> Result<(), TapeError> {
         match line {
-            TapeLine::Born { .. } => Err(TapeError::Misplaced { line: self.line }),
-            TapeLine::Heard { at, input } => {
-                self.silence(brain)?;
-                brain.hear(at, input);
+            TapeRecord::Started { .. } => Err(TapeError::Misplaced { line: self.line }),
+            TapeRecord::Received { at, input } => {
+                self.expect_no_output(brain)?;
+                brain.handle_input(at, input);
                 self.replayed.inputs += 1;
                 Ok(())
             }
-            TapeLine::Said { output } => {
+            TapeRecord::Emitted { output } => {
                 self.replayed.outputs += 1;
-                self.compare(Some(output), brain.say())
+                self.compare(Some(output), brain.poll_output())
             }
         }
     }
 
-    /// The brain has nothing left to say.
-    fn silence<B: Brain>(&self, brain: &mut B) -> Result<(), TapeError> {
-        self.compare(None, brain.say())
+    /// Checks that the brain has no output left.
+    fn expect_no_output<B: TapedBrain>(&self, brain: &mut B) -> Result<(), TapeError> {
+        self.compare(None, brain.poll_output())
     }
 
     fn compare<O: PartialEq + std::fmt::Debug>(

@@ -1,167 +1,170 @@
-//! A whole world from a seed: workers, routers, requests, prices, faults.
+//! A world drawn from a seed: workers, routers, requests, prices, faults.
 //!
 //! Owns: every size, probability and limit. Never: draws anything once the world runs, except from
-//! the dice it hands over. Invariant: printed before it runs, and the same for the same seed.
+//! the generator that it hands over. Invariant: printed before it runs, and the same for the same
+//! seed.
 
 mod text;
 
-use crate::damage::Flips;
-use crate::dice::{Dice, mix};
-use crate::disk::Below;
-use crate::engine::Price;
-use crate::guesses::draw_speculation;
+use crate::bit_flips::BitFlipRates;
+use crate::disk::TierSettings;
+use crate::engine::EngineCosts;
+use crate::rng::{SimRng, mix};
+use crate::speculation::draw_speculation;
 use cleave_domain::{
-    Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
+    Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, StopRules, Time, TokenId,
     WorkerDescription,
 };
-use cleave_kv::Writer;
-use cleave_router::Command;
-use cleave_sched::Lookup;
+use cleave_kv::PoolWriter;
+use cleave_router::OperatorRequest;
+use cleave_sched::LookupLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whether anything is to go wrong.
+/// Whether the world has faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weather {
-    /// Nothing is, in a fifth of the worlds.
-    Calm,
-    Rough,
+pub(crate) enum FaultPlan {
+    /// No fault occurs, in a fifth of the worlds.
+    NoFaults,
+    Faults,
 }
 
-/// Tells the dice of steps in flight from the others of a seed.
-const AHEAD: u64 = 0x6c62_272e_07bb_0142;
+/// Separates the draw of steps in flight from the seed's other draws.
+const STEPS_SEED_SALT: u64 = 0x6c62_272e_07bb_0142;
 
-/// Everything a run depends on.
+/// All inputs of a run.
 #[derive(Clone, Debug)]
-pub(crate) struct World {
+pub(crate) struct ChaosWorld {
     pub(crate) seed: u64,
-    /// What was meant.
-    weather: Weather,
+    fault_plan: FaultPlan,
     pub(crate) workers: Vec<WorkerDescription>,
     pub(crate) routers_count: usize,
-    pub(crate) requests: Vec<Arrival>,
-    pub(crate) faults: Vec<(Time, Fault)>,
-    pub(crate) price: Price,
-    pub(crate) wire: Wire,
-    pub(crate) flips: Flips,
-    pub(crate) router: cleave_router::Limits,
+    pub(crate) requests: Vec<ChaosRequest>,
+    pub(crate) faults: Vec<(Time, ChaosFault)>,
+    pub(crate) engine_costs: EngineCosts,
+    pub(crate) links: LinkBehaviour,
+    pub(crate) flips: BitFlipRates,
+    pub(crate) router: cleave_router::RouterLimits,
     pub(crate) lease: Duration,
     pub(crate) stall_max: Duration,
-    /// How long a step may take before its worker says that it is stuck.
+    /// How long a step may take before its worker reports itself stuck.
     pub(crate) step_max: Duration,
     /// Host memory of each worker, in blocks.
     pub(crate) swap_blocks: u32,
-    pub(crate) below: Below,
-    /// How blocks get from pool to pool.
-    pub(crate) writer: Writer,
-    /// How long a worker may say nothing before its routers take it for lost.
+    pub(crate) tiers: TierSettings,
+    /// The side that writes blocks into the receiver's pool.
+    pub(crate) writer: PoolWriter,
+    /// How long a worker may be silent before its routers take it for lost.
     pub(crate) silence_max: Duration,
-    /// What operators want, also in worlds without a fault.
-    pub(crate) wishes: Vec<Wish>,
+    /// Operator commands, also in worlds without faults.
+    pub(crate) commands: Vec<TimedCommand>,
     pub(crate) prefix_cache: bool,
-    /// Steps that engines take at a time.
+    /// Steps that an engine runs at a time.
     pub(crate) steps_in_flight: u32,
-    /// In half of the worlds steps verify guesses, and about half of the requests repeat themselves.
-    pub(crate) speculation: Option<Lookup>,
+    /// In half of the worlds steps verify drafts, and about half of the requests repeat their
+    /// output.
+    pub(crate) speculation: Option<LookupLimits>,
     /// When every fault is over.
-    pub(crate) heal_at: Time,
+    pub(crate) faults_end_at: Time,
 }
 
 /// A request and its client.
 #[derive(Clone, Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct ChaosRequest {
     pub(crate) at: Time,
     pub(crate) router: usize,
     pub(crate) request: Arc<Request>,
-    /// The client leaves then, if it still waits.
-    pub(crate) leaves: Option<Time>,
-    /// The client takes nothing from then on, for so long.
+    /// The client leaves then, if its answer is not complete.
+    pub(crate) leaves_at: Option<Time>,
+    /// The client stops reading then, for this long.
     pub(crate) stalls: Option<(Time, Duration)>,
 }
 
-/// What an operator wants of a worker.
+/// An operator's command to a worker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct TimedCommand {
     pub(crate) at: Time,
     pub(crate) router: usize,
     pub(crate) worker: usize,
-    pub(crate) command: Command,
+    pub(crate) command: OperatorRequest,
 }
 
-/// What links cost and how often they misbehave, while faults last.
+/// Speed of links, and their failure rates while faults last.
 #[derive(Clone, Debug)]
-pub(crate) struct Wire {
+pub(crate) struct LinkBehaviour {
     pub(crate) latency: Duration,
-    /// Added to each message, at most.
+    /// Largest random addition to each message's latency.
     pub(crate) jitter: Duration,
     pub(crate) nanos_per_byte: u64,
-    /// Until a side notices that the other is gone, at most.
-    pub(crate) notice: Duration,
+    /// Longest time until a side notices that the other is gone.
+    pub(crate) notice_max: Duration,
     /// Frames damaged, of a thousand.
     pub(crate) damage: u32,
-    /// Frames that name a block they were never given, of a thousand: a writer of the past.
-    pub(crate) stray: u32,
+    /// Frames that name a block of an earlier reservation, of a thousand.
+    pub(crate) stale_blocks: u32,
     /// Packets lost without the link breaking, of a thousand.
     pub(crate) loss: u32,
-    /// Packets that come twice, of a thousand.
-    pub(crate) twice: u32,
-    /// Packets that overtake, of a thousand: a link may be several streams.
+    /// Packets that arrive twice, of a thousand.
+    pub(crate) duplicates: u32,
+    /// Packets that overtake others, of a thousand: a link may have several streams.
     pub(crate) overtake: u32,
-    /// Steps, reads and writes that the device breaks, of a thousand.
+    /// Steps, reads and writes that the device fails, of a thousand.
     pub(crate) broken: u32,
 }
 
-/// What goes wrong at once.
+/// A fault that begins at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum ChaosFault {
     /// The process dies and starts again later.
     Crash { worker: usize, back: Duration },
-    /// The process stands still: SIGSTOP, then SIGCONT.
+    /// The process is frozen: SIGSTOP, then SIGCONT.
     Freeze { worker: usize, span: Duration },
-    /// Asked to end; starts again once it is done.
+    /// The process is asked to drain; it starts again once it is done.
     Drain { worker: usize, back: Duration },
     /// The link between two workers breaks and stays down.
     Cut {
         pair: (usize, usize),
         span: Duration,
     },
-    /// A worker and a router lose sight of each other.
-    Part {
+    /// The stream between a worker and a router breaks.
+    Disconnect {
         router: usize,
         worker: usize,
         span: Duration,
     },
-    /// The engine stands still in whatever it does.
+    /// The engine hangs in its operation.
     Hang { worker: usize, span: Duration },
-    /// A worker and everybody else lose sight of each other.
+    /// A worker loses its connections to all others.
     Isolate { worker: usize, span: Duration },
-    /// A router dies, and its clients' connections with it; another life starts later.
+    /// A router dies with its clients' connections; its next life starts later.
     Restart { router: usize, back: Duration },
-    /// Messages between routers and workers take so much longer for a while.
+    /// Messages between routers and workers take longer for a while.
     Slow { extra: Duration, span: Duration },
 }
 
-impl World {
+impl ChaosWorld {
     pub(crate) fn draw(seed: u64) -> Self {
-        let dice = &mut Dice::new(seed);
-        // There nothing may fail.
-        let weather = match dice.chance(200) {
-            true => Weather::Calm,
-            false => Weather::Rough,
+        let dice = &mut SimRng::new(seed);
+        // In a world without faults every request must be done.
+        let weather = if dice.chance(200) {
+            FaultPlan::NoFaults
+        } else {
+            FaultPlan::Faults
         };
         let window = *dice.pick(&[2_000, 50_000, 300_000, 1_000_000, 3_000_000]);
         let capacity = draw_capacity(dice);
         let workers = draw_workers(dice, capacity);
         let routers_count = if dice.chance(250) { 2 } else { 1 };
-        let mut requests = draw_requests(dice, &capacity, (routers_count, window));
+        let mut requests = draw_requests(dice, &capacity, routers_count, window);
         let faults = match weather {
-            Weather::Calm => Vec::new(),
-            Weather::Rough => draw_faults(dice, (workers.len(), routers_count), window),
+            FaultPlan::NoFaults => Vec::new(),
+            FaultPlan::Faults => draw_faults(dice, workers.len(), routers_count, window),
         };
-        let wishes = draw_wishes(dice, (&workers, routers_count), (window, weather));
+        let wishes = draw_commands(dice, &workers, routers_count, window, weather);
         let lease_max = *dice.pick(&[60_000, 500_000, 3_000_000]);
         let lease = dice.micros(30_000, lease_max);
-        let ends = faults.iter().map(|(at, fault)| *at + fault.span());
+        // Recovery begins after the last fault, arrival, stall and command.
+        let ends = faults.iter().map(|(at, fault)| *at + fault.duration());
         let heal_at = ends
             .chain(requests.iter().map(|r| r.at))
             .chain(
@@ -176,47 +179,49 @@ impl World {
         let speculation = draw_speculation(seed, &mut requests);
         Self {
             seed,
-            weather,
+            fault_plan: weather,
             routers_count,
-            price: draw_price(dice),
-            wire: draw_wire(dice, weather),
-            flips: Flips::draw(seed, weather),
-            router: draw_router(dice, lease, u32::from(weather == Weather::Calm)),
+            engine_costs: draw_price(dice),
+            links: draw_links(dice, weather),
+            flips: BitFlipRates::draw(seed, weather),
+            router: draw_router(dice, lease, u32::from(weather == FaultPlan::NoFaults)),
             lease,
             stall_max: dice.micros(300_000, 2_000_000),
             prefix_cache: dice.chance(800),
             step_max: dice.micros(20_000, 500_000),
-            // Drawn apart, so that the rest of the world is the same either way.
-            steps_in_flight: 1 + (mix(seed ^ AHEAD) & 1) as u32,
+            // Drawn from its own generator, so that the rest of a seed's world stays the same.
+            steps_in_flight: 1 + (mix(seed ^ STEPS_SEED_SALT) & 1) as u32,
             speculation,
             swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
-            below: Below::draw(seed),
-            writer: match dice.chance(250) {
-                true => Writer::Sender,
-                false => Writer::Receiver,
+            tiers: TierSettings::draw(seed),
+            writer: if dice.chance(250) {
+                PoolWriter::Sender
+            } else {
+                PoolWriter::Receiver
             },
             silence_max: dice.micros(50_000, 1_000_000),
-            wishes,
-            heal_at: heal_at + Duration::from_millis(1),
+            commands: wishes,
+            faults_end_at: heal_at + Duration::from_millis(1),
             workers,
             requests,
             faults,
         }
     }
 
-    /// How long a cancelled flight's blocks may stay held where nothing is at fault: messages to
-    /// both workers and back, whatever their engines are in the middle of, and what the links have
-    /// already taken.
+    /// The longest time for which a cancelled flight may hold blocks in a world without faults:
+    /// messages to both workers and back, the engines' operations in progress, and transfers that
+    /// the links have taken.
     pub(crate) fn cancel_max(&self) -> Duration {
         let capacity = &self.workers[0].capacity;
-        let Price {
+        let EngineCosts {
             step,
             prefill_token,
             decode_sequence,
             context_token,
             copy,
             write_bytes: _,
-        } = self.price;
+        } = self.engine_costs;
+        // The worst case: every step in flight and one more, each full, and copies of the pool.
         let steps = u64::from(1 + self.steps_in_flight);
         let slots = u64::from(capacity.slots_count);
         let context = slots * u64::from(capacity.context_tokens_max) * context_token;
@@ -224,30 +229,31 @@ impl World {
         let copies = 4 * u64::from(capacity.blocks_count) * copy;
         let engine = Duration::from_nanos(steps * (step + tokens + context) + copies);
         let pool_bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes + 128);
-        let link = Duration::from_nanos(pool_bytes * self.wire.nanos_per_byte);
-        4 * (self.wire.latency + self.wire.jitter) + engine + link
+        let link = Duration::from_nanos(pool_bytes * self.links.nanos_per_byte);
+        4 * (self.links.latency + self.links.jitter) + engine + link
     }
 
-    /// Nothing goes wrong, and nobody leaves: then every word is answered in its time.
-    pub(crate) fn undisturbed(&self) -> bool {
-        self.calm() && self.wishes.is_empty()
+    /// Whether nothing fails and no operator intervenes: then every message is answered in its
+    /// time.
+    pub(crate) fn is_undisturbed(&self) -> bool {
+        self.is_faultless() && self.commands.is_empty()
     }
 
-    pub(crate) fn calm(&self) -> bool {
-        let harmless = self.wire.harm() == 0 && !self.flips.any();
-        self.weather == Weather::Calm && self.faults.is_empty() && harmless
-    }
-}
-
-impl Wire {
-    /// Whatever may make a hand-off fail.
-    fn harm(&self) -> u32 {
-        self.damage + self.stray + self.loss + self.broken
+    pub(crate) fn is_faultless(&self) -> bool {
+        let harmless = self.links.failure_rates_sum() == 0 && !self.flips.any();
+        self.fault_plan == FaultPlan::NoFaults && self.faults.is_empty() && harmless
     }
 }
 
-impl Fault {
-    fn span(self) -> Duration {
+impl LinkBehaviour {
+    /// The sum of all rates that may make a hand-off fail.
+    fn failure_rates_sum(&self) -> u32 {
+        self.damage + self.stale_blocks + self.loss + self.broken
+    }
+}
+
+impl ChaosFault {
+    fn duration(self) -> Duration {
         match self {
             Self::Crash { back: span, .. }
             | Self::Drain { back: span, .. }
@@ -256,13 +262,13 @@ impl Fault {
             | Self::Isolate { span, .. }
             | Self::Freeze { span, .. }
             | Self::Cut { span, .. }
-            | Self::Part { span, .. }
+            | Self::Disconnect { span, .. }
             | Self::Slow { span, .. } => span,
         }
     }
 }
 
-fn draw_capacity(dice: &mut Dice) -> Capacity {
+fn draw_capacity(dice: &mut SimRng) -> Capacity {
     let block_tokens = *dice.pick(&[1, 2, 4, 8, 16]);
     let context_tokens_max = dice.count(16, 120);
     let whole = context_tokens_max.div_ceil(block_tokens);
@@ -279,7 +285,7 @@ fn draw_capacity(dice: &mut Dice) -> Capacity {
     }
 }
 
-fn draw_workers(dice: &mut Dice, capacity: Capacity) -> Vec<WorkerDescription> {
+fn draw_workers(dice: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription> {
     let mut roles = Vec::new();
     let shape = dice.count(0, 9);
     if shape < 7 {
@@ -313,15 +319,16 @@ fn draw_workers(dice: &mut Dice, capacity: Capacity) -> Vec<WorkerDescription> {
 }
 
 fn draw_requests(
-    dice: &mut Dice,
+    dice: &mut SimRng,
     capacity: &Capacity,
-    (routers, window): (usize, u64),
-) -> Vec<Arrival> {
+    routers: usize,
+    window: u64,
+) -> Vec<ChaosRequest> {
     let context = capacity.context_tokens_max;
     let count = dice.count(3, 40);
-    let tokens = |dice: &mut Dice, count: u32| -> Vec<TokenId> {
+    let tokens = |dice: &mut SimRng, count: u32| -> Vec<TokenId> {
         (0..count)
-            .map(|_| dice.count(0, crate::model::VOCAB as u32 - 1))
+            .map(|_| dice.count(0, crate::model::VOCAB_SIZE as u32 - 1))
             .collect()
     };
     let beginnings: Vec<Vec<TokenId>> = (0..3)
@@ -342,7 +349,7 @@ fn draw_requests(
         };
         let own = dice.count(1, (context - 1 - prompt.len() as u32).min(60));
         prompt.extend(tokens(dice, own));
-        let mut sampling = Sampling::greedy();
+        let mut sampling = SamplingParams::greedy();
         sampling.seed = u64::from(index);
         if dice.chance(50) {
             sampling.prompt_logprobs = Some(0);
@@ -360,7 +367,7 @@ fn draw_requests(
             },
             priority: dice.count(0, 2) as i32 - 1,
             cache_salt: u64::from(dice.chance(300)),
-            slo: Slo::default(),
+            slo: RequestSlo::default(),
         };
         let at = Time::from_nanos(dice.range(0, window) * 1000);
         let leaves = dice
@@ -370,11 +377,11 @@ fn draw_requests(
             let from = at + dice.micros(0, window.max(2));
             (from, dice.micros(1_000, 3_000_000))
         });
-        arrivals.push(Arrival {
+        arrivals.push(ChaosRequest {
             at,
             router: dice.next() as usize % routers,
             request: Arc::new(request),
-            leaves,
+            leaves_at: leaves,
             stalls,
         });
     }
@@ -382,12 +389,13 @@ fn draw_requests(
 }
 
 fn draw_faults(
-    dice: &mut Dice,
-    (workers, routers): (usize, usize),
+    dice: &mut SimRng,
+    workers: usize,
+    routers: usize,
     window: u64,
-) -> Vec<(Time, Fault)> {
+) -> Vec<(Time, ChaosFault)> {
     let count = dice.count(0, 10);
-    // Long after the last arrival little is left to disturb.
+    // Faults long after the last arrival disturb little.
     let until = window + 500_000;
     let mut faults = Vec::new();
     for _ in 0..count {
@@ -397,22 +405,22 @@ fn draw_faults(
         let other = (worker + 1 + dice.next() as usize % workers.max(2)) % workers;
         let router = dice.next() as usize % routers;
         let fault = match dice.count(0, 14) {
-            10..=11 => Fault::Hang { worker, span },
-            12 => Fault::Isolate { worker, span },
-            13 => Fault::Restart { router, back: span },
-            0..=2 => Fault::Crash { worker, back: span },
-            3 => Fault::Freeze { worker, span },
-            4 => Fault::Drain { worker, back: span },
-            5..=6 => Fault::Cut {
+            10..=11 => ChaosFault::Hang { worker, span },
+            12 => ChaosFault::Isolate { worker, span },
+            13 => ChaosFault::Restart { router, back: span },
+            0..=2 => ChaosFault::Crash { worker, back: span },
+            3 => ChaosFault::Freeze { worker, span },
+            4 => ChaosFault::Drain { worker, back: span },
+            5..=6 => ChaosFault::Cut {
                 pair: (worker, other),
                 span,
             },
-            7..=8 => Fault::Part {
+            7..=8 => ChaosFault::Disconnect {
                 router,
                 worker,
                 span,
             },
-            _ => Fault::Slow {
+            _ => ChaosFault::Slow {
                 extra: dice.micros(100, 300_000),
                 span,
             },
@@ -423,24 +431,26 @@ fn draw_faults(
     faults
 }
 
-/// In a world without a fault at most one, and only where another worker can take over.
-fn draw_wishes(
-    dice: &mut Dice,
-    (workers, routers): (&[WorkerDescription], usize),
-    (window, weather): (u64, Weather),
-) -> Vec<Wish> {
-    let count = match (dice.chance(400), weather) {
+/// A world without faults has at most one command, and only where another worker can take over.
+fn draw_commands(
+    dice: &mut SimRng,
+    workers: &[WorkerDescription],
+    routers: usize,
+    window: u64,
+    plan: FaultPlan,
+) -> Vec<TimedCommand> {
+    let count = match (dice.chance(400), plan) {
         (false, _) => 0,
-        (true, Weather::Calm) => 1,
-        (true, Weather::Rough) => dice.count(1, 4),
+        (true, FaultPlan::NoFaults) => 1,
+        (true, FaultPlan::Faults) => dice.count(1, 4),
     };
     let mut wishes = Vec::new();
     for _ in 0..count {
         let worker = dice.next() as usize % workers.len();
         let command = match dice.count(0, 4) {
-            0..=2 => Command::Drain,
-            3 => Command::Serve(Role::Prefill),
-            _ => Command::Serve(*dice.pick(&[Role::Decode, Role::Both])),
+            0..=2 => OperatorRequest::Drain,
+            3 => OperatorRequest::Serve(Role::Prefill),
+            _ => OperatorRequest::Serve(*dice.pick(&[Role::Decode, Role::Both])),
         };
         let at = Time::from_nanos(dice.range(0, window + 100_000) * 1000);
         let router = dice.next() as usize % routers;
@@ -451,8 +461,8 @@ fn draw_wishes(
         };
         let replaced = others().any(|(_, other)| other.role.prefills())
             && others().any(|(_, other)| other.role.decodes());
-        if replaced || weather == Weather::Rough {
-            wishes.push(Wish {
+        if replaced || plan == FaultPlan::Faults {
+            wishes.push(TimedCommand {
                 at,
                 router,
                 worker,
@@ -464,8 +474,8 @@ fn draw_wishes(
     wishes
 }
 
-fn draw_price(dice: &mut Dice) -> Price {
-    Price {
+fn draw_price(dice: &mut SimRng) -> EngineCosts {
+    EngineCosts {
         step: dice.range(100_000, 5_000_000),
         prefill_token: dice.range(2_000, 100_000),
         decode_sequence: dice.range(2_000, 100_000),
@@ -475,31 +485,35 @@ fn draw_price(dice: &mut Dice) -> Price {
     }
 }
 
-fn draw_wire(dice: &mut Dice, weather: Weather) -> Wire {
+fn draw_links(dice: &mut SimRng, weather: FaultPlan) -> LinkBehaviour {
     let mut rate = |most: u32| {
-        if weather == Weather::Calm || dice.chance(500) {
+        if weather == FaultPlan::NoFaults || dice.chance(500) {
             0
         } else {
             dice.count(0, most)
         }
     };
     let (damage, loss, broken, stray) = (rate(20), rate(10), rate(5), rate(5));
-    Wire {
+    LinkBehaviour {
         damage,
         loss,
         broken,
-        stray,
-        twice: dice.count(0, 30),
+        stale_blocks: stray,
+        duplicates: dice.count(0, 30),
         overtake: dice.count(0, 100),
         latency: dice.micros(10, 2_000),
         jitter: dice.micros(0, 2_000),
         nanos_per_byte: dice.range(0, 5_000),
-        notice: dice.micros(10, 500_000),
+        notice_max: dice.micros(10, 500_000),
     }
 }
 
-fn draw_router(dice: &mut Dice, lease: Duration, failures_min: u32) -> cleave_router::Limits {
-    cleave_router::Limits {
+fn draw_router(
+    dice: &mut SimRng,
+    lease: Duration,
+    failures_min: u32,
+) -> cleave_router::RouterLimits {
+    cleave_router::RouterLimits {
         flights_max: dice.count(10, 60),
         queue_max: dice.count(1, 40),
         queue_wait_max: dice.micros(500_000, 10_000_000),
@@ -512,6 +526,6 @@ fn draw_router(dice: &mut Dice, lease: Duration, failures_min: u32) -> cleave_ro
         move_ahead_tokens: dice.count(0, 16),
         reader_wait_max: dice.micros(50_000, 2_000_000),
         stuck_max: dice.micros(100_000, 5_000_000),
-        ..cleave_router::Limits::default()
+        ..cleave_router::RouterLimits::default()
     }
 }

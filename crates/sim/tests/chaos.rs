@@ -1,8 +1,8 @@
-//! Whole worlds by seed. `CHAOS_SEEDS` and `CHAOS_FROM` run others than the fixed ones, `CHAOS_LOG`
-//! keeps every line of a violation, and `CHAOS_FRESH` (any text: CI gives the commit) adds some that
-//! were never run before.
+//! Worlds by seed. `CHAOS_SEEDS` and `CHAOS_FROM` choose other seeds than the fixed ones,
+//! `CHAOS_LOG` keeps every line of a violation, and `CHAOS_FRESH` (any text: CI gives the commit)
+//! adds seeds that never ran before.
 
-use cleave_sim::{Checks, Options, chaos, tape};
+use cleave_sim::{ChaosOptions, LinkChecks, run_chaos, tape};
 use std::collections::BTreeMap;
 
 fn variable(name: &str, default: u64) -> u64 {
@@ -10,18 +10,19 @@ fn variable(name: &str, default: u64) -> u64 {
     value.map_or(default, |v| v.parse().expect("a number"))
 }
 
+// Invariant: I49.
 #[test]
-fn worlds_by_seed_break_nothing() {
+fn seeded_worlds_break_no_property() {
     let from = variable("CHAOS_FROM", 0);
     let count = variable("CHAOS_SEEDS", 500);
-    let options = Options {
+    let options = ChaosOptions {
         log: std::env::var("CHAOS_LOG").is_ok(),
-        ..Options::default()
+        ..ChaosOptions::default()
     };
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     let mut broken = Vec::new();
     for seed in from..from + count {
-        match chaos(seed, &options) {
+        match run_chaos(seed, &options) {
             Ok(report) => {
                 for (what, times) in report.counts {
                     *sums.entry(what).or_default() += times;
@@ -35,13 +36,13 @@ fn worlds_by_seed_break_nothing() {
                 *sums.entry("tokens").or_default() += report.tokens;
             }
             Err(violation) => {
-                eprintln!("seed {seed}: {}", violation.what);
+                eprintln!("seed {seed}: {}", violation.problem);
                 broken.push(violation);
             }
         }
     }
     println!("{sums:#?}");
-    // Without this, nothing might break because nothing happened.
+    // Each of these must occur, or the test would pass because nothing happened.
     for corner in [
         "kept in memory",
         "kept on disk",
@@ -83,16 +84,17 @@ fn worlds_by_seed_break_nothing() {
     }
 }
 
-/// The flips are real: where links take whatever can be read, clients get other tokens than they should.
+// Invariant: I50.
+/// Shows that the flips are real: without the links' check, clients receive wrong tokens.
 #[test]
-fn without_the_check_of_links_clients_get_wrong_tokens() {
-    let options = Options {
-        checks: Checks::Trusting,
-        ..Options::default()
+fn without_link_checksums_clients_get_wrong_tokens() {
+    let options = ChaosOptions {
+        link_checks: LinkChecks::Trust,
+        ..ChaosOptions::default()
     };
-    let broken = (0..300).filter_map(|seed| chaos(seed, &options).err());
-    let broken: Vec<_> = broken.map(|violation| violation.what).collect();
-    let wrong = |what: &&String| what.contains("alone it is");
+    let broken = (0..300).filter_map(|seed| run_chaos(seed, &options).err());
+    let broken: Vec<_> = broken.map(|violation| violation.problem).collect();
+    let wrong = |what: &&String| what.contains("the reference is");
     let wrong = broken.iter().filter(wrong).count();
     println!(
         "{} of 300 worlds break, {wrong} by wrong tokens",
@@ -101,46 +103,48 @@ fn without_the_check_of_links_clients_get_wrong_tokens() {
     assert!(wrong >= 3, "{broken:#?}");
 }
 
-/// The text is printed with the first seed, so that a failure is run again by number.
+/// The first seed is printed, so that a failure can be run again by number.
 #[test]
-fn fresh_worlds_break_nothing() {
+fn fresh_worlds_break_no_property() {
     let Ok(text) = std::env::var("CHAOS_FRESH") else {
         return;
     };
-    // FNV-1a, within what a seed's printed number stays easy to copy.
+    // FNV-1a, reduced to a seed that is easy to copy.
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let from = text.bytes().fold(0xcbf2_9ce4_8422_2325, hash) % 1_000_000_000_000;
     println!("fresh worlds for {text}: CHAOS_FROM={from} CHAOS_SEEDS=300");
     for seed in from..from + 300 {
-        if let Err(violation) = chaos(seed, &Options::default()) {
+        if let Err(violation) = run_chaos(seed, &ChaosOptions::default()) {
             panic!("{violation}");
         }
     }
 }
 
+// Invariant: I14.
 #[test]
-fn same_seed_same_bytes() {
-    let options = Options {
+fn the_same_seed_gives_the_same_bytes() {
+    let options = ChaosOptions {
         log: true,
         tape: true,
-        ..Options::default()
+        ..ChaosOptions::default()
     };
     for seed in 1..8 {
-        let first = chaos(seed, &options).expect("nothing breaks");
-        let second = chaos(seed, &options).expect("nothing breaks");
+        let first = run_chaos(seed, &options).expect("nothing breaks");
+        let second = run_chaos(seed, &options).expect("nothing breaks");
         assert!(first.log.lines().count() > 10);
         assert_eq!(first, second, "seed {seed}");
     }
 }
 
+// Invariant: I14.
 #[test]
 fn every_tape_replays_to_equal_outputs() {
-    let options = Options {
+    let options = ChaosOptions {
         tape: true,
-        ..Options::default()
+        ..ChaosOptions::default()
     };
     for seed in 10..18 {
-        let report = chaos(seed, &options).expect("nothing breaks");
+        let report = run_chaos(seed, &options).expect("nothing breaks");
         assert!(report.tapes.len() > 1);
         for lines in &report.tapes {
             let replayed = tape::replay(lines.iter().map(String::as_str));
@@ -150,16 +154,16 @@ fn every_tape_replays_to_equal_outputs() {
     }
 }
 
-/// Tapes do not say how many steps were in flight when there could be but one.
+/// Tapes of earlier versions have no `steps_in_flight`; it is 1 then.
 #[test]
-fn a_tape_of_one_step_at_a_time_replays_without_saying_so() {
-    let options = Options {
+fn a_tape_without_steps_in_flight_replays() {
+    let options = ChaosOptions {
         tape: true,
-        ..Options::default()
+        ..ChaosOptions::default()
     };
     let mut silent = 0;
     for seed in 10..14 {
-        let report = chaos(seed, &options).expect("nothing breaks");
+        let report = run_chaos(seed, &options).expect("nothing breaks");
         for lines in &report.tapes {
             let said = lines[0].contains(",\"steps_in_flight\":1");
             let birth = lines[0].replace(",\"steps_in_flight\":1", "");
@@ -174,12 +178,12 @@ fn a_tape_of_one_step_at_a_time_replays_without_saying_so() {
 }
 
 #[test]
-fn changed_tape_does_not_replay() {
-    let options = Options {
+fn a_changed_tape_does_not_replay() {
+    let options = ChaosOptions {
         tape: true,
-        ..Options::default()
+        ..ChaosOptions::default()
     };
-    let report = chaos(10, &options).expect("nothing breaks");
+    let report = run_chaos(10, &options).expect("nothing breaks");
     let mut lines = report.tapes[0].clone();
     let said = lines.iter().position(|line| line.contains("\"Said\""));
     lines.remove(said.expect("the brain said something"));

@@ -1,18 +1,19 @@
-//! Small worlds, explored whole, and what breaks in them without one guard. `EXPLORE_WORLD` explores
-//! only one, `EXPLORE_SURPRISES` further than what fits two minutes, `EXPLORE_GUARD` takes one guard
-//! away and tells the whole story.
+//! Exhaustive exploration of small worlds, and the properties that break without each guard.
+//! `EXPLORE_WORLD` explores only one world, `EXPLORE_SURPRISES` sets the number of surprises,
+//! `EXPLORE_GUARD` disables one guard and prints the counterexample.
 
-use cleave_sim::explore::{self, Guard, Scope, explore};
+use cleave_sim::explore::{self, ExploreScope, Guard, explore};
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+// Invariant: I21.
 #[test]
-fn nothing_breaks_in_any_small_world() {
-    let scope = Scope {
+fn small_worlds_break_no_property() {
+    let scope = ExploreScope {
         surprises_max: variable("EXPLORE_SURPRISES").map(|n| n.parse().expect("a number")),
-        ..Scope::default()
+        ..ExploreScope::default()
     };
     let only = variable("EXPLORE_WORLD");
     let mut states = 0;
@@ -33,7 +34,7 @@ fn nothing_breaks_in_any_small_world() {
     }
 }
 
-/// For each guard, the world in which its absence shows, and the promise that it breaks.
+/// For each guard, a world in which its absence shows, and the property that breaks.
 const WITHOUT: [(Guard, &str, &str); 12] = [
     (Guard::Generation, "astray", "S2"),
     (Guard::Place, "astray", "S2"),
@@ -50,15 +51,15 @@ const WITHOUT: [(Guard, &str, &str); 12] = [
 ];
 
 #[test]
-fn without_any_one_guard_something_breaks() {
+fn removing_any_guard_breaks_a_property() {
     let only = variable("EXPLORE_GUARD");
     for (guard, world, promise) in WITHOUT {
         if only.as_ref().is_some_and(|only| *only != guard.to_string()) {
             continue;
         }
-        let scope = Scope {
+        let scope = ExploreScope {
             without: Some(guard),
-            ..Scope::default()
+            ..ExploreScope::default()
         };
         let broken = explore(world, &scope).expect_err("a guard that nobody needs");
         println!(
@@ -72,14 +73,14 @@ fn without_any_one_guard_something_breaks() {
     }
 }
 
-/// That the answer to an unknown frame or seal is lost is covered: whoever ended the hand-off told
-/// its router too, which lets the sender go. The answer only comes sooner.
+/// A lost answer to an unknown frame or seal is covered: the receiver of the ended hand-off
+/// reported it to the router too, which releases the sender. The answer only comes sooner.
 #[test]
-fn a_sender_that_hears_nothing_is_let_go_by_its_router() {
-    let scope = Scope {
+fn an_unanswered_sender_is_released_by_its_router() {
+    let scope = ExploreScope {
         surprises_max: Some(1),
         without: Some(Guard::UnknownAnswered),
-        ..Scope::default()
+        ..ExploreScope::default()
     };
     for world in ["three", "drains", "role", "one-sided"] {
         explore(world, &scope).unwrap_or_else(|broken| panic!("{broken}"));
@@ -87,10 +88,10 @@ fn a_sender_that_hears_nothing_is_let_go_by_its_router() {
 }
 
 #[test]
-fn the_same_world_is_explored_the_same_way() {
-    let scope = Scope {
+fn exploration_is_deterministic() {
+    let scope = ExploreScope {
         surprises_max: Some(1),
-        ..Scope::default()
+        ..ExploreScope::default()
     };
     let explored = explore("drain", &scope).expect("nothing breaks");
     assert_eq!(Ok(explored), explore("drain", &scope));

@@ -1,16 +1,19 @@
-//! Measured elsewhere: a simulated worker whose prices were fitted to one half of a run of vLLM predicts the other
-//! half; and the fleet of a paper keeps its promises as often as the paper says.
+//! Comparison with published measurements: a simulated worker whose prices were fitted to one half
+//! of a vLLM run predicts the other half; and the fleet of a paper attains what the paper reports.
 //!
 //! The runs are 300 requests each to vLLM 0.19 with Llama-3.1-8B, as published with LLMServingSim
 //! (casys-kaist/LLMServingSim at 5daddb2, MIT).
 
-use cleave_domain::{Capacity, Prices, Role, RowPrice, Slo, SloPolicy, Time};
-use cleave_sim::goodput::{Arrival, Contest, Fleet, Outcome, Profile, Prompt, Way, run};
+use cleave_domain::{Capacity, Prices, RequestSlo, Role, RowPrice, SloPolicy, Time};
+use cleave_sim::goodput::{
+    FleetSpec, GoodputOutcome, PromptRecipe, RequestArrival, RoutingComparison, RoutingScheme,
+    WorkerProfile, run,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A request as it went. Seconds since the run's start.
-struct Measured {
+/// A measured request. Times are seconds since the run's start.
+struct MeasuredRequest {
     prompt: u32,
     output: u32,
     queued: f64,
@@ -19,13 +22,13 @@ struct Measured {
     last: f64,
 }
 
-fn read(text: &str) -> Vec<Measured> {
+fn read(text: &str) -> Vec<MeasuredRequest> {
     let row = |line: &str| {
         let fields: Vec<f64> = line
             .split(',')
             .map(|field| field.parse().expect("a number"))
             .collect();
-        Measured {
+        MeasuredRequest {
             prompt: fields[2] as u32,
             output: fields[3] as u32,
             queued: fields[4],
@@ -37,8 +40,8 @@ fn read(text: &str) -> Vec<Measured> {
     text.lines().skip(1).map(row).collect()
 }
 
-impl Measured {
-    /// Tokens that those attended to which it drew between two times.
+impl MeasuredRequest {
+    /// Tokens attended to by the tokens that it drew between two times.
     fn attended(&self, from: f64, to: f64) -> f64 {
         let (from, to) = (from.max(self.first), to.min(self.last));
         let gaps = f64::from(self.output - 1);
@@ -58,9 +61,9 @@ impl Measured {
     }
 }
 
-/// What a step costs, from streams that lasted as long as their steps did: each step, each row of it and each
-/// token attended to, in seconds. Least squares over the streams' durations, relative to them.
-fn fitted(half: &[Measured], all: &[Measured]) -> Prices {
+/// Fits the price of a step, of each row and of each token attended to, in seconds, to the
+/// durations of streams: least squares of the relative errors.
+fn fit_prices(half: &[MeasuredRequest], all: &[MeasuredRequest]) -> Prices {
     let mut normal = [[0.0_f64; 4]; 3];
     for stream in half {
         let (from, to) = (stream.first, stream.last);
@@ -77,7 +80,7 @@ fn fitted(half: &[Measured], all: &[Measured]) -> Prices {
             normal[row][3] += sums[row] / lasted;
         }
     }
-    let [step, row, context] = solved(normal);
+    let [step, row, context] = solve(normal);
     let nanos = |rows: u32| RowPrice {
         rows,
         nanos: ((step + row * f64::from(rows)) * 1e9) as u64,
@@ -99,8 +102,8 @@ fn fitted(half: &[Measured], all: &[Measured]) -> Prices {
     }
 }
 
-/// Gauss and Jordan, with pivots as they stand: the sums of squares on the diagonal are the largest.
-fn solved(mut normal: [[f64; 4]; 3]) -> [f64; 3] {
+/// Gauss-Jordan elimination without pivoting: the sums of squares on the diagonal are the largest.
+fn solve(mut normal: [[f64; 4]; 3]) -> [f64; 3] {
     for pivot in 0..3 {
         let scale = normal[pivot][pivot];
         normal[pivot] = normal[pivot].map(|entry| entry / scale);
@@ -126,30 +129,33 @@ fn means(times: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     (sum.0 / count, sum.1 / count)
 }
 
-struct Off {
+struct RelativeError {
     ttft: f64,
     total: f64,
 }
 
-/// How far the second half's mean times are off where the first half's prices are known.
-fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> Off {
+/// Relative errors of the second half's mean times, with prices fitted to the first half.
+fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> RelativeError {
     let measured = read(text);
-    let prices = fitted(&measured[..measured.len() / 2], &measured);
-    let arrival = |(number, request): (usize, &Measured)| Arrival {
+    let prices = fit_prices(&measured[..measured.len() / 2], &measured);
+    let arrival = |(number, request): (usize, &MeasuredRequest)| RequestArrival {
         at: Time::from_nanos((request.queued * 1e9) as u64),
-        prompt: Prompt::alone(number as u64, request.prompt),
+        prompt: PromptRecipe::unshared(number as u64, request.prompt),
         output_tokens: request.output,
-        slo: Slo::default(),
+        slo: RequestSlo::default(),
         priority: 0,
     };
-    let arrivals: Vec<Arrival> = measured.iter().enumerate().map(arrival).collect();
-    let contest = Contest {
-        fleet: Fleet::aggregated(Profile::named("h100-llama-3-8b").expect("a profile"), 1),
+    let arrivals: Vec<RequestArrival> = measured.iter().enumerate().map(arrival).collect();
+    let contest = RoutingComparison {
+        fleet: FleetSpec::aggregated(
+            WorkerProfile::named("h100-llama-3-8b").expect("a profile"),
+            1,
+        ),
         policy: Arc::new(SloPolicy::default()),
         noise_permille: 0,
         seed: 0,
     };
-    let mut scenario = contest.scenario(Way::LoadWhole, arrivals);
+    let mut scenario = contest.scenario(RoutingScheme::LoadWhole, arrivals);
     let device = &mut scenario.devices[0];
     device.limits.role = Role::Both;
     device.limits.capacity = Capacity {
@@ -161,8 +167,8 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> Off {
         context_tokens_max: 32_768,
     };
     device.limits.prices = prices.clone();
-    device.real = prices;
-    let Outcome { clients, .. } = run(&scenario);
+    device.real_prices = prices;
+    let GoodputOutcome { clients, .. } = run(&scenario);
     let simulated = clients
         .iter()
         .zip(&scenario.arrivals)
@@ -178,14 +184,14 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> Off {
         .iter()
         .map(|m| (m.first - m.queued, m.last - m.queued));
     let (real_ttft, real_total) = means(real);
-    Off {
+    RelativeError {
         ttft: ttft / real_ttft - 1.0,
         total: total / real_total - 1.0,
     }
 }
 
 #[test]
-fn the_second_half_of_a_run_of_vllm_is_as_its_first_half_lets_expect() {
+fn fitted_prices_predict_the_rest_of_a_vllm_run() {
     let text = include_str!("data/vllm_rtxpro6000_llama-3.1-8b.csv");
     let off = second_half(text, 534_000, 128);
     assert!(
@@ -201,7 +207,7 @@ fn the_second_half_of_a_run_of_vllm_is_as_its_first_half_lets_expect() {
 }
 
 #[test]
-fn memory_that_is_short_queues_as_it_did_under_vllm() {
+fn short_kv_memory_queues_as_under_vllm() {
     let text = include_str!("data/vllm_rtx4090_llama-3.1-8b.csv");
     let off = second_half(text, 41_408, 256);
     assert!(
@@ -217,7 +223,7 @@ fn memory_that_is_short_queues_as_it_did_under_vllm() {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014), as numbers in [0, 1).
-fn units() -> impl FnMut() -> f64 {
+fn unit_draws() -> impl FnMut() -> f64 {
     let mut state = 7_u64;
     move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -228,42 +234,45 @@ fn units() -> impl FnMut() -> f64 {
     }
 }
 
-/// One server, prompts of one length, Poisson arrivals: an M/D/1 queue. First tokens come after
-/// `D + R D² / (2 (1 - R D))` on average (Pollaczek and Khinchine; formula 1 of DistServe, OSDI'24).
+/// One server, prompts of one length, Poisson arrivals: an M/D/1 queue. First tokens come after `D
+/// + R D² / (2 (1 - R D))` on average (Pollaczek and Khinchine; formula 1 of DistServe, OSDI'24).
 #[test]
-fn first_tokens_wait_as_queueing_theory_says() {
+fn ttft_matches_the_md1_queue() {
     let server = Duration::from_millis(200).as_secs_f64();
     for rate in [2.0, 3.0, 4.0] {
-        let mut unit = units();
+        let mut unit = unit_draws();
         let mut at = 0.0;
         let arrivals = (0..20_000).map(|number| {
             at -= (1.0 - unit()).ln() / rate;
-            Arrival {
+            RequestArrival {
                 at: Time::from_nanos((at * 1e9) as u64),
-                prompt: Prompt::alone(number, 512),
+                prompt: PromptRecipe::unshared(number, 512),
                 output_tokens: 1,
-                slo: Slo::default(),
+                slo: RequestSlo::default(),
                 priority: 0,
             }
         });
-        let contest = Contest {
-            fleet: Fleet::aggregated(Profile::named("h100-llama-3-8b").expect("a profile"), 1),
+        let contest = RoutingComparison {
+            fleet: FleetSpec::aggregated(
+                WorkerProfile::named("h100-llama-3-8b").expect("a profile"),
+                1,
+            ),
             policy: Arc::new(SloPolicy::default()),
             noise_permille: 0,
             seed: 0,
         };
-        let mut scenario = contest.scenario(Way::LoadWhole, arrivals.collect());
-        scenario.message = Duration::ZERO;
+        let mut scenario = contest.scenario(RoutingScheme::LoadWhole, arrivals.collect());
+        scenario.message_time = Duration::ZERO;
         let device = &mut scenario.devices[0];
         device.limits.capacity.step_tokens_max = 512;
-        device.real = Prices {
+        device.real_prices = Prices {
             rows: vec![RowPrice {
                 rows: 1,
                 nanos: (server * 1e9) as u64,
             }],
             ..Prices::default()
         };
-        device.limits.prices = device.real.clone();
+        device.limits.prices = device.real_prices.clone();
         let clients = run(&scenario).clients;
         let waits = clients.iter().zip(&scenario.arrivals);
         let waits = waits.map(|(client, a)| {
@@ -296,8 +305,8 @@ fn length(bins: &[(u32, f64)], unit: f64) -> u32 {
     2000
 }
 
-/// Requests of DistServe's chat workload at so many per second.
-fn chat(rate: f64, count: u64) -> Vec<Arrival> {
+/// Arrivals of DistServe's chat workload at this rate per second.
+fn chat(rate: f64, count: u64) -> Vec<RequestArrival> {
     let text = include_str!("data/distserve_sharegpt_lengths.csv");
     let rows = text.lines().skip(1).map(|line| {
         let fields: Vec<&str> = line.split(',').collect();
@@ -311,41 +320,41 @@ fn chat(rate: f64, count: u64) -> Vec<Arrival> {
     let rows: Vec<(u32, f64, f64)> = rows.collect();
     let prompts: Vec<(u32, f64)> = rows.iter().map(|row| (row.0, row.1)).collect();
     let outputs: Vec<(u32, f64)> = rows.iter().map(|row| (row.0, row.2)).collect();
-    let mut unit = units();
+    let mut unit = unit_draws();
     let mut at = 0.0;
     (0..count)
         .map(|number| {
             at -= (1.0 - unit()).ln() / rate;
             let prompt = length(&prompts, unit()).clamp(4, 2000);
             let output = length(&outputs, unit()).clamp(1, 2048 - prompt);
-            Arrival {
+            RequestArrival {
                 at: Time::from_nanos((at * 1e9) as u64),
-                prompt: Prompt::alone(number, prompt),
+                prompt: PromptRecipe::unshared(number, prompt),
                 output_tokens: output,
-                slo: Slo::default(),
+                slo: RequestSlo::default(),
                 priority: 0,
             }
         })
         .collect()
 }
 
-/// Figure 8 of the paper, OPT-13B: two GPUs prefill together, one decodes; first tokens within 250 ms, gaps
-/// within 100 ms. Its system knows no targets, so nobody here is told of any. Rates are per GPU.
-/// Above 1.5 the decoding GPU's memory is full: the paper's system lets prompts that have run wait in the other
-/// GPUs' memory, where ours waits before it runs them, so the two differ by design.
+/// Figure 8 of the paper, OPT-13B: two GPUs prefill together, one decodes; TTFT within 250 ms, TPOT
+/// within 100 ms. The paper's system has no targets, so the requests here have none. Rates are per
+/// GPU. Above 1.5 the decoding GPU's memory is full: the paper's system keeps prompts that have run
+/// in the other GPUs' memory, while ours wait before they run, so the two differ by design.
 #[test]
-fn distserve_attains_here_what_its_paper_shows() {
-    let prefill = Profile::named("a100x2-opt-13b").unwrap();
-    let decode = Profile::named("a100-opt-13b").unwrap();
-    let contest = Contest {
-        fleet: Fleet::aggregated(decode.clone(), 2),
+fn distserve_attainment_matches_its_paper() {
+    let prefill = WorkerProfile::named("a100x2-opt-13b").unwrap();
+    let decode = WorkerProfile::named("a100-opt-13b").unwrap();
+    let contest = RoutingComparison {
+        fleet: FleetSpec::aggregated(decode.clone(), 2),
         policy: Arc::new(SloPolicy::default()),
         noise_permille: 0,
         seed: 0,
     };
     let published = [(0.5, 100.0), (1.0, 100.0), (1.5, 100.0)];
     for (rate, attained) in published {
-        let mut scenario = contest.scenario(Way::LoadSplit, chat(rate * 3.0, 2000));
+        let mut scenario = contest.scenario(RoutingScheme::LoadSplit, chat(rate * 3.0, 2000));
         scenario.devices = vec![
             prefill.device(0, Role::Prefill),
             decode.device(1, Role::Decode),

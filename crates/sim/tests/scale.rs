@@ -1,10 +1,11 @@
-//! Fleets that grow and shrink while they serve: the production brains, whoever starts workers as prices, and
-//! what existing autoscalers do beside it, on the same arrivals.
+//! Fleets that grow and shrink while they serve: the production brains, an orchestrator as prices,
+//! and the thresholds of existing autoscalers on the same arrivals.
 
-use cleave_domain::{PoolCounts, PoolScaling, Role, Scaling, SloClass, SloPolicy};
+use cleave_domain::{PoolCounts, PoolScaling, Role, ScalingPolicy, SloClass, SloPolicy};
 use cleave_sim::goodput::{
-    Arrival, Contest, Fleet, Growth, Outcome, Profile, Scenario, Starter, Way, Who, Workload, run,
-    shaped,
+    FleetHistory, FleetSpec, GoodputOutcome, Orchestrator, RequestArrival, RoutingComparison,
+    RoutingScheme, ScalingAuthority, Scenario, SyntheticWorkload, WorkerProfile, run,
+    thinned_by_curve,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,22 +21,22 @@ fn pools(prefill: u32, decode: u32) -> PoolCounts {
     }
 }
 
-fn scaling(most: PoolCounts, devices_max: u32) -> Scaling {
+fn scaling(most: PoolCounts, devices_max: u32) -> ScalingPolicy {
     let pool = |role| PoolScaling {
-        max: most.of(role),
+        max: most.for_role(role),
         up_after: Duration::from_secs(5),
         down_after: Duration::from_secs(if role.decodes() { 120 } else { 60 }),
-        ..PoolScaling::none(role)
+        ..PoolScaling::absent(role)
     };
-    Scaling {
+    ScalingPolicy {
         prefill: pool(Role::Prefill),
         decode: pool(Role::Decode),
         both: pool(Role::Both),
-        ..Scaling::new(devices_max)
+        ..ScalingPolicy::new(devices_max)
     }
 }
 
-fn policy(scaling: Option<Scaling>) -> Arc<SloPolicy> {
+fn policy(scaling: Option<ScalingPolicy>) -> Arc<SloPolicy> {
     let class = SloClass {
         ttft: Some(Duration::from_secs(3)),
         tpot: Some(Duration::from_millis(80)),
@@ -48,46 +49,50 @@ fn policy(scaling: Option<Scaling>) -> Arc<SloPolicy> {
     })
 }
 
-fn starter(who: Who, first: PoolCounts) -> Starter {
-    Starter {
-        profile: Profile::named(PROFILE).expect("it is in the table"),
-        first,
-        start: Duration::from_secs(30),
-        who,
-        kills: Vec::new(),
+fn starter(who: ScalingAuthority, first: PoolCounts) -> Orchestrator {
+    Orchestrator {
+        profile: WorkerProfile::named(PROFILE).expect("it is in the table"),
+        workers_first: first,
+        start_time: Duration::from_secs(30),
+        authority: who,
+        kill_times: Vec::new(),
         tail: Duration::from_secs(30),
     }
 }
 
-fn arrivals(workload: &str, curve: &[(u64, u32)], seed: u64) -> Vec<Arrival> {
-    let workload: Workload = workload.parse().expect("it is one");
-    shaped(workload.arrivals(&policy(None)), curve, seed)
+fn arrivals(workload: &str, curve: &[(u64, u32)], seed: u64) -> Vec<RequestArrival> {
+    let workload: SyntheticWorkload = workload.parse().expect("it is one");
+    thinned_by_curve(workload.arrivals(&policy(None)), curve, seed)
 }
 
-fn world(starter: Starter, scaling: Option<Scaling>, arrivals: Vec<Arrival>) -> Scenario {
-    let contest = Contest {
-        fleet: Fleet {
+fn world(
+    starter: Orchestrator,
+    scaling: Option<ScalingPolicy>,
+    arrivals: Vec<RequestArrival>,
+) -> Scenario {
+    let contest = RoutingComparison {
+        fleet: FleetSpec {
             profile: starter.profile.clone(),
             prefill: 1,
             decode: 1,
             both: 0,
         },
-        policy: policy(scaling.filter(|_| starter.who == Who::Router)),
+        policy: policy(scaling.filter(|_| starter.authority == ScalingAuthority::Router)),
         noise_permille: 50,
         seed: 7,
     };
     Scenario {
-        starter: Some(starter),
-        ..contest.scenario(Way::Auto, arrivals)
+        orchestrator: Some(starter),
+        ..contest.scenario(RoutingScheme::Auto, arrivals)
     }
 }
 
-fn growth(outcome: &Outcome) -> &Growth {
+fn growth(outcome: &GoodputOutcome) -> &FleetHistory {
     outcome.growth.as_ref().expect("somebody starts workers")
 }
 
-/// What may never happen, whatever the load.
-fn check(outcome: &Outcome, scaling: &Scaling) {
+/// Limits that hold under any load.
+fn check(outcome: &GoodputOutcome, scaling: &ScalingPolicy) {
     let (growth, all) = (growth(outcome), &outcome.score.all);
     assert!(growth.devices_most <= scaling.devices_max, "{growth:?}");
     assert!(
@@ -108,16 +113,17 @@ const CURVE: [(u64, u32); 5] = [
     (17 * MINUTE, 100),
 ];
 
-/// A day in twenty minutes. Existing autoscalers go by queues and occupancy, so their router refuses nobody.
+/// A day's load curve in twenty minutes. Existing autoscalers use queues and occupancy, so their
+/// router refuses no request.
 #[test]
-fn a_day_took_the_devices_of_its_peak_or_missed_its_promises() {
+fn scaling_keeps_promises_with_fewer_devices_than_the_peak() {
     let load = arrivals("heavy-heavy,rate=8,seconds=1200,seed=3", &CURVE, 1);
     let scaling = scaling(pools(8, 8), 16);
     let most = pools(8, 8);
     let of = |name: &str, who, first, way| {
         let mut scenario = world(starter(who, first), Some(scaling.clone()), load.clone());
         let policy = Arc::clone(&scenario.router.policy);
-        scenario.router = Way::router(way, &policy);
+        scenario.router = RoutingScheme::router_limits(way, &policy);
         let outcome = run(&scenario);
         let (growth, all) = (growth(&outcome), &outcome.score.all);
         println!(
@@ -131,42 +137,58 @@ fn a_day_took_the_devices_of_its_peak_or_missed_its_promises() {
         );
         outcome
     };
-    let router = of("by the promises", Who::Router, pools(1, 1), Way::Auto);
-    let peak = of("fixed for the peak", Who::Nobody, pools(4, 4), Way::Auto);
-    let mean = of("fixed for the mean", Who::Nobody, pools(2, 2), Way::Auto);
+    let router = of(
+        "by the promises",
+        ScalingAuthority::Router,
+        pools(1, 1),
+        RoutingScheme::Auto,
+    );
+    let peak = of(
+        "fixed for the peak",
+        ScalingAuthority::Fixed,
+        pools(4, 4),
+        RoutingScheme::Auto,
+    );
+    let mean = of(
+        "fixed for the mean",
+        ScalingAuthority::Fixed,
+        pools(2, 2),
+        RoutingScheme::Auto,
+    );
     let devices_max = scaling.devices_max;
-    let who = Who::Thresholds { most, devices_max };
-    let naive = of("thresholds", who, pools(1, 1), Way::LoadSplit);
+    let who = ScalingAuthority::Thresholds { most, devices_max };
+    let naive = of("thresholds", who, pools(1, 1), RoutingScheme::LoadSplit);
     check(&router, &scaling);
-    let kept = |outcome: &Outcome| outcome.score.all.attainment_permille();
+    let kept = |outcome: &GoodputOutcome| outcome.score.all.attainment_permille();
     assert!(kept(&router) >= 970, "{}", kept(&router));
     assert!(kept(&router) > kept(&mean) && kept(&router) > kept(&naive));
     let (ours, fixed) = (growth(&router).device_time, growth(&peak).device_time);
     assert!(ours * 10 < fixed * 7, "{ours:?} of {fixed:?}");
 }
 
-/// The baseline had devices that the fleet it is compared with may not have.
+/// The baseline once used devices that the compared fleet may not use.
 #[test]
-fn thresholds_were_bounded_for_each_pool_and_not_together() {
+fn threshold_scaling_keeps_the_device_limit() {
     let load = arrivals("heavy-heavy,rate=8,seconds=600,seed=3", &[(0, 1000)], 1);
     let most = |devices_max| {
-        let who = Who::Thresholds {
+        let who = ScalingAuthority::Thresholds {
             most: pools(8, 8),
             devices_max,
         };
         let mut scenario = world(starter(who, pools(1, 1)), None, load.clone());
         let policy = Arc::clone(&scenario.router.policy);
-        scenario.router = Way::router(Way::LoadSplit, &policy);
+        scenario.router = RoutingScheme::router_limits(RoutingScheme::LoadSplit, &policy);
         growth(&run(&scenario)).devices_most
     };
     assert!(most(16) > 6, "the load asks for more than six");
     assert_eq!(most(6), 6);
 }
 
-/// Steps, bursts, workers that die and start late, from nothing and back to it: bounds hold, nobody is lost, and
-/// who waits is served.
+// Invariant: I40, I41.
+/// Steps, bursts, workers that die and start late, from zero workers and back: limits hold, no
+/// stream is lost, and waiting requests are served.
 #[test]
-fn a_fleet_broke_its_bounds_or_lost_who_waited() {
+fn scaling_keeps_its_bounds_and_every_waiting_request() {
     for seed in 0..4 {
         let curve: &[(u64, u32)] = match seed % 4 {
             0 => &[(0, 300), (120, 300), (121, 1000), (300, 1000), (301, 0)],
@@ -182,7 +204,7 @@ fn a_fleet_broke_its_bounds_or_lost_who_waited() {
             2 => &[(0, 600), (300, 600), (301, 0)],
             _ => &[(0, 0), (100, 0), (101, 500), (300, 500), (301, 0)],
         };
-        let scaling = Scaling {
+        let scaling = ScalingPolicy {
             idle_after: Duration::from_secs(60),
             ..scaling(pools(5, 5), 7)
         };
@@ -191,9 +213,9 @@ fn a_fleet_broke_its_bounds_or_lost_who_waited() {
             curve,
             seed,
         );
-        let mut starter = starter(Who::Router, pools(0, 0));
+        let mut starter = starter(ScalingAuthority::Router, pools(0, 0));
         starter.tail = Duration::from_secs(400);
-        starter.kills = [150, 200].map(Duration::from_secs).into();
+        starter.kill_times = [150, 200].map(Duration::from_secs).into();
         let outcome = run(&world(starter, Some(scaling.clone()), load));
         check(&outcome, &scaling);
         let growth = growth(&outcome);
@@ -205,9 +227,10 @@ fn a_fleet_broke_its_bounds_or_lost_who_waited() {
     }
 }
 
-/// Prompts were what took time, and then answers: who had run prompts generates, and hardly anybody is started.
+/// First prompts take most time, then answers: idle prefill workers change to decode, and few
+/// workers are started.
 #[test]
-fn another_worker_was_started_where_one_had_nothing_left_to_do() {
+fn an_idle_worker_changes_role_before_another_starts() {
     let mut load = arrivals("heavy-light,rate=8,seconds=300,seed=1", &[(0, 1000)], 1);
     let mut later = arrivals("light-heavy,rate=20,seconds=300,seed=2", &[(0, 1000)], 2);
     for arrival in &mut later {
@@ -217,7 +240,7 @@ fn another_worker_was_started_where_one_had_nothing_left_to_do() {
     let mut scaling = scaling(pools(6, 6), 6);
     scaling.prefill.down_after = Duration::from_secs(600);
     let outcome = run(&world(
-        starter(Who::Router, pools(3, 1)),
+        starter(ScalingAuthority::Router, pools(3, 1)),
         Some(scaling.clone()),
         load,
     ));
@@ -226,13 +249,14 @@ fn another_worker_was_started_where_one_had_nothing_left_to_do() {
     assert!(growth.flipped > 0, "{growth:?}");
 }
 
+// Invariant: I42.
 #[test]
-fn two_routers_wanted_different_fleets() {
+fn two_routers_agree_on_the_fleet() {
     let curve = [(0, 200), (100, 200), (101, 1000), (300, 1000)];
     let load = arrivals("heavy-heavy,rate=6,seconds=300,seed=5", &curve, 5);
     let scaling = scaling(pools(5, 5), 10);
     let mut scenario = world(
-        starter(Who::Router, pools(1, 1)),
+        starter(ScalingAuthority::Router, pools(1, 1)),
         Some(scaling.clone()),
         load,
     );

@@ -1,9 +1,9 @@
-//! What a client of a front trusts.
+//! The TLS side of our HTTP clients.
 //!
-//! Owns: whose word for a server's name is taken: the authorities of a file, or else this system's. Never:
-//! goes on with a server that nobody vouches for.
+//! Owns: the authorities that a client trusts: those of a file, or of this system. Never: continues
+//! with an unverified server.
 
-use crate::follow::read_one;
+use crate::watched_files::read_one;
 use crate::{TlsError, pem, provider};
 use hyper::Uri;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -13,26 +13,26 @@ use rustls::{ClientConfig, RootCertStore};
 use std::path::Path;
 use tokio::net::TcpStream;
 
-/// Dials `http://` and `https://`.
-pub type Connector = HttpsConnector<HttpConnector>;
-/// What it dials.
-pub type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+/// Dials `http://` and `https://` addresses.
+pub type HttpTlsConnector = HttpsConnector<HttpConnector>;
+/// The stream that it dials.
+pub type HttpTlsStream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
-/// Dials what `plain` does and, for an `https://` address, asks the server for a certificate by one of the
-/// `authorities` (a file of certificates in PEM) or, without a file, of this system's (SSL_CERT_FILE and SSL_CERT_DIR
-/// replace those).
+/// Wraps `plain` with TLS: for an `https://` address the server must have a certificate by one of
+/// the `authorities` (a file of certificates in PEM) or, without a file, of this system
+/// (SSL_CERT_FILE and SSL_CERT_DIR replace those).
 ///
 /// # Errors
-/// If they are needed, and cannot be read or are none.
+/// If authorities are needed, and cannot be read or there are none.
 pub fn connector(
     mut plain: HttpConnector,
     url: &Uri,
     authorities: Option<&Path>,
-) -> Result<Connector, TlsError> {
+) -> Result<HttpTlsConnector, TlsError> {
     plain.enforce_http(false);
     let trusted = match (url.scheme_str(), authorities) {
         (Some("https"), Some(path)) => pem::authorities(&read_one(path)?)?,
-        (Some("https"), None) => of_this_system()?,
+        (Some("https"), None) => system_authorities()?,
         _ => RootCertStore::empty(),
     };
     let builder = ClientConfig::builder_with_provider(provider());
@@ -49,8 +49,8 @@ pub fn connector(
         .wrap_connector(plain))
 }
 
-/// Certificates there that are not understood are left out, as everybody does.
-fn of_this_system() -> Result<RootCertStore, TlsError> {
+/// The authorities of this system; certificates that cannot be parsed are skipped, as usual.
+fn system_authorities() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut store = RootCertStore::empty();
     let (added, _) = store.add_parsable_certificates(found.certs);
@@ -58,8 +58,9 @@ fn of_this_system() -> Result<RootCertStore, TlsError> {
         return Ok(store);
     }
     let reasons: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-    Err(TlsError::NoAuthorities(match reasons.is_empty() {
-        true => "there are none".to_owned(),
-        false => reasons.join("; "),
+    Err(TlsError::NoAuthorities(if reasons.is_empty() {
+        "there are none".to_owned()
+    } else {
+        reasons.join("; ")
     }))
 }

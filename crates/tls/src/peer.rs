@@ -1,21 +1,27 @@
-//! How the processes of a fleet know each other.
+//! Mutual TLS between the processes of a fleet.
 //!
-//! Owns: who is a peer: whoever shows a certificate of the fleet's authority that is for the name
-//! [`PEER_NAME`]. Never: tells one peer from another. Invariant: neither end of a connection says or
-//! hears anything before both have shown that.
+//! Owns: the definition of a peer: a process with a certificate of the authority of the fleet, for
+//! the name [`PEER_NAME`]. Never: distinguishes one peer from another. Invariant: neither end of a
+//! connection sends or accepts data before both are authenticated.
 //!
-//! The name is the same for all, because workers come and go at addresses that no certificate could
-//! name beforehand; and it is asked for at both ends, so that an authority may sign for others too.
+//! The name is the same for all peers, because workers come and go at addresses that no certificate
+//! could name beforehand. Both ends check it, so that the authority may sign certificates for other
+//! purposes, too.
 
-use crate::follow::{Contents, Followed};
-use crate::reason::explained;
-use crate::{Connector, TlsError, pem, provider};
+use crate::reason::{explain, explain_connect_error};
+use crate::watched_files::{FileContents, WatchedFiles};
+use crate::{HttpTlsConnector, TlsError, pem, provider};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector};
 use hyper_util::client::legacy::connect::HttpConnector;
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::verify_server_name;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -24,19 +30,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{StartHandshake, TlsAcceptor, TlsConnector, client};
 
-/// The DNS name that every peer's certificate is for.
+/// The DNS name in the certificate of every peer.
 pub const PEER_NAME: &str = "cleave-peer";
 
-/// What two peers say to each other; no connection for the one is taken for the other.
+/// The protocol of a connection between peers; ALPN keeps the two apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum PeerProtocol {
     /// Orders and reports, by gRPC over HTTP/2.
     Control,
-    /// KV blocks.
+    /// KV blocks between two workers.
     Data,
 }
 
-impl Line {
+impl PeerProtocol {
     fn alpn(self) -> Vec<u8> {
         match self {
             Self::Control => b"h2".to_vec(),
@@ -45,12 +51,12 @@ impl Line {
     }
 }
 
-/// A peer's certificate and whom it takes for peers, as they are now. Clones are the same.
+/// The certificate of a peer and the authorities that it trusts, as in force. Clones share them.
 #[derive(Clone)]
-pub struct PeerTls(Arc<Followed<Ends>>);
+pub struct PeerTls(Arc<WatchedFiles<PeerTlsConfigs>>);
 
-/// Both ends of both lines.
-struct Ends {
+/// The configurations of both ends, for both protocols.
+struct PeerTlsConfigs {
     servers: [Arc<ServerConfig>; 2],
     clients: [Arc<ClientConfig>; 2],
 }
@@ -59,69 +65,78 @@ impl PeerTls {
     /// Reads `tls.crt`, `tls.key` and `ca.crt` of a folder, as Kubernetes mounts a TLS secret.
     ///
     /// # Errors
-    /// If one cannot be read, or they do not fit together.
+    /// If a file cannot be read, or the files do not match.
     pub fn open(folder: &Path) -> Result<Self, TlsError> {
         let paths = ["tls.crt", "tls.key", "ca.crt"].map(|name| folder.join(name));
-        Ok(Self(Followed::open(paths.to_vec(), Box::new(ends))?))
+        Ok(Self(WatchedFiles::open(
+            paths.to_vec(),
+            Box::new(peer_configs),
+        )?))
     }
 
-    /// Follows the files for as long as it is polled. Connections that stand keep what they began with.
+    /// Watches the files while it is polled. Established connections keep their configuration.
     pub async fn follow(self) {
         self.0.run().await;
     }
 
-    /// Whether a connection that asks for this name wants to be a peer's.
-    pub fn is_meant(name: Option<&str>) -> bool {
+    /// Whether a connection that asks for this server name is meant to be a peer.
+    pub fn is_peer_name(name: Option<&str>) -> bool {
         name == Some(PEER_NAME)
     }
 
-    /// Shows who this is to whoever dialled, who must show the same.
+    /// Accepts a connection: both ends authenticate.
     ///
     /// # Errors
-    /// If the other end is no peer, or breaks off.
-    pub async fn accept<S>(&self, stream: S, line: Line) -> io::Result<TlsStream<S>>
+    /// If the other end is no peer, or closes the connection.
+    pub async fn accept<S>(&self, stream: S, protocol: PeerProtocol) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let config = Arc::clone(&self.0.current().servers[line as usize]);
-        let stream = TlsAcceptor::from(config).accept(stream).await?;
-        check(stream.get_ref().1)?;
-        Ok(stream)
+        let config = Arc::clone(&self.0.current().servers[protocol as usize]);
+        let stream = TlsAcceptor::from(config).accept(stream).await;
+        stream.map_err(explain)
     }
 
-    /// As [`Self::accept`], for a connection whose first message was read already.
+    /// As [`Self::accept`], for a connection whose first message was already read.
     ///
     /// # Errors
-    /// As there.
-    pub async fn take<S>(&self, start: StartHandshake<S>, line: Line) -> io::Result<TlsStream<S>>
+    /// As [`Self::accept`].
+    pub async fn accept_started<S>(
+        &self,
+        start: StartHandshake<S>,
+        protocol: PeerProtocol,
+    ) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let config = Arc::clone(&self.0.current().servers[line as usize]);
-        let stream = start.into_stream(config).await?;
-        check(stream.get_ref().1)?;
-        Ok(stream)
+        let config = Arc::clone(&self.0.current().servers[protocol as usize]);
+        let stream = start.into_stream(config).await;
+        stream.map_err(explain)
     }
 
-    /// Shows who this is to whom it dialled, who must show the same.
+    /// Authenticates a connection that this end dialled: both ends authenticate.
     ///
     /// # Errors
-    /// If the other end is no peer, or breaks off.
-    pub async fn connect<S>(&self, stream: S, line: Line) -> io::Result<client::TlsStream<S>>
+    /// If the other end is no peer, or closes the connection.
+    pub async fn connect<S>(
+        &self,
+        stream: S,
+        protocol: PeerProtocol,
+    ) -> io::Result<client::TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let config = Arc::clone(&self.0.current().clients[line as usize]);
+        let config = Arc::clone(&self.0.current().clients[protocol as usize]);
         let connector = TlsConnector::from(config);
         let connected = connector.connect(name(), stream).await;
-        connected.map_err(explained)
+        connected.map_err(explain_connect_error)
     }
 
-    /// Dials peers for a client of HTTP/2, at `https://` addresses: as [`Self::connect`] on the line of control, by the
-    /// certificates of now.
-    pub fn connector(&self, mut plain: HttpConnector) -> Connector {
+    /// Dials peers for a client of HTTP/2, at `https://` addresses: as [`Self::connect`] with the
+    /// control protocol and the certificates in force now.
+    pub fn connector(&self, mut plain: HttpConnector) -> HttpTlsConnector {
         plain.enforce_http(false);
-        let config = Arc::clone(&self.0.current().clients[Line::Control as usize]);
+        let config = Arc::clone(&self.0.current().clients[PeerProtocol::Control as usize]);
         let named = Arc::new(FixedServerNameResolver::new(name()));
         HttpsConnector::new(plain, config, true, named)
     }
@@ -143,23 +158,63 @@ fn name() -> ServerName<'static> {
     ServerName::try_from(PEER_NAME).expect("a DNS name")
 }
 
-/// The authority has signed for whoever dialled, as was verified; and for a peer.
-fn check(connection: &ServerConnection) -> io::Result<()> {
-    let shown = connection.peer_certificates();
-    let shown = shown.and_then(|chain| chain.first());
-    let shown = shown.ok_or_else(|| io::Error::other("the other end showed no certificate"))?;
-    is_peers(shown).map_err(|error| {
-        io::Error::other(format!(
-            "the other end's certificate is not for {PEER_NAME}: {error}"
-        ))
-    })
-}
-
-fn is_peers(certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+fn check_peer_name(certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
     verify_server_name(&ParsedCertificate::try_from(certificate)?, &name())
 }
 
-fn ends(files: &[Contents]) -> Result<Ends, TlsError> {
+/// Requires a certificate of the authority (as the inner verifier does) with the name of a peer.
+/// The check is part of the handshake, so that the dialling end gets an alert.
+#[derive(Debug)]
+struct PeerVerifier(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for PeerVerifier {
+    fn offer_client_auth(&self) -> bool {
+        self.0.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let verified = self.0.verify_client_cert(certificate, intermediates, now)?;
+        check_peer_name(certificate)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+fn peer_configs(files: &[FileContents]) -> Result<PeerTlsConfigs, TlsError> {
     let [certificate, key, authority] = files else {
         unreachable!("three files were asked for");
     };
@@ -168,85 +223,87 @@ fn ends(files: &[Contents]) -> Result<Ends, TlsError> {
         let reason = format!("it is not for the DNS name {PEER_NAME}: {error}");
         TlsError::Certificate(certificate.path.clone(), reason)
     };
-    is_peers(&chain[0]).map_err(unfit)?;
+    check_peer_name(&chain[0]).map_err(unfit)?;
     let authorities = Arc::new(pem::authorities(authority)?);
-    let make = |line: Line| {
+    let make = |protocol: PeerProtocol| {
         let secret = pem::key(key)?;
-        let made = servers(&authorities, (chain.clone(), secret.clone_key()), line);
+        let made = servers(&authorities, chain.clone(), secret.clone_key(), protocol);
         let made = made.and_then(|server| {
-            let client = clients(&authorities, (chain.clone(), secret), line)?;
+            let client = clients(&authorities, chain.clone(), secret, protocol)?;
             Ok((server, client))
         });
-        made.map_err(|reason| TlsError::Pair(certificate.path.clone(), key.path.clone(), reason))
+        made.map_err(|reason| {
+            TlsError::KeyMismatch(certificate.path.clone(), key.path.clone(), reason)
+        })
     };
-    let (control, data) = (make(Line::Control)?, make(Line::Data)?);
-    Ok(Ends {
+    let (control, data) = (make(PeerProtocol::Control)?, make(PeerProtocol::Data)?);
+    Ok(PeerTlsConfigs {
         servers: [control.0, data.0],
         clients: [control.1, data.1],
     })
 }
 
-type Pair = (
-    Vec<CertificateDer<'static>>,
-    rustls::pki_types::PrivateKeyDer<'static>,
-);
-
 fn servers(
     authorities: &Arc<RootCertStore>,
-    (chain, key): Pair,
-    line: Line,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    protocol: PeerProtocol,
 ) -> Result<Arc<ServerConfig>, String> {
-    let told = |error: rustls::Error| error.to_string();
+    let error_text = |error: rustls::Error| error.to_string();
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(authorities), provider());
     let verifier = verifier.build().map_err(|error| error.to_string())?;
     let builder = ServerConfig::builder_with_provider(provider());
     let builder = builder
         .with_safe_default_protocol_versions()
-        .map_err(told)?;
-    let builder = builder.with_client_cert_verifier(verifier);
-    let mut config = builder.with_single_cert(chain, key).map_err(told)?;
-    config.alpn_protocols = vec![line.alpn()];
+        .map_err(error_text)?;
+    let builder = builder.with_client_cert_verifier(Arc::new(PeerVerifier(verifier)));
+    let mut config = builder.with_single_cert(chain, key).map_err(error_text)?;
+    config.alpn_protocols = vec![protocol.alpn()];
     Ok(Arc::new(config))
 }
 
 fn clients(
     authorities: &Arc<RootCertStore>,
-    (chain, key): Pair,
-    line: Line,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    protocol: PeerProtocol,
 ) -> Result<Arc<ClientConfig>, String> {
-    let told = |error: rustls::Error| error.to_string();
+    let error_text = |error: rustls::Error| error.to_string();
     let builder = ClientConfig::builder_with_provider(provider());
     let builder = builder
         .with_safe_default_protocol_versions()
-        .map_err(told)?;
+        .map_err(error_text)?;
     let builder = builder.with_root_certificates(Arc::clone(authorities));
-    let mut config = builder.with_client_auth_cert(chain, key).map_err(told)?;
-    config.alpn_protocols = vec![line.alpn()];
+    let mut config = builder
+        .with_client_auth_cert(chain, key)
+        .map_err(error_text)?;
+    config.alpn_protocols = vec![protocol.alpn()];
     Ok(Arc::new(config))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ExplainedStream;
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     use tempfile::TempDir;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
-    type Authority = CertifiedIssuer<'static, KeyPair>;
+    type TestIssuer = CertifiedIssuer<'static, KeyPair>;
 
-    fn authority() -> Authority {
+    fn authority() -> TestIssuer {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
     }
 
-    /// A folder with a certificate for `name` by `issuer`, which trusts `trusted`.
-    fn folder(issuer: &Authority, trusted: &Authority, name: &str) -> TempDir {
+    /// A folder with a certificate for `name` by `issuer`; its authority file has `trusted`.
+    fn folder(issuer: &TestIssuer, trusted: &TestIssuer, name: &str) -> TempDir {
         let params = CertificateParams::new([name.to_owned()]).unwrap();
         folder_of(issuer, trusted, &params)
     }
 
-    fn folder_of(issuer: &Authority, trusted: &Authority, params: &CertificateParams) -> TempDir {
+    fn folder_of(issuer: &TestIssuer, trusted: &TestIssuer, params: &CertificateParams) -> TempDir {
         let key = KeyPair::generate().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: String| {
@@ -258,14 +315,17 @@ mod tests {
         folder
     }
 
-    /// Whether a word from the one that dials reaches the one that accepts.
-    async fn talk(from: (&PeerTls, Line), to: (&PeerTls, Line)) -> io::Result<()> {
+    /// Sends a word from the dialling end to the accepting one.
+    async fn send_word(
+        from: (&PeerTls, PeerProtocol),
+        to: (&PeerTls, PeerProtocol),
+    ) -> io::Result<()> {
         let (near, far) = duplex(1 << 16);
         let dials = async {
             let mut stream = from.0.connect(near, from.1).await?;
             stream.write_all(b"word").await?;
             stream.flush().await?;
-            // Open until the other end has heard it.
+            // The stream stays open until the other end has read the word.
             Ok(stream)
         };
         let accepts = async {
@@ -280,65 +340,108 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_peers_of_one_fleet_talk_and_only_on_one_line() {
+    async fn only_peers_of_one_fleet_connect_and_on_one_protocol() {
         let (ours, theirs) = (authority(), authority());
         let open = |folder: &TempDir| PeerTls::open(folder.path());
         let peers = folder(&ours, &ours, PEER_NAME);
         let (one, other) = (open(&peers).unwrap(), open(&peers).unwrap());
-        for line in [Line::Control, Line::Data] {
-            talk((&one, line), (&other, line)).await.unwrap();
+        for protocol in [PeerProtocol::Control, PeerProtocol::Data] {
+            send_word((&one, protocol), (&other, protocol))
+                .await
+                .unwrap();
         }
-        let crossed = talk((&one, Line::Control), (&other, Line::Data)).await;
-        assert!(crossed.is_err(), "a line was taken for the other");
-        // Of another authority, whichever end it is.
+        let crossed = send_word((&one, PeerProtocol::Control), (&other, PeerProtocol::Data)).await;
+        assert!(
+            crossed.is_err(),
+            "connections of two protocols must not match"
+        );
+        // A certificate of another authority, at either end.
         let stranger = open(&folder(&theirs, &ours, PEER_NAME)).unwrap();
-        let line = Line::Data;
-        assert!(talk((&stranger, line), (&one, line)).await.is_err());
-        assert!(talk((&one, line), (&stranger, line)).await.is_err());
-        // Of the same authority, and no peer.
+        let protocol = PeerProtocol::Data;
+        assert!(
+            send_word((&stranger, protocol), (&one, protocol))
+                .await
+                .is_err()
+        );
+        assert!(
+            send_word((&one, protocol), (&stranger, protocol))
+                .await
+                .is_err()
+        );
+        // A certificate of the same authority for another name.
         let guest = folder(&ours, &ours, "guest.example");
         let told = open(&guest).unwrap_err().to_string();
         assert!(told.contains("not for the DNS name cleave-peer"), "{told}");
     }
 
-    #[tokio::test]
-    async fn a_certificate_of_the_authority_for_somebody_else_was_a_peers() {
-        let ours = authority();
-        let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
-        let guest = folder(&ours, &ours, "guest.example");
-        let file = |name: &str| Contents {
-            path: guest.path().join(name),
-            bytes: std::fs::read(guest.path().join(name)).unwrap(),
+    /// The configurations of both ends, with a certificate of the authority for this name.
+    fn stranger(ours: &TestIssuer, name: &str) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+        let folder = folder(ours, ours, name);
+        let file = |name: &str| FileContents {
+            path: folder.path().join(name),
+            bytes: std::fs::read(folder.path().join(name)).unwrap(),
         };
         let chain = pem::certificates(&file("tls.crt")).unwrap();
-        let key = pem::key(&file("tls.key")).unwrap();
+        let key = || pem::key(&file("tls.key")).unwrap();
         let authorities = Arc::new(pem::authorities(&file("ca.crt")).unwrap());
-        let config = clients(&authorities, (chain, key), Line::Data).unwrap();
-        let (near, far) = duplex(1 << 16);
-        let dials = TlsConnector::from(config).connect(name(), near);
-        let (_dialled, accepted) = tokio::join!(dials, peer.accept(far, Line::Data));
-        let told = accepted.unwrap_err().to_string();
-        assert!(told.contains("not for cleave-peer"), "{told}");
+        let server = servers(&authorities, chain.clone(), key(), PeerProtocol::Data).unwrap();
+        let client = clients(&authorities, chain, key(), PeerProtocol::Data).unwrap();
+        (server, client)
     }
 
     #[tokio::test]
-    async fn a_certificate_that_has_run_out_or_none_at_all_was_a_peers() {
+    async fn a_certificate_for_another_name_is_explained_at_both_ends() {
         let ours = authority();
-        let line = Line::Control;
+        let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
+        let (server, client) = stranger(&ours, "guest.example");
+        // The other process dials: its side of the handshake is complete when it is refused.
+        let (near, far) = duplex(1 << 16);
+        let dials = async {
+            let stream = TlsConnector::from(client).connect(name(), near).await?;
+            ExplainedStream(stream).read_u8().await
+        };
+        let (dialled, accepted) = tokio::join!(dials, peer.accept(far, PeerProtocol::Data));
+        let told = accepted.unwrap_err().to_string();
+        assert!(
+            told.contains("is not for cleave-peer") && told.contains("guest.example"),
+            "{told}"
+        );
+        let told = dialled.unwrap_err().to_string();
+        assert!(
+            told.contains("BadCertificate") && told.contains("for the name cleave-peer"),
+            "{told}"
+        );
+        // The other process is dialled.
+        let (near, far) = duplex(1 << 16);
+        let accepts = TlsAcceptor::from(server).accept(far);
+        let (dialled, _accepted) = tokio::join!(peer.connect(near, PeerProtocol::Data), accepts);
+        let told = dialled.unwrap_err().to_string();
+        assert!(
+            told.contains("is not for cleave-peer") && told.contains("guest.example"),
+            "{told}"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_expired_or_missing_certificate_is_refused() {
+        let ours = authority();
+        let protocol = PeerProtocol::Control;
         let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
         let mut over = CertificateParams::new([PEER_NAME.to_owned()]).unwrap();
         over.not_after = rcgen::date_time_ymd(2001, 1, 1);
         let over = PeerTls::open(folder_of(&ours, &ours, &over).path()).unwrap();
         for (from, to) in [(&over, &peer), (&peer, &over)] {
-            let told = talk((from, line), (to, line)).await.unwrap_err();
+            let told = send_word((from, protocol), (to, protocol))
+                .await
+                .unwrap_err();
             assert!(told.to_string().contains("xpired"), "{told}");
         }
-        // One that trusts the fleet's authority, and shows nothing.
+        // A client that trusts the authority of the fleet, without a certificate.
         let pem = ours.pem();
         let mut roots = RootCertStore::empty();
         roots
             .add(
-                pem::certificates(&Contents {
+                pem::certificates(&FileContents {
                     path: "ca.crt".into(),
                     bytes: pem.into_bytes(),
                 })
@@ -349,29 +452,37 @@ mod tests {
         let config = ClientConfig::builder_with_provider(provider());
         let config = config.with_safe_default_protocol_versions().unwrap();
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = vec![line.alpn()];
+        config.alpn_protocols = vec![protocol.alpn()];
         let (near, far) = duplex(1 << 16);
         let dials = TlsConnector::from(Arc::new(config)).connect(name(), near);
-        let (_dialled, accepted) = tokio::join!(dials, peer.accept(far, line));
+        let (_dialled, accepted) = tokio::join!(dials, peer.accept(far, protocol));
         let told = accepted.unwrap_err().to_string();
         assert!(told.contains("no certificates"), "{told}");
     }
 
     #[tokio::test]
-    async fn an_authority_that_was_changed_went_on_being_trusted() {
+    async fn a_replaced_authority_is_no_longer_trusted() {
         let (old, new) = (authority(), authority());
         let folder_old = folder(&old, &old, PEER_NAME);
         let stays = PeerTls::open(folder(&old, &old, PEER_NAME).path()).unwrap();
         let changes = PeerTls::open(folder_old.path()).unwrap();
-        let line = Line::Control;
-        talk((&stays, line), (&changes, line)).await.unwrap();
+        let protocol = PeerProtocol::Control;
+        send_word((&stays, protocol), (&changes, protocol))
+            .await
+            .unwrap();
         let folder_new = folder(&new, &new, PEER_NAME);
         for name in ["tls.crt", "tls.key", "ca.crt"] {
             std::fs::copy(folder_new.path().join(name), folder_old.path().join(name)).unwrap();
         }
-        assert!(changes.0.look().unwrap().is_ok());
-        assert!(talk((&stays, line), (&changes, line)).await.is_err());
+        assert!(changes.0.check_files().unwrap().is_ok());
+        assert!(
+            send_word((&stays, protocol), (&changes, protocol))
+                .await
+                .is_err()
+        );
         let renewed = PeerTls::open(folder_new.path()).unwrap();
-        talk((&renewed, line), (&changes, line)).await.unwrap();
+        send_word((&renewed, protocol), (&changes, protocol))
+            .await
+            .unwrap();
     }
 }

@@ -1,13 +1,13 @@
-//! What stands in PEM files.
+//! Reads certificates and keys from PEM files.
 
 use crate::TlsError;
-use crate::follow::Contents;
+use crate::watched_files::FileContents;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Every certificate of a file, at least one.
-pub(crate) fn certificates(file: &Contents) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// All certificates of a file, at least one.
+pub(crate) fn certificates(file: &FileContents) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |reason: String| TlsError::Certificate(file.path.clone(), reason);
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&file.bytes).collect();
     match found {
@@ -18,7 +18,7 @@ pub(crate) fn certificates(file: &Contents) -> Result<Vec<CertificateDer<'static
 }
 
 /// The first private key of a file.
-pub(crate) fn key(file: &Contents) -> Result<PrivateKeyDer<'static>, TlsError> {
+pub(crate) fn key(file: &FileContents) -> Result<PrivateKeyDer<'static>, TlsError> {
     let wrong = |error: rustls::pki_types::pem::Error| {
         let reason = match error {
             rustls::pki_types::pem::Error::NoItemsFound => {
@@ -31,12 +31,12 @@ pub(crate) fn key(file: &Contents) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&file.bytes).map_err(wrong)
 }
 
-/// Every authority of a file.
-pub(crate) fn authorities(file: &Contents) -> Result<RootCertStore, TlsError> {
+/// All authorities of a file.
+pub(crate) fn authorities(file: &FileContents) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(file)? {
         let wrong = |error: rustls::Error| {
-            TlsError::Certificate(file.path.clone(), format!("no authority: {error}"))
+            TlsError::Certificate(file.path.clone(), format!("not a valid authority: {error}"))
         };
         store.add(certificate).map_err(wrong)?;
     }

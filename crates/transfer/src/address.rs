@@ -1,25 +1,26 @@
-//! Where a worker can be reached, as one text that routers pass on without reading it.
+//! The data address of a worker, as one text that routers forward without parsing it.
 //!
-//! Owns: that text, both ways. Never: resolves a name, or tries whether anybody is there.
-//! Invariant: what is written is read back as it was.
+//! Owns: that text, both ways. Never: resolves a name, or connects.
+//! Invariant: a written address parses to the same value.
 //!
-//! `tcp://HOST:PORT` and `shm://HOST_ID/NAME`, with commas; a bare `HOST:PORT` is TCP. `nixl://tcp` beside them says that
-//! links over NIXL are made at the TCP address too. Parts of other schemes belong to other releases and are passed over.
+//! The form is `tcp://HOST:PORT` and `shm://HOST_ID/NAME`, separated by commas; a bare `HOST:PORT`
+//! is TCP. `nixl://tcp` beside them announces that links over NIXL are made at the TCP address too.
+//! Parts with other schemes belong to other releases and are ignored.
 
 use std::fmt;
 
-/// How to reach a peer.
+/// The route to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// It is in this process, on the same [`crate::LocalNet`].
+pub enum PeerRoute {
+    /// The peer is in this process, on the same [`crate::LocalNet`].
     Local,
-    /// At these addresses; the best that works is taken.
-    Remote(Addresses),
+    /// At these addresses; the preferred transport that works is used.
+    Remote(DataAddresses),
 }
 
-/// Where a worker listens, for each transport it has.
+/// The addresses at which a worker listens, for each of its transports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses {
+pub struct DataAddresses {
     /// `host:port` of its TCP listener.
     pub tcp: Option<String>,
     /// Its listener for processes of the same host.
@@ -28,50 +29,51 @@ pub struct Addresses {
     pub nixl: bool,
 }
 
-/// A listener that only processes of one host can reach.
+/// The address of a listener that only processes of one host can reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAddress {
-    /// Which host, in which boot of it: others need not try.
+    /// The host and its boot; processes of other hosts do not try the address.
     pub host_id: String,
-    /// The name of the socket there.
+    /// The name of the socket on that host.
     pub name: String,
 }
 
-/// A text that names no way to reach a worker.
+/// An address without a known transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "data address \"{0}\" names no transport that this release has: expected tcp://HOST:PORT, \
      shm://HOST_ID/NAME, or both with a comma"
 )]
-pub struct AddressError(String);
+pub struct DataAddressError(String);
 
-impl Route {
-    /// Reads what a worker announced; nothing at all means that it is in this process.
+impl PeerRoute {
+    /// Parses an announced address; an empty one means that the worker is in this process.
     ///
     /// # Errors
-    /// If there is something, but no transport of this release.
-    pub fn parse(announced: &str) -> Result<Self, AddressError> {
-        match announced.is_empty() {
-            true => Ok(Self::Local),
-            false => Addresses::parse(announced).map(Self::Remote),
+    /// If the text is not empty and names no transport of this release.
+    pub fn parse(announced: &str) -> Result<Self, DataAddressError> {
+        if announced.is_empty() {
+            Ok(Self::Local)
+        } else {
+            DataAddresses::parse(announced).map(Self::Remote)
         }
     }
 
-    /// Over TCP alone.
+    /// A route over TCP only.
     pub fn tcp(address: impl Into<String>) -> Self {
-        Self::Remote(Addresses {
+        Self::Remote(DataAddresses {
             tcp: Some(address.into()),
-            ..Addresses::default()
+            ..DataAddresses::default()
         })
     }
 }
 
-impl Addresses {
-    /// Reads what [`fmt::Display`] wrote.
+impl DataAddresses {
+    /// Parses the output of [`fmt::Display`].
     ///
     /// # Errors
-    /// If no part of it is a transport of this release.
-    pub fn parse(announced: &str) -> Result<Self, AddressError> {
+    /// If no part names a transport of this release.
+    pub fn parse(announced: &str) -> Result<Self, DataAddressError> {
         let mut addresses = Self::default();
         for part in announced.split(',') {
             match part.split_once("://") {
@@ -83,7 +85,7 @@ impl Addresses {
             }
         }
         match (&addresses.tcp, &addresses.shared_memory) {
-            (None, None) => Err(AddressError(announced.to_owned())),
+            (None, None) => Err(DataAddressError(announced.to_owned())),
             _ => Ok(addresses),
         }
     }
@@ -99,7 +101,7 @@ impl HostAddress {
     }
 }
 
-impl fmt::Display for Addresses {
+impl fmt::Display for DataAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tcp = self.tcp.iter().map(|address| format!("tcp://{address}"));
         let host = self.shared_memory.iter();
@@ -115,8 +117,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_comes_back_and_strange_parts_are_passed_over() {
-        let addresses = Addresses {
+    fn addresses_round_trip_and_unknown_schemes_are_ignored() {
+        let addresses = DataAddresses {
             tcp: Some("[::1]:70".into()),
             shared_memory: Some(HostAddress {
                 host_id: "a-b".into(),
@@ -126,21 +128,21 @@ mod tests {
         };
         let text = addresses.to_string();
         assert_eq!(text, "tcp://[::1]:70,shm://a-b/cleave/1,nixl://tcp");
-        assert_eq!(Addresses::parse(&text).unwrap(), addresses);
+        assert_eq!(DataAddresses::parse(&text).unwrap(), addresses);
         let newer = format!("rdma://x/y,{text}");
-        assert_eq!(Addresses::parse(&newer).unwrap(), addresses);
+        assert_eq!(DataAddresses::parse(&newer).unwrap(), addresses);
     }
 
     #[test]
-    fn an_address_of_an_earlier_release_is_tcp() {
-        assert_eq!(Route::parse("h:7"), Ok(Route::tcp("h:7")));
-        assert_eq!(Route::parse(""), Ok(Route::Local));
+    fn a_bare_host_and_port_is_a_tcp_address() {
+        assert_eq!(PeerRoute::parse("h:7"), Ok(PeerRoute::tcp("h:7")));
+        assert_eq!(PeerRoute::parse(""), Ok(PeerRoute::Local));
     }
 
     #[test]
-    fn an_address_without_a_known_transport_is_an_error_that_shows_it() {
+    fn an_address_without_a_known_transport_is_an_error() {
         for bad in ["rdma://x", ",", "shm://nothing", "nixl://tcp"] {
-            let error = Route::parse(bad).unwrap_err().to_string();
+            let error = PeerRoute::parse(bad).unwrap_err().to_string();
             assert!(error.contains(bad), "{error}");
         }
     }

@@ -1,21 +1,22 @@
-//! What `cleave kv bench` measures: blocks from one worker's pool into another's, through a link as
-//! workers use it.
+//! The measurement of `cleave kv bench`: blocks copied from the pool of one worker into the pool of
+//! another, through a link as workers use it.
 //!
-//! Owns: two ends as small as they can be, each with a pool and one thread that copies blocks, as an
-//! engine's does. A sample is the time from asking for the first block to hearing that the last one
-//! is in the other pool.
-//! Never: measures what no worker does: every byte is checksummed, credited and copied at both ends.
+//! Owns: two minimal ends, each with a pool and one thread that copies blocks, as an engine's
+//! thread does. A sample is the time from the request of the first block to the report that the
+//! last one is in the other pool.
+//! Never: measures a path that no worker uses; every byte is checksummed, credited and copied at
+//! both ends.
 
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
-use crate::link::{Frame, Permit};
+use crate::link::{Frame, SendPermit};
 use crate::links::{Links, Listeners};
-use crate::payload::Payload;
+use crate::payload::ReceivedPayload;
 use crate::transport::Transport;
-use crate::{LocalNet, Nixl, Route};
+use crate::{LocalNet, Nixl, PeerRoute};
 use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
 };
-use cleave_kv::{BlockPart, Condition, Packet, Seal};
+use cleave_kv::{BlockPart, Packet, PayloadCondition, Seal};
 use cleave_tls::PeerTls;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,25 +24,25 @@ use std::sync::mpsc as threads;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Facts that wait for an end.
+/// Limit of the events that wait for an end.
 const EVENTS_MAX: usize = 1024;
 
-/// How large blocks and pools are.
+/// The size of blocks and pools.
 #[derive(Clone, Copy, Debug)]
-pub struct PoolShape {
+pub struct BenchPoolShape {
     /// Bytes of a block.
     pub block_bytes: u32,
     /// Blocks of a pool.
     pub blocks_count: u32,
 }
 
-/// Why a measurement came to nothing.
+/// The reason for which a measurement failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    /// The link broke.
+pub enum TransferBenchError {
+    /// The link broke; the text is the reason.
     #[error("the link was lost: {0}")]
     Lost(String),
-    /// What arrived was not what was sent.
+    /// A block differs from the one that was sent.
     #[error("block {0} arrived damaged")]
     Damaged(u32),
     /// A copying thread ended.
@@ -49,52 +50,52 @@ pub enum BenchError {
     Thread,
 }
 
-/// How one end can be reached, and reaches the other.
+/// The transports of one end.
 #[derive(Debug, Default)]
-pub struct Ways {
-    /// For workers of one process.
+pub struct BenchTransports {
+    /// The network of workers in one process.
     pub net: LocalNet,
-    /// For those of others.
+    /// The listeners for other processes.
     pub listeners: Listeners,
-    /// NVIDIA's transfer library.
+    /// NVIDIA's transfer library, if it is loaded.
     pub nixl: Option<Arc<Nixl>>,
-    /// Over TCP, by which the ends know each other.
+    /// The certificates of links over TCP.
     pub peers: Option<PeerTls>,
 }
 
-/// The sending end.
+/// The sending end of the benchmark.
 #[derive(Debug)]
-pub struct Near {
+pub struct BenchSender {
     links: Links,
     events: mpsc::Receiver<LinkEvent>,
-    reads: threads::Sender<Read>,
+    reads: threads::Sender<BenchBlockRead>,
     sent: mpsc::UnboundedReceiver<()>,
-    shape: PoolShape,
+    shape: BenchPoolShape,
     flights_count: u64,
 }
 
-/// The receiving end.
+/// The receiving end of the benchmark.
 #[derive(Debug)]
-pub struct Far {
+pub struct BenchReceiver {
     links: Links,
     events: mpsc::Receiver<LinkEvent>,
-    writes: threads::Sender<Write>,
+    writes: threads::Sender<BenchBlockWrite>,
     written: mpsc::UnboundedReceiver<(HandoffId, u32)>,
-    shape: PoolShape,
+    shape: BenchPoolShape,
 }
 
-struct Read {
-    permit: Permit,
+struct BenchBlockRead {
+    permit: SendPermit,
     handoff: HandoffId,
     ordinal: u32,
     block: u32,
 }
 
-struct Write {
+struct BenchBlockWrite {
     handoff: HandoffId,
     block: BlockIndex,
     part: BlockPart,
-    payload: Payload,
+    payload: ReceivedPayload,
 }
 
 fn worker(worker: u64) -> WorkerRef {
@@ -104,8 +105,12 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
-fn links(me: u64, shape: PoolShape, ways: Ways) -> (Links, mpsc::Receiver<LinkEvent>) {
-    let Ways {
+fn links(
+    me: u64,
+    shape: BenchPoolShape,
+    ways: BenchTransports,
+) -> (Links, mpsc::Receiver<LinkEvent>) {
+    let BenchTransports {
         net,
         listeners,
         nixl,
@@ -113,14 +118,14 @@ fn links(me: u64, shape: PoolShape, ways: Ways) -> (Links, mpsc::Receiver<LinkEv
     } = ways;
     let (events, heard) = mpsc::channel(EVENTS_MAX);
     let fingerprint = Fingerprint("bench".into());
-    // What no card carries would be left for TCP.
+    // TCP would be preferred to NIXL without a network card, so only NIXL is allowed here.
     let transports = match nixl {
         Some(_) => [Transport::Nixl].into(),
         None => Transport::ALL.into(),
     };
     let config = LinksConfig {
         nixl,
-        peers,
+        peer_tls: peers,
         transports,
         ..LinksConfig::new(worker(me), fingerprint, shape.block_bytes)
     };
@@ -129,9 +134,9 @@ fn links(me: u64, shape: PoolShape, ways: Ways) -> (Links, mpsc::Receiver<LinkEv
     (links, heard)
 }
 
-impl PoolShape {
-    /// A pool with something in it, so that its pages are there.
-    pub fn pool(self) -> Vec<u8> {
+impl BenchPoolShape {
+    /// A pool with data, so that its pages are mapped.
+    pub fn filled_pool(self) -> Vec<u8> {
         let bytes = self.block_bytes as usize * self.blocks_count as usize;
         (0..bytes).map(|index| (index * 31) as u8).collect()
     }
@@ -142,14 +147,14 @@ impl PoolShape {
     }
 }
 
-impl Near {
-    /// Listens for the far end's answers.
-    pub fn start(shape: PoolShape, ways: Ways) -> Self {
+impl BenchSender {
+    /// Starts the end, and listens for the answers of the receiver.
+    pub fn start(shape: BenchPoolShape, ways: BenchTransports) -> Self {
         let (links, events) = links(1, shape, ways);
-        let (reads, asked) = threads::channel::<Read>();
+        let (reads, asked) = threads::channel::<BenchBlockRead>();
         let (tell, sent) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
-            let pool = shape.pool();
+            let pool = shape.filled_pool();
             for read in asked {
                 if read.perform(&pool, shape).is_none() || tell.send(()).is_err() {
                     return;
@@ -166,29 +171,34 @@ impl Near {
         }
     }
 
-    /// Dials the far end; says what the link's own measurement found.
+    /// Dials the receiver; returns the speed that the link measured itself.
     ///
     /// # Errors
-    /// If there is no link, or a worse one than was asked for.
-    pub async fn dial(&mut self, route: Route) -> Result<LinkSpeed, BenchError> {
-        self.links.know(worker(2), route);
+    /// If no link is made, or only over a transport that was not requested.
+    pub async fn dial(&mut self, route: PeerRoute) -> Result<LinkSpeed, TransferBenchError> {
+        self.links.add_peer(worker(2), route);
         loop {
             match self.events.recv().await {
                 Some(LinkEvent::Measured { speed, .. }) => return Ok(speed),
                 Some(LinkEvent::FellBack { reason, .. } | LinkEvent::Lost { reason, .. }) => {
-                    return Err(BenchError::Lost(reason));
+                    return Err(TransferBenchError::Lost(reason));
                 }
                 Some(_) => {}
-                None => return Err(BenchError::Thread),
+                None => return Err(TransferBenchError::Thread),
             }
         }
     }
 
-    /// Sends `count` blocks from `first` on, round the pool; how long it took until they had landed.
+    /// Sends `count` blocks from `first` on, wrapping around the pool; returns the time until all
+    /// have landed.
     ///
     /// # Errors
     /// If the link broke.
-    pub async fn transfer(&mut self, first: u32, count: u32) -> Result<Duration, BenchError> {
+    pub async fn transfer(
+        &mut self,
+        first: u32,
+        count: u32,
+    ) -> Result<Duration, TransferBenchError> {
         self.flights_count += 1;
         let handoff = HandoffId {
             flight: FlightId(self.flights_count),
@@ -196,36 +206,38 @@ impl Near {
         };
         let start = Instant::now();
         let link = self.links.link(worker(2));
-        let link = link.map_err(|down| BenchError::Lost(down.to_string()))?;
+        let link = link.map_err(|down| TransferBenchError::Lost(down.to_string()))?;
         let (mut asked_count, mut sent_count) = (0, 0);
         loop {
             while asked_count < count
                 && let Some(permit) = link.reserve(handoff, self.shape.block_bytes)
             {
-                let read = Read {
+                let read = BenchBlockRead {
                     permit,
                     handoff,
                     ordinal: asked_count,
                     block: first.wrapping_add(asked_count) % self.shape.blocks_count,
                 };
-                self.reads.send(read).map_err(|_| BenchError::Thread)?;
+                self.reads
+                    .send(read)
+                    .map_err(|_| TransferBenchError::Thread)?;
                 asked_count += 1;
             }
             tokio::select! {
                 sent = self.sent.recv() => {
-                    sent.ok_or(BenchError::Thread)?;
+                    sent.ok_or(TransferBenchError::Thread)?;
                     sent_count += 1;
                     if sent_count == count {
                         let sealed = link.send(seal(handoff, count));
-                        sealed.map_err(|down| BenchError::Lost(down.to_string()))?;
+                        sealed.map_err(|down| TransferBenchError::Lost(down.to_string()))?;
                     }
                 }
                 event = self.events.recv() => match event {
                     Some(LinkEvent::Arrived { packet: Packet::Landed { handoff: landed }, .. })
                         if landed == handoff => return Ok(start.elapsed()),
-                    Some(LinkEvent::Lost { reason, .. }) => return Err(BenchError::Lost(reason)),
+                    Some(LinkEvent::Lost { reason, .. }) => return Err(TransferBenchError::Lost(reason)),
                     Some(_) => {}
-                    None => return Err(BenchError::Thread),
+                    None => return Err(TransferBenchError::Thread),
                 },
             }
         }
@@ -242,9 +254,9 @@ fn seal(handoff: HandoffId, blocks_count: u32) -> Packet {
     })
 }
 
-impl Read {
-    /// As an engine's thread does it.
-    fn perform(mut self, pool: &[u8], shape: PoolShape) -> Option<()> {
+impl BenchBlockRead {
+    /// Reads a block as the thread of an engine does.
+    fn perform(mut self, pool: &[u8], shape: BenchPoolShape) -> Option<()> {
         let mut offset = 0;
         while offset < shape.block_bytes {
             let len = self
@@ -266,31 +278,31 @@ impl Read {
                 part,
             };
             let bytes = &pool[shape.range(self.block, part)];
-            self.permit.copy(frame, bytes).ok()?;
+            self.permit.send_copy(frame, bytes).ok()?;
             offset += len;
         }
         Some(())
     }
 }
 
-impl Far {
-    /// Listens; answers go to `near`.
-    pub fn start(shape: PoolShape, ways: Ways, near: Route) -> Self {
+impl BenchReceiver {
+    /// Starts the end; its answers go to `near`.
+    pub fn start(shape: BenchPoolShape, ways: BenchTransports, near: PeerRoute) -> Self {
         let (links, events) = links(2, shape, ways);
-        links.know(worker(1), near);
-        let (writes, asked) = threads::channel::<Write>();
+        links.add_peer(worker(1), near);
+        let (writes, asked) = threads::channel::<BenchBlockWrite>();
         let (tell, written) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
-            let mut pool = shape.pool();
+            let mut pool = shape.filled_pool();
             for write in asked {
-                let Write {
+                let BenchBlockWrite {
                     handoff,
                     block,
                     part,
                     payload,
                 } = write;
                 let place = &mut pool[shape.range(block.0, part)];
-                if payload.land(place) != Ok(true) {
+                if payload.write_verified(place) != Ok(true) {
                     return;
                 }
                 drop(payload);
@@ -308,17 +320,17 @@ impl Far {
         }
     }
 
-    /// Receives until nobody sends any more.
+    /// Receives until no sender is left.
     ///
     /// # Errors
-    /// If a block arrived damaged, or nothing can be answered.
-    pub async fn run(mut self) -> Result<(), BenchError> {
-        // Bytes written, and bytes to come once the seal said so.
+    /// If a block arrived damaged, or an answer cannot be sent.
+    pub async fn run(mut self) -> Result<(), TransferBenchError> {
+        // Bytes written, and the total once the seal has named it.
         let mut flights: BTreeMap<HandoffId, (u64, Option<u64>)> = BTreeMap::new();
         loop {
             let handoff = tokio::select! {
                 written = self.written.recv() => {
-                    let (handoff, len) = written.ok_or(BenchError::Thread)?;
+                    let (handoff, len) = written.ok_or(TransferBenchError::Thread)?;
                     flights.entry(handoff).or_default().0 += u64::from(len);
                     handoff
                 }
@@ -330,7 +342,7 @@ impl Far {
                         seal.handoff
                     }
                     Some(LinkEvent::Arrived { packet, condition, payload, .. }) => {
-                        let intact = payload.filter(|_| condition == Condition::Intact);
+                        let intact = payload.filter(|_| condition == PayloadCondition::Intact);
                         self.import(&packet, intact)?;
                         continue;
                     }
@@ -343,12 +355,16 @@ impl Far {
                 flights.remove(&handoff);
                 let near = self.links.link(worker(1));
                 let landed = near.and_then(|link| link.send(Packet::Landed { handoff }));
-                landed.map_err(|down| BenchError::Lost(down.to_string()))?;
+                landed.map_err(|down| TransferBenchError::Lost(down.to_string()))?;
             }
         }
     }
 
-    fn import(&self, packet: &Packet, payload: Option<Payload>) -> Result<(), BenchError> {
+    fn import(
+        &self,
+        packet: &Packet,
+        payload: Option<ReceivedPayload>,
+    ) -> Result<(), TransferBenchError> {
         let &Packet::Frame {
             handoff,
             block,
@@ -358,40 +374,42 @@ impl Far {
         else {
             return Ok(());
         };
-        let write = Write {
+        let write = BenchBlockWrite {
             handoff,
             block: block.block,
             part,
-            payload: payload.ok_or(BenchError::Damaged(block.block.0))?,
+            payload: payload.ok_or(TransferBenchError::Damaged(block.block.0))?,
         };
-        self.writes.send(write).map_err(|_| BenchError::Thread)
+        self.writes
+            .send(write)
+            .map_err(|_| TransferBenchError::Thread)
     }
 }
 
-/// What a transport is compared with: blocks copied from pool to pool in this process.
+/// The lower bound for a transport: blocks copied from pool to pool within this process.
 #[derive(Debug)]
 pub struct MemoryFloor {
-    shape: PoolShape,
+    shape: BenchPoolShape,
     from: Arc<[u8]>,
     to: Vec<u8>,
 }
 
 impl MemoryFloor {
-    /// Two pools.
-    pub fn new(shape: PoolShape) -> Self {
+    /// Allocates and fills two pools of this shape.
+    pub fn new(shape: BenchPoolShape) -> Self {
         Self {
             shape,
-            from: shape.pool().into(),
-            to: shape.pool(),
+            from: shape.filled_pool().into(),
+            to: shape.filled_pool(),
         }
     }
 
-    /// Copies `count` blocks from `first` on, round the pool.
+    /// Copies `count` blocks from `first` on, wrapping around the pool.
     pub fn copy(&mut self, first: u32, count: u32) -> Duration {
         let start = Instant::now();
         for index in 0..count {
             let block = first.wrapping_add(index) % self.shape.blocks_count;
-            let range = self.shape.range(block, whole(self.shape));
+            let range = self.shape.range(block, whole_block(self.shape));
             self.to[range.clone()].copy_from_slice(&self.from[range]);
             std::hint::black_box(&self.to);
         }
@@ -399,8 +417,8 @@ impl MemoryFloor {
     }
 }
 
-/// All of a block.
-fn whole(shape: PoolShape) -> BlockPart {
+/// The whole of a block.
+fn whole_block(shape: BenchPoolShape) -> BlockPart {
     BlockPart {
         ordinal: 0,
         offset: 0,
@@ -408,11 +426,11 @@ fn whole(shape: PoolShape) -> BlockPart {
     }
 }
 
-/// What TCP is compared with: the same blocks over plain blocking sockets, from pool to pool, without
-/// frames, checksums or credit; an answer of one byte when all have arrived.
+/// The lower bound for TCP: the same blocks over plain blocking sockets, from pool to pool, without
+/// frames, checksums or credit; the receiver answers with one byte when all have arrived.
 #[derive(Debug)]
 pub struct SocketFloor {
-    shape: PoolShape,
+    shape: BenchPoolShape,
     pool: Vec<u8>,
     stream: std::net::TcpStream,
 }
@@ -421,18 +439,18 @@ impl SocketFloor {
     /// Connects to a [`SocketFloor::answer`].
     ///
     /// # Errors
-    /// If nobody is there.
-    pub fn connect(shape: PoolShape, address: &str) -> std::io::Result<Self> {
+    /// If no listener accepts.
+    pub fn connect(shape: BenchPoolShape, address: &str) -> std::io::Result<Self> {
         let stream = std::net::TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         Ok(Self {
             shape,
-            pool: shape.pool(),
+            pool: shape.filled_pool(),
             stream,
         })
     }
 
-    /// Sends `count` blocks from `first` on, round the pool.
+    /// Sends `count` blocks from `first` on, wrapping around the pool.
     ///
     /// # Errors
     /// If the connection breaks.
@@ -444,21 +462,21 @@ impl SocketFloor {
         for index in 0..count {
             let block = first.wrapping_add(index) % self.shape.blocks_count;
             self.stream
-                .write_all(&self.pool[self.shape.range(block, whole(self.shape))])?;
+                .write_all(&self.pool[self.shape.range(block, whole_block(self.shape))])?;
         }
         self.stream.read_exact(&mut [0])?;
         Ok(start.elapsed())
     }
 
-    /// The other end: serves one connection until it closes.
+    /// The receiving end: serves one connection until it closes.
     ///
     /// # Errors
     /// If the connection breaks in the middle of a block.
-    pub fn answer(shape: PoolShape, listener: &std::net::TcpListener) -> std::io::Result<()> {
+    pub fn answer(shape: BenchPoolShape, listener: &std::net::TcpListener) -> std::io::Result<()> {
         use std::io::{Read as _, Write as _};
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        let mut pool = shape.pool();
+        let mut pool = shape.filled_pool();
         let mut head = [0; 8];
         while stream.read_exact(&mut head).is_ok() {
             let [first, count] = [0, 4].map(|at| {
@@ -467,7 +485,7 @@ impl SocketFloor {
             });
             for index in 0..count {
                 let block = first.wrapping_add(index) % shape.blocks_count;
-                stream.read_exact(&mut pool[shape.range(block, whole(shape))])?;
+                stream.read_exact(&mut pool[shape.range(block, whole_block(shape))])?;
             }
             stream.write_all(&[1])?;
         }

@@ -1,81 +1,83 @@
-//! Buffers for payloads, used again.
+//! Reuses buffers for payloads.
 //!
-//! Fresh memory of this size comes from the kernel page by page and zeroed, which costs more than
-//! the copy into it. What comes back last is taken first: it is still in the processor's cache.
-//! Invariant: a shelf keeps no more buffers than it was allowed, and frees them when it and the last
-//! of them are gone.
+//! The kernel provides fresh memory page by page and zeroed, which costs more than the copy into
+//! it. The buffer returned last is reused first, because it is still in the processor's cache.
+//! Invariant: no more free buffers are kept than the limit, and they are freed when the pool and
+//! its last buffer are dropped.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// The buffers of one link. Clones are the same.
+/// The buffers of one link. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct Buffers {
-    shelf: Arc<Shelf>,
+pub(crate) struct BufferPool {
+    free_buffers: Arc<FreeBuffers>,
 }
 
 #[derive(Debug)]
-struct Shelf {
+struct FreeBuffers {
     free: Mutex<Vec<Box<[u8]>>>,
     buffer_bytes: usize,
-    kept_max: usize,
+    free_max: usize,
 }
 
-/// The first `len` bytes of a buffer; back on the shelf when dropped.
+/// The first `len` bytes of a buffer; returned to the free buffers when dropped.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct PooledBuffer {
     bytes: Box<[u8]>,
     len: usize,
-    shelf: Arc<Shelf>,
+    free_buffers: Arc<FreeBuffers>,
 }
 
-impl Buffers {
-    /// Buffers of `buffer_bytes`, as many kept as `window_bytes` can fill.
+impl BufferPool {
+    /// A set of buffers of `buffer_bytes`; at most as many free ones are kept as `window_bytes` can
+    /// fill.
     pub(crate) fn new(buffer_bytes: u32, window_bytes: u32) -> Self {
-        let shelf = Shelf {
+        let shelf = FreeBuffers {
             free: Mutex::default(),
             buffer_bytes: buffer_bytes as usize,
-            kept_max: window_bytes.div_ceil(buffer_bytes) as usize,
+            free_max: window_bytes.div_ceil(buffer_bytes) as usize,
         };
         Self {
-            shelf: Arc::new(shelf),
+            free_buffers: Arc::new(shelf),
         }
     }
 
-    /// A buffer of `len` bytes, with whatever was in it last.
-    pub(crate) fn take(&self, len: u32) -> Buffer {
-        let (len, buffer_bytes) = (len as usize, self.shelf.buffer_bytes);
+    /// A buffer of `len` bytes with arbitrary contents.
+    pub(crate) fn take(&self, len: u32) -> PooledBuffer {
+        let (len, buffer_bytes) = (len as usize, self.free_buffers.buffer_bytes);
         assert!(len <= buffer_bytes, "a frame fits its buffer");
-        let kept = self.shelf.lock().pop();
-        Buffer {
+        let kept = self.free_buffers.lock().pop();
+        PooledBuffer {
             bytes: kept.unwrap_or_else(|| vec![0; buffer_bytes].into()),
             len,
-            shelf: Arc::clone(&self.shelf),
+            free_buffers: Arc::clone(&self.free_buffers),
         }
     }
 
-    /// The longest that can be taken.
+    /// The length of the longest buffer.
     pub(crate) fn buffer_bytes(&self) -> u32 {
-        u32::try_from(self.shelf.buffer_bytes).expect("was a u32")
+        u32::try_from(self.free_buffers.buffer_bytes).expect("was a u32")
     }
 }
 
-impl Shelf {
+impl FreeBuffers {
     fn lock(&self) -> MutexGuard<'_, Vec<Box<[u8]>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.free.lock()
     }
 }
 
-impl Drop for Buffer {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        let mut free = self.shelf.lock();
-        if free.len() < self.shelf.kept_max {
+        let mut free = self.free_buffers.lock();
+        if free.len() < self.free_buffers.free_max {
             free.push(std::mem::take(&mut self.bytes));
         }
     }
 }
 
-impl Deref for Buffer {
+impl Deref for PooledBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -83,7 +85,7 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.len]
     }
@@ -94,12 +96,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_back_is_used_again_and_no_more_than_allowed_is_kept() {
-        let buffers = Buffers::new(64, 128);
+    fn returned_buffers_are_reused_up_to_the_limit() {
+        let buffers = BufferPool::new(64, 128);
         let taken = [buffers.take(1), buffers.take(64), buffers.take(7)];
         let last = taken[1].as_ptr();
         drop(taken);
-        assert_eq!(buffers.shelf.lock().len(), 2);
+        assert_eq!(buffers.free_buffers.lock().len(), 2);
         let again = buffers.take(9);
         assert_eq!((again.as_ptr(), again.len()), (last, 9));
     }

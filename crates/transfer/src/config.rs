@@ -1,81 +1,87 @@
-//! How links are set up, and what a worker hears from them.
+//! The configuration of links, and the events that a worker receives from them.
 //!
-//! Owns: every size and time of links, with its default, and the closed list of their events. Never:
-//! opens anything.
-//! Invariant: whatever a config says, a window holds two blocks, and a frame is no longer than a block.
+//! Owns: every size and time limit of links, with its default, and the closed list of link events.
+//! Never: opens anything.
+//! Invariant: for every configuration, a window holds at least two blocks, and a frame is no longer
+//! than a block.
 
+use crate::grant::GrantIssuer;
 use crate::nixl::Nixl;
-use crate::pass::Passes;
-use crate::payload::Payload;
-use crate::pools::Pools;
+use crate::payload::ReceivedPayload;
+use crate::pools::PoolSharing;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
-use cleave_kv::{Condition, Packet};
+use cleave_kv::{Packet, PayloadCondition};
 use cleave_tls::PeerTls;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often an idle connection, of whatever kind, says that it is there.
+/// The interval at which an idle connection, of any kind, sends a heartbeat.
 pub const BEAT: Duration = Duration::from_secs(1);
-/// Ten missed beats. A process that dies closes its connections at once; this is for machines that
-/// vanish, and long enough for one that is merely overloaded.
+/// Ten missed heartbeats. A process that dies closes its connections at once; this limit is for
+/// machines that vanish, and is long enough for a machine that is only overloaded.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// The usual credit: more than a link of 100 Gbit/s with a round trip of 2 ms has under way.
+/// The default credit: more than the bandwidth-delay product of 100 Gbit/s and a round trip of 2
+/// ms.
 pub const CREDIT_BYTES: u32 = 32 << 20;
-/// The usual longest frame: waking the next stage, once per frame, does not show at this length.
+/// The default maximum length of a frame. At this length the cost of one wake-up per frame is
+/// negligible.
 pub const FRAME_BYTES_MAX: u32 = 1 << 20;
-/// The shortest limit on frames: below it a block would be crumbs, each with a head and a wake-up.
+/// The smallest permitted frame limit. Below it a block would be cut into many frames, each with a
+/// head and a wake-up.
 const FRAME_BYTES_MIN: u32 = 4 << 10;
-/// The longest frame over TCP, so that a block of a MiB is spread over all streams.
+/// The longest frame over TCP: a block of 1 MiB is spread over all streams.
 const STREAM_FRAME_BYTES_MAX: u32 = 256 << 10;
-/// The usual number of TCP connections of one link: one core can neither send nor receive as much
-/// as a fast network carries.
+/// The default number of TCP connections of one link: one core can neither send nor receive at the
+/// rate of a fast network.
 pub const STREAMS_COUNT: u16 = 4;
 
-/// The usual number of rings for peers of other hosts: 2 GiB of them.
+/// The default limit of rings for peers on other hosts: 2 GiB in all at the default credit.
 pub const RINGS_MAX: usize = 64;
 
-/// What all links of one worker share.
+/// The configuration that all links of one worker share.
 #[derive(Clone, Debug)]
 pub struct LinksConfig {
-    /// Who this is; named in every handshake.
+    /// This worker, as named in every handshake.
     pub me: WorkerRef,
-    /// Peers with another fingerprint are turned away.
+    /// Peers with another fingerprint are refused.
     pub fingerprint: Fingerprint,
     /// Bytes of one block; no frame is longer, at either end.
     pub block_bytes: u32,
-    /// The longest frame taken, at least 4 KiB or a block; the size of a slot where memory is shared.
+    /// The longest frame accepted, at least 4 KiB or a block; the size of a slot in shared memory.
     pub frame_bytes_max: u32,
     /// TCP connections of a link that this worker dials, 1 to 16.
     pub streams_count: u16,
-    /// Payload bytes that one peer may have on their way here or kept here, at least two blocks.
-    /// It bounds the memory that a peer can take, and hides the round trip of a fast link.
+    /// Payload bytes that one peer may have on the way here or held here, at least two blocks. It
+    /// bounds the memory that a peer can occupy, and hides the round trip of a fast link.
     pub credit_bytes: u32,
-    /// How often an idle link is tried.
+    /// The heartbeat interval of an idle link.
     pub beat: Duration,
-    /// A link on which nothing was heard for this long is lost; several beats.
+    /// A link that receives nothing for this long is lost; several heartbeats.
     pub silence_max: Duration,
-    /// How long connecting and the handshake may take, together.
+    /// The time limit of connecting and the handshake together.
     pub connect_timeout: Duration,
-    /// The pool, if peers may write into it themselves and it can be copied from straight into theirs.
-    pub pools: Option<Arc<dyn Pools>>,
-    /// By which both ends of a connection over TCP show that they are of one fleet. Without it anybody
-    /// who reaches the port is heard.
-    pub peers: Option<PeerTls>,
-    /// By which a sender shows that it may write what was reserved; both ends have them, or neither.
-    pub passes: Option<Passes>,
-    /// NVIDIA's transfer library, if links to other hosts may go over it and take it in.
+    /// This worker's pool, if peers may write into it directly and blocks can be copied from it
+    /// into theirs.
+    pub pools: Option<Arc<dyn PoolSharing>>,
+    /// Certificates with which both ends of a TCP connection prove that they belong to one fleet.
+    /// Without them every client that reaches the port is accepted.
+    pub peer_tls: Option<PeerTls>,
+    /// Write grants, with which a sender proves that it may write to reserved blocks. Both ends
+    /// have them, or neither.
+    pub grants: Option<GrantIssuer>,
+    /// NVIDIA's transfer library, if links to other hosts may use it.
     pub nixl: Option<Arc<Nixl>>,
-    /// Rings that peers may write to over NIXL at one time, each of `credit_bytes` or so of pinned memory; the next peer
-    /// is told to go another way.
+    /// Limit of rings that peers may write to over NIXL at one time, each of about `credit_bytes`
+    /// of pinned memory. A further peer is refused and falls back to another transport.
     pub rings_max: usize,
-    /// By which transports links to and from other processes are made. Default all.
+    /// The transports of links to and from other processes. Default: all.
     pub transports: BTreeSet<Transport>,
 }
 
 impl LinksConfig {
-    /// Usual timings and sizes.
+    /// The default times and sizes.
     pub fn new(me: WorkerRef, fingerprint: Fingerprint, block_bytes: u32) -> Self {
         Self {
             me,
@@ -88,127 +94,128 @@ impl LinksConfig {
             silence_max: SILENCE_MAX,
             connect_timeout: Duration::from_secs(5),
             pools: None,
-            peers: None,
-            passes: None,
+            peer_tls: None,
+            grants: None,
             nixl: None,
             rings_max: RINGS_MAX,
             transports: Transport::ALL.into(),
         }
     }
 
-    /// The library, if this worker may use it.
+    /// The NIXL library, if this worker may use it.
     pub(crate) fn nixl(&self) -> Option<&Arc<Nixl>> {
         let is_allowed = self.transports.contains(&Transport::Nixl);
         self.nixl.as_ref().filter(|_| is_allowed)
     }
 
-    /// How long the making of one agent may take: it opens every device of its host first.
-    pub(crate) fn landing_timeout(&self) -> Duration {
+    /// The time limit for creating one agent, which opens every device of its host first.
+    pub(crate) fn agent_timeout(&self) -> Duration {
         self.connect_timeout * 2
     }
 
-    /// How long connecting, the handshake and the making of two agents may take, together: longer than the receiver
-    /// takes to say that it makes none.
-    pub(crate) fn agents_timeout(&self) -> Duration {
+    /// The time limit of connecting, the handshake and creating two agents. It is longer than the
+    /// receiver's own limit, so that the dialler receives the receiver's reason for refusing.
+    pub(crate) fn rdma_handshake_timeout(&self) -> Duration {
         self.connect_timeout * 4
     }
 
-    /// How long the first writes of a link over NIXL may take: they connect the cards.
+    /// The time limit of the first writes of a link over NIXL, which connect the network cards.
     pub(crate) fn first_writes_timeout(&self) -> Duration {
         self.connect_timeout * 2
     }
 
-    /// How long a peer may ask for a ring before the routers' word of it is here.
-    pub(crate) fn acquaintance_timeout(&self) -> Duration {
+    /// How long a request for a ring waits until a router names the peer to this worker.
+    pub(crate) fn unknown_peer_timeout(&self) -> Duration {
         self.connect_timeout / 2
     }
 
-    /// Credit a peer starts with: never so little that a block could not be sent while another is
+    /// The initial credit of a peer: at least two blocks, so that one can be sent while another is
     /// being written to the pool.
     pub(crate) fn window(&self) -> u32 {
         self.credit_bytes.max(self.block_bytes.saturating_mul(2))
     }
 
-    /// The longest frame.
+    /// The longest frame on any transport.
     pub(crate) fn frame_bytes(&self) -> u32 {
         let most = self.block_bytes.max(1);
         self.frame_bytes_max.max(FRAME_BYTES_MIN).min(most)
     }
 
-    /// The least that a peer's longest frame may be.
+    /// The smallest frame limit that is accepted of a peer.
     pub(crate) fn frame_bytes_min(&self) -> u32 {
         FRAME_BYTES_MIN.min(self.block_bytes)
     }
 
-    /// The longest frame over TCP.
     pub(crate) fn stream_frame_bytes(&self) -> u32 {
         self.frame_bytes().min(STREAM_FRAME_BYTES_MAX)
     }
 }
 
-/// What a worker hears from its links.
+/// An event that a worker receives from its links.
 #[derive(Debug)]
 pub enum LinkEvent {
-    /// A peer sent something. Frames carry their payload.
+    /// A packet arrived. Frames carry their payload.
     Arrived {
-        /// Who sent it, as it proved in the handshake.
+        /// The sender, as proved in the handshake.
         from: WorkerRef,
-        /// What.
+        /// The packet that arrived.
         packet: Packet,
-        /// Of a frame's payload, as far as its checksum was looked at on arrival; `Payload::land` has
-        /// the last word.
-        condition: Condition,
-        /// A frame's bytes.
-        payload: Option<Payload>,
+        /// Whether the payload matched its checksum, as far as it was checked on arrival;
+        /// `ReceivedPayload::write_verified` decides in the end.
+        condition: PayloadCondition,
+        /// The bytes of a frame; `None` for other packets.
+        payload: Option<ReceivedPayload>,
     },
-    /// A peer wanted to write what it has no pass for. Its link ends.
-    Forged {
-        /// Who.
+    /// A peer attempted a write without a valid grant. Its link ends.
+    InvalidGrant {
+        /// The peer that attempted the write.
         peer: WorkerRef,
     },
-    /// The link to this peer has more credit than before: blocks that wait for it may go.
-    Granted {
-        /// To whom.
+    /// The link to this peer has more credit than before, so blocks that wait for credit may be
+    /// sent.
+    CreditGranted {
+        /// The receiver at the link's other end.
         peer: WorkerRef,
     },
-    /// A link was measured at its start.
+    /// A link was measured when it was established.
     Measured {
-        /// To whom.
+        /// The receiver at the link's other end.
         peer: WorkerRef,
-        /// What it can do.
+        /// Its latency and bandwidth.
         speed: LinkSpeed,
     },
-    /// A better transport than the one that is tried next was there by both ends' word and did not work, or only one
-    /// end has it: transfers to this peer will be slower than they could be.
+    /// A preferred transport that both ends announced did not work, or only one end has it.
+    /// Transfers to this peer are slower than they could be.
     FellBack {
-        /// To whom.
+        /// The receiver at the link's other end.
         peer: WorkerRef,
-        /// Which transport did not work.
+        /// The transport that did not work.
         from: Transport,
-        /// Which one is tried in its place.
+        /// The transport that is tried in its place.
         to: Transport,
-        /// Why.
+        /// The reason for the change, for the log.
         reason: String,
     },
-    /// A link, outgoing or incoming, broke or was never made; what was on it will not arrive.
+    /// A link, outgoing or incoming, broke or was never established. Messages still on the way will
+    /// not arrive.
     Lost {
-        /// To or from whom.
+        /// The worker at the other end.
         peer: WorkerRef,
-        /// For the log.
+        /// The reason, for the log.
         reason: String,
     },
-    /// A peer that could write into this worker's pool cannot any more: its process has ended. Said once, after
-    /// everything else of that life.
-    Severed {
-        /// Who.
+    /// A peer that could write into this worker's pool no longer can, because its process has
+    /// ended. Reported once, after every other event of that incarnation.
+    Fenced {
+        /// The peer that can no longer write.
         peer: WorkerRef,
     },
 }
 
-/// What a link's self-test measured.
+/// The result of a link's self-test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpeed {
-    /// What carries the link.
+    /// The transport of the link.
     pub transport: Transport,
     /// The shortest round trip of a few.
     pub latency: Duration,
@@ -217,13 +224,14 @@ pub struct LinkSpeed {
 }
 
 impl LinkSpeed {
-    /// From how long so many bytes took.
+    /// The speed at which `bytes` were sent in `elapsed`.
     pub(crate) fn of(
         transport: Transport,
         latency: Duration,
-        (bytes, took): (usize, Duration),
+        bytes: usize,
+        elapsed: Duration,
     ) -> Self {
-        let nanos = took.max(Duration::from_nanos(1)).as_nanos();
+        let nanos = elapsed.max(Duration::from_nanos(1)).as_nanos();
         let per_second = bytes as u128 * 1_000_000_000 / nanos;
         Self {
             transport,
@@ -233,13 +241,13 @@ impl LinkSpeed {
     }
 }
 
-/// Why nothing can be sent to a peer now.
+/// The reason why nothing can be sent to a peer now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkDown {
-    /// Nobody said where the peer is.
+    /// No router has named the address of the peer.
     #[error("no address is known for worker {0}: the router names it before the first hand-off")]
     NoRoute(WorkerRef),
-    /// The link broke; a `LinkEvent::Lost` says why.
+    /// The link broke; a `LinkEvent::Lost` has the reason.
     #[error("the link to {0} is broken")]
     Broken(WorkerRef),
 }

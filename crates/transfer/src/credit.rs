@@ -1,74 +1,76 @@
-//! The receiver's side of credit: what a peer's payloads hold here, and what goes back to it.
+//! The receiver's side of credit: the credit that payloads of a peer hold, and the credit that is
+//! returned.
 //!
-//! Invariant: what is taken is given back exactly once, by the drop of its [`Hold`]; a slot is never
+//! Invariant: credit is returned exactly once, by dropping its [`CreditHold`]; a slot is never
 //! taken while it is held.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// The account of one incoming link.
+/// The credit account of one incoming link.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct CreditAccount {
     window: u64,
-    book: Mutex<Book>,
+    ledger: Mutex<CreditLedger>,
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct Book {
+struct CreditLedger {
     held_bytes: u64,
-    /// One for each slot of a ring; none where payloads travel on the stream.
-    slots: Vec<Slot>,
-    returned: Returned,
+    /// One entry for each slot of a ring; empty if payloads travel on the stream.
+    slots: Vec<SlotCredit>,
+    returned: ReturnedCredit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+enum SlotCredit {
     Free,
     Held,
 }
 
-/// What came back since it was last asked for.
+/// Credit returned since the last call of [`CreditAccount::returned`].
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Returned {
+pub(crate) struct ReturnedCredit {
     pub(crate) bytes: u64,
     pub(crate) slots: Vec<u32>,
 }
 
-/// Part of the window in use; it returns when this is dropped.
+/// Credit that is in use; dropping it returns the credit.
 #[derive(Debug)]
-pub(crate) struct Hold {
-    account: Arc<Account>,
+pub(crate) struct CreditHold {
+    account: Arc<CreditAccount>,
     bytes: u64,
     slot: Option<u32>,
 }
 
-impl Account {
-    /// Counts bytes.
+impl CreditAccount {
+    /// An account of bytes.
     pub(crate) fn of_bytes(window: u32) -> Arc<Self> {
         Self::new(u64::from(window), 0)
     }
 
-    /// Counts slots.
+    /// An account of slots.
     pub(crate) fn of_slots(slots_count: u32) -> Arc<Self> {
         Self::new(0, slots_count as usize)
     }
 
     fn new(window: u64, slots_count: usize) -> Arc<Self> {
-        let book = Book {
+        let book = CreditLedger {
             held_bytes: 0,
-            slots: vec![Slot::Free; slots_count],
-            returned: Returned::default(),
+            slots: vec![SlotCredit::Free; slots_count],
+            returned: ReturnedCredit::default(),
         };
         Arc::new(Self {
             window,
-            book: Mutex::new(book),
+            ledger: Mutex::new(book),
             changed: Notify::new(),
         })
     }
 
     /// Takes `bytes` of the window; `None` if the peer sent more than it was granted.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Hold> {
+    pub(crate) fn hold_bytes(self: &Arc<Self>, bytes: u64) -> Option<CreditHold> {
         let mut book = self.lock();
         if book.held_bytes.saturating_add(bytes) > self.window {
             return None;
@@ -77,47 +79,47 @@ impl Account {
         Some(self.hold(bytes, None))
     }
 
-    /// Takes a slot; `None` if there is none of this number or it was not granted again.
-    pub(crate) fn take_slot(self: &Arc<Self>, slot: u32) -> Option<Hold> {
+    /// Takes a slot; `None` if its number is out of range or it is still held.
+    pub(crate) fn hold_slot(self: &Arc<Self>, slot: u32) -> Option<CreditHold> {
         let mut book = self.lock();
         let state = book.slots.get_mut(slot as usize)?;
-        if std::mem::replace(state, Slot::Held) == Slot::Held {
+        if std::mem::replace(state, SlotCredit::Held) == SlotCredit::Held {
             return None;
         }
         Some(self.hold(0, Some(slot)))
     }
 
-    fn hold(self: &Arc<Self>, bytes: u64, slot: Option<u32>) -> Hold {
-        Hold {
+    fn hold(self: &Arc<Self>, bytes: u64, slot: Option<u32>) -> CreditHold {
+        CreditHold {
             account: Arc::clone(self),
             bytes,
             slot,
         }
     }
 
-    /// Waits until something has come back, and takes it all: it is to be granted again.
-    pub(crate) async fn returned(&self) -> Returned {
+    /// Waits until credit is returned, and takes all of it, to grant it to the peer again.
+    pub(crate) async fn wait_returned(&self) -> ReturnedCredit {
         loop {
             let returned = std::mem::take(&mut self.lock().returned);
-            if returned != Returned::default() {
+            if returned != ReturnedCredit::default() {
                 return returned;
             }
             self.changed.notified().await;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CreditLedger> {
+        self.ledger.lock()
     }
 }
 
-impl Drop for Hold {
+impl Drop for CreditHold {
     fn drop(&mut self) {
         let mut book = self.account.lock();
         book.held_bytes -= self.bytes;
         book.returned.bytes += self.bytes;
         if let Some(slot) = self.slot {
-            book.slots[slot as usize] = Slot::Free;
+            book.slots[slot as usize] = SlotCredit::Free;
             book.returned.slots.push(slot);
         }
         drop(book);
@@ -130,25 +132,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dropped_hold_comes_back_once() {
-        let account = Account::of_bytes(100);
-        let first = account.take(60).unwrap();
-        assert!(account.take(50).is_none(), "more than the window");
-        let second = account.take(40).unwrap();
+    async fn a_dropped_hold_returns_its_credit_once() {
+        let account = CreditAccount::of_bytes(100);
+        let first = account.hold_bytes(60).unwrap();
+        assert!(account.hold_bytes(50).is_none(), "more than the window");
+        let second = account.hold_bytes(40).unwrap();
         drop(first);
         drop(second);
-        assert_eq!(account.returned().await.bytes, 100);
-        assert!(account.take(100).is_some());
+        assert_eq!(account.wait_returned().await.bytes, 100);
+        assert!(account.hold_bytes(100).is_some());
     }
 
+    // Lesson: 2.
     #[tokio::test]
-    async fn lesson_02_a_slot_that_is_held_is_never_taken_twice() {
-        let account = Account::of_slots(2);
-        let first = account.take_slot(1).unwrap();
-        assert!(account.take_slot(1).is_none(), "held");
-        assert!(account.take_slot(2).is_none(), "beyond the ring");
+    async fn a_held_slot_is_never_taken_twice() {
+        let account = CreditAccount::of_slots(2);
+        let first = account.hold_slot(1).unwrap();
+        assert!(account.hold_slot(1).is_none(), "held");
+        assert!(account.hold_slot(2).is_none(), "beyond the ring");
         drop(first);
-        assert_eq!(account.returned().await.slots, [1]);
-        assert!(account.take_slot(1).is_some());
+        assert_eq!(account.wait_returned().await.slots, [1]);
+        assert!(account.hold_slot(1).is_some());
     }
 }

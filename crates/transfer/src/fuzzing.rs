@@ -1,18 +1,20 @@
-//! Messages of a peer on a data link, for tests and libFuzzer.
+//! Checks the decoder of link messages; for tests and libFuzzer.
 
-use crate::wire::{CHECK_BYTES, FRAME, FrameHead, HEADER_BYTES, Header, Message, PROBE, WireError};
+use crate::wire::{
+    CHECK_BYTES, FRAME, FrameHead, HEADER_BYTES, LinkMessage, LinkWireError, MessageHeader, PROBE,
+};
 use bytes::BytesMut;
 
 const BLOCK_BYTES: u32 = 4096;
 
-/// Reads messages as a link does until one is wrong: each as it came, and then with the checksum that
-/// fits, so that what stands behind the checksum is tried too.
+/// Reads messages as a link does until one is invalid: each as it is, and then with a correct
+/// checksum, so that the checks behind the checksum are reached too.
 ///
 /// # Panics
-/// If a message that was understood would be written differently.
+/// If a decoded message is encoded differently.
 pub fn frames(mut bytes: &[u8]) {
-    while let Ok(header) = Header::of(bytes, BLOCK_BYTES) {
-        let checked_len = HEADER_BYTES + header.checked_len();
+    while let Ok(header) = MessageHeader::of(bytes, BLOCK_BYTES) {
+        let checked_len = HEADER_BYTES + header.checksummed_len();
         let Some((_, rest)) = bytes.split_at_checked(HEADER_BYTES + header.body_len) else {
             return;
         };
@@ -20,7 +22,7 @@ pub fn frames(mut bytes: &[u8]) {
         bytes = rest;
         let as_it_came = read(&header, &message);
         let came = message.clone();
-        close(&mut message);
+        set_checksum(&mut message);
         let closed = read(&header, &message);
         if message == came {
             assert_eq!(as_it_came, closed);
@@ -38,16 +40,16 @@ pub fn frames(mut bytes: &[u8]) {
     }
 }
 
-fn read(header: &Header, message: &[u8]) -> Result<Option<Message>, WireError> {
+fn read(header: &MessageHeader, message: &[u8]) -> Result<Option<LinkMessage>, LinkWireError> {
     match header.kind {
         PROBE => header.fields(message).map(|_| None),
-        FRAME => FrameHead::parse(message, BLOCK_BYTES).map(|head| Some(Message::Frame(head))),
-        _ => Message::decode(message).map(Some),
+        FRAME => FrameHead::parse(message, BLOCK_BYTES).map(|head| Some(LinkMessage::Frame(head))),
+        _ => LinkMessage::decode(message).map(Some),
     }
 }
 
-/// Gives a message, up to its payload, the checksum that fits.
-pub(crate) fn close(message: &mut [u8]) {
+/// Sets the correct checksum of a message, up to its payload.
+pub(crate) fn set_checksum(message: &mut [u8]) {
     if let Some((checked, check)) = message.split_last_chunk_mut::<CHECK_BYTES>() {
         *check = crate::checksum(checked).to_le_bytes();
     }

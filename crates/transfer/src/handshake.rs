@@ -1,53 +1,54 @@
-//! How a link over sockets begins, at the end that dials: a hello, and the terms on which the receiver takes it.
+//! The dialling end of the handshake: sends a hello, and receives the terms on which the receiver
+//! accepts the link.
 //!
-//! Owns: those terms, and what is asked of a peer. Never: tries another way. Invariant: on terms under which no block could
-//! ever be sent, no link is made.
+//! Owns: those terms, and the request to the peer. Never: tries another transport. Invariant: no
+//! link is made on terms under which no block could be sent.
 
 use crate::config::LinksConfig;
-use crate::incoming::{STREAMS_MAX, Stream};
-use crate::socket::{SocketError, write};
+use crate::incoming::{LinkStream, STREAMS_MAX};
+use crate::socket::{LinkError, write_message};
 use crate::tcp::{self, TcpReader, TcpWriter};
-use crate::wire::{Hello, Message};
+use crate::wire::{LinkHello, LinkMessage};
 use cleave_domain::WorkerRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Connections that stand, in agreement.
-pub(crate) struct Dialled<R, W> {
-    pub(crate) streams: Vec<Stream<R, W>>,
-    pub(crate) terms: Terms,
+/// Established connections and the agreed terms.
+pub(crate) struct DialledLink<R, W> {
+    pub(crate) streams: Vec<LinkStream<R, W>>,
+    pub(crate) terms: LinkTerms,
 }
 
-/// What is asked of a peer that is dialled.
+/// The kind of link that the dialler asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// A link whose payloads come over its streams, or as its host can bring them.
+pub(crate) enum RequestedLink {
+    /// A link whose payloads travel on its streams or, within a host, through shared memory.
     Link,
-    /// One whose payloads this worker's network card writes into a ring of the peer's.
-    Landing,
+    /// A link whose payloads the network card of this worker writes into a ring of the peer.
+    RdmaRing,
 }
 
-/// What the receiver's welcome said.
+/// The terms in the welcome of the receiver.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct LinkTerms {
     pub(crate) window: u32,
     pub(crate) frame_bytes: u32,
-    /// Names the link.
+    /// Identifies the link for further streams.
     pub(crate) key: u64,
 }
 
-impl Terms {
-    /// On terms under which no block could ever be sent, or only in crumbs, no link is made: hand-offs
-    /// would wait on it for ever, and nobody would know why.
-    fn check(self, config: &LinksConfig, peer: WorkerRef) -> Result<Self, SocketError> {
+impl LinkTerms {
+    /// Refuses terms under which no block could be sent, or only in tiny frames: hand-offs would
+    /// wait for ever without a reported reason.
+    fn check(self, config: &LinksConfig, peer: WorkerRef) -> Result<Self, LinkError> {
         let (block_bytes, frame_bytes_min) = (config.block_bytes, config.frame_bytes_min());
         let (window, frame_bytes) = (self.window, self.frame_bytes);
         if window < block_bytes {
-            return Err(SocketError::Refused(format!(
+            return Err(LinkError::RejectedHere(format!(
                 "worker {peer} gives {window} bytes of credit, and a block has {block_bytes}"
             )));
         }
         if frame_bytes < frame_bytes_min {
-            return Err(SocketError::Refused(format!(
+            return Err(LinkError::RejectedHere(format!(
                 "worker {peer} takes frames of {frame_bytes} bytes, and {frame_bytes_min} is the least"
             )));
         }
@@ -60,67 +61,70 @@ pub(crate) async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
     address: &str,
-) -> Result<Dialled<TcpReader, TcpWriter>, SocketError> {
+) -> Result<DialledLink<TcpReader, TcpWriter>, LinkError> {
     let mut first = tcp::dial(config, address).await?;
-    let terms = shake_hands(config, (peer, Wish::Link), &mut first).await?;
+    let terms = shake_hands(config, peer, RequestedLink::Link, &mut first).await?;
     let mut streams = vec![first];
     let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
     while streams.len() < streams_count {
         let mut further = tcp::dial(config, address).await?;
-        let join = Message::Join {
+        let join = LinkMessage::Join {
             from: config.me,
             key: terms.key,
         };
-        write(&mut further.writer, &join, &[]).await?;
+        write_message(&mut further.writer, &join, &[]).await?;
         match further.reader.message().await? {
-            Message::Joined => streams.push(further),
-            Message::Reject(reason) => return Err(SocketError::Rejected(reason)),
-            _ => return Err(SocketError::Unexpected("in answer to a join")),
+            LinkMessage::Joined => streams.push(further),
+            LinkMessage::Reject(reason) => return Err(LinkError::RejectedByPeer(reason)),
+            _ => return Err(LinkError::Unexpected("in answer to a join")),
         }
     }
-    Ok(Dialled { streams, terms })
+    Ok(DialledLink { streams, terms })
 }
 
-/// Says who this is and hears on which terms the link is taken.
+/// Sends the hello and receives the terms of the link.
 pub(crate) async fn shake_hands<R, W>(
     config: &LinksConfig,
-    (peer, wish): (WorkerRef, Wish),
-    stream: &mut Stream<R, W>,
-) -> Result<Terms, SocketError>
+    peer: WorkerRef,
+    requested: RequestedLink,
+    stream: &mut LinkStream<R, W>,
+) -> Result<LinkTerms, LinkError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let hello = Hello {
+    let hello = LinkHello {
         from: config.me,
         to: peer,
         block_bytes: config.block_bytes,
         fingerprint: config.fingerprint.0.clone(),
     };
-    let hello = match wish {
-        Wish::Link => Message::Hello(hello),
-        Wish::Landing => Message::Approach(hello),
+    let hello = match requested {
+        RequestedLink::Link => LinkMessage::Hello(hello),
+        RequestedLink::RdmaRing => LinkMessage::HelloRdma(hello),
     };
-    write(&mut stream.writer, &hello, &[]).await?;
+    write_message(&mut stream.writer, &hello, &[]).await?;
     match stream.reader.message().await? {
-        Message::Welcome { me, .. } if me != peer => Err(SocketError::Refused(format!(
-            "worker {me} answers where worker {peer} was to be"
+        LinkMessage::Welcome { me, .. } if me != peer => Err(LinkError::RejectedHere(format!(
+            "worker {me} answers at the address of worker {peer}"
         ))),
-        Message::Welcome {
+        LinkMessage::Welcome {
             me: _,
             credit,
             key,
             frame_bytes,
         } => {
-            let terms = Terms {
+            let terms = LinkTerms {
                 window: u32::try_from(credit).unwrap_or(u32::MAX),
                 frame_bytes: frame_bytes.min(config.block_bytes),
                 key,
             };
             terms.check(config, peer)
         }
-        Message::Reject(reason) => Err(SocketError::Rejected(reason)),
-        Message::NoLanding(reason) if wish == Wish::Landing => Err(SocketError::Nixl(reason)),
-        _ => Err(SocketError::Unexpected("in place of a welcome")),
+        LinkMessage::Reject(reason) => Err(LinkError::RejectedByPeer(reason)),
+        LinkMessage::NoRing(reason) if requested == RequestedLink::RdmaRing => {
+            Err(LinkError::Nixl(reason))
+        }
+        _ => Err(LinkError::Unexpected("in place of a welcome")),
     }
 }

@@ -1,27 +1,34 @@
-//! The socket between processes of one host: control packets, credit and signs of life travel on it, and at the start
-//! what payloads need to go another way: the handle of a device's pool, or else the descriptor of a ring.
+//! Links between processes of one host. Control packets, credit and heartbeats travel on a Unix
+//! socket; at the start it also carries the handle of a device pool, or else the descriptor of a
+//! shared-memory ring, through which payloads then travel.
 //!
-//! Its name is an abstract one: nothing is left behind by a process that is killed, and only
-//! processes of the same network namespace can connect. That they can is the proof that the ring can
-//! be shared; the host's identity in an address only saves the attempt between hosts.
+//! The name of the socket is abstract: a killed process leaves nothing behind, and only processes
+//! of the same network namespace can connect. A connection is the proof that the ring can be
+//! shared; the host identity in an address only avoids attempts between hosts.
 //!
-//! Owns: the listener, the identity of this host, what is asked of a peer of it, and the size of a ring.
-//! Never: talks to a process of another user; makes or maps a ring on a thread that drives tasks.
-//! Invariant: a ring is no larger than its receiver's window warrants, and none larger than this end
-//! would make, or 1 GiB, is mapped.
+//! Owns: the listener, the identity of this host, the requests to a peer on it, and the size of a
+//! ring.
+//! Never: talks to a process of another user; creates or maps a ring on a thread that drives tasks.
+//! Invariant: a ring is no larger than the window of its receiver requires; a ring larger than this
+//! end would create, and larger than 1 GiB, is not mapped.
 
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
-use crate::credit::Account;
-use crate::handshake::{Dialled, Terms, Wish, shake_hands};
-use crate::incoming::{self, Arrivals, Door, Hearing, Knock, Places, Seat, Stream, Visitor};
-use crate::life::PeerProcess;
-use crate::link::{Delivery, Store};
-use crate::outgoing::Carriage;
+use crate::credit::CreditAccount;
+use crate::handshake::{DialledLink, LinkTerms, RequestedLink, shake_hands};
+use crate::incoming::{
+    self, AcceptPolicy, IdentifiedPeer, JoinRequest, LinkReceiver, LinkStream, PayloadSource,
+    ReceiveSession, SlotReadiness,
+};
+use crate::link::{PayloadStore, SlotDelivery};
+use crate::outgoing::PayloadChannel;
+use crate::peer_process::PeerProcess;
 use crate::pools::PeerPool;
-use crate::shared_memory::{Mirror, Ring, Shape, receive_descriptor, send_descriptor};
-use crate::socket::{Reader, SocketError, write};
-use crate::wire::Message;
+use crate::shared_memory::{
+    ReceiverRing, RingShape, SenderRing, receive_descriptor, send_descriptor,
+};
+use crate::socket::{LinkError, MessageReader, write_message};
+use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -33,18 +40,19 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Names are tried until one is free: process ids are unique only within their namespace.
+/// Limit of the names that are tried: process ids are unique only within their namespace, so a name
+/// may be taken.
 const NAMES_TRIED_MAX: u32 = 16;
 
-/// What is mapped of a peer whose credit is set higher than this worker's own.
+/// Limit of a mapped ring whose receiver has a higher credit than this worker.
 const RING_BYTES_MAX: u64 = 1 << 30;
 
 /// A connection from a process of this host.
 pub(crate) type HostStream = UnixStream;
-pub(crate) type HostVisitor = Visitor<OwnedReadHalf, OwnedWriteHalf>;
-pub(crate) type HostDialled = Dialled<OwnedReadHalf, OwnedWriteHalf>;
+pub(crate) type HostPeer = IdentifiedPeer<OwnedReadHalf, OwnedWriteHalf>;
+pub(crate) type HostDialled = DialledLink<OwnedReadHalf, OwnedWriteHalf>;
 
-/// Where processes of the same host reach a worker.
+/// The listener for processes of the same host.
 #[derive(Debug)]
 pub struct HostListener {
     listener: UnixListener,
@@ -52,10 +60,10 @@ pub struct HostListener {
 }
 
 impl HostListener {
-    /// Takes a free name.
+    /// Binds a free name.
     ///
     /// # Errors
-    /// If this system has no such sockets, or does not say which boot of which host it is.
+    /// If the system has no abstract sockets, or does not identify its host and boot.
     pub fn bind() -> io::Result<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let host_id = host_id()?;
@@ -74,24 +82,25 @@ impl HostListener {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// What peers are to be told.
+    /// The address that is announced to peers.
     pub fn address(&self) -> &HostAddress {
         &self.address
     }
 
-    /// The next process that connects.
+    /// Accepts the next connection.
     pub(crate) async fn accept(&self) -> io::Result<HostStream> {
         Ok(self.listener.accept().await?.0)
     }
 }
 
-/// Whether the address is one of this host, in this boot.
-pub(crate) fn is_here(address: &HostAddress) -> bool {
+/// Whether the address belongs to this host, in this boot.
+pub(crate) fn is_this_host(address: &HostAddress) -> bool {
     host_id().is_ok_and(|host_id| host_id == address.host_id)
 }
 
-/// The host in this boot, and the network namespace: sockets without a file are each namespace's own, so pods of one
-/// node do not meet. Read once: it stays as long as the process can live.
+/// The identity of this host: its boot and the network namespace. Abstract sockets are private to a
+/// namespace, so pods of one node cannot connect. It is read once, because it cannot change while
+/// the process lives.
 fn host_id() -> io::Result<String> {
     static HOST_ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = HOST_ID.get() {
@@ -103,172 +112,187 @@ fn host_id() -> io::Result<String> {
     Ok(HOST_ID.get_or_init(|| id).clone())
 }
 
-/// Under another user, memory is not shared.
-fn same_user(stream: &UnixStream) -> Result<(), SocketError> {
+/// Refuses a peer of another user: memory is shared only within one user.
+fn same_user(stream: &UnixStream) -> Result<(), LinkError> {
     let (theirs, ours) = (stream.peer_cred()?.uid(), rustix::process::geteuid());
-    match theirs == ours.as_raw() {
-        true => Ok(()),
-        false => Err(SocketError::SharedMemory(io::Error::other(format!(
+    if theirs == ours.as_raw() {
+        Ok(())
+    } else {
+        Err(LinkError::SharedMemory(io::Error::other(format!(
             "the peer runs as user {theirs}, this worker as {ours:?}"
-        )))),
+        ))))
     }
 }
 
-fn split(config: &LinksConfig, stream: UnixStream) -> Stream<OwnedReadHalf, OwnedWriteHalf> {
+fn split(config: &LinksConfig, stream: UnixStream) -> LinkStream<OwnedReadHalf, OwnedWriteHalf> {
     let (reader, writer) = stream.into_split();
-    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
-    Stream { reader, writer }
+    let reader = MessageReader::new(reader, config.silence_max, config.block_bytes);
+    LinkStream { reader, writer }
 }
 
-/// As [`incoming::greet`].
-pub(crate) async fn greet(
+/// As [`incoming::identify`], for a stream on this host.
+pub(crate) async fn identify(
     config: &LinksConfig,
     stream: HostStream,
-) -> Result<HostVisitor, SocketError> {
+) -> Result<HostPeer, LinkError> {
     same_user(&stream)?;
-    let door = Door {
+    let door = AcceptPolicy {
         config,
-        // Only processes of this user come this way.
+        // Only processes of this user can connect here.
         is_known: &|_| true,
     };
-    match incoming::hear_knock(door, split(config, stream)).await? {
-        Knock::Link(visitor) => Ok(visitor),
-        Knock::Join { .. } => Err(SocketError::Unexpected("further stream beside a ring")),
-        Knock::Approach(_) => Err(SocketError::Unexpected(
-            "wish for a ring of a network card's",
+    match incoming::read_join_request(door, split(config, stream)).await? {
+        JoinRequest::Link(visitor) => Ok(visitor),
+        JoinRequest::FurtherStream { .. } => Err(LinkError::Unexpected(
+            "further stream for a shared-memory link",
+        )),
+        JoinRequest::RdmaLink(_) => Err(LinkError::Unexpected(
+            "request for an RDMA ring on a host socket",
         )),
     }
 }
 
-/// Gives the visitor the pool, or makes a ring for it, and receives that way until the link ends. Returns why it ended.
+/// Grants the pool to the peer, or creates a ring for it, and receives on that path until the link
+/// ends. Returns the reason for the end.
 pub(crate) async fn receive(
-    visitor: HostVisitor,
-    seat: Seat,
-    (config, gate): (&LinksConfig, Gate<'_>),
-) -> SocketError {
-    let Visitor { peer, mut stream } = visitor;
-    let shape = shape(config);
-    let opened = open(&mut stream, (config, shape, seat.key), (peer, &gate));
+    visitor: HostPeer,
+    session: ReceiveSession,
+    config: &LinksConfig,
+    gate: PoolGate<'_>,
+) -> LinkError {
+    let IdentifiedPeer { peer, mut stream } = visitor;
+    let shape = ring_shape(config);
+    let opened = open_payload_source(&mut stream, config, shape, session.key, peer, &gate);
     let places = match timeout(config.connect_timeout, opened).await {
         Ok(Ok(places)) => places,
         Ok(Err(error)) => return error,
-        Err(_) => return SocketError::Slow(config.connect_timeout),
+        Err(_) => return LinkError::HandshakeTimedOut(config.connect_timeout),
     };
     let account = match &places {
-        Places::Ring(..) => Account::of_slots(shape.slots_count),
-        Places::Pool | Places::Buffers(_) => Account::of_bytes(shape.credit()),
+        PayloadSource::Ring(..) => CreditAccount::of_slots(shape.slots_count),
+        PayloadSource::Pool | PayloadSource::Buffers(_) => CreditAccount::of_bytes(shape.credit()),
     };
-    let hearing = Hearing {
+    let link_receiver = LinkReceiver {
         peer,
         block_bytes: config.block_bytes,
         account,
-        places,
+        payload_source: places,
         events: gate.events.clone(),
-        passes: config.passes.clone(),
+        grants: config.grants.clone(),
     };
-    incoming::receive_heads(stream, hearing, seat).await
+    incoming::receive_heads(stream, link_receiver, session).await
 }
 
-/// Who may come how far.
-pub(crate) struct Gate<'a> {
+/// The pool access of peers, and the receiver of link events.
+pub(crate) struct PoolGate<'a> {
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
-    /// Gives the pool to a peer, and tells when its process has ended.
-    pub(crate) give: &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
+    /// Grants the pool to a peer, and watches for the end of its process.
+    pub(crate) grant_pool:
+        &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
 }
 
-/// Slots for the usual window, and never for less than two blocks. Slots much shorter than a page would
-/// take many times the window in memory: then there are fewer.
-pub(crate) fn shape(config: &LinksConfig) -> Shape {
+/// The shape of a ring: slots for the configured window, and at least for two blocks. Slots are
+/// rounded up to pages, so slots much shorter than a page would occupy many times the window; then
+/// the number is reduced.
+pub(crate) fn ring_shape(config: &LinksConfig) -> RingShape {
     let slot_bytes = config.frame_bytes();
     let block_slots = config.block_bytes.div_ceil(slot_bytes);
-    let one = Shape {
+    let one = RingShape {
         slot_bytes,
         slots_count: 1,
     };
     let slots_max = 2 * u64::from(config.window()) / one.bytes();
     let slots_max = u32::try_from(slots_max).unwrap_or(u32::MAX);
     let slots_count = (config.window() / slot_bytes).min(slots_max);
-    Shape {
+    RingShape {
         slots_count: slots_count.max(2 * block_slots),
         ..one
     }
 }
 
-/// The ring that a receiver's terms speak of.
-pub(crate) fn agreed_shape(config: &LinksConfig, terms: Terms) -> Result<Shape, SocketError> {
-    let shape = Shape {
+/// The shape of the ring that the receiver's terms describe.
+pub(crate) fn agreed_ring_shape(
+    config: &LinksConfig,
+    terms: LinkTerms,
+) -> Result<RingShape, LinkError> {
+    let shape = RingShape {
         slot_bytes: terms.frame_bytes,
         slots_count: terms.window / terms.frame_bytes.max(1),
     };
     if shape.slots_count == 0 || shape.window() != u64::from(terms.window) {
-        return Err(SocketError::Unexpected("credit that is no number of slots"));
+        return Err(LinkError::Unexpected("credit that is no number of slots"));
     }
-    let bytes_max = RING_BYTES_MAX.max(self::shape(config).bytes());
+    let bytes_max = RING_BYTES_MAX.max(self::ring_shape(config).bytes());
     if shape.bytes() > bytes_max {
         let bytes = shape.bytes();
-        return Err(SocketError::SharedMemory(io::Error::other(format!(
+        return Err(LinkError::SharedMemory(io::Error::other(format!(
             "the peer's ring has {bytes} bytes, and {bytes_max} is the most that is mapped"
         ))));
     }
     Ok(shape)
 }
 
-/// Memory that the ring of an incoming link takes.
+/// Memory of the ring of an incoming link.
 #[cfg(test)]
 pub(crate) fn ring_bytes(config: &LinksConfig) -> u64 {
-    shape(config).bytes()
+    ring_shape(config).bytes()
 }
 
-/// Making and mapping memory fills it: too long for a thread that others wait for.
-async fn aside<T: Send + 'static>(
+/// Runs `work` on a blocking thread: creating and mapping a ring fills its memory, which takes too
+/// long for a thread that drives other tasks.
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, SocketError> {
+) -> Result<T, LinkError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|_| SocketError::Closing)?
-        .map_err(SocketError::SharedMemory)
+    done.map_err(|_| LinkError::Closing)?
+        .map_err(LinkError::SharedMemory)
 }
 
-/// Welcomes the peer, and gives it the pool or the ring's descriptor, whichever it asks for. When the descriptor is
-/// sent nothing else may be on the socket, because one that meets an ordinary read is lost.
-async fn open(
-    stream: &mut Stream<OwnedReadHalf, OwnedWriteHalf>,
-    (config, shape, key): (&LinksConfig, Shape, u64),
-    (peer, gate): (WorkerRef, &Gate<'_>),
-) -> Result<Places, SocketError> {
-    let welcome = Message::Welcome {
+/// Sends the welcome, and the handle of the pool or the descriptor of the ring, as the peer
+/// requests. When the descriptor is sent nothing else may be on the socket, because a descriptor
+/// that arrives with an ordinary read is lost.
+async fn open_payload_source(
+    stream: &mut LinkStream<OwnedReadHalf, OwnedWriteHalf>,
+    config: &LinksConfig,
+    shape: RingShape,
+    key: u64,
+    peer: WorkerRef,
+    gate: &PoolGate<'_>,
+) -> Result<PayloadSource, LinkError> {
+    let welcome = LinkMessage::Welcome {
         me: config.me,
         credit: shape.window(),
         key,
         frame_bytes: shape.slot_bytes,
     };
-    write(&mut stream.writer, &welcome, &[]).await?;
+    write_message(&mut stream.writer, &welcome, &[]).await?;
     let mut wish = stream.reader.message().await?;
-    if wish == Message::AskPool {
+    if wish == LinkMessage::AskPool {
         let socket: &UnixStream = stream.writer.as_ref();
         let offer = match (&config.pools, PeerProcess::of(socket)) {
-            (None, _) => Message::NoPool(String::new()),
-            // Whose end cannot be seen could write for ever.
-            (Some(_), Err(error)) => Message::NoPool(error.to_string()),
-            (Some(_), Ok(process)) => match (gate.give)(peer, process) {
-                Ok(handle) => Message::Pool(handle),
-                Err(reason) => Message::NoPool(reason),
+            (None, _) => LinkMessage::NoPool(String::new()),
+            // A peer whose end cannot be observed could write for ever.
+            (Some(_), Err(error)) => LinkMessage::NoPool(error.to_string()),
+            (Some(_), Ok(process)) => match (gate.grant_pool)(peer, process) {
+                Ok(handle) => LinkMessage::Pool(handle),
+                Err(reason) => LinkMessage::NoPool(reason),
             },
         };
-        write(&mut stream.writer, &offer, &[]).await?;
+        write_message(&mut stream.writer, &offer, &[]).await?;
         wish = stream.reader.message().await?;
-        if wish == Message::Opened && matches!(offer, Message::Pool(_)) {
-            return Ok(Places::Pool);
+        if wish == LinkMessage::Opened && matches!(offer, LinkMessage::Pool(_)) {
+            return Ok(PayloadSource::Pool);
         }
     }
     match wish {
-        Message::Ping(_) => {}
-        _ => return Err(SocketError::Unexpected("before the ring was sent")),
+        LinkMessage::Ping(_) => {}
+        _ => return Err(LinkError::Unexpected("before the ring was sent")),
     }
-    let (mirror, fd) = aside(move || Mirror::create(shape)).await?;
+    let (mirror, fd) = run_blocking(move || ReceiverRing::create(shape)).await?;
     let socket: &UnixStream = stream.writer.as_ref();
     let sent = socket.async_io(Interest::WRITABLE, || send_descriptor(socket, &fd));
     sent.await?;
-    Ok(Places::Ring(mirror, Arrivals::Mapped))
+    Ok(PayloadSource::Ring(mirror, SlotReadiness::Mapped))
 }
 
 /// Connects, shakes hands and opens the peer's pool, or maps its ring.
@@ -276,82 +300,83 @@ pub(crate) async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
     address: &HostAddress,
-) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, Carriage), SocketError> {
+) -> Result<(DialledLink<OwnedReadHalf, OwnedWriteHalf>, PayloadChannel), LinkError> {
     let name = &address.name;
     let stream = UnixStream::connect(format!("\0{name}")).await;
-    let stream = stream.map_err(|error| SocketError::Connect(format!("socket {name}"), error))?;
+    let stream = stream.map_err(|error| LinkError::Connect(format!("socket {name}"), error))?;
     same_user(&stream)?;
     let mut stream = split(config, stream);
-    let terms = shake_hands(config, (peer, Wish::Link), &mut stream).await?;
-    let shape = agreed_shape(config, terms)?;
+    let terms = shake_hands(config, peer, RequestedLink::Link, &mut stream).await?;
+    let shape = agreed_ring_shape(config, terms)?;
     let unopened = match ask_pool(config, &mut stream).await? {
-        Asked::Opened(pool) => {
+        PoolReply::Opened(pool) => {
             let frame_bytes = terms.frame_bytes;
-            let carriage = Carriage {
-                store: Store::Pool { pool, frame_bytes },
-                unopened: None,
+            let carriage = PayloadChannel {
+                store: PayloadStore::Pool { pool, frame_bytes },
+                pool_unopened: None,
             };
             let streams = vec![stream];
-            return Ok((Dialled { streams, terms }, carriage));
+            return Ok((DialledLink { streams, terms }, carriage));
         }
-        Asked::Unopened(reason) => reason,
+        PoolReply::Unopened(reason) => reason,
     };
-    write(&mut stream.writer, &Message::Ping(0), &[]).await?;
+    write_message(&mut stream.writer, &LinkMessage::Ping(0), &[]).await?;
     let socket: &UnixStream = stream.reader.stream().as_ref();
     let received = socket.async_io(Interest::READABLE, || receive_descriptor(socket));
-    let fd = received.await.map_err(SocketError::SharedMemory)?;
-    let ring = aside(move || Ring::open(&fd, shape)).await?;
-    let carriage = Carriage {
-        store: Store::Ring(ring, Delivery::Mapped),
-        unopened,
+    let fd = received.await.map_err(LinkError::SharedMemory)?;
+    let ring = run_blocking(move || SenderRing::open(&fd, shape)).await?;
+    let carriage = PayloadChannel {
+        store: PayloadStore::Ring(ring, SlotDelivery::Mapped),
+        pool_unopened: unopened,
     };
     let streams = vec![stream];
-    Ok((Dialled { streams, terms }, carriage))
+    Ok((DialledLink { streams, terms }, carriage))
 }
 
-/// What came of asking for the peer's pool.
-enum Asked {
+/// The result of the request for the peer's pool.
+enum PoolReply {
     Opened(Arc<dyn PeerPool>),
-    /// Why, if both ends have one.
+    /// The reason, if both ends have a pool.
     Unopened(Option<String>),
 }
 
 async fn ask_pool(
     config: &LinksConfig,
-    stream: &mut Stream<OwnedReadHalf, OwnedWriteHalf>,
-) -> Result<Asked, SocketError> {
+    stream: &mut LinkStream<OwnedReadHalf, OwnedWriteHalf>,
+) -> Result<PoolReply, LinkError> {
     let Some(pools) = &config.pools else {
-        return Ok(Asked::Unopened(None));
+        return Ok(PoolReply::Unopened(None));
     };
-    write(&mut stream.writer, &Message::AskPool, &[]).await?;
+    write_message(&mut stream.writer, &LinkMessage::AskPool, &[]).await?;
     let handle = match stream.reader.message().await? {
-        Message::Pool(handle) => handle,
-        Message::NoPool(reason) => {
-            return Ok(Asked::Unopened((!reason.is_empty()).then_some(reason)));
+        LinkMessage::Pool(handle) => handle,
+        LinkMessage::NoPool(reason) => {
+            return Ok(PoolReply::Unopened((!reason.is_empty()).then_some(reason)));
         }
-        _ => return Err(SocketError::Unexpected("in answer to a wish for the pool")),
+        _ => return Err(LinkError::Unexpected("in answer to a pool request")),
     };
     let pools = Arc::clone(pools);
     let opened = tokio::task::spawn_blocking(move || pools.open(&handle)).await;
-    match opened.map_err(|_| SocketError::Closing)? {
+    match opened.map_err(|_| LinkError::Closing)? {
         Ok(pool) => {
-            write(&mut stream.writer, &Message::Opened, &[]).await?;
-            Ok(Asked::Opened(pool))
+            write_message(&mut stream.writer, &LinkMessage::Opened, &[]).await?;
+            Ok(PoolReply::Opened(pool))
         }
-        Err(reason) => Ok(Asked::Unopened(Some(reason))),
+        Err(reason) => Ok(PoolReply::Unopened(Some(reason))),
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::aside;
+    use super::run_blocking;
 
-    /// Drivers of workers run on the runtime's threads, and a ring takes tens of MiB to fill.
+    /// The drivers of workers run on the threads of the runtime, and a ring has tens of MiB to
+    /// fill.
     #[tokio::test]
-    async fn memory_is_filled_on_no_thread_that_drives_tasks() {
+    async fn rings_are_mapped_off_the_runtime_threads() {
         let this = std::thread::current().id();
-        let other = aside(|| Ok(std::thread::current().id())).await;
+        let other = run_blocking(|| Ok(std::thread::current().id())).await;
         assert_ne!(other.unwrap(), this);
     }
 }

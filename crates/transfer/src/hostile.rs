@@ -1,19 +1,19 @@
-//! Peers that break the rules, told apart from those that keep them. They speak the wire's words over
-//! real sockets, to the code that serves.
+//! Tests of peers that violate the protocol. They send wire messages over real sockets to the code
+//! that serves links.
 
 #![allow(clippy::unwrap_used)]
 
 use crate::config::{LinkEvent, LinksConfig};
-use crate::handshake::Dialled;
-use crate::incoming::Stream;
-use crate::link::Store;
+use crate::handshake::DialledLink;
+use crate::incoming::LinkStream;
+use crate::link::PayloadStore;
 use crate::links::{Links, Listeners};
-use crate::shared_memory::Ring;
-use crate::socket::{Reader, write};
-use crate::wire::{FrameHead, Hello, Message};
-use crate::{HostListener, LocalNet, Route, checksum, host};
+use crate::shared_memory::SenderRing;
+use crate::socket::{MessageReader, write_message};
+use crate::wire::{FrameHead, LinkHello, LinkMessage};
+use crate::{HostListener, LocalNet, PeerRoute, checksum, host};
 use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
-use cleave_kv::{BlockPart, Condition, Seal};
+use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -39,15 +39,15 @@ fn config(me: u64) -> LinksConfig {
     }
 }
 
-/// The one that keeps the rules.
-struct Victim {
+/// The worker under test.
+struct CompliantWorker {
     links: Links,
     events: mpsc::Receiver<LinkEvent>,
     address: String,
     host_address: crate::HostAddress,
 }
 
-impl Victim {
+impl CompliantWorker {
     async fn start() -> Self {
         let (sender, events) = mpsc::channel(256);
         let links = Links::new(config(2), sender, LocalNet::default());
@@ -72,7 +72,7 @@ impl Victim {
         next.expect("an event in time").expect("links are open")
     }
 
-    async fn lost(&mut self) -> String {
+    async fn next_lost(&mut self) -> String {
         loop {
             if let LinkEvent::Lost { reason, .. } = self.next().await {
                 return reason;
@@ -80,41 +80,48 @@ impl Victim {
         }
     }
 
-    async fn knock(&self) -> Stream<OwnedReadHalf, OwnedWriteHalf> {
+    async fn connect(&self) -> LinkStream<OwnedReadHalf, OwnedWriteHalf> {
         stream(TcpStream::connect(&self.address).await.unwrap())
     }
 
-    /// A link that was welcomed, and its key.
-    async fn linked(&self) -> (Stream<OwnedReadHalf, OwnedWriteHalf>, u64) {
-        let mut stream = self.knock().await;
-        let hello = Message::Hello(Hello {
+    /// Opens a link up to its welcome, and returns its key.
+    async fn connect_link(&self) -> (LinkStream<OwnedReadHalf, OwnedWriteHalf>, u64) {
+        let mut stream = self.connect().await;
+        let hello = LinkMessage::Hello(LinkHello {
             from: worker(1),
             to: worker(2),
             block_bytes: BLOCK,
             fingerprint: "f".into(),
         });
-        write(&mut stream.writer, &hello, &[]).await.unwrap();
+        write_message(&mut stream.writer, &hello, &[])
+            .await
+            .unwrap();
         match stream.reader.message().await.unwrap() {
-            Message::Welcome { key, .. } => (stream, key),
+            LinkMessage::Welcome { key, .. } => (stream, key),
             other => panic!("{other:?}"),
         }
     }
 
-    async fn ring(&self) -> (Stream<unix::OwnedReadHalf, unix::OwnedWriteHalf>, Arc<Ring>) {
+    async fn connect_ring(
+        &self,
+    ) -> (
+        LinkStream<unix::OwnedReadHalf, unix::OwnedWriteHalf>,
+        Arc<SenderRing>,
+    ) {
         let config = config(1);
         let dialled = host::dial(&config, worker(2), &self.host_address);
-        let (Dialled { mut streams, .. }, carriage) = dialled.await.unwrap();
+        let (DialledLink { mut streams, .. }, carriage) = dialled.await.unwrap();
         match carriage.store {
-            Store::Ring(ring, _) => (streams.remove(0), ring),
+            PayloadStore::Ring(ring, _) => (streams.remove(0), ring),
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn stream(stream: TcpStream) -> Stream<OwnedReadHalf, OwnedWriteHalf> {
+fn stream(stream: TcpStream) -> LinkStream<OwnedReadHalf, OwnedWriteHalf> {
     let (reader, writer) = stream.into_split();
-    Stream {
-        reader: Reader::new(reader, Duration::from_secs(20), BLOCK),
+    LinkStream {
+        reader: MessageReader::new(reader, Duration::from_secs(20), BLOCK),
         writer,
     }
 }
@@ -132,44 +139,52 @@ fn head(bytes: &[u8]) -> FrameHead {
     }
 }
 
+// Lesson: 10.
 #[tokio::test]
-async fn lesson_10_a_peer_that_overdraws_its_credit_is_cut_off() {
-    let mut victim = Victim::start().await;
-    let (mut stream, _) = victim.linked().await;
+async fn a_peer_that_exceeds_its_credit_is_disconnected() {
+    let mut victim = CompliantWorker::start().await;
+    let (mut stream, _) = victim.connect_link().await;
     let bytes = [7; BLOCK as usize];
     let mut kept = Vec::new();
     for _ in 0..4 {
-        let frame = Message::Frame(head(&bytes));
-        write(&mut stream.writer, &frame, &bytes).await.unwrap();
+        let frame = LinkMessage::Frame(head(&bytes));
+        write_message(&mut stream.writer, &frame, &bytes)
+            .await
+            .unwrap();
         kept.push(victim.next().await);
     }
-    let frame = Message::Frame(head(&bytes));
-    write(&mut stream.writer, &frame, &bytes).await.unwrap();
-    let reason = victim.lost().await;
+    let frame = LinkMessage::Frame(head(&bytes));
+    write_message(&mut stream.writer, &frame, &bytes)
+        .await
+        .unwrap();
+    let reason = victim.next_lost().await;
     assert!(
         reason.contains("more payload than it was granted"),
         "{reason}"
     );
 }
 
+// Lesson: 2.
 #[tokio::test]
-async fn lesson_02_a_slot_sent_while_it_is_held_or_that_is_none_cuts_the_peer_off() {
+async fn sending_a_held_or_unknown_slot_ends_the_link() {
     for slot in [0, 99] {
-        let mut victim = Victim::start().await;
-        let (mut stream, ring) = victim.ring().await;
+        let mut victim = CompliantWorker::start().await;
+        let (mut stream, ring) = victim.connect_ring().await;
         let mut first = ring.take(BLOCK);
         first.fill(1);
         let frame = head(&first);
-        let number = first.lend();
-        let sent = Message::SlotFrame(frame, number);
-        write(&mut stream.writer, &sent, &[]).await.unwrap();
+        let number = first.lend_to_receiver();
+        let sent = LinkMessage::SlotFrame(frame, number);
+        write_message(&mut stream.writer, &sent, &[]).await.unwrap();
         let held = victim.next().await;
-        let condition = Condition::Intact;
+        let condition = PayloadCondition::Intact;
         assert!(matches!(held, LinkEvent::Arrived { condition: found, .. } if found == condition));
         let number = if slot == 0 { number } else { slot };
-        let again = Message::SlotFrame(frame, number);
-        write(&mut stream.writer, &again, &[]).await.unwrap();
-        let reason = victim.lost().await;
+        let again = LinkMessage::SlotFrame(frame, number);
+        write_message(&mut stream.writer, &again, &[])
+            .await
+            .unwrap();
+        let reason = victim.next_lost().await;
         assert!(
             reason.contains("more payload than it was granted"),
             "{reason}"
@@ -177,32 +192,36 @@ async fn lesson_02_a_slot_sent_while_it_is_held_or_that_is_none_cuts_the_peer_of
     }
 }
 
+// Invariant: I25.
+// Lesson: 2, 16.
 #[tokio::test]
-async fn lesson_02_lesson_16_bytes_changed_in_shared_memory_are_never_intact() {
-    let mut victim = Victim::start().await;
-    let (mut stream, ring) = victim.ring().await;
+async fn bytes_changed_in_shared_memory_fail_verification() {
+    let mut victim = CompliantWorker::start().await;
+    let (mut stream, ring) = victim.connect_ring().await;
     let mut slot = ring.take(BLOCK);
     slot.fill(1);
     let before = head(&slot);
-    // Between the checksum and the receiver's reading: what a late write into a reused slot does.
+    // The byte changes between the checksum and the receiver's read, as a late write into a reused
+    // slot would change it.
     slot[1234] ^= 1;
-    let sent = Message::SlotFrame(before, slot.lend());
-    write(&mut stream.writer, &sent, &[]).await.unwrap();
+    let sent = LinkMessage::SlotFrame(before, slot.lend_to_receiver());
+    write_message(&mut stream.writer, &sent, &[]).await.unwrap();
     let LinkEvent::Arrived { payload, .. } = victim.next().await else {
         panic!("a frame was sent");
     };
     let payload = payload.unwrap();
     let mut pool = [0; BLOCK as usize];
-    assert_eq!(payload.land(&mut pool[..]), Ok(false));
+    assert_eq!(payload.write_verified(&mut pool[..]), Ok(false));
 }
 
+// Lesson: 16.
 #[tokio::test]
-async fn lesson_16_a_peer_that_dies_in_the_middle_of_a_frame_leaves_no_frame() {
-    let mut victim = Victim::start().await;
-    let (mut stream, _) = victim.linked().await;
+async fn a_peer_lost_inside_a_frame_delivers_no_frame() {
+    let mut victim = CompliantWorker::start().await;
+    let (mut stream, _) = victim.connect_link().await;
     let bytes = [7; BLOCK as usize];
     let mut wire = Vec::new();
-    write(&mut wire, &Message::Frame(head(&bytes)), &bytes)
+    write_message(&mut wire, &LinkMessage::Frame(head(&bytes)), &bytes)
         .await
         .unwrap();
     stream
@@ -215,17 +234,20 @@ async fn lesson_16_a_peer_that_dies_in_the_middle_of_a_frame_leaves_no_frame() {
         panic!("half a frame is none");
     };
     assert!(reason.contains("1 bytes short"), "{reason}");
-    // And its memory is credit again for the next link.
-    let (mut stream, _) = victim.linked().await;
-    let whole = Message::Frame(head(&bytes));
-    write(&mut stream.writer, &whole, &bytes).await.unwrap();
+    // The memory of the lost frame is credit again for the next link.
+    let (mut stream, _) = victim.connect_link().await;
+    let whole = LinkMessage::Frame(head(&bytes));
+    write_message(&mut stream.writer, &whole, &bytes)
+        .await
+        .unwrap();
     assert!(matches!(victim.next().await, LinkEvent::Arrived { .. }));
 }
 
-/// Over TCP and beside a ring of shared memory: a seal whose token changed, and a frame for another block.
+// Invariant: I50.
+/// Over TCP and over shared memory: a seal with a changed token, and a frame with a changed block.
 #[tokio::test]
-async fn a_damaged_message_ends_the_link_and_says_so() {
-    let seal = Message::Seal(Seal {
+async fn a_damaged_message_ends_the_link_and_is_named() {
+    let seal = LinkMessage::Seal(Seal {
         handoff: HandoffId::default(),
         blocks_count: 1,
         digest: 2,
@@ -233,28 +255,31 @@ async fn a_damaged_message_ends_the_link_and_says_so() {
         output: vec![7],
     });
     let bytes = [7; BLOCK as usize];
-    let (frame, slot_frame) = (head(&bytes), Message::SlotFrame(head(&bytes), 0));
-    // The last byte before the checksum; the number of the block.
-    let over_tcp = [(&seal, 51, "seal"), (&Message::Frame(frame), 20, "frame")];
+    let (frame, slot_frame) = (head(&bytes), LinkMessage::SlotFrame(head(&bytes), 0));
+    // The byte before the checksum; the number of the block.
+    let over_tcp = [
+        (&seal, 51, "seal"),
+        (&LinkMessage::Frame(frame), 20, "frame"),
+    ];
     for (message, at, name) in over_tcp {
-        let mut victim = Victim::start().await;
-        let (mut stream, _) = victim.linked().await;
+        let mut victim = CompliantWorker::start().await;
+        let (mut stream, _) = victim.connect_link().await;
         let wire = damaged(message, &bytes, at).await;
         stream.writer.write_all(&wire).await.unwrap();
-        assert_damaged(&victim.lost().await, name);
+        assert_damaged(&victim.next_lost().await, name);
     }
     for (message, at, name) in [(&seal, 51, "seal"), (&slot_frame, 20, "slot frame")] {
-        let mut victim = Victim::start().await;
-        let (mut stream, _ring) = victim.ring().await;
+        let mut victim = CompliantWorker::start().await;
+        let (mut stream, _ring) = victim.connect_ring().await;
         let wire = damaged(message, &[], at).await;
         stream.writer.write_all(&wire).await.unwrap();
-        assert_damaged(&victim.lost().await, name);
+        assert_damaged(&victim.next_lost().await, name);
     }
 }
 
-async fn damaged(message: &Message, payload: &[u8], at: usize) -> Vec<u8> {
+async fn damaged(message: &LinkMessage, payload: &[u8], at: usize) -> Vec<u8> {
     let mut wire = Vec::new();
-    write(&mut wire, message, payload).await.unwrap();
+    write_message(&mut wire, message, payload).await.unwrap();
     wire[at] ^= 1;
     wire
 }
@@ -266,99 +291,106 @@ fn assert_damaged(reason: &str, name: &str) {
 
 #[tokio::test]
 async fn a_stream_joins_only_the_link_of_its_own_peer_and_key() {
-    let victim = Victim::start().await;
-    let (_stream, key) = victim.linked().await;
+    let victim = CompliantWorker::start().await;
+    let (_stream, key) = victim.connect_link().await;
     for (from, key, welcome) in [(1, key, true), (1, key + 1, false), (3, key, false)] {
-        let mut further = victim.knock().await;
+        let mut further = victim.connect().await;
         let from = worker(from);
-        write(&mut further.writer, &Message::Join { from, key }, &[])
+        write_message(&mut further.writer, &LinkMessage::Join { from, key }, &[])
             .await
             .unwrap();
         match further.reader.message().await.unwrap() {
-            Message::Joined => assert!(welcome),
-            Message::Reject(reason) => assert!(!welcome && reason.contains("gone"), "{reason}"),
+            LinkMessage::Joined => assert!(welcome),
+            LinkMessage::Reject(reason) => assert!(!welcome && reason.contains("gone"), "{reason}"),
             other => panic!("{other:?}"),
         }
     }
 }
 
+// Lesson: 8.
 #[tokio::test]
-async fn lesson_08_one_stream_that_ends_ends_the_link_though_the_others_stand() {
-    let mut victim = Victim::start().await;
-    let (mut first, key) = victim.linked().await;
-    let mut second = victim.knock().await;
+async fn the_end_of_one_stream_ends_the_link() {
+    let mut victim = CompliantWorker::start().await;
+    let (mut first, key) = victim.connect_link().await;
+    let mut second = victim.connect().await;
     let from = worker(1);
-    write(&mut second.writer, &Message::Join { from, key }, &[])
+    write_message(&mut second.writer, &LinkMessage::Join { from, key }, &[])
         .await
         .unwrap();
     let joined = second.reader.message().await.unwrap();
-    assert_eq!(joined, Message::Joined);
+    assert_eq!(joined, LinkMessage::Joined);
     drop(second);
-    let reason = victim.lost().await;
+    let reason = victim.next_lost().await;
     assert!(reason.contains("closed"), "{reason}");
-    // The first one was hung up on before that was said.
+    // The first stream was closed before the loss was reported.
     assert!(first.reader.message().await.is_err());
 }
 
 #[tokio::test]
 async fn a_link_of_too_many_streams_is_ended() {
-    let mut victim = Victim::start().await;
-    let (_stream, key) = victim.linked().await;
+    let mut victim = CompliantWorker::start().await;
+    let (_stream, key) = victim.connect_link().await;
     let mut further = Vec::new();
     for _ in 0..16 {
-        let mut stream = victim.knock().await;
-        let join = Message::Join {
+        let mut stream = victim.connect().await;
+        let join = LinkMessage::Join {
             from: worker(1),
             key,
         };
-        write(&mut stream.writer, &join, &[]).await.unwrap();
+        write_message(&mut stream.writer, &join, &[]).await.unwrap();
         further.push(stream);
     }
-    let reason = victim.lost().await;
+    let reason = victim.next_lost().await;
     assert!(reason.contains("beyond the limit"), "{reason}");
 }
 
 #[tokio::test]
-async fn grants_of_what_was_never_lent_end_the_link() {
+async fn credit_beyond_the_window_ends_the_link() {
     for (grant, expected) in [
-        (Message::Grant(1), "grant beyond the window"),
-        (Message::GrantSlots(vec![0]), "grant beyond the window"),
-        (Message::Joined, "from the receiver of a link"),
+        (LinkMessage::Credit(1), "grant beyond the window"),
+        (LinkMessage::CreditSlots(vec![0]), "grant beyond the window"),
+        (LinkMessage::Joined, "from the receiver of a link"),
     ] {
-        let mut victim = Victim::start().await;
+        let mut victim = CompliantWorker::start().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        victim.links.know(worker(1), Route::tcp(address));
+        victim.links.add_peer(worker(1), PeerRoute::tcp(address));
         let mut stream = stream(listener.accept().await.unwrap().0);
         let hello = stream.reader.message().await.unwrap();
-        assert!(matches!(hello, Message::Hello(_)));
-        let welcome = Message::Welcome {
+        assert!(matches!(hello, LinkMessage::Hello(_)));
+        let welcome = LinkMessage::Welcome {
             me: worker(1),
             credit: u64::from(4 * BLOCK),
             key: 1,
             frame_bytes: BLOCK,
         };
-        write(&mut stream.writer, &welcome, &[]).await.unwrap();
-        // Its measurement: three round trips, and after each of two probes another.
+        write_message(&mut stream.writer, &welcome, &[])
+            .await
+            .unwrap();
+        // The measurement: three round trips, and one after each of two probes.
         for _ in 0..5 {
             let nonce = loop {
                 match stream.reader.next().await.unwrap() {
-                    crate::socket::Received::Message(Message::Ping(nonce)) => break nonce,
-                    crate::socket::Received::Probe => {}
+                    crate::socket::ReceivedMessage::Message(LinkMessage::Ping(nonce)) => {
+                        break nonce;
+                    }
+                    crate::socket::ReceivedMessage::Probe => {}
                     other => panic!("{other:?}"),
                 }
             };
-            let pong = Message::Pong(nonce);
-            write(&mut stream.writer, &pong, &[]).await.unwrap();
+            let pong = LinkMessage::Pong(nonce);
+            write_message(&mut stream.writer, &pong, &[]).await.unwrap();
         }
-        write(&mut stream.writer, &grant, &[]).await.unwrap();
-        let reason = victim.lost().await;
+        write_message(&mut stream.writer, &grant, &[])
+            .await
+            .unwrap();
+        let reason = victim.next_lost().await;
         assert!(reason.contains(expected), "{reason}");
     }
 }
 
 #[tokio::test]
-async fn terms_under_which_no_block_could_travel_make_no_link() {
+async fn terms_too_small_for_a_block_make_no_link() {
     for (credit, frame_bytes, expected) in [
         (
             BLOCK - 1,
@@ -367,42 +399,44 @@ async fn terms_under_which_no_block_could_travel_make_no_link() {
         ),
         (4 * BLOCK, 1, "frames of 1 bytes, and 4096 is the least"),
     ] {
-        let mut victim = Victim::start().await;
+        let mut victim = CompliantWorker::start().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        victim.links.know(worker(1), Route::tcp(address));
+        victim.links.add_peer(worker(1), PeerRoute::tcp(address));
         let mut stream = stream(listener.accept().await.unwrap().0);
         let hello = stream.reader.message().await.unwrap();
-        assert!(matches!(hello, Message::Hello(_)));
-        let welcome = Message::Welcome {
+        assert!(matches!(hello, LinkMessage::Hello(_)));
+        let welcome = LinkMessage::Welcome {
             me: worker(1),
             credit: u64::from(credit),
             key: 1,
             frame_bytes,
         };
-        write(&mut stream.writer, &welcome, &[]).await.unwrap();
-        let reason = victim.lost().await;
+        write_message(&mut stream.writer, &welcome, &[])
+            .await
+            .unwrap();
+        let reason = victim.next_lost().await;
         assert!(reason.contains(expected), "{reason}");
     }
 }
 
 #[tokio::test]
-async fn a_ring_beyond_all_windows_is_not_mapped() {
+async fn a_ring_over_the_size_limit_is_not_mapped() {
     let host = HostListener::bind().unwrap();
     let address = host.address().clone();
     let giant = tokio::spawn(async move {
         let (reader, mut writer) = host.accept().await.unwrap().into_split();
-        let mut reader = Reader::new(reader, Duration::from_secs(20), BLOCK);
+        let mut reader = MessageReader::new(reader, Duration::from_secs(20), BLOCK);
         let hello = reader.message().await.unwrap();
-        assert!(matches!(hello, Message::Hello(_)));
-        let welcome = Message::Welcome {
+        assert!(matches!(hello, LinkMessage::Hello(_)));
+        let welcome = LinkMessage::Welcome {
             me: worker(1),
             credit: u64::from(BLOCK) << 19,
             key: 1,
             frame_bytes: BLOCK,
         };
-        write(&mut writer, &welcome, &[]).await.unwrap();
-        // Until the other end hangs up.
+        write_message(&mut writer, &welcome, &[]).await.unwrap();
+        // Until the dialler closes.
         let _ = reader.message().await;
     });
     let Err(refused) = host::dial(&config(2), worker(1), &address).await else {

@@ -1,22 +1,27 @@
-//! The receiving end over sockets: check who knocks, then verify and hand on what arrives.
+//! The receiving end over sockets: checks the hello of a peer, then receives, verifies and delivers
+//! what arrives.
 //!
-//! Owns: the check of a hello, the streams of an incoming link, and the account of what its peer was
-//! granted. Never: writes to a pool, or dials.
-//! Invariant: when [`receive`] or [`receive_heads`] has returned, nothing more of the link arrives.
+//! Owns: the check of a hello, the streams of an incoming link, and the account of the credit that
+//! its peer was granted. Never: writes to a pool, or dials.
+//! Invariant: after [`receive`] or [`receive_heads`] has returned, nothing more of the link
+//! arrives.
 
-use crate::announced::{self, Announced};
-use crate::buffer::Buffers;
+mod message;
+
+pub(crate) use message::{DeferredAction, LinkAction, receive_action};
+
+use crate::buffer::BufferPool;
 use crate::config::{LinkEvent, LinksConfig};
-use crate::credit::{Account, Hold};
-use crate::handshake::Wish;
-use crate::pass::{Admitted, Passes};
-use crate::payload::{Payload, Place};
-use crate::shared_memory::{Mirror, SlotView};
-use crate::socket::{Reader, Received, SocketError, write};
-use crate::tcp::{self, TcpEnd, TcpReader, TcpWriter};
-use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
+use crate::credit::CreditAccount;
+use crate::grant::GrantIssuer;
+use crate::handshake::RequestedLink;
+use crate::pending_writes::PendingWrites;
+use crate::shared_memory::ReceiverRing;
+use crate::socket::{LinkError, MessageReader, write_message};
+use crate::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
+use crate::wire::{LinkHello, LinkMessage, SLOTS_PER_CREDIT_MAX};
 use cleave_domain::WorkerRef;
-use cleave_kv::{Condition, Packet};
+use message::receive_messages;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,117 +30,121 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Pongs that wait to be written; a peer that asks faster than it reads is cut off.
+/// Limit of pongs that wait to be written; a peer that sends pings faster than it reads is
+/// disconnected.
 const PONGS_MAX: usize = 16;
-/// Streams of one link, at most.
+/// Limit of the streams of one link.
 pub(crate) const STREAMS_MAX: usize = 16;
 
-/// One connection, both ways.
-pub(crate) struct Stream<R, W> {
-    pub(crate) reader: Reader<R>,
+/// One connection, with both directions.
+pub(crate) struct LinkStream<R, W> {
+    pub(crate) reader: MessageReader<R>,
     pub(crate) writer: W,
 }
 
-/// A peer that has shown who it is, and wants a link.
-pub(crate) struct Visitor<R, W> {
+/// A peer that has identified itself and asks for a link.
+pub(crate) struct IdentifiedPeer<R, W> {
     pub(crate) peer: WorkerRef,
-    pub(crate) stream: Stream<R, W>,
+    pub(crate) stream: LinkStream<R, W>,
 }
 
-/// What somebody who knocks wants.
-pub(crate) enum Knock<R, W> {
-    Link(Visitor<R, W>),
-    /// A link, whose payloads its network card writes.
-    Approach(Visitor<R, W>),
-    /// To be a further stream of a link.
-    Join {
+/// The request that the first message of a connection makes.
+pub(crate) enum JoinRequest<R, W> {
+    Link(IdentifiedPeer<R, W>),
+    /// A link whose payloads are written by the network card of the sender.
+    RdmaLink(IdentifiedPeer<R, W>),
+    /// The connection becomes a further stream of a link.
+    FurtherStream {
         from: WorkerRef,
         key: u64,
-        stream: Stream<R, W>,
+        stream: LinkStream<R, W>,
     },
 }
 
-impl<R, W: AsyncWrite + Unpin> Visitor<R, W> {
-    /// Tells it why it is not let in.
-    pub(crate) async fn turn_away(mut self, reason: &str) -> Result<(), SocketError> {
+impl<R, W: AsyncWrite + Unpin> IdentifiedPeer<R, W> {
+    /// Sends the reason for which the peer is refused.
+    pub(crate) async fn reject(mut self, reason: &str) -> Result<(), LinkError> {
         let reason = reason.to_owned();
-        write(
+        write_message(
             &mut self.stream.writer,
-            &Message::Reject(reason.clone()),
+            &LinkMessage::Reject(reason.clone()),
             &[],
         )
         .await?;
-        Err(SocketError::Refused(reason))
+        Err(LinkError::RejectedHere(reason))
     }
 }
 
-/// What a link's host gives it.
-pub(crate) struct Seat {
+/// The handles that a receiving task gets for its link.
+pub(crate) struct ReceiveSession {
     pub(crate) key: u64,
-    /// Further streams.
-    pub(crate) joining: mpsc::Receiver<TcpEnd>,
-    /// Told when a newer link of the same peer is to take its place.
+    /// Further streams of the link.
+    pub(crate) further_streams: mpsc::Receiver<TcpLinkStream>,
+    /// Notified when a newer link of the same peer replaces this one.
     pub(crate) replaced: Arc<Notify>,
 }
 
-/// Where somebody knocks.
+/// How incoming connections are checked.
 #[derive(Clone, Copy)]
-pub(crate) struct Door<'a> {
+pub(crate) struct AcceptPolicy<'a> {
     pub(crate) config: &'a LinksConfig,
-    /// Whether somebody of this name is of the fleet: others are not told what this worker is.
+    /// Whether a worker of this name belongs to the fleet. Other peers do not receive the
+    /// configuration of this worker.
     pub(crate) is_known: &'a (dyn Fn(WorkerRef) -> bool + Send + Sync),
 }
 
-/// Takes a TCP connection.
-pub(crate) async fn greet(
-    door: Door<'_>,
+/// Accepts a TCP connection and reads its first message.
+pub(crate) async fn identify(
+    door: AcceptPolicy<'_>,
     stream: TcpStream,
-) -> Result<Knock<TcpReader, TcpWriter>, SocketError> {
+) -> Result<JoinRequest<TcpReader, TcpWriter>, LinkError> {
     let config = door.config;
-    let taken = timeout(config.connect_timeout, tcp::take(config, stream)).await;
-    let slow = SocketError::Slow(config.connect_timeout);
-    hear_knock(door, taken.map_err(|_| slow)??).await
+    let taken = timeout(config.connect_timeout, tcp::accept(config, stream)).await;
+    let slow = LinkError::HandshakeTimedOut(config.connect_timeout);
+    read_join_request(door, taken.map_err(|_| slow)??).await
 }
 
-/// Reads the first message and checks it against what this worker is.
-pub(crate) async fn hear_knock<R, W>(
-    Door { config, is_known }: Door<'_>,
-    mut stream: Stream<R, W>,
-) -> Result<Knock<R, W>, SocketError>
+/// Reads the first message and checks it against the configuration of this worker.
+pub(crate) async fn read_join_request<R, W>(
+    AcceptPolicy { config, is_known }: AcceptPolicy<'_>,
+    mut stream: LinkStream<R, W>,
+) -> Result<JoinRequest<R, W>, LinkError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let first = timeout(config.connect_timeout, stream.reader.message())
         .await
-        .map_err(|_| SocketError::Slow(config.connect_timeout))??;
+        .map_err(|_| LinkError::HandshakeTimedOut(config.connect_timeout))??;
     let (hello, wish) = match first {
-        Message::Hello(hello) => (hello, Wish::Link),
-        Message::Approach(hello) => (hello, Wish::Landing),
-        Message::Join { from, key } => return Ok(Knock::Join { from, key, stream }),
-        _ => return Err(SocketError::Unexpected("in place of a hello")),
+        LinkMessage::Hello(hello) => (hello, RequestedLink::Link),
+        LinkMessage::HelloRdma(hello) => (hello, RequestedLink::RdmaRing),
+        LinkMessage::Join { from, key } => {
+            return Ok(JoinRequest::FurtherStream { from, key, stream });
+        }
+        _ => return Err(LinkError::Unexpected("in place of a hello")),
     };
     let peer = hello.from;
-    if let Some(reason) = objection(config, &hello) {
-        let told = match is_known(peer) {
-            true => reason.clone(),
-            false => {
-                "what it said of itself is not what this worker expects; its log has more".into()
-            }
+    if let Some(reason) = mismatch(config, &hello) {
+        let told = if is_known(peer) {
+            reason.clone()
+        } else {
+            "what it said of itself is not what this worker expects; its log has more".into()
         };
-        write(&mut stream.writer, &Message::Reject(told), &[]).await?;
-        return Err(SocketError::Refused(reason));
+        write_message(&mut stream.writer, &LinkMessage::Reject(told), &[]).await?;
+        return Err(LinkError::RejectedHere(reason));
     }
-    let visitor = Visitor { peer, stream };
+    let visitor = IdentifiedPeer { peer, stream };
     Ok(match wish {
-        Wish::Link => Knock::Link(visitor),
-        Wish::Landing => Knock::Approach(visitor),
+        RequestedLink::Link => JoinRequest::Link(visitor),
+        RequestedLink::RdmaRing => JoinRequest::RdmaLink(visitor),
     })
 }
 
-/// Both values are named, so that whoever reads the log knows which end to change.
-fn objection(config: &LinksConfig, hello: &Hello) -> Option<String> {
-    let Hello {
+/// The mismatch between a hello and this worker, if any. The text has both values, so that the log
+/// shows which end to change.
+fn mismatch(config: &LinksConfig, hello: &LinkHello) -> Option<String> {
+    let LinkHello {
         from,
         to,
         block_bytes,
@@ -162,390 +171,175 @@ fn objection(config: &LinksConfig, hello: &Hello) -> Option<String> {
     None
 }
 
-/// Receives over TCP until the link ends. Returns why it ended.
+/// Receives over TCP until the link ends. Returns the reason for the end.
 pub(crate) async fn receive(
-    visitor: Visitor<TcpReader, TcpWriter>,
-    mut seat: Seat,
+    visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    mut session: ReceiveSession,
     config: &LinksConfig,
     events: &mpsc::Sender<LinkEvent>,
-) -> SocketError {
-    let Visitor { peer, mut stream } = visitor;
+) -> LinkError {
+    let IdentifiedPeer { peer, mut stream } = visitor;
     let window = config.window();
-    let welcome = Message::Welcome {
+    let welcome = LinkMessage::Welcome {
         me: config.me,
         credit: u64::from(window),
-        key: seat.key,
+        key: session.key,
         frame_bytes: config.stream_frame_bytes(),
     };
-    if let Err(error) = write(&mut stream.writer, &welcome, &[]).await {
+    if let Err(error) = write_message(&mut stream.writer, &welcome, &[]).await {
         return error;
     }
-    let hearing = Hearing {
+    let link_receiver = LinkReceiver {
         peer,
         block_bytes: config.block_bytes,
-        account: Account::of_bytes(window),
-        places: Places::Buffers(Buffers::new(config.stream_frame_bytes(), window)),
+        account: CreditAccount::of_bytes(window),
+        payload_source: PayloadSource::Buffers(BufferPool::new(
+            config.stream_frame_bytes(),
+            window,
+        )),
         events: events.clone(),
-        passes: config.passes.clone(),
+        grants: config.grants.clone(),
     };
-    let hearing = Arc::new(hearing);
+    let link_receiver = Arc::new(link_receiver);
     let mut streams = JoinSet::new();
-    streams.spawn(attend(stream, Arc::clone(&hearing), Grants::Here));
+    streams.spawn(serve_stream(
+        stream,
+        Arc::clone(&link_receiver),
+        CreditReturn::OnThisStream,
+    ));
     let error = loop {
         tokio::select! {
-            further = seat.joining.recv() => match further {
+            further = session.further_streams.recv() => match further {
                 Some(stream) if streams.len() < STREAMS_MAX => {
-                    streams.spawn(attend(stream, Arc::clone(&hearing), Grants::Elsewhere));
+                    streams.spawn(serve_stream(stream, Arc::clone(&link_receiver), CreditReturn::OnAnotherStream));
                 }
-                Some(_) => break SocketError::Unexpected("stream beyond the limit of a link"),
-                None => break SocketError::Closing,
+                Some(_) => break LinkError::Unexpected("stream beyond the limit of a link"),
+                None => break LinkError::Closing,
             },
             ended = streams.join_next() => {
                 let ended = ended.expect("there is the first stream");
-                break ended.unwrap_or(SocketError::Closing);
+                break ended.unwrap_or(LinkError::Closing);
             }
-            () = seat.replaced.notified() => break SocketError::Replaced,
+            () = session.replaced.notified() => break LinkError::Replaced,
         }
     };
-    // One lost stream is the link lost: the others end too, before anybody is told.
+    // One lost stream loses the link: the other streams end before the loss is reported.
     streams.shutdown().await;
     error
 }
 
-/// Receives over one stream whose payloads go another way. Returns why it ended.
+/// Receives the heads on one stream while payloads travel on another path. Returns the reason for
+/// the end.
 pub(crate) async fn receive_heads<R, W>(
-    stream: Stream<R, W>,
-    hearing: Hearing,
-    seat: Seat,
-) -> SocketError
+    stream: LinkStream<R, W>,
+    link_receiver: LinkReceiver,
+    session: ReceiveSession,
+) -> LinkError
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     tokio::select! {
-        error = attend(stream, Arc::new(hearing), Grants::Here) => error,
-        () = seat.replaced.notified() => SocketError::Replaced,
+        error = serve_stream(stream, Arc::new(link_receiver), CreditReturn::OnThisStream) => error,
+        () = session.replaced.notified() => LinkError::Replaced,
     }
 }
 
-/// What the streams of a link share.
-pub(crate) struct Hearing {
+/// The state that the streams of a link share.
+pub(crate) struct LinkReceiver {
     pub(crate) peer: WorkerRef,
     pub(crate) block_bytes: u32,
-    pub(crate) account: Arc<Account>,
-    pub(crate) places: Places,
+    pub(crate) account: Arc<CreditAccount>,
+    pub(crate) payload_source: PayloadSource,
     pub(crate) events: mpsc::Sender<LinkEvent>,
-    pub(crate) passes: Option<Passes>,
+    pub(crate) grants: Option<GrantIssuer>,
 }
 
-/// Where payloads are.
-pub(crate) enum Places {
-    /// They come out of the stream.
-    Buffers(Buffers),
-    /// They are in the ring, already or soon.
-    Ring(Mirror, Arrivals),
-    /// They are in the pool already.
+/// The memory in which payloads of a link arrive.
+pub(crate) enum PayloadSource {
+    /// Payloads follow their heads on the stream.
+    Buffers(BufferPool),
+    /// Payloads are in a ring, before or after their heads arrive.
+    Ring(ReceiverRing, SlotReadiness),
+    /// The sender has written payloads into the pool before their heads arrive.
     Pool,
 }
 
-/// When what a head speaks of is in its slot.
-pub(crate) enum Arrivals {
-    /// Before the head: both ends have mapped the ring.
+/// The order of a head and the write of its slot.
+pub(crate) enum SlotReadiness {
+    /// The bytes are there before the head: both ends map the ring.
     Mapped,
-    /// When the sender's card has written it.
-    Announced(Announced),
+    /// The bytes are there once the network card of the sender has written them.
+    AfterWrite(PendingWrites),
 }
 
-/// Which stream of a link says what credit came back.
+/// Whether this stream of a link returns credit.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Grants {
-    Here,
-    Elsewhere,
+enum CreditReturn {
+    OnThisStream,
+    OnAnotherStream,
 }
 
-async fn attend<R, W>(stream: Stream<R, W>, hearing: Arc<Hearing>, grants: Grants) -> SocketError
+async fn serve_stream<R, W>(
+    stream: LinkStream<R, W>,
+    link_receiver: Arc<LinkReceiver>,
+    grants: CreditReturn,
+) -> LinkError
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let Stream {
+    let LinkStream {
         mut reader,
         mut writer,
     } = stream;
-    let (pongs, asked) = mpsc::channel(PONGS_MAX);
-    let is_announced = matches!(hearing.places, Places::Ring(_, Arrivals::Announced(_)));
-    let mut heard = pin!(hear(&mut reader, &hearing, pongs));
+    let (pongs, ping_nonces) = mpsc::channel(PONGS_MAX);
+    let is_announced = matches!(
+        link_receiver.payload_source,
+        PayloadSource::Ring(_, SlotReadiness::AfterWrite(_))
+    );
+    let mut heard = pin!(receive_messages(&mut reader, &link_receiver, pongs));
     tokio::select! {
-        error = answer(&mut writer, (&hearing.account, grants), asked) => match is_announced {
-            // A sender that has gone takes no answer, and what it wrote before is here to be heard: its heads may wait for
-            // writes that have come, and a seal among them must not be lost. It ends with what was written, for nothing more
-            // comes on a stream that takes no answer; were it not so, the sender, which hears no answer to its pings, would
-            // end it when it has heard nothing for as long as a peer may be silent.
-            true => heard.await,
-            false => error,
-        },
-        error = &mut heard => error,
-    }
+            error = send_credit_and_pongs(&mut writer, &link_receiver.account, grants, ping_nonces) => if is_announced {
+    // A sender that has disconnected accepts no answer, but the heads and a seal that it
+    // sent before may still be waiting here for writes that have already completed, and
+    // must not be lost. So reading continues to the end of the stream. Nothing can follow
+    // on a stream that accepts no answer, so this ends: the sender gets no answer to its
+    // pings and closes the stream after its silence limit.
+    heard.await
+    } else {
+    error
+    },
+            error = &mut heard => error,
+        }
 }
 
-/// Gives credit back and answers pings.
-async fn answer<W: AsyncWrite + Unpin>(
+/// Returns credit and answers pings.
+async fn send_credit_and_pongs<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    (account, grants): (&Account, Grants),
-    mut asked: mpsc::Receiver<u64>,
-) -> SocketError {
+    account: &CreditAccount,
+    grants: CreditReturn,
+    mut ping_nonces: mpsc::Receiver<u64>,
+) -> LinkError {
     loop {
         let messages = tokio::select! {
-            returned = account.returned(), if grants == Grants::Here => {
-                let slots = returned.slots.chunks(SLOTS_PER_GRANT_MAX);
-                let mut messages: Vec<_> = slots.map(|slots| Message::GrantSlots(slots.to_vec())).collect();
+            returned = account.wait_returned(), if grants == CreditReturn::OnThisStream => {
+                let slots = returned.slots.chunks(SLOTS_PER_CREDIT_MAX);
+                let mut messages: Vec<_> = slots.map(|slots| LinkMessage::CreditSlots(slots.to_vec())).collect();
                 if returned.bytes > 0 {
-                    messages.push(Message::Grant(returned.bytes));
+                    messages.push(LinkMessage::Credit(returned.bytes));
                 }
                 messages
             },
-            nonce = asked.recv() => match nonce {
-                Some(nonce) => vec![Message::Pong(nonce)],
-                None => return SocketError::Closing,
+            nonce = ping_nonces.recv() => match nonce {
+                Some(nonce) => vec![LinkMessage::Pong(nonce)],
+                None => return LinkError::Closing,
             },
         };
         for message in &messages {
-            if let Err(error) = write(writer, message, &[]).await {
+            if let Err(error) = write_message(writer, message, &[]).await {
                 return error;
             }
         }
-    }
-}
-
-pub(crate) struct Arrival {
-    packet: Packet,
-    condition: Condition,
-    payload: Option<Payload>,
-}
-
-/// What was read, and is to be acted on in this order.
-pub(crate) struct Heard {
-    pub(crate) what: What,
-    /// The slot that must have been written first.
-    pub(crate) after: Option<u32>,
-}
-
-pub(crate) enum What {
-    Arrival(Arrival),
-    /// A slot that means nothing.
-    Probe(SlotView, Hold),
-    Ping(u64),
-    Nothing,
-}
-
-impl From<What> for Heard {
-    fn from(what: What) -> Self {
-        Self { what, after: None }
-    }
-}
-
-async fn hear<R: AsyncRead + Unpin>(
-    reader: &mut Reader<R>,
-    hearing: &Hearing,
-    pongs: mpsc::Sender<u64>,
-) -> SocketError {
-    if let Places::Ring(_, Arrivals::Announced(announced)) = &hearing.places {
-        return announced::hear(reader, (hearing, announced), pongs).await;
-    }
-    let mut admitted = Admitted::new(hearing.passes.clone());
-    loop {
-        let heard = match hear_one(reader, (hearing, &mut admitted)).await {
-            Ok(heard) => heard,
-            Err(error) => return error,
-        };
-        if let Err(error) = hearing.act(heard.what, &pongs).await {
-            return error;
-        }
-    }
-}
-
-pub(crate) async fn hear_one<R: AsyncRead + Unpin>(
-    reader: &mut Reader<R>,
-    (hearing, admitted): (&Hearing, &mut Admitted),
-) -> Result<Heard, SocketError> {
-    let heard = hear_message(reader, (hearing, admitted)).await;
-    if let Err(SocketError::Pass(..)) = heard {
-        let forged = LinkEvent::Forged { peer: hearing.peer };
-        // Nobody listens any more when the worker itself is closing.
-        let _ = hearing.events.send(forged).await;
-    }
-    heard
-}
-
-async fn hear_message<R: AsyncRead + Unpin>(
-    reader: &mut Reader<R>,
-    (hearing, admitted): (&Hearing, &mut Admitted),
-) -> Result<Heard, SocketError> {
-    let message = match reader.next().await? {
-        Received::Message(message) => message,
-        Received::Probe => return Ok(What::Nothing.into()),
-        Received::Frame(head) => {
-            admitted.may_write(head.handoff)?;
-            let arrival = hearing.frame(reader, head).await?;
-            return Ok(What::Arrival(arrival).into());
-        }
-    };
-    let packet = match message {
-        Message::Pass(handoff, pass) => {
-            admitted.show(hearing.peer, (handoff, pass))?;
-            return Ok(What::Nothing.into());
-        }
-        Message::Seal(seal) => {
-            admitted.may_write(seal.handoff)?;
-            Packet::Seal(seal)
-        }
-        Message::Landed(handoff) => Packet::Landed { handoff },
-        Message::Abandoned(handoff, cause) => Packet::Abandoned { handoff, cause },
-        Message::Stop(handoff) => Packet::Stop { handoff },
-        Message::Stopped(handoff) => Packet::Stopped { handoff },
-        Message::SlotFrame(head, slot) => {
-            admitted.may_write(head.handoff)?;
-            return hearing.slot_frame(head, slot);
-        }
-        Message::PoolFrame(head) => {
-            admitted.may_write(head.handoff)?;
-            return Ok(What::Arrival(hearing.pool_frame(head)?).into());
-        }
-        Message::SlotProbe(slot) => return hearing.probe(slot),
-        Message::Ping(nonce) => return Ok(What::Ping(nonce).into()),
-        Message::Wait => return Ok(What::Nothing.into()),
-        _ => return Err(SocketError::Unexpected("from the sender of a link")),
-    };
-    let arrival = Arrival {
-        packet,
-        condition: Condition::Intact,
-        payload: None,
-    };
-    Ok(What::Arrival(arrival).into())
-}
-
-impl Hearing {
-    /// Says what arrived, answers pings, looks at probes.
-    pub(crate) async fn act(
-        &self,
-        what: What,
-        pongs: &mpsc::Sender<u64>,
-    ) -> Result<(), SocketError> {
-        let Arrival {
-            packet,
-            condition,
-            payload,
-        } = match what {
-            What::Arrival(arrival) => arrival,
-            What::Nothing => return Ok(()),
-            What::Ping(nonce) => {
-                let answered = pongs.try_send(nonce);
-                return answered.map_err(|_| SocketError::Unexpected("flood of pings"));
-            }
-            What::Probe(view, hold) => {
-                // As a frame's verification would read it. It is credit again at once.
-                std::hint::black_box(crate::checksum(&view));
-                drop(hold);
-                return Ok(());
-            }
-        };
-        let event = LinkEvent::Arrived {
-            from: self.peer,
-            packet,
-            condition,
-            payload,
-        };
-        let told = self.events.send(event).await;
-        told.map_err(|_| SocketError::Closing)
-    }
-
-    async fn frame<R: AsyncRead + Unpin>(
-        &self,
-        reader: &mut Reader<R>,
-        head: FrameHead,
-    ) -> Result<Arrival, SocketError> {
-        let Places::Buffers(buffers) = &self.places else {
-            return Err(SocketError::Unexpected("frame beside a ring"));
-        };
-        if head.part.len > buffers.buffer_bytes() {
-            return Err(SocketError::Unexpected("frame longer than was agreed"));
-        }
-        // Credit first: memory is set aside only for what was granted.
-        let hold = self.account.take(u64::from(head.part.len));
-        let hold = hold.ok_or(SocketError::Overdrawn)?;
-        let mut buffer = buffers.take(head.part.len);
-        reader.payload(&mut buffer).await?;
-        let condition = match crate::checksum(&buffer) == head.checksum {
-            true => Condition::Intact,
-            false => Condition::Damaged,
-        };
-        let payload = Payload::new(Place::Buffer(buffer), hold);
-        Ok(arrival(head, payload, condition))
-    }
-
-    /// Takes a slot, and says whether it must be waited for.
-    fn slot(
-        &self,
-        slot: u32,
-        len: Option<u32>,
-    ) -> Result<(SlotView, Hold, Option<u32>), SocketError> {
-        let Places::Ring(mirror, arrivals) = &self.places else {
-            return Err(SocketError::Unexpected("slot without a ring"));
-        };
-        let hold = self.account.take_slot(slot).ok_or(SocketError::Overdrawn)?;
-        let view = mirror.view(slot, len.unwrap_or(mirror.slot_bytes()));
-        let view = view.ok_or(SocketError::Unexpected("frame longer than a slot"))?;
-        let after = match arrivals {
-            Arrivals::Mapped => None,
-            Arrivals::Announced(_) => Some(slot),
-        };
-        Ok((view, hold, after))
-    }
-
-    fn slot_frame(&self, head: FrameHead, slot: u32) -> Result<Heard, SocketError> {
-        head.fits(self.block_bytes)?;
-        let (view, hold, after) = self.slot(slot, Some(head.part.len))?;
-        let payload = Payload::new(Place::Slot(view, head.checksum), hold);
-        // Not looked at here: `Payload::land` verifies it where it is written to.
-        let what = What::Arrival(arrival(head, payload, Condition::Intact));
-        Ok(Heard { what, after })
-    }
-
-    fn pool_frame(&self, head: FrameHead) -> Result<Arrival, SocketError> {
-        let Places::Pool = &self.places else {
-            return Err(SocketError::Unexpected(
-                "frame of a pool that was not opened",
-            ));
-        };
-        head.fits(self.block_bytes)?;
-        let hold = self.account.take(u64::from(head.part.len));
-        let hold = hold.ok_or(SocketError::Overdrawn)?;
-        let payload = Payload::new(Place::Pool(head.checksum), hold);
-        Ok(arrival(head, payload, Condition::Intact))
-    }
-
-    fn probe(&self, slot: u32) -> Result<Heard, SocketError> {
-        let (view, hold, after) = self.slot(slot, None)?;
-        let what = What::Probe(view, hold);
-        Ok(Heard { what, after })
-    }
-}
-
-fn arrival(head: FrameHead, payload: Payload, condition: Condition) -> Arrival {
-    let FrameHead {
-        handoff,
-        block,
-        part,
-        checksum,
-    } = head;
-    Arrival {
-        packet: Packet::Frame {
-            handoff,
-            block,
-            part,
-            checksum,
-        },
-        condition,
-        payload: Some(payload),
     }
 }

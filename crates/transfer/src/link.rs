@@ -1,164 +1,168 @@
-//! The sending end of a link, whatever carries it.
+//! The sending end of a link, over any transport.
 //!
-//! Owns: the credit that the receiver gave, and the queue of what is to be carried. Never: waits, or
-//! touches a socket: the carrying task does.
-//! Invariant: no payload byte is queued that the receiver did not grant; what is not sent is credit again.
+//! Owns: the credit that the receiver granted, and the queue of outbound messages. Never: waits or
+//! touches a socket; the carrying task does.
+//! Invariant: no payload byte is queued that the receiver did not grant; credit that is not used is
+//! returned.
 //!
-//! Credit is taken before a block is even read ([`Link::reserve`]), so blocks that wait for credit
-//! stand in nobody's queue: a seal or a loss sent meanwhile is behind nothing that is stuck. The
-//! block is then read straight into what will carry it ([`Permit::buffer`]).
+//! Credit is reserved before a block is even read ([`Link::reserve`]), so blocks that wait for
+//! credit are in no queue, and a seal or a loss report is not delayed by them. The block is then
+//! read directly into the memory that carries it ([`SendPermit::buffer`]).
 
-use crate::buffer::{Buffer, Buffers};
+use crate::buffer::{BufferPool, PooledBuffer};
 use crate::config::LinkDown;
-use crate::nixl::Writer;
-use crate::pass::{Pass, Passes};
+use crate::grant::{GrantIssuer, WriteGrant};
+use crate::nixl::RdmaWriter;
 use crate::pools::PeerPool;
-use crate::shared_memory::{Ring, Slot, copy_past_caches};
+use crate::shared_memory::{SenderRing, SenderSlot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Checksum, Packet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Bytes copied and summed in turns: few enough to be in a core's own cache for the second, many
-/// enough for the processor to fetch ahead while another core does too. Measured over a whole link:
-/// 11 to 12 GB/s at this size, 7 at 4 KiB.
-const CACHED_BYTES: usize = 64 << 10;
+/// Size of the pieces that are copied and checksummed in turns: small enough to stay in the cache
+/// of one core for the second pass, large enough for hardware prefetch while another core copies
+/// too. Measured over a whole link: 11 to 12 GB/s at this size, 7 GB/s at 4 KiB.
+const COPY_CHUNK_BYTES: usize = 64 << 10;
 
-/// To one worker in one of its lives. What is sent through it arrives whole, in any order, or the
-/// link is lost and nobody knows what of it arrived.
+/// The sending end of a link to one incarnation of a worker. Everything sent arrives whole, in any
+/// order, or the link is lost; then it is unknown which messages arrived.
 #[derive(Debug)]
 pub struct Link {
     peer: WorkerRef,
-    credit: Arc<Credit>,
-    /// None where nobody needs one.
-    passes: Option<Passes>,
-    /// Bounded by what it carries: frames by credit, and a few packets for each hand-off.
-    queue: mpsc::UnboundedSender<Parcel>,
+    credit: Arc<SendCredit>,
+    /// `None` if the fleet uses no write grants.
+    grants: Option<GrantIssuer>,
+    /// Bounded in practice: frames by credit, and a few packets for each hand-off.
+    queue: mpsc::UnboundedSender<QueuedMessage>,
 }
 
-/// What the receiver granted, in bytes, and the memory that it may be used with.
+/// The bytes that the receiver granted, and the memory for the payloads.
 #[derive(Debug)]
-pub(crate) struct Credit {
+pub(crate) struct SendCredit {
     semaphore: Arc<Semaphore>,
-    store: OnceLock<Store>,
+    store: OnceLock<PayloadStore>,
 }
 
-/// Where payloads are put on their way out.
+/// The memory for outbound payloads.
 #[derive(Debug)]
-pub(crate) enum Store {
-    Buffers(Buffers),
-    Ring(Arc<Ring>, Delivery),
-    /// The peer's pool itself; frames are as long as it says.
+pub(crate) enum PayloadStore {
+    Buffers(BufferPool),
+    Ring(Arc<SenderRing>, SlotDelivery),
+    /// The peer's pool itself; `frame_bytes` is the receiver's limit.
     Pool {
         pool: Arc<dyn PeerPool>,
         frame_bytes: u32,
     },
 }
 
-/// How what is in a slot comes to the receiver.
+/// How the bytes of a slot reach the receiver.
 #[derive(Clone, Debug)]
-pub(crate) enum Delivery {
-    /// It is there: both have mapped the slot.
+pub(crate) enum SlotDelivery {
+    /// Both ends map the slot.
     Mapped,
-    /// It is written into the receiver's slot of the same number.
-    Written(Arc<Writer>),
+    /// A network card writes the slot into the receiver's slot of the same number.
+    RdmaWrite(Arc<RdmaWriter>),
 }
 
-/// Bytes on their way out.
+/// The bytes of an outbound frame.
 #[derive(Debug)]
-pub(crate) enum Cargo {
-    Buffer(Buffer),
-    Slot(Slot),
+pub(crate) enum OutboundPayload {
+    Buffer(PooledBuffer),
+    Slot(SenderSlot),
 }
 
-/// A packet and, for a frame, its bytes, unless they are in the peer's pool already.
+/// A packet and, for a frame, its bytes, unless they are already in the peer's pool.
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct QueuedMessage {
     pub(crate) packet: Packet,
-    pub(crate) cargo: Option<Cargo>,
-    /// What lets it in: its hand-off may be over before it leaves.
-    pub(crate) pass: Option<Pass>,
+    pub(crate) payload: Option<OutboundPayload>,
+    /// The write grant of its hand-off, kept here because the hand-off may end before this message
+    /// is sent.
+    pub(crate) grant: Option<WriteGrant>,
 }
 
-/// What the carrying task holds of a link.
+/// The part of a link that its carrying task owns.
 #[derive(Debug)]
-pub(crate) struct Carrier {
-    pub(crate) credit: Arc<Credit>,
-    pub(crate) queue: mpsc::UnboundedReceiver<Parcel>,
+pub(crate) struct LinkCarrier {
+    pub(crate) credit: Arc<SendCredit>,
+    pub(crate) queue: mpsc::UnboundedReceiver<QueuedMessage>,
 }
 
-/// Credit for some payload bytes of one hand-off on one link. Dropped unused, it is credit again.
+/// Credit for some payload bytes of one hand-off on one link. Dropping it returns the unused
+/// credit.
 #[derive(Debug)]
-pub struct Permit {
+pub struct SendPermit {
     link: Arc<Link>,
-    pass: Option<Pass>,
-    // Before the credit, so that a slot that was not sent is free when the credit is.
-    cargo: Option<Cargo>,
+    grant: Option<WriteGrant>,
+    // Dropped before the credit, so that the slot is free when the credit is returned.
+    payload: Option<OutboundPayload>,
     credit: OwnedSemaphorePermit,
 }
 
-/// Room for one frame's bytes, and the credit for them. Dropped unused, it is credit again.
+/// Memory for the bytes of one frame, and the credit for them. Dropping it returns the credit.
 #[derive(Debug)]
-pub struct Room {
-    // As in a permit.
-    cargo: Cargo,
+pub struct FrameBuffer {
+    // Dropped before the credit, as in `SendPermit`.
+    payload: OutboundPayload,
     credit: OwnedSemaphorePermit,
     link: Arc<Link>,
-    pass: Option<Pass>,
+    grant: Option<WriteGrant>,
 }
 
-/// What bytes on their way out are. `part.len` of them were put into the permit's buffer.
+/// The description of an outbound frame. The permit's buffer holds its `part.len` bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
-    /// The attempt.
+    /// The hand-off that the block belongs to.
     pub handoff: HandoffId,
-    /// Where they go at the receiver.
+    /// The block of the receiver's pool.
     pub block: BlockRef,
-    /// Which bytes of which block.
+    /// The byte range of the block.
     pub part: BlockPart,
 }
 
 impl Link {
-    /// A link without credit yet, and what its carrier needs.
-    pub(crate) fn new(peer: WorkerRef, passes: Option<Passes>) -> (Arc<Self>, Carrier) {
-        let credit = Arc::new(Credit {
+    /// A link without credit yet, and the part for its carrying task.
+    pub(crate) fn new(peer: WorkerRef, passes: Option<GrantIssuer>) -> (Arc<Self>, LinkCarrier) {
+        let credit = Arc::new(SendCredit {
             semaphore: Arc::new(Semaphore::new(0)),
             store: OnceLock::new(),
         });
         let (queue, receiver) = mpsc::unbounded_channel();
-        let carrier = Carrier {
+        let carrier = LinkCarrier {
             credit: Arc::clone(&credit),
             queue: receiver,
         };
         let link = Self {
             peer,
             credit,
-            passes,
+            grants: passes,
             queue,
         };
         (Arc::new(link), carrier)
     }
 
-    /// To whom.
+    /// The worker at the receiving end.
     pub fn peer(&self) -> WorkerRef {
         self.peer
     }
 
-    /// Whether the link broke; what is sent now goes nowhere.
+    /// Whether the link broke; messages sent now are lost.
     pub fn is_broken(&self) -> bool {
         self.queue.is_closed()
     }
 
-    /// Takes credit for `bytes` of a hand-off's payload; `None` until the receiver has granted enough, which
-    /// a `LinkEvent::Granted` tells. The hand-off may end before they are sent.
-    pub fn reserve(self: &Arc<Self>, handoff: HandoffId, bytes: u32) -> Option<Permit> {
+    /// Takes credit for `bytes` of payload of a hand-off; `None` until the receiver has granted
+    /// enough, which `LinkEvent::CreditGranted` reports. The hand-off may end before the bytes are
+    /// sent.
+    pub fn reserve(self: &Arc<Self>, handoff: HandoffId, bytes: u32) -> Option<SendPermit> {
         let cost = self.credit.store.get()?.cost(bytes);
         let semaphore = Arc::clone(&self.credit.semaphore);
-        Some(Permit {
+        Some(SendPermit {
             link: Arc::clone(self),
-            pass: self.pass(handoff),
-            cargo: None,
+            grant: self.grant_for(handoff),
+            payload: None,
             credit: semaphore.try_acquire_many_owned(cost).ok()?,
         })
     }
@@ -173,38 +177,38 @@ impl Link {
             "frames are sent with a permit"
         );
         let pass = match &packet {
-            Packet::Seal(seal) => self.pass(seal.handoff),
+            Packet::Seal(seal) => self.grant_for(seal.handoff),
             _ => None,
         };
-        self.enqueue(Parcel {
+        self.enqueue(QueuedMessage {
             packet,
-            cargo: None,
-            pass,
+            payload: None,
+            grant: pass,
         })
     }
 
-    fn pass(&self, handoff: HandoffId) -> Option<Pass> {
-        self.passes.as_ref()?.held(handoff)
+    fn grant_for(&self, handoff: HandoffId) -> Option<WriteGrant> {
+        self.grants.as_ref()?.stored(handoff)
     }
 
-    fn enqueue(&self, parcel: Parcel) -> Result<(), LinkDown> {
+    fn enqueue(&self, parcel: QueuedMessage) -> Result<(), LinkDown> {
         let sent = self.queue.send(parcel);
         sent.map_err(|_| LinkDown::Broken(self.peer))
     }
 }
 
-impl Credit {
-    /// The link stands: from now on payloads have a place.
-    pub(crate) fn open(&self, store: Store, window: u32) {
+impl SendCredit {
+    /// Opens the credit once the link is established: payloads have memory from now on.
+    pub(crate) fn open(&self, store: PayloadStore, window: u32) {
         let first = self.store.set(store).is_ok();
-        assert!(first, "a link is set up once");
+        assert!(first, "the credit of a link is opened once");
         self.semaphore.add_permits(window as usize);
     }
 
-    /// This many bytes were granted again; `false` if they cannot have been lent.
+    /// Returns granted bytes; `false` if the receiver returns more than it was sent.
     pub(crate) fn grant(&self, bytes: u64, window: u32) -> bool {
         let free = self.semaphore.available_permits() as u64;
-        if matches!(self.store.get(), Some(Store::Ring(..))) {
+        if matches!(self.store.get(), Some(PayloadStore::Ring(..))) {
             return false;
         }
         if free.saturating_add(bytes) > u64::from(window) {
@@ -215,20 +219,21 @@ impl Credit {
         true
     }
 
-    /// As [`Store::settled`].
-    pub(crate) async fn settled(&self, slots: &[u32]) {
+    /// As [`PayloadStore::wait_until_unread`], for the link's memory.
+    pub(crate) async fn wait_until_unread(&self, slots: &[u32]) {
         if let Some(store) = self.store.get() {
-            store.settled(slots).await;
+            store.wait_until_unread(slots).await;
         }
     }
 
-    /// These slots may be written again; `false` if they were not lent.
+    /// Returns slots; `false` if one was not lent.
     pub(crate) fn grant_slots(&self, slots: &[u32]) -> bool {
-        let Some(Store::Ring(ring, _)) = self.store.get() else {
+        let Some(PayloadStore::Ring(ring, _)) = self.store.get() else {
             return false;
         };
-        // Free before there is credit for them: whoever has credit finds a slot.
-        if !slots.iter().all(|slot| ring.give_back(*slot)) {
+        // The slot is freed before its credit is returned, so that a holder of credit always finds
+        // a free slot.
+        if !slots.iter().all(|slot| ring.return_slot(*slot)) {
             return false;
         }
         let bytes = slots.len() * ring.shape().slot_bytes as usize;
@@ -237,23 +242,24 @@ impl Credit {
     }
 }
 
-impl Store {
-    /// What brings slots to the receiver, if they do not get there by themselves.
-    pub(crate) fn writer(&self) -> Option<Arc<Writer>> {
+impl PayloadStore {
+    /// The RDMA writer of slots; `None` where slots are mapped or not used.
+    pub(crate) fn writer(&self) -> Option<Arc<RdmaWriter>> {
         match self {
-            Self::Ring(_, Delivery::Written(writer)) => Some(Arc::clone(writer)),
-            Self::Ring(_, Delivery::Mapped) | Self::Buffers(_) | Self::Pool { .. } => None,
+            Self::Ring(_, SlotDelivery::RdmaWrite(writer)) => Some(Arc::clone(writer)),
+            Self::Ring(_, SlotDelivery::Mapped) | Self::Buffers(_) | Self::Pool { .. } => None,
         }
     }
 
-    /// Returns when these slots, which the receiver is done with, are not read here any more either.
-    pub(crate) async fn settled(&self, slots: &[u32]) {
+    /// Returns when these slots, which the receiver has released, are no longer read by the network
+    /// card either.
+    pub(crate) async fn wait_until_unread(&self, slots: &[u32]) {
         if let Some(writer) = self.writer() {
-            writer.settled(slots).await;
+            writer.wait_until_unread(slots).await;
         }
     }
 
-    /// The longest frame.
+    /// The longest frame of this memory.
     fn frame_bytes_max(&self) -> u32 {
         match self {
             Self::Buffers(buffers) => buffers.buffer_bytes(),
@@ -262,7 +268,7 @@ impl Store {
         }
     }
 
-    /// Credit that one frame of `bytes` takes: a slot is taken whole.
+    /// Credit that one frame of `bytes` takes: a slot counts whole.
     fn frame_cost(&self, bytes: usize) -> usize {
         match self {
             Self::Buffers(_) | Self::Pool { .. } => bytes,
@@ -278,173 +284,178 @@ impl Store {
         }
     }
 
-    fn take(&self, bytes: u32) -> Cargo {
+    fn take_payload(&self, bytes: u32) -> OutboundPayload {
         match self {
-            Self::Buffers(buffers) => Cargo::Buffer(buffers.take(bytes)),
-            Self::Ring(ring, _) => Cargo::Slot(ring.take(bytes)),
-            Self::Pool { .. } => panic!("where the peer's pool is open, frames have no bytes"),
+            Self::Buffers(buffers) => OutboundPayload::Buffer(buffers.take(bytes)),
+            Self::Ring(ring, _) => OutboundPayload::Slot(ring.take(bytes)),
+            Self::Pool { .. } => panic!("frames for an open peer pool have no bytes on the link"),
         }
     }
 }
 
-impl Permit {
-    fn store(&self) -> &Store {
+impl SendPermit {
+    fn store(&self) -> &PayloadStore {
         let store = self.link.credit.store.get();
-        store.expect("a permit is given only once the link stands")
+        store.expect("permits exist only for established links")
     }
 
-    /// The longest frame that the link carries; a block is cut into as many as it takes.
+    /// The longest frame that the link carries; a longer block is cut into several.
     pub fn frame_bytes_max(&self) -> u32 {
         self.store().frame_bytes_max()
     }
 
-    /// The peer's pool, where frames are written straight into its blocks and then told of; `None` where their bytes
-    /// travel.
-    pub fn pool(&self) -> Option<&Arc<dyn PeerPool>> {
+    /// The peer's pool, if the sender writes frames directly into its blocks and then reports them;
+    /// `None` if their bytes travel on the link.
+    pub fn peer_pool(&self) -> Option<&Arc<dyn PeerPool>> {
         match self.store() {
-            Store::Pool { pool, .. } => Some(pool),
-            Store::Buffers(_) | Store::Ring(..) => None,
+            PayloadStore::Pool { pool, .. } => Some(pool),
+            PayloadStore::Buffers(_) | PayloadStore::Ring(..) => None,
         }
     }
 
-    /// Whether the link broke; what is sent now goes nowhere.
+    /// Whether the link broke; messages sent now are lost.
     pub fn is_broken(&self) -> bool {
         self.link.is_broken()
     }
 
-    /// Tells the peer that a frame's bytes are in its block. The credit is spent.
+    /// Reports to the peer that the bytes of a frame are in its block. The credit is spent.
     ///
     /// # Errors
     /// `Broken` if the link is.
     ///
     /// # Panics
     /// If the bytes travel, or the permit does not cover them.
-    pub fn tell(&mut self, frame: Frame, checksum: u64) -> Result<(), LinkDown> {
-        assert!(self.pool().is_some(), "bytes that travel are sent");
+    pub fn send_written(&mut self, frame: Frame, checksum: u64) -> Result<(), LinkDown> {
+        assert!(
+            self.peer_pool().is_some(),
+            "only frames for an open peer pool are announced without bytes"
+        );
         let spent = self.credit.split(frame.part.len as usize);
-        spent.expect("a permit covers the frames told of").forget();
-        self.link.enqueue(Parcel {
+        spent
+            .expect("a permit covers the frames announced with it")
+            .forget();
+        self.link.enqueue(QueuedMessage {
             packet: frame.packet(checksum),
-            cargo: None,
-            pass: self.pass,
+            payload: None,
+            grant: self.grant,
         })
     }
 
-    /// Room for one frame's bytes, all of them: `(bytes)` of whatever was there last. Several may be open at once, and
-    /// they may be sent in any order.
+    /// Memory for all bytes of one frame, `(bytes)`, with arbitrary contents. Several may be open
+    /// at once, and they may be sent in any order.
     ///
     /// # Panics
-    /// As [`Permit::buffer`].
-    pub fn room(&mut self, bytes: u32) -> Room {
+    /// As [`SendPermit::buffer`].
+    pub fn frame_buffer(&mut self, bytes: u32) -> FrameBuffer {
         let cost = self.store().frame_cost(bytes as usize);
         let credit = self.credit.split(cost);
-        Room {
-            cargo: self.store().take(bytes),
+        FrameBuffer {
+            payload: self.store().take_payload(bytes),
             credit: credit.expect("a permit covers the frames sent with it"),
             link: Arc::clone(&self.link),
-            pass: self.pass,
+            grant: self.grant,
         }
     }
 
-    /// Where the next frame's bytes are to be put, all of them: `(bytes)` of whatever was there last.
+    /// Memory for all bytes of the next frame, `(bytes)`, with arbitrary contents.
     ///
     /// # Panics
-    /// If `bytes` is more than [`Permit::frame_bytes_max`] or than the permit still covers.
+    /// If `bytes` is more than [`SendPermit::frame_bytes_max`] or than the permit still covers.
     pub fn buffer(&mut self, bytes: u32) -> &mut [u8] {
         let cost = self.store().frame_cost(bytes as usize);
         let covered = self.credit.num_permits();
         assert!(cost <= covered, "a permit covers the frames sent with it");
-        // The slot of a buffer that was asked for and not sent goes back first.
-        self.cargo = None;
-        let cargo = self.store().take(bytes);
-        self.cargo.insert(cargo)
+        // A buffer that was requested and not sent is returned first.
+        self.payload = None;
+        let cargo = self.store().take_payload(bytes);
+        self.payload.insert(cargo)
     }
 
-    /// Sends bytes that the host can read where they are, `[part.len]`; as [`Permit::buffer`] and
-    /// [`Permit::send`] would, in one pass, and past the caches: whoever takes them on from here runs
-    /// on another core.
+    /// Sends `[part.len]` bytes from host memory: as [`SendPermit::buffer`] and
+    /// [`SendPermit::send`], in one pass and with stores that bypass the caches, because the task
+    /// that sends them runs on another core.
     ///
     /// # Errors
     /// `Broken` if the link is.
-    pub fn copy(&mut self, frame: Frame, bytes: &[u8]) -> Result<u64, LinkDown> {
+    pub fn send_copy(&mut self, frame: Frame, bytes: &[u8]) -> Result<u64, LinkDown> {
         let buffer = self.buffer(u32::try_from(bytes.len()).expect("at most a frame"));
         let mut checksum = Checksum::default();
         for (from, to) in bytes
-            .chunks(CACHED_BYTES)
-            .zip(buffer.chunks_mut(CACHED_BYTES))
+            .chunks(COPY_CHUNK_BYTES)
+            .zip(buffer.chunks_mut(COPY_CHUNK_BYTES))
         {
-            // First, so that the copy finds the bytes in the cache.
+            // The checksum runs first, so that the copy finds the bytes in the cache.
             checksum.add(from);
             copy_past_caches(from, to);
         }
-        self.dispatch(frame, checksum.value())
+        self.enqueue_frame(frame, checksum.value())
     }
 
-    /// Sends what was put into the buffer, and says what its checksum is. The credit is spent.
+    /// Sends the bytes in the buffer and returns their checksum. The credit is spent.
     ///
     /// # Errors
     /// `Broken` if the link is.
     ///
     /// # Panics
-    /// If no buffer was asked for, or one of another length than the frame's part.
+    /// If no buffer was requested, or one of another length than the frame's part.
     pub fn send(&mut self, frame: Frame) -> Result<u64, LinkDown> {
-        let cargo = self.cargo.as_deref();
+        let cargo = self.payload.as_deref();
         let checksum = crate::checksum(cargo.expect("a frame's bytes come first"));
-        self.dispatch(frame, checksum)
+        self.enqueue_frame(frame, checksum)
     }
 
-    fn dispatch(&mut self, frame: Frame, checksum: u64) -> Result<u64, LinkDown> {
-        let cargo = self.cargo.take().expect("a frame's bytes come first");
+    fn enqueue_frame(&mut self, frame: Frame, checksum: u64) -> Result<u64, LinkDown> {
+        let cargo = self.payload.take().expect("a frame's bytes come first");
         let len = cargo.len();
         assert_eq!(len, frame.part.len as usize, "a part measures its bytes");
         let spent = self.credit.split(self.store().frame_cost(len));
         spent.expect("checked when the buffer was given").forget();
-        self.link.enqueue(Parcel {
+        self.link.enqueue(QueuedMessage {
             packet: frame.packet(checksum),
-            cargo: Some(cargo),
-            pass: self.pass,
+            payload: Some(cargo),
+            grant: self.grant,
         })?;
         Ok(checksum)
     }
 }
 
-impl Room {
-    /// Sends what was put here, whose checksum that is. The credit is spent.
+impl FrameBuffer {
+    /// Sends the bytes, whose checksum is `checksum`. The credit is spent.
     ///
     /// # Errors
     /// `Broken` if the link is.
     ///
     /// # Panics
-    /// If the frame's part is of another length.
+    /// If the length of the part differs.
     pub fn send(self, frame: Frame, checksum: u64) -> Result<(), LinkDown> {
         let Self {
-            cargo,
+            payload: cargo,
             credit,
             link,
-            pass,
+            grant: pass,
         } = self;
         let (len, part) = (cargo.len(), frame.part.len as usize);
         assert_eq!(len, part, "a part measures its bytes");
         credit.forget();
-        link.enqueue(Parcel {
+        link.enqueue(QueuedMessage {
             packet: frame.packet(checksum),
-            cargo: Some(cargo),
-            pass,
+            payload: Some(cargo),
+            grant: pass,
         })
     }
 }
 
-impl Deref for Room {
+impl Deref for FrameBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.cargo
+        &self.payload
     }
 }
 
-impl DerefMut for Room {
+impl DerefMut for FrameBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.cargo
+        &mut self.payload
     }
 }
 
@@ -464,7 +475,7 @@ impl Frame {
     }
 }
 
-impl Deref for Cargo {
+impl Deref for OutboundPayload {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -475,7 +486,7 @@ impl Deref for Cargo {
     }
 }
 
-impl DerefMut for Cargo {
+impl DerefMut for OutboundPayload {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Buffer(buffer) => buffer,

@@ -1,169 +1,176 @@
-//! All links of one worker: where peers are, the outgoing links made on demand, the incoming ones
-//! accepted.
+//! All links of one worker: the routes to peers, outgoing links dialled on demand, and incoming
+//! links accepted.
 //!
-//! Owns: the table of routes and links, and the tasks that carry them. Never: reads or verifies a payload.
+//! Owns: the table of routes and links, and the tasks that carry links. Never: reads or verifies a
+//! payload.
 //!
-//! Each life of a peer is a peer of its own: which lives there are the routers know, and nothing
-//! here compares them. Invariant: at most one outgoing and one incoming link per life; a link that
-//! ends is reported lost, once, and the next use of it dials anew; nothing is kept of a life that
-//! was forgotten.
+//! Each incarnation of a peer is a peer of its own. The routers know which incarnations exist; this
+//! module does not compare them.
+//! Invariant: at most one outgoing and one incoming link per incarnation; a link that ends is
+//! reported lost once, and its next use dials anew; nothing is kept of an incarnation that was
+//! forgotten.
 
-use crate::address::Route;
+use crate::address::PeerRoute;
 use crate::config::{LinkDown, LinkEvent, LinksConfig};
-use crate::host::{self, Gate, HostListener, HostStream};
-use crate::incoming::{self, Door, Knock, Seat, Visitor};
-use crate::life::PeerProcess;
+use crate::dial_backoff::DialBackoff;
+use crate::host::{self, HostListener, HostStream, PoolGate};
+use crate::incoming::{self, AcceptPolicy, IdentifiedPeer, JoinRequest, ReceiveSession};
 use crate::link::Link;
-use crate::local::{self, End, LocalNet};
+use crate::local::{self, LocalEndpoint, LocalNet};
 use crate::nixl;
-use crate::outgoing::Errand;
-use crate::pools::{Access, Reach};
-use crate::setbacks::Setbacks;
-use crate::socket::{SocketError, write};
-use crate::tcp::{TcpEnd, TcpReader, TcpWriter};
+use crate::outgoing::OutboundLink;
+use crate::peer_process::PeerProcess;
+use crate::pools::{PoolAccess, PoolAccessList};
+use crate::socket::{LinkError, write_message};
+use crate::tcp::{TcpLinkStream, TcpReader, TcpWriter};
 use crate::transport::Transport;
-use crate::wire::Message;
+use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-/// Incoming connections that have not shown who they are, at most; more wait in the kernel.
-const STRANGERS_MAX: usize = 64;
+/// Limit of incoming connections that have not identified themselves; more wait in the kernel.
+const UNIDENTIFIED_MAX: usize = 64;
 
-/// A worker's links. Clones are the same links; the last one dropped ends the outgoing ones.
+/// A worker's links. Clones share one set of links; dropping the last clone ends the outgoing
+/// links.
 #[derive(Clone, Debug)]
 pub struct Links {
-    shared: Arc<Shared>,
+    shared: Arc<LinksState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LinksState {
     config: LinksConfig,
-    access: Arc<Access>,
+    pool_access: Arc<PoolAccessList>,
     events: mpsc::Sender<LinkEvent>,
     net: LocalNet,
-    table: Mutex<Table>,
-    /// Told when a route was learned.
-    learned: Notify,
-    setbacks: Arc<Setbacks>,
-    /// One for each ring that peers may write to over NIXL.
-    rings: Arc<Semaphore>,
+    table: Mutex<LinkTable>,
+    /// Notified when a route is added.
+    route_added: Notify,
+    dial_backoff: Arc<DialBackoff>,
+    /// One permit for each ring that peers may write to over NIXL.
+    ring_permits: Arc<Semaphore>,
 }
 
-/// Where a worker can be reached from outside its process.
+/// The listeners of a worker for other processes.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    /// Over TCP; the address that peers reach it by is the caller's to know.
+    /// The TCP listener; the caller knows the address at which peers reach it.
     pub tcp: Option<TcpListener>,
-    /// From processes of the same host.
+    /// The listener for processes of the same host.
     pub host: Option<HostListener>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    routes: BTreeMap<WorkerRef, Route>,
+struct LinkTable {
+    routes: BTreeMap<WorkerRef, PeerRoute>,
     outgoing: BTreeMap<WorkerRef, Arc<Link>>,
-    incoming: BTreeMap<WorkerRef, Incoming>,
-    /// One host at a time receives from a life, and of those that wait the newest.
-    seats: BTreeMap<WorkerRef, Place>,
-    /// The last visit of each life that has a seat; its number names the link.
-    newest: BTreeMap<WorkerRef, u64>,
-    visits_count: u64,
-    /// Lives that were given the pool and whose processes have not ended.
-    watched: BTreeSet<WorkerRef>,
+    incoming: BTreeMap<WorkerRef, IncomingLink>,
+    /// One lock per incarnation: one task at a time receives from it, and of the tasks that wait
+    /// only the newest continues.
+    receive_locks: BTreeMap<WorkerRef, ReceiveLock>,
+    /// The last turn of each incarnation that has a lock; its number identifies the link.
+    newest_turns: BTreeMap<WorkerRef, u64>,
+    turns_count: u64,
+    /// Incarnations that were granted the pool and whose processes have not ended.
+    watched_processes: BTreeSet<WorkerRef>,
 }
 
-/// A link that is being received.
+/// An incoming link that is being received.
 #[derive(Debug)]
-struct Incoming {
+struct IncomingLink {
     key: u64,
-    joining: mpsc::Sender<TcpEnd>,
+    further_streams: mpsc::Sender<TcpLinkStream>,
     replaced: Arc<Notify>,
 }
 
-/// Held by the host that receives.
-type Place = Arc<tokio::sync::Mutex<()>>;
+/// Held by the task that receives.
+type ReceiveLock = Arc<tokio::sync::Mutex<()>>;
 
-/// Whether the routers vouch for a peer.
+/// Whether a router has named a peer to this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum PeerKnown {
     Yes,
     No,
 }
 
 impl Links {
-    /// No link yet. What happens on them goes to `events`; workers on the same `net` can be
-    /// reached by [`Route::Local`].
+    /// Creates the set without any link. Link events go to `events`; workers on the same `net` can
+    /// be reached by [`PeerRoute::Local`].
     pub fn new(config: LinksConfig, events: mpsc::Sender<LinkEvent>, net: LocalNet) -> Self {
-        let shared = Shared {
-            access: Access::new(config.pools.clone()),
-            rings: Arc::new(Semaphore::new(config.rings_max)),
+        let shared = LinksState {
+            pool_access: PoolAccessList::new(config.pools.clone()),
+            ring_permits: Arc::new(Semaphore::new(config.rings_max)),
             config,
             events,
             net,
             table: Mutex::default(),
-            learned: Notify::new(),
-            setbacks: Arc::default(),
+            route_added: Notify::new(),
+            dial_backoff: Arc::default(),
         };
-        shared.net.enter(shared.end());
+        shared.net.add(shared.local_endpoint());
         Self {
             shared: Arc::new(shared),
         }
     }
 
-    /// Learns where a peer is, and dials it at once, so that the link has been measured before the
+    /// Sets the route to a peer, and dials it at once, so that the link is measured before the
     /// first block.
-    pub fn know(&self, peer: WorkerRef, route: Route) {
+    pub fn add_peer(&self, peer: WorkerRef, route: PeerRoute) {
         self.shared.lock().routes.insert(peer, route);
-        self.shared.learned.notify_waiters();
+        self.shared.route_added.notify_waiters();
         if let Err(down) = self.link(peer) {
-            debug!(%peer, %down, "not dialled");
+            debug!(%peer, %down, "peer not dialled");
         }
     }
 
-    /// The peer's life is over, or nobody vouches for it any more. What was sent to it still goes, if
-    /// it can; nobody is told when that link ends.
-    pub fn forget(&self, peer: WorkerRef) {
+    /// Forgets a peer whose incarnation has ended or that no router names any more. Messages
+    /// already queued are still sent if possible; the end of that link is not reported.
+    pub fn remove_peer(&self, peer: WorkerRef) {
         let mut table = self.shared.lock();
         table.routes.remove(&peer);
         table.outgoing.remove(&peer);
-        self.shared.setbacks.forget(peer);
+        self.shared.dial_backoff.clear(peer);
     }
 
-    /// Whether this life of a peer can write into this worker's pool itself. One that is known to be on another host
-    /// never will.
-    pub fn reach(&self, peer: WorkerRef) -> Reach {
+    /// Whether this incarnation of a peer can write into this worker's pool. A peer that is known
+    /// to be on another host never gets access.
+    pub fn pool_access(&self, peer: WorkerRef) -> PoolAccess {
         let table = self.shared.lock();
         let is_elsewhere = match table.routes.get(&peer) {
-            Some(Route::Remote(addresses)) => {
+            Some(PeerRoute::Remote(addresses)) => {
                 let here = addresses.shared_memory.as_ref();
-                !here.is_some_and(host::is_here)
+                !here.is_some_and(host::is_this_host)
             }
-            Some(Route::Local) | None => false,
+            Some(PeerRoute::Local) | None => false,
         };
         drop(table);
-        match is_elsewhere {
-            true => self.shared.access.bar(peer),
-            false => self.shared.access.reach(peer),
+        if is_elsewhere {
+            self.shared.pool_access.deny(peer)
+        } else {
+            self.shared.pool_access.access_of(peer)
         }
     }
 
-    /// This life of a peer, if it was not given the pool so far, never will be. Says how far it comes from now on.
-    pub fn bar(&self, peer: WorkerRef) -> Reach {
-        self.shared.access.bar(peer)
+    /// Denies the pool to this incarnation of a peer, unless it was granted before. Returns its
+    /// access from now on.
+    pub fn deny_pool(&self, peer: WorkerRef) -> PoolAccess {
+        self.shared.pool_access.deny(peer)
     }
 
-    /// The link to a peer, dialled now if there is none. What is sent waits until it stands; if it
-    /// cannot be made, `LinkEvent::Lost` follows.
+    /// The link to a peer, dialled now if there is none. Messages wait until the link is
+    /// established; if it cannot be, `LinkEvent::Lost` follows.
     ///
     /// # Errors
-    /// `NoRoute` if nobody said where the peer is, or it was forgotten.
+    /// `NoRoute` if no router named the peer, or the peer was forgotten.
     pub fn link(&self, peer: WorkerRef) -> Result<Arc<Link>, LinkDown> {
         let mut table = self.shared.lock();
         let Some(route) = table.routes.get(&peer).cloned() else {
@@ -174,42 +181,43 @@ impl Links {
         {
             return Ok(Arc::clone(link));
         }
-        let (link, carrier) = Link::new(peer, self.shared.config.passes.clone());
+        let (link, carrier) = Link::new(peer, self.shared.config.grants.clone());
         table.outgoing.insert(peer, Arc::clone(&link));
         drop(table);
         let shared = Arc::downgrade(&self.shared);
-        // The task holds no `Links`, so that dropping them closes the queue and ends it.
+        // The task holds no `Links`, so that dropping them closes the queue and ends the task.
         let config = self.shared.config.clone();
-        let (end, net) = (self.shared.end(), self.shared.net.clone());
-        let setbacks = Arc::clone(&self.shared.setbacks);
+        let (end, net) = (self.shared.local_endpoint(), self.shared.net.clone());
+        let setbacks = Arc::clone(&self.shared.dial_backoff);
         tokio::spawn(async move {
-            let errand = Errand {
+            let errand = OutboundLink {
                 config: &config,
                 peer,
                 events: &end.events,
-                setbacks: &setbacks,
+                dial_backoff: &setbacks,
             };
             let error = match &route {
-                Route::Local => local::carry(&net, &end, peer, carrier).await,
-                Route::Remote(addresses) => errand.carry(addresses, carrier).await,
+                PeerRoute::Local => local::carry(&net, &end, peer, carrier).await,
+                PeerRoute::Remote(addresses) => errand.carry(addresses, carrier).await,
             };
             let forgotten = match shared.upgrade() {
-                Some(shared) => shared.lock().end_outgoing(peer) == Known::No,
+                Some(shared) => shared.lock().end_outgoing(peer) == PeerKnown::No,
                 None => true,
             };
-            match forgotten {
-                // What was noted of it after it was forgotten goes, too.
-                true => setbacks.forget(peer),
-                false => report(&end.events, peer, &error, "outgoing").await,
+            if forgotten {
+                // A failure that was recorded after the peer was forgotten is removed, too.
+                setbacks.clear(peer)
+            } else {
+                report_lost(&end.events, peer, &error, "outgoing").await
             }
         });
         Ok(link)
     }
 
-    /// Accepts links for as long as it is polled. Dropping it ends them.
+    /// Accepts links while it is polled. Dropping it ends the incoming links.
     pub async fn serve(self, listeners: Listeners) {
         let Listeners { tcp, host } = listeners;
-        let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+        let strangers = Arc::new(Semaphore::new(UNIDENTIFIED_MAX));
         let mut visits = JoinSet::new();
         loop {
             while visits.try_join_next().is_some() {}
@@ -218,13 +226,13 @@ impl Links {
             let shared = Arc::clone(&self.shared);
             let accepted = tokio::select! {
                 accepted = accept_tcp(tcp.as_ref()) => accepted.map(|stream| {
-                    visits.spawn(shared.visit_tcp(stream, permit));
+                    visits.spawn(shared.accept_tcp_link(stream, permit));
                 }),
                 accepted = accept_host(host.as_ref()) => accepted.map(|stream| {
-                    visits.spawn(shared.visit_host(stream, permit));
+                    visits.spawn(shared.accept_host_link(stream, permit));
                 }),
             };
-            // Out of descriptors, or the peer left already: neither is a reason to stop.
+            // No descriptor was free, or the peer has disconnected: neither is a reason to stop.
             if let Err(error) = accepted {
                 warn!(%error, "cannot accept a data link");
                 tokio::time::sleep(self.shared.config.beat).await;
@@ -247,86 +255,88 @@ async fn accept_host(listener: Option<&HostListener>) -> io::Result<HostStream> 
     }
 }
 
-impl Shared {
-    fn end(&self) -> End {
-        End {
+impl LinksState {
+    fn local_endpoint(&self) -> LocalEndpoint {
+        LocalEndpoint {
             me: self.config.me,
             fingerprint: self.config.fingerprint.clone(),
             window: self.config.window(),
             frame_bytes: self.config.frame_bytes(),
-            access: Arc::clone(&self.access),
+            pool_access: Arc::clone(&self.pool_access),
             events: self.events.clone(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LinkTable> {
+        self.table.lock()
     }
 
-    /// Whether the routers vouch for this life of a peer.
-    fn knows(&self, peer: WorkerRef) -> bool {
+    /// Whether a router has named a peer to this worker.
+    fn is_known(&self, peer: WorkerRef) -> bool {
         self.lock().routes.contains_key(&peer)
     }
 
-    /// Waits for the routers' word of a peer that was quicker than it.
-    async fn gets_to_know(&self, peer: WorkerRef) -> bool {
+    /// Waits until a router names a peer that connected before the worker knew it.
+    async fn wait_until_known(&self, peer: WorkerRef) -> bool {
         let known = async {
             loop {
-                let learned = self.learned.notified();
-                if self.knows(peer) {
+                let learned = self.route_added.notified();
+                if self.is_known(peer) {
                     return;
                 }
                 learned.await;
             }
         };
-        let within = self.config.acquaintance_timeout();
+        let within = self.config.unknown_peer_timeout();
         timeout(within, known).await.is_ok()
     }
 
-    async fn visit_tcp(self: Arc<Self>, stream: TcpStream, stranger: OwnedSemaphorePermit) {
-        let door = Door {
+    async fn accept_tcp_link(self: Arc<Self>, stream: TcpStream, stranger: OwnedSemaphorePermit) {
+        let door = AcceptPolicy {
             config: &self.config,
-            // Whoever has shown a certificate of the fleet may know what the fleet is.
-            is_known: &|peer| self.config.peers.is_some() || self.knows(peer),
+            // A peer with a certificate of the fleet may learn the configuration of the fleet.
+            is_known: &|peer| self.config.peer_tls.is_some() || self.is_known(peer),
         };
-        let knock = incoming::greet(door, stream).await;
+        let knock = incoming::identify(door, stream).await;
         let turned_away = match knock {
-            Ok(Knock::Link(visitor)) if !self.config.transports.contains(&Transport::Tcp) => {
-                visitor
-                    .turn_away("this worker takes no links over TCP")
-                    .await
+            Ok(JoinRequest::Link(visitor)) if !self.config.transports.contains(&Transport::Tcp) => {
+                visitor.reject("this worker takes no links over TCP").await
             }
-            Ok(Knock::Link(visitor)) => {
+            Ok(JoinRequest::Link(visitor)) => {
                 drop(stranger);
                 let config = self.config.clone();
                 let events = self.events.clone();
                 let peer = visitor.peer;
-                let receive =
-                    async move |seat| incoming::receive(visitor, seat, &config, &events).await;
-                return self.host(peer, receive).await;
+                let receive = async move |session| {
+                    incoming::receive(visitor, session, &config, &events).await
+                };
+                return self.receive_in_turn(peer, receive).await;
             }
-            Ok(Knock::Approach(visitor)) => return self.visit_ring(visitor, stranger).await,
-            Ok(Knock::Join { from, key, stream }) => {
+            Ok(JoinRequest::RdmaLink(visitor)) => {
+                return self.accept_rdma_link(visitor, stranger).await;
+            }
+            Ok(JoinRequest::FurtherStream { from, key, stream }) => {
                 drop(stranger);
-                self.join(from, key, stream).await
+                self.join_stream(from, key, stream).await
             }
             Err(error) => Err(error),
         };
         if let Err(error) = turned_away {
-            warn!(%error, "data link turned away");
+            warn!(%error, "data link refused");
         }
     }
 
-    /// Makes a ring for somebody who asks for one, if the routers vouch for it: a ring is memory that stays.
-    async fn visit_ring(
+    /// Creates a ring for a peer that asks for one, if a router has named the peer: a ring keeps
+    /// its memory for as long as the link.
+    async fn accept_rdma_link(
         self: Arc<Self>,
-        mut visitor: Visitor<TcpReader, TcpWriter>,
+        mut visitor: IdentifiedPeer<TcpReader, TcpWriter>,
         stranger: OwnedSemaphorePermit,
     ) {
         let peer = visitor.peer;
         let nixl = match self.config.nixl() {
             None => Err("this worker takes no links over NIXL"),
-            Some(_) if !self.gets_to_know(peer).await => {
+            Some(_) if !self.wait_until_known(peer).await => {
                 Err("no router has named this peer to the worker")
             }
             Some(nixl) => Ok(Arc::clone(nixl)),
@@ -335,155 +345,165 @@ impl Shared {
         let nixl = match nixl {
             Ok(nixl) => nixl,
             Err(reason) => {
-                let refusal = Message::NoLanding(reason.to_owned());
-                let told = write(&mut visitor.stream.writer, &refusal, &[]).await;
-                return warn!(%peer, reason, ?told, "no ring for it");
+                let refusal = LinkMessage::NoRing(reason.to_owned());
+                let told = write_message(&mut visitor.stream.writer, &refusal, &[]).await;
+                return warn!(%peer, reason, ?told, "refused to create a ring for a NIXL link");
             }
         };
         let own = Arc::clone(&self);
-        let receive = async move |seat| {
-            let means = nixl::Means {
+        let receive = async move |session| {
+            let means = nixl::RdmaSetup {
                 config: &own.config,
                 nixl: &nixl,
-                rings: &own.rings,
+                ring_permits: &own.ring_permits,
             };
-            nixl::receive(visitor, seat, means, &own.events).await
+            nixl::receive(visitor, session, means, &own.events).await
         };
-        self.host(peer, receive).await;
+        self.receive_in_turn(peer, receive).await;
     }
 
-    async fn visit_host(self: Arc<Self>, stream: HostStream, stranger: OwnedSemaphorePermit) {
-        let visitor = host::greet(&self.config, stream).await;
+    async fn accept_host_link(self: Arc<Self>, stream: HostStream, stranger: OwnedSemaphorePermit) {
+        let visitor = host::identify(&self.config, stream).await;
         drop(stranger);
         match visitor {
             Ok(visitor) => {
                 let peer = visitor.peer;
                 let own = Arc::clone(&self);
-                let receive = async move |seat| {
-                    let gate = Gate {
+                let receive = async move |session| {
+                    let gate = PoolGate {
                         events: &own.events,
-                        give: &|peer, process| own.give(peer, process),
+                        grant_pool: &|peer, process| own.grant_pool(peer, process),
                     };
-                    host::receive(visitor, seat, (&own.config, gate)).await
+                    host::receive(visitor, session, &own.config, gate).await
                 };
-                self.host(peer, receive).await;
+                self.receive_in_turn(peer, receive).await;
             }
-            Err(error) => warn!(%error, "data link turned away"),
+            Err(error) => warn!(%error, "data link refused"),
         }
     }
 
-    /// Gives the pool to a peer of this host, which keeps it until its process has ended.
-    fn give(self: &Arc<Self>, peer: WorkerRef, process: PeerProcess) -> Result<Vec<u8>, String> {
-        let handle = self.access.give(peer)?;
-        if self.lock().watched.insert(peer) {
+    /// Grants the pool to a peer of this host, which can use it until its process has ended.
+    fn grant_pool(
+        self: &Arc<Self>,
+        peer: WorkerRef,
+        process: PeerProcess,
+    ) -> Result<Vec<u8>, String> {
+        let handle = self.pool_access.grant(peer)?;
+        if self.lock().watched_processes.insert(peer) {
             let shared = Arc::downgrade(self);
             tokio::spawn(async move {
-                process.ended().await;
+                process.wait_ended().await;
                 if let Some(shared) = shared.upgrade() {
-                    shared.sever(peer).await;
+                    shared.fence(peer).await;
                 }
             });
         }
         Ok(handle)
     }
 
-    /// The process of a peer that could write here has ended.
-    async fn sever(&self, peer: WorkerRef) {
-        // Whoever receives from it leaves its place once everything is said of the link.
-        let place = self.lock().seats.get(&peer).cloned();
+    /// Fences a peer whose process has ended.
+    async fn fence(&self, peer: WorkerRef) {
+        // The receiving task releases its lock after the last event of the link, so that
+        // `Fenced` comes after it.
+        let place = self.lock().receive_locks.get(&peer).cloned();
         if let Some(place) = place {
             drop(place.lock().await);
-            self.lock().leave(peer, place);
+            self.lock().end_turn(peer, place);
         }
-        self.lock().watched.remove(&peer);
-        if self.access.sever(peer) {
-            info!(%peer, "its process has ended: it writes here no more");
-            // Nobody listens any more when the worker itself is closing.
-            let _ = self.events.send(LinkEvent::Severed { peer }).await;
+        self.lock().watched_processes.remove(&peer);
+        if self.pool_access.fence(peer) {
+            info!(%peer, "peer process has ended: the peer is fenced from the pool");
+            // The receiver of events is gone only when the worker itself is closing.
+            let _ = self.events.send(LinkEvent::Fenced { peer }).await;
         }
     }
 
-    /// Gives a further stream to the link that it is for.
-    async fn join(&self, from: WorkerRef, key: u64, stream: TcpEnd) -> Result<(), SocketError> {
+    /// Adds a further stream to the link with this key.
+    async fn join_stream(
+        &self,
+        from: WorkerRef,
+        key: u64,
+        stream: TcpLinkStream,
+    ) -> Result<(), LinkError> {
         let mut stream = stream;
-        let joining = self.lock().joining(from, key);
+        let joining = self.lock().further_streams(from, key);
         let Some(joining) = joining else {
-            let reason = SocketError::NoSuchLink.to_string();
-            write(&mut stream.writer, &Message::Reject(reason), &[]).await?;
-            return Err(SocketError::NoSuchLink);
+            let reason = LinkError::NoSuchLink.to_string();
+            write_message(&mut stream.writer, &LinkMessage::Reject(reason), &[]).await?;
+            return Err(LinkError::NoSuchLink);
         };
-        write(&mut stream.writer, &Message::Joined, &[]).await?;
+        write_message(&mut stream.writer, &LinkMessage::Joined, &[]).await?;
         let joined = joining.send(stream).await;
-        joined.map_err(|_| SocketError::NoSuchLink)
+        joined.map_err(|_| LinkError::NoSuchLink)
     }
 
-    /// Receives from a peer until its link ends, in the place of an earlier link of it.
-    async fn host(
+    /// Receives from a peer until its link ends; replaces an earlier link of the same peer.
+    async fn receive_in_turn(
         self: Arc<Self>,
         peer: WorkerRef,
-        receive: impl AsyncFnOnce(Seat) -> SocketError,
+        receive: impl AsyncFnOnce(ReceiveSession) -> LinkError,
     ) {
-        let visit = self.lock().come(peer);
-        // The earlier host leaves its place only after it has told the loss: so the loss is heard
-        // before anything that arrives on this link.
-        let seated = visit.place.lock().await;
-        let seat = self.lock().sit(peer, visit.number);
-        if let Some(seat) = seat {
-            let key = seat.key;
-            let error = receive(seat).await;
+        let visit = self.lock().begin_turn(peer);
+        // The earlier task releases the lock only after it has reported the loss, so the loss is
+        // reported before anything that arrives on this link.
+        let seated = visit.lock.lock().await;
+        let session = self.lock().register_incoming(peer, visit.number);
+        if let Some(session) = session {
+            let key = session.key;
+            let error = receive(session).await;
             self.lock().end_incoming(peer, key);
-            report(&self.events, peer, &error, "incoming").await;
+            report_lost(&self.events, peer, &error, "incoming").await;
         }
         drop(seated);
-        self.lock().leave(peer, visit.place);
+        self.lock().end_turn(peer, visit.lock);
     }
 }
 
-/// A host's turn to receive.
-struct Visit {
+/// One turn to receive from a peer.
+struct ReceiveTurn {
     number: u64,
-    place: Place,
+    lock: ReceiveLock,
 }
 
-impl Table {
-    /// A peer wants a new link: the one that it has is to end.
-    fn come(&mut self, peer: WorkerRef) -> Visit {
+impl LinkTable {
+    /// Begins a turn: the current link of the peer, if any, is asked to end.
+    fn begin_turn(&mut self, peer: WorkerRef) -> ReceiveTurn {
         if let Some(earlier) = self.incoming.get(&peer) {
             earlier.replaced.notify_one();
         }
-        self.visits_count += 1;
-        self.newest.insert(peer, self.visits_count);
-        Visit {
-            number: self.visits_count,
-            place: Arc::clone(self.seats.entry(peer).or_default()),
+        self.turns_count += 1;
+        self.newest_turns.insert(peer, self.turns_count);
+        ReceiveTurn {
+            number: self.turns_count,
+            lock: Arc::clone(self.receive_locks.entry(peer).or_default()),
         }
     }
 
-    /// The new link of the peer is received from now on, unless a newer one waits already.
-    fn sit(&mut self, peer: WorkerRef, number: u64) -> Option<Seat> {
-        if self.newest.get(&peer) != Some(&number) {
+    /// Registers the new link of the peer, unless a newer one is already waiting.
+    fn register_incoming(&mut self, peer: WorkerRef, number: u64) -> Option<ReceiveSession> {
+        if self.newest_turns.get(&peer) != Some(&number) {
             return None;
         }
         let key = number;
         let (joining, joined) = mpsc::channel(incoming::STREAMS_MAX);
         let replaced = Arc::new(Notify::new());
-        let link = Incoming {
+        let link = IncomingLink {
             key,
-            joining,
+            further_streams: joining,
             replaced: Arc::clone(&replaced),
         };
         self.incoming.insert(peer, link);
-        Some(Seat {
+        Some(ReceiveSession {
             key,
-            joining: joined,
+            further_streams: joined,
             replaced,
         })
     }
 
-    /// Where further streams of this link go.
-    fn joining(&self, from: WorkerRef, key: u64) -> Option<mpsc::Sender<TcpEnd>> {
+    /// The channel for further streams of this link.
+    fn further_streams(&self, from: WorkerRef, key: u64) -> Option<mpsc::Sender<TcpLinkStream>> {
         let link = self.incoming.get(&from).filter(|link| link.key == key);
-        link.map(|link| link.joining.clone())
+        link.map(|link| link.further_streams.clone())
     }
 
     fn end_incoming(&mut self, peer: WorkerRef, key: u64) {
@@ -494,20 +514,20 @@ impl Table {
         }
     }
 
-    /// Takes the seat away unless somebody waits for it. Seats are handed out under this table's
-    /// lock only, so nobody can come to wait meanwhile.
-    fn leave(&mut self, peer: WorkerRef, place: Place) {
+    /// Removes the lock unless another task waits for it. Locks are handed out under this table's
+    /// lock only, so no task can begin to wait meanwhile.
+    fn end_turn(&mut self, peer: WorkerRef, place: ReceiveLock) {
         drop(place);
-        if let Some(place) = self.seats.get(&peer)
+        if let Some(place) = self.receive_locks.get(&peer)
             && Arc::strong_count(place) == 1
         {
-            self.seats.remove(&peer);
-            self.newest.remove(&peer);
+            self.receive_locks.remove(&peer);
+            self.newest_turns.remove(&peer);
         }
     }
 
-    /// The link that ended is kept no longer; a new one may stand in its place.
-    fn end_outgoing(&mut self, peer: WorkerRef) -> Known {
+    /// Removes a link that has ended; a new one may already be in its place.
+    fn end_outgoing(&mut self, peer: WorkerRef) -> PeerKnown {
         if self
             .outgoing
             .get(&peer)
@@ -515,27 +535,28 @@ impl Table {
         {
             self.outgoing.remove(&peer);
         }
-        match self.routes.contains_key(&peer) {
-            true => Known::Yes,
-            false => Known::No,
+        if self.routes.contains_key(&peer) {
+            PeerKnown::Yes
+        } else {
+            PeerKnown::No
         }
     }
 }
 
-impl Drop for Shared {
+impl Drop for LinksState {
     fn drop(&mut self) {
-        self.net.leave(self.config.me);
+        self.net.remove(self.config.me);
     }
 }
 
-async fn report(
+async fn report_lost(
     events: &mpsc::Sender<LinkEvent>,
     peer: WorkerRef,
-    error: &SocketError,
+    error: &LinkError,
     direction: &str,
 ) {
     info!(%peer, %error, direction, "link ended");
     let reason = error.to_string();
-    // Nobody listens any more when the worker itself is closing.
+    // The receiver of events is gone only when the worker itself is closing.
     let _ = events.send(LinkEvent::Lost { peer, reason }).await;
 }

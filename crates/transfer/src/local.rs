@@ -1,67 +1,68 @@
-//! Links between workers of one process: buffers change hands, bytes are not copied; or, where blocks are in devices'
-//! memory, they are copied straight from pool to pool and nothing changes hands.
+//! Links between workers of one process: buffers are handed over without a copy. If blocks are in
+//! device memory, they are copied directly from pool to pool and no buffer is used.
 //!
-//! Owns: who is in this process. Never: checksums what cannot have changed.
-//! Invariant: a link leads to the life of the worker that was asked for, of the same fingerprint, and
-//! keeps the same credit as any other.
+//! Owns: the list of workers in this process. Never: checksums bytes that cannot have changed.
+//! Invariant: a link leads to the requested incarnation of the worker, of the same fingerprint, and
+//! has the same credit as any other link.
 
-use crate::buffer::Buffers;
+use crate::buffer::BufferPool;
 use crate::config::{LinkEvent, LinkSpeed};
-use crate::credit::Account;
-use crate::link::{Cargo, Carrier, Parcel, Store};
-use crate::payload::{Payload, Place};
-use crate::pools::{self, Access, DirectPart, PeerPool};
-use crate::socket::SocketError;
+use crate::credit::CreditAccount;
+use crate::link::{LinkCarrier, OutboundPayload, PayloadStore, QueuedMessage};
+use crate::payload::{PayloadLocation, ReceivedPayload};
+use crate::pools::{self, DirectCopy, PeerPool, PoolAccessList};
+use crate::socket::LinkError;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
-use cleave_kv::{Condition, Packet};
+use cleave_kv::{Packet, PayloadCondition};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::warn;
 
-/// Bytes that are copied to see how fast memory is.
+/// Size of the copy that measures the bandwidth of memory.
 const PROBE_BYTES: usize = 1 << 20;
 
-/// Who is in this process. Clones are the same net.
+/// The workers of this process. Clones share the list.
 #[derive(Clone, Debug, Default)]
 pub struct LocalNet {
-    ends: Arc<Mutex<BTreeMap<WorkerId, End>>>,
-    left: Arc<Notify>,
+    endpoints: Arc<Mutex<BTreeMap<WorkerId, LocalEndpoint>>>,
+    endpoint_removed: Arc<Notify>,
 }
 
-/// A worker as its neighbours see it.
+/// A worker as other workers of the process see it.
 #[derive(Clone, Debug)]
-pub(crate) struct End {
+pub(crate) struct LocalEndpoint {
     pub(crate) me: WorkerRef,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) window: u32,
     pub(crate) frame_bytes: u32,
-    pub(crate) access: Arc<Access>,
+    pub(crate) pool_access: Arc<PoolAccessList>,
     pub(crate) events: mpsc::Sender<LinkEvent>,
 }
 
 impl LocalNet {
-    pub(crate) fn enter(&self, end: End) {
+    pub(crate) fn add(&self, end: LocalEndpoint) {
         self.lock().insert(end.me.worker, end);
     }
 
-    pub(crate) fn leave(&self, me: WorkerRef) {
+    pub(crate) fn remove(&self, me: WorkerRef) {
         let mut ends = self.lock();
         if ends.get(&me.worker).is_some_and(|end| end.me == me) {
             ends.remove(&me.worker);
         }
         drop(ends);
-        self.left.notify_waiters();
+        self.endpoint_removed.notify_waiters();
     }
 
-    /// Returns once that life is not here any more.
-    async fn without(&self, peer: WorkerRef) {
+    /// Returns once that incarnation is no longer in this process.
+    async fn wait_until_removed(&self, peer: WorkerRef) {
         loop {
-            let left = self.left.notified();
+            let left = self.endpoint_removed.notified();
             tokio::pin!(left);
-            // From now on nothing is missed.
+            // The notification is registered before the check, so none is missed.
             left.as_mut().enable();
             if self.find(peer).is_none() {
                 return;
@@ -70,91 +71,91 @@ impl LocalNet {
         }
     }
 
-    /// Finds a worker in the life asked for.
-    fn find(&self, peer: WorkerRef) -> Option<End> {
+    /// The worker in the requested incarnation.
+    fn find(&self, peer: WorkerRef) -> Option<LocalEndpoint> {
         let found = self.lock().get(&peer.worker).cloned();
         found.filter(|end| end.me == peer)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, End>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, LocalEndpoint>> {
+        self.endpoints.lock()
     }
 }
 
-/// Carries one link within the process. Returns why it ended.
+/// Carries one link within the process. Returns the reason for the end.
 pub(crate) async fn carry(
     net: &LocalNet,
-    near: &End,
+    near: &LocalEndpoint,
     peer: WorkerRef,
-    carrier: Carrier,
-) -> SocketError {
+    carrier: LinkCarrier,
+) -> LinkError {
     let Some(far) = net.find(peer) else {
-        return SocketError::Refused(format!("worker {peer} is not in this process"));
+        return LinkError::RejectedHere(format!("worker {peer} is not in this process"));
     };
     if far.fingerprint != near.fingerprint {
         let (ours, theirs) = (&near.fingerprint.0, &far.fingerprint.0);
-        return SocketError::Refused(format!(
+        return LinkError::RejectedHere(format!(
             "KV does not fit: worker {} has fingerprint \"{ours}\", worker {peer} has \"{theirs}\"",
             near.me
         ));
     }
-    let Carrier { credit, mut queue } = carrier;
-    let account = Account::of_bytes(far.window);
+    let LinkCarrier { credit, mut queue } = carrier;
+    let account = CreditAccount::of_bytes(far.window);
     let frame_bytes = near.frame_bytes.min(far.frame_bytes);
     let (store, speed) = match open_pool(net, near, &far).await {
-        Some((pool, probed)) => {
-            let speed = LinkSpeed::of(Transport::Local, Duration::ZERO, probed);
-            (Store::Pool { pool, frame_bytes }, speed)
+        Some((pool, (bytes, elapsed))) => {
+            let speed = LinkSpeed::of(Transport::Local, Duration::ZERO, bytes, elapsed);
+            (PayloadStore::Pool { pool, frame_bytes }, speed)
         }
         None => {
-            let buffers = Buffers::new(frame_bytes, far.window);
-            (Store::Buffers(buffers), measure())
+            let buffers = BufferPool::new(frame_bytes, far.window);
+            (PayloadStore::Buffers(buffers), measure())
         }
     };
     credit.open(store, far.window);
     for event in [
         LinkEvent::Measured { peer, speed },
-        LinkEvent::Granted { peer },
+        LinkEvent::CreditGranted { peer },
     ] {
         if near.events.send(event).await.is_err() {
-            return SocketError::Closing;
+            return LinkError::Closing;
         }
     }
     loop {
         tokio::select! {
-            returned = account.returned() => {
+            returned = account.wait_returned() => {
                 assert!(credit.grant(returned.bytes, far.window), "only what was taken returns");
-                if near.events.send(LinkEvent::Granted { peer }).await.is_err() {
-                    return SocketError::Closing;
+                if near.events.send(LinkEvent::CreditGranted { peer }).await.is_err() {
+                    return LinkError::Closing;
                 }
             }
             parcel = queue.recv() => {
-                let Some(parcel) = parcel else { return SocketError::Closing };
-                let Some(event) = arrival(near.me, &account, parcel) else {
-                    return SocketError::Overdrawn;
+                let Some(parcel) = parcel else { return LinkError::Closing };
+                let Some(event) = arrived_event(near.me, &account, parcel) else {
+                    return LinkError::CreditExceeded;
                 };
                 if far.events.send(event).await.is_err() {
-                    return SocketError::Closed;
+                    return LinkError::Closed;
                 }
             }
-            () = far.events.closed() => return SocketError::Closed,
+            () = far.events.closed() => return LinkError::Closed,
         }
     }
 }
 
-/// The neighbour's pool, if blocks can be copied straight into it, and how fast that is.
+/// The peer's pool, if blocks can be copied directly into it, and the measured bandwidth.
 async fn open_pool(
     net: &LocalNet,
-    near: &End,
-    far: &End,
+    near: &LocalEndpoint,
+    far: &LocalEndpoint,
 ) -> Option<(Arc<dyn PeerPool>, (usize, Duration))> {
-    let (pools, peer) = (near.access.pools()?, far.me);
-    far.access.pools()?;
+    let (pools, peer) = (near.pool_access.pools()?, far.me);
+    far.pool_access.pools()?;
     let opened = async {
-        let handle = far.access.give(near.me)?;
+        let handle = far.pool_access.grant(near.me)?;
         let (held, gone) = oneshot::channel();
-        tokio::spawn(sever(net.clone(), near.me, (far.clone(), gone)));
-        let pool = Arc::new(Held {
+        tokio::spawn(report_fenced(net.clone(), near.me, far.clone(), gone));
+        let pool = Arc::new(LocalPeerPool {
             pool: pools.open(&handle)?,
             _held: held,
         });
@@ -163,19 +164,19 @@ async fn open_pool(
     };
     let opened = opened.await;
     opened
-        .inspect_err(|reason| warn!(%peer, reason, "blocks go by way of the host's memory"))
+        .inspect_err(|reason| warn!(%peer, reason, "cannot open the peer pool: blocks are copied through host memory"))
         .ok()
 }
 
-/// A neighbour's pool. When nobody holds it any more, nothing is written through it.
+/// A peer's pool. Dropping the last clone shows that nothing more is written through it.
 #[derive(Debug)]
-struct Held {
+struct LocalPeerPool {
     pool: Arc<dyn PeerPool>,
     _held: oneshot::Sender<()>,
 }
 
-impl PeerPool for Held {
-    fn write(&self, parts: &[DirectPart]) -> Result<Vec<u64>, String> {
+impl PeerPool for LocalPeerPool {
+    fn write(&self, parts: &[DirectCopy]) -> Result<Vec<u64>, String> {
         self.pool.write(parts)
     }
 
@@ -184,60 +185,70 @@ impl PeerPool for Held {
     }
 }
 
-/// Tells a worker when a neighbour that could write into its pool cannot any more: it has left, and nobody holds what
-/// it had opened.
-async fn sever(net: LocalNet, near: WorkerRef, (far, gone): (End, oneshot::Receiver<()>)) {
-    let End { access, events, .. } = far;
-    // It does not keep the worker that it tells alive.
+/// Reports to a worker that a local peer can no longer write into its pool: the peer has left, and
+/// the pool that it had opened is no longer held.
+async fn report_fenced(
+    net: LocalNet,
+    near: WorkerRef,
+    far: LocalEndpoint,
+    pool_dropped: oneshot::Receiver<()>,
+) {
+    let LocalEndpoint {
+        pool_access: access,
+        events,
+        ..
+    } = far;
+    // A weak sender does not keep the worker alive.
     let events = events.downgrade();
-    let _ = gone.await;
-    net.without(near).await;
-    if access.sever(near)
+    let _ = pool_dropped.await;
+    net.wait_until_removed(near).await;
+    if access.fence(near)
         && let Some(events) = events.upgrade()
     {
-        // Nobody listens any more when that worker is closing too.
-        let _ = events.send(LinkEvent::Severed { peer: near }).await;
+        // The receiver of events is gone only when that worker is closing, too.
+        let _ = events.send(LinkEvent::Fenced { peer: near }).await;
     }
 }
 
-/// What a hand-over costs is the copy out of one pool and the copy into the other: memory's speed.
+/// The speed of memory: handing blocks over costs the copy out of one pool and the copy into the
+/// other.
 fn measure() -> LinkSpeed {
     let from = vec![1; PROBE_BYTES];
     let mut to = vec![0; PROBE_BYTES];
     let start = Instant::now();
     to.copy_from_slice(std::hint::black_box(&from));
     std::hint::black_box(&to);
-    LinkSpeed::of(
-        Transport::Local,
-        Duration::ZERO,
-        (to.len(), start.elapsed()),
-    )
+    LinkSpeed::of(Transport::Local, Duration::ZERO, to.len(), start.elapsed())
 }
 
-/// Bytes that change hands are the very ones that were sent: they cannot have changed on the way.
-fn arrival(from: WorkerRef, account: &Arc<Account>, parcel: Parcel) -> Option<LinkEvent> {
-    // Within a process nobody need show what lets it in.
-    let Parcel {
+/// The event for a queued message. Its bytes are the ones that were sent; they cannot have changed.
+fn arrived_event(
+    from: WorkerRef,
+    account: &Arc<CreditAccount>,
+    parcel: QueuedMessage,
+) -> Option<LinkEvent> {
+    // Write grants are not checked within a process.
+    let QueuedMessage {
         packet,
-        cargo,
-        pass: _,
+        payload: cargo,
+        grant: _,
     } = parcel;
     let payload = match (&packet, cargo) {
-        (_, Some(Cargo::Buffer(buffer))) => {
-            let hold = account.take(buffer.len() as u64)?;
-            Some(Payload::new(Place::Buffer(buffer), hold))
+        (_, Some(OutboundPayload::Buffer(buffer))) => {
+            let hold = account.hold_bytes(buffer.len() as u64)?;
+            Some(ReceivedPayload::new(PayloadLocation::Buffer(buffer), hold))
         }
-        (_, Some(Cargo::Slot(_))) => unreachable!("a local link has buffers"),
+        (_, Some(OutboundPayload::Slot(_))) => unreachable!("local links use buffers, not slots"),
         (Packet::Frame { part, checksum, .. }, None) => {
-            let hold = account.take(u64::from(part.len))?;
-            Some(Payload::new(Place::Pool(*checksum), hold))
+            let hold = account.hold_bytes(u64::from(part.len))?;
+            Some(ReceivedPayload::new(PayloadLocation::Pool(*checksum), hold))
         }
         (_, None) => None,
     };
     Some(LinkEvent::Arrived {
         from,
         packet,
-        condition: Condition::Intact,
+        condition: PayloadCondition::Intact,
         payload,
     })
 }

@@ -1,35 +1,36 @@
-//! How fast a link is, before its first frame.
+//! Measures a link before its first frame.
 //!
-//! Owns: the round trips and the probe, and what they say. Never: sends a frame. Invariant: a probe goes the way that
-//! frames will go, takes credit as they do, and gives it back.
+//! Owns: the round trips, the probe and their evaluation. Never: sends a frame. Invariant: a probe
+//! uses the path of frames, takes credit as they do, and returns it.
 
 use crate::config::LinkSpeed;
-use crate::incoming::Stream;
-use crate::link::{Delivery, Store};
-use crate::nixl::Writer;
-use crate::outgoing::{BEYOND_WINDOW, lend};
+use crate::incoming::LinkStream;
+use crate::link::{PayloadStore, SlotDelivery};
+use crate::nixl::RdmaWriter;
+use crate::outgoing::{CREDIT_BEYOND_WINDOW, lend_slot};
 use crate::pools;
-use crate::shared_memory::{Ring, Shape};
-use crate::socket::{SocketError, write};
+use crate::shared_memory::{RingShape, SenderRing};
+use crate::socket::{LinkError, write_message};
 use crate::transport::Transport;
-use crate::wire::{Message, PROBE_BYTES};
+use crate::wire::{LinkMessage, PROBE_BYTES};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-/// Round trips tried for the latency; the shortest counts.
+/// Number of round trips for the latency; the shortest counts.
 const PINGS_COUNT: u64 = 3;
-/// The last nonce of a measurement; beats go on from there.
+/// The last nonce of a measurement; heartbeats continue from it.
 pub(crate) const NONCE_LAST: u64 = PINGS_COUNT + 1;
 
-/// Latency and bandwidth, before the first frame, and how much credit the probe still has. Nothing
-/// falls back silently to a slow link: whoever reads the log or the metric sees what each pair got.
+/// Measures latency and bandwidth before the first frame; also returns the credit that the probe
+/// still holds. No link falls back silently to a slow transport: log and metric have the result for
+/// each pair.
 pub(crate) async fn measure<R, W>(
-    streams: &mut [Stream<R, W>],
+    streams: &mut [LinkStream<R, W>],
     transport: Transport,
-    store: &Store,
-) -> Result<(LinkSpeed, u32), SocketError>
+    store: &PayloadStore,
+) -> Result<(LinkSpeed, u32), LinkError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
@@ -41,30 +42,32 @@ where
         pong(&mut streams[0], nonce, store).await?;
         latency = latency.min(start.elapsed());
     }
-    if let Store::Buffers(_) = store {
-        // A new connection is slow at first, and that is not what is to be known.
+    if let PayloadStore::Buffers(_) = store {
+        // A warm-up: a new TCP connection is slow at first, which is not the rate to measure.
         probe(streams).await?;
         for stream in streams.iter_mut() {
             ping(stream, PINGS_COUNT).await?;
             pong(stream, PINGS_COUNT, store).await?;
         }
     }
-    if let Store::Ring(ring, Delivery::Written(_)) = store {
-        // The first write connects the cards.
-        let (_, lent) = probe_ring(&mut streams[0].writer, (ring, store.writer())).await?;
+    if let PayloadStore::Ring(ring, SlotDelivery::RdmaWrite(_)) = store {
+        // A warm-up: the first write connects the network cards.
+        let (_, lent) = probe_ring(&mut streams[0].writer, ring, store.writer()).await?;
         ping(&mut streams[0], PINGS_COUNT).await?;
         let back = pong(&mut streams[0], PINGS_COUNT, store).await?;
-        regain(&mut streams[0], store, lent - back).await?;
+        wait_for_credit(&mut streams[0], store, lent - back).await?;
     }
-    if let Store::Pool { pool, .. } = store {
+    if let PayloadStore::Pool { pool, .. } = store {
         let probed = pools::measure(Arc::clone(pool)).await;
-        let probed = probed.map_err(SocketError::Pool)?;
-        return Ok((LinkSpeed::of(transport, latency, probed), 0));
+        let (bytes, elapsed) = probed.map_err(LinkError::Pool)?;
+        return Ok((LinkSpeed::of(transport, latency, bytes, elapsed), 0));
     }
     let start = Instant::now();
     let (bytes, mut lent) = match store {
-        Store::Buffers(_) | Store::Pool { .. } => (probe(streams).await?, 0),
-        Store::Ring(ring, _) => probe_ring(&mut streams[0].writer, (ring, store.writer())).await?,
+        PayloadStore::Buffers(_) | PayloadStore::Pool { .. } => (probe(streams).await?, 0),
+        PayloadStore::Ring(ring, _) => {
+            probe_ring(&mut streams[0].writer, ring, store.writer()).await?
+        }
     };
     for stream in streams.iter_mut() {
         ping(stream, NONCE_LAST).await?;
@@ -73,31 +76,32 @@ where
         lent -= pong(stream, NONCE_LAST, store).await?;
     }
     let elapsed = start.elapsed();
-    // The answer's way is no part of it. But a latency that was measured in a bad moment would leave
-    // almost nothing, and the link would pass for one of any speed.
+    // The way of the answer is subtracted. At least half of the time is kept, because a latency
+    // measured in a bad moment could exceed the rest and make the link appear infinitely fast.
     let took = elapsed.saturating_sub(latency).max(elapsed / 2);
-    Ok((LinkSpeed::of(transport, latency, (bytes, took)), lent))
+    Ok((LinkSpeed::of(transport, latency, bytes, took), lent))
 }
 
-/// Sends a probe over each stream; says how many bytes that was.
-async fn probe<R, W>(streams: &mut [Stream<R, W>]) -> Result<usize, SocketError>
+/// Sends a probe over each stream; returns the number of bytes.
+async fn probe<R, W>(streams: &mut [LinkStream<R, W>]) -> Result<usize, LinkError>
 where
     W: AsyncWrite + Unpin,
 {
     let nothing = vec![0; PROBE_BYTES];
-    let probe = Message::Probe(u32::try_from(PROBE_BYTES).expect("a probe is small"));
+    let probe = LinkMessage::Probe(u32::try_from(PROBE_BYTES).expect("a probe is small"));
     for stream in streams.iter_mut() {
-        write(&mut stream.writer, &probe, &nothing).await?;
+        write_message(&mut stream.writer, &probe, &nothing).await?;
     }
     Ok(PROBE_BYTES * streams.len())
 }
 
-/// Fills slots; says how many bytes that was, and how much credit it took.
+/// Sends slots of meaningless bytes; returns the number of bytes, and the credit that they took.
 async fn probe_ring<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    (ring, far): (&Arc<Ring>, Option<Arc<Writer>>),
-) -> Result<(usize, u32), SocketError> {
-    let Shape {
+    ring: &Arc<SenderRing>,
+    rdma_writer: Option<Arc<RdmaWriter>>,
+) -> Result<(usize, u32), LinkError> {
+    let RingShape {
         slot_bytes,
         slots_count,
     } = ring.shape();
@@ -106,63 +110,63 @@ async fn probe_ring<W: AsyncWrite + Unpin>(
     for _ in 0..slots_count {
         let mut slot = ring.take(slot_bytes);
         slot.fill(0);
-        let number = lend(slot, far.as_deref());
-        write(writer, &Message::SlotProbe(number), &[]).await?;
+        let number = lend_slot(slot, rdma_writer.as_deref());
+        write_message(writer, &LinkMessage::SlotProbe(number), &[]).await?;
     }
     let bytes = slots_count * slot_bytes;
     Ok((bytes as usize, bytes))
 }
 
-async fn ping<R, W>(stream: &mut Stream<R, W>, nonce: u64) -> Result<(), SocketError>
+async fn ping<R, W>(stream: &mut LinkStream<R, W>, nonce: u64) -> Result<(), LinkError>
 where
     W: AsyncWrite + Unpin,
 {
-    write(&mut stream.writer, &Message::Ping(nonce), &[]).await
+    write_message(&mut stream.writer, &LinkMessage::Ping(nonce), &[]).await
 }
 
-/// Waits for the answer; slots of the probe may come back before it. Says how much credit they are.
+/// Waits for the answer; slots of the probe may be returned before it. Returns the credit of those.
 async fn pong<R, W>(
-    stream: &mut Stream<R, W>,
+    stream: &mut LinkStream<R, W>,
     nonce: u64,
-    store: &Store,
-) -> Result<u32, SocketError>
+    store: &PayloadStore,
+) -> Result<u32, LinkError>
 where
     R: AsyncRead + Unpin,
 {
     let mut bytes = 0;
     loop {
         match stream.reader.message().await? {
-            Message::Pong(answer) if answer == nonce => return Ok(bytes),
-            other => bytes += granted(other, store).await?,
+            LinkMessage::Pong(answer) if answer == nonce => return Ok(bytes),
+            other => bytes += credit_returned(other, store).await?,
         }
     }
 }
 
-/// Waits until the rest of a probe's slots is back.
-async fn regain<R, W>(
-    stream: &mut Stream<R, W>,
-    store: &Store,
+/// Waits until the other slots of a probe are returned.
+async fn wait_for_credit<R, W>(
+    stream: &mut LinkStream<R, W>,
+    store: &PayloadStore,
     lent: u32,
-) -> Result<(), SocketError>
+) -> Result<(), LinkError>
 where
     R: AsyncRead + Unpin,
 {
     let mut lent = lent;
     while lent > 0 {
-        let back = granted(stream.reader.message().await?, store).await?;
-        lent = lent.checked_sub(back).ok_or(BEYOND_WINDOW)?;
+        let back = credit_returned(stream.reader.message().await?, store).await?;
+        lent = lent.checked_sub(back).ok_or(CREDIT_BEYOND_WINDOW)?;
     }
     Ok(())
 }
 
-/// How much credit a message gives back, which can be nothing else.
-async fn granted(message: Message, store: &Store) -> Result<u32, SocketError> {
-    let (Message::GrantSlots(slots), Store::Ring(ring, _)) = (message, store) else {
-        return Err(SocketError::Unexpected("in place of a pong"));
+/// The credit that a message returns; any other message is an error.
+async fn credit_returned(message: LinkMessage, store: &PayloadStore) -> Result<u32, LinkError> {
+    let (LinkMessage::CreditSlots(slots), PayloadStore::Ring(ring, _)) = (message, store) else {
+        return Err(LinkError::Unexpected("in place of a pong"));
     };
-    store.settled(&slots).await;
-    if !slots.iter().all(|slot| ring.give_back(*slot)) {
-        return Err(BEYOND_WINDOW);
+    store.wait_until_unread(&slots).await;
+    if !slots.iter().all(|slot| ring.return_slot(*slot)) {
+        return Err(CREDIT_BEYOND_WINDOW);
     }
     let count = u32::try_from(slots.len()).expect("at most a ring of them");
     Ok(count * ring.shape().slot_bytes)

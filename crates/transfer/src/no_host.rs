@@ -1,28 +1,30 @@
-//! Where memory cannot be shared between processes: nobody listens, and no address is of this host.
+//! The stand-in on systems without shared memory between processes: nothing listens, and no address
+//! belongs to this host.
 
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
-use crate::incoming::{Seat, Visitor};
-use crate::life::PeerProcess;
-use crate::outgoing::{Carriage, Dialled};
-use crate::socket::SocketError;
+use crate::handshake::DialledLink;
+use crate::incoming::{IdentifiedPeer, ReceiveSession};
+use crate::outgoing::PayloadChannel;
+use crate::peer_process::PeerProcess;
+use crate::socket::LinkError;
 use cleave_domain::WorkerRef;
 use std::io;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
 pub enum HostListener {}
 
-/// There is none.
+/// Cannot exist on this system.
 pub(crate) enum HostStream {}
 
-pub(crate) type HostVisitor = Visitor<OwnedReadHalf, OwnedWriteHalf>;
-pub(crate) type HostDialled = Dialled<OwnedReadHalf, OwnedWriteHalf>;
+pub(crate) type HostPeer = IdentifiedPeer<OwnedReadHalf, OwnedWriteHalf>;
+pub(crate) type HostDialled = DialledLink<OwnedReadHalf, OwnedWriteHalf>;
 
 impl HostListener {
-    /// Cannot be done here.
+    /// Always fails on this system.
     ///
     /// # Errors
     /// Always `Unsupported`.
@@ -30,7 +32,7 @@ impl HostListener {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// What peers would be told.
+    /// The address that would be announced to peers.
     pub fn address(&self) -> &HostAddress {
         match *self {}
     }
@@ -40,36 +42,37 @@ impl HostListener {
     }
 }
 
-/// Never.
-pub(crate) fn is_here(_address: &HostAddress) -> bool {
+pub(crate) fn is_this_host(_address: &HostAddress) -> bool {
     false
 }
 
-/// As where there are hosts.
-pub(crate) struct Gate<'a> {
+/// The same fields as in `host.rs`.
+pub(crate) struct PoolGate<'a> {
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
-    pub(crate) give: &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
+    pub(crate) grant_pool:
+        &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
 }
 
-pub(crate) async fn greet(
+pub(crate) async fn identify(
     _config: &LinksConfig,
     stream: HostStream,
-) -> Result<HostVisitor, SocketError> {
+) -> Result<HostPeer, LinkError> {
     match stream {}
 }
 
 pub(crate) async fn receive(
-    _visitor: HostVisitor,
-    _seat: Seat,
-    (_config, _gate): (&LinksConfig, Gate<'_>),
-) -> SocketError {
-    SocketError::Closing
+    _visitor: HostPeer,
+    _session: ReceiveSession,
+    _config: &LinksConfig,
+    _gate: PoolGate<'_>,
+) -> LinkError {
+    LinkError::Closing
 }
 
 pub(crate) async fn dial(
     _config: &LinksConfig,
     _peer: WorkerRef,
     _address: &HostAddress,
-) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, Carriage), SocketError> {
-    Err(SocketError::SharedMemory(io::ErrorKind::Unsupported.into()))
+) -> Result<(DialledLink<OwnedReadHalf, OwnedWriteHalf>, PayloadChannel), LinkError> {
+    Err(LinkError::SharedMemory(io::ErrorKind::Unsupported.into()))
 }

@@ -1,11 +1,11 @@
-//! Where processes of a host share no sockets: nobody is at their other end.
+//! The stand-in on systems without sockets between processes of one host.
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
 pub(crate) enum PeerProcess {}
 
 impl PeerProcess {
-    pub(crate) async fn ended(&self) {
+    pub(crate) async fn wait_ended(&self) {
         match *self {}
     }
 }

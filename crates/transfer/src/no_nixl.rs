@@ -1,30 +1,31 @@
-//! Where NVIDIA's transfer library does not exist: the same words, and no way to say them.
+//! The stand-in on systems without NVIDIA's transfer library: the same items, which cannot be
+//! created.
 
 use crate::config::{LinkEvent, LinksConfig};
-use crate::handshake::Dialled;
-use crate::incoming::{Seat, Visitor};
-use crate::link::Store;
-use crate::socket::SocketError;
+use crate::handshake::DialledLink;
+use crate::incoming::{IdentifiedPeer, ReceiveSession};
+use crate::link::PayloadStore;
+use crate::socket::LinkError;
 use crate::tcp::{TcpReader, TcpWriter};
 use cleave_domain::WorkerRef;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 
-/// What the loader would know the library by.
+/// The name by which the loader would find the library.
 pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
 pub enum Nixl {}
 
-/// Why links cannot go over NIXL.
+/// The reason for which links cannot use NIXL.
 #[derive(Debug, thiserror::Error)]
 #[error("NIXL exists on Linux only")]
 pub struct NixlError;
 
 impl Nixl {
-    /// Cannot be done here.
+    /// Always fails on this system.
     ///
     /// # Errors
     /// Always.
@@ -32,56 +33,56 @@ impl Nixl {
         Err(NixlError)
     }
 
-    /// What it was loaded by.
+    /// The path that the library was loaded from.
     pub fn path(&self) -> &Path {
         match *self {}
     }
 
-    /// There are none.
-    pub fn is_by_card(&self) -> bool {
+    /// Whether network cards carry the bytes.
+    pub fn uses_network_card(&self) -> bool {
         match *self {}
     }
 }
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum Landing {}
+pub(crate) enum RdmaReceiver {}
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum Writer {}
+pub(crate) enum RdmaWriter {}
 
-impl Landing {
-    pub(crate) async fn written(&self, _slot: u32) -> Result<(), String> {
+impl RdmaReceiver {
+    pub(crate) async fn wait_until_written(&self, _slot: u32) -> Result<(), String> {
         match *self {}
     }
 
-    pub(crate) async fn failed(&self) -> String {
+    pub(crate) async fn wait_until_failed(&self) -> String {
         match *self {}
     }
 }
 
-/// Nothing is made with them.
-pub(crate) struct Means<'a> {
+/// Unused on this system.
+pub(crate) struct RdmaSetup<'a> {
     pub(crate) config: &'a LinksConfig,
     pub(crate) nixl: &'a Arc<Nixl>,
-    pub(crate) rings: &'a Arc<Semaphore>,
+    pub(crate) ring_permits: &'a Arc<Semaphore>,
 }
 
-impl Writer {
+impl RdmaWriter {
     pub(crate) fn write(&self, _number: u32, _len: usize) {
         match *self {}
     }
 
-    pub(crate) async fn settled(&self, _slots: &[u32]) {
+    pub(crate) async fn wait_until_unread(&self, _slots: &[u32]) {
         match *self {}
     }
 
-    pub(crate) async fn all_settled(&self) {
+    pub(crate) async fn wait_until_idle(&self) {
         match *self {}
     }
 
-    pub(crate) async fn failed(&self) -> String {
+    pub(crate) async fn wait_until_failed(&self) -> String {
         match *self {}
     }
 
@@ -91,12 +92,12 @@ impl Writer {
 }
 
 pub(crate) async fn receive(
-    _visitor: Visitor<TcpReader, TcpWriter>,
-    _seat: Seat,
-    means: Means<'_>,
+    _visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    _seat: ReceiveSession,
+    means: RdmaSetup<'_>,
     _events: &mpsc::Sender<LinkEvent>,
-) -> SocketError {
-    let Means {
+) -> LinkError {
+    let RdmaSetup {
         config: _,
         nixl,
         rings: _,
@@ -107,7 +108,8 @@ pub(crate) async fn receive(
 pub(crate) async fn dial(
     _config: &LinksConfig,
     _peer: WorkerRef,
-    (nixl, _address): (&Arc<Nixl>, &str),
-) -> Result<(Dialled<TcpReader, TcpWriter>, Store), SocketError> {
+    nixl: &Arc<Nixl>,
+    _address: &str,
+) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     match **nixl {}
 }

@@ -1,32 +1,33 @@
-//! Where memory cannot be shared between processes: the same words, and no way to say them.
+//! The stand-in on systems without shared memory between processes: the same items, which cannot be
+//! created.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// How a ring would be divided.
+/// The shape of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RingShape {
     pub(crate) slot_bytes: u32,
     pub(crate) slots_count: u32,
 }
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum Mirror {}
+pub(crate) enum ReceiverRing {}
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
 pub(crate) enum SlotView {}
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum Ring {}
+pub(crate) enum SenderRing {}
 
-/// There is none.
+/// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum Slot {}
+pub(crate) enum SenderSlot {}
 
-impl Mirror {
+impl ReceiverRing {
     pub(crate) fn slot_bytes(&self) -> u32 {
         match *self {}
     }
@@ -36,22 +37,22 @@ impl Mirror {
     }
 }
 
-impl Ring {
-    pub(crate) fn shape(&self) -> Shape {
+impl SenderRing {
+    pub(crate) fn shape(&self) -> RingShape {
         match *self {}
     }
 
-    pub(crate) fn take(self: &Arc<Self>, _len: u32) -> Slot {
+    pub(crate) fn take(self: &Arc<Self>, _len: u32) -> SenderSlot {
         match **self {}
     }
 
-    pub(crate) fn give_back(&self, _slot: u32) -> bool {
+    pub(crate) fn return_slot(&self, _slot: u32) -> bool {
         match *self {}
     }
 }
 
-impl Slot {
-    pub(crate) fn lend(self) -> u32 {
+impl SenderSlot {
+    pub(crate) fn lend_to_receiver(self) -> u32 {
         match self {}
     }
 }
@@ -64,7 +65,7 @@ impl Deref for SlotView {
     }
 }
 
-impl Deref for Slot {
+impl Deref for SenderSlot {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -72,13 +73,13 @@ impl Deref for Slot {
     }
 }
 
-impl DerefMut for Slot {
+impl DerefMut for SenderSlot {
     fn deref_mut(&mut self) -> &mut [u8] {
         match *self {}
     }
 }
 
-/// An ordinary copy.
+/// An ordinary copy, through the caches.
 pub(crate) fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     to.copy_from_slice(from);
 }

@@ -1,62 +1,62 @@
-//! The sending end over sockets: dial the best address that works, shake hands, measure, then carry
-//! parcels until it breaks.
+//! The sending end over sockets: dials by the best transport that works, shakes hands, measures,
+//! then sends messages until the link breaks.
 //!
-//! Owns: the order of transports, and the terms on which a link is made. Never: decides
-//! what is sent, or keeps anything of a link that ended.
-//! Invariant: a transport that both ends announced and that does not work is told
-//! ([`LinkEvent::FellBack`]) before the next one is tried; so is NIXL where one end alone has it.
+//! Owns: the order of transports, and the terms on which a link is made. Never: decides which
+//! messages are sent, or keeps anything of a link that has ended.
+//! Invariant: a transport that both ends announced and that does not work is reported
+//! ([`LinkEvent::FellBack`]) before the next one is tried. NIXL that only one end has is reported,
+//! too.
 
-use crate::address::{Addresses, HostAddress};
-use crate::buffer::Buffers;
+mod stream;
+
+pub(crate) use stream::{CREDIT_BEYOND_WINDOW, lend_slot};
+
+use crate::address::{DataAddresses, HostAddress};
+use crate::buffer::BufferPool;
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
-use crate::handshake::{self, Dialled, Terms};
+use crate::dial_backoff::{BACKOFF_MIN, DialBackoff};
+use crate::handshake::{self, DialledLink, LinkTerms};
 use crate::host::{self, HostDialled};
-use crate::incoming::Stream;
-use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
-use crate::measure::{NONCE_LAST, measure};
-use crate::nixl::{self, Nixl, Writer};
-use crate::pass::HANDOFFS_MAX;
-use crate::setbacks::{REST_MIN, Setbacks};
-use crate::shared_memory::Slot;
-use crate::socket::{Reader, SocketError, write};
+use crate::incoming::LinkStream;
+use crate::link::{LinkCarrier, PayloadStore};
+use crate::measure::measure;
+use crate::nixl::{self, Nixl, RdmaWriter};
+use crate::socket::LinkError;
 use crate::tcp::{TcpReader, TcpWriter};
 use crate::transport::Transport;
-use crate::wire::{FrameHead, Message};
-use cleave_domain::{HandoffId, WorkerRef};
-use cleave_kv::{Packet, Seal};
-use std::collections::BTreeSet;
+use cleave_domain::WorkerRef;
 use std::sync::Arc;
-use std::time::Duration;
+use stream::{CreditReceiver, StreamSendState, receive_credit, send_messages};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, timeout};
 
-/// What carries payloads between processes of a host.
-pub(crate) struct Carriage {
-    pub(crate) store: Store,
-    /// Why the peer's pool, which both ends would have shared, is not open.
-    pub(crate) unopened: Option<String>,
+/// The channel for payloads between processes of one host.
+pub(crate) struct PayloadChannel {
+    pub(crate) store: PayloadStore,
+    /// The reason for which the peer's pool is not open, if both ends would share pools.
+    pub(crate) pool_unopened: Option<String>,
 }
 
-/// Who carries to whom, and who is told.
+/// An outgoing link: its two ends, and the receiver of its events.
 #[derive(Clone, Copy)]
-pub(crate) struct Errand<'a> {
+pub(crate) struct OutboundLink<'a> {
     pub(crate) config: &'a LinksConfig,
     pub(crate) peer: WorkerRef,
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
-    /// What is remembered of NIXL.
-    pub(crate) setbacks: &'a Setbacks,
+    /// Recent failures of NIXL to this peer.
+    pub(crate) dial_backoff: &'a DialBackoff,
 }
 
-/// A way to a peer that both ends have.
-enum Way<'a> {
+/// A transport that both ends announced, with its address.
+enum DialOption<'a> {
     Host(&'a HostAddress),
     Nixl(&'a Arc<Nixl>, &'a str),
     Tcp(&'a str),
 }
 
-impl Way<'_> {
+impl DialOption<'_> {
     fn transport(&self) -> Transport {
         match self {
             Self::Host(_) => Transport::SharedMemory,
@@ -66,231 +66,262 @@ impl Way<'_> {
     }
 }
 
-/// Connections that stand, and what carries payloads.
-enum Made {
-    Within(HostDialled, (Transport, Store)),
-    Between(Dialled<TcpReader, TcpWriter>, (Transport, Store)),
-    /// Over NIXL, whose writes may fail where its agents did not: so it counts as made once it was measured.
-    Written(Standing<TcpReader, TcpWriter>),
+/// Established connections, and the channel for payloads.
+enum DialledTransport {
+    SameHost(HostDialled, Transport, PayloadStore),
+    Network(DialledLink<TcpReader, TcpWriter>, Transport, PayloadStore),
+    /// NIXL, whose writes may fail although its agents were created. The link counts as established
+    /// only after it was measured.
+    Rdma(MeasuredLink<TcpReader, TcpWriter>),
 }
 
-/// A link that was measured.
-struct Standing<R, W> {
-    dialled: Dialled<R, W>,
-    store: Store,
-    writing: Writing,
+/// An established link with its measurement.
+struct MeasuredLink<R, W> {
+    dialled: DialledLink<R, W>,
+    store: PayloadStore,
+    writer_guard: RdmaWriterGuard,
     speed: LinkSpeed,
-    /// Credit that the probe still has.
-    lent: u32,
+    /// Credit that the probe still holds.
+    probe_credit: u32,
 }
 
-impl Errand<'_> {
-    /// Carries one link from dial to end, by the best way that works. Returns why it ended.
-    pub(crate) async fn carry(self, addresses: &Addresses, carrier: Carrier) -> SocketError {
-        let ways = self.ways(addresses);
-        for (index, way) in ways.iter().enumerate() {
-            if let Some(reason) = self.passed_over(way, addresses) {
-                let step = (Transport::Nixl, Transport::Tcp);
-                if let Err(closing) = self.fall_back(step, reason).await {
+impl OutboundLink<'_> {
+    /// Carries one link from dialling to its end, by the best transport that works. Returns the
+    /// reason for the end.
+    pub(crate) async fn carry(self, addresses: &DataAddresses, carrier: LinkCarrier) -> LinkError {
+        let options = self.dial_options(addresses);
+        for (index, option) in options.iter().enumerate() {
+            if let Some(reason) = self.nixl_skip_reason(option, addresses) {
+                let fallback = self.report_fallback(Transport::Nixl, Transport::Tcp, reason);
+                if let Err(closing) = fallback.await {
                     return closing;
                 }
             }
-            let next = ways.get(index + 1);
-            let error = match self.rests(way, next) {
+            let next = options.get(index + 1);
+            let error = match self.backoff_error(option, next) {
                 Some(error) => error,
-                None => match self.dial(way).await {
-                    Ok(Made::Within(dialled, carriage)) => {
-                        return self.measure_and_run(dialled, carriage, carrier).await;
+                None => match self.dial(option).await {
+                    Ok(DialledTransport::SameHost(dialled, transport, store)) => {
+                        return self
+                            .measure_and_run(dialled, transport, store, carrier)
+                            .await;
                     }
-                    Ok(Made::Between(dialled, carriage)) => {
-                        return self.measure_and_run(dialled, carriage, carrier).await;
+                    Ok(DialledTransport::Network(dialled, transport, store)) => {
+                        return self
+                            .measure_and_run(dialled, transport, store, carrier)
+                            .await;
                     }
-                    Ok(Made::Written(standing)) => return self.run(standing, carrier).await,
-                    Err(error) => self.noted(way, error),
+                    Ok(DialledTransport::Rdma(standing)) => {
+                        return self.run(standing, carrier).await;
+                    }
+                    Err(error) => self.record_failure(option, error),
                 },
             };
             let is_wanted = !carrier.queue.is_closed() || !carrier.queue.is_empty();
-            let next = next.filter(|_| is_wanted && !error.holds_for_all());
+            let next = next.filter(|_| is_wanted && !error.is_independent_of_transport());
             let Some(next) = next else {
                 return error;
             };
-            let step = (way.transport(), next.transport());
-            if let Err(closing) = self.fall_back(step, error.to_string()).await {
+            let (from, to) = (option.transport(), next.transport());
+            if let Err(closing) = self.report_fallback(from, to, error.to_string()).await {
                 return closing;
             }
         }
         let peer = self.peer;
         let reason = match addresses.tcp {
-            None => "it can be reached from its own host only, and that is another",
+            None => "it can be reached only from its own host, and this is another host",
             Some(_) => "none of the transports that this worker may use reaches it",
         };
-        SocketError::Refused(format!("worker {peer}: {reason}"))
+        LinkError::RejectedHere(format!("worker {peer}: {reason}"))
     }
 
-    /// The best first.
-    fn ways<'a>(&'a self, addresses: &'a Addresses) -> Vec<Way<'a>> {
+    /// The transports to try, the preferred first.
+    fn dial_options<'a>(&'a self, addresses: &'a DataAddresses) -> Vec<DialOption<'a>> {
         let Self { config, .. } = self;
-        let Addresses {
+        let DataAddresses {
             tcp,
             shared_memory,
             nixl,
         } = addresses;
         let host = shared_memory.as_ref().filter(|address| {
-            config.transports.contains(&Transport::SharedMemory) && host::is_here(address)
+            config.transports.contains(&Transport::SharedMemory) && host::is_this_host(address)
         });
         let library = config.nixl().filter(|_| *nixl);
         let is_tcp = config.transports.contains(&Transport::Tcp);
         let nixl = library.zip(tcp.as_deref());
-        let nixl = nixl.map(|(library, address)| Way::Nixl(library, address));
-        let tcp = tcp.as_deref().filter(|_| is_tcp).map(Way::Tcp);
-        let host = host.map(Way::Host);
-        // What no card writes is TCP with more hands, or has the host's ways in its place.
-        let (before, after) = match self.is_by_card() {
-            true => (nixl, None),
-            false => (None, nixl),
+        let nixl = nixl.map(|(library, address)| DialOption::Nixl(library, address));
+        let tcp = tcp.as_deref().filter(|_| is_tcp).map(DialOption::Tcp);
+        let host = host.map(DialOption::Host);
+        // Without a network card NIXL is no faster than TCP, and within a host shared memory is
+        // better; so it comes last.
+        let (before, after) = if self.uses_network_card() {
+            (nixl, None)
+        } else {
+            (None, nixl)
         };
-        let ways = host.into_iter().chain(before);
-        ways.chain(tcp).chain(after).collect()
+        let options = host.into_iter().chain(before);
+        options.chain(tcp).chain(after).collect()
     }
 
-    fn is_by_card(&self) -> bool {
-        self.config.nixl().is_some_and(|nixl| nixl.is_by_card())
+    fn uses_network_card(&self) -> bool {
+        self.config
+            .nixl()
+            .is_some_and(|nixl| nixl.uses_network_card())
     }
 
-    /// Why a way is left alone for now; one without another behind it never is.
-    fn rests(&self, way: &Way<'_>, next: Option<&Way<'_>>) -> Option<SocketError> {
-        let (Way::Nixl(..), Some(_)) = (way, next) else {
+    /// The reason for which NIXL is skipped after recent failures, unless it is the last transport.
+    fn backoff_error(
+        &self,
+        option: &DialOption<'_>,
+        next: Option<&DialOption<'_>>,
+    ) -> Option<LinkError> {
+        let (DialOption::Nixl(..), Some(_)) = (option, next) else {
             return None;
         };
-        self.setbacks.rest(self.peer).map(SocketError::Nixl)
+        self.dial_backoff
+            .reason_to_wait(self.peer)
+            .map(LinkError::Nixl)
     }
 
-    /// Remembers what was in vain, unless the peer as a whole cannot be reached or does not want the link.
-    fn noted(&self, way: &Way<'_>, error: SocketError) -> SocketError {
-        let is_nobody = matches!(error, SocketError::Connect(..) | SocketError::NoPeer(_));
-        if let Way::Nixl(..) = way
+    /// Records a failure of NIXL, unless the peer cannot be reached at all or refuses the link.
+    fn record_failure(&self, option: &DialOption<'_>, error: LinkError) -> LinkError {
+        let is_nobody = matches!(error, LinkError::Connect(..) | LinkError::NotAPeer(_));
+        if let DialOption::Nixl(..) = option
             && !is_nobody
-            && !error.holds_for_all()
+            && !error.is_independent_of_transport()
         {
             let reason = match &error {
-                SocketError::Nixl(reason) => reason.clone(),
+                LinkError::Nixl(reason) => reason.clone(),
                 other => other.to_string(),
             };
-            self.setbacks.note(self.peer, reason);
+            self.dial_backoff.record_failure(self.peer, reason);
         }
         error
     }
 
-    /// Why the peer is not tried over NIXL before this, if one of the two could.
-    fn passed_over(self, way: &Way<'_>, addresses: &Addresses) -> Option<String> {
-        let Way::Tcp(_) = way else {
+    /// The reason for which NIXL is not tried before TCP, if only one of the two ends could use it.
+    fn nixl_skip_reason(
+        self,
+        option: &DialOption<'_>,
+        addresses: &DataAddresses,
+    ) -> Option<String> {
+        let DialOption::Tcp(_) = option else {
             return None;
         };
         let is_wanted = self.config.transports.contains(&Transport::Nixl);
         match (self.config.nixl(), addresses.nixl) {
             (None, true) if is_wanted => Some("this worker has no NIXL library".to_owned()),
-            (Some(_), false) if self.is_by_card() => {
+            (Some(_), false) if self.uses_network_card() => {
                 Some("the peer has no NIXL library".to_owned())
             }
             _ => None,
         }
     }
 
-    async fn dial(self, way: &Way<'_>) -> Result<Made, SocketError> {
+    async fn dial(self, option: &DialOption<'_>) -> Result<DialledTransport, LinkError> {
         let Self { config, peer, .. } = self;
-        let within = match way {
-            Way::Nixl(..) => config.agents_timeout(),
-            Way::Host(_) | Way::Tcp(_) => config.connect_timeout,
+        let within = match option {
+            DialOption::Nixl(..) => config.rdma_handshake_timeout(),
+            DialOption::Host(_) | DialOption::Tcp(_) => config.connect_timeout,
         };
         let dialled = async {
-            match way {
-                Way::Host(address) => {
+            match option {
+                DialOption::Host(address) => {
                     let (dialled, carriage) = host::dial(config, peer, address).await?;
-                    let Carriage { store, unopened } = carriage;
+                    let PayloadChannel {
+                        store,
+                        pool_unopened: unopened,
+                    } = carriage;
                     let transport = match store {
-                        Store::Pool { .. } => Transport::CudaIpc,
-                        Store::Buffers(_) | Store::Ring(..) => Transport::SharedMemory,
+                        PayloadStore::Pool { .. } => Transport::CudaIpc,
+                        PayloadStore::Buffers(_) | PayloadStore::Ring(..) => {
+                            Transport::SharedMemory
+                        }
                     };
                     if let Some(reason) = unopened {
-                        let step = (Transport::CudaIpc, transport);
-                        self.fall_back(step, reason).await?;
+                        self.report_fallback(Transport::CudaIpc, transport, reason)
+                            .await?;
                     }
-                    Ok(Made::Within(dialled, (transport, store)))
+                    Ok(DialledTransport::SameHost(dialled, transport, store))
                 }
-                Way::Nixl(library, address) => {
-                    let (dialled, store) = nixl::dial(config, peer, (library, address)).await?;
-                    Ok(Made::Between(dialled, (Transport::Nixl, store)))
+                DialOption::Nixl(library, address) => {
+                    let (dialled, store) = nixl::dial(config, peer, library, address).await?;
+                    Ok(DialledTransport::Network(dialled, Transport::Nixl, store))
                 }
-                Way::Tcp(address) => {
+                DialOption::Tcp(address) => {
                     let dialled = handshake::dial(config, peer, address).await?;
-                    let Terms {
+                    let LinkTerms {
                         window,
                         frame_bytes,
                         ..
                     } = dialled.terms;
                     let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
-                    let store = Store::Buffers(Buffers::new(frame_bytes, window));
-                    Ok(Made::Between(dialled, (Transport::Tcp, store)))
+                    let store = PayloadStore::Buffers(BufferPool::new(frame_bytes, window));
+                    Ok(DialledTransport::Network(dialled, Transport::Tcp, store))
                 }
             }
         };
         let dialled = timeout(within, dialled).await;
-        match dialled.unwrap_or(Err(SocketError::Slow(within)))? {
-            Made::Between(dialled, carriage @ (Transport::Nixl, _)) => {
+        match dialled.unwrap_or(Err(LinkError::HandshakeTimedOut(within)))? {
+            DialledTransport::Network(dialled, Transport::Nixl, store) => {
                 let within = config.first_writes_timeout();
-                let standing = timeout(within, stand(dialled, carriage)).await;
-                standing
-                    .unwrap_or(Err(SocketError::Unwritten(within)))
-                    .map(Made::Written)
+                let measured = timeout(within, measure_link(dialled, Transport::Nixl, store));
+                measured
+                    .await
+                    .unwrap_or(Err(LinkError::WriteTimedOut(within)))
+                    .map(DialledTransport::Rdma)
             }
             made => Ok(made),
         }
     }
 
-    async fn fall_back(
+    async fn report_fallback(
         self,
-        (from, to): (Transport, Transport),
+        from: Transport,
+        to: Transport,
         reason: String,
-    ) -> Result<(), SocketError> {
+    ) -> Result<(), LinkError> {
         let told = self.events.send(LinkEvent::FellBack {
             peer: self.peer,
             from,
             to,
             reason,
         });
-        told.await.map_err(|_| SocketError::Closing)
+        told.await.map_err(|_| LinkError::Closing)
     }
 
-    /// Measures, opens the link and carries until it ends.
+    /// Measures the link, opens it and carries it until it ends.
     async fn measure_and_run<R, W>(
         self,
-        dialled: Dialled<R, W>,
-        carriage: (Transport, Store),
-        carrier: Carrier,
-    ) -> SocketError
+        dialled: DialledLink<R, W>,
+        transport: Transport,
+        store: PayloadStore,
+        carrier: LinkCarrier,
+    ) -> LinkError
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        match stand(dialled, carriage).await {
+        match measure_link(dialled, transport, store).await {
             Ok(standing) => self.run(standing, carrier).await,
             Err(error) => error,
         }
     }
 
-    /// A link over NIXL has ended. Where writes fail soon after those that were measured did not, the next dial goes another
-    /// way; and it may begin as soon as the link is seen to be broken.
-    fn ended_over_nixl(self, since: Instant, error: &SocketError) {
+    /// Records the end of a link over NIXL. If writes fail soon after the measured ones succeeded,
+    /// the next dial uses another transport. This must run before the link is seen to be broken,
+    /// because the next dial may begin then.
+    fn record_nixl_end(self, since: Instant, error: &LinkError) {
         match error {
-            SocketError::Nixl(reason) if since.elapsed() < REST_MIN => {
-                self.setbacks.note(self.peer, reason.clone());
+            LinkError::Nixl(reason) if since.elapsed() < BACKOFF_MIN => {
+                self.dial_backoff.record_failure(self.peer, reason.clone());
             }
-            _ => self.setbacks.forget(self.peer),
+            _ => self.dial_backoff.clear(self.peer),
         }
     }
 
-    /// Opens the link and carries until it ends.
-    async fn run<R, W>(self, standing: Standing<R, W>, carrier: Carrier) -> SocketError
+    /// Opens the link and carries it until it ends.
+    async fn run<R, W>(self, standing: MeasuredLink<R, W>, carrier: LinkCarrier) -> LinkError
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
@@ -301,42 +332,40 @@ impl Errand<'_> {
             events,
             ..
         } = self;
-        let Standing {
+        let MeasuredLink {
             dialled,
             store,
-            writing,
+            writer_guard: writing,
             speed,
-            lent,
+            probe_credit: lent,
         } = standing;
         let (since, transport) = (Instant::now(), speed.transport);
-        let Terms { window, .. } = dialled.terms;
-        let Carrier { credit, queue } = carrier;
-        // Slots of the probe come back by themselves.
+        let LinkTerms { window, .. } = dialled.terms;
+        let LinkCarrier { credit, queue } = carrier;
+        // The slots of the probe are returned by the receiver.
         credit.open(store, window - lent);
         for event in [
             LinkEvent::Measured { peer, speed },
-            LinkEvent::Granted { peer },
+            LinkEvent::CreditGranted { peer },
         ] {
             if events.send(event).await.is_err() {
-                return SocketError::Closing;
+                return LinkError::Closing;
             }
         }
         let queue = Arc::new(Mutex::new(queue));
         let mut writers = JoinSet::new();
         let mut readers = JoinSet::new();
-        for Stream { reader, writer } in dialled.streams {
-            let means = Means {
-                far: writing.0.clone(),
-                shown: Shown::default(),
-            };
-            writers.spawn(send_parcels(
+        for LinkStream { reader, writer } in dialled.streams {
+            let state = StreamSendState::new(writing.0.clone());
+            writers.spawn(send_messages(
                 Arc::clone(&queue),
-                (writer, means),
+                writer,
+                state,
                 config.beat,
             ));
-            readers.spawn(hear_grants(
+            readers.spawn(receive_credit(
                 reader,
-                Granted {
+                CreditReceiver {
                     peer,
                     window,
                     credit: Arc::clone(&credit),
@@ -348,219 +377,68 @@ impl Errand<'_> {
         let error = loop {
             tokio::select! {
                 ended = writers.join_next() => match ended {
-                    // Nobody sends any more; what the other streams still carry goes out whole.
+                    // No sender is left; the other streams finish what they still carry.
                     Some(Ok(Ok(()))) => {}
                     Some(Ok(Err(error))) => break error,
-                    Some(Err(_)) | None => break SocketError::Closing,
+                    Some(Err(_)) | None => break LinkError::Closing,
                 },
                 ended = readers.join_next() => {
                     let ended = ended.expect("readers end only with the link");
-                    break ended.unwrap_or(SocketError::Closing);
+                    break ended.unwrap_or(LinkError::Closing);
                 }
                 error = writing.failed() => break error,
             }
         };
         if transport == Transport::Nixl {
-            self.ended_over_nixl(since, &error);
+            self.record_nixl_end(since, &error);
         }
-        // One lost stream is the link lost.
+        // One lost stream loses the link.
         writers.shutdown().await;
         readers.shutdown().await;
         error
     }
 }
 
-/// Measures a link.
-async fn stand<R, W>(
-    mut dialled: Dialled<R, W>,
-    (transport, store): (Transport, Store),
-) -> Result<Standing<R, W>, SocketError>
+/// Measures an established link.
+async fn measure_link<R, W>(
+    mut dialled: DialledLink<R, W>,
+    transport: Transport,
+    store: PayloadStore,
+) -> Result<MeasuredLink<R, W>, LinkError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let writing = Writing(store.writer());
+    let writing = RdmaWriterGuard(store.writer());
     let (speed, lent) = tokio::select! {
         measured = measure(&mut dialled.streams, transport, &store) => measured?,
         error = writing.failed() => return Err(error),
     };
-    Ok(Standing {
+    Ok(MeasuredLink {
         dialled,
         store,
-        writing,
+        writer_guard: writing,
         speed,
-        lent,
+        probe_credit: lent,
     })
 }
 
-/// What brings slots to the receiver, for as long as the link is carried.
-struct Writing(Option<Arc<Writer>>);
+/// The RDMA writer of a link; closed when this is dropped.
+struct RdmaWriterGuard(Option<Arc<RdmaWriter>>);
 
-impl Writing {
-    async fn failed(&self) -> SocketError {
+impl RdmaWriterGuard {
+    async fn failed(&self) -> LinkError {
         match &self.0 {
-            Some(writer) => SocketError::Nixl(writer.failed().await),
+            Some(writer) => LinkError::Nixl(writer.wait_until_failed().await),
             None => std::future::pending().await,
         }
     }
 }
 
-impl Drop for Writing {
+impl Drop for RdmaWriterGuard {
     fn drop(&mut self) {
         if let Some(writer) = &self.0 {
             writer.close();
-        }
-    }
-}
-
-/// A receiver can only give back what it got.
-pub(crate) const BEYOND_WINDOW: SocketError = SocketError::Unexpected("grant beyond the window");
-
-/// Whichever stream is free takes the next parcel. Ends well when nobody can send any more.
-async fn send_parcels<W: AsyncWrite + Unpin>(
-    queue: Arc<Mutex<mpsc::UnboundedReceiver<Parcel>>>,
-    (mut writer, means): (W, Means),
-    beat: Duration,
-) -> Result<(), SocketError> {
-    let mut beats = interval(beat);
-    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut nonce = NONCE_LAST;
-    let Means { far, mut shown } = means;
-    loop {
-        let next = async { queue.lock().await.recv().await };
-        tokio::select! {
-            parcel = next => match parcel {
-                Some(parcel) => {
-                    if let Some(pass) = shown.pass(&parcel) {
-                        write(&mut writer, &pass, &[]).await?;
-                    }
-                    send_parcel(&mut writer, far.as_deref(), parcel).await?;
-                }
-                None => {
-                    if let Some(far) = &far {
-                        far.all_settled().await;
-                    }
-                    return Ok(());
-                }
-            },
-            _ = beats.tick() => {
-                nonce += 1;
-                write(&mut writer, &Message::Ping(nonce), &[]).await?;
-            }
-        }
-    }
-}
-
-/// What a stream writes with beside itself.
-struct Means {
-    /// The card that brings the payloads, where one does.
-    far: Option<Arc<Writer>>,
-    shown: Shown,
-}
-
-/// Which hand-offs were shown a pass for on one stream.
-#[derive(Default)]
-struct Shown {
-    handoffs: BTreeSet<HandoffId>,
-}
-
-impl Shown {
-    /// What must be said before this parcel is.
-    fn pass(&mut self, parcel: &Parcel) -> Option<Message> {
-        let (Packet::Frame { handoff, .. } | Packet::Seal(Seal { handoff, .. })) = &parcel.packet
-        else {
-            return None;
-        };
-        let pass = parcel.pass?;
-        if self.handoffs.len() >= HANDOFFS_MAX {
-            self.handoffs.clear();
-        }
-        let is_new = self.handoffs.insert(*handoff);
-        is_new.then_some(Message::Pass(*handoff, pass))
-    }
-}
-
-/// From now on the slot is the receiver's. Its bytes are on their way when the receiver hears of it.
-pub(crate) fn lend(slot: Slot, far: Option<&Writer>) -> u32 {
-    let len = slot.len();
-    let number = slot.lend();
-    if let Some(far) = far {
-        far.write(number, len);
-    }
-    number
-}
-
-async fn send_parcel<W: AsyncWrite + Unpin>(
-    writer: &mut W,
-    far: Option<&Writer>,
-    parcel: Parcel,
-) -> Result<(), SocketError> {
-    let Parcel {
-        packet,
-        cargo,
-        pass: _,
-    } = parcel;
-    let message = match packet {
-        Packet::Frame {
-            handoff,
-            block,
-            part,
-            checksum,
-        } => {
-            let head = FrameHead {
-                handoff,
-                block,
-                part,
-                checksum,
-            };
-            match cargo {
-                Some(Cargo::Slot(slot)) => Message::SlotFrame(head, lend(slot, far)),
-                Some(Cargo::Buffer(bytes)) => {
-                    return write(writer, &Message::Frame(head), &bytes).await;
-                }
-                None => Message::PoolFrame(head),
-            }
-        }
-        Packet::Seal(seal) => Message::Seal(seal),
-        Packet::Landed { handoff } => Message::Landed(handoff),
-        Packet::Abandoned { handoff, cause } => Message::Abandoned(handoff, cause),
-        Packet::Stop { handoff } => Message::Stop(handoff),
-        Packet::Stopped { handoff } => Message::Stopped(handoff),
-    };
-    write(writer, &message, &[]).await
-}
-
-/// Where grants go.
-struct Granted {
-    peer: WorkerRef,
-    window: u32,
-    credit: Arc<Credit>,
-    events: mpsc::Sender<LinkEvent>,
-}
-
-async fn hear_grants<R: AsyncRead + Unpin>(mut reader: Reader<R>, granted: Granted) -> SocketError {
-    let Granted {
-        peer,
-        window,
-        credit,
-        events,
-    } = granted;
-    loop {
-        let sound = match reader.message().await {
-            Ok(Message::Grant(bytes)) => credit.grant(bytes, window),
-            Ok(Message::GrantSlots(slots)) => {
-                credit.settled(&slots).await;
-                credit.grant_slots(&slots)
-            }
-            Ok(Message::Pong(_)) => continue,
-            Ok(_) => return SocketError::Unexpected("from the receiver of a link"),
-            Err(error) => return error,
-        };
-        if !sound {
-            return BEYOND_WINDOW;
-        }
-        if events.send(LinkEvent::Granted { peer }).await.is_err() {
-            return SocketError::Closing;
         }
     }
 }

@@ -1,98 +1,109 @@
 //! Payloads that arrived and are held until they are in the pool or dropped.
 //!
-//! Owns: the bytes of a frame, the credit they hold, and the last verification. Never: knows which frame
-//! it is, or where in the pool it goes.
-//! Invariant: dropping a [`Payload`], for whatever reason, gives its credit back; so no path of a
-//! payload can strand a peer's credit.
+//! Owns: the bytes of a frame, the credit that they hold, and their last verification. Never: knows
+//! which frame it is, or its place in the pool.
+//! Invariant: dropping a [`ReceivedPayload`], for whatever reason, returns its credit.
 
-use crate::buffer::Buffer;
-use crate::credit::Hold;
+use crate::buffer::PooledBuffer;
+use crate::credit::CreditHold;
 use crate::shared_memory::SlotView;
 use std::convert::Infallible;
 
-/// Bytes of a frame, and the credit they hold.
+/// The bytes of a frame, and the credit that they hold.
 #[derive(Debug)]
-pub struct Payload {
-    // Dropped in this order: the place is free before the peer hears so.
-    place: Place,
-    _hold: Hold,
+pub struct ReceivedPayload {
+    // Dropped in this order: the memory is free before the credit is returned to the peer.
+    location: PayloadLocation,
+    _hold: CreditHold,
 }
 
-/// Where the bytes are, and what is known of them.
+/// The memory of the bytes, and their checksum if it is not verified yet.
 #[derive(Debug)]
-pub(crate) enum Place {
-    Buffer(Buffer),
-    /// In memory that the sender can still reach; they were sent with this checksum.
+pub(crate) enum PayloadLocation {
+    Buffer(PooledBuffer),
+    /// In memory that the sender can still write to; sent with this checksum.
     Slot(SlotView, u64),
-    /// In the pool already, where the sender put them; the same.
+    /// In the pool already, written there by the sender; sent with this checksum.
     Pool(u64),
 }
 
-impl Payload {
-    pub(crate) fn new(place: Place, hold: Hold) -> Self {
-        Self { place, _hold: hold }
+impl ReceivedPayload {
+    pub(crate) fn new(place: PayloadLocation, hold: CreditHold) -> Self {
+        Self {
+            location: place,
+            _hold: hold,
+        }
     }
 
-    /// The bytes, `[part.len]`, unless they are in the pool already.
+    /// The bytes, `[part.len]`, unless they are already in the pool.
     pub fn bytes(&self) -> Option<&[u8]> {
-        match &self.place {
-            Place::Buffer(buffer) => Some(buffer),
-            Place::Slot(slot, _) => Some(slot),
-            Place::Pool(_) => None,
+        match &self.location {
+            PayloadLocation::Buffer(buffer) => Some(buffer),
+            PayloadLocation::Slot(slot, _) => Some(slot),
+            PayloadLocation::Pool(_) => None,
         }
     }
 
-    /// The checksum that what is in the pool must have in the end; `None` if the bytes were verified on arrival and
-    /// nobody can have changed them since.
-    pub fn checksum_due(&self) -> Option<u64> {
-        match self.place {
-            Place::Buffer(_) => None,
-            Place::Slot(_, checksum) | Place::Pool(checksum) => Some(checksum),
+    /// The checksum that the bytes in the pool must have after the write; `None` if the bytes were
+    /// verified on arrival and cannot have changed since.
+    pub fn checksum_unverified(&self) -> Option<u64> {
+        match self.location {
+            PayloadLocation::Buffer(_) => None,
+            PayloadLocation::Slot(_, checksum) | PayloadLocation::Pool(checksum) => Some(checksum),
         }
     }
 
-    /// Writes it to where it goes, and says whether what is there now is what was sent.
+    /// Writes the payload to its destination, and returns whether the bytes there now are the bytes
+    /// that were sent.
     ///
-    /// What came out of a socket was verified when it arrived. What lies in shared memory, which the peer
-    /// can still write to, is verified here and only here. Where the host can read the destination, it
-    /// is verified *there*: what was verified is what is used, whatever happens to the slot. Where it
-    /// cannot (memory of a device), the slot is verified after it was written from: a late write by
-    /// a defect is found if it is still there, and a peer that means harm could change the slot for the
-    /// copy and back for the check; under the same user it could as well write into this process.
+    /// Bytes from a socket were verified when they arrived. Bytes in shared memory, which the peer
+    /// can still write to, are verified here and only here. If the host can read the destination,
+    /// they are verified *there*: the verified bytes are the used bytes, whatever happens to the
+    /// slot. If it cannot (memory of a device), the slot is verified after it was copied from. A
+    /// late write by a defect is found if it is still there; a malicious peer could change the slot
+    /// for the copy and back for the check, but under the same user it could also write into this
+    /// process.
     ///
     /// # Errors
-    /// Those of the destination.
-    pub fn land<D: Destination + ?Sized>(&self, to: &mut D) -> Result<bool, D::Error> {
+    /// The errors of the destination.
+    pub fn write_verified<D: PayloadDestination + ?Sized>(
+        &self,
+        to: &mut D,
+    ) -> Result<bool, D::Error> {
         if let Some(bytes) = self.bytes() {
             to.write(bytes)?;
         }
         let is_there = |checksum, bytes| crate::checksum(bytes) == checksum;
-        Ok(match &self.place {
-            Place::Buffer(_) => true,
-            Place::Slot(view, checksum) => is_there(*checksum, to.written().unwrap_or(view)),
-            // What cannot be looked at is not vouched for.
-            Place::Pool(checksum) => to.written().is_some_and(|there| is_there(*checksum, there)),
+        Ok(match &self.location {
+            PayloadLocation::Buffer(_) => true,
+            PayloadLocation::Slot(view, checksum) => {
+                is_there(*checksum, to.written().unwrap_or(view))
+            }
+            // Bytes that cannot be read cannot be verified.
+            PayloadLocation::Pool(checksum) => {
+                to.written().is_some_and(|there| is_there(*checksum, there))
+            }
         })
     }
 }
 
-/// Where a payload goes: its part of a block in a pool.
-pub trait Destination {
-    /// Why it could not be written.
+/// The destination of a payload: its part of a block in a pool.
+pub trait PayloadDestination {
+    /// The error of a failed write.
     type Error;
 
-    /// Writes all of it.
+    /// Writes all bytes.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the bytes cannot be written.
     fn write(&mut self, bytes: &[u8]) -> Result<(), Self::Error>;
 
-    /// What is there, if the host can read it.
+    /// The written bytes, if the host can read them.
     fn written(&self) -> Option<&[u8]>;
 }
 
-/// Memory of the host.
-impl Destination for [u8] {
+/// Host memory, as a slice of bytes.
+impl PayloadDestination for [u8] {
     type Error = Infallible;
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Infallible> {

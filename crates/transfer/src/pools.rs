@@ -1,81 +1,86 @@
-//! Pools that senders write into themselves: what a device's memory makes possible, and who may.
+//! Access of senders to this worker's pool: the traits by which pools in device memory are shared,
+//! and the record of the peers that have access.
 //!
-//! Owns: the traits by which a pool is shared and opened, and [`Access`]: which lives of peers were ever given this
-//! worker's pool. Never: copies, or knows a device.
+//! Owns: the traits by which a pool is shared and opened, and [`PoolAccessList`], the record of the
+//! incarnations of peers that were granted this worker's pool. Never: copies blocks, or knows a
+//! device.
 //!
-//! A peer that was given the pool may write into it for as long as its process lives, whatever becomes of the link: so
-//! a worker that shares its pool is a `Writer::Sender` to its brain, for all its peers. That is the safe one of the
-//! two: a frame that this worker writes itself is written and verified as ever, and blocks of a hand-off that ended
-//! early wait for the sender's `Stopped` even where no sender could write to them. For peers of which that is known
-//! ([`Reach::Never`]) the body answers in their place, at once.
+//! A peer that was granted the pool may write into it for as long as its process lives, even after
+//! its link has ended. So a worker that shares its pool is a `PoolWriter::Sender` to its brain, for
+//! all peers. That is the safe choice of the two: frames that this worker writes itself are written
+//! and verified as usual, and blocks of a hand-off that ended early wait for the sender's `Stopped`
+//! even if no sender could write to them. For peers that are known to have no access
+//! ([`PoolAccess::Never`]) the body answers in their place, at once.
 //!
-//! Invariant: a life that is said to be [`Reach::Never`] is never given the pool afterwards; one that was given it
-//! stays [`Reach::Given`] until it is severed.
+//! Invariant: an incarnation reported as [`PoolAccess::Never`] is never granted the pool
+//! afterwards; an incarnation that was granted it stays [`PoolAccess::Given`] until it is fenced.
 
 use cleave_domain::{BlockIndex, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::BlockPart;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// This worker's pool, as far as it can be shared, and its way into others.
-pub trait Pools: Send + Sync + Debug {
-    /// What a peer needs to write into this worker's pool; means something to [`Pools::open`] only.
+/// Shares this worker's pool with peers, and opens theirs.
+pub trait PoolSharing: Send + Sync + Debug {
+    /// The handle that a peer needs to write into this worker's pool; only [`PoolSharing::open`]
+    /// interprets it.
     ///
     /// # Errors
-    /// Why it cannot be shared.
+    /// The reason for which it cannot be shared.
     fn handle(&self) -> Result<Vec<u8>, String>;
 
     /// Opens a peer's pool.
     ///
     /// # Errors
-    /// Why it cannot be reached.
+    /// The reason for which it cannot be reached.
     fn open(&self, handle: &[u8]) -> Result<Arc<dyn PeerPool>, String>;
 }
 
-/// A peer's pool that was opened. Whoever holds it may write there.
+/// A peer's pool that was opened. The holder may write into it.
 pub trait PeerPool: Send + Sync + Debug {
-    /// Copies parts of this worker's blocks straight into the peer's; says the checksum of each. No byte is written
-    /// after it has returned.
+    /// Copies parts of this worker's blocks directly into the peer's, and returns the checksum of
+    /// each. No byte is written after it has returned.
     ///
     /// # Errors
-    /// What failed; what is in the peer's blocks is unknown then.
-    fn write(&self, parts: &[DirectPart]) -> Result<Vec<u64>, String>;
+    /// The failure; the contents of the peer's blocks are unknown then.
+    fn write(&self, parts: &[DirectCopy]) -> Result<Vec<u64>, String>;
 
-    /// Copies bytes that mean nothing to a place beside the peer's blocks; says how many.
+    /// Copies meaningless bytes to memory beside the peer's blocks, and returns their number.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     fn probe(&self) -> Result<usize, String>;
 }
 
-/// Bytes that go from pool to pool.
+/// A copy from pool to pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectPart {
-    /// This worker's block.
+pub struct DirectCopy {
+    /// The block of this worker's pool.
     pub from: BlockIndex,
-    /// The peer's.
+    /// The block of the peer's pool.
     pub to: BlockIndex,
-    /// Which bytes of both.
+    /// The byte range in both blocks.
     pub part: BlockPart,
 }
 
-/// Whether a peer can write into this worker's pool itself.
+/// Whether a peer can write into this worker's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// It cannot, and never will.
+pub enum PoolAccess {
+    /// The peer has no access and never gets it.
     Never,
-    /// It was not given the pool so far.
+    /// The peer was not granted the pool so far.
     NotYet,
-    /// It can, for as long as its process lives.
+    /// The peer has access for as long as its process lives.
     Given,
 }
 
-/// Copies that are timed to see how fast a pool is written to, after one that is not.
+/// Number of copies that are timed to measure the bandwidth, after one warm-up copy.
 const PROBES_COUNT: usize = 8;
 
-/// How many bytes went into a peer's pool, and how long that took.
+/// Measures the bandwidth into a peer's pool: bytes copied, and the time that they took.
 pub(crate) async fn measure(pool: Arc<dyn PeerPool>) -> Result<(usize, Duration), String> {
     let copies = move || {
         pool.probe()?;
@@ -86,107 +91,111 @@ pub(crate) async fn measure(pool: Arc<dyn PeerPool>) -> Result<(usize, Duration)
         }
         Ok((bytes, start.elapsed()))
     };
-    // It waits for a device.
+    // The copies wait for a device.
     let copied = tokio::task::spawn_blocking(copies).await;
     copied.unwrap_or_else(|_| Err("this worker is closing".to_owned()))
 }
 
-/// Lives that are barred, remembered at most: far more than routers could still name by mistake.
-const BARRED_MAX: usize = 4096;
+/// Limit of the workers whose access is recorded as denied: far more than routers could still name
+/// by mistake.
+const DENIED_MAX: usize = 4096;
 
-/// See the module.
+/// The record of the peers that have access to this worker's pool.
 #[derive(Debug, Default)]
-pub(crate) struct Access {
-    pools: Option<Arc<dyn Pools>>,
-    book: Mutex<Book>,
+pub(crate) struct PoolAccessList {
+    pools: Option<Arc<dyn PoolSharing>>,
+    state: Mutex<PoolAccessState>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    given: BTreeSet<WorkerRef>,
-    /// The last life of each worker that is never given the pool; no earlier one is either.
-    barred: BTreeMap<WorkerId, Incarnation>,
+struct PoolAccessState {
+    granted: BTreeSet<WorkerRef>,
+    /// For each worker the last incarnation that is denied the pool; earlier incarnations are
+    /// denied, too.
+    denied: BTreeMap<WorkerId, Incarnation>,
     by_age: VecDeque<WorkerId>,
 }
 
-impl Access {
-    pub(crate) fn new(pools: Option<Arc<dyn Pools>>) -> Arc<Self> {
+impl PoolAccessList {
+    pub(crate) fn new(pools: Option<Arc<dyn PoolSharing>>) -> Arc<Self> {
         Arc::new(Self {
             pools,
-            book: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
-    /// What opens the pools of others, and shares this one.
-    pub(crate) fn pools(&self) -> Option<&Arc<dyn Pools>> {
+    /// The trait object that opens pools of others and shares this one.
+    pub(crate) fn pools(&self) -> Option<&Arc<dyn PoolSharing>> {
         self.pools.as_ref()
     }
 
-    /// Gives the pool away. From now on the peer counts as one that writes here, whether it comes to that or not.
-    pub(crate) fn give(&self, peer: WorkerRef) -> Result<Vec<u8>, String> {
+    /// Grants the pool. From now on the peer counts as a writer, whether it writes or not.
+    pub(crate) fn grant(&self, peer: WorkerRef) -> Result<Vec<u8>, String> {
         let pools = self.pools.as_ref();
         let pools = pools.ok_or("this worker's blocks are not in a device's memory")?;
         let mut book = self.lock();
-        if book.bars(peer) {
-            return Err("that worker was given up before".to_owned());
+        if book.is_denied(peer) {
+            return Err("this worker has denied its pool to that worker before".to_owned());
         }
         let handle = pools.handle()?;
-        book.given.insert(peer);
+        book.granted.insert(peer);
         Ok(handle)
     }
 
-    /// How far the peer comes.
-    pub(crate) fn reach(&self, peer: WorkerRef) -> Reach {
+    /// The access of the peer.
+    pub(crate) fn access_of(&self, peer: WorkerRef) -> PoolAccess {
         let book = self.lock();
-        if book.given.contains(&peer) {
-            return Reach::Given;
+        if book.granted.contains(&peer) {
+            return PoolAccess::Given;
         }
-        match self.pools.is_none() || book.bars(peer) {
-            true => Reach::Never,
-            false => Reach::NotYet,
+        if self.pools.is_none() || book.is_denied(peer) {
+            PoolAccess::Never
+        } else {
+            PoolAccess::NotYet
         }
     }
 
-    /// The peer, if it was not given the pool, never will be. Gives how far it comes from now on.
-    pub(crate) fn bar(&self, peer: WorkerRef) -> Reach {
+    /// Denies the pool to the peer, unless it was granted before. Returns its access from now on.
+    pub(crate) fn deny(&self, peer: WorkerRef) -> PoolAccess {
         let mut book = self.lock();
-        if book.given.contains(&peer) {
-            return Reach::Given;
+        if book.granted.contains(&peer) {
+            return PoolAccess::Given;
         }
-        book.bar(peer);
-        Reach::Never
+        book.deny(peer);
+        PoolAccess::Never
     }
 
-    /// Nothing that the peer still does can reach the pool. False if it could not before.
-    pub(crate) fn sever(&self, peer: WorkerRef) -> bool {
+    /// Records that the peer can no longer reach the pool. Returns `false` if it had no access
+    /// before.
+    pub(crate) fn fence(&self, peer: WorkerRef) -> bool {
         let mut book = self.lock();
-        let was_given = book.given.remove(&peer);
-        book.bar(peer);
+        let was_given = book.granted.remove(&peer);
+        book.deny(peer);
         was_given
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PoolAccessState> {
+        self.state.lock()
     }
 }
 
-impl Book {
-    fn bars(&self, peer: WorkerRef) -> bool {
-        let last = self.barred.get(&peer.worker);
+impl PoolAccessState {
+    fn is_denied(&self, peer: WorkerRef) -> bool {
+        let last = self.denied.get(&peer.worker);
         last.is_some_and(|last| peer.incarnation <= *last)
     }
 
-    fn bar(&mut self, peer: WorkerRef) {
-        if let Some(life) = self.barred.get_mut(&peer.worker) {
+    fn deny(&mut self, peer: WorkerRef) {
+        if let Some(life) = self.denied.get_mut(&peer.worker) {
             *life = (*life).max(peer.incarnation);
             return;
         }
-        self.barred.insert(peer.worker, peer.incarnation);
+        self.denied.insert(peer.worker, peer.incarnation);
         self.by_age.push_back(peer.worker);
-        if self.by_age.len() > BARRED_MAX
+        if self.by_age.len() > DENIED_MAX
             && let Some(oldest) = self.by_age.pop_front()
         {
-            self.barred.remove(&oldest);
+            self.denied.remove(&oldest);
         }
     }
 }
@@ -196,9 +205,9 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Open;
+    struct SharingFixture;
 
-    impl Pools for Open {
+    impl PoolSharing for SharingFixture {
         fn handle(&self) -> Result<Vec<u8>, String> {
             Ok(vec![1])
         }
@@ -215,25 +224,27 @@ mod tests {
         }
     }
 
+    // Invariant: I21.
+    // Lesson: 2.
     #[test]
-    fn lesson_02_who_was_said_to_write_nothing_was_given_the_pool_afterwards() {
-        let access = Access::new(Some(Arc::new(Open)));
-        assert_eq!(access.reach(life(1, 5)), Reach::NotYet);
-        assert_eq!(access.bar(life(1, 5)), Reach::Never);
-        assert!(access.give(life(1, 5)).is_err() && access.give(life(1, 4)).is_err());
-        assert_eq!(access.reach(life(1, 5)), Reach::Never);
-        // Another life is another matter.
-        assert!(access.give(life(1, 6)).is_ok());
-        assert_eq!(access.bar(life(1, 6)), Reach::Given);
-        assert!(access.sever(life(1, 6)));
-        assert_eq!(access.reach(life(1, 6)), Reach::Never);
-        assert!(!access.sever(life(1, 6)), "once");
+    fn a_fenced_peer_never_gets_the_pool() {
+        let access = PoolAccessList::new(Some(Arc::new(SharingFixture)));
+        assert_eq!(access.access_of(life(1, 5)), PoolAccess::NotYet);
+        assert_eq!(access.deny(life(1, 5)), PoolAccess::Never);
+        assert!(access.grant(life(1, 5)).is_err() && access.grant(life(1, 4)).is_err());
+        assert_eq!(access.access_of(life(1, 5)), PoolAccess::Never);
+        // A later incarnation is not affected.
+        assert!(access.grant(life(1, 6)).is_ok());
+        assert_eq!(access.deny(life(1, 6)), PoolAccess::Given);
+        assert!(access.fence(life(1, 6)));
+        assert_eq!(access.access_of(life(1, 6)), PoolAccess::Never);
+        assert!(!access.fence(life(1, 6)), "once");
     }
 
     #[test]
-    fn a_worker_without_a_pool_to_share_is_written_to_by_nobody() {
-        let access = Access::new(None);
-        assert_eq!(access.reach(life(1, 1)), Reach::Never);
-        assert!(access.give(life(1, 1)).is_err());
+    fn a_worker_without_a_shared_pool_grants_no_access() {
+        let access = PoolAccessList::new(None);
+        assert_eq!(access.access_of(life(1, 1)), PoolAccess::Never);
+        assert!(access.grant(life(1, 1)).is_err());
     }
 }

@@ -1,23 +1,25 @@
-//! A ring of payload slots that two processes of one host have mapped; or of which each has its own, and the sender's
-//! network card writes its slots into the receiver's (`nixl`).
+//! Rings of payload slots: one that two processes of one host both map; or one in each process,
+//! where the network card of the sender writes its slots into the receiver's ring (`nixl`).
 //!
-//! Owns: the memory and its mapping, which slot is whose, and the passing of its descriptor. The
-//! receiver makes the memory, so what a peer can take of it is what it was granted; the sender fills
-//! slots in place; which slot holds what is said on the socket beside it.
+//! Owns: the memory and its mapping, the owner of each slot, and the passing of the descriptor. The
+//! receiver creates the memory, so a peer occupies at most what it was granted; the sender fills
+//! slots in place; the head on the socket names the contents of a slot.
 //!
-//! Never: reads or writes outside a slot; is touched by a SIGBUS: the memory is set aside before it
-//! is used and sealed against shrinking before it is given away, and the sender maps nothing that is
-//! not.
+//! Never: reads or writes outside a slot; causes a SIGBUS: the memory is allocated before it is
+//! used and sealed against shrinking before it is passed on, and the sender maps only sealed
+//! memory.
 //!
-//! What is trusted: the peer runs under the same user (`host` checks it) and is meant to be this
-//! program. A defect that writes into a slot before it is verified is found by the checksum (`payload`
-//! says when, and what a peer that means harm could do), and one that sends a slot twice by the account.
+//! Trust: the peer runs under the same user (`host` checks this) and is meant to be this program.
+//! The checksum finds a defect that writes into a slot before it is verified (`payload` states
+//! when, and what a malicious peer could do); the credit account finds a slot that is sent twice.
 //!
-//! Invariant: a slot is written by whoever holds its [`Slot`], read by whoever holds its [`SlotView`],
-//! and never both at once; the memory is unmapped when link, slots and views are gone.
+//! Invariant: a slot is written by the holder of its [`SenderSlot`] and read by the holder of its
+//! [`SlotView`], never by both at once; the memory is unmapped when link, slots and views are
+//! dropped.
 
 #![allow(unsafe_code)]
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -29,112 +31,113 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// What a slot is rounded up to, so that none shares a page with another.
+/// The alignment of slots, so that two slots never share a page.
 const PAGE_BYTES: u64 = 4096;
-/// Of a processor's cache.
+/// The size of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
-/// Without this one the memory could shrink under a mapping, and reading it would kill the reader.
+/// Without the seal against shrinking, the memory could shrink under a mapping, and reading it
+/// would kill the reader.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// How a ring is divided.
+/// The shape of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RingShape {
     pub(crate) slot_bytes: u32,
     pub(crate) slots_count: u32,
 }
 
-/// The receiver's end of a ring, for reading.
+/// The end of a ring at the receiver, which reads.
 #[derive(Clone, Debug)]
-pub(crate) struct Mirror {
-    map: Arc<Map>,
-    shape: Shape,
+pub(crate) struct ReceiverRing {
+    map: Arc<RingMapping>,
+    shape: RingShape,
 }
 
-/// Bytes of a slot at the receiver.
+/// The bytes of a slot at the receiver.
 #[derive(Debug)]
 pub(crate) struct SlotView {
-    map: Arc<Map>,
+    map: Arc<RingMapping>,
     start: usize,
     len: usize,
 }
 
-/// The sender's end of a ring, for writing.
+/// The end of a ring at the sender, which writes.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    map: Map,
-    shape: Shape,
-    book: Mutex<Book>,
+pub(crate) struct SenderRing {
+    map: RingMapping,
+    shape: RingShape,
+    ledger: Mutex<SlotLedger>,
 }
 
 #[derive(Debug)]
-struct Book {
-    /// The one that came back last is used next: it is still in the processor's cache.
+struct SlotLedger {
+    /// The slot returned last is used next: it is still in the processor's cache.
     free: Vec<u32>,
-    owners: Vec<Owner>,
+    owners: Vec<SlotOwner>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+enum SlotOwner {
     Free,
-    /// It is being filled, or waits to be sent.
-    Here,
+    /// The sender fills it, or has queued it.
+    Sender,
     Receiver,
 }
 
-/// A slot that is being filled. Dropped, it is free again, unless it was lent.
+/// A slot that is being filled. Dropping it frees the slot, unless it was lent.
 #[derive(Debug)]
-pub(crate) struct Slot {
-    ring: Arc<Ring>,
+pub(crate) struct SenderSlot {
+    ring: Arc<SenderRing>,
     slot: u32,
     len: usize,
 }
 
-/// Memory that is mapped, by its address: nothing is read or written by it here.
+/// The address range of mapped memory; nothing is read or written through it here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Area {
+pub(crate) struct MappedArea {
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-impl Book {
-    fn of(shape: Shape) -> Self {
+impl SlotLedger {
+    fn of(shape: RingShape) -> Self {
         Self {
             free: (0..shape.slots_count).rev().collect(),
-            owners: vec![Owner::Free; shape.slots_count as usize],
+            owners: vec![SlotOwner::Free; shape.slots_count as usize],
         }
     }
 }
 
-impl Shape {
+impl RingShape {
     fn stride(self) -> u64 {
         u64::from(self.slot_bytes).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Memory that a ring takes; both factors are of 32 bits, or one more.
+    /// The memory of a ring; both factors have 32 bits, or one more.
     pub(crate) fn bytes(self) -> u64 {
         self.stride() * u64::from(self.slots_count)
     }
 
-    /// The same, where it can be mapped at all.
+    /// The memory of a ring, if it can be mapped.
     fn len(self) -> io::Result<usize> {
         let too_long = |_| io::Error::other("the ring is longer than memory can be");
         usize::try_from(self.bytes()).map_err(too_long)
     }
 
-    /// Where a slot of a ring that is mapped begins.
+    /// The offset of a slot in a mapped ring.
     pub(crate) fn start(self, slot: u32) -> usize {
         usize::try_from(self.stride() * u64::from(slot)).expect("inside a mapping")
     }
 
-    /// The same, where it was made from credit.
+    /// [`Self::window`] as a `u32`, for a ring whose size was derived from credit.
     pub(crate) fn credit(self) -> u32 {
         u32::try_from(self.window()).unwrap_or(u32::MAX)
     }
 
-    /// Credit that a whole ring stands for.
+    /// The credit that the whole ring stands for.
     pub(crate) fn window(self) -> u64 {
         u64::from(self.slot_bytes) * u64::from(self.slots_count)
     }
@@ -142,36 +145,36 @@ impl Shape {
 
 // === impl Mirror ===
 
-impl Mirror {
-    /// Makes a ring; the descriptor is for the sender.
-    pub(crate) fn create(shape: Shape) -> io::Result<(Self, OwnedFd)> {
+impl ReceiverRing {
+    /// Creates a ring; the descriptor is for the sender.
+    pub(crate) fn create(shape: RingShape) -> io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("cleave-ring", flags)?;
-        // Memory that is short is an error now, and no signal later.
+        // Allocates now, so that missing memory is an error here and no signal later.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, shape.bytes())?;
         rustix::fs::fcntl_add_seals(&fd, SEALS | SealFlags::SEAL)?;
-        let map = Map::new(fd.as_fd(), shape.len()?, ProtFlags::READ)?;
+        let map = RingMapping::new(fd.as_fd(), shape.len()?, ProtFlags::READ)?;
         let map = Arc::new(map);
         Ok((Self { map, shape }, fd))
     }
 
-    /// Makes a ring that no other process maps, for a network card to write to.
-    pub(crate) fn private(shape: Shape) -> io::Result<Self> {
-        let map = Arc::new(Map::private(shape.len()?)?);
+    /// Creates a ring that no other process maps, for a network card to write to.
+    pub(crate) fn private(shape: RingShape) -> io::Result<Self> {
+        let map = Arc::new(RingMapping::private(shape.len()?)?);
         Ok(Self { map, shape })
     }
 
-    /// The whole ring, as it is handed to a network card.
-    pub(crate) fn area(&self) -> Area {
+    /// The address range of the whole ring, for a network card.
+    pub(crate) fn area(&self) -> MappedArea {
         self.map.area()
     }
 
-    /// The longest frame.
+    /// The size of a slot, which is the longest frame.
     pub(crate) fn slot_bytes(&self) -> u32 {
         self.shape.slot_bytes
     }
 
-    /// The first `len` bytes of a slot that the account says is held.
+    /// The first `len` bytes of a slot that the credit account holds.
     pub(crate) fn view(&self, slot: u32, len: u32) -> Option<SlotView> {
         let inside = slot < self.shape.slots_count && len <= self.shape.slot_bytes;
         inside.then(|| SlotView {
@@ -195,9 +198,9 @@ impl Deref for SlotView {
 
 // === impl Ring ===
 
-impl Ring {
-    /// Maps a ring that a receiver made.
-    pub(crate) fn open(fd: &OwnedFd, shape: Shape) -> io::Result<Arc<Self>> {
+impl SenderRing {
+    /// Maps a ring that a receiver created.
+    pub(crate) fn open(fd: &OwnedFd, shape: RingShape) -> io::Result<Arc<Self>> {
         if !rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("the peer's ring is not sealed"));
         }
@@ -207,79 +210,79 @@ impl Ring {
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         Ok(Arc::new(Self {
-            map: Map::new(fd.as_fd(), shape.len()?, protection)?,
+            map: RingMapping::new(fd.as_fd(), shape.len()?, protection)?,
             shape,
-            book: Mutex::new(Book::of(shape)),
+            ledger: Mutex::new(SlotLedger::of(shape)),
         }))
     }
 
     /// A ring that no other process maps, for a network card to read from.
-    pub(crate) fn private(shape: Shape) -> io::Result<Arc<Self>> {
+    pub(crate) fn private(shape: RingShape) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            map: Map::private(shape.len()?)?,
+            map: RingMapping::private(shape.len()?)?,
             shape,
-            book: Mutex::new(Book::of(shape)),
+            ledger: Mutex::new(SlotLedger::of(shape)),
         }))
     }
 
-    /// The whole ring, as it is handed to a network card.
-    pub(crate) fn area(&self) -> Area {
+    /// The address range of the whole ring, for a network card.
+    pub(crate) fn area(&self) -> MappedArea {
         self.map.area()
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> RingShape {
         self.shape
     }
 
-    /// A free slot's first `len` bytes. Whoever has credit for a slot finds one.
-    pub(crate) fn take(self: &Arc<Self>, len: u32) -> Slot {
+    /// Takes a free slot, for `len` bytes. A holder of credit for a slot always finds one.
+    pub(crate) fn take(self: &Arc<Self>, len: u32) -> SenderSlot {
         assert!(len <= self.shape.slot_bytes, "a frame fits its slot");
         let mut book = self.lock();
         let slot = book.free.pop().expect("credit covers a slot");
-        book.owners[slot as usize] = Owner::Here;
-        Slot {
+        book.owners[slot as usize] = SlotOwner::Sender;
+        SenderSlot {
             ring: Arc::clone(self),
             slot,
             len: len as usize,
         }
     }
 
-    /// The receiver is done with a slot; `false` if it never had it.
-    pub(crate) fn give_back(&self, slot: u32) -> bool {
+    /// Frees a slot that the receiver has returned; `false` if it was not lent.
+    pub(crate) fn return_slot(&self, slot: u32) -> bool {
         let mut book = self.lock();
-        let lent = book.owners.get(slot as usize) == Some(&Owner::Receiver);
+        let lent = book.owners.get(slot as usize) == Some(&SlotOwner::Receiver);
         if lent {
-            book.owners[slot as usize] = Owner::Free;
+            book.owners[slot as usize] = SlotOwner::Free;
             book.free.push(slot);
         }
         lent
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SlotLedger> {
+        self.ledger.lock()
     }
 }
 
-impl Slot {
-    /// From now on the receiver's; said before the receiver hears of it.
-    pub(crate) fn lend(self) -> u32 {
-        self.ring.lock().owners[self.slot as usize] = Owner::Receiver;
+impl SenderSlot {
+    /// Passes the slot to the receiver; called before the head that names it is sent.
+    pub(crate) fn lend_to_receiver(self) -> u32 {
+        self.ring.lock().owners[self.slot as usize] = SlotOwner::Receiver;
         self.slot
     }
 }
 
-impl Drop for Slot {
+impl Drop for SenderSlot {
     fn drop(&mut self) {
         let mut book = self.ring.lock();
         let owner = &mut book.owners[self.slot as usize];
-        if *owner == Owner::Here {
-            *owner = Owner::Free;
+        if *owner == SlotOwner::Sender {
+            *owner = SlotOwner::Free;
             book.free.push(self.slot);
         }
     }
 }
 
-impl Deref for Slot {
+impl Deref for SenderSlot {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -291,7 +294,7 @@ impl Deref for Slot {
     }
 }
 
-impl DerefMut for Slot {
+impl DerefMut for SenderSlot {
     fn deref_mut(&mut self) -> &mut [u8] {
         let start = self.ring.shape.start(self.slot);
         // SAFETY: as for `deref`; `&mut self` is the only way to this slot in this process, and the
@@ -302,9 +305,9 @@ impl DerefMut for Slot {
 
 // === copies between cores ===
 
-/// Copies into memory that another core reads next and has read last. Ordinary stores would first
-/// fetch each line back from that core's cache, which costs three times the copy itself; these go
-/// past the caches.
+/// Copies into memory that another core has read last and reads next. Ordinary stores would first
+/// fetch each line from that core's cache, which costs three times the copy itself; these stores
+/// bypass the caches.
 pub(crate) fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "as many bytes as there is room for");
     #[cfg(target_arch = "x86_64")]
@@ -320,7 +323,7 @@ pub(crate) fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     to.copy_from_slice(from);
 }
 
-/// What of it begins and ends with a cache line.
+/// Splits the bytes into the part before the first cache line, whole cache lines, and the rest.
 #[cfg(target_arch = "x86_64")]
 fn whole_lines(bytes: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
     let head_len = bytes.as_ptr().align_offset(LINE_BYTES).min(bytes.len());
@@ -333,13 +336,13 @@ fn whole_lines(bytes: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
 fn copy_lines(from: &[u8], to: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     if to.is_empty() {
-        return; // It was too short to reach the beginning of a line.
+        return; // The bytes are too short to contain a whole line.
     }
     assert_eq!(from.len(), to.len(), "cut alike");
     assert!(to.as_ptr().addr().is_multiple_of(LINE_BYTES) && to.len().is_multiple_of(LINE_BYTES));
     // SAFETY: both are of one length, a multiple of a line, which four 16-byte accesses fill; `to`
     // is aligned to lines, as the stores demand. SSE2 is part of x86_64. The fence makes the bytes
-    // visible before whatever is said of them afterwards.
+    // visible before any later message that names them.
     unsafe {
         for at in (0..to.len()).step_by(LINE_BYTES) {
             let from: *const __m128i = from.as_ptr().add(at).cast();
@@ -357,20 +360,20 @@ fn copy_lines(from: &[u8], to: &mut [u8]) {
 
 /// A shared mapping; unmapped when dropped.
 #[derive(Debug)]
-struct Map {
+struct RingMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a mapping is memory like any other: it belongs to the process, not to a thread, and the
 // slots in it are handed out under a lock, to one owner each.
-unsafe impl Send for Map {}
-// SAFETY: as above; nothing is written through a shared `Map` but by the owner of a slot.
-unsafe impl Sync for Map {}
+unsafe impl Send for RingMapping {}
+// SAFETY: as above; nothing is written through a shared `RingMapping` but by the owner of a slot.
+unsafe impl Sync for RingMapping {}
 
-impl Map {
+impl RingMapping {
     fn new(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> io::Result<Self> {
-        // Populated at once: the first blocks would pay for the page faults otherwise.
+        // Populated at once; otherwise the first blocks would take the page faults.
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: the kernel chooses where; nothing of this process is mapped over.
         let start =
@@ -379,7 +382,7 @@ impl Map {
         Ok(Self { start, len })
     }
 
-    /// Of this process alone.
+    /// A mapping private to this process.
     fn private(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
@@ -390,19 +393,19 @@ impl Map {
         Ok(Self { start, len })
     }
 
-    fn area(&self) -> Area {
-        Area {
-            // Others come by it: the card, and the library that copies in its place.
+    fn area(&self) -> MappedArea {
+        MappedArea {
+            // The card, and the library that copies in its place, use this address.
             start: self.start.as_ptr().expose_provenance(),
             len: self.len,
         }
     }
 }
 
-impl Drop for Map {
+impl Drop for RingMapping {
     fn drop(&mut self) {
-        // SAFETY: `start` and `len` are those of the mapping, and no slice of it outlives this: each
-        // borrows from an owner that keeps the map. Failing, it would only stay mapped.
+        // SAFETY: `start` and `len` are those of the mapping, and no slice of it outlives this:
+        // each borrows from an owner that keeps the map. Failing, it would only stay mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -439,21 +442,21 @@ pub(crate) fn receive_descriptor(socket: impl AsFd) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape {
+    const SHAPE: RingShape = RingShape {
         slot_bytes: 100,
         slots_count: 3,
     };
 
     #[test]
-    fn what_is_put_into_a_slot_is_seen_at_the_other_end_and_nowhere_else() {
-        let (mirror, fd) = Mirror::create(SHAPE).unwrap();
-        let ring = Ring::open(&fd, SHAPE).unwrap();
+    fn bytes_in_a_slot_are_seen_at_the_other_end_only_there() {
+        let (mirror, fd) = ReceiverRing::create(SHAPE).unwrap();
+        let ring = SenderRing::open(&fd, SHAPE).unwrap();
         let mut slots: Vec<_> = (0..3).map(|_| ring.take(100)).collect();
         for (value, slot) in slots.iter_mut().enumerate() {
             slot.fill(value as u8 + 1);
         }
         for (value, slot) in slots.into_iter().enumerate() {
-            let number = slot.lend();
+            let number = slot.lend_to_receiver();
             let view = mirror.view(number, 100).unwrap();
             assert!(view.iter().all(|byte| *byte == value as u8 + 1));
         }
@@ -462,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_past_the_caches_is_a_copy_wherever_it_begins_and_ends() {
+    fn a_copy_past_the_caches_is_exact_at_any_alignment() {
         let from: Vec<u8> = (0..1000).map(|index| (index * 7) as u8).collect();
         for (start, len) in [(0, 0), (3, 1), (60, 10), (1, 64), (0, 128), (7, 900)] {
             let mut to = vec![0; 1000];
@@ -473,34 +476,35 @@ mod tests {
         }
     }
 
+    // Lesson: 2.
     #[test]
-    fn lesson_02_a_slot_is_free_only_when_its_last_owner_says_so() {
-        let (_mirror, fd) = Mirror::create(SHAPE).unwrap();
-        let ring = Ring::open(&fd, SHAPE).unwrap();
+    fn a_slot_is_free_only_after_its_owner_returns_it() {
+        let (_mirror, fd) = ReceiverRing::create(SHAPE).unwrap();
+        let ring = SenderRing::open(&fd, SHAPE).unwrap();
         let unsent = ring.take(1);
-        assert!(!ring.give_back(unsent.slot), "was never lent");
+        assert!(!ring.return_slot(unsent.slot), "was never lent");
         drop(unsent);
-        let lent = ring.take(1).lend();
+        let lent = ring.take(1).lend_to_receiver();
         assert_eq!(ring.lock().free.len(), 2, "the receiver has one");
-        assert!(ring.give_back(lent));
-        assert!(!ring.give_back(lent), "given back once");
-        assert!(!ring.give_back(9), "no such slot");
+        assert!(ring.return_slot(lent));
+        assert!(!ring.return_slot(lent), "given back once");
+        assert!(!ring.return_slot(9), "no such slot");
         assert_eq!(ring.lock().free.len(), 3);
     }
 
     #[test]
-    fn a_ring_that_could_shrink_or_is_too_short_is_not_mapped() {
+    fn an_unsealed_or_short_ring_is_not_mapped() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
-        let error = Ring::open(&unsealed, SHAPE).unwrap_err();
+        let error = SenderRing::open(&unsealed, SHAPE).unwrap_err();
         assert!(error.to_string().contains("not sealed"), "{error}");
-        let (_mirror, fd) = Mirror::create(SHAPE).unwrap();
+        let (_mirror, fd) = ReceiverRing::create(SHAPE).unwrap();
         assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "sealed");
-        let longer = Shape {
+        let longer = RingShape {
             slots_count: 4,
             ..SHAPE
         };
-        let error = Ring::open(&fd, longer).unwrap_err();
+        let error = SenderRing::open(&fd, longer).unwrap_err();
         assert!(error.to_string().contains("shorter"), "{error}");
     }
 }

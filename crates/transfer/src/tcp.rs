@@ -1,65 +1,68 @@
-//! Links over TCP: in clear, or between peers that have shown each other who they are.
+//! Links over TCP: plain, or over TLS between peers with certificates.
 //!
-//! Owns: which of the two a connection is. Never: takes the one where the other was set up: a worker
-//! with a certificate neither dials nor hears one without. Invariant: no byte of a link is read or
-//! written before both ends are known for peers, where they are to be.
+//! Owns: the choice of the two. Never: mixes them: a worker with a certificate neither dials nor
+//! accepts a plain connection. Invariant: if TLS is configured, no byte of a link is read or
+//! written before both ends are authenticated.
 
 use crate::config::LinksConfig;
-use crate::incoming::Stream;
-use crate::socket::{Reader, SocketError};
-use cleave_tls::Line;
+use crate::incoming::LinkStream;
+use crate::socket::{LinkError, MessageReader};
+use cleave_tls::PeerProtocol;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// What comes in, whichever it is.
+/// The reading half, plain or TLS.
 pub(crate) type TcpReader = Box<dyn AsyncRead + Send + Unpin>;
-/// What goes out.
+/// The writing half, plain or TLS.
 pub(crate) type TcpWriter = Box<dyn AsyncWrite + Send + Unpin>;
-/// One connection, both ways.
-pub(crate) type TcpEnd = Stream<TcpReader, TcpWriter>;
+/// One connection, with both directions.
+pub(crate) type TcpLinkStream = LinkStream<TcpReader, TcpWriter>;
 
-/// The dialling end.
-pub(crate) async fn dial(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketError> {
+/// Connects to a listener.
+pub(crate) async fn dial(config: &LinksConfig, address: &str) -> Result<TcpLinkStream, LinkError> {
     let stream = TcpStream::connect(address).await;
-    let stream = stream.map_err(|error| SocketError::Connect(address.to_owned(), error))?;
+    let stream = stream.map_err(|error| LinkError::Connect(address.to_owned(), error))?;
     stream.set_nodelay(true)?;
-    match &config.peers {
-        None => Ok(clear(config, stream)),
+    match &config.peer_tls {
+        None => Ok(plain_stream(config, stream)),
         Some(peers) => {
-            let shaken = peers.connect(stream, Line::Data).await;
-            Ok(secured(config, shaken.map_err(SocketError::NoPeer)?))
+            let shaken = peers.connect(stream, PeerProtocol::Data).await;
+            Ok(tls_stream(config, shaken.map_err(LinkError::NotAPeer)?))
         }
     }
 }
 
-/// The listening end.
-pub(crate) async fn take(config: &LinksConfig, stream: TcpStream) -> Result<TcpEnd, SocketError> {
+/// Takes an accepted connection.
+pub(crate) async fn accept(
+    config: &LinksConfig,
+    stream: TcpStream,
+) -> Result<TcpLinkStream, LinkError> {
     stream.set_nodelay(true)?;
-    match &config.peers {
-        None => Ok(clear(config, stream)),
+    match &config.peer_tls {
+        None => Ok(plain_stream(config, stream)),
         Some(peers) => {
-            let shaken = peers.accept(stream, Line::Data).await;
-            Ok(secured(config, shaken.map_err(SocketError::NoPeer)?))
+            let shaken = peers.accept(stream, PeerProtocol::Data).await;
+            Ok(tls_stream(config, shaken.map_err(LinkError::NotAPeer)?))
         }
     }
 }
 
-fn clear(config: &LinksConfig, stream: TcpStream) -> TcpEnd {
+fn plain_stream(config: &LinksConfig, stream: TcpStream) -> TcpLinkStream {
     let (reader, writer) = stream.into_split();
-    end(config, Box::new(reader), Box::new(writer))
+    link_stream(config, Box::new(reader), Box::new(writer))
 }
 
-fn secured<S>(config: &LinksConfig, stream: S) -> TcpEnd
+fn tls_stream<S>(config: &LinksConfig, stream: S) -> TcpLinkStream
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
     let (reader, writer) = tokio::io::split(stream);
-    end(config, Box::new(reader), Box::new(writer))
+    link_stream(config, Box::new(reader), Box::new(writer))
 }
 
-fn end(config: &LinksConfig, reader: TcpReader, writer: TcpWriter) -> TcpEnd {
-    Stream {
-        reader: Reader::new(reader, config.silence_max, config.block_bytes),
+fn link_stream(config: &LinksConfig, reader: TcpReader, writer: TcpWriter) -> TcpLinkStream {
+    LinkStream {
+        reader: MessageReader::new(reader, config.silence_max, config.block_bytes),
         writer,
     }
 }

@@ -1,39 +1,44 @@
-//! What carries a link's bytes, from the best to the one that always works.
+//! The transports of links, ordered from the fastest to the one that always works.
 //!
-//! Owns: their names and their order. Never: carries anything.
+//! Owns: the names of the transports and their order. Never: carries a byte.
 //!
-//! Two kinds. *Two-sided* ones carry bytes, which the receiver's own engine writes into its pool: a late frame is
-//! dropped by its generation and harms nobody. On a *one-sided* one the sender writes into the receiver's pool itself;
-//! only the head of a frame travels, and says that its bytes are in place:
-//! - `host` and `local` give a worker's pool to whoever could open it, and `pools` remembers to whom;
-//! - [`crate::Permit::pool`] is where the sender's engine then writes to, and [`crate::Permit::tell`] sends the head
-//!   once the write is over, so that a brain's `Exported` means what it says;
-//! - [`crate::Payload::bytes`] of such a frame are none, and its checksum is verified in place.
+//! There are two kinds. A *two-sided* transport carries bytes, and the receiver's engine writes
+//! them into its pool; a late frame is dropped because its generation is old. On a *one-sided*
+//! transport the sender writes into the receiver's pool; only the head of a frame travels, and it
+//! reports that the bytes are in place:
+//! - `host` and `local` grant access to a worker's pool, and `pools` records to whom;
+//! - [`crate::SendPermit::pool`] is the pool that the sender's engine writes to, and
+//!   [`crate::SendPermit::send_written`] sends the head once the write is over, so that a brain's
+//!   `Exported` holds;
+//! - [`crate::ReceivedPayload::bytes`] of such a frame is `None`, and its checksum is verified in
+//!   place.
 //!
-//! What makes that safe is not here but in the brains: with `Writer::Sender`, blocks of a hand-off that ended before it
-//! landed stay in quarantine until the sender's `Stopped`, or until it is severed, which [`crate::LinkEvent::Severed`]
-//! tells.
+//! The brains make one-sided writes safe: with `PoolWriter::Sender`, blocks of a hand-off that
+//! ended before it landed stay in quarantine until the sender's `Stopped` arrives, or until the
+//! sender is fenced ([`crate::LinkEvent::Fenced`]).
 
 use std::fmt;
 
-/// See the module.
+/// A transport of links. Smaller values are preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
-    /// Within a process: buffers change hands, nothing is copied; between devices, straight from pool to pool.
+    /// Within a process. Buffers are handed over without a copy; between devices, blocks are copied
+    /// directly from pool to pool.
     Local,
-    /// Between processes of a host: the sender copies into the receiver's pool on its device. One-sided.
+    /// Between processes of one host: the sender copies into the receiver's pool on its device.
+    /// One-sided.
     CudaIpc,
-    /// Between processes of a host: a ring of slots that both have mapped.
+    /// Between processes of one host: a ring of slots that both processes map.
     SharedMemory,
-    /// Between any two hosts: the sender's network card writes into a ring of slots at the receiver, which takes frames
-    /// out of it. So it is two-sided for the brains.
+    /// Between any two hosts: the sender's network card writes into a ring of slots at the
+    /// receiver, which copies frames out of the ring. For the brains it is two-sided.
     Nixl,
     /// Between any two hosts: several TCP connections.
     Tcp,
 }
 
 impl Transport {
-    /// All of them, the best first.
+    /// All transports, the preferred first.
     pub const ALL: [Self; 5] = [
         Self::Local,
         Self::CudaIpc,
@@ -42,7 +47,7 @@ impl Transport {
         Self::Tcp,
     ];
 
-    /// As metrics, logs and the command line name it.
+    /// The name in metrics, logs and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Local => "local",

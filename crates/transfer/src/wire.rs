@@ -1,53 +1,55 @@
-//! The bytes on a link's sockets: eight bytes of header (kind, three zeros, body length), the fields,
-//! the checksum of both, and what follows them. Numbers are little-endian. Only a frame's payload, which
-//! has a checksum of its own, and the bytes of a probe, which mean nothing, follow a checksum; where the
-//! payload lies in shared memory, the fields name its slot and nothing follows.
+//! The wire format of a link's sockets: eight bytes of header (kind, three zeros, body length), the
+//! fields, the checksum of both, and the bytes that follow. Numbers are little-endian. Only the
+//! payload of a frame, which has a checksum of its own, and the meaningless bytes of a probe follow
+//! a checksum. If the payload is in shared memory, the fields name its slot and nothing follows.
 //!
-//! The checksum stands behind the fields, so that a release of another [`VERSION`] still reads which
-//! version it has met.
+//! The checksum comes after the fields, so that another release still reads the [`VERSION`] of a
+//! message before its checksum.
 //!
-//! Never: trusts a length, a count or a text that came from outside; every one has a limit here,
-//! checked before anything is allocated.
+//! Never: trusts a received length, count or text; each has a limit here, checked before anything
+//! is allocated.
 //! Invariant: a message in which any bit was flipped is an error, and never another message.
 
 mod fields;
 
-use crate::pass::Pass;
+use crate::grant::WriteGrant;
 use bytes::{BufMut, BytesMut};
-use cleave_domain::{BlockHash, BlockRef, Cause, HandoffId, WorkerRef};
+use cleave_domain::{AbandonCause, BlockHash, BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Seal};
 use fields::{
-    Fields, put_cause, put_frame_head, put_handoff, put_hello, put_preamble, put_text, put_worker,
+    MessageFields, put_cause, put_frame_head, put_handoff, put_hello, put_preamble, put_text,
+    put_worker,
 };
 
-/// What the first message of each direction starts with; a stray client never has it.
+/// The first bytes of the first message of each direction; they distinguish foreign clients.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
-/// Grows when a message changes; both ends must agree.
+/// The version of the format; it grows with every change, and both ends must agree.
 pub(crate) const VERSION: u16 = 6;
-/// Kind, zeros, body length.
+/// The header: kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
-/// The checksum behind the fields.
+/// The checksum after the fields.
 pub(crate) const CHECK_BYTES: usize = 8;
-/// A frame's body before its payload: its fields and the checksum.
+/// The body of a frame before its payload: fields and checksum.
 pub(crate) const FRAME_HEAD_BYTES: usize = 40 + CHECK_BYTES;
-/// Longest body of a message other than a frame or a probe.
+/// Limit of the body of a message other than a frame or a probe.
 const CONTROL_BYTES_MAX: usize = 8 << 10;
-/// Longest body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
+/// Limit of the body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
 const SEAL_BYTES_MAX: usize = 1 << 20;
-/// Longest body of a ring's whereabouts: a few addresses for each network card, of which a host has ten at most.
-const LANDING_BYTES_MAX: usize = 64 << 10;
-/// Longest text in a message.
+/// Limit of the body of a ring offer: a few addresses for each network card; a host has ten at
+/// most.
+const RING_OFFER_BYTES_MAX: usize = 64 << 10;
+/// Limit of a text in a message.
 const TEXT_BYTES_MAX: usize = 4 << 10;
-/// Bytes of a probe.
+/// The size of a probe.
 pub(crate) const PROBE_BYTES: usize = 1 << 20;
-/// Slots in one message that gives them back.
-pub(crate) const SLOTS_PER_GRANT_MAX: usize = 1024;
-/// A failure inside a failure inside …
+/// Limit of the slots that one message returns.
+pub(crate) const SLOTS_PER_CREDIT_MAX: usize = 1024;
+/// Limit of nested failures.
 const FAILURE_DEPTH_MAX: u32 = 4;
 
-/// Who knocks, and whom it expects.
+/// The first message of a dialler: both ends, and the configuration that must match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub(crate) struct LinkHello {
     pub(crate) from: WorkerRef,
     pub(crate) to: WorkerRef,
     pub(crate) block_bytes: u32,
@@ -63,77 +65,78 @@ pub(crate) struct FrameHead {
     pub(crate) checksum: u64,
 }
 
-/// Everything that is said on a link.
+/// Every message of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
-    /// First from the sender.
-    Hello(Hello),
-    /// The receiver takes the link, and grants this many payload bytes.
+pub(crate) enum LinkMessage {
+    /// The first message of the sender.
+    Hello(LinkHello),
+    /// The receiver accepts the link, and grants this many payload bytes.
     Welcome {
         me: WorkerRef,
         credit: u64,
-        /// Names the link to the streams that are to join it.
+        /// Identifies the link for further streams that join it.
         key: u64,
-        /// The longest frame it takes; over shared memory the size of a slot.
+        /// The longest frame that the receiver accepts; in shared memory the size of a slot.
         frame_bytes: u32,
     },
-    /// The receiver does not, and why.
+    /// The receiver refuses the link, with the reason.
     Reject(String),
-    /// First on each further stream of a link: whose it is, and its key.
+    /// The first message of each further stream of a link: its sender and the key of the link.
     Join {
         from: WorkerRef,
         key: u64,
     },
-    /// The receiver takes the stream.
+    /// The receiver accepts the stream.
     Joined,
     Frame(FrameHead),
     /// A frame whose payload is at the start of this slot.
     SlotFrame(FrameHead, u32),
     Seal(Seal),
     Landed(HandoffId),
-    Abandoned(HandoffId, Cause),
+    Abandoned(HandoffId, AbandonCause),
     Stop(HandoffId),
     Stopped(HandoffId),
-    /// Receiver to sender: this many payload bytes more.
-    Grant(u64),
+    /// Receiver to sender: returns this many payload bytes of credit.
+    Credit(u64),
     /// Receiver to sender: these slots may be written again.
-    GrantSlots(Vec<u32>),
-    /// Sender to receiver, to be answered in order.
+    CreditSlots(Vec<u32>),
+    /// Sender to receiver: a request for a `Pong`; pings are answered in order.
     Ping(u64),
-    /// The answer.
+    /// The answer to a `Ping`.
     Pong(u64),
-    /// This many bytes follow and mean nothing.
+    /// This many meaningless bytes follow.
     Probe(u32),
-    /// This slot was filled and means nothing.
+    /// This slot was filled with meaningless bytes.
     SlotProbe(u32),
-    /// The sender could write into the receiver's pool itself, and asks for it.
+    /// The sender can write into the receiver's pool itself, and asks for its handle.
     AskPool,
-    /// Here it is: what the sender's device opens it by.
+    /// The handle with which the device of the sender opens the pool.
     Pool(Vec<u8>),
-    /// The receiver does not share its pool, and why; without a reason it has none to share.
+    /// The receiver does not share its pool, with the reason; empty if it has no pool to share.
     NoPool(String),
-    /// The sender has opened the pool: its bytes go there.
+    /// The sender has opened the pool and will write frames into it.
     Opened,
     /// A frame whose payload is in the receiver's pool already.
     PoolFrame(FrameHead),
-    /// On each stream before the first frame or seal of a hand-off there: that it may be written.
-    Pass(HandoffId, Pass),
-    /// In place of a hello: the sender's network card could write into a ring of the receiver's, and asks for one.
-    Approach(Hello),
-    /// Here it is, by its address in the receiver's process, and what its agent is reached by.
-    Landing {
+    /// The write grant of a hand-off; sent on each stream before its first frame or seal there.
+    WriteGrant(HandoffId, WriteGrant),
+    /// Replaces a hello if the network card of the sender can write into a ring of the receiver;
+    /// asks for such a ring.
+    HelloRdma(LinkHello),
+    /// The ring: its address in the receiver's process, and the metadata of the receiver's agent.
+    RingOffer {
         start: u64,
         metadata: Vec<u8>,
     },
-    /// The receiver could not make one, and why.
-    NoLanding(String),
-    /// A sign of life from whoever is still making an agent.
-    Wait,
+    /// The receiver could not create a ring, with the reason.
+    NoRing(String),
+    /// A keep-alive of an end that is still creating an agent.
+    KeepAlive,
 }
 
-/// What was wrong with what a peer sent.
+/// The reason for which a message was refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum WireError {
+pub(crate) enum LinkWireError {
     #[error("not a Cleave data link: it started with {0:02x?} in place of {MAGIC:02x?}")]
     Magic([u8; 4]),
     #[error("data link version {0}, this is version {VERSION}: run the same release everywhere")]
@@ -143,12 +146,12 @@ pub(crate) enum WireError {
     #[error("message of {len} bytes where at most {max} are allowed")]
     TooLong { len: usize, max: usize },
     #[error("message ends in the middle of a field")]
-    Short,
+    Truncated,
     #[error("{0} bytes too many in a message")]
-    Surplus(usize),
+    TrailingBytes(usize),
     #[error("text is not UTF-8")]
     Text,
-    #[error("message \"{0}\" was damaged on the way: its checksum does not fit")]
+    #[error("message \"{0}\" was damaged on the way: its checksum does not match")]
     Damaged(&'static str),
     #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
     OutsideBlock(u32, u32, u32),
@@ -158,9 +161,9 @@ pub(crate) enum WireError {
     FailureCode(u8),
 }
 
-/// A header, checked: no body that follows is longer than its kind allows.
+/// A checked header: the body that follows is no longer than its kind allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct MessageHeader {
     pub(crate) kind: u8,
     pub(crate) body_len: usize,
 }
@@ -172,7 +175,7 @@ pub(crate) const FRAME: u8 = 4;
 const SEAL: u8 = 5;
 const LANDED: u8 = 6;
 const ABANDONED: u8 = 7;
-const GRANT: u8 = 8;
+const CREDIT: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 pub(crate) const PROBE: u8 = 11;
@@ -181,51 +184,55 @@ const JOINED: u8 = 13;
 const STOP: u8 = 14;
 const STOPPED: u8 = 15;
 const SLOT_FRAME: u8 = 16;
-const GRANT_SLOTS: u8 = 17;
+const CREDIT_SLOTS: u8 = 17;
 const SLOT_PROBE: u8 = 18;
 const ASK_POOL: u8 = 19;
 const POOL: u8 = 20;
 const NO_POOL: u8 = 21;
 const OPENED: u8 = 22;
 const POOL_FRAME: u8 = 23;
-const APPROACH: u8 = 24;
-const LANDING: u8 = 25;
-const NO_LANDING: u8 = 26;
-const PASS: u8 = 27;
-const WAIT: u8 = 28;
+const HELLO_RDMA: u8 = 24;
+const RING_OFFER: u8 = 25;
+const NO_RING: u8 = 26;
+const WRITE_GRANT: u8 = 27;
+const KEEP_ALIVE: u8 = 28;
 
-impl Header {
-    /// Reads the header that a message begins with; `block_bytes` bounds frames.
-    pub(crate) fn of(message: &[u8], block_bytes: u32) -> Result<Self, WireError> {
+impl MessageHeader {
+    /// Reads the header at the start of a message; `block_bytes` bounds frames.
+    pub(crate) fn of(message: &[u8], block_bytes: u32) -> Result<Self, LinkWireError> {
         let header = message.first_chunk::<HEADER_BYTES>();
-        Self::parse(*header.ok_or(WireError::Short)?, block_bytes)
+        Self::parse(*header.ok_or(LinkWireError::Truncated)?, block_bytes)
     }
 
     /// Reads a header; `block_bytes` bounds frames.
-    pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
+    pub(crate) fn parse(
+        bytes: [u8; HEADER_BYTES],
+        block_bytes: u32,
+    ) -> Result<Self, LinkWireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=WAIT).contains(&kind) || [z0, z1, z2] != [0; 3] {
-            return Err(WireError::Kind(kind));
+        if !(HELLO..=KEEP_ALIVE).contains(&kind) || [z0, z1, z2] != [0; 3] {
+            return Err(LinkWireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
         let max = match kind {
             FRAME => FRAME_HEAD_BYTES + block_bytes as usize,
             PROBE => CHECK_BYTES + PROBE_BYTES,
             SEAL => SEAL_BYTES_MAX,
-            LANDING => LANDING_BYTES_MAX,
+            RING_OFFER => RING_OFFER_BYTES_MAX,
             _ => CONTROL_BYTES_MAX,
         };
         if body_len > max {
-            return Err(WireError::TooLong { len: body_len, max });
+            return Err(LinkWireError::TooLong { len: body_len, max });
         }
         if body_len < CHECK_BYTES || kind == FRAME && body_len < FRAME_HEAD_BYTES {
-            return Err(WireError::Short);
+            return Err(LinkWireError::Truncated);
         }
         Ok(Self { kind, body_len })
     }
 
-    /// Bytes of the body that the checksum closes; a payload or the bytes of a probe follow them.
-    pub(crate) fn checked_len(&self) -> usize {
+    /// Bytes of the body up to and including its checksum; a payload or the bytes of a probe
+    /// follow.
+    pub(crate) fn checksummed_len(&self) -> usize {
         match self.kind {
             FRAME => FRAME_HEAD_BYTES,
             PROBE => CHECK_BYTES,
@@ -233,27 +240,29 @@ impl Header {
         }
     }
 
-    /// The fields of a message up to its checksum, `[HEADER_BYTES + checked_len]`, if that fits.
-    pub(crate) fn fields<'a>(&self, message: &'a [u8]) -> Result<&'a [u8], WireError> {
-        if message.len() != HEADER_BYTES + self.checked_len() {
-            return Err(WireError::Short);
+    /// The fields of a message up to its checksum, `[HEADER_BYTES + checked_len]`, if the checksum
+    /// matches.
+    pub(crate) fn fields<'a>(&self, message: &'a [u8]) -> Result<&'a [u8], LinkWireError> {
+        if message.len() != HEADER_BYTES + self.checksummed_len() {
+            return Err(LinkWireError::Truncated);
         }
         let split = message.split_last_chunk::<CHECK_BYTES>();
-        let (checked, check) = split.ok_or(WireError::Short)?;
+        let (checked, check) = split.ok_or(LinkWireError::Truncated)?;
         let fields = &checked[HEADER_BYTES..];
         if crate::checksum(checked) == u64::from_le_bytes(*check) {
             return Ok(fields);
         }
-        // Another release closes its messages in another way, and is to hear so.
-        if matches!(self.kind, HELLO | APPROACH | WELCOME | JOIN | REJECT) {
-            Fields(&message[HEADER_BYTES..]).preamble()?;
+        // Another release may compute the checksum differently; such a message is reported as a
+        // version mismatch, not as damage.
+        if matches!(self.kind, HELLO | HELLO_RDMA | WELCOME | JOIN | REJECT) {
+            MessageFields(&message[HEADER_BYTES..]).preamble()?;
         }
-        Err(WireError::Damaged(name(self.kind)))
+        Err(LinkWireError::Damaged(kind_name(self.kind)))
     }
 }
 
-/// A kind, for people.
-fn name(kind: u8) -> &'static str {
+/// The name of a kind in error texts.
+fn kind_name(kind: u8) -> &'static str {
     match kind {
         HELLO => "hello",
         WELCOME => "welcome",
@@ -262,7 +271,7 @@ fn name(kind: u8) -> &'static str {
         SEAL => "seal",
         LANDED => "landed",
         ABANDONED => "abandoned",
-        GRANT => "grant",
+        CREDIT => "credit",
         PING => "ping",
         PONG => "pong",
         PROBE => "probe",
@@ -271,50 +280,51 @@ fn name(kind: u8) -> &'static str {
         STOP => "stop",
         STOPPED => "stopped",
         SLOT_FRAME => "slot frame",
-        GRANT_SLOTS => "grant of slots",
+        CREDIT_SLOTS => "credit of slots",
         SLOT_PROBE => "slot probe",
         ASK_POOL => "ask for a pool",
         POOL => "pool",
         NO_POOL => "no pool",
         OPENED => "opened",
         POOL_FRAME => "pool frame",
-        APPROACH => "approach",
-        LANDING => "landing",
-        NO_LANDING => "no landing",
-        PASS => "pass",
-        WAIT => "wait",
+        HELLO_RDMA => "hello for RDMA",
+        RING_OFFER => "ring offer",
+        NO_RING => "no ring",
+        WRITE_GRANT => "write grant",
+        KEEP_ALIVE => "keep-alive",
         _ => "unknown",
     }
 }
 
 impl FrameHead {
-    /// Reads a frame up to its payload, `[HEADER_BYTES + FRAME_HEAD_BYTES]`; the payload's length must be
-    /// what the header left, and lie in a block.
-    pub(crate) fn parse(message: &[u8], block_bytes: u32) -> Result<Self, WireError> {
-        let header = Header::of(message, block_bytes)?;
-        let mut fields = Fields(header.fields(message)?);
+    /// Reads a frame up to its payload, `[HEADER_BYTES + FRAME_HEAD_BYTES]`; the payload's length
+    /// must be what the header left, and lie in a block.
+    pub(crate) fn parse(message: &[u8], block_bytes: u32) -> Result<Self, LinkWireError> {
+        let header = MessageHeader::of(message, block_bytes)?;
+        let mut fields = MessageFields(header.fields(message)?);
         let frame = fields.frame_head()?;
         fields.end()?;
-        frame.fits(block_bytes)?;
+        frame.check_within_block(block_bytes)?;
         if header.body_len != FRAME_HEAD_BYTES + frame.part.len as usize {
-            return Err(WireError::Short);
+            return Err(LinkWireError::Truncated);
         }
         Ok(frame)
     }
 
     /// Whether the payload lies inside a block.
-    pub(crate) fn fits(&self, block_bytes: u32) -> Result<(), WireError> {
+    pub(crate) fn check_within_block(&self, block_bytes: u32) -> Result<(), LinkWireError> {
         let BlockPart { offset, len, .. } = self.part;
         let end = u64::from(offset) + u64::from(len);
         if len == 0 || end > u64::from(block_bytes) {
-            return Err(WireError::OutsideBlock(len, offset, block_bytes));
+            return Err(LinkWireError::OutsideBlock(len, offset, block_bytes));
         }
         Ok(())
     }
 }
 
-impl Message {
-    /// Appends header, fields and checksum; the payload of a frame and the bytes of a probe come after.
+impl LinkMessage {
+    /// Appends header, fields and checksum; the caller appends the payload of a frame or the bytes
+    /// of a probe.
     pub(crate) fn encode(&self, out: &mut BytesMut) {
         let start = out.len();
         out.put_bytes(0, HEADER_BYTES);
@@ -327,25 +337,25 @@ impl Message {
         out.put_u64_le(check);
     }
 
-    /// The kind, and how many bytes follow that are not written here.
+    /// Appends the fields. Returns the kind, and how many bytes follow that are not written here.
     fn encode_fields(&self, out: &mut BytesMut) -> (u8, usize) {
         match self {
             Self::Hello(hello) => {
                 put_hello(out, hello);
                 (HELLO, 0)
             }
-            Self::Approach(hello) => {
+            Self::HelloRdma(hello) => {
                 put_hello(out, hello);
-                (APPROACH, 0)
+                (HELLO_RDMA, 0)
             }
-            Self::Landing { start, metadata } => {
+            Self::RingOffer { start, metadata } => {
                 out.put_u64_le(*start);
                 out.put_slice(metadata);
-                (LANDING, 0)
+                (RING_OFFER, 0)
             }
-            Self::NoLanding(reason) => {
+            Self::NoRing(reason) => {
                 put_text(out, reason);
-                (NO_LANDING, 0)
+                (NO_RING, 0)
             }
             Self::Welcome {
                 me,
@@ -408,15 +418,15 @@ impl Message {
                 put_handoff(out, *handoff);
                 (STOPPED, 0)
             }
-            Self::Grant(bytes) => {
+            Self::Credit(bytes) => {
                 out.put_u64_le(*bytes);
-                (GRANT, 0)
+                (CREDIT, 0)
             }
-            Self::GrantSlots(slots) => {
+            Self::CreditSlots(slots) => {
                 for slot in slots {
                     out.put_u32_le(*slot);
                 }
-                (GRANT_SLOTS, 0)
+                (CREDIT_SLOTS, 0)
             }
             Self::Ping(nonce) => {
                 out.put_u64_le(*nonce);
@@ -445,28 +455,28 @@ impl Message {
                 put_frame_head(out, frame);
                 (POOL_FRAME, 0)
             }
-            Self::Wait => (WAIT, 0),
-            Self::Pass(handoff, pass) => {
+            Self::KeepAlive => (KEEP_ALIVE, 0),
+            Self::WriteGrant(handoff, grant) => {
                 put_handoff(out, *handoff);
-                out.put_slice(&pass.0);
-                (PASS, 0)
+                out.put_slice(&grant.0);
+                (WRITE_GRANT, 0)
             }
         }
     }
 
-    /// Reads any whole message, header included, but a frame or a probe.
-    pub(crate) fn decode(message: &[u8]) -> Result<Self, WireError> {
-        let header = Header::of(message, 0)?;
-        let mut fields = Fields(header.fields(message)?);
+    /// Reads a whole message, header included, other than a frame or a probe.
+    pub(crate) fn decode(message: &[u8]) -> Result<Self, LinkWireError> {
+        let header = MessageHeader::of(message, 0)?;
+        let mut fields = MessageFields(header.fields(message)?);
         let message = match header.kind {
             HELLO => Self::Hello(fields.hello()?),
-            APPROACH => Self::Approach(fields.hello()?),
-            LANDING => Self::Landing {
+            HELLO_RDMA => Self::HelloRdma(fields.hello()?),
+            RING_OFFER => Self::RingOffer {
                 start: fields.u64()?,
                 metadata: fields.rest(),
             },
-            NO_LANDING => Self::NoLanding(fields.text()?),
-            WAIT => Self::Wait,
+            NO_RING => Self::NoRing(fields.text()?),
+            KEEP_ALIVE => Self::KeepAlive,
             WELCOME => {
                 fields.preamble()?;
                 Self::Welcome {
@@ -500,18 +510,18 @@ impl Message {
             STOP => Self::Stop(fields.handoff()?),
             STOPPED => Self::Stopped(fields.handoff()?),
             ABANDONED => Self::Abandoned(fields.handoff()?, fields.cause()?),
-            GRANT => Self::Grant(fields.u64()?),
-            GRANT_SLOTS => Self::GrantSlots(fields.words()?),
+            CREDIT => Self::Credit(fields.u64()?),
+            CREDIT_SLOTS => Self::CreditSlots(fields.words()?),
             SLOT_PROBE => Self::SlotProbe(fields.u32()?),
             ASK_POOL => Self::AskPool,
             POOL => Self::Pool(fields.rest()),
             NO_POOL => Self::NoPool(fields.text()?),
             OPENED => Self::Opened,
             POOL_FRAME => Self::PoolFrame(fields.frame_head()?),
-            PASS => Self::Pass(fields.handoff()?, Pass(fields.bytes()?)),
+            WRITE_GRANT => Self::WriteGrant(fields.handoff()?, WriteGrant(fields.bytes()?)),
             PING => Self::Ping(fields.u64()?),
             PONG => Self::Pong(fields.u64()?),
-            other => return Err(WireError::Kind(other)),
+            other => return Err(LinkWireError::Kind(other)),
         };
         fields.end()?;
         Ok(message)
@@ -558,17 +568,17 @@ mod tests {
         })
     }
 
-    fn cause() -> impl Strategy<Value = Cause> {
+    fn cause() -> impl Strategy<Value = AbandonCause> {
         prop_oneof![
-            Just(Cause::Finished),
-            Just(Cause::Cancelled),
-            failure().prop_map(Cause::Failed),
+            Just(AbandonCause::Finished),
+            Just(AbandonCause::Cancelled),
+            failure().prop_map(AbandonCause::Failed),
         ]
     }
 
-    fn hello() -> impl Strategy<Value = Hello> {
+    fn hello() -> impl Strategy<Value = LinkHello> {
         (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
-            |(from, to, block_bytes, fingerprint)| Hello {
+            |(from, to, block_bytes, fingerprint)| LinkHello {
                 from,
                 to,
                 block_bytes,
@@ -577,13 +587,13 @@ mod tests {
         )
     }
 
-    fn message() -> impl Strategy<Value = Message> {
+    fn message() -> impl Strategy<Value = LinkMessage> {
         let metadata = prop::collection::vec(any::<u8>(), 0..200);
         let landing = (any::<u64>(), metadata)
-            .prop_map(|(start, metadata)| Message::Landing { start, metadata });
+            .prop_map(|(start, metadata)| LinkMessage::RingOffer { start, metadata });
         let seal = (handoff(), any::<(u32, u64, [u8; 16], Vec<u32>)>()).prop_map(
             |(handoff, (blocks_count, digest, content, output))| {
-                Message::Seal(Seal {
+                LinkMessage::Seal(Seal {
                     handoff,
                     blocks_count,
                     digest,
@@ -593,40 +603,42 @@ mod tests {
             },
         );
         prop_oneof![
-            hello().prop_map(Message::Hello),
-            hello().prop_map(Message::Approach),
+            hello().prop_map(LinkMessage::Hello),
+            hello().prop_map(LinkMessage::HelloRdma),
             landing,
-            ".{0,200}".prop_map(Message::NoLanding),
-            Just(Message::Wait),
+            ".{0,200}".prop_map(LinkMessage::NoRing),
+            Just(LinkMessage::KeepAlive),
             (worker(), any::<(u64, u64, u32)>()).prop_map(|(me, (credit, key, frame_bytes))| {
-                Message::Welcome {
+                LinkMessage::Welcome {
                     me,
                     credit,
                     key,
                     frame_bytes,
                 }
             }),
-            (worker(), any::<u64>()).prop_map(|(from, key)| Message::Join { from, key }),
-            Just(Message::Joined),
-            (frame_head(), any::<u32>()).prop_map(|(head, slot)| Message::SlotFrame(head, slot)),
-            handoff().prop_map(Message::Stop),
-            handoff().prop_map(Message::Stopped),
-            prop::collection::vec(any::<u32>(), 0..50).prop_map(Message::GrantSlots),
-            any::<u32>().prop_map(Message::SlotProbe),
-            Just(Message::AskPool),
-            prop::collection::vec(any::<u8>(), 0..200).prop_map(Message::Pool),
-            ".{0,200}".prop_map(Message::NoPool),
-            Just(Message::Opened),
-            frame_head().prop_map(Message::PoolFrame),
+            (worker(), any::<u64>()).prop_map(|(from, key)| LinkMessage::Join { from, key }),
+            Just(LinkMessage::Joined),
+            (frame_head(), any::<u32>())
+                .prop_map(|(head, slot)| LinkMessage::SlotFrame(head, slot)),
+            handoff().prop_map(LinkMessage::Stop),
+            handoff().prop_map(LinkMessage::Stopped),
+            prop::collection::vec(any::<u32>(), 0..50).prop_map(LinkMessage::CreditSlots),
+            any::<u32>().prop_map(LinkMessage::SlotProbe),
+            Just(LinkMessage::AskPool),
+            prop::collection::vec(any::<u8>(), 0..200).prop_map(LinkMessage::Pool),
+            ".{0,200}".prop_map(LinkMessage::NoPool),
+            Just(LinkMessage::Opened),
+            frame_head().prop_map(LinkMessage::PoolFrame),
             (handoff(), any::<[u8; 32]>())
-                .prop_map(|(handoff, pass)| Message::Pass(handoff, Pass(pass))),
-            ".{0,200}".prop_map(Message::Reject),
+                .prop_map(|(handoff, grant)| LinkMessage::WriteGrant(handoff, WriteGrant(grant))),
+            ".{0,200}".prop_map(LinkMessage::Reject),
             seal,
-            handoff().prop_map(Message::Landed),
-            (handoff(), cause()).prop_map(|(handoff, cause)| Message::Abandoned(handoff, cause)),
-            any::<u64>().prop_map(Message::Grant),
-            any::<u64>().prop_map(Message::Ping),
-            any::<u64>().prop_map(Message::Pong),
+            handoff().prop_map(LinkMessage::Landed),
+            (handoff(), cause())
+                .prop_map(|(handoff, cause)| LinkMessage::Abandoned(handoff, cause)),
+            any::<u64>().prop_map(LinkMessage::Credit),
+            any::<u64>().prop_map(LinkMessage::Ping),
+            any::<u64>().prop_map(LinkMessage::Pong),
         ]
     }
 
@@ -649,27 +661,29 @@ mod tests {
         )
     }
 
-    fn encoded(message: &Message) -> Vec<u8> {
+    fn encoded(message: &LinkMessage) -> Vec<u8> {
         let mut bytes = BytesMut::new();
         message.encode(&mut bytes);
         bytes.to_vec()
     }
 
-    /// The message that a link reads from the bytes up to a payload.
-    fn decoded(bytes: &[u8]) -> Result<Message, WireError> {
-        match Header::of(bytes, 2000)? {
-            Header { kind: FRAME, .. } => FrameHead::parse(bytes, 2000).map(Message::Frame),
+    /// Decodes as a link does: up to the payload.
+    fn decoded(bytes: &[u8]) -> Result<LinkMessage, LinkWireError> {
+        match MessageHeader::of(bytes, 2000)? {
+            MessageHeader { kind: FRAME, .. } => {
+                FrameHead::parse(bytes, 2000).map(LinkMessage::Frame)
+            }
             header if header.kind == PROBE => {
                 header.fields(bytes)?;
                 let len = header.body_len - CHECK_BYTES;
-                Ok(Message::Probe(len as u32))
+                Ok(LinkMessage::Probe(len as u32))
             }
-            _ => Message::decode(bytes),
+            _ => LinkMessage::decode(bytes),
         }
     }
 
     /// Flips every bit of an encoded message, one at a time.
-    fn flip_each_bit(message: &Message) {
+    fn flip_each_bit(message: &LinkMessage) {
         let mut bytes = encoded(message);
         assert_eq!(decoded(&bytes).as_ref(), Ok(message));
         for bit in 0..8 * bytes.len() {
@@ -682,49 +696,51 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_message_comes_back(message in message()) {
+        fn every_message_round_trips(message in message()) {
             let bytes = encoded(&message);
-            let header = Header::of(&bytes, 0).unwrap();
+            let header = MessageHeader::of(&bytes, 0).unwrap();
             prop_assert_eq!(header.body_len, bytes.len() - HEADER_BYTES);
-            prop_assert_eq!(Message::decode(&bytes).unwrap(), message);
+            prop_assert_eq!(LinkMessage::decode(&bytes).unwrap(), message);
         }
 
         #[test]
-        fn every_frame_head_comes_back(head in frame_head()) {
-            let bytes = encoded(&Message::Frame(head));
+        fn every_frame_head_round_trips(head in frame_head()) {
+            let bytes = encoded(&LinkMessage::Frame(head));
             prop_assert_eq!(bytes.len(), HEADER_BYTES + FRAME_HEAD_BYTES);
             prop_assert_eq!(FrameHead::parse(&bytes, 2000).unwrap(), head);
         }
 
+        // Invariant: I50.
         #[test]
-        fn one_flipped_bit_is_an_error_and_never_another_message(message in message(), head in frame_head()) {
+        fn a_flipped_bit_never_makes_another_message(message in message(), head in frame_head()) {
             flip_each_bit(&message);
-            flip_each_bit(&Message::Frame(head));
-            flip_each_bit(&Message::Probe(head.part.len));
+            flip_each_bit(&LinkMessage::Frame(head));
+            flip_each_bit(&LinkMessage::Probe(head.part.len));
         }
 
         #[test]
-        fn damage_is_an_error_and_never_a_panic(kind in 0u8..31, body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_never_panic_the_decoder(kind in 0u8..31, body in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut bytes = vec![kind, 0, 0, 0];
             bytes.extend((body.len() as u32).to_le_bytes());
             bytes.extend(body);
             let _ = decoded(&bytes);
-            crate::fuzzing::close(&mut bytes);
+            crate::fuzzing::set_checksum(&mut bytes);
             let _ = decoded(&bytes);
         }
 
         #[test]
-        fn a_message_cut_short_is_refused(message in message(), keep in 0usize..1000) {
+        fn a_truncated_message_is_an_error(message in message(), keep in 0usize..1000) {
             let bytes = encoded(&message);
             let keep = keep % bytes.len();
-            prop_assert!(Message::decode(&bytes[..keep]).is_err());
+            prop_assert!(LinkMessage::decode(&bytes[..keep]).is_err());
         }
     }
 
-    /// The preamble says so before the checksum is looked at: another release has another one, or none.
+    /// The version in the preamble is checked before the checksum, because another release may
+    /// compute the checksum differently.
     #[test]
-    fn another_version_is_named_and_not_taken_for_damage() {
-        let hello = Message::Hello(Hello {
+    fn another_version_is_reported_as_a_version_mismatch() {
+        let hello = LinkMessage::Hello(LinkHello {
             from: WorkerRef::default(),
             to: WorkerRef::default(),
             block_bytes: 1,
@@ -732,14 +748,14 @@ mod tests {
         });
         let mut bytes = encoded(&hello);
         bytes[HEADER_BYTES + 4] = 5;
-        assert_eq!(decoded(&bytes), Err(WireError::Version(5)));
+        assert_eq!(decoded(&bytes), Err(LinkWireError::Version(5)));
         bytes[HEADER_BYTES + 4] = VERSION as u8;
         bytes[HEADER_BYTES + 6] ^= 1;
-        assert_eq!(decoded(&bytes), Err(WireError::Damaged("hello")));
+        assert_eq!(decoded(&bytes), Err(LinkWireError::Damaged("hello")));
     }
 
     #[test]
-    fn a_damaged_stream_is_refused_or_what_it_says() {
+    fn damaged_streams_are_errors_or_reencode_identically() {
         let mut runner = TestRunner::deterministic();
         let samples: Vec<Vec<u8>> = (0..200)
             .map(|_| {
@@ -749,28 +765,28 @@ mod tests {
                 bytes.to_vec()
             })
             .collect();
-        cleave_fuzz::hold("frames", &samples, 20_000, crate::fuzzing::frames);
+        cleave_fuzz::check_samples("frames", &samples, 20_000, crate::fuzzing::frames);
     }
 
     #[test]
-    fn a_length_from_outside_is_bounded_before_anything_is_allocated() {
+    fn a_received_length_is_checked_before_allocation() {
         let header = |kind: u8, len: u32| {
             let [a, b, c, d] = len.to_le_bytes();
-            Header::parse([kind, 0, 0, 0, a, b, c, d], 4096)
+            MessageHeader::parse([kind, 0, 0, 0, a, b, c, d], 4096)
         };
         assert!(header(FRAME, 4096 + 48).is_ok());
         assert!(matches!(
             header(FRAME, 4096 + 49),
-            Err(WireError::TooLong { .. })
+            Err(LinkWireError::TooLong { .. })
         ));
         assert!(matches!(
             header(SEAL, u32::MAX),
-            Err(WireError::TooLong { .. })
+            Err(LinkWireError::TooLong { .. })
         ));
         assert!(matches!(
             header(PROBE, u32::MAX),
-            Err(WireError::TooLong { .. })
+            Err(LinkWireError::TooLong { .. })
         ));
-        assert_eq!(header(b'G', 0), Err(WireError::Kind(b'G')));
+        assert_eq!(header(b'G', 0), Err(LinkWireError::Kind(b'G')));
     }
 }

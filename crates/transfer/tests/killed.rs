@@ -1,23 +1,23 @@
-//! A whole process killed in the middle of it, which no test within a process can show.
+//! Tests that kill or stop the receiving process, which no test within one process can show.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod pair;
 
-use cleave_transfer::{Addresses, Route, Transport};
+use cleave_transfer::{DataAddresses, PeerRoute, Transport};
 use pair::*;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 const CHILD: &str = "CLEAVE_TEST_RECEIVER";
 
-/// Not a test of its own: the receiver's process, when the other one starts it. It keeps all that
-/// arrives, so that the sender's credit is out when it dies.
+/// Not a test: the receiver's process, started by the other tests. It keeps all that arrives, so
+/// that the sender's credit is used up when it dies.
 #[tokio::test]
 async fn receiver_process() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
-    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
+    let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
     println!("here: {}", receiver.addresses());
     let mut kept = Vec::new();
     while let Some(event) = receiver.events.recv().await {
@@ -25,7 +25,7 @@ async fn receiver_process() {
     }
 }
 
-fn receiver() -> (Child, Addresses) {
+fn receiver() -> (Child, DataAddresses) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "receiver_process", "--nocapture"])
         .env(CHILD, "1")
@@ -36,56 +36,58 @@ fn receiver() -> (Child, Addresses) {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let mut lines = lines.map_while(Result::ok);
     let announced = lines.find_map(|line| Some(line.split_once("here: ")?.1.to_owned()));
-    (child, Addresses::parse(&announced.unwrap()).unwrap())
+    (child, DataAddresses::parse(&announced.unwrap()).unwrap())
 }
 
+// Lesson: 8.
 #[tokio::test]
-async fn lesson_08_a_receiver_killed_while_it_holds_the_credit_is_lost_once_and_dialled_anew() {
+async fn a_killed_receiver_is_reported_lost_once_and_redialled() {
     for transport in REMOTE {
-        let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+        let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
         let to = worker_ref(2, 1);
         for flight in 0..3 {
             let (mut child, addresses) = receiver();
             let route = match transport {
-                Transport::Tcp => Route::tcp(addresses.tcp.unwrap()),
-                _ => Route::Remote(addresses),
+                Transport::Tcp => PeerRoute::tcp(addresses.tcp.unwrap()),
+                _ => PeerRoute::Remote(addresses),
             };
-            sender.links.know(to, route);
-            assert_eq!(sender.measured().await.transport, transport);
+            sender.links.add_peer(to, route);
+            assert_eq!(sender.next_measured().await.transport, transport);
             for ordinal in 0..4 {
                 sender.send_block(to, flight, ordinal).await;
             }
             let link = sender.links.link(to).unwrap();
             assert!(
                 link.reserve(frame(1, 0).handoff, BLOCK).is_none(),
-                "all credit is with the other"
+                "the receiver holds all credit"
             );
             child.kill().unwrap();
             child.wait().unwrap();
-            assert_eq!(sender.lost().await.0, to);
-            sender.hears_nothing_more();
+            assert_eq!(sender.next_lost().await.0, to);
+            sender.assert_no_event_but_credit();
             assert!(link.is_broken());
         }
     }
 }
 
+// Lesson: 9.
 #[tokio::test]
-async fn lesson_09_a_receiver_that_is_stopped_is_lost_by_its_silence() {
+async fn a_stopped_receiver_is_lost_after_the_silence_limit() {
     for transport in REMOTE {
-        let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+        let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
         let to = worker_ref(2, 1);
         let (mut child, addresses) = receiver();
         let route = match transport {
-            Transport::Tcp => Route::tcp(addresses.tcp.unwrap()),
-            _ => Route::Remote(addresses),
+            Transport::Tcp => PeerRoute::tcp(addresses.tcp.unwrap()),
+            _ => PeerRoute::Remote(addresses),
         };
-        sender.links.know(to, route);
+        sender.links.add_peer(to, route);
         sender.send_block(to, 1, 0).await;
         let stopped = Command::new("kill")
             .args(["-STOP", &child.id().to_string()])
             .status();
         assert!(stopped.unwrap().success());
-        let (_, reason) = sender.lost().await;
+        let (_, reason) = sender.next_lost().await;
         assert!(reason.contains("nothing was heard"), "{reason}");
         child.kill().unwrap();
         child.wait().unwrap();

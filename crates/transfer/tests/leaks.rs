@@ -1,4 +1,4 @@
-//! Alone in its process, because it counts what the process holds.
+//! Counts descriptors and mappings of its process, and is therefore alone in it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod pair;
@@ -7,7 +7,7 @@ use pair::*;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Descriptors, and mappings of rings.
+/// The number of descriptors, and of mapped rings.
 fn held() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -32,14 +32,15 @@ async fn until(what: (usize, usize)) {
     );
 }
 
+// Lesson: 2.
 #[tokio::test]
-async fn lesson_02_links_that_come_and_go_leave_no_descriptor_and_no_memory() {
+async fn ended_links_leak_no_descriptor_and_no_memory() {
     for transport in REMOTE {
         let before = held();
         for round in 0..10 {
             let (mut sender, mut receiver) = pair(transport).await;
             sender.send_block(receiver.me, round, 0).await;
-            let kept = receiver.arrived().await.payload.unwrap();
+            let kept = receiver.next_packet().await.payload.unwrap();
             let link = sender.links.link(receiver.me).unwrap();
             let mut permit = loop {
                 match link.reserve(frame(1, 0).handoff, BLOCK) {
@@ -49,12 +50,12 @@ async fn lesson_02_links_that_come_and_go_leave_no_descriptor_and_no_memory() {
             };
             permit.buffer(BLOCK).fill(1);
             receiver.server.abort();
-            assert_eq!(sender.lost().await.0, receiver.me);
-            // Both ends may hold something of a link that is gone, and use it.
+            assert_eq!(sender.next_lost().await.0, receiver.me);
+            // Both ends may still hold and use parts of a link that has ended.
             permit.buffer(BLOCK).fill(2);
             assert_eq!(kept.bytes().unwrap(), block_bytes(round, 0));
             drop((permit, link, kept));
-            // It would listen for as long as it is polled.
+            // The server listens for as long as it is polled.
             sender.server.abort();
             drop((sender, receiver));
             until(before).await;

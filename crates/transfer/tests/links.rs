@@ -1,11 +1,11 @@
-//! What holds of a link whatever carries it: one suite, run over each transport.
+//! The properties of a link over every transport: one suite, run over each.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod pair;
 
-use cleave_domain::{Cause, Failure, Generation};
-use cleave_kv::{Condition, Packet};
-use cleave_transfer::{LinkDown, LinkEvent, LocalNet, Route, Transport, checksum};
+use cleave_domain::{AbandonCause, Failure, Generation};
+use cleave_kv::{Packet, PayloadCondition};
+use cleave_transfer::{LinkDown, LinkEvent, LocalNet, PeerRoute, Transport, checksum};
 use pair::*;
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ async fn frames_and_packets_arrive_whole_over_every_transport() {
             .flat_map(|flight| [Some(0), Some(1), Some(2), None].map(|part| (flight, part)))
             .collect();
         while !expected.is_empty() {
-            let arrived = receiver.arrived().await;
+            let arrived = receiver.next_packet().await;
             assert_eq!(arrived.from, worker_ref(1, 1));
             let flight = arrived.packet.handoff().flight.0;
             let ordinal = match arrived.packet {
@@ -43,8 +43,8 @@ async fn frames_and_packets_arrive_whole_over_every_transport() {
                     assert_eq!(bytes, block_bytes(flight, part.ordinal));
                     assert_eq!(sum, checksum(bytes));
                     let mut pool = vec![0; BLOCK as usize];
-                    assert_eq!(arrived.condition, Condition::Intact);
-                    assert_eq!(payload.land(&mut pool[..]), Ok(true));
+                    assert_eq!(arrived.condition, PayloadCondition::Intact);
+                    assert_eq!(payload.write_verified(&mut pool[..]), Ok(true));
                     assert_eq!(pool, bytes);
                     Some(part.ordinal)
                 }
@@ -59,15 +59,16 @@ async fn frames_and_packets_arrive_whole_over_every_transport() {
     }
 }
 
+// Lesson: 10.
 #[tokio::test]
-async fn lesson_10_blocks_that_wait_for_credit_hold_up_no_seal() {
+async fn blocks_waiting_for_credit_do_not_delay_seals() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
-        // The receiver keeps what arrives, so the window of four blocks fills up.
+        // The receiver keeps the payloads, so the window of four blocks fills up.
         let mut kept = Vec::new();
         for ordinal in 0..4 {
             sender.send_block(receiver.me, 1, ordinal).await;
-            kept.push(receiver.arrived().await.payload.unwrap());
+            kept.push(receiver.next_packet().await.payload.unwrap());
         }
         let link = sender.links.link(receiver.me).unwrap();
         assert!(
@@ -75,33 +76,35 @@ async fn lesson_10_blocks_that_wait_for_credit_hold_up_no_seal() {
             "the window is used up"
         );
         link.send(seal(2)).unwrap();
-        assert_eq!(receiver.arrived().await.packet, seal(2));
-        // Dropping them gives all of it back, and the next block may go.
+        assert_eq!(receiver.next_packet().await.packet, seal(2));
+        // Dropping the payloads returns all credit, and the next block may be sent.
         kept.clear();
         sender.send_block(receiver.me, 3, 0).await;
-        assert!(receiver.arrived().await.payload.is_some());
+        assert!(receiver.next_packet().await.payload.is_some());
     }
 }
 
+// Invariant: I25.
+// Lesson: 2.
 #[tokio::test]
-async fn lesson_02_what_the_receiver_keeps_is_not_written_again() {
+async fn payloads_kept_by_the_receiver_are_not_overwritten() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        let kept = receiver.arrived().await.payload.unwrap();
+        let kept = receiver.next_packet().await.payload.unwrap();
         for flight in 2..40 {
             sender.send_block(receiver.me, flight, 0).await;
-            assert!(receiver.arrived().await.payload.is_some());
+            assert!(receiver.next_packet().await.payload.is_some());
         }
         assert_eq!(kept.bytes().unwrap(), block_bytes(1, 0), "{transport}");
     }
 }
 
 #[tokio::test]
-async fn an_unused_permit_is_credit_again() {
+async fn a_dropped_permit_returns_its_credit() {
     for transport in ALL {
         let (mut sender, receiver) = pair(transport).await;
-        sender.measured().await;
+        sender.next_measured().await;
         let link = sender.links.link(receiver.me).unwrap();
         let mut all = loop {
             match link.reserve(frame(1, 0).handoff, 4 * BLOCK) {
@@ -116,15 +119,19 @@ async fn an_unused_permit_is_credit_again() {
     }
 }
 
+// Invariant: I10.
+// Lesson: 19.
 #[tokio::test]
-async fn lesson_19_kv_of_another_fingerprint_is_turned_away_with_both_names() {
+async fn a_fingerprint_mismatch_is_refused_with_both_values() {
     for transport in ALL {
         let net = LocalNet::default();
-        let mut sender = Worker::on(net.clone(), config(worker_ref(1, 1), "weights-a")).await;
-        let receiver = Worker::on(net, config(worker_ref(2, 1), "weights-b")).await;
-        receiver.links.know(sender.me, nowhere());
-        sender.links.know(receiver.me, receiver.route(transport));
-        // No other transport is tried: it would end the same way.
+        let mut sender = LinkedWorker::on(net.clone(), config(worker_ref(1, 1), "weights-a")).await;
+        let receiver = LinkedWorker::on(net, config(worker_ref(2, 1), "weights-b")).await;
+        receiver.links.add_peer(sender.me, nowhere());
+        sender
+            .links
+            .add_peer(receiver.me, receiver.route(transport));
+        // No other transport is tried, because it would fail the same way.
         let LinkEvent::Lost { peer, reason } = sender.next().await else {
             panic!("the loss comes first");
         };
@@ -136,19 +143,19 @@ async fn lesson_19_kv_of_another_fingerprint_is_turned_away_with_both_names() {
     }
 }
 
-/// A worker that was named and cannot be reached.
-fn nowhere() -> Route {
-    Route::tcp("127.0.0.1:1")
+/// The route of a worker that was named but cannot be reached.
+fn nowhere() -> PeerRoute {
+    PeerRoute::tcp("127.0.0.1:1")
 }
 
 #[tokio::test]
-async fn a_stranger_was_told_which_worker_serves_what() {
+async fn an_unknown_peer_learns_nothing_about_the_worker() {
     for (number, fingerprint) in [(2, "weights-a"), (3, "weights-b")] {
-        let mut stranger = Worker::start(worker_ref(1, 1), fingerprint).await;
-        let receiver = Worker::start(worker_ref(2, 1), "weights-b").await;
+        let mut stranger = LinkedWorker::start(worker_ref(1, 1), fingerprint).await;
+        let receiver = LinkedWorker::start(worker_ref(2, 1), "weights-b").await;
         let route = receiver.route(Transport::Tcp);
-        stranger.links.know(worker_ref(number, 1), route);
-        let (_, reason) = stranger.lost().await;
+        stranger.links.add_peer(worker_ref(number, 1), route);
+        let (_, reason) = stranger.next_lost().await;
         assert!(reason.contains("turned away"), "{reason}");
         for said in ["weights-b", "w2", "w2/i1"] {
             assert!(!reason.contains(said), "{reason}");
@@ -156,23 +163,26 @@ async fn a_stranger_was_told_which_worker_serves_what() {
     }
 }
 
+// Invariant: I9.
+// Lesson: 15.
 #[tokio::test]
-async fn lesson_15_a_peer_in_another_life_is_not_talked_to() {
+async fn another_incarnation_of_a_peer_is_refused() {
     for transport in REMOTE {
-        let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-        let receiver = Worker::start(worker_ref(2, 2), "f").await;
-        receiver.links.know(sender.me, nowhere());
-        // The directory is stale: it names the first life, the second one answers.
+        let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+        let receiver = LinkedWorker::start(worker_ref(2, 2), "f").await;
+        receiver.links.add_peer(sender.me, nowhere());
+        // The route is stale: it names the first incarnation, and the second answers.
         let route = receiver.route(transport);
-        sender.links.know(worker_ref(2, 1), route.clone());
-        let (_, reason) = sender.lost().await;
+        sender.links.add_peer(worker_ref(2, 1), route.clone());
+        let (_, reason) = sender.next_lost().await;
         assert!(
             reason.contains("w2/i1") && reason.contains("w2/i2"),
             "{reason}"
         );
-        // Once the first life is forgotten nothing is sent to it, whatever is known of the second.
-        sender.links.know(worker_ref(2, 2), route);
-        sender.links.forget(worker_ref(2, 1));
+        // Once the first incarnation is forgotten nothing is sent to it, even if the second is
+        // known.
+        sender.links.add_peer(worker_ref(2, 2), route);
+        sender.links.remove_peer(worker_ref(2, 1));
         for unknown in [worker_ref(2, 1), worker_ref(9, 1)] {
             assert_eq!(
                 sender.links.link(unknown).unwrap_err(),
@@ -182,29 +192,35 @@ async fn lesson_15_a_peer_in_another_life_is_not_talked_to() {
     }
 }
 
+// Lesson: 15.
 #[tokio::test]
-async fn lesson_15_a_life_that_began_by_a_clock_set_back_is_reached_all_the_same() {
+async fn an_incarnation_with_a_smaller_number_is_reachable() {
     for transport in REMOTE {
-        let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-        let first = Worker::start(worker_ref(2, 9), "f").await;
-        sender.links.know(worker_ref(2, 9), first.route(transport));
-        sender.links.forget(worker_ref(2, 9));
-        let mut second = Worker::start(worker_ref(2, 3), "f").await;
-        sender.links.know(worker_ref(2, 3), second.route(transport));
+        let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+        let first = LinkedWorker::start(worker_ref(2, 9), "f").await;
+        sender
+            .links
+            .add_peer(worker_ref(2, 9), first.route(transport));
+        sender.links.remove_peer(worker_ref(2, 9));
+        let mut second = LinkedWorker::start(worker_ref(2, 3), "f").await;
+        sender
+            .links
+            .add_peer(worker_ref(2, 3), second.route(transport));
         sender.send_block(worker_ref(2, 3), 1, 0).await;
-        assert_eq!(second.arrived().await.from, worker_ref(1, 1));
+        assert_eq!(second.next_packet().await.from, worker_ref(1, 1));
     }
 }
 
+// Lesson: 8.
 #[tokio::test]
-async fn lesson_08_a_dead_peer_is_lost_at_both_ends_and_dialled_anew() {
+async fn a_dead_peer_is_lost_at_both_ends_and_redialled() {
     for transport in REMOTE {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        let kept = receiver.arrived().await.payload.unwrap();
+        let kept = receiver.next_packet().await.payload.unwrap();
 
         receiver.server.abort();
-        assert_eq!(sender.lost().await.0, receiver.me);
+        assert_eq!(sender.next_lost().await.0, receiver.me);
         assert_eq!(
             kept.bytes().unwrap(),
             block_bytes(1, 0),
@@ -212,10 +228,12 @@ async fn lesson_08_a_dead_peer_is_lost_at_both_ends_and_dialled_anew() {
         );
 
         receiver.listen().await;
-        sender.links.know(receiver.me, receiver.route(transport));
+        sender
+            .links
+            .add_peer(receiver.me, receiver.route(transport));
         sender.send_block(receiver.me, 2, 0).await;
         loop {
-            // The aborted server told nobody; the new link brings the block.
+            // The aborted server reported nothing; the new link delivers the block.
             if let LinkEvent::Arrived { packet, .. } = receiver.next().await {
                 assert_eq!(packet.handoff(), handoff(2));
                 break;
@@ -223,31 +241,32 @@ async fn lesson_08_a_dead_peer_is_lost_at_both_ends_and_dialled_anew() {
         }
         drop(sender.links);
         sender.events.close();
-        assert_eq!(receiver.lost().await.0, worker_ref(1, 1));
-        receiver.hears_nothing_more();
+        assert_eq!(receiver.next_lost().await.0, worker_ref(1, 1));
+        receiver.assert_no_event_but_credit();
     }
 }
 
 #[tokio::test]
-async fn a_link_dialled_twice_is_lost_once_and_the_newest_one_stands() {
+async fn a_second_dial_replaces_the_first_link() {
     for transport in REMOTE {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        assert!(receiver.arrived().await.payload.is_some());
-        // The same life dials again, as after a loss that the receiver has not noticed.
-        let mut again = Worker::start(worker_ref(1, 1), "f").await;
-        again.links.know(receiver.me, receiver.route(transport));
-        let (peer, reason) = receiver.lost().await;
+        assert!(receiver.next_packet().await.payload.is_some());
+        // The same incarnation dials again, as after a loss that the receiver has not noticed.
+        let mut again = LinkedWorker::start(worker_ref(1, 1), "f").await;
+        again.links.add_peer(receiver.me, receiver.route(transport));
+        let (peer, reason) = receiver.next_lost().await;
         assert_eq!(peer, worker_ref(1, 1));
         assert!(reason.contains("replaced"), "{reason}");
         again.send_block(receiver.me, 2, 0).await;
-        assert_eq!(receiver.arrived().await.packet.handoff(), handoff(2));
-        assert_eq!(sender.lost().await.0, receiver.me);
+        assert_eq!(receiver.next_packet().await.packet.handoff(), handoff(2));
+        assert_eq!(sender.next_lost().await.0, receiver.me);
     }
 }
 
+// Lesson: 18.
 #[tokio::test]
-async fn lesson_18_each_link_says_what_carries_it_before_its_first_block() {
+async fn each_link_reports_its_transport_before_its_first_block() {
     for transport in ALL {
         let (mut sender, receiver) = pair(transport).await;
         let LinkEvent::Measured { peer, speed } = sender.next().await else {
@@ -259,8 +278,9 @@ async fn lesson_18_each_link_says_what_carries_it_before_its_first_block() {
     }
 }
 
+// Lesson: 3.
 #[tokio::test]
-async fn lesson_03_every_packet_keeps_its_meaning_over_every_transport() {
+async fn every_packet_round_trips_over_every_transport() {
     for transport in ALL {
         let (sender, mut receiver) = pair(transport).await;
         let link = sender.links.link(receiver.me).unwrap();
@@ -272,14 +292,14 @@ async fn lesson_03_every_packet_keeps_its_meaning_over_every_transport() {
             Packet::Stopped { handoff: third },
             Packet::Abandoned {
                 handoff: fourth,
-                cause: Cause::Failed(Failure::RetriesSpent(Box::new(engine))),
+                cause: AbandonCause::Failed(Failure::RetriesSpent(Box::new(engine))),
             },
         ];
         for packet in &packets {
             link.send(packet.clone()).unwrap();
         }
         while !packets.is_empty() {
-            let packet = receiver.arrived().await.packet;
+            let packet = receiver.next_packet().await.packet;
             let at = packets.iter().position(|sent| *sent == packet);
             packets.remove(at.unwrap_or_else(|| panic!("{packet:?} was not sent, or twice")));
         }

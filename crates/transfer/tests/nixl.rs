@@ -1,12 +1,15 @@
-//! Links over NIXL, where the library is there: `CLEAVE_TEST_NIXL` names it. Each is tried over TCP and over shared memory,
-//! which UCX reads from its environment; so each runs in a process of its own.
+//! Tests of links over NIXL, run where `CLEAVE_TEST_NIXL` names the library. UCX reads its
+//! transports from its environment, so each test runs in processes of its own: over TCP and over
+//! shared memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 mod pair;
 
 use cleave_domain::WorkerRef;
-use cleave_kv::{Condition, Packet};
-use cleave_transfer::{Addresses, LinkEvent, LinksConfig, LocalNet, Nixl, Route, Transport};
+use cleave_kv::{Packet, PayloadCondition};
+use cleave_transfer::{
+    DataAddresses, LinkEvent, LinksConfig, LocalNet, Nixl, PeerRoute, Transport,
+};
 use pair::*;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -14,9 +17,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The library's path, for these tests.
+/// The variable with the path of the library.
 const LIBRARY: &str = "CLEAVE_TEST_NIXL";
-/// Set in the processes that tests start.
+/// Set in the processes that the tests start.
 const ROLE: &str = "CLEAVE_TEST_NIXL_ROLE";
 
 fn library() -> Option<PathBuf> {
@@ -37,7 +40,7 @@ fn this_test(name: &str, role: &str, tls: &str) -> Command {
     command
 }
 
-/// Runs the rest of the test in a process for each way; `true` in such a process.
+/// Runs the test in one process for each UCX transport; returns `true` in such a process.
 fn in_its_own_process(name: &str) -> bool {
     if library().is_none() {
         return false;
@@ -50,7 +53,7 @@ fn in_its_own_process(name: &str) -> bool {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "UCX_TLS={tls}\n{said}\n{errors}");
-        // A peer that is killed leaves writes behind, which is news for nobody.
+        // The writes to a killed peer fail, and UCX must not print them.
         for printed in [&said, &errors] {
             assert!(!printed.contains(" UCX "), "UCX_TLS={tls}\n{printed}");
         }
@@ -58,7 +61,7 @@ fn in_its_own_process(name: &str) -> bool {
     false
 }
 
-/// Agents take half a second to make, and longer where all cores are taken.
+/// Creating an agent takes half a second, and longer if all cores are busy.
 fn nixl_config(me: WorkerRef) -> LinksConfig {
     let library = library().unwrap();
     LinksConfig {
@@ -69,34 +72,34 @@ fn nixl_config(me: WorkerRef) -> LinksConfig {
     }
 }
 
-async fn worker(number: u64) -> Worker {
-    Worker::on(LocalNet::default(), nixl_config(worker_ref(number, 1))).await
+async fn worker(number: u64) -> LinkedWorker {
+    LinkedWorker::on(LocalNet::default(), nixl_config(worker_ref(number, 1))).await
 }
 
-/// As a peer of another host sees it.
-fn far(addresses: Addresses) -> Addresses {
-    Addresses {
+/// The addresses as a peer on another host uses them.
+fn without_shared_memory(addresses: DataAddresses) -> DataAddresses {
+    DataAddresses {
         shared_memory: None,
         nixl: true,
         ..addresses
     }
 }
 
-/// A router names a peer, which cannot be dialled.
-async fn hears_of(worker: &mut Worker, peer: WorkerRef) {
-    worker.links.know(peer, Route::Local);
-    assert_eq!(worker.lost().await.0, peer);
+/// Names a peer that cannot be dialled.
+async fn add_unreachable_peer(worker: &mut LinkedWorker, peer: WorkerRef) {
+    worker.links.add_peer(peer, PeerRoute::Local);
+    assert_eq!(worker.next_lost().await.0, peer);
 }
 
-async fn nixl_pair() -> (Worker, Worker) {
+async fn nixl_pair() -> (LinkedWorker, LinkedWorker) {
     let (sender, mut receiver) = (worker(1).await, worker(2).await);
-    hears_of(&mut receiver, sender.me).await;
-    let route = Route::Remote(far(receiver.addresses()));
-    sender.links.know(receiver.me, route);
+    add_unreachable_peer(&mut receiver, sender.me).await;
+    let route = PeerRoute::Remote(without_shared_memory(receiver.addresses()));
+    sender.links.add_peer(receiver.me, route);
     (sender, receiver)
 }
 
-async fn fell_back(worker: &mut Worker) -> (Transport, Transport, String) {
+async fn fell_back(worker: &mut LinkedWorker) -> (Transport, Transport, String) {
     loop {
         match worker.next().await {
             LinkEvent::FellBack {
@@ -108,10 +111,10 @@ async fn fell_back(worker: &mut Worker) -> (Transport, Transport, String) {
     }
 }
 
-/// An agent has more than these.
+/// An agent has more descriptors than this.
 const AGENT_DESCRIPTORS: usize = 4;
 
-/// Descriptors of this process. An agent has some, and gives them back at its end.
+/// The number of descriptors of this process. An agent returns its own at its end.
 fn descriptors_count() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -126,27 +129,33 @@ async fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn blocks_that_a_card_writes_arrive_whole_and_once() {
-    if !in_its_own_process("blocks_that_a_card_writes_arrive_whole_and_once") {
+async fn blocks_written_by_a_card_arrive_whole_and_once() {
+    if !in_its_own_process("blocks_written_by_a_card_arrive_whole_and_once") {
         return;
     }
     let (mut sender, mut receiver) = nixl_pair().await;
-    let speed = sender.measured().await;
+    let speed = sender.next_measured().await;
     assert_eq!(speed.transport, Transport::Nixl);
     assert!(speed.bytes_per_second > 0);
-    // Many times the credit.
+    // Many times as much as the credit.
     for ordinal in 0..40 {
         sender.send_block(receiver.me, 7, ordinal).await;
-        let arrived = receiver.arrived().await;
+        let arrived = receiver.next_packet().await;
         let Packet::Frame { part, .. } = arrived.packet else {
             panic!("{:?}", arrived.packet);
         };
         assert_eq!(
             (part.ordinal, arrived.condition),
-            (ordinal, Condition::Intact)
+            (ordinal, PayloadCondition::Intact)
         );
         let mut there = vec![0; BLOCK as usize];
-        assert!(arrived.payload.unwrap().land(there.as_mut_slice()).unwrap());
+        assert!(
+            arrived
+                .payload
+                .unwrap()
+                .write_verified(there.as_mut_slice())
+                .unwrap()
+        );
         assert_eq!(there, block_bytes(7, ordinal));
     }
     sender
@@ -155,19 +164,23 @@ async fn blocks_that_a_card_writes_arrive_whole_and_once() {
         .unwrap()
         .send(seal(7))
         .unwrap();
-    assert!(matches!(receiver.arrived().await.packet, Packet::Seal(_)));
+    assert!(matches!(
+        receiver.next_packet().await.packet,
+        Packet::Seal(_)
+    ));
 }
 
+// Lesson: 10.
 #[tokio::test]
-async fn lesson_10_a_sender_writes_no_slot_that_it_was_not_granted() {
-    if !in_its_own_process("lesson_10_a_sender_writes_no_slot_that_it_was_not_granted") {
+async fn a_sender_writes_only_granted_slots() {
+    if !in_its_own_process("a_sender_writes_only_granted_slots") {
         return;
     }
     let (mut sender, mut receiver) = nixl_pair().await;
     let mut held = Vec::new();
     for ordinal in 0..4 {
         sender.send_block(receiver.me, 1, ordinal).await;
-        held.push(receiver.arrived().await.payload.unwrap());
+        held.push(receiver.next_packet().await.payload.unwrap());
     }
     let link = sender.links.link(receiver.me).unwrap();
     assert!(
@@ -179,7 +192,7 @@ async fn lesson_10_a_sender_writes_no_slot_that_it_was_not_granted() {
     }
     held.pop();
     sender.send_block(receiver.me, 1, 9).await;
-    let payload = receiver.arrived().await.payload.unwrap();
+    let payload = receiver.next_packet().await.payload.unwrap();
     assert_eq!(payload.bytes().unwrap(), block_bytes(1, 9));
     assert_eq!(held[0].bytes().unwrap(), block_bytes(1, 0));
 }
@@ -189,16 +202,16 @@ async fn agents_end_with_their_links() {
     if !in_its_own_process("agents_end_with_their_links") {
         return;
     }
-    // The first one brings what the library keeps.
+    // The first round also creates what the library keeps for good.
     let mut before = None;
     for _ in 0..4 {
         let (mut sender, receiver) = nixl_pair().await;
-        sender.measured().await;
+        sender.next_measured().await;
         let during = descriptors_count();
         receiver.server.abort();
         sender.server.abort();
         drop(receiver);
-        sender.lost().await;
+        sender.next_lost().await;
         drop(sender);
         let after = before.unwrap_or(during - AGENT_DESCRIPTORS);
         wait_for("end of the agents", || descriptors_count() <= after).await;
@@ -206,22 +219,25 @@ async fn agents_end_with_their_links() {
     }
 }
 
+// Lesson: 18.
 #[tokio::test]
-async fn lesson_18_a_library_that_the_peer_alone_has_is_told_and_tcp_is_taken() {
-    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-    let receiver = Worker::start(worker_ref(2, 1), "f").await;
-    let addresses = far(receiver.addresses());
-    sender.links.know(receiver.me, Route::Remote(addresses));
+async fn nixl_at_the_peer_only_falls_back_to_tcp_with_a_report() {
+    let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+    let receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
+    let addresses = without_shared_memory(receiver.addresses());
+    sender
+        .links
+        .add_peer(receiver.me, PeerRoute::Remote(addresses));
     let (from, to, reason) = fell_back(&mut sender).await;
     assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
     assert!(reason.contains("has no NIXL library"), "{reason}");
-    assert_eq!(sender.measured().await.transport, Transport::Tcp);
+    assert_eq!(sender.next_measured().await.transport, Transport::Tcp);
 }
 
-/// UCX has a way over TCP, too, which is no network card's and no better than these links' own.
+/// UCX also has a transport over TCP, which is no better than these links' own.
 #[tokio::test]
-async fn what_no_card_carries_was_taken_before_tcp() {
-    if !in_its_own_process("what_no_card_carries_was_taken_before_tcp") {
+async fn tcp_is_preferred_to_nixl_without_a_network_card() {
+    if !in_its_own_process("tcp_is_preferred_to_nixl_without_a_network_card") {
         return;
     }
     for peer_has_it in [true, false] {
@@ -230,30 +246,32 @@ async fn what_no_card_carries_was_taken_before_tcp() {
             transports: Transport::ALL.into(),
             ..nixl_config(worker_ref(number, 1))
         };
-        let mut sender = Worker::on(net(), both(1)).await;
-        let mut receiver = Worker::on(net(), both(2)).await;
-        hears_of(&mut receiver, sender.me).await;
-        let addresses = Addresses {
+        let mut sender = LinkedWorker::on(net(), both(1)).await;
+        let mut receiver = LinkedWorker::on(net(), both(2)).await;
+        add_unreachable_peer(&mut receiver, sender.me).await;
+        let addresses = DataAddresses {
             nixl: peer_has_it,
-            ..far(receiver.addresses())
+            ..without_shared_memory(receiver.addresses())
         };
-        sender.links.know(receiver.me, Route::Remote(addresses));
+        sender
+            .links
+            .add_peer(receiver.me, PeerRoute::Remote(addresses));
         loop {
             match sender.next().await {
                 LinkEvent::Measured { speed, .. } => {
                     break assert_eq!(speed.transport, Transport::Tcp);
                 }
-                LinkEvent::Granted { .. } => {}
+                LinkEvent::CreditGranted { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
     }
 }
 
-/// By default it goes over network cards alone: no port is opened that trusts whoever reaches it.
+/// By default only network cards are used, so no port is opened that accepts every client.
 #[test]
-fn without_a_card_for_it_the_library_is_of_no_use_and_that_is_said() {
-    let name = "without_a_card_for_it_the_library_is_of_no_use_and_that_is_said";
+fn loading_nixl_without_a_network_card_is_an_error() {
+    let name = "loading_nixl_without_a_network_card_is_an_error";
     let Some(library) = library() else {
         return;
     };
@@ -274,15 +292,15 @@ fn without_a_card_for_it_the_library_is_of_no_use_and_that_is_said() {
     assert!(said.contains("1 passed"), "{said}");
 }
 
-/// Not a test of its own: the other process.
+/// Not a test: the other process.
 #[tokio::test]
 async fn other_process() {
     let role = std::env::var(ROLE).unwrap_or_default();
     let Some(route) = role.strip_prefix("send to ") else {
         if role == "receive" {
             let mut receiver = worker(2).await;
-            hears_of(&mut receiver, worker_ref(1, 1)).await;
-            println!("here: {}", far(receiver.addresses()));
+            add_unreachable_peer(&mut receiver, worker_ref(1, 1)).await;
+            println!("here: {}", without_shared_memory(receiver.addresses()));
             let mut kept = Vec::new();
             while let Some(event) = receiver.events.recv().await {
                 kept.push(event);
@@ -292,7 +310,7 @@ async fn other_process() {
     };
     let mut sender = worker(1).await;
     let to = worker_ref(2, 1);
-    sender.links.know(to, Route::parse(route).unwrap());
+    sender.links.add_peer(to, PeerRoute::parse(route).unwrap());
     for ordinal in 0.. {
         sender.send_block(to, 1, ordinal).await;
     }
@@ -305,9 +323,10 @@ fn other(role: &str) -> Child {
     command.spawn().unwrap()
 }
 
+// Lesson: 8.
 #[tokio::test]
-async fn lesson_08_a_receiver_killed_while_it_is_written_to_is_lost_once_and_dialled_anew() {
-    let name = "lesson_08_a_receiver_killed_while_it_is_written_to_is_lost_once_and_dialled_anew";
+async fn a_receiver_killed_during_writes_is_lost_once_and_redialled() {
+    let name = "a_receiver_killed_during_writes_is_lost_once_and_redialled";
     if !in_its_own_process(name) {
         return;
     }
@@ -321,39 +340,43 @@ async fn lesson_08_a_receiver_killed_while_it_is_written_to_is_lost_once_and_dia
         let announced = lines.find_map(|line| Some(line.split_once("here: ")?.1.to_owned()));
         sender
             .links
-            .know(to, Route::parse(&announced.unwrap()).unwrap());
-        assert_eq!(sender.measured().await.transport, Transport::Nixl);
+            .add_peer(to, PeerRoute::parse(&announced.unwrap()).unwrap());
+        assert_eq!(sender.next_measured().await.transport, Transport::Nixl);
         for ordinal in 0..4 {
             sender.send_block(to, flight, ordinal).await;
         }
         let during = descriptors_count();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(sender.lost().await.0, to);
+        assert_eq!(sender.next_lost().await.0, to);
         assert!(sender.links.link(to).is_ok(), "it is dialled anew");
-        // And finds nobody.
-        assert_eq!(sender.lost().await.0, to);
+        // The dial finds no listener.
+        assert_eq!(sender.next_lost().await.0, to);
         let after = before.unwrap_or(during - AGENT_DESCRIPTORS);
         wait_for("end of the agent", || descriptors_count() <= after).await;
         before = before.or(Some(descriptors_count()));
     }
 }
 
+// Lesson: 2.
 #[tokio::test]
-async fn lesson_02_a_sender_killed_in_the_middle_of_its_writes_leaves_nothing_that_writes() {
-    let name = "lesson_02_a_sender_killed_in_the_middle_of_its_writes_leaves_nothing_that_writes";
+async fn nothing_writes_after_a_sender_is_killed() {
+    let name = "nothing_writes_after_a_sender_is_killed";
     if !in_its_own_process(name) {
         return;
     }
     let mut receiver = worker(2).await;
-    hears_of(&mut receiver, worker_ref(1, 1)).await;
+    add_unreachable_peer(&mut receiver, worker_ref(1, 1)).await;
     let mut before = None;
     for _ in 0..3 {
-        let mut child = other(&format!("send to {}", far(receiver.addresses())));
-        // It writes as fast as it is granted; a few are held meanwhile.
+        let mut child = other(&format!(
+            "send to {}",
+            without_shared_memory(receiver.addresses())
+        ));
+        // The sender writes as fast as it is granted; a few payloads are held meanwhile.
         let mut held = Vec::new();
         for ordinal in 0..30 {
-            let arrived = receiver.arrived().await;
+            let arrived = receiver.next_packet().await;
             let payload = arrived.payload.unwrap();
             assert_eq!(payload.bytes().unwrap(), block_bytes(1, ordinal));
             held.push((ordinal, payload));
@@ -365,7 +388,7 @@ async fn lesson_02_a_sender_killed_in_the_middle_of_its_writes_leaves_nothing_th
         loop {
             match receiver.next().await {
                 LinkEvent::Lost { peer, .. } => break assert_eq!(peer, worker_ref(1, 1)),
-                LinkEvent::Arrived { .. } | LinkEvent::Granted { .. } => {}
+                LinkEvent::Arrived { .. } | LinkEvent::CreditGranted { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -382,10 +405,10 @@ async fn lesson_02_a_sender_killed_in_the_middle_of_its_writes_leaves_nothing_th
     }
 }
 
-/// The library is one, whoever loads it.
+/// The loader maps the library once.
 #[test]
-fn it_is_loaded_twice_without_harm() {
-    if !in_its_own_process("it_is_loaded_twice_without_harm") {
+fn the_library_can_be_loaded_twice() {
+    if !in_its_own_process("the_library_can_be_loaded_twice") {
         return;
     }
     let library = library().unwrap();

@@ -1,40 +1,40 @@
-//! Links over TCP between workers that know each other by certificates.
+//! Links over TCP between workers with certificates, and write grants.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "../../../tests/harness/authority.rs"]
 mod authority;
 mod pair;
 
-use authority::Authority;
+use authority::TestAuthority;
 use cleave_tls::{PEER_NAME, PeerTls};
-use cleave_transfer::{LinkEvent, LinksConfig, LocalNet, Passes, Transport, checksum};
+use cleave_transfer::{GrantIssuer, LinkEvent, LinksConfig, LocalNet, Transport, checksum};
 use pair::*;
 
-fn peer(authority: &Authority) -> PeerTls {
+fn peer(authority: &TestAuthority) -> PeerTls {
     let folder = tempfile::tempdir().unwrap();
     authority.sign(folder.path(), PEER_NAME);
     PeerTls::open(folder.path()).unwrap()
 }
 
-async fn worker(number: u64, peers: Option<PeerTls>) -> Worker {
+async fn worker(number: u64, peers: Option<PeerTls>) -> LinkedWorker {
     let config = LinksConfig {
-        peers,
+        peer_tls: peers,
         streams_count: 4,
         ..config(worker_ref(number, 1), "same")
     };
-    Worker::on(LocalNet::default(), config).await
+    LinkedWorker::on(LocalNet::default(), config).await
 }
 
 #[tokio::test]
 async fn blocks_arrive_whole_between_peers() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let mut sender = worker(1, Some(peer(&authority))).await;
     let mut receiver = worker(2, Some(peer(&authority))).await;
     sender
         .links
-        .know(receiver.me, receiver.route(Transport::Tcp));
+        .add_peer(receiver.me, receiver.route(Transport::Tcp));
     assert!(sender.links.link(receiver.me).is_ok());
-    sender.measured().await;
+    sender.next_measured().await;
     let to = receiver.me;
     let sending = tokio::spawn(async move {
         for flight in 0..200 {
@@ -44,7 +44,7 @@ async fn blocks_arrive_whole_between_peers() {
     });
     let mut flights: Vec<u64> = Vec::new();
     for _ in 0..200 {
-        let arrived = receiver.arrived().await;
+        let arrived = receiver.next_packet().await;
         let flight = arrived.packet.handoff().flight.0;
         let payload = arrived.payload.unwrap();
         assert_eq!(payload.bytes().unwrap(), block_bytes(flight, 0));
@@ -56,13 +56,13 @@ async fn blocks_arrive_whole_between_peers() {
     assert!(checksum(b"") != 0, "what was compared is not empty");
 }
 
-/// The reason why no link came about, at the end that dialled.
-async fn turned_away(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String {
+/// The reason for which no link was made, at the end that dialled.
+async fn link_failure(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String {
     let mut sender = worker(1, dials).await;
     let receiver = worker(2, takes).await;
     sender
         .links
-        .know(receiver.me, receiver.route(Transport::Tcp));
+        .add_peer(receiver.me, receiver.route(Transport::Tcp));
     assert!(sender.links.link(receiver.me).is_ok());
     loop {
         match sender.next().await {
@@ -73,99 +73,106 @@ async fn turned_away(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String {
 }
 
 #[tokio::test]
-async fn a_stranger_wrote_to_a_pool() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
-    // In clear, to a worker that knows its peers, and the other way round.
-    turned_away(None, Some(peer(&ours))).await;
-    let reason = turned_away(Some(peer(&ours)), None).await;
+async fn a_peer_without_a_fleet_certificate_gets_no_link() {
+    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
+    // A plain connection to a worker with a certificate, and the reverse.
+    link_failure(None, Some(peer(&ours))).await;
+    let reason = link_failure(Some(peer(&ours)), None).await;
     assert!(reason.contains("no peer of this fleet"), "{reason}");
-    // With a certificate of somebody else's.
-    turned_away(Some(peer(&theirs)), Some(peer(&ours))).await;
+    // A certificate of another authority.
+    link_failure(Some(peer(&theirs)), Some(peer(&ours))).await;
 }
 
-/// A worker that knows passes.
-async fn with_passes(number: u64, key: u8) -> (Worker, Passes) {
-    let passes = Passes::new([key; 32]);
+/// A worker that uses write grants.
+async fn worker_with_grants(number: u64, key: u8) -> (LinkedWorker, GrantIssuer) {
+    let passes = GrantIssuer::new([key; 32]);
     let config = LinksConfig {
-        passes: Some(passes.clone()),
+        grants: Some(passes.clone()),
         ..config(worker_ref(number, 1), "same")
     };
-    (Worker::on(LocalNet::default(), config).await, passes)
+    (LinkedWorker::on(LocalNet::default(), config).await, passes)
 }
 
+// Invariant: I47.
 #[tokio::test]
-async fn a_sender_without_a_pass_wrote_to_what_was_reserved_for_another() {
+async fn a_sender_without_a_valid_grant_is_refused() {
     for transport in REMOTE {
-        let (mut sender, given) = with_passes(1, 1).await;
-        let (mut receiver, made) = with_passes(2, 2).await;
-        sender.links.know(receiver.me, receiver.route(transport));
+        let (mut sender, given) = worker_with_grants(1, 1).await;
+        let (mut receiver, made) = worker_with_grants(2, 2).await;
+        sender
+            .links
+            .add_peer(receiver.me, receiver.route(transport));
         let to = receiver.me;
-        given.hold(handoff(7), made.make(handoff(7), sender.me, "acme"));
+        given.store(handoff(7), made.issue(handoff(7), sender.me, "acme"));
         sender.links.link(to).unwrap();
-        sender.measured().await;
+        sender.next_measured().await;
         for ordinal in 0..3 {
             sender.send_block(to, 7, ordinal).await;
-            assert!(receiver.arrived().await.payload.is_some());
+            assert!(receiver.next_packet().await.payload.is_some());
         }
         sender.links.link(to).unwrap().send(seal(7)).unwrap();
-        assert_eq!(receiver.arrived().await.packet, seal(7));
-        // Somebody else's hand-off: with no pass, with this one's, and with one for another sender.
-        let stolen = made.make(handoff(9), worker_ref(5, 1), "acme");
-        let own = made.make(handoff(7), sender.me, "acme");
+        assert_eq!(receiver.next_packet().await.packet, seal(7));
+        // Another hand-off: with no grant, with the grant of this one, and with a grant for another
+        // sender.
+        let stolen = made.issue(handoff(9), worker_ref(5, 1), "acme");
+        let own = made.issue(handoff(7), sender.me, "acme");
         for pass in [None, Some(own), Some(stolen)] {
             if let Some(pass) = pass {
-                given.hold(handoff(9), pass);
+                given.store(handoff(9), pass);
             }
             sender.send_block(to, 9, 0).await;
-            refused(&mut receiver).await;
-            sender.lost().await;
+            expect_invalid_grant(&mut receiver).await;
+            sender.next_lost().await;
             sender.links.link(to).unwrap();
-            sender.measured().await;
+            sender.next_measured().await;
         }
-        // A seal alone is as good as a write; nothing was ever shown for this one.
+        // A seal counts as a write; no grant was ever sent for this hand-off.
         sender.links.link(to).unwrap().send(seal(8)).unwrap();
-        refused(&mut receiver).await;
+        expect_invalid_grant(&mut receiver).await;
     }
 }
 
 #[tokio::test]
-async fn what_was_still_on_its_way_when_a_hand_off_ended_cost_the_link() {
+async fn late_messages_of_an_ended_hand_off_keep_the_link() {
     for transport in REMOTE {
-        let (mut sender, given) = with_passes(1, 1).await;
-        let (mut receiver, made) = with_passes(2, 2).await;
-        sender.links.know(receiver.me, receiver.route(transport));
+        let (mut sender, given) = worker_with_grants(1, 1).await;
+        let (mut receiver, made) = worker_with_grants(2, 2).await;
+        sender
+            .links
+            .add_peer(receiver.me, receiver.route(transport));
         let link = sender.links.link(receiver.me).unwrap();
         for flight in [7, 8] {
-            let pass = made.make(handoff(flight), sender.me, "acme");
-            given.hold(handoff(flight), pass);
+            let pass = made.issue(handoff(flight), sender.me, "acme");
+            given.store(handoff(flight), pass);
         }
-        // Sent before the link stands, of a hand-off that is over when it does.
+        // Sent before the link is established, of a hand-off that has ended by then.
         link.send(seal(8)).unwrap();
-        given.forget(handoff(8));
-        assert_eq!(receiver.arrived().await.packet, seal(8));
-        // Read while it lived, and sent when it was over: here without a word that came before on the stream.
-        sender.measured().await;
+        given.remove(handoff(8));
+        assert_eq!(receiver.next_packet().await.packet, seal(8));
+        // Read while the hand-off lived, and sent after its end; its grant was not sent on the
+        // stream before.
+        sender.next_measured().await;
         let mut permit = loop {
             match link.reserve(handoff(7), BLOCK) {
                 Some(permit) => break permit,
                 None => drop(sender.next().await),
             }
         };
-        given.forget(handoff(7));
-        assert_eq!(given.held_count(), 0);
-        permit.copy(frame(7, 0), &block_bytes(7, 0)).unwrap();
-        let payload = receiver.arrived().await.payload.unwrap();
+        given.remove(handoff(7));
+        assert_eq!(given.stored_count(), 0);
+        permit.send_copy(frame(7, 0), &block_bytes(7, 0)).unwrap();
+        let payload = receiver.next_packet().await.payload.unwrap();
         assert_eq!(payload.bytes().unwrap(), block_bytes(7, 0));
         assert!(!link.is_broken());
     }
 }
 
-/// Nothing has arrived, and why is told.
-async fn refused(receiver: &mut Worker) {
+/// Asserts that nothing arrived, and that the reason is reported.
+async fn expect_invalid_grant(receiver: &mut LinkedWorker) {
     let mut forged = 0;
     loop {
         match receiver.next().await {
-            LinkEvent::Forged { peer } => {
+            LinkEvent::InvalidGrant { peer } => {
                 assert_eq!(peer, worker_ref(1, 1));
                 forged += 1;
             }

@@ -1,10 +1,13 @@
-//! Several TCP connections as one link, with whatever stands between; and the choice of a transport.
+//! Tests of links with several TCP connections and faults between the ends, and of the choice of a
+//! transport.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod pair;
 
-use cleave_kv::{Condition, Packet};
-use cleave_transfer::{Addresses, HostAddress, LinkEvent, LinksConfig, LocalNet, Route, Transport};
+use cleave_kv::{Packet, PayloadCondition};
+use cleave_transfer::{
+    DataAddresses, HostAddress, LinkEvent, LinksConfig, LocalNet, PeerRoute, Transport,
+};
 use pair::*;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -14,8 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Relays one direction at a time, changing the bytes that `change` wants changed. The argument is
-/// the offset in the stream from the dialler.
+/// A proxy that changes bytes of the stream from the dialler: `change` gets the offset in that
+/// stream and the byte.
 async fn proxy(target: String, change: impl Fn(u64, &mut u8) + Send + Copy + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -42,25 +45,25 @@ async fn proxy(target: String, change: impl Fn(u64, &mut u8) + Send + Copy + 'st
     address
 }
 
-/// What is done to one connection that passes a [`Gate`].
+/// The state of one connection through a [`ConnectionProxy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Passage {
+enum ProxyState {
     Open,
-    /// Nothing passes either way, and nobody is told.
-    Held,
-    /// Cut in the middle of whatever is on its way.
+    /// Nothing passes either way; the connection stays open.
+    Paused,
+    /// Closed in the middle of a transfer.
     Cut,
-    /// Only the direction from the dialler ends.
+    /// Only the direction from the dialler is closed.
     HalfClosed,
 }
 
-/// A proxy whose connections, numbered as they come, can be held and cut.
-struct Gate {
+/// A proxy whose connections, numbered in order of arrival, can be paused and cut.
+struct ConnectionProxy {
     address: String,
-    passages: Arc<Mutex<Vec<watch::Sender<Passage>>>>,
+    passages: Arc<Mutex<Vec<watch::Sender<ProxyState>>>>,
 }
 
-impl Gate {
+impl ConnectionProxy {
     async fn before(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -68,19 +71,19 @@ impl Gate {
         let opened = Arc::clone(&passages);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                let (sender, passage) = watch::channel(Passage::Open);
+                let (sender, passage) = watch::channel(ProxyState::Open);
                 opened.lock().unwrap().push(sender);
                 let far = TcpStream::connect(&target).await.unwrap();
                 let (near_read, near_write) = near.into_split();
                 let (far_read, far_write) = far.into_split();
-                tokio::spawn(relay((near_read, far_write), passage.clone(), true));
-                tokio::spawn(relay((far_read, near_write), passage, false));
+                tokio::spawn(relay(near_read, far_write, passage.clone(), true));
+                tokio::spawn(relay(far_read, near_write, passage, false));
             }
         });
         Self { address, passages }
     }
 
-    fn set(&self, connection: usize, passage: Passage) {
+    fn set(&self, connection: usize, passage: ProxyState) {
         self.passages.lock().unwrap()[connection].send_replace(passage);
     }
 
@@ -90,22 +93,20 @@ impl Gate {
 }
 
 async fn relay(
-    (mut from, mut to): (
-        tokio::net::tcp::OwnedReadHalf,
-        tokio::net::tcp::OwnedWriteHalf,
-    ),
-    mut passage: watch::Receiver<Passage>,
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    mut passage: watch::Receiver<ProxyState>,
     outward: bool,
 ) {
-    // Odd, so that what is cut is cut in the middle of something.
+    // An odd size, so that cuts fall inside messages.
     let mut buffer = vec![0; 777];
     loop {
         let state = *passage.borrow_and_update();
         match state {
-            Passage::Cut => return,
-            Passage::HalfClosed if outward => return,
-            Passage::Held => passage.changed().await.unwrap(),
-            Passage::Open | Passage::HalfClosed => {
+            ProxyState::Cut => return,
+            ProxyState::HalfClosed if outward => return,
+            ProxyState::Paused => passage.changed().await.unwrap(),
+            ProxyState::Open | ProxyState::HalfClosed => {
                 tokio::select! {
                     changed = passage.changed() => {
                         if changed.is_err() {
@@ -122,28 +123,31 @@ async fn relay(
     }
 }
 
-async fn gated_pair(silence_max: Duration, credit_bytes: u32) -> (Worker, Worker, Gate) {
+async fn gated_pair(
+    silence_max: Duration,
+    credit_bytes: u32,
+) -> (LinkedWorker, LinkedWorker, ConnectionProxy) {
     let config = |me| LinksConfig {
         silence_max,
         credit_bytes,
         ..config(me, "f")
     };
-    let mut sender = Worker::on(LocalNet::default(), config(worker_ref(1, 1))).await;
-    let receiver = Worker::on(LocalNet::default(), config(worker_ref(2, 1))).await;
-    let gate = Gate::before(receiver.address.clone()).await;
+    let mut sender = LinkedWorker::on(LocalNet::default(), config(worker_ref(1, 1))).await;
+    let receiver = LinkedWorker::on(LocalNet::default(), config(worker_ref(2, 1))).await;
+    let gate = ConnectionProxy::before(receiver.address.clone()).await;
     sender
         .links
-        .know(receiver.me, Route::tcp(gate.address.clone()));
-    sender.measured().await;
+        .add_peer(receiver.me, PeerRoute::tcp(gate.address.clone()));
+    sender.next_measured().await;
     assert_eq!(gate.count(), 4, "the usual number of streams");
     (sender, receiver, gate)
 }
 
 #[tokio::test]
-async fn frames_and_seals_of_several_streams_arrive_in_another_order_and_all_of_them() {
+async fn messages_of_several_streams_arrive_all_in_any_order() {
     let (mut sender, mut receiver, gate) = gated_pair(Duration::from_secs(20), 64 * BLOCK).await;
-    gate.set(2, Passage::Held);
-    // Free streams take the next parcel by turns, so the one that is held has some of them.
+    gate.set(2, ProxyState::Paused);
+    // Idle streams take messages in turn, so the paused one holds some.
     let mut expected: BTreeSet<(u64, Option<u32>)> = BTreeSet::new();
     for flight in 0..8 {
         for ordinal in 0..4 {
@@ -156,12 +160,13 @@ async fn frames_and_seals_of_several_streams_arrive_in_another_order_and_all_of_
     }
     let mut overtaken = BTreeSet::new();
     while !expected.is_empty() {
-        // All that can come has come once nothing does for long; then the rest may come too.
-        let wait = timeout(Duration::from_millis(500), receiver.arrived());
+        // If nothing arrives for this long, everything that can arrive has arrived; then the rest
+        // is released.
+        let wait = timeout(Duration::from_millis(500), receiver.next_packet());
         let Ok(arrived) = wait.await else {
             assert!(overtaken.is_empty(), "{expected:?} never came");
             overtaken.clone_from(&expected);
-            gate.set(2, Passage::Open);
+            gate.set(2, ProxyState::Open);
             continue;
         };
         let flight = arrived.packet.handoff().flight.0;
@@ -179,50 +184,56 @@ async fn frames_and_seals_of_several_streams_arrive_in_another_order_and_all_of_
     assert!(!overtaken.is_empty(), "one stream was held");
 }
 
+// Lesson: 8.
 #[tokio::test]
-async fn lesson_08_one_stream_cut_is_the_whole_link_lost_once_at_both_ends() {
-    for end in [Passage::Cut, Passage::HalfClosed] {
+async fn one_lost_stream_loses_the_link_once_at_both_ends() {
+    for end in [ProxyState::Cut, ProxyState::HalfClosed] {
         for stream in 0..4 {
             let (mut sender, mut receiver, gate) =
                 gated_pair(Duration::from_secs(20), 4 * BLOCK).await;
             let link = sender.links.link(receiver.me).unwrap();
             sender.send_block(receiver.me, 1, 0).await;
-            assert!(receiver.arrived().await.payload.is_some());
+            assert!(receiver.next_packet().await.payload.is_some());
             gate.set(stream, end);
-            assert_eq!(sender.lost().await.0, receiver.me, "{end:?} {stream}");
-            assert_eq!(receiver.lost().await.0, sender.me, "{end:?} {stream}");
+            assert_eq!(sender.next_lost().await.0, receiver.me, "{end:?} {stream}");
+            assert_eq!(receiver.next_lost().await.0, sender.me, "{end:?} {stream}");
             assert!(link.is_broken());
-            // The next use dials anew, with all streams, and no second loss is told of the first.
+            // The next use dials anew, with all streams, and no second loss of the first link is
+            // reported.
             sender.send_block(receiver.me, 2, 0).await;
-            assert_eq!(receiver.arrived().await.packet.handoff(), handoff(2));
+            assert_eq!(receiver.next_packet().await.packet.handoff(), handoff(2));
             assert_eq!(gate.count(), 8);
         }
     }
 }
 
+// Lesson: 9.
 #[tokio::test]
-async fn lesson_09_one_stream_that_falls_silent_is_the_link_lost() {
+async fn one_silent_stream_loses_the_link() {
     let (mut sender, mut receiver, gate) = gated_pair(Duration::from_millis(500), 4 * BLOCK).await;
     sender.send_block(receiver.me, 1, 0).await;
-    assert!(receiver.arrived().await.payload.is_some());
-    gate.set(3, Passage::Held);
-    let (_, reason) = sender.lost().await;
+    assert!(receiver.next_packet().await.payload.is_some());
+    gate.set(3, ProxyState::Paused);
+    let (_, reason) = sender.next_lost().await;
     assert!(reason.contains("nothing was heard"), "{reason}");
-    assert_eq!(receiver.lost().await.0, sender.me);
+    assert_eq!(receiver.next_lost().await.0, sender.me);
 }
 
+// Lesson: 18.
 #[tokio::test]
-async fn lesson_18_a_better_transport_that_does_not_work_is_told_and_the_next_one_taken() {
-    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
-    let addresses = Addresses {
+async fn a_failed_transport_is_reported_and_the_next_is_used() {
+    let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+    let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
+    let addresses = DataAddresses {
         shared_memory: Some(HostAddress {
             name: "cleave-kv-nobody-has-this-name".into(),
             ..receiver.host_address.clone()
         }),
         ..receiver.addresses()
     };
-    sender.links.know(receiver.me, Route::Remote(addresses));
+    sender
+        .links
+        .add_peer(receiver.me, PeerRoute::Remote(addresses));
     let LinkEvent::FellBack {
         peer,
         from,
@@ -238,57 +249,60 @@ async fn lesson_18_a_better_transport_that_does_not_work_is_told_and_the_next_on
         reason.contains("nobody-has-this-name") && reason.contains("refused"),
         "{reason}"
     );
-    assert_eq!(sender.measured().await.transport, Transport::Tcp);
+    assert_eq!(sender.next_measured().await.transport, Transport::Tcp);
     sender.send_block(receiver.me, 1, 0).await;
-    assert!(receiver.arrived().await.payload.is_some());
+    assert!(receiver.next_packet().await.payload.is_some());
 }
 
 #[tokio::test]
 async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
-    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-    let receiver = Worker::start(worker_ref(2, 1), "f").await;
+    let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+    let receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
     let elsewhere = HostAddress {
         host_id: "another-boot".into(),
         ..receiver.host_address.clone()
     };
-    let addresses = Addresses {
+    let addresses = DataAddresses {
         shared_memory: Some(elsewhere.clone()),
         ..receiver.addresses()
     };
-    sender.links.know(receiver.me, Route::Remote(addresses));
+    sender
+        .links
+        .add_peer(receiver.me, PeerRoute::Remote(addresses));
     let LinkEvent::Measured { speed, .. } = sender.next().await else {
         panic!("nothing was to be tried before");
     };
     assert_eq!(speed.transport, Transport::Tcp);
-    let unreachable = Addresses {
+    let unreachable = DataAddresses {
         tcp: None,
         nixl: false,
         shared_memory: Some(elsewhere),
     };
     sender
         .links
-        .know(worker_ref(3, 1), Route::Remote(unreachable));
-    let (_, reason) = sender.lost().await;
+        .add_peer(worker_ref(3, 1), PeerRoute::Remote(unreachable));
+    let (_, reason) = sender.next_lost().await;
     assert!(reason.contains("own host"), "{reason}");
 }
 
+// Lesson: 2, 16.
 #[tokio::test]
-async fn lesson_02_lesson_16_a_flipped_byte_in_a_payload_is_never_intact() {
+async fn a_payload_with_a_flipped_byte_is_reported_damaged() {
     let one_stream = LinksConfig {
         streams_count: 1,
         ..config(worker_ref(1, 1), "f")
     };
-    let mut sender = Worker::on(LocalNet::default(), one_stream).await;
-    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
-    // Everything before the frames is handshake, pings and two probes of 1 MiB; the flip falls into
-    // the payload of a later frame.
+    let mut sender = LinkedWorker::on(LocalNet::default(), one_stream).await;
+    let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
+    // Handshake, pings and two probes of 1 MiB precede the frames; the flipped byte is in the
+    // payload of a later frame.
     let address = proxy(receiver.address.clone(), |offset, byte| {
         if offset == (2 << 20) + 3 * 4096 {
             *byte ^= 0x10;
         }
     })
     .await;
-    sender.links.know(receiver.me, Route::tcp(address));
+    sender.links.add_peer(receiver.me, PeerRoute::tcp(address));
     let to = receiver.me;
     let sending = tokio::spawn(async move {
         for ordinal in 0..8 {
@@ -298,13 +312,13 @@ async fn lesson_02_lesson_16_a_flipped_byte_in_a_payload_is_never_intact() {
     });
     let mut damaged = 0;
     for _ in 0..8 {
-        let arrived = receiver.arrived().await;
+        let arrived = receiver.next_packet().await;
         let Packet::Frame { part, .. } = arrived.packet else {
             panic!("only frames were sent");
         };
         let payload = arrived.payload.unwrap();
         let same = payload.bytes() == Some(&block_bytes(1, part.ordinal)[..]);
-        assert_eq!(arrived.condition == Condition::Intact, same);
+        assert_eq!(arrived.condition == PayloadCondition::Intact, same);
         damaged += u32::from(!same);
     }
     assert_eq!(damaged, 1);
@@ -312,9 +326,9 @@ async fn lesson_02_lesson_16_a_flipped_byte_in_a_payload_is_never_intact() {
 }
 
 #[tokio::test]
-async fn garbage_and_idle_strangers_hurt_nobody() {
-    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
+async fn garbage_and_idle_connections_do_not_disturb_links() {
+    let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+    let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
     let mut strangers = Vec::new();
     for garbage in [
         &b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..],
@@ -329,10 +343,10 @@ async fn garbage_and_idle_strangers_hurt_nobody() {
     }
     sender
         .links
-        .know(receiver.me, receiver.route(Transport::Tcp));
+        .add_peer(receiver.me, receiver.route(Transport::Tcp));
     sender.send_block(receiver.me, 1, 0).await;
-    assert!(receiver.arrived().await.payload.is_some());
-    // All but the idle one have been hung up on.
+    assert!(receiver.next_packet().await.payload.is_some());
+    // All connections but the idle one were closed.
     for stream in &mut strangers[..4] {
         let mut rest = Vec::new();
         let ended = timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
@@ -340,15 +354,16 @@ async fn garbage_and_idle_strangers_hurt_nobody() {
     }
 }
 
+// Lesson: 9.
 #[tokio::test]
-async fn lesson_09_a_peer_that_falls_silent_is_lost() {
-    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
-    // It accepts and then says nothing, as a stopped process does.
+async fn a_silent_peer_is_lost() {
+    let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
+    // The listener accepts and then sends nothing, as a stopped process does.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let route = Route::tcp(listener.local_addr().unwrap().to_string());
+    let route = PeerRoute::tcp(listener.local_addr().unwrap().to_string());
     let mute = tokio::spawn(async move { listener.accept().await });
-    sender.links.know(worker_ref(2, 1), route);
-    let (_, reason) = sender.lost().await;
+    sender.links.add_peer(worker_ref(2, 1), route);
+    let (_, reason) = sender.next_lost().await;
     assert!(reason.contains("nothing was heard"), "{reason}");
     drop(mute.await);
 }

@@ -1,4 +1,4 @@
-//! See `cleave_engine::fuzzing::checkpoint`.
+//! libFuzzer target: see `cleave_engine::fuzzing::checkpoint`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

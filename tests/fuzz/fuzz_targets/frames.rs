@@ -1,4 +1,4 @@
-//! See `cleave_transfer::fuzzing::frames`.
+//! libFuzzer target: see `cleave_transfer::fuzzing::frames`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! See `cleave_node::fuzzing::grpc`.
+//! libFuzzer target: see `cleave_node::fuzzing::grpc`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

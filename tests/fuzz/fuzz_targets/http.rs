@@ -1,4 +1,4 @@
-//! See `cleave_api::fuzzing::http`.
+//! libFuzzer target: see `cleave_api::fuzzing::http`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! See `cleave_node::fuzzing::policy`.
+//! libFuzzer target: see `cleave_node::fuzzing::policy`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! See `cleave_api::fuzzing::text`.
+//! libFuzzer target: see `cleave_api::fuzzing::text`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! See `cleave_bench::fuzzing::trace`.
+//! libFuzzer target: see `cleave_bench::fuzzing::trace`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

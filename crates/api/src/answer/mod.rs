@@ -1,32 +1,31 @@
 //! The JSON of answers.
 //!
-//! Owns: OpenAI's shapes, whole and in chunks. Never: decides what is in them.
-//! Invariant: the chunks of a stream, put together, are the whole answer.
+//! Owns: OpenAI's shapes, whole and in chunks. Never: decides their contents. Invariant: the chunks
+//! of a stream, put together, are the whole answer.
 
 mod chunk;
 mod scores;
 mod sse;
 
-pub(crate) use sse::{Live, stream};
+pub(crate) use sse::{StreamSetup, stream};
 
-use crate::ask::{UsageShown, Warning};
-use crate::choice::{Delta, Finish, StopCause};
-use crate::flights::{Counts, Flights};
+use crate::choice::{ChoiceDelta, ChoiceFinish, StopCause};
+use crate::flights::{AnswerFlights, TokenCounts};
 use crate::model::ModelText;
+use crate::request::{RequestWarning, UsageShown};
 use crate::timing::TimingShown;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Which endpoint answers.
+/// The endpoint that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CompletionKind {
     Chat,
     Completion,
 }
 
-impl Kind {
-    /// Where it is asked.
+impl CompletionKind {
     pub(crate) fn route(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -34,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// As OpenTelemetry's conventions for generative models call it.
+    /// Name in OpenTelemetry's conventions for generative models.
     pub(crate) fn operation(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -43,17 +42,17 @@ impl Kind {
     }
 }
 
-/// What all parts of an answer have in common.
+/// The fields that all parts of an answer share.
 #[derive(Clone)]
-pub(crate) struct Frame {
-    pub(crate) kind: Kind,
+pub(crate) struct AnswerEnvelope {
+    pub(crate) kind: CompletionKind,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: Arc<ModelText>,
-    pub(crate) warnings: Vec<Warning>,
+    pub(crate) warnings: Vec<RequestWarning>,
 }
 
-/// Seconds since 1970.
+/// Current time in seconds since 1970.
 pub(crate) fn unix_now() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -61,16 +60,16 @@ pub(crate) fn unix_now() -> u64 {
         .as_secs()
 }
 
-impl Frame {
+impl AnswerEnvelope {
     pub(crate) fn new(
-        kind: Kind,
+        kind: CompletionKind,
         request_id: &str,
         model: Arc<ModelText>,
-        warnings: Vec<Warning>,
+        warnings: Vec<RequestWarning>,
     ) -> Self {
         let prefix = match kind {
-            Kind::Chat => "chatcmpl",
-            Kind::Completion => "cmpl",
+            CompletionKind::Chat => "chatcmpl",
+            CompletionKind::Completion => "cmpl",
         };
         Self {
             kind,
@@ -81,51 +80,54 @@ impl Frame {
         }
     }
 
-    /// The answer in one piece.
-    pub(crate) fn whole(&self, deltas: Vec<Delta>, counts: Counts) -> Value {
+    /// Builds the answer in one piece.
+    pub(crate) fn complete(&self, deltas: Vec<ChoiceDelta>, counts: TokenCounts) -> Value {
         let choices = deltas.into_iter().enumerate().map(|(index, delta)| {
             let mut choice = Map::new();
             choice.insert("index".into(), index.into());
             match self.kind {
-                Kind::Chat => choice.insert(
+                CompletionKind::Chat => choice.insert(
                     "message".into(),
                     json!({"role": "assistant", "content": delta.text, "refusal": null}),
                 ),
-                Kind::Completion => choice.insert("text".into(), delta.text.as_str().into()),
+                CompletionKind::Completion => {
+                    choice.insert("text".into(), delta.text.as_str().into())
+                }
             };
             choice.insert("logprobs".into(), self.scores(&delta));
-            finish(&mut choice, delta.finish.as_ref());
+            insert_finish(&mut choice, delta.finish.as_ref());
             Value::Object(choice)
         });
         let object = match self.kind {
-            Kind::Chat => "chat.completion",
-            Kind::Completion => "text_completion",
+            CompletionKind::Chat => "chat.completion",
+            CompletionKind::Completion => "text_completion",
         };
         let mut answer = self.envelope(object, choices.collect());
-        answer.insert("usage".into(), usage(counts));
+        answer.insert("usage".into(), usage_json(counts));
         if !self.warnings.is_empty() {
             answer.insert("warnings".into(), json!(self.warnings));
         }
         Value::Object(answer)
     }
 
-    /// The first chunk of a chat choice: who speaks.
-    fn opening(&self, index: usize) -> Map<String, Value> {
+    /// Builds the first chunk of a chat choice, which names the role.
+    fn role_chunk(&self, index: usize) -> Map<String, Value> {
         let delta = json!({"role": "assistant", "content": ""});
         self.chunk(json!([{
             "index": index, "delta": delta, "logprobs": null, "finish_reason": null,
         }]))
     }
 
-    /// The last chunk, if token counts or times were asked for.
-    fn closing(
+    /// Builds the last chunk, if token counts or timing were asked for.
+    fn usage_chunk(
         &self,
-        flights: &Flights,
-        (counts, timing): (UsageShown, TimingShown),
+        flights: &AnswerFlights,
+        usage: UsageShown,
+        timing: TimingShown,
     ) -> Map<String, Value> {
         let mut chunk = self.chunk(json!([]));
-        if counts != UsageShown::Never {
-            chunk.insert("usage".into(), usage(flights.counts()));
+        if usage != UsageShown::Never {
+            chunk.insert("usage".into(), usage_json(flights.counts()));
         }
         if timing == TimingShown::Asked {
             chunk.insert("timing".into(), flights.timing().object());
@@ -139,8 +141,8 @@ impl Frame {
 
     fn chunk_object(&self) -> &'static str {
         match self.kind {
-            Kind::Chat => "chat.completion.chunk",
-            Kind::Completion => "text_completion",
+            CompletionKind::Chat => "chat.completion.chunk",
+            CompletionKind::Completion => "text_completion",
         }
     }
 
@@ -154,19 +156,19 @@ impl Frame {
         map
     }
 
-    fn scores(&self, delta: &Delta) -> Value {
+    fn scores(&self, delta: &ChoiceDelta) -> Value {
         match self.kind {
             _ if delta.scores.is_empty() => Value::Null,
-            Kind::Chat => scores::chat(&delta.scores, &self.model),
-            Kind::Completion => scores::completion(&delta.scores, &self.model),
+            CompletionKind::Chat => scores::chat(&delta.scores, &self.model),
+            CompletionKind::Completion => scores::completion(&delta.scores, &self.model),
         }
     }
 }
 
-/// `stop_reason` is vLLM's: what of the client's own stops was met.
-fn finish(choice: &mut Map<String, Value>, finish: Option<&Finish>) {
+/// `stop_reason` is vLLM's field: the client's own stop condition that was met.
+fn insert_finish(choice: &mut Map<String, Value>, finish: Option<&ChoiceFinish>) {
     let cause = match finish.map(|finish| &finish.cause) {
-        None | Some(StopCause::Own) => Value::Null,
+        None | Some(StopCause::EosOrLength) => Value::Null,
         Some(StopCause::Text(text)) => text.as_str().into(),
         Some(StopCause::Token(token)) => (*token).into(),
     };
@@ -177,8 +179,8 @@ fn finish(choice: &mut Map<String, Value>, finish: Option<&Finish>) {
     choice.insert("stop_reason".into(), cause);
 }
 
-pub(crate) fn usage(counts: Counts) -> Value {
-    let Counts {
+pub(crate) fn usage_json(counts: TokenCounts) -> Value {
+    let TokenCounts {
         prompt_tokens,
         output_tokens,
         cached_tokens,

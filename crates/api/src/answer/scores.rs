@@ -5,12 +5,12 @@ use crate::model::ModelText;
 use cleave_domain::TokenId;
 use serde_json::{Map, Value, json};
 
-/// A token as a client sees it: its own bytes, where these are no text with replacements.
+/// Text of a token as a client sees it: its own bytes, with replacements for invalid UTF-8.
 fn text(token: TokenId, model: &ModelText) -> String {
     String::from_utf8_lossy(&model.bytes(token)).into_owned()
 }
 
-/// `choices[].logprobs` of chat completions.
+/// Builds `choices[].logprobs` of chat completions.
 pub(super) fn chat(scores: &[TokenScore], model: &ModelText) -> Value {
     let one = |token: TokenId, logprob: Option<f32>| json!({"token": text(token, model), "logprob": logprob, "bytes": model.bytes(token)});
     let content = scores.iter().map(|score| {
@@ -25,8 +25,8 @@ pub(super) fn chat(scores: &[TokenScore], model: &ModelText) -> Value {
     json!({"content": content.collect::<Value>(), "refusal": null})
 }
 
-/// `choices[].logprobs` of completions: parallel lists. The chosen token is among the top ones
-/// even if it is less likely.
+/// Builds `choices[].logprobs` of completions: parallel lists. The chosen token is among the top
+/// ones even if it is less likely.
 pub(super) fn completion(scores: &[TokenScore], model: &ModelText) -> Value {
     let top = |score: &TokenScore| {
         let Some(chosen) = score.logprob else {
@@ -34,7 +34,7 @@ pub(super) fn completion(scores: &[TokenScore], model: &ModelText) -> Value {
         };
         let mut map = Map::new();
         for &(token, logprob) in score.top.iter().chain([&(score.token, chosen)]) {
-            // Half characters share a spelling; the likelier one stands for all.
+            // Tokens that are parts of characters share a text; the likeliest one is kept.
             map.entry(text(token, model))
                 .or_insert_with(|| logprob.into());
         }

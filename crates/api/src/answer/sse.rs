@@ -1,17 +1,17 @@
 //! Server-sent events.
 //!
-//! Owns: the order of chunks in a stream, and the comments that keep a silent one alive. Never: decides
-//! when a stream starts (an error before that is an HTTP status). Invariant: a stream ends with `data: [DONE]` if and
-//! only if all of the answer was sent; otherwise its last event is an error object, so that
-//! nobody takes half an answer for a whole one (lesson 16).
+//! Owns: the order of chunks in a stream, and the comments that keep a silent one alive. Never:
+//! decides when a stream starts: an error before that is an HTTP status. Invariant: a stream ends
+//! with `data: [DONE]` if and only if the whole answer was sent; otherwise its last event is an
+//! error object, so that no client takes half an answer for a whole one (lesson 16).
 
-use super::chunk::{Chunks, event};
-use super::{Frame, Kind, usage};
-use crate::ask::UsageShown;
-use crate::choice::Delta;
+use super::chunk::{ChunkWriter, event};
+use super::{AnswerEnvelope, CompletionKind, usage_json};
+use crate::choice::ChoiceDelta;
 use crate::error::ApiError;
-use crate::flights::Flights;
-use crate::timing::{TIMING, TimingShown};
+use crate::flights::AnswerFlights;
+use crate::request::UsageShown;
+use crate::timing::{TIMING_HEADER, TimingShown};
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::Response;
@@ -23,41 +23,41 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// What an answer says next; nothing at its end.
-type Addition = Option<Result<(usize, Delta), ApiError>>;
+/// The next addition to an answer; `None` at its end.
+type NextDelta = Option<Result<(usize, ChoiceDelta), ApiError>>;
 
-/// A stream to be: everything known after the first event.
-pub(crate) struct Live {
-    pub(crate) frame: Frame,
-    pub(crate) flights: Flights,
+/// The setup of a stream: everything known when its first event arrives.
+pub(crate) struct StreamSetup {
+    pub(crate) frame: AnswerEnvelope,
+    pub(crate) flights: AnswerFlights,
     pub(crate) usage: UsageShown,
     pub(crate) timing: TimingShown,
     pub(crate) keep_alive: Option<Duration>,
 }
 
-/// What proxies and clients drop, and no timer of theirs overlooks.
-const COMMENT: &[u8] = b": keep-alive\n\n";
+/// A comment, which clients ignore and which resets the idle timers of proxies.
+const KEEP_ALIVE_COMMENT: &[u8] = b": keep-alive\n\n";
 
-/// The response, beginning with the first addition, or with a comment if it is not there yet.
-pub(crate) fn stream(live: Live, first: Option<(usize, Delta)>) -> Response {
+/// Builds the response. It begins with the first addition, or with a comment if there is none yet.
+pub(crate) fn stream(live: StreamSetup, first: Option<(usize, ChoiceDelta)>) -> Response {
     let timing = match live.timing {
         TimingShown::Asked => live.flights.timing().header(),
         TimingShown::Never => None,
     };
-    // It is passed on with each chunk, so it stays where it is.
-    let mut sender = Box::new(Sender {
-        waiting: vec![Delta::default(); live.flights.count()],
-        chunks: Chunks::new(&live.frame),
-        quiet: live.keep_alive.map(|span| Box::pin(sleep(span))),
-        last: Instant::now(),
+    // The sender moves with each chunk, so it is boxed.
+    let mut sender = Box::new(SseWriter {
+        waiting: vec![ChoiceDelta::default(); live.flights.count()],
+        chunks: ChunkWriter::new(&live.frame),
+        comment_timer: live.keep_alive.map(|span| Box::pin(sleep(span))),
+        last_event_at: Instant::now(),
         live,
         ready: Vec::new(),
-        opened: false,
-        over: false,
+        roles_sent: false,
+        finished: false,
     });
     match first {
-        Some(first) => sender.add(first),
-        None => sender.ready.extend(COMMENT),
+        Some((index, delta)) => sender.add_delta(index, delta),
+        None => sender.ready.extend(KEEP_ALIVE_COMMENT),
     }
     let chunks = streams::unfold(sender, |mut sender| async {
         let chunk = match AssertUnwindSafe(sender.next()).catch_unwind().await {
@@ -75,8 +75,8 @@ pub(crate) fn stream(live: Live, first: Option<(usize, Delta)>) -> Response {
         HeaderValue::from_static("text/event-stream; charset=utf-8"),
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.extend(timing.map(|value| (TIMING, value)));
-    // Proxies of nginx's kind would collect the stream otherwise.
+    headers.extend(timing.map(|value| (TIMING_HEADER, value)));
+    // Proxies such as nginx would buffer the stream otherwise.
     headers.insert(
         HeaderName::from_static("x-accel-buffering"),
         HeaderValue::from_static("no"),
@@ -84,51 +84,54 @@ pub(crate) fn stream(live: Live, first: Option<(usize, Delta)>) -> Response {
     response
 }
 
-struct Sender {
-    live: Live,
-    /// What each choice has that no client would notice yet: scores of text that is held back.
-    waiting: Vec<Delta>,
-    chunks: Chunks,
-    /// Rings when a comment may be due. It is not wound up for each event: when it rings too early,
-    /// it is set to the rest.
-    quiet: Option<Pin<Box<Sleep>>>,
-    /// When the last event was there.
-    last: Instant,
-    /// What goes out next: whole events.
+struct SseWriter {
+    live: StreamSetup,
+    /// Additions of each choice that a client would not notice yet: scores of text that is held
+    /// back.
+    waiting: Vec<ChoiceDelta>,
+    chunks: ChunkWriter,
+    /// Fires when a comment may be due. It is not reset for each event; if it fires too early, it
+    /// is set to the remaining time.
+    comment_timer: Option<Pin<Box<Sleep>>>,
+    /// Time of the last event.
+    last_event_at: Instant,
+    /// Whole events to send next.
     ready: Vec<u8>,
-    /// Whether the client was told who speaks.
-    opened: bool,
-    over: bool,
+    /// Whether the chunks with the role were sent.
+    roles_sent: bool,
+    finished: bool,
 }
 
-impl Sender {
-    /// Goes out with the first token, not before it: clients take this event for its coming.
-    fn open(&mut self) {
-        let opened = std::mem::replace(&mut self.opened, true);
-        if !opened && self.live.frame.kind == Kind::Chat {
+impl SseWriter {
+    /// Sends the chunks with the role. They accompany the first token, because clients measure the
+    /// time to the first event.
+    fn send_roles(&mut self) {
+        let opened = std::mem::replace(&mut self.roles_sent, true);
+        if !opened && self.live.frame.kind == CompletionKind::Chat {
             for index in 0..self.live.flights.count() {
-                let chunk = self.live.frame.opening(index);
+                let chunk = self.live.frame.role_chunk(index);
                 self.send(chunk);
             }
         }
     }
 
-    /// What goes out next. No more than one event is drawn for it: the rest waits where it is counted.
+    /// Returns the next bytes. At most one event is taken from the flight for it: the rest waits
+    /// where the router counts it.
     async fn next(&mut self) -> Option<Bytes> {
-        while self.ready.is_empty() && !self.over {
-            let Some(next) = self.event().await else {
-                return Some(Bytes::from_static(COMMENT));
+        while self.ready.is_empty() && !self.finished {
+            let Some(next) = self.next_or_comment().await else {
+                return Some(Bytes::from_static(KEEP_ALIVE_COMMENT));
             };
-            self.take(next);
+            self.apply(next);
         }
         let ready = std::mem::take(&mut self.ready);
         (!ready.is_empty()).then(|| Bytes::from(ready))
     }
 
-    /// The next addition, or none for so long that a comment is due.
-    async fn event(&mut self) -> Option<Addition> {
+    /// Returns the next addition, or `None` when a comment is due.
+    async fn next_or_comment(&mut self) -> Option<NextDelta> {
         let next = self.live.flights.next();
-        let (Some(quiet), Some(span)) = (&mut self.quiet, self.live.keep_alive) else {
+        let (Some(quiet), Some(span)) = (&mut self.comment_timer, self.live.keep_alive) else {
             return Some(next.await);
         };
         tokio::pin!(next);
@@ -139,40 +142,40 @@ impl Sender {
                 () = quiet.as_mut() => {}
             }
             let now = Instant::now();
-            if now >= self.last + span {
-                self.last = now;
+            if now >= self.last_event_at + span {
+                self.last_event_at = now;
                 quiet.as_mut().reset(now + span);
                 return None;
             }
-            quiet.as_mut().reset(self.last + span);
+            quiet.as_mut().reset(self.last_event_at + span);
         }
     }
 
-    fn take(&mut self, next: Addition) {
-        if self.quiet.is_some() {
-            self.last = Instant::now();
+    fn apply(&mut self, next: NextDelta) {
+        if self.comment_timer.is_some() {
+            self.last_event_at = Instant::now();
         }
         match next {
-            Some(Ok(added)) => self.add(added),
+            Some(Ok((index, delta))) => self.add_delta(index, delta),
             Some(Err(error)) => {
                 self.ready.extend(event(&error.object()));
-                self.over = true;
+                self.finished = true;
             }
-            None => self.close(),
+            None => self.finish(),
         }
     }
 
     fn panicked(&mut self) -> Bytes {
         let error = ApiError::internal("panicked", "The server failed on this request.");
-        self.live.flights.fail(&error);
+        self.live.flights.end_with_error(&error);
         self.ready.clear();
-        self.over = true;
+        self.finished = true;
         event(&error.object())
     }
 
-    fn add(&mut self, (index, delta): (usize, Delta)) {
-        self.open();
-        let Delta {
+    fn add_delta(&mut self, index: usize, delta: ChoiceDelta) {
+        self.send_roles();
+        let ChoiceDelta {
             text,
             scores,
             finish,
@@ -184,14 +187,14 @@ impl Sender {
         if !waiting.is_empty() {
             let delta = std::mem::take(waiting);
             let usage = self.usage();
-            let whose = (&self.live.frame, index);
-            let out = &mut self.ready;
-            self.chunks.addition(out, whose, &delta, usage.as_ref());
+            let (out, frame) = (&mut self.ready, &self.live.frame);
+            self.chunks
+                .write_delta(out, frame, index, &delta, usage.as_ref());
         }
     }
 
-    fn close(&mut self) {
-        let Live {
+    fn finish(&mut self) {
+        let StreamSetup {
             frame,
             flights,
             usage,
@@ -199,11 +202,11 @@ impl Sender {
             ..
         } = &self.live;
         if *usage != UsageShown::Never || *timing != TimingShown::Never {
-            let chunk = frame.closing(flights, (*usage, *timing));
+            let chunk = frame.usage_chunk(flights, *usage, *timing);
             self.ready.extend(event(&Value::Object(chunk)));
         }
         self.ready.extend(b"data: [DONE]\n\n");
-        self.over = true;
+        self.finished = true;
     }
 
     fn send(&mut self, mut chunk: Map<String, Value>) {
@@ -211,12 +214,12 @@ impl Sender {
         self.ready.extend(event(&Value::Object(chunk)));
     }
 
-    /// Token counts as a chunk other than the last shows them.
+    /// Token counts as every chunk but the last shows them.
     fn usage(&self) -> Option<Value> {
         match self.live.usage {
             UsageShown::Never => None,
             UsageShown::AtEnd => Some(Value::Null),
-            UsageShown::Always => Some(usage(self.live.flights.counts())),
+            UsageShown::Always => Some(usage_json(self.live.flights.counts())),
         }
     }
 }

@@ -1,51 +1,53 @@
 //! Values of a request's body as templates read them.
 //!
-//! Owns: lists and mappings that stay text until a template looks into them. Never: checks anything; that was
-//! done before. Invariant: a value costs memory for what a template reads of it, and an index of four bytes for
-//! an item of a list, which has at least two bytes of text; the rendering's budget counts both.
+//! Owns: lists and mappings that stay text until a template reads them. Never: checks anything; the
+//! body was checked before. Invariant: a value costs memory only for what a template reads of it,
+//! plus an index of four bytes for each item of a list, which has at least two bytes of text; the
+//! rendering's budget counts both.
 
-use super::budget::{charge, look};
-use crate::json::{Json, Part, Quoted, Shape};
+use super::budget::{charge, check_time};
+use crate::json::{Json, JsonPart, JsonShape, JsonString};
 use minijinja::Error;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The value of a template for a value of a body.
-pub(crate) fn value_of(part: &Part, json: Json<'_>) -> Value {
+/// Makes the template's value of a body's value.
+pub(crate) fn value_of(part: &JsonPart, json: Json<'_>) -> Value {
     match json.shape() {
-        Shape::Null => Value::from(()),
-        Shape::Bool(flag) => Value::from(flag),
-        Shape::Number(number) => match (number.as_i64(), number.as_u64()) {
+        JsonShape::Null => Value::from(()),
+        JsonShape::Bool(flag) => Value::from(flag),
+        JsonShape::Number(number) => match (number.as_i64(), number.as_u64()) {
             (Some(whole), _) => Value::from(whole),
             (None, Some(whole)) => Value::from(whole),
             (None, None) => Value::from(number.as_f64().unwrap_or_default()),
         },
-        Shape::String(text) => match charge(json.text().len()) {
+        JsonShape::String(text) => match charge(json.text().len()) {
             Ok(()) => Value::from(&*text.get()),
             Err(error) => Value::from(error),
         },
-        Shape::Array(_) => list_of(part.part(json), None),
-        Shape::Object(_) => Value::from_object(Dict::new(part.part(json), None)),
+        JsonShape::Array(_) => list_of(part.part(json), None),
+        JsonShape::Object(_) => Value::from_object(BodyDict::new(part.part(json), None)),
     }
 }
 
-/// The mapping of an object, but for this member, which is replaced or added.
-pub(crate) fn value_with(part: Part, name: &'static str, value: Value) -> Value {
-    Value::from_object(Dict::new(part, Some((name, value))))
+/// Makes the mapping of an object in which one member is replaced or added.
+pub(crate) fn value_with(part: JsonPart, name: &'static str, value: Value) -> Value {
+    Value::from_object(BodyDict::new(part, Some((name, value))))
 }
 
-/// The list of an array whose items `item_of` makes values of.
-pub(crate) fn list_of(part: Part, item_of: Option<fn(&Part, Json<'_>) -> Value>) -> Value {
-    if let Err(error) = look() {
+/// Makes the list of an array. `item_of` converts its items.
+pub(crate) fn list_of(part: JsonPart, item_of: Option<fn(&JsonPart, Json<'_>) -> Value>) -> Value {
+    if let Err(error) = check_time() {
         return Value::from(error);
     }
     let items = || match part.json().shape() {
-        Shape::Array(items) => items,
+        JsonShape::Array(items) => items,
         _ => unreachable!("the caller has an array"),
     };
-    // Counted first: a list that grows would take twice the memory, and so would one that is copied.
+    // The items are counted first: a growing list would take twice the memory, and so would a
+    // copied one.
     let count = items().count();
     if let Err(error) = charge(count * size_of::<u32>()) {
         return Value::from(error);
@@ -53,34 +55,33 @@ pub(crate) fn list_of(part: Part, item_of: Option<fn(&Part, Json<'_>) -> Value>)
     let mut starts = Vec::with_capacity(count);
     starts.extend(items().map(|item| part.offset(item) as u32));
     let item_of = item_of.unwrap_or(value_of);
-    let list = List {
+    let list = BodyList {
         part: Arc::new(part),
-        view: View::whole(starts.len()),
+        view: SliceView::whole(starts.len()),
         starts: Arc::new(starts.into_boxed_slice()),
         item_of,
     };
     Value::from_object(list)
 }
 
-/// An array.
 #[derive(Clone, Debug)]
-pub(crate) struct List {
-    part: Arc<Part>,
-    /// Where the items begin.
+pub(crate) struct BodyList {
+    part: Arc<JsonPart>,
+    /// Offsets of the items in the text.
     starts: Arc<Box<[u32]>>,
-    view: View,
-    item_of: fn(&Part, Json<'_>) -> Value,
+    view: SliceView,
+    item_of: fn(&JsonPart, Json<'_>) -> Value,
 }
 
-/// The items of an array that a list has: a slice costs no memory for its items.
+/// The items of an array that a list includes. A slice costs no memory for its items.
 #[derive(Clone, Copy, Debug)]
-struct View {
+struct SliceView {
     first: usize,
     step: isize,
     count: usize,
 }
 
-impl View {
+impl SliceView {
     fn whole(count: usize) -> Self {
         Self {
             first: 0,
@@ -95,12 +96,12 @@ impl View {
     }
 }
 
-impl List {
-    /// `list[start:stop:step]` as Python has it, where `start` and `stop` are none or whole numbers.
+impl BodyList {
+    /// Slices as Python's `list[start:stop:step]`; `start` and `stop` are `None` or integers.
     pub(crate) fn slice(&self, start: Option<i64>, stop: Option<i64>, step: i64) -> Value {
         let indices = slice_indices(self.view.count, start, stop, step);
         let first = indices.first.and_then(|first| self.view.index(first));
-        let view = View {
+        let view = SliceView {
             first: first.unwrap_or(0),
             step: self.view.step.saturating_mul(step as isize),
             count: if first.is_some() { indices.count } else { 0 },
@@ -112,15 +113,14 @@ impl List {
     }
 }
 
-/// See [`slice_indices`].
+/// The indices of a slice; see [`slice_indices`].
 pub(crate) struct SliceIndices {
-    /// The index of the first item; none where there is no item.
+    /// Index of the first item; `None` for an empty slice.
     pub(crate) first: Option<usize>,
-    /// Items.
     pub(crate) count: usize,
 }
 
-/// The items that Python's slice of a list of `len` items has.
+/// Returns the items that Python's slice of a list of `len` items has.
 pub(crate) fn slice_indices(
     len: usize,
     start: Option<i64>,
@@ -151,7 +151,7 @@ pub(crate) fn slice_indices(
     }
 }
 
-impl Object for List {
+impl Object for BodyList {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Seq
     }
@@ -167,20 +167,23 @@ impl Object for List {
     }
 }
 
-/// An object.
 #[derive(Debug)]
-struct Dict {
-    part: Part,
+struct BodyDict {
+    part: JsonPart,
     replaced: Option<(&'static str, Value)>,
-    /// Whether a member was looked up: from the second time on there is an index.
-    was_read: AtomicBool,
-    /// Where the members' names begin, in the order of the names, equal ones in the order of the text.
+    /// Whether a member was looked up before: the second lookup builds the index.
+    was_looked_up: AtomicBool,
+    /// Offsets of the members' names, ordered by name and, for equal names, by position.
     index: OnceLock<Box<[u32]>>,
 }
 
-/// The mapping of an object whose members are read in a way of their own.
-pub(crate) fn record_of(part: Part, names: &'static [&'static str], member: Member) -> Value {
-    Value::from_object(Record {
+/// Makes a mapping of an object whose members `member` converts.
+pub(crate) fn record_value(
+    part: JsonPart,
+    names: &'static [&'static str],
+    member: MemberReader,
+) -> Value {
+    Value::from_object(BodyRecord {
         part,
         names,
         member,
@@ -188,22 +191,22 @@ pub(crate) fn record_of(part: Part, names: &'static [&'static str], member: Memb
     })
 }
 
-/// A member of an object by its name.
-pub(crate) type Member = fn(&Part, &str) -> Option<Value>;
+/// Converts a member of an object, by its name.
+pub(crate) type MemberReader = fn(&JsonPart, &str) -> Option<Value>;
 
-/// Members are kept once they were read, but for longer texts: those would be there twice.
+/// Longest text that is cached after it was read; longer ones would be in memory twice.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
-/// See [`record_of`].
+/// A mapping with converted members; see [`record_value`].
 #[derive(Debug)]
-pub(crate) struct Record {
-    part: Part,
+pub(crate) struct BodyRecord {
+    part: JsonPart,
     names: &'static [&'static str],
-    member: Member,
+    member: MemberReader,
     kept: Box<[OnceLock<Option<Value>>]>,
 }
 
-impl Object for Record {
+impl Object for BodyRecord {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         self.get_value_by_str(key.as_str()?)
     }
@@ -213,14 +216,15 @@ impl Object for Record {
         if let Some(kept) = self.kept[at].get() {
             return kept.clone();
         }
-        if let Err(error) = look() {
+        if let Err(error) = check_time() {
             return Some(Value::from(error));
         }
         let member = (self.member)(&self.part, key);
         let text_bytes = member.as_ref().and_then(Value::as_str).map_or(0, str::len);
-        match text_bytes <= KEPT_BYTES_MAX {
-            true => self.kept[at].get_or_init(|| member).clone(),
-            false => member,
+        if text_bytes <= KEPT_BYTES_MAX {
+            self.kept[at].get_or_init(|| member).clone()
+        } else {
+            member
         }
     }
 
@@ -235,26 +239,26 @@ impl Object for Record {
     }
 }
 
-/// Whether it stands in a body: no deeper than bodies are, and without circles.
-pub(crate) fn is_of_body(value: &Value) -> bool {
-    value.downcast_object_ref::<List>().is_some()
-        || value.downcast_object_ref::<Dict>().is_some()
-        || value.downcast_object_ref::<Record>().is_some()
+/// Whether the value lies in a body, which limits its depth and excludes cycles.
+pub(crate) fn is_body_value(value: &Value) -> bool {
+    value.downcast_object_ref::<BodyList>().is_some()
+        || value.downcast_object_ref::<BodyDict>().is_some()
+        || value.downcast_object_ref::<BodyRecord>().is_some()
 }
 
-/// Where a member's name is, and the name whose value counts: that which is given last.
+/// Offsets of a member's name and of the last member with that name, whose value counts.
 #[derive(Clone, Copy)]
-struct Entry {
+struct DictEntry {
     key: u32,
     last: u32,
 }
 
-impl Dict {
-    fn new(part: Part, replaced: Option<(&'static str, Value)>) -> Self {
+impl BodyDict {
+    fn new(part: JsonPart, replaced: Option<(&'static str, Value)>) -> Self {
         Self {
             part,
             replaced,
-            was_read: AtomicBool::new(false),
+            was_looked_up: AtomicBool::new(false),
             index: OnceLock::new(),
         }
     }
@@ -270,12 +274,12 @@ impl Dict {
             index.push(self.part.offset(key.json()) as u32);
         }
         index.sort_unstable_by(|a, b| self.name_at(*a).cmp(&self.name_at(*b)).then(a.cmp(b)));
-        look()?;
+        check_time()?;
         Ok(self.index.get_or_init(|| index.into_boxed_slice()))
     }
 
-    /// Where the members of this name stand: at the last of them is the value that counts.
-    fn named<'a>(&self, index: &'a [u32], name: &str) -> &'a [u32] {
+    /// Returns the offsets of the members with this name; the last one has the value that counts.
+    fn positions_of_name<'a>(&self, index: &'a [u32], name: &str) -> &'a [u32] {
         let first = index.partition_point(|at| *self.name_at(*at) < *name);
         let count = index[first..].partition_point(|at| *self.name_at(*at) == *name);
         &index[first..first + count]
@@ -285,16 +289,16 @@ impl Dict {
         self.key_at(at).get()
     }
 
-    fn members(&self) -> crate::json::Members<'_> {
+    fn members(&self) -> crate::json::JsonMembers<'_> {
         match self.part.json().shape() {
-            Shape::Object(members) => members,
+            JsonShape::Object(members) => members,
             _ => unreachable!("made of an object"),
         }
     }
 
-    fn key_at(&self, at: u32) -> Quoted<'_> {
+    fn key_at(&self, at: u32) -> JsonString<'_> {
         match self.part.json_from(at as usize).shape() {
-            Shape::String(key) => key,
+            JsonShape::String(key) => key,
             _ => unreachable!("a member's name"),
         }
     }
@@ -306,26 +310,26 @@ impl Dict {
         self.part.json_from(at as usize + key + blanks)
     }
 
-    /// The members in the order of their names' first appearance.
-    fn entries(&self) -> Result<Vec<Entry>, Error> {
+    /// Returns the members in the order in which their names first appear.
+    fn entries(&self) -> Result<Vec<DictEntry>, Error> {
         let index = self.index()?;
-        charge(index.len() * size_of::<Entry>())?;
+        charge(index.len() * size_of::<DictEntry>())?;
         let mut entries = Vec::with_capacity(index.len());
         for (name, _) in self.members() {
-            look()?;
+            check_time()?;
             let key = self.part.offset(name.json()) as u32;
-            let named = self.named(index, &name.get());
+            let named = self.positions_of_name(index, &name.get());
             if named.first() == Some(&key)
                 && let Some(last) = named.last()
             {
-                entries.push(Entry { key, last: *last });
+                entries.push(DictEntry { key, last: *last });
             }
         }
         Ok(entries)
     }
 }
 
-impl Object for Dict {
+impl Object for BodyDict {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         self.get_value_by_str(key.as_str()?)
     }
@@ -334,17 +338,17 @@ impl Object for Dict {
         if let Some((_, value)) = self.replaced.as_ref().filter(|(name, _)| *name == key) {
             return Some(value.clone());
         }
-        if let Err(error) = look() {
+        if let Err(error) = check_time() {
             return Some(Value::from(error));
         }
-        if !self.was_read.swap(true, Ordering::Relaxed) {
+        if !self.was_looked_up.swap(true, Ordering::Relaxed) {
             let named = self.members().filter(|(name, _)| name.get() == key);
             let (_, value) = named.last()?;
             return Some(value_of(&self.part, value));
         }
         match self.index() {
             Ok(index) => {
-                let last = *self.named(index, key).last()?;
+                let last = *self.positions_of_name(index, key).last()?;
                 Some(value_of(&self.part, self.member_at(last)))
             }
             Err(error) => Some(Value::from(error)),
@@ -352,7 +356,7 @@ impl Object for Dict {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        if let Err(error) = look() {
+        if let Err(error) = check_time() {
             return Enumerator::Values(vec![Value::from(error)]);
         }
         let entries = match self.entries() {
@@ -365,7 +369,7 @@ impl Object for Dict {
             !names.any(|known| known == *name)
         });
         let added = added.map(|(name, value)| (Value::from(*name), value.clone()));
-        let member = move |entry: Entry| {
+        let member = move |entry: DictEntry| {
             let key = own.key_at(entry.key).get();
             let replaced = own.replaced.as_ref().filter(|(name, _)| *name == key);
             let value = match replaced {
@@ -374,8 +378,8 @@ impl Object for Dict {
             };
             (Value::from(&*key), value)
         };
-        // Of all members at once their places only; the values come one by one.
-        let members = Members {
+        // Only the positions of the members are collected; the values are made one by one.
+        let members = DictMembers {
             entries: entries.into_iter(),
             added,
             member: Box::new(member),
@@ -396,14 +400,13 @@ impl Object for Dict {
     }
 }
 
-/// Walks over a mapping.
-struct Members {
-    entries: std::vec::IntoIter<Entry>,
+struct DictMembers {
+    entries: std::vec::IntoIter<DictEntry>,
     added: Option<(Value, Value)>,
-    member: Box<dyn Fn(Entry) -> (Value, Value) + Send + Sync>,
+    member: Box<dyn Fn(DictEntry) -> (Value, Value) + Send + Sync>,
 }
 
-impl Iterator for Members {
+impl Iterator for DictMembers {
     type Item = (Value, Value);
 
     fn next(&mut self) -> Option<(Value, Value)> {
@@ -421,7 +424,7 @@ impl Iterator for Members {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::{Spent, within};
+    use super::super::budget::{BudgetLimit, with_budget};
     use super::*;
     use crate::json::Document;
     use std::time::Duration;
@@ -431,42 +434,45 @@ mod tests {
         value_of(&document.part(document.root()), document.root())
     }
 
-    fn spends(bytes_max: usize, work: impl FnOnce()) -> Option<Spent> {
-        within(bytes_max, Duration::from_secs(3600), work).1
+    fn spends(bytes_max: usize, work: impl FnOnce()) -> Option<BudgetLimit> {
+        with_budget(bytes_max, Duration::from_secs(3600), work).1
     }
 
     #[test]
-    fn the_index_of_a_list_is_charged() {
+    fn a_list_index_is_charged_to_the_budget() {
         let text = format!("[{}0]", "0,".repeat(999));
-        assert_eq!(spends(3999, || drop(value(&text))), Some(Spent::Bytes));
+        assert_eq!(
+            spends(3999, || drop(value(&text))),
+            Some(BudgetLimit::Bytes)
+        );
         assert_eq!(spends(4000, || drop(value(&text))), None);
     }
 
     #[test]
-    fn entries_and_the_index_of_a_mapping_are_charged() {
+    fn a_mapping_index_is_charged_to_the_budget() {
         let members: Vec<String> = (0..1000).map(|n| format!("\"k{n}\":{n}")).collect();
         let text = format!("{{{}}}", members.join(","));
         let map = value(&text);
         assert_eq!(
             spends(3_999, || assert!(map.len() != Some(0))),
-            Some(Spent::Bytes)
+            Some(BudgetLimit::Bytes)
         );
         let map = value(&text);
         assert_eq!(
             spends(11_999, || assert!(map.len() != Some(0))),
-            Some(Spent::Bytes)
+            Some(BudgetLimit::Bytes)
         );
         let map = value(&text);
         let read_twice = || {
             assert_eq!(map.get_attr("k7").unwrap().as_usize(), Some(7));
             let _ = map.get_attr("k8");
         };
-        assert_eq!(spends(3_999, read_twice), Some(Spent::Bytes));
+        assert_eq!(spends(3_999, read_twice), Some(BudgetLimit::Bytes));
         assert_eq!(map.get_attr("k999").unwrap().as_usize(), Some(999));
     }
 
     #[test]
-    fn the_last_of_equal_names_counts_at_the_place_of_the_first() {
+    fn duplicate_keys_keep_first_position_and_last_value() {
         let map = value(r#"{"a":1,"b":2,"\u0061":3}"#);
         for _ in 0..3 {
             assert_eq!(map.get_attr("a").unwrap().as_usize(), Some(3));
@@ -476,16 +482,16 @@ mod tests {
     }
 
     #[test]
-    fn a_long_record_is_read_once_for_a_short_member() {
+    fn a_short_member_of_a_long_record_is_read_once() {
         use std::sync::atomic::AtomicUsize;
         static READS: AtomicUsize = AtomicUsize::new(0);
         let text = format!(r#"{{"content":"{}","role":"user"}}"#, "x".repeat(1 << 20));
         let document = Document::check(text).unwrap();
-        let member: Member = |_, _| {
+        let member: MemberReader = |_, _| {
             READS.fetch_add(1, Ordering::Relaxed);
             Some(Value::from("user"))
         };
-        let record = record_of(document.part(document.root()), &["role"], member);
+        let record = record_value(document.part(document.root()), &["role"], member);
         for _ in 0..5 {
             assert_eq!(record.get_attr("role").unwrap().as_str(), Some("user"));
         }

@@ -1,89 +1,89 @@
-//! How much one rendering may take.
+//! The budget of one rendering.
 //!
-//! Owns: the bytes and the time that a chat template has, counted on the thread that renders. Never: limits
-//! anything by itself: filters, operators and values ask. Invariant: bytes are counted when they are made and
-//! never given back, so that whatever a template keeps is less.
+//! Owns: the bytes and the time of a chat template's rendering, counted on the rendering thread.
+//! Never: limits anything by itself: filters, operators and values ask. Invariant: bytes are
+//! counted when they are made and never returned, so a template never keeps more than was counted.
 
 use minijinja::{Error, ErrorKind};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    static METER: Cell<Option<Meter>> = const { Cell::new(None) };
+    static BUDGET: Cell<Option<RenderBudget>> = const { Cell::new(None) };
 }
 
-/// The budget left to the rendering on this thread.
+/// The budget of the rendering on this thread.
 #[derive(Clone, Copy, Debug)]
-struct Meter {
+struct RenderBudget {
     bytes_left: usize,
     ends: Instant,
-    spent: Option<Spent>,
+    exhausted: Option<BudgetLimit>,
 }
 
 /// The limit that a rendering reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spent {
+pub(super) enum BudgetLimit {
     Bytes,
     Time,
 }
 
-/// Does `work` within these limits; what was spent, if anything was, is told beside its result.
-pub(super) fn within<T>(
+/// Runs `work` within these limits, and returns the limit that it reached, if any.
+pub(super) fn with_budget<T>(
     bytes_max: usize,
     time_max: Duration,
     work: impl FnOnce() -> T,
-) -> (T, Option<Spent>) {
-    let meter = Meter {
+) -> (T, Option<BudgetLimit>) {
+    let meter = RenderBudget {
         bytes_left: bytes_max,
         ends: Instant::now() + time_max,
-        spent: None,
+        exhausted: None,
     };
-    let _unset = Unset;
-    METER.set(Some(meter));
+    let _unset = ClearBudgetOnDrop;
+    BUDGET.set(Some(meter));
     let result = work();
-    (result, METER.get().and_then(|meter| meter.spent))
+    (result, BUDGET.get().and_then(|meter| meter.exhausted))
 }
 
-/// Ends the counting, also when the work panics.
-struct Unset;
+/// Ends the counting, even if the work panics.
+struct ClearBudgetOnDrop;
 
-impl Drop for Unset {
+impl Drop for ClearBudgetOnDrop {
     fn drop(&mut self) {
-        METER.set(None);
+        BUDGET.set(None);
     }
 }
 
-/// Counts bytes that are about to be made. Outside of a rendering nothing is counted.
+/// Charges bytes that are about to be made. Outside of a rendering nothing is counted.
 ///
 /// # Errors
-/// If so many are not left, or no time is.
+/// If the bytes or the time are exhausted.
 pub(crate) fn charge(bytes: usize) -> Result<(), Error> {
-    let Some(mut meter) = METER.get() else {
+    let Some(mut meter) = BUDGET.get() else {
         return Ok(());
     };
     match meter.bytes_left.checked_sub(bytes) {
         Some(left) => meter.bytes_left = left,
-        None => meter.spent = meter.spent.or(Some(Spent::Bytes)),
+        None => meter.exhausted = meter.exhausted.or(Some(BudgetLimit::Bytes)),
     }
-    checked(meter)
+    check_limits(meter)
 }
 
-/// Asks for the time before something that takes some.
+/// Checks the time limit before a step that takes time.
 ///
 /// # Errors
-/// If none is left.
-pub(crate) fn look() -> Result<(), Error> {
-    METER.get().map_or(Ok(()), checked)
+/// If the time is exhausted.
+pub(crate) fn check_time() -> Result<(), Error> {
+    BUDGET.get().map_or(Ok(()), check_limits)
 }
 
-fn checked(mut meter: Meter) -> Result<(), Error> {
+fn check_limits(mut meter: RenderBudget) -> Result<(), Error> {
     if Instant::now() >= meter.ends {
-        meter.spent = meter.spent.or(Some(Spent::Time));
+        meter.exhausted = meter.exhausted.or(Some(BudgetLimit::Time));
     }
-    METER.set(Some(meter));
-    match meter.spent {
+    BUDGET.set(Some(meter));
+    match meter.exhausted {
         None => Ok(()),
-        // Its text is made from what was spent, after the rendering.
+        // The caller of the rendering reports the limit, so this text is never shown.
         Some(_) => Err(Error::new(ErrorKind::InvalidOperation, "too much")),
     }
 }

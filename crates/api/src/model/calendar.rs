@@ -1,6 +1,7 @@
 //! Dates for chat templates.
 //!
-//! Owns: `strftime` in UTC. Never: reads the clock. Invariant: an unknown directive stays as written.
+//! Owns: `strftime` in UTC. Never: reads the clock. Invariant: an unknown directive stays as
+//! written.
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -28,7 +29,7 @@ const DAYS: [&str; 7] = [
 
 /// Formats a time, in seconds since 1970 UTC, as Python's `strftime` does in the C locale.
 pub(crate) fn strftime(format: &str, seconds: u64) -> String {
-    let date = Date::of(seconds / 86_400);
+    let date = CalendarDate::of(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     let twelve = if hour % 12 == 0 { 12 } else { hour % 12 };
     let mut out = String::new();
@@ -81,7 +82,7 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
     out
 }
 
-struct Date {
+struct CalendarDate {
     year: u64,
     month: u64,
     day: u64,
@@ -89,8 +90,8 @@ struct Date {
     yearday: u64,
 }
 
-impl Date {
-    /// Walks years and months: exact, and a template asks once.
+impl CalendarDate {
+    /// Counts through years and months: exact, and fast enough for one call per template.
     fn of(days: u64) -> Self {
         let leap = |year: u64| {
             (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400)
@@ -124,9 +125,9 @@ impl Date {
 mod tests {
     use super::*;
 
-    /// Expected texts are what Python's `time.strftime(…, time.gmtime(…))` printed.
+    /// The expected texts were printed by Python's `time.strftime(…, time.gmtime(…))`.
     #[test]
-    fn a_date_was_off() {
+    fn strftime_matches_python() {
         let format = "%Y-%m-%d %b %B %a %A %j %H:%M:%S %I %p %-d %y %%";
         assert_eq!(
             strftime(format, 1_709_210_096),

@@ -1,22 +1,21 @@
-//! What a model folder says about text, as plain data.
+//! The text side of a model folder, as plain data.
 //!
-//! Owns: which files matter and what is missing. Never: interprets tokenizer or templates.
-//! Invariant: it serialises, because a worker, which has the folder, sends it to routers, which
-//! have none.
+//! Owns: the list of files that matter, and errors for missing ones. Never: interprets tokenizer or
+//! templates. Invariant: the type serializes, because a worker, which has the folder, sends it to
+//! routers, which have none.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A model folder's text side. Every field holds the content of a file, unparsed.
+/// The files of a model folder that concern text. Every field holds the content of a file,
+/// unparsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelFiles {
-    /// The name under which the model is served.
     pub name: String,
     /// `config.json`: vocabulary size, context length, begin and end tokens.
     pub config: String,
-    /// `tokenizer.json`.
     pub tokenizer: String,
     /// `tokenizer_config.json`: names of special tokens; in older folders the chat template.
     pub tokenizer_config: Option<String>,
@@ -33,51 +32,41 @@ pub struct ModelFiles {
     pub context_tokens_max: Option<u32>,
 }
 
-/// A model folder, or what is in it, cannot be used.
+/// An unusable model folder.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A file that every model needs is absent.
+    /// A required file is absent.
     #[error("{}: no such file; a model folder needs it", .0.display())]
     Absent(PathBuf),
-    /// A file is there and cannot be read.
+    /// A file exists and cannot be read.
     #[error("{}: {reason}", .path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A text has a token that the tokenizer knows and the model does not.
+    Unreadable { path: PathBuf, reason: String },
+    /// A text has a token that the tokenizer has and the model does not.
     #[error(
-        "the text has the token {token:?}, number {id}, which the model does not know: its vocabulary has \
+        "the text has the token {token:?}, id {id}, which is not in the model's vocabulary of \
          {vocab_size} tokens (`vocab_size` in config.json)"
     )]
     UnknownToken {
-        /// As the tokenizer spells it.
+        /// Spelling of the token in the tokenizer.
         token: String,
-        /// Its number.
+        /// Id of the token.
         id: u32,
-        /// The text of config.json.
+        /// Vocabulary size in config.json.
         vocab_size: u32,
     },
-    /// A file's content is not what it must be.
+    /// The content of a file is invalid.
     #[error("{file}: {reason}")]
-    Invalid {
-        /// The file's name in the folder.
-        file: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Invalid { file: &'static str, reason: String },
 }
 
 impl ModelFiles {
-    /// Reads a Hugging Face folder. The served name is the folder's own.
+    /// Reads a Hugging Face folder. The served name is the name of the folder.
     pub fn read(folder: &Path) -> Result<Self, ModelError> {
         let absolute = folder
             .canonicalize()
             .map_err(|error| unreadable(folder, &error))?;
         let name = absolute.file_name().unwrap_or(absolute.as_os_str());
-        let optional = |file: &str| read(&folder.join(file), TEXT_BYTES_MAX);
+        let optional = |file: &str| read_optional(&folder.join(file), TEXT_BYTES_MAX);
         let absent = |file: &str| ModelError::Absent(folder.join(file));
         let chat_template = match optional("chat_template.jinja")? {
             Some(template) => Some(template),
@@ -88,13 +77,13 @@ impl ModelFiles {
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
             config: optional("config.json")?.ok_or_else(|| absent("config.json"))?,
-            tokenizer: read(&folder.join("tokenizer.json"), TOKENIZER_BYTES_MAX)?
+            tokenizer: read_optional(&folder.join("tokenizer.json"), TOKENIZER_BYTES_MAX)?
                 .ok_or_else(|| absent("tokenizer.json"))?,
             tokenizer_config: optional("tokenizer_config.json")?,
             special_tokens_map: optional("special_tokens_map.json")?,
             generation_config: optional("generation_config.json")?,
             chat_template,
-            chat_templates_named: named(&folder.join("additional_chat_templates"))?,
+            chat_templates_named: read_named_templates(&folder.join("additional_chat_templates"))?,
             context_tokens_max: None,
         })
     }
@@ -107,14 +96,14 @@ fn unreadable(path: &Path, error: &std::io::Error) -> ModelError {
     }
 }
 
-/// A configuration or a template. In bytes.
+/// Limit of a configuration or template, in bytes.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
-/// Vocabulary and merges: the largest in use have some forty million bytes.
+/// Limit of a tokenizer, in bytes: the largest in use have about forty million.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
-/// Entries of a folder of templates that are looked at.
+/// Limit of the entries of the template folder that are read.
 const TEMPLATES_MAX: usize = 1000;
 
-fn read(path: &Path, bytes_max: u64) -> Result<Option<String>, ModelError> {
+fn read_optional(path: &Path, bytes_max: u64) -> Result<Option<String>, ModelError> {
     match cleave_files::read_text(path, bytes_max) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -124,19 +113,19 @@ fn read(path: &Path, bytes_max: u64) -> Result<Option<String>, ModelError> {
 
 fn template_of(text: &str) -> Result<String, ModelError> {
     #[derive(Deserialize)]
-    struct Held {
+    struct ChatTemplateFile {
         chat_template: String,
     }
     let invalid = |error: serde_json::Error| ModelError::Invalid {
         file: "chat_template.json",
         reason: error.to_string(),
     };
-    serde_json::from_str::<Held>(text)
+    serde_json::from_str::<ChatTemplateFile>(text)
         .map(|held| held.chat_template)
         .map_err(invalid)
 }
 
-fn named(folder: &Path) -> Result<Vec<(String, String)>, ModelError> {
+fn read_named_templates(folder: &Path) -> Result<Vec<(String, String)>, ModelError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -149,7 +138,8 @@ fn named(folder: &Path) -> Result<Vec<(String, String)>, ModelError> {
             .file_stem()
             .map(|stem| stem.to_string_lossy().into_owned());
         if let (Some(stem), Some("jinja")) = (stem, path.extension().and_then(|e| e.to_str())) {
-            templates.extend(read(&path, TEXT_BYTES_MAX)?.map(|template| (stem, template)));
+            templates
+                .extend(read_optional(&path, TEXT_BYTES_MAX)?.map(|template| (stem, template)));
         }
     }
     templates.sort();

@@ -1,27 +1,27 @@
-//! A model's text side: tokenizer, chat templates, defaults.
+//! The text side of a model: tokenizer, chat templates, defaults.
 //!
-//! Owns: everything between text and token ids. Never: generates. Invariant: once built it does
-//! not change, so that requests share it without a lock.
+//! Owns: everything between text and token ids. Never: generates. Invariant: it does not change
+//! after construction, so requests share it without a lock.
 
 mod body_value;
 mod budget;
-mod bytewise;
+mod byte_level;
 mod calendar;
 mod files;
 mod piece;
 mod python_json;
 #[cfg(test)]
 mod reference;
-mod sandbox;
 mod template;
+mod template_sandbox;
 
-pub(crate) use body_value::{list_of, record_of, value_of, value_with};
+pub(crate) use body_value::{list_of, record_value, value_of, value_with};
 pub use files::{ModelError, ModelFiles};
-pub(crate) use piece::{Spelling, fallback_byte};
-pub(crate) use template::{Conversation, End, RenderError};
+pub(crate) use piece::{PieceEncoding, fallback_byte};
+pub(crate) use template::{RenderEnd, RenderError, TemplateInput, rendering_bytes_max};
 
-use bytewise::Bytewise;
-pub(crate) use bytewise::Encoded;
+use byte_level::ByteLevelEncoder;
+pub(crate) use byte_level::EncodedText;
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -34,25 +34,25 @@ use tokenizers::{NormalizerWrapper, Tokenizer};
 pub struct ModelText {
     name: String,
     tokenizer: Tokenizer,
-    /// A shorter way to the same tokens, where there is one.
-    bytewise: Option<Bytewise>,
-    spelling: Spelling,
+    /// The fast encoder, if the tokenizer is of its kind.
+    byte_level: Option<ByteLevelEncoder>,
+    spelling: PieceEncoding,
     templates: Option<ChatTemplates>,
     bos: Option<TokenId>,
     eos: Arc<[TokenId]>,
     context_tokens_max: u32,
     vocabulary_count: u32,
-    /// Whether the tokenizer knows tokens beyond these.
-    has_unknown: bool,
+    /// Whether the tokenizer has tokens beyond the model's vocabulary.
+    has_tokens_beyond_vocabulary: bool,
     piece_bytes_max: usize,
-    /// How many times shorter the normalizer may make a text.
+    /// Largest factor by which the normalizer shortens a text.
     shortening_max: usize,
     defaults: SamplingDefaults,
-    neutral: Option<TokenId>,
+    letter_token: Option<TokenId>,
 }
 
-/// Sampling where the client says nothing. As in vLLM, `generation_config.json` decides, unless it
-/// says `do_sample: false`; then OpenAI's defaults hold.
+/// Sampling defaults. As in vLLM, `generation_config.json` sets them, unless it says `do_sample:
+/// false`; then OpenAI's defaults apply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SamplingDefaults {
     pub(crate) temperature: f32,
@@ -62,20 +62,20 @@ pub(crate) struct SamplingDefaults {
     pub(crate) repetition_penalty: f32,
 }
 
-/// The repetition penalties that engines take; nearer to 0 a division by one overflows.
+/// Repetition penalties that engines accept; nearer to 0 a division by the penalty overflows.
 pub(crate) const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=100.0;
 
-/// What becomes of special tokens in text.
+/// The treatment of special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Special {
-    /// They are added (to tokens) or shown (in text).
+pub enum SpecialTokens {
+    /// Special tokens are added to tokens, or shown in text.
     Kept,
-    /// They are left out.
+    /// Special tokens are left out.
     Skipped,
 }
 
 impl ModelText {
-    /// Checks and compiles everything; the error names the file.
+    /// Checks and compiles everything; an error names its file.
     pub fn new(files: ModelFiles) -> Result<Self, ModelError> {
         let ModelFiles {
             name,
@@ -97,15 +97,20 @@ impl ModelText {
         let tokenizer = load_tokenizer(&tokenizer)?;
         let named = |key: &str| special.get(key).and_then(Value::as_str);
         let id_of = |key: &str| named(key).and_then(|token| tokenizer.token_to_id(token));
-        let configured = |key: &str| generation.get(key).or_else(|| config.get(key)).map(ids);
+        let configured = |key: &str| {
+            generation
+                .get(key)
+                .or_else(|| config.get(key))
+                .map(token_ids_of)
+        };
         ["bos_token_id", "eos_token_id"]
             .iter()
             .try_for_each(|key| check_ids(&config, key))?;
-        let context = context(&config)?;
+        let context = context_length(&config)?;
         let vocabulary = tokenizer.get_vocab(true);
         let size = vocabulary.values().max().map_or(0, |last| last + 1);
         let vocabulary_count = vocab_size(&config)?.unwrap_or(size);
-        warn_of_unknown(&vocabulary, vocabulary_count);
+        warn_of_unknown_tokens(&vocabulary, vocabulary_count);
         let known = |id: &TokenId| *id < vocabulary_count;
         let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
         if let Some(unknown) = bos.filter(|id| !known(id)) {
@@ -129,7 +134,7 @@ impl ModelText {
                  config.json and generation_config.json"
             );
         }
-        let templates = chosen(&tokenizer_config, chat_template, chat_templates_named)?;
+        let templates = select_templates(&tokenizer_config, chat_template, chat_templates_named)?;
         let templates = (!templates.is_empty())
             .then(|| ChatTemplates::new(templates, special.clone()))
             .transpose()
@@ -139,28 +144,27 @@ impl ModelText {
             })?;
         Ok(Self {
             name,
-            spelling: Spelling::of(&tokenizer),
-            bytewise: Bytewise::of(&tokenizer),
+            spelling: PieceEncoding::of(&tokenizer),
+            byte_level: ByteLevelEncoder::of(&tokenizer),
             shortening_max: shortening_max(tokenizer.get_normalizer()),
             templates,
             bos,
             eos: eos.into(),
             context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
             vocabulary_count,
-            has_unknown: size > vocabulary_count,
+            has_tokens_beyond_vocabulary: size > vocabulary_count,
             piece_bytes_max: vocabulary.keys().map(String::len).max().unwrap_or(1),
             defaults: SamplingDefaults::of(&generation)?,
-            neutral: neutral(&vocabulary),
+            letter_token: letter_token(&vocabulary),
             tokenizer,
         })
     }
 
-    /// The served name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The longest sequence, prompt and output together.
+    /// Longest sequence, prompt and output together.
     pub fn context_tokens_max(&self) -> u32 {
         self.context_tokens_max
     }
@@ -170,12 +174,12 @@ impl ModelText {
         &self.eos
     }
 
-    /// The token that begins a text, where the model has one.
+    /// Token that begins a text, if the model has one.
     pub fn bos(&self) -> Option<TokenId> {
         self.bos
     }
 
-    /// Ids below this are tokens to the engine; some may have no text.
+    /// Number of token ids that the engine accepts; some of them may have no text.
     pub fn vocabulary_count(&self) -> u32 {
         self.vocabulary_count
     }
@@ -184,41 +188,44 @@ impl ModelText {
         self.defaults
     }
 
-    pub(crate) fn spelling(&self) -> Spelling {
+    pub(crate) fn spelling(&self) -> PieceEncoding {
         self.spelling
     }
 
-    /// A plain letter's token: stands for "some text came before" where a decoder treats the
-    /// first token of a text differently.
-    pub(crate) fn neutral(&self) -> Option<TokenId> {
-        self.neutral
+    /// Token of a plain letter. As context it tells the decoder that text precedes, where the
+    /// decoder treats the first token of a text differently.
+    pub(crate) fn letter_token(&self) -> Option<TokenId> {
+        self.letter_token
     }
 
     pub(crate) fn has_chat_template(&self) -> bool {
         self.templates.is_some()
     }
 
-    /// Text to tokens.
-    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ModelError> {
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, ModelError> {
         match self.encode_within(text, special, usize::MAX)? {
-            Encoded::Tokens(tokens) => Ok(tokens),
-            Encoded::TooMany(_) => unreachable!("no text has so many tokens"),
+            EncodedText::Tokens(tokens) => Ok(tokens),
+            EncodedText::TooMany(_) => unreachable!("no text has so many tokens"),
         }
     }
 
-    /// Text to tokens if there are `tokens_max` at most, otherwise their number.
+    /// Tokenizes a text if it has `tokens_max` tokens at most, otherwise returns their number.
     pub(crate) fn encode_within(
         &self,
         text: &str,
-        special: Special,
+        special: SpecialTokens,
         tokens_max: usize,
-    ) -> Result<Encoded, ModelError> {
+    ) -> Result<EncodedText, ModelError> {
         let encoded = self.encode_any(text, special, tokens_max)?;
-        let Encoded::Tokens(tokens) = &encoded else {
+        let EncodedText::Tokens(tokens) = &encoded else {
             return Ok(encoded);
         };
         let is_unknown = |token: &&TokenId| **token >= self.vocabulary_count;
-        match tokens.iter().find(is_unknown).filter(|_| self.has_unknown) {
+        match tokens
+            .iter()
+            .find(is_unknown)
+            .filter(|_| self.has_tokens_beyond_vocabulary)
+        {
             None => Ok(encoded),
             Some(&id) => Err(ModelError::UnknownToken {
                 token: self.tokenizer.id_to_token(id).unwrap_or_default(),
@@ -231,19 +238,21 @@ impl ModelText {
     fn encode_any(
         &self,
         text: &str,
-        special: Special,
+        special: SpecialTokens,
         tokens_max: usize,
-    ) -> Result<Encoded, ModelError> {
-        let bytewise = self.bytewise.as_ref();
-        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, (text, special), tokens_max));
+    ) -> Result<EncodedText, ModelError> {
+        let bytewise = self.byte_level.as_ref();
+        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, text, special, tokens_max));
         if let Some(encoded) = short {
             return Ok(encoded);
         }
-        let encoding = self.tokenizer.encode_fast(text, special == Special::Kept);
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, special == SpecialTokens::Kept);
         encoding
             .map(|encoding| match encoding.get_ids() {
-                ids if ids.len() > tokens_max => Encoded::TooMany(ids.len()),
-                ids => Encoded::Tokens(ids.to_vec()),
+                ids if ids.len() > tokens_max => EncodedText::TooMany(ids.len()),
+                ids => EncodedText::Tokens(ids.to_vec()),
             })
             .map_err(|error| ModelError::Invalid {
                 file: "tokenizer.json",
@@ -251,30 +260,36 @@ impl ModelText {
             })
     }
 
-    /// Tokens to text, all at once.
-    pub fn decode(&self, tokens: &[TokenId], special: Special) -> String {
-        // A decoder's errors are those of its own regular expressions; there is no text then.
+    /// Decodes tokens to text, all at once.
+    pub fn decode(&self, tokens: &[TokenId], special: SpecialTokens) -> String {
+        // Decoders fail only in their regular expressions; the text is empty then.
         self.tokenizer
-            .decode(tokens, special == Special::Skipped)
+            .decode(tokens, special == SpecialTokens::Skipped)
             .unwrap_or_default()
     }
 
-    /// The fewest tokens a text can have; lets a hopeless prompt be refused before it is tokenized.
+    /// Lower bound of a text's tokens; a prompt that cannot fit is refused before it is tokenized.
     pub(crate) fn tokens_min(&self, text: &str) -> usize {
         text.len() / self.piece_bytes_max / self.shortening_max
     }
 
-    /// Whether texts become tokens without the library's lists of where each byte came from, which take a
-    /// hundred times the text.
-    pub(crate) fn is_bytewise(&self) -> bool {
-        self.bytewise.is_some()
+    /// Longest text, in bytes, that is tokenized before it is known to exceed the context.
+    pub(crate) fn text_bytes_max(&self) -> usize {
+        let pieces = self.piece_bytes_max.saturating_mul(self.shortening_max);
+        pieces.saturating_mul(self.context_tokens_max as usize + 1)
     }
 
-    /// A token's spelling in the vocabulary; `None` for ids without one, and for special tokens
-    /// if they are skipped.
-    pub(crate) fn piece(&self, token: TokenId, special: Special) -> Option<String> {
+    /// Whether the fast encoder applies. Otherwise the library's record of the origin of each byte
+    /// takes a hundred times the text's memory.
+    pub(crate) fn is_byte_level(&self) -> bool {
+        self.byte_level.is_some()
+    }
+
+    /// Spelling of a token in the vocabulary; `None` for ids without one, and for special tokens if
+    /// they are skipped.
+    pub(crate) fn piece(&self, token: TokenId, special: SpecialTokens) -> Option<String> {
         let piece = self.tokenizer.id_to_token(token)?;
-        let skipped = special == Special::Skipped
+        let skipped = special == SpecialTokens::Skipped
             && self
                 .tokenizer
                 .get_added_vocabulary()
@@ -282,15 +297,15 @@ impl ModelText {
         (!skipped).then_some(piece)
     }
 
-    /// The bytes a token stands for within a text.
+    /// Bytes that a token stands for within a text.
     pub(crate) fn bytes(&self, token: TokenId) -> Vec<u8> {
-        match self.piece(token, Special::Kept) {
+        match self.piece(token, SpecialTokens::Kept) {
             Some(piece) => self.spelling.bytes(&piece),
             None => Vec::new(),
         }
     }
 
-    pub(crate) fn render(&self, conversation: &Conversation) -> Result<String, RenderError> {
+    pub(crate) fn render(&self, conversation: &TemplateInput) -> Result<String, RenderError> {
         match &self.templates {
             Some(templates) => templates.render(conversation),
             None => Err(RenderError::Refused(
@@ -331,7 +346,7 @@ impl SamplingDefaults {
     }
 }
 
-/// How many times shorter a normalizer may make a text.
+/// Returns the largest factor by which a normalizer shortens a text.
 fn shortening_max(normalizer: Option<&NormalizerWrapper>) -> usize {
     let lengthens = |normalizer: &NormalizerWrapper| match normalizer {
         NormalizerWrapper::Prepend(_) => true,
@@ -370,7 +385,7 @@ fn load_tokenizer(text: &str) -> Result<Tokenizer, ModelError> {
     };
     let mut tokenizer =
         Tokenizer::from_bytes(text.as_bytes()).map_err(|error| invalid(error.to_string()))?;
-    // Left over from training; a prompt is never cut or padded.
+    // Padding and truncation are left over from training; a prompt is never cut or padded.
     tokenizer.with_padding(None);
     tokenizer
         .with_truncation(None)
@@ -378,8 +393,8 @@ fn load_tokenizer(text: &str) -> Result<Tokenizer, ModelError> {
     Ok(tokenizer)
 }
 
-/// The first token of letters only.
-fn neutral(vocabulary: &HashMap<String, TokenId>) -> Option<TokenId> {
+/// Returns the first token that consists of letters only.
+fn letter_token(vocabulary: &HashMap<String, TokenId>) -> Option<TokenId> {
     let letters = |piece: &str| !piece.is_empty() && piece.chars().all(|c| c.is_ascii_alphabetic());
     vocabulary
         .iter()
@@ -388,8 +403,8 @@ fn neutral(vocabulary: &HashMap<String, TokenId>) -> Option<TokenId> {
         .min()
 }
 
-/// One id or a list of them.
-fn ids(value: &Value) -> Vec<TokenId> {
+/// Reads one id or a list of ids.
+fn token_ids_of(value: &Value) -> Vec<TokenId> {
     let one = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
     match value {
         Value::Array(values) => values.iter().filter_map(one).collect(),
@@ -397,7 +412,8 @@ fn ids(value: &Value) -> Vec<TokenId> {
     }
 }
 
-/// Refuses ids in config.json that no vocabulary has; those slightly beyond the model's are left out later.
+/// Refuses ids in config.json beyond any vocabulary; ids slightly beyond the model's are left out
+/// later.
 fn check_ids(config: &Map<String, Value>, key: &str) -> Result<(), ModelError> {
     let list = match config.get(key) {
         Some(Value::Array(list)) => list.as_slice(),
@@ -414,7 +430,7 @@ fn check_ids(config: &Map<String, Value>, key: &str) -> Result<(), ModelError> {
     }
 }
 
-/// Every `…_token` with a name, plain or as an object with its content.
+/// Collects every `…_token`, given as a string or as an object with its content.
 fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
     let content = |value: &Value| match value {
         Value::Object(token) => token
@@ -430,12 +446,11 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// Tokens that a model may have.
+/// Limit of a vocabulary.
 const VOCAB_MAX: u64 = 1 << 24;
-/// Positions that a model may have.
 const POSITIONS_MAX: f64 = (1_u32 << 24) as f64;
 
-/// The part of a configuration that is about text.
+/// Returns the part of a configuration that concerns text.
 fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
     let text = config.get("text_config").and_then(Value::as_object);
     text.unwrap_or(config)
@@ -456,8 +471,9 @@ fn vocab_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
     }
 }
 
-/// Tells the operator of tokens that the tokenizer knows and the model does not: a text that has one is refused.
-fn warn_of_unknown(vocabulary: &HashMap<String, TokenId>, vocabulary_count: u32) {
+/// Warns of tokens that the tokenizer has and the model does not: a text with one of them is
+/// refused.
+fn warn_of_unknown_tokens(vocabulary: &HashMap<String, TokenId>, vocabulary_count: u32) {
     let unknown = vocabulary.iter().filter(|(_, id)| **id >= vocabulary_count);
     let (count, first) = (unknown.clone().count(), unknown.min_by_key(|(_, id)| **id));
     if let Some((token, id)) = first {
@@ -471,8 +487,9 @@ fn warn_of_unknown(vocabulary: &HashMap<String, TokenId>, vocabulary_count: u32)
     }
 }
 
-/// `max_position_embeddings`, which Llama 3's scaling already includes and others' multiply.
-fn context(config: &Map<String, Value>) -> Result<u32, ModelError> {
+/// Returns the context length: `max_position_embeddings`, which includes the scaling for Llama 3;
+/// the other kinds of scaling multiply it.
+fn context_length(config: &Map<String, Value>) -> Result<u32, ModelError> {
     let invalid = |reason: &str| ModelError::Invalid {
         file: "config.json",
         reason: reason.into(),
@@ -497,17 +514,19 @@ fn context(config: &Map<String, Value>) -> Result<u32, ModelError> {
         }
         _ => positions as f64,
     };
-    match (1.0..=POSITIONS_MAX).contains(&scaled) {
-        true => Ok(scaled as u32),
-        false => Err(invalid(&format!(
-            "max_position_embeddings is {positions}, {scaled} with what scales it; it must be from 1 to \
+    if (1.0..=POSITIONS_MAX).contains(&scaled) {
+        Ok(scaled as u32)
+    } else {
+        Err(invalid(&format!(
+            "max_position_embeddings is {positions}, {scaled} with its scaling; it must be from 1 to \
              {POSITIONS_MAX}"
-        ))),
+        )))
     }
 }
 
-/// The templates by name, `default` among them if there is any; a file of its own comes first.
-fn chosen(
+/// Returns the templates by name, with `default` among them if there is any; a file of its own
+/// takes precedence.
+fn select_templates(
     tokenizer_config: &Map<String, Value>,
     file: Option<String>,
     mut named: Vec<(String, String)>,

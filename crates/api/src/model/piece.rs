@@ -1,24 +1,25 @@
-//! How a vocabulary spells bytes.
+//! Spelling of bytes in a vocabulary.
 //!
-//! Owns: from a token's spelling to the bytes it stands for. Never: joins tokens (see `text`).
-//! Invariant: agrees with the tokenizer's own decoder.
+//! Owns: the conversion of a token's spelling into its bytes. Never: joins tokens (see `text`).
+//! Invariant: the result agrees with the tokenizer's own decoder.
 
 use tokenizers::{DecoderWrapper, Tokenizer};
 
-/// The families of tokenizers, by what their decoder does.
+/// Families of tokenizers, by their decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spelling {
-    /// Each byte is a printable character (GPT-2, Llama 3, Qwen): tokens may be parts of characters.
+pub(crate) enum PieceEncoding {
+    /// Each byte is a printable character (GPT-2, Llama 3, Qwen); a token may be a part of a
+    /// character.
     ByteLevel,
-    /// Words with `▁` for the space, and `<0xE4>` for bytes of characters that the vocabulary
-    /// lacks (Llama 2, Mistral, Gemma).
+    /// Words with `▁` for the space, and `<0xE4>` for bytes of characters that the vocabulary lacks
+    /// (Llama 2, Mistral, Gemma).
     ByteFallback,
-    /// Anything else: tokens are whole characters.
+    /// Any other kind; tokens are whole characters.
     Words,
 }
 
-impl Spelling {
-    /// By the tokenizer's decoder.
+impl PieceEncoding {
+    /// Determines the family by the tokenizer's decoder.
     pub(crate) fn of(tokenizer: &Tokenizer) -> Self {
         match tokenizer.get_decoder() {
             Some(DecoderWrapper::ByteLevel(_)) => Self::ByteLevel,
@@ -40,11 +41,11 @@ impl Spelling {
         }
     }
 
-    /// The bytes a spelling stands for.
+    /// Returns the bytes that a spelling stands for.
     pub(crate) fn bytes(self, piece: &str) -> Vec<u8> {
         match self {
             Self::ByteLevel => {
-                let bytes: Option<Vec<u8>> = piece.chars().map(level_byte).collect();
+                let bytes: Option<Vec<u8>> = piece.chars().map(byte_of_level_letter).collect();
                 bytes.unwrap_or_else(|| piece.as_bytes().to_vec())
             }
             Self::ByteFallback => match fallback_byte(piece) {
@@ -56,7 +57,7 @@ impl Spelling {
     }
 }
 
-/// `<0xE4>` is 0xE4.
+/// Parses a byte token: `<0xE4>` is 0xE4.
 pub(crate) fn fallback_byte(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 {
@@ -66,9 +67,9 @@ pub(crate) fn fallback_byte(piece: &str) -> Option<u8> {
     }
 }
 
-/// GPT-2's alphabet: printable Latin-1 characters are themselves; the other 68 bytes, in order,
-/// are the characters from U+0100 on.
-pub(super) fn level_byte(character: char) -> Option<u8> {
+/// Decodes GPT-2's alphabet: printable Latin-1 characters are themselves; the other 68 bytes, in
+/// order, are the characters from U+0100 on.
+pub(super) fn byte_of_level_letter(character: char) -> Option<u8> {
     match character as u32 {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
         code @ 0x100..=0x120 => Some((code - 0x100) as u8),

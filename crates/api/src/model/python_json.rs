@@ -1,58 +1,55 @@
 //! JSON as Python's `json.dumps` writes it.
 //!
-//! Owns: separators, indentation, escapes and the spelling of floats. Never: reads JSON.
-//! Invariant: chat templates were trained on this text, so that every space counts.
+//! Owns: separators, indentation, escapes and the spelling of floats. Never: reads JSON. Invariant:
+//! the text equals Python's to the byte, because models were trained on it.
 
 use super::budget::charge;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// How to write; the defaults are those of Hugging Face's `tojson`.
+/// Format options; the defaults are those of Hugging Face's `tojson`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Style {
+pub(crate) struct JsonStyle {
     /// Spaces per level; `None` writes one line.
     pub(crate) indent: Option<usize>,
-    /// Between items.
     pub(crate) item_separator: String,
-    /// Between key and value.
     pub(crate) key_separator: String,
-    /// Whether keys keep their order or are sorted.
-    pub(crate) keys: Keys,
-    /// What becomes of characters beyond ASCII.
-    pub(crate) characters: Characters,
+    pub(crate) keys: KeyOrder,
+    /// Treatment of characters beyond ASCII.
+    pub(crate) characters: NonAsciiStyle,
 }
 
-/// See [`Style::keys`].
+/// Order of keys; see [`JsonStyle::keys`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keys {
+pub(crate) enum KeyOrder {
     AsGiven,
     Sorted,
 }
 
-/// See [`Style::characters`].
+/// Treatment of characters beyond ASCII; see [`JsonStyle::characters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Characters {
+pub(crate) enum NonAsciiStyle {
     AsGiven,
     Escaped,
 }
 
-impl Style {
-    /// `json.dumps(value, indent=indent, ensure_ascii=False)`.
+impl JsonStyle {
+    /// Style of `json.dumps(value, indent=indent, ensure_ascii=False)`.
     pub(crate) fn indented(indent: Option<usize>) -> Self {
         let item_separator = if indent.is_some() { "," } else { ", " };
         Self {
             indent,
             item_separator: item_separator.into(),
             key_separator: ": ".into(),
-            keys: Keys::AsGiven,
-            characters: Characters::AsGiven,
+            keys: KeyOrder::AsGiven,
+            characters: NonAsciiStyle::AsGiven,
         }
     }
 
-    /// The value as text.
+    /// Writes the value as text.
     ///
     /// # Errors
-    /// If the value has no JSON, or the rendering has no room for it.
+    /// If the value has no JSON, or the rendering's budget is exhausted.
     pub(crate) fn dump(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(&mut out, value, 0)?;
@@ -75,7 +72,7 @@ impl Style {
             },
             ValueKind::String => self.quote(out, value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
-                let nest = Nest {
+                let nest = BracketPair {
                     open: '[',
                     close: ']',
                     depth,
@@ -84,7 +81,7 @@ impl Style {
                 self.nest(out, nest, items)?;
             }
             ValueKind::Map => {
-                let nest = Nest {
+                let nest = BracketPair {
                     open: '{',
                     close: '}',
                     depth,
@@ -92,11 +89,11 @@ impl Style {
                 let pairs = value.as_object().and_then(|map| map.try_iter_pairs());
                 let pairs = pairs.into_iter().flatten();
                 match self.keys {
-                    Keys::AsGiven => {
+                    KeyOrder::AsGiven => {
                         let items = pairs.map(|(key, item)| Ok((Some(key_text(&key)?), item)));
                         self.nest(out, nest, items)?;
                     }
-                    Keys::Sorted => {
+                    KeyOrder::Sorted => {
                         let mut entries = Vec::new();
                         for (key, item) in pairs {
                             charge(2 * size_of::<Value>())?;
@@ -119,7 +116,7 @@ impl Style {
     fn nest(
         &self,
         out: &mut String,
-        nest: Nest,
+        nest: BracketPair,
         items: impl Iterator<Item = Result<(Option<String>, Value), Error>>,
     ) -> Result<(), Error> {
         out.push(nest.open);
@@ -156,7 +153,7 @@ impl Style {
         Ok(())
     }
 
-    /// Counts what it writes: an escape has up to twelve characters for one.
+    /// Charges what it writes: an escape takes up to twelve bytes for a character.
     fn quote(&self, out: &mut String, text: &str) -> Result<(), Error> {
         let written = text.chars().map(|character| self.escape_bytes(character));
         charge(2 + written.sum::<usize>())?;
@@ -171,7 +168,7 @@ impl Style {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 control if control < ' ' => out.push_str(&format!("\\u{:04x}", control as u32)),
-                wide if self.characters == Characters::Escaped && !wide.is_ascii() => {
+                wide if self.characters == NonAsciiStyle::Escaped && !wide.is_ascii() => {
                     for unit in wide.encode_utf16(&mut [0; 2]) {
                         out.push_str(&format!("\\u{unit:04x}"));
                     }
@@ -188,7 +185,7 @@ impl Style {
         match character {
             '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
             control if control < ' ' => 6,
-            wide if self.characters == Characters::Escaped && !wide.is_ascii() => {
+            wide if self.characters == NonAsciiStyle::Escaped && !wide.is_ascii() => {
                 6 * wide.len_utf16()
             }
             plain => plain.len_utf8(),
@@ -197,16 +194,16 @@ impl Style {
 }
 
 #[derive(Clone, Copy)]
-struct Nest {
+struct BracketPair {
     open: char,
     close: char,
     depth: usize,
 }
 
-/// Levels of a value; a body has fewer.
+/// Limit of levels; a body has fewer.
 const DEPTH_MAX: usize = 200;
 
-/// A mapping's key as JSON has it.
+/// Writes a mapping's key as JSON.
 fn key_text(key: &Value) -> Result<String, Error> {
     match key.kind() {
         ValueKind::String | ValueKind::Number => Ok(key.to_string()),
@@ -219,7 +216,8 @@ fn key_text(key: &Value) -> Result<String, Error> {
     }
 }
 
-/// Python's `repr`: shortest digits, exponent below 1e-4 and from 1e16 on, with two digits.
+/// Writes a float as Python's `repr`: shortest digits, and an exponent of two digits below 1e-4 and
+/// from 1e16 on.
 fn float_repr(float: f64) -> String {
     let size = float.abs();
     if size != 0.0 && !(1e-4..1e16).contains(&size) {
@@ -246,25 +244,25 @@ mod tests {
         value_of(&document.part(document.root()), document.root())
     }
 
-    /// Expected texts are what Python 3 printed.
+    /// The expected texts were printed by Python 3.
     #[test]
-    fn python_spelling_was_not_kept() {
+    fn json_is_spelled_as_python_spells_it() {
         let value =
             value(r#"{"b": [1, 2.0, 1e-5, 1e16, 0.1], "a": {"ü": "<&'\"\n\u001f>", "e": []}}"#);
         assert_eq!(
-            Style::indented(None).dump(&value).unwrap(),
+            JsonStyle::indented(None).dump(&value).unwrap(),
             "{\"b\": [1, 2.0, 1e-05, 1e+16, 0.1], \"a\": {\"ü\": \"<&'\\\"\\n\\u001f>\", \"e\": []}}"
         );
         assert_eq!(
-            Style::indented(Some(2))
+            JsonStyle::indented(Some(2))
                 .dump(&self::value(r#"{"a": [1], "e": {}}"#))
                 .unwrap(),
             "{\n  \"a\": [\n    1\n  ],\n  \"e\": {}\n}"
         );
-        let escaped = Style {
-            characters: Characters::Escaped,
-            keys: Keys::Sorted,
-            ..Style::indented(None)
+        let escaped = JsonStyle {
+            characters: NonAsciiStyle::Escaped,
+            keys: KeyOrder::Sorted,
+            ..JsonStyle::indented(None)
         };
         assert_eq!(
             escaped

@@ -1,10 +1,12 @@
-//! Tokenizers and templates against what transformers made of them (`testdata/*/goldens.json`).
+//! Tokenizers and templates compared with the results of transformers (`testdata/*/goldens.json`).
 
-use super::{Conversation, End, ModelFiles, ModelText, RenderError, Special, value_of};
-use crate::ask::conversation;
-use crate::field::Fields;
+use super::{
+    ModelFiles, ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, value_of,
+};
+use crate::field::JsonFields;
 use crate::json::Document;
-use crate::text::{Start, TextStream};
+use crate::request::template_input;
+use crate::text::{TextStart, TextStream};
 use cleave_domain::TokenId;
 use proptest::prelude::*;
 use serde_json::Value;
@@ -12,13 +14,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-struct Checkpoint {
+struct GoldenCheckpoint {
     name: String,
     model: Arc<ModelText>,
     goldens: Value,
 }
 
-static CHECKPOINTS: LazyLock<Vec<Checkpoint>> = LazyLock::new(|| {
+static CHECKPOINTS: LazyLock<Vec<GoldenCheckpoint>> = LazyLock::new(|| {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata"));
     let mut folders: Vec<PathBuf> = fs::read_dir(root)
         .unwrap()
@@ -30,17 +32,17 @@ static CHECKPOINTS: LazyLock<Vec<Checkpoint>> = LazyLock::new(|| {
         .filter(|folder| folder.join("goldens.json").exists());
     let checkpoint = |folder: PathBuf| {
         let files = ModelFiles::read(&folder).unwrap();
-        // By way of what is sent from a worker to a router.
+        // The files pass through the serialization that carries them from a worker to a router.
         let sent = serde_json::to_vec(&files).unwrap();
         let files: ModelFiles = serde_json::from_slice(&sent).unwrap();
-        Checkpoint {
+        GoldenCheckpoint {
             name: files.name.clone(),
             model: Arc::new(ModelText::new(files).unwrap()),
             goldens: serde_json::from_slice(&fs::read(folder.join("goldens.json")).unwrap())
                 .unwrap(),
         }
     };
-    let checkpoints: Vec<Checkpoint> = folders.map(checkpoint).collect();
+    let checkpoints: Vec<GoldenCheckpoint> = folders.map(checkpoint).collect();
     assert!(checkpoints.len() >= 7, "goldens of seven architectures");
     checkpoints
 });
@@ -50,8 +52,8 @@ fn ids(value: &Value) -> Vec<TokenId> {
 }
 
 #[test]
-fn tokens_or_text_differ_from_the_reference() {
-    for Checkpoint {
+fn tokens_and_text_match_the_reference() {
+    for GoldenCheckpoint {
         name,
         model,
         goldens,
@@ -60,14 +62,14 @@ fn tokens_or_text_differ_from_the_reference() {
         for case in goldens["tokenizer"]["encode"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             assert_eq!(
-                model.encode(text, Special::Skipped).unwrap(),
+                model.encode(text, SpecialTokens::Skipped).unwrap(),
                 ids(&case["ids"]),
                 "{name} {text:?}"
             );
-            let special = model.encode(text, Special::Kept).unwrap();
+            let special = model.encode(text, SpecialTokens::Kept).unwrap();
             assert_eq!(special, ids(&case["ids_with_special"]), "{name} {text:?}");
             assert_eq!(
-                model.decode(&ids(&case["ids"]), Special::Kept),
+                model.decode(&ids(&case["ids"]), SpecialTokens::Kept),
                 case["decoded"],
                 "{name}"
             );
@@ -75,13 +77,13 @@ fn tokens_or_text_differ_from_the_reference() {
         for case in goldens["tokenizer"]["decode"].as_array().unwrap() {
             let tokens = ids(&case["ids"]);
             assert_eq!(
-                model.decode(&tokens, Special::Kept),
+                model.decode(&tokens, SpecialTokens::Kept),
                 case["text"],
                 "{name} {tokens:?}"
             );
-            let without = model.decode(&tokens, Special::Skipped);
+            let without = model.decode(&tokens, SpecialTokens::Skipped);
             assert_eq!(without, case["text_without_special"], "{name} {tokens:?}");
-            for special in [Special::Kept, Special::Skipped] {
+            for special in [SpecialTokens::Kept, SpecialTokens::Skipped] {
                 assert_eq!(
                     streamed(model, &tokens, special),
                     model.decode(&tokens, special),
@@ -92,7 +94,7 @@ fn tokens_or_text_differ_from_the_reference() {
     }
 }
 
-/// What patterns, normalizers and tokens of their own cut texts at.
+/// Texts at which patterns, normalizers and added tokens split.
 const SCRAPS: [&str; 30] = [
     "a",
     " the",
@@ -133,11 +135,11 @@ fn scraps() -> impl Strategy<Value = Vec<String>> {
 
 proptest! {
     #[test]
-    fn the_shorter_way_gave_other_tokens_than_the_library(scraps in scraps()) {
+    fn byte_level_encoding_matches_the_library(scraps in scraps()) {
         let text = scraps.concat();
-        for Checkpoint { name, model, .. } in CHECKPOINTS.iter() {
-            for special in [Special::Kept, Special::Skipped] {
-                let whole = model.tokenizer.encode_fast(text.as_str(), special == Special::Kept).unwrap();
+        for GoldenCheckpoint { name, model, .. } in CHECKPOINTS.iter() {
+            for special in [SpecialTokens::Kept, SpecialTokens::Skipped] {
+                let whole = model.tokenizer.encode_fast(text.as_str(), special == SpecialTokens::Kept).unwrap();
                 let tokens = model.encode(&text, special).unwrap();
                 prop_assert_eq!(&tokens[..], whole.get_ids(), "{} {:?}", name, text);
             }
@@ -146,13 +148,14 @@ proptest! {
 }
 
 #[test]
-fn tokenizers_of_the_common_kind_go_the_long_way() {
-    for Checkpoint { name, model, .. } in CHECKPOINTS.iter() {
+fn llama3_and_qwen_use_the_byte_level_encoder() {
+    for GoldenCheckpoint { name, model, .. } in CHECKPOINTS.iter() {
         let common = name.contains("llama3") || name.contains("qwen");
-        let short = model.bytewise.as_ref().and_then(|bytewise| {
+        let short = model.byte_level.as_ref().and_then(|bytewise| {
             bytewise.encode(
                 &model.tokenizer,
-                ("A slice <|im_end|> borrows.", Special::Kept),
+                "A slice <|im_end|> borrows.",
+                SpecialTokens::Kept,
                 usize::MAX,
             )
         });
@@ -161,8 +164,8 @@ fn tokenizers_of_the_common_kind_go_the_long_way() {
 }
 
 #[test]
-fn a_chat_renders_differently_from_the_reference() {
-    for Checkpoint {
+fn chats_render_as_in_the_reference() {
+    for GoldenCheckpoint {
         name,
         model,
         goldens,
@@ -176,33 +179,35 @@ fn a_chat_renders_differently_from_the_reference() {
                 "add_generation_prompt": case["add_generation_prompt"],
             });
             let body = Document::check(body.to_string()).unwrap();
-            let fields = Fields::of_body(&body).unwrap();
+            let fields = JsonFields::of_body(&body).unwrap();
             let value = |name| {
                 fields
                     .any(name)
                     .map(|json| value_of(&fields.part(json), json))
             };
-            // As a list that the API would refuse may be, and as what the API makes of a request.
-            let plain = Conversation {
+            // Both a list that the API might refuse, and the conversation that the API makes of the
+            // request.
+            let plain = TemplateInput {
                 messages: value("messages").unwrap(),
                 body_bytes: body.len(),
                 tools: value("tools"),
                 documents: None,
                 variables: value("chat_template_kwargs"),
                 last_content: None,
-                end: match case["add_generation_prompt"] == true {
-                    true => End::Answer,
-                    false => End::Closed,
+                end: if case["add_generation_prompt"] == true {
+                    RenderEnd::AnswerOpening
+                } else {
+                    RenderEnd::Closed
                 },
             };
-            for conversation in [Some(plain), conversation(&fields).ok()] {
+            for conversation in [Some(plain), template_input(&fields).ok()] {
                 let Some(conversation) = conversation else {
                     continue;
                 };
                 match (model.render(&conversation), case.get("error")) {
                     (Ok(text), None) => {
                         assert_eq!(text, case["rendered"], "{name}");
-                        let tokens = model.encode(&text, Special::Skipped).unwrap();
+                        let tokens = model.encode(&text, SpecialTokens::Skipped).unwrap();
                         assert_eq!(tokens, ids(&case["ids"]), "{name} {text:?}");
                     }
                     (Err(RenderError::Refused(reason)), Some(expected)) => {
@@ -215,8 +220,8 @@ fn a_chat_renders_differently_from_the_reference() {
     }
 }
 
-fn streamed(model: &Arc<ModelText>, tokens: &[TokenId], special: Special) -> String {
-    let mut stream = TextStream::new(model.clone(), special, Start::Fresh);
+fn streamed(model: &Arc<ModelText>, tokens: &[TokenId], special: SpecialTokens) -> String {
+    let mut stream = TextStream::new(model.clone(), special, TextStart::Fresh);
     let mut text: String = tokens.iter().map(|&token| stream.push(token)).collect();
     text += &stream.finish();
     text
@@ -225,27 +230,27 @@ fn streamed(model: &Arc<ModelText>, tokens: &[TokenId], special: Special) -> Str
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Random tokens are mostly broken UTF-8, and some are special or unknown.
+    /// Random tokens are mostly invalid UTF-8, and some are special or unknown.
     #[test]
-    fn streamed_text_is_not_the_whole_text(
+    fn streamed_text_equals_the_whole_decoding(
         which in 0usize..7,
         seeds in prop::collection::vec(any::<u32>(), 0..60),
     ) {
-        let Checkpoint { model, .. } = &CHECKPOINTS[which];
+        let GoldenCheckpoint { model, .. } = &CHECKPOINTS[which];
         let tokens: Vec<TokenId> =
             seeds.iter().map(|seed| seed % (model.vocabulary_count() + 2)).collect();
-        for special in [Special::Kept, Special::Skipped] {
+        for special in [SpecialTokens::Kept, SpecialTokens::Skipped] {
             prop_assert_eq!(streamed(model, &tokens, special), model.decode(&tokens, special));
         }
     }
 
-    /// Real text comes through unchanged, and at no time with half a character in it.
+    /// Real text is unchanged, and never ends within a character.
     #[test]
-    fn half_a_character_went_out(which in 0usize..7, text in "(\\PC|[ \n🙂你é]){0,40}") {
-        let Checkpoint { model, .. } = &CHECKPOINTS[which];
-        let tokens = model.encode(&text, Special::Skipped).unwrap();
-        let whole = model.decode(&tokens, Special::Kept);
-        let mut stream = TextStream::new(model.clone(), Special::Kept, Start::Fresh);
+    fn streamed_text_has_only_whole_characters(which in 0usize..7, text in "(\\PC|[ \n🙂你é]){0,40}") {
+        let GoldenCheckpoint { model, .. } = &CHECKPOINTS[which];
+        let tokens = model.encode(&text, SpecialTokens::Skipped).unwrap();
+        let whole = model.decode(&tokens, SpecialTokens::Kept);
+        let mut stream = TextStream::new(model.clone(), SpecialTokens::Kept, TextStart::Fresh);
         let mut out = String::new();
         for &token in &tokens {
             out += &stream.push(token);
@@ -255,18 +260,18 @@ proptest! {
         prop_assert_eq!(out, whole);
     }
 
-    /// A text continues a prompt as if both were one.
+    /// A text continues a prompt as if both were one text.
     #[test]
-    fn the_space_between_prompt_and_answer_was_lost(
+    fn a_continued_text_keeps_its_leading_space(
         which in 0usize..7,
         prompt in "[a-z]{1,8}( [a-z]{1,8}){0,3}",
         answer in "( [a-z]{1,8}){1,4}",
     ) {
-        let Checkpoint { model, .. } = &CHECKPOINTS[which];
-        let tokens = model.encode(&(prompt.clone() + &answer), Special::Skipped).unwrap();
-        let cut = (0..tokens.len()).find(|&cut| model.decode(&tokens[..cut], Special::Kept) == prompt);
+        let GoldenCheckpoint { model, .. } = &CHECKPOINTS[which];
+        let tokens = model.encode(&(prompt.clone() + &answer), SpecialTokens::Skipped).unwrap();
+        let cut = (0..tokens.len()).find(|&cut| model.decode(&tokens[..cut], SpecialTokens::Kept) == prompt);
         if let Some(cut) = cut {
-            let mut stream = TextStream::new(model.clone(), Special::Kept, Start::Continued);
+            let mut stream = TextStream::new(model.clone(), SpecialTokens::Kept, TextStart::Continued);
             let mut out: String = tokens[cut..].iter().map(|&token| stream.push(token)).collect();
             out += &stream.finish();
             prop_assert_eq!(out, answer);
@@ -274,9 +279,9 @@ proptest! {
     }
 }
 
-/// A script that the vocabulary spells in bytes must still be streamed, and without quadratic cost.
+/// A script that the vocabulary spells in bytes is streamed, and at linear cost.
 #[test]
-fn a_long_run_of_bytes_was_held_until_its_end() {
+fn a_long_run_of_byte_tokens_is_streamed() {
     let model = &CHECKPOINTS
         .iter()
         .find(|checkpoint| checkpoint.name == "llama2")
@@ -287,7 +292,7 @@ fn a_long_run_of_bytes_was_held_until_its_end() {
         .bytes()
         .map(|byte| model.tokenizer.token_to_id(&format!("<0x{byte:02X}>")));
     let tokens: Vec<TokenId> = bytes.map(Option::unwrap).collect();
-    let mut stream = TextStream::new(model.clone(), Special::Kept, Start::Fresh);
+    let mut stream = TextStream::new(model.clone(), SpecialTokens::Kept, TextStart::Fresh);
     let mut out = String::new();
     for (count, &token) in tokens.iter().enumerate() {
         out += &stream.push(token);
@@ -302,7 +307,7 @@ fn a_long_run_of_bytes_was_held_until_its_end() {
 }
 
 #[test]
-fn a_folder_without_its_files_was_not_told_which() {
+fn a_missing_model_file_is_named() {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
     let error = ModelFiles::read(&folder).unwrap_err().to_string();
     assert!(

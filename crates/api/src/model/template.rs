@@ -1,13 +1,13 @@
 //! Chat templates, as Hugging Face renders them.
 //!
 //! Owns: Jinja's set-up as in `apply_chat_template` (trimmed blocks, `raise_exception`,
-//! `strftime_now`, Python's methods and `tojson`). Never: tokenizes, or trusts the template: fuel
-//! bounds what it may do. Invariant: the rendered text is the one the reference renders.
+//! `strftime_now`, Python's methods and `tojson`). Never: tokenizes, or trusts the template, whose
+//! work is limited. Invariant: the rendered text equals that of the reference.
 
-use super::budget::{Spent, within};
+use super::budget::{BudgetLimit, with_budget};
 use super::calendar::strftime;
-use super::python_json::{Characters, Keys, Style};
-use super::sandbox::{environment, steps};
+use super::python_json::{JsonStyle, KeyOrder, NonAsciiStyle};
+use super::template_sandbox::{environment, steps};
 use minijinja::machinery::{
     Instruction, Instructions, Token, eval, get_compiled_template, make_string_output, tokenize,
 };
@@ -19,64 +19,69 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Instructions one rendering may take: some seconds, and hundreds of times what a full context of
-/// short messages needs.
+/// Limit of instructions in one rendering: some seconds, and hundreds of times the need of a full
+/// context of short messages.
 const FUEL: u64 = 20_000_000;
-/// Time that one rendering may take.
+/// Time limit of one rendering.
 const TIME_MAX: Duration = Duration::from_secs(5);
-/// Bytes that one rendering may make, output and everything on the way to it, ...
+/// Limit of the bytes that one rendering makes, its output and all intermediate values: a constant,
+/// ...
 const BYTES_MAX: usize = 8 << 20;
-/// ... and so many more for each byte of the body: templates cut, join and compare a message some times over.
+/// ... and this many more per byte of the body, because templates split, join and compare a message
+/// several times.
 const BYTES_PER_BYTE: usize = 16;
-/// A template's source.
+/// Limit of a template's source.
 const SOURCE_BYTES_MAX: usize = 1 << 20;
-/// Bytes that the constant expressions of a template's source may make together: the library computes them
-/// while it compiles.
+/// Limit of the bytes that the constant expressions of a template make together: the library
+/// evaluates them while it compiles.
 const CONSTANT_BYTES_MAX: u64 = 1 << 20;
-/// Characters of a refusal's text, which may quote what a client sent.
+/// Limit of the characters of a refusal's text, which may quote what a client sent.
 const REASON_MAX: usize = 1000;
 
-/// The templates of a model.
+/// Limit of the bytes that the rendering of a body of this size makes.
+pub(crate) fn rendering_bytes_max(body_bytes: usize) -> usize {
+    BYTES_MAX.saturating_add(body_bytes.saturating_mul(BYTES_PER_BYTE))
+}
+
 pub(crate) struct ChatTemplates {
     environment: Environment<'static>,
-    /// `bos_token` and its like, which templates use by name.
+    /// `bos_token` and similar, which templates use by name.
     special_tokens: Arc<[(String, Value)]>,
 }
 
-/// What to render.
+/// The input of a rendering.
 #[derive(Clone, Debug)]
-pub(crate) struct Conversation {
-    /// A list of messages.
+pub(crate) struct TemplateInput {
     pub(crate) messages: Value,
-    /// Bytes of what the values here were read from.
+    /// Size of the body from which the values were read.
     pub(crate) body_bytes: usize,
-    /// Tool descriptions; `None` if there are none.
+    /// Tool descriptions, if any.
     pub(crate) tools: Option<Value>,
-    /// Documents for templates that know them.
+    /// Documents, for templates that use them.
     pub(crate) documents: Option<Value>,
     /// Further variables: a mapping.
     pub(crate) variables: Option<Value>,
-    /// The text of the last message, where that is to be continued.
+    /// Text of the last message, if it is to be continued.
     pub(crate) last_content: Option<String>,
-    /// How the text ends.
-    pub(crate) end: End,
+    /// End of the text.
+    pub(crate) end: RenderEnd,
 }
 
 /// The variables of a rendering.
 #[derive(Debug)]
-struct Root {
-    own: [(&'static str, Value); 4],
+struct TemplateVariables {
+    server_variables: [(&'static str, Value); 4],
     variables: Option<Value>,
     special_tokens: Arc<[(String, Value)]>,
 }
 
-impl Object for Root {
+impl Object for TemplateVariables {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         self.get_value_by_str(key.as_str()?)
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        if let Some((_, value)) = self.own.iter().find(|(name, _)| *name == key) {
+        if let Some((_, value)) = self.server_variables.iter().find(|(name, _)| *name == key) {
             return Some(value.clone());
         }
         let variables = self.variables.as_ref().and_then(Value::as_object);
@@ -89,36 +94,36 @@ impl Object for Root {
     }
 }
 
-/// How a rendered conversation ends.
+/// The end of a rendered conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// After the last message.
+pub(crate) enum RenderEnd {
+    /// The text ends after the last message.
     Closed,
-    /// With the beginning of an answer.
-    Answer,
-    /// Within the last message, which the model shall continue.
+    /// The text ends with the beginning of an answer.
+    AnswerOpening,
+    /// The text ends within the last message, which the model continues.
     LastMessage,
 }
 
-/// Why a conversation was not rendered.
+/// The reason why a conversation was not rendered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RenderError {
-    /// The template called `raise_exception`, or ran into something that it cannot take.
+    /// The template called `raise_exception`, or failed on its input.
     #[error("{0}")]
     Refused(String),
-    /// It would not end.
+    /// The limit of instructions or time was reached.
     #[error("the chat template needs too long for these messages")]
     OutOfFuel,
-    /// It would make more than it may.
+    /// The limit of bytes was reached.
     #[error("the chat template needs more than {0} bytes for these messages")]
     OutOfBytes(usize),
-    /// The last message is not in the rendered text.
+    /// The rendered text does not contain the last message.
     #[error("the last message cannot be continued: the chat template does not keep its text")]
     NotContinuable,
 }
 
 impl ChatTemplates {
-    /// Compiles the templates; the error is the first template's that does not compile.
+    /// Compiles the templates. The error is that of the first template that does not compile.
     pub(crate) fn new(
         templates: Vec<(String, String)>,
         special_tokens: Map<String, serde_json::Value>,
@@ -160,9 +165,16 @@ impl ChatTemplates {
         })
     }
 
-    /// Renders a conversation.
-    pub(crate) fn render(&self, conversation: &Conversation) -> Result<String, RenderError> {
-        let Conversation {
+    pub(crate) fn render(&self, conversation: &TemplateInput) -> Result<String, RenderError> {
+        self.render_within(conversation, TIME_MAX)
+    }
+
+    fn render_within(
+        &self,
+        conversation: &TemplateInput,
+        time_max: Duration,
+    ) -> Result<String, RenderError> {
+        let TemplateInput {
             messages,
             tools,
             documents,
@@ -172,12 +184,15 @@ impl ChatTemplates {
             body_bytes,
         } = conversation;
         let or_none = |value: &Option<Value>| value.clone().unwrap_or(Value::from(()));
-        let root = Root {
-            own: [
+        let root = TemplateVariables {
+            server_variables: [
                 ("messages", messages.clone()),
                 ("tools", or_none(tools)),
                 ("documents", or_none(documents)),
-                ("add_generation_prompt", (*end == End::Answer).into()),
+                (
+                    "add_generation_prompt",
+                    (*end == RenderEnd::AnswerOpening).into(),
+                ),
             ],
             variables: variables.clone(),
             special_tokens: Arc::clone(&self.special_tokens),
@@ -192,20 +207,20 @@ impl ChatTemplates {
             None => self
                 .environment
                 .get_template("default")
-                .map_err(|error| refused(&error))?,
+                .map_err(|error| render_error(&error))?,
         };
-        let bytes_max = BYTES_MAX.saturating_add(body_bytes.saturating_mul(BYTES_PER_BYTE));
+        let bytes_max = rendering_bytes_max(*body_bytes);
         let text_bytes = text_bytes(messages, *body_bytes);
         let render = || self.run(&template, Value::from_object(root), text_bytes);
-        let (rendered, spent) = within(bytes_max, TIME_MAX, render);
+        let (rendered, spent) = with_budget(bytes_max, time_max, render);
         let rendered = match spent {
-            Some(Spent::Bytes) => return Err(RenderError::OutOfBytes(bytes_max)),
-            Some(Spent::Time) => return Err(RenderError::OutOfFuel),
-            None => rendered.map_err(|error| refused(&error))?,
+            Some(BudgetLimit::Bytes) => return Err(RenderError::OutOfBytes(bytes_max)),
+            Some(BudgetLimit::Time) => return Err(RenderError::OutOfFuel),
+            None => rendered.map_err(|error| render_error(&error))?,
         };
         match end {
-            End::LastMessage => cut_at_last_message(rendered, last_content.as_deref()),
-            End::Closed | End::Answer => Ok(rendered),
+            RenderEnd::LastMessage => cut_at_last_message(rendered, last_content.as_deref()),
+            RenderEnd::Closed | RenderEnd::AnswerOpening => Ok(rendered),
         }
     }
 }
@@ -222,9 +237,9 @@ impl ChatTemplates {
         let blocks: BTreeMap<&str, Instructions<'_>> = compiled
             .blocks
             .iter()
-            .filter_map(|(block, code)| Some((name(block)?, guarded(code))))
+            .filter_map(|(block, code)| Some((name(block)?, with_budget_checks(code))))
             .collect();
-        let code = guarded(&compiled.instructions);
+        let code = with_budget_checks(&compiled.instructions);
         let mut text = String::with_capacity(text_bytes);
         let mut out = make_string_output(&mut text);
         eval(
@@ -240,23 +255,25 @@ impl ChatTemplates {
     }
 }
 
-/// What the text of many short messages comes to: a text that grows by doubling takes twice its memory. Long
-/// messages come in large pieces, and their text does not double.
+/// Returns the initial capacity of a text, in bytes. For many short messages it is the capacity of
+/// the whole text, since a text that grows by doubling takes twice its memory. Long messages arrive
+/// in large pieces, after which the text does not double.
 fn text_bytes(messages: &Value, body_bytes: usize) -> usize {
-    /// Of the marks that a template puts around a message.
+    /// Bytes that a template writes around a message.
     const MARKS_BYTES: usize = 36;
-    /// Messages that are shorter on the average are short.
+    /// Average size below which messages are short.
     const SHORT_BYTES: usize = 4096;
     let count = messages.len().unwrap_or(0);
-    match body_bytes / SHORT_BYTES < count {
-        true => body_bytes + body_bytes / 8 + count.saturating_mul(MARKS_BYTES),
-        false => 1024,
+    if body_bytes / SHORT_BYTES < count {
+        body_bytes + body_bytes / 8 + count.saturating_mul(MARKS_BYTES)
+    } else {
+        1024
     }
 }
 
-/// The same instructions, with checks before those that make something: the library has no hook of its own.
-/// They take no longer than some microseconds for the longest templates in use.
-fn guarded<'a>(code: &Instructions<'a>) -> Instructions<'a> {
+/// Copies the instructions and adds checks before those that make something: the library has no
+/// hook for this. The copy takes some microseconds for the longest templates in use.
+fn with_budget_checks<'a>(code: &Instructions<'a>) -> Instructions<'a> {
     let all = (0..).map_while(|at| Some((at, code.get(at)?.clone())));
     let mut new_places = Vec::new();
     let mut steps = Vec::new();
@@ -264,12 +281,13 @@ fn guarded<'a>(code: &Instructions<'a>) -> Instructions<'a> {
         new_places.push(steps.len() as u32);
         let line = code.get_line(at).unwrap_or(0) as u16;
         steps.extend(
-            with_checks(instruction)
+            checked_instruction(instruction)
                 .into_iter()
                 .map(|step| (step, line)),
         );
     }
     new_places.push(steps.len() as u32);
+    // The inserted checks shift all later instructions, so jumps get new targets.
     let moved = |target: u32| new_places.get(target as usize).copied().unwrap_or(target);
     let mut guarded = Instructions::new(code.name(), code.source());
     for (step, line) in steps {
@@ -289,10 +307,10 @@ fn guarded<'a>(code: &Instructions<'a>) -> Instructions<'a> {
     guarded
 }
 
-/// An instruction and what is to be done before and after it.
-fn with_checks(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
+/// Returns an instruction with the checks before and after it.
+fn checked_instruction(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
     use Instruction::{ApplyFilter, Swap, UnpackList};
-    /// No place in the library's cache of filters.
+    /// Index outside the library's cache of filters.
     const UNCACHED: u8 = !0;
     let step = |name, count| ApplyFilter(name, Some(count), UNCACHED);
     let checked = |name, instruction| vec![step(name, 2), UnpackList(2), instruction];
@@ -302,12 +320,12 @@ fn with_checks(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
         }
         Instruction::Add => {
             let mut steps = checked(steps::ADD, Instruction::Add);
-            steps.push(step(steps::MADE, 1));
+            steps.push(step(steps::MATERIALIZE, 1));
             steps
         }
         Instruction::Mul => {
             let mut steps = checked(steps::REPEAT, Instruction::Mul);
-            steps.push(step(steps::MADE, 1));
+            steps.push(step(steps::MATERIALIZE, 1));
             steps
         }
         Instruction::StringConcat => checked(steps::CONCAT, Instruction::StringConcat),
@@ -320,12 +338,12 @@ fn with_checks(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
         | Instruction::In => checked(steps::COMPARE, instruction),
         Instruction::Slice => vec![step(steps::SLICE, 4)],
         Instruction::BuildList(_) | Instruction::BuildTuple(_) | Instruction::BuildMap(_) => {
-            vec![instruction, step(steps::BUILT, 1)]
+            vec![instruction, step(steps::CHECK_BUILT, 1)]
         }
-        Instruction::SetAttr(_) => checked(steps::KEPT, instruction),
-        Instruction::GetItem => vec![Swap, step(steps::READ, 1), Swap, instruction],
+        Instruction::SetAttr(_) => checked(steps::CHECK_STORED, instruction),
+        Instruction::GetItem => vec![Swap, step(steps::CHECK_TIME, 1), Swap, instruction],
         Instruction::GetAttr(_) | Instruction::PerformTest(_, Some(1..), _) => {
-            vec![step(steps::READ, 1), instruction]
+            vec![step(steps::CHECK_TIME, 1), instruction]
         }
         Instruction::MergeKwargs(count) => vec![
             Instruction::BuildList(Some(count)),
@@ -333,19 +351,19 @@ fn with_checks(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
             UnpackList(count),
             Instruction::MergeKwargs(count),
         ],
-        // Nothing that the check could take is on the stack.
+        // The stack has no operand that the check could take, so it gets one of its own.
         Instruction::Iterate(_) | Instruction::CallFunction(..) => vec![
             Instruction::LoadConst(Value::UNDEFINED),
-            step(steps::READ, 1),
+            step(steps::CHECK_TIME, 1),
             Instruction::DiscardTop,
             instruction,
         ],
-        Instruction::PushLoop(_) => vec![step(steps::LOOPED, 1), instruction],
+        Instruction::PushLoop(_) => vec![step(steps::CHARGE_LOOP_VALUE, 1), instruction],
         other => vec![other],
     }
 }
 
-/// Refuses what cannot be guarded, none of which chat templates use.
+/// Refuses instructions that cannot be checked, none of which chat templates use.
 fn check_instructions(code: &Instructions<'_>) -> Result<(), String> {
     for at in 0.. {
         let Some(instruction) = code.get(at) else {
@@ -369,7 +387,7 @@ fn check_instructions(code: &Instructions<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a source that takes much to compile.
+/// Refuses a source whose compilation takes much memory.
 fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), String> {
     if source.len() > SOURCE_BYTES_MAX {
         let bytes = source.len();
@@ -378,22 +396,23 @@ fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), String> {
         ));
     }
     let tokens = tokenize(source, false, syntax.clone());
-    // The compiler reports what is wrong with the others.
+    // The compiler reports errors in the rest.
     let tokens: Vec<Token<'_>> = tokens.map_while(|token| Some(token.ok()?.0)).collect();
     let mut bytes: u64 = 0;
     for run in tokens.split(|token| !may_be_constant(token)) {
         bytes = bytes.saturating_add(constant_bytes(run));
     }
-    match bytes > CONSTANT_BYTES_MAX {
-        true => Err(format!(
+    if bytes > CONSTANT_BYTES_MAX {
+        Err(format!(
             "the template's constant expressions may make {bytes} bytes; at most {CONSTANT_BYTES_MAX} are allowed \
              (repeat texts and lists less often)"
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// Whether a token may stand within an expression that is computed while the template is compiled.
+/// Whether a token may be part of an expression that is evaluated while the template is compiled.
 fn may_be_constant(token: &Token<'_>) -> bool {
     match token {
         Token::Ident(name) => matches!(
@@ -411,13 +430,14 @@ fn may_be_constant(token: &Token<'_>) -> bool {
     }
 }
 
-/// The most that constant expressions of these tokens make: their texts and items, as often as all their numbers
-/// together can repeat them. Where nothing is multiplied, this is no more than the source.
+/// Returns an upper bound of the bytes that constant expressions of these tokens make: their texts
+/// and items, repeated as often as the product of all their numbers. Without a multiplication the
+/// result is no larger than the source.
 fn constant_bytes(tokens: &[Token<'_>]) -> u64 {
-    /// Of an item, or of a number's text.
+    /// Bytes of an item, or of a number's text.
     const ITEM_BYTES: u64 = 40;
     let multiplies = |token: &Token<'_>| matches!(token, Token::Mul | Token::Pow);
-    // A variable stands before the first of them, and what is multiplied with it is no constant.
+    // A variable precedes the first factors, and its product is no constant.
     let mut tokens = tokens;
     while let [Token::Mul, Token::Int(_) | Token::Float(_), rest @ ..] = tokens {
         if matches!(rest, [Token::Pow, ..]) {
@@ -448,26 +468,27 @@ fn constant_bytes(tokens: &[Token<'_>]) -> u64 {
         bytes = bytes.saturating_add(made);
         times = times.saturating_mul(factor);
     }
-    // Numbers alone make numbers.
+    // Expressions of numbers only make numbers.
     let repeats = |token: &Token<'_>| {
         matches!(
             token,
             Token::Str(_) | Token::String(_) | Token::BracketOpen | Token::Comma | Token::Tilde
         )
     };
-    match tokens.iter().any(repeats) {
-        true => bytes.saturating_mul(times),
-        false => 0,
+    if tokens.iter().any(repeats) {
+        bytes.saturating_mul(times)
+    } else {
+        0
     }
 }
 
-/// Ends the text where the last message's own text ends.
+/// Ends the text at the end of the last message's own text.
 fn cut_at_last_message(mut rendered: String, content: Option<&str>) -> Result<String, RenderError> {
     let content = content.ok_or(RenderError::NotContinuable)?;
     let start = rendered
         .rfind(content.trim())
         .ok_or(RenderError::NotContinuable)?;
-    // Templates that strip messages lose the blanks at the end; the others keep them.
+    // Templates that strip messages lose their trailing blanks; the others keep them.
     let kept = content.trim_start();
     let kept = if rendered[start..].starts_with(kept) {
         kept
@@ -478,7 +499,7 @@ fn cut_at_last_message(mut rendered: String, content: Option<&str>) -> Result<St
     Ok(rendered)
 }
 
-fn refused(error: &Error) -> RenderError {
+fn render_error(error: &Error) -> RenderError {
     match error.kind() {
         ErrorKind::OutOfFuel => RenderError::OutOfFuel,
         _ => RenderError::Refused(match error.detail() {
@@ -488,7 +509,7 @@ fn refused(error: &Error) -> RenderError {
     }
 }
 
-/// `{% generation %}` marks what to train on; for rendering it is no more than a block.
+/// Replaces `{% generation %}`, which marks training targets, by a plain block.
 fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -529,15 +550,15 @@ fn strftime_now(format: &str) -> String {
 )]
 fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
     let named: Option<usize> = options.get("indent")?;
-    let mut style = Style::indented(indent.or(named));
+    let mut style = JsonStyle::indented(indent.or(named));
     if options.get::<Option<bool>>("sort_keys")?.unwrap_or(false) {
-        style.keys = Keys::Sorted;
+        style.keys = KeyOrder::Sorted;
     }
     if options
         .get::<Option<bool>>("ensure_ascii")?
         .unwrap_or(false)
     {
-        style.characters = Characters::Escaped;
+        style.characters = NonAsciiStyle::Escaped;
     }
     if let Some(separators) = options.get::<Option<Value>>("separators")? {
         style.item_separator = separators.get_item_by_index(0)?.to_string();

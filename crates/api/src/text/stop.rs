@@ -1,23 +1,21 @@
 //! Stop strings.
 //!
-//! Owns: finding them across the borders of tokens, and holding back what could be the beginning
-//! of one. Never: stops a flight. Invariant: which stop string ends a text depends on the text
-//! alone, not on how it was cut into tokens: the one that is complete first, of these the longest.
+//! Owns: finding stop strings across token boundaries, and holding back text that may begin one.
+//! Never: stops a flight. Invariant: the stop string that ends a text depends on the text alone,
+//! not on its division into tokens: the one that is complete first, and among these the longest.
 
 use std::sync::Arc;
 
-/// Looks for stop strings in text that arrives in pieces.
+/// Searches for stop strings in text that arrives in pieces.
 #[derive(Clone, Debug)]
 pub(crate) struct StopStrings {
     stops: Arc<[String]>,
     held: String,
 }
 
-/// A stop string was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stopped {
-    /// Index of the stop string.
-    pub(crate) stop: usize,
+pub(crate) struct StopMatch {
+    pub(crate) index: usize,
 }
 
 impl StopStrings {
@@ -28,22 +26,24 @@ impl StopStrings {
         }
     }
 
-    pub(crate) fn get(&self, stopped: &Stopped) -> &str {
-        &self.stops[stopped.stop]
+    pub(crate) fn get(&self, stopped: &StopMatch) -> &str {
+        &self.stops[stopped.index]
     }
 
-    /// Takes the next text; gives the text that can go out, up to and without a stop string.
-    pub(crate) fn push(&mut self, text: &str) -> (String, Option<Stopped>) {
+    /// Takes the next text; returns the text that can be sent, up to and without a stop string.
+    pub(crate) fn push(&mut self, text: &str) -> (String, Option<StopMatch>) {
         self.held.push_str(text);
         let found = self.stops.iter().enumerate().filter_map(|(index, stop)| {
             let start = self.held.find(stop.as_str())?;
             Some((start + stop.len(), start, index))
         });
+        // The minimum is the match that ends first and, of these, begins first.
         if let Some((_, start, stop)) = found.min() {
             let mut out = std::mem::take(&mut self.held);
             out.truncate(start);
-            return (out, Some(Stopped { stop }));
+            return (out, Some(StopMatch { index: stop }));
         }
+        // The longest beginning of any stop string stays held.
         let keep = self
             .stops
             .iter()
@@ -54,13 +54,14 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// The text is over: nothing that is held was a stop string.
+    /// Returns the held text at the end: it was no stop string.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// How many bytes at the end of `text` begin `stop`, `stop` itself not being there.
+/// Returns the number of bytes at the end of `text` that begin `stop`; `text` does not contain
+/// `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len().saturating_sub(1));
     (1..=longest)
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_across_tokens_was_missed() {
+    fn a_stop_string_across_pieces_is_found() {
         assert_eq!(
             run(&["STOP"], &["a S", "TO", "P b"]),
             ("a ".into(), Some("STOP".into()))
@@ -121,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_cut_into_tokens_changed_where_a_text_stops(
+        fn the_stop_does_not_depend_on_token_boundaries(
             text in "[abc]{0,40}",
             stops in prop::collection::vec("[abc]{1,4}", 0..4),
             cuts in prop::collection::vec(0usize..6, 0..40),

@@ -1,99 +1,97 @@
 //! Detokenization, token by token.
 //!
-//! Owns: which text is final. Never: decodes the whole again: the cost of a token does not depend
-//! on how many came before. Invariant: the texts together are the tokenizer's decoding of all
-//! tokens, and none of them ends within a character.
+//! Owns: the decision which text is final. Never: decodes all tokens again: the cost of a token
+//! does not depend on the number before it. Invariant: the texts together equal the tokenizer's
+//! decoding of all tokens, and none of them ends within a character.
 //!
-//! One exception, in byte-fallback vocabularies only: there one bad byte spoils the whole run of
-//! byte tokens around it. A run is held back until its end for that reason, but only
-//! [`RUN_TOKENS_HELD`] tokens of it: scripts that the vocabulary lacks are spelt in bytes
-//! throughout and would not be streamed at all. What has gone out of a longer run stays.
+//! There is one exception, in byte-fallback vocabularies: one invalid byte changes the decoding of
+//! the whole run of byte tokens around it. A run is therefore held back until its end, but only up
+//! to [`HELD_TOKENS_MAX`] tokens: scripts that the vocabulary lacks are spelled in bytes throughout
+//! and would never be streamed. Text of a longer run that was sent is not corrected.
 
-use crate::model::{ModelText, Special, Spelling, fallback_byte};
+use crate::model::{ModelText, PieceEncoding, SpecialTokens, fallback_byte};
 use cleave_domain::TokenId;
 use std::sync::Arc;
 
-/// Byte tokens held back at most: eight Chinese characters.
-const RUN_TOKENS_HELD: usize = 24;
+/// Limit of byte tokens held back: eight Chinese characters.
+const HELD_TOKENS_MAX: usize = 24;
 
-/// Turns tokens into text.
 pub struct TextStream {
     model: Arc<ModelText>,
-    special: Special,
-    /// Stands before `held` when decoding: the last token that went out.
-    before: Option<TokenId>,
+    special: SpecialTokens,
+    /// The last token that was released; decoded together with `held` as its context.
+    context_token: Option<TokenId>,
     held: Vec<TokenId>,
     bytes: Vec<u8>,
-    run: Run,
+    run: ByteRun,
 }
 
-/// Whether text came before.
+/// Whether text precedes the first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum TextStart {
     /// The first token begins a text; some tokenizers drop its leading space.
     Fresh,
-    /// The first token continues a text: its leading space counts.
+    /// The first token continues a text and keeps its leading space.
     Continued,
 }
 
-/// The run of byte tokens that we are in.
+/// State of the current run of byte tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Run {
-    /// None, or all of it held.
+enum ByteRun {
+    /// There is no run, or all of it is held.
     Held,
-    /// Too long to hold: characters go out as they are complete.
-    Trusted,
-    /// Not UTF-8: each byte is a replacement character.
+    /// The run is too long to hold; its characters are sent when they are complete.
+    Streaming,
+    /// The run is not UTF-8; each byte becomes a replacement character.
     Damaged,
 }
 
 impl TextStream {
-    /// A new text.
-    pub fn new(model: Arc<ModelText>, special: Special, start: Start) -> Self {
+    pub fn new(model: Arc<ModelText>, special: SpecialTokens, start: TextStart) -> Self {
         let before = match start {
-            Start::Fresh => None,
-            Start::Continued => model.neutral(),
+            TextStart::Fresh => None,
+            TextStart::Continued => model.letter_token(),
         };
         Self {
             model,
             special,
-            before,
+            context_token: before,
             held: Vec::new(),
             bytes: Vec::new(),
-            run: Run::Held,
+            run: ByteRun::Held,
         }
     }
 
-    /// Takes a token; gives the text that is final now.
+    /// Takes a token; returns the text that is now final.
     pub fn push(&mut self, token: TokenId) -> String {
         let Some(piece) = self.model.piece(token, self.special) else {
             return String::new();
         };
         match self.model.spelling() {
-            Spelling::ByteLevel => {
+            PieceEncoding::ByteLevel => {
                 self.bytes.extend(self.model.spelling().bytes(&piece));
                 complete_lossy(&mut self.bytes)
             }
-            Spelling::ByteFallback => match fallback_byte(&piece) {
+            PieceEncoding::ByteFallback => match fallback_byte(&piece) {
                 Some(byte) => self.push_byte(token, byte),
                 None => self.push_words(token),
             },
-            Spelling::Words => self.push_words(token),
+            PieceEncoding::Words => self.push_words(token),
         }
     }
 
-    /// The end: gives what was held back.
+    /// Ends the text; returns what was held back.
     pub fn finish(&mut self) -> String {
         match self.model.spelling() {
-            Spelling::ByteLevel => {
+            PieceEncoding::ByteLevel => {
                 String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned()
             }
-            Spelling::ByteFallback => self.end_run() + &self.release(),
-            Spelling::Words => self.release(),
+            PieceEncoding::ByteFallback => self.end_run() + &self.release(),
+            PieceEncoding::Words => self.release(),
         }
     }
 
-    /// A token of whole characters: ends a run, and goes out at once.
+    /// Takes a token of whole characters, which ends a run and is released at once.
     fn push_words(&mut self, token: TokenId) -> String {
         let tail = self.end_run();
         self.held.push(token);
@@ -103,31 +101,31 @@ impl TextStream {
     fn push_byte(&mut self, token: TokenId, byte: u8) -> String {
         self.bytes.push(byte);
         match self.run {
-            Run::Damaged => {
+            ByteRun::Damaged => {
                 self.bytes.clear();
                 char::REPLACEMENT_CHARACTER.to_string()
             }
-            Run::Trusted => complete_bytewise(&mut self.bytes),
-            Run::Held => {
+            ByteRun::Streaming => complete_bytewise(&mut self.bytes),
+            ByteRun::Held => {
                 self.held.push(token);
-                if broken(&self.bytes) {
-                    self.run = Run::Damaged;
-                    self.before = self.model.neutral();
+                if is_broken(&self.bytes) {
+                    self.run = ByteRun::Damaged;
+                    self.context_token = self.model.letter_token();
                     self.bytes.clear();
                     let count = std::mem::take(&mut self.held).len();
                     return char::REPLACEMENT_CHARACTER.to_string().repeat(count);
                 }
-                if self.held.len() <= RUN_TOKENS_HELD {
+                if self.held.len() <= HELD_TOKENS_MAX {
                     return String::new();
                 }
-                self.trust()
+                self.start_streaming_run()
             }
         }
     }
 
-    /// Lets the complete characters of a long run go.
-    fn trust(&mut self) -> String {
-        self.run = Run::Trusted;
+    /// Releases the complete characters of a run that became too long to hold.
+    fn start_streaming_run(&mut self) -> String {
+        self.run = ByteRun::Streaming;
         let complete = match std::str::from_utf8(&self.bytes) {
             Ok(text) => text.len(),
             Err(error) => error.valid_up_to(),
@@ -137,39 +135,39 @@ impl TextStream {
         self.release()
     }
 
-    /// What is left of a trusted run is no character.
+    /// Ends a run. The bytes left of a streamed run are no character.
     fn end_run(&mut self) -> String {
         let left = match self.run {
-            Run::Trusted => self.bytes.len(),
-            Run::Held | Run::Damaged => 0,
+            ByteRun::Streaming => self.bytes.len(),
+            ByteRun::Held | ByteRun::Damaged => 0,
         };
         self.bytes.clear();
-        self.run = Run::Held;
+        self.run = ByteRun::Held;
         char::REPLACEMENT_CHARACTER.to_string().repeat(left)
     }
 
-    /// Decodes what is held, as it stands after `before`.
+    /// Decodes the held tokens in the context of `before`.
     fn release(&mut self) -> String {
         let Some(&last) = self.held.last() else {
             return String::new();
         };
         let held = std::mem::take(&mut self.held);
-        let window: Vec<TokenId> = self.before.into_iter().chain(held).collect();
-        let with = self.model.decode(&window, Special::Kept);
-        let without = match self.before {
-            Some(before) => self.model.decode(&[before], Special::Kept),
+        let window: Vec<TokenId> = self.context_token.into_iter().chain(held).collect();
+        let with = self.model.decode(&window, SpecialTokens::Kept);
+        let without = match self.context_token {
+            Some(before) => self.model.decode(&[before], SpecialTokens::Kept),
             None => String::new(),
         };
-        self.before = Some(last);
-        // A run that ended before this token would join with bytes that follow.
+        self.context_token = Some(last);
+        // A byte token as context would join with the bytes that follow.
         if self
             .model
-            .piece(last, Special::Kept)
+            .piece(last, SpecialTokens::Kept)
             .as_deref()
             .and_then(fallback_byte)
             .is_some()
         {
-            self.before = self.model.neutral();
+            self.context_token = self.model.letter_token();
         }
         match with.strip_prefix(&without) {
             Some(text) => text.to_owned(),
@@ -178,8 +176,8 @@ impl TextStream {
     }
 }
 
-/// Takes complete characters out of `bytes`, replacing what cannot become one, and leaves the
-/// beginning of a character.
+/// Removes complete characters from `bytes`, replaces invalid ones, and leaves an incomplete
+/// character.
 fn complete_lossy(bytes: &mut Vec<u8>) -> String {
     let mut out = String::new();
     let mut rest = bytes.as_slice();
@@ -192,7 +190,7 @@ fn complete_lossy(bytes: &mut Vec<u8>) -> String {
             }
             Err(error) => {
                 let (good, bad) = rest.split_at(error.valid_up_to());
-                // Valid up to there, by what the error says.
+                // The error guarantees that this part is valid.
                 out.push_str(&String::from_utf8_lossy(good));
                 rest = bad;
                 let Some(length) = error.error_len() else {
@@ -208,7 +206,7 @@ fn complete_lossy(bytes: &mut Vec<u8>) -> String {
     out
 }
 
-/// The same, with one replacement character for each bad byte.
+/// As [`complete_lossy`], with one replacement character for each invalid byte.
 fn complete_bytewise(bytes: &mut Vec<u8>) -> String {
     let mut out = String::new();
     while !bytes.is_empty() {
@@ -226,7 +224,7 @@ fn complete_bytewise(bytes: &mut Vec<u8>) -> String {
     out
 }
 
-/// Whether no continuation can make this UTF-8.
-fn broken(bytes: &[u8]) -> bool {
+/// Whether no continuation makes these bytes UTF-8.
+fn is_broken(bytes: &[u8]) -> bool {
     matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_some())
 }

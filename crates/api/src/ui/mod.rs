@@ -1,20 +1,21 @@
-//! The page for operators, and the stream that feeds it.
+//! The page for operators and the stream that feeds it.
 //!
-//! Owns: `/ui`, its files and `/ui/events`. Never: decides, commands, or shows what a client wrote.
-//! Invariant: what the page shows comes by `/ui/events` alone, which is behind the gate of `/admin`; the
-//! files say nothing of the fleet, ask nobody else for anything, and may be put in nobody's frame.
+//! Owns: `/ui`, its files and `/ui/events`. Never: decides, commands, or shows text of a client.
+//! Invariant: all data of the page comes from `/ui/events`, which is protected like `/admin`; the
+//! files contain nothing about the fleet, load nothing from other hosts, and cannot be framed.
 
-mod board;
-mod hub;
+mod fleet_snapshot;
+mod snapshot_broadcast;
 
-pub use board::{
-    Board, ClassRow, FlightsNow, HISTORY_SECONDS, Handoffs, Happening, LinkRow, PoolWanted,
-    Quantiles, Scaling, ScalingStep, Second, Verdicts, WINDOW, WorkerRow,
+pub use fleet_snapshot::{
+    ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,
+    HandoffTotals, HistorySecond, LinkRow, PoolTarget, ScalingChange, ScalingSummary,
+    VerdictCounts, WINDOW, WorkerRow,
 };
 
 use crate::error::ApiError;
 use crate::frontend::Frontend;
-use crate::gate::{AdminKey, guard, guard_page};
+use crate::gate::{AdminKey, require_local_or_key, require_operator};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -24,7 +25,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use bytes::Bytes;
 use futures::stream;
-use hub::{Hub, NoView};
+use snapshot_broadcast::{SnapshotBroadcast, ViewError};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -35,12 +36,12 @@ const WORKERS_SCRIPT: &str = include_str!("workers.js");
 const PROMPT_SCRIPT: &str = include_str!("prompt.js");
 const WORDS_SCRIPT: &str = include_str!("words.js");
 
-/// Nothing from elsewhere, nothing in line, no frame, no form that leaves.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+/// Policy: no foreign resources, no inline code, no frames, no forms to other sites.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// `/ui` and what belongs to it, for whoever has this key; without one, for this machine alone. The
-/// server must say where connections come from.
+/// Routes `/ui` and below, protected by this key; without a key only for local requests. The server
+/// must insert the address of the peer.
 pub fn ui_routes<S>(frontend: Arc<dyn Frontend>, key: Option<AdminKey>) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
@@ -56,12 +57,14 @@ where
         .route("/ui/workers.js", get(|| script(WORKERS_SCRIPT)))
         .route("/ui/prompt.js", get(|| script(PROMPT_SCRIPT)))
         .route("/ui/words.js", get(|| script(WORDS_SCRIPT)))
-        .route_layer(from_fn_with_state(key, guard_page));
+        .route_layer(from_fn_with_state(key, require_local_or_key));
     let facts = Router::new()
         .route("/ui/events", get(events))
-        .route_layer(from_fn_with_state(key, guard))
-        .with_state(Hub::new(frontend));
-    files.merge(facts).route_layer(from_fn(harden))
+        .route_layer(from_fn_with_state(key, require_operator))
+        .with_state(SnapshotBroadcast::new(frontend));
+    files
+        .merge(facts)
+        .route_layer(from_fn(add_security_headers))
 }
 
 async fn script(text: &'static str) -> Response {
@@ -72,17 +75,17 @@ async fn file(kind: &'static str, text: &'static str) -> Response {
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// A snapshot, then what changes, until the client leaves or falls behind.
-async fn events(State(hub): State<Arc<Hub>>) -> Result<Response, ApiError> {
-    let events = hub.look().map_err(|why| match why {
-        NoView::Full => ApiError::unavailable(
+/// Streams a snapshot and then the changes, until the client leaves or falls behind.
+async fn events(State(hub): State<Arc<SnapshotBroadcast>>) -> Result<Response, ApiError> {
+    let events = hub.subscribe().map_err(|why| match why {
+        ViewError::TooManyViewers => ApiError::unavailable(
             "viewers_full",
             format!(
-                "{} look already; close one and try again.",
-                hub::VIEWERS_MAX
+                "{} viewers are connected already, which is the limit; close one and try again.",
+                snapshot_broadcast::VIEWERS_MAX
             ),
         ),
-        NoView::Nothing => ApiError::unavailable("draining", "The server is shutting down."),
+        ViewError::NoSnapshot => ApiError::unavailable("draining", "The server is shutting down."),
     })?;
     let events = stream::unfold(events, |mut events| async {
         let event: Bytes = events.recv().await?;
@@ -95,12 +98,12 @@ async fn events(State(hub): State<Arc<Hub>>) -> Result<Response, ApiError> {
     Ok((headers, Body::from_stream(events)).into_response())
 }
 
-/// What each answer says to the browser, refusals included.
-async fn harden(request: Request, next: Next) -> Response {
+/// Adds security headers to every answer, refusals included.
+async fn add_security_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     for (name, value) in [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),

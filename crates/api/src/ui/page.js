@@ -1,5 +1,6 @@
-// The page: hears of the fleet once a second and shows it. Owns: the stream, the key, and every panel but
-// the workers' and the prompt's. Never: asks anybody but this server, or shows what a client wrote.
+// The page: receives the state of the fleet once a second and shows it. Owns: the stream, the key, and
+// every panel but those of the workers and of the prompt. Never: requests from another server, or shows
+// text of a client.
 import { Workers } from "./workers.js";
 import { prepare } from "./prompt.js";
 import { $, make, number, rate, say, time } from "./words.js";
@@ -24,7 +25,7 @@ theme.value = localStorage.getItem("cleave-theme") ?? "auto";
 theme.addEventListener("change", dress);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => workers.draw());
 
-// === what is known
+// === state
 
 const rows = new Map();
 let columns = [];
@@ -73,7 +74,7 @@ function span(seconds) {
   return seconds < 172_800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86_400)} d`;
 }
 
-// === at a glance
+// === summary
 
 function tiles(board, tokens) {
   const column = (at) => board.history.map((second) => second[at]);
@@ -140,7 +141,7 @@ function percent(share) {
   return value === 100 || value === 0 ? value.toFixed(0) : value >= 99.95 ? ">99.9" : value.toFixed(1);
 }
 
-/** A line with the area under it. */
+/** Draws a line with the area under it. */
 function spark(svg, values, width = 100, height = 30) {
   const most = Math.max(...values, 1e-9);
   const step = width / (values.length - 1);
@@ -248,7 +249,7 @@ function bulletCell() {
   return cell;
 }
 
-/** Two thirds of the track are the target. */
+/** The target is at two thirds of the track. */
 function bullet(cell, took, target) {
   const [track, text] = cell.children;
   const [mark, ...marks] = track.children;
@@ -267,7 +268,7 @@ function bullet(cell, took, target) {
   say(text, took ? `${time(took.p50_ms)} · p99 ${time(took.p99_ms)}${goal}` : target ? `target ${time(target)}` : "–");
 }
 
-// === what went wrong
+// === events
 
 const KINDS = {
   refused: ["◆", "v-refused"], failed: ["✕", "v-failed"], late: ["▲", "v-late"], retried: ["↻", "v-late"],
@@ -344,7 +345,7 @@ function stand(state, text) {
   say($("status-text"), text);
 }
 
-/** Server-sent events by fetch: an EventSource cannot send the key. */
+/** Reads server-sent events by fetch, because an EventSource cannot send the key. */
 async function listen() {
   stop?.abort();
   const control = new AbortController();
@@ -418,7 +419,7 @@ $("pause").addEventListener("click", () => {
   } else listen();
 });
 
-// Nobody looks at a hidden tab, and the server makes no board for it.
+// A hidden tab closes its stream, so that the server makes no snapshot for it.
 document.addEventListener("visibilitychange", () => {
   if (paused) return;
   if (document.hidden) stop?.abort();

@@ -1,4 +1,5 @@
-// A prompt of the viewer's own, and where its time went. Owns: that box. Never: keeps what was asked.
+// The box for a prompt of the viewer, with the durations of its stages. Owns: that box. Never: stores a
+// prompt.
 import { $, make, say, time } from "./words.js";
 
 /** Name, colour, and the field of the answer's `timing`. */
@@ -31,7 +32,7 @@ export function prepare(classes) {
   list.value = [...list.options].some((option) => option.value === before) ? before : "";
 }
 
-/** Which model is served; without one here (another port serves clients) there is nothing to try. */
+/** Finds the served model; without one (another port serves clients) the box stays hidden. */
 async function look() {
   const answer = await fetch("v1/models", { headers: headers(), credentials: "omit" }).catch(() => null);
   if (answer?.status === 401) {

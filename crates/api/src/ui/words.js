@@ -1,8 +1,8 @@
-// How the page finds, makes and words things. Never: knows what is shown.
+// Helpers for elements and for the format of numbers. Never: knows what is shown.
 
 export const $ = (id) => document.getElementById(id);
 
-/** Sets a text only where it differs: what does not change is not laid out again. */
+/** Sets a text only if it differs, so that the browser does not lay it out again. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -17,14 +17,14 @@ export function make(tag, name, text) {
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
-/** A number in as many digits as one reads. */
+/** Formats a number with few digits. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value >= 100 || Number.isInteger(value)) return whole.format(value);
   return value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-/** Milliseconds, as people say them. */
+/** Formats milliseconds with a fitting unit. */
 export function time(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms >= 100_000) return `${whole.format(ms / 1000)} s`;

@@ -1,12 +1,12 @@
-// The workers: a map of all, and a table of which only the rows in view exist. Owns: filter, order, and which
-// one is picked. Never: keeps a worker of its own; it reads the page's.
+// The workers: a map of all, and a table of which only the visible rows exist. Owns: filter, order, and the
+// selected worker. Never: stores a worker; it reads the page's state.
 import { $, make, number, say, time } from "./words.js";
 
 const ROW = 27;
 const ORDER = { stuck: 0, draining: 1, ready: 2 };
 const kv = (row) => (row.blocks_count ? row.blocks_held / row.blocks_count : 0);
 
-/** Title, what it is sorted by, whether it is a number, and how it is written. */
+/** Title, sort key, whether it is a number, and format. */
 const COLUMNS = [
   ["Worker", (row) => row.name, false],
   ["Leg", (row) => row.role, false],
@@ -59,7 +59,7 @@ export class Workers {
       button.type = "button";
       button.addEventListener("click", () => {
         const [before, way] = this.order;
-        // What is much, or stands badly, comes first.
+        // Large numbers and bad states come first.
         this.order = before === at ? [at, -way] : [at, numeric ? -1 : 1];
         this.update();
       });
@@ -97,12 +97,12 @@ export class Workers {
 
   // === table
 
-  /** Makes the rows in view, and room for the others. */
+  /** Makes the visible rows, and space for the others. */
   fill() {
     const box = $("rows");
     const body = $("body");
     const fits = Math.ceil(box.clientHeight / ROW);
-    // A filter may have left less than what was scrolled past.
+    // A filter may leave fewer rows than the scroll position needs.
     const top = Math.min(Math.floor(box.scrollTop / ROW), Math.max(0, this.shown.length - fits));
     const first = Math.max(0, top - 4);
     const last = Math.min(this.shown.length, first + fits + 8);
@@ -154,7 +154,7 @@ export class Workers {
     this.pick(this.shown[next].name);
   }
 
-  /** Picks a worker, and brings it into view in both. */
+  /** Selects a worker, and scrolls to it in map and table. */
   pick(name) {
     this.picked = name;
     const at = this.shown.findIndex((row) => row.name === name);
@@ -170,7 +170,7 @@ export class Workers {
 
   // === map
 
-  /** All that are shown, pool by pool, in the order of their names. */
+  /** Returns the shown workers, pool by pool, by name. */
   draw() {
     const map = $("map");
     const context = map.getContext("2d");
@@ -248,7 +248,7 @@ function tableRow() {
   return element;
 }
 
-/** The largest cells, up to 48 pixels, with which all pools fit beside the table. */
+/** Returns the largest cell size, up to 48 pixels, with which all pools fit beside the table. */
 function cellSize(width, counts) {
   for (let side = 48; side > 5; side -= 1) {
     const gap = side > 16 ? 4 : side > 9 ? 2 : 1;
@@ -259,7 +259,7 @@ function cellSize(width, counts) {
   return [5, 1];
 }
 
-/** Never by colour alone: a stroke for draining, a cross for stuck. */
+/** Marks a state by more than colour: a stroke for draining, a cross for stuck. */
 function mark(context, [left, top, side], state, colour) {
   const inset = side * 0.2;
   context.fillStyle = colour("panel");
@@ -277,7 +277,7 @@ function mark(context, [left, top, side], state, colour) {
   context.stroke();
 }
 
-/** From one colour to another, both `#rrggbb`. */
+/** Mixes two colours, both `#rrggbb`. */
 function ramp(from, to) {
   const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
   const [low, high] = [parts(from), parts(to)];

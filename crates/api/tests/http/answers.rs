@@ -1,6 +1,6 @@
-//! What good requests get.
+//! Answers to valid requests.
 
-use crate::stage::{done, files, options, plain, set, set_with};
+use crate::scripted_server::{done, files, options, plain, server, server_with};
 use cleave_domain::FinishReason;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -14,13 +14,13 @@ fn hello() -> Value {
 }
 
 #[tokio::test]
-async fn a_chat_answer_had_another_shape() {
-    let set = set("qwen3");
+async fn a_chat_answer_has_the_openai_shape() {
+    let set = server("qwen3");
     let mut tokens = set.tokens("Grüße, 世界 🙂");
     let end = set.text.eos()[0];
     tokens.push(end);
     let count = tokens.len();
-    set.plays(tokens, done(FinishReason::Stop));
+    set.script_tokens(tokens, done(FinishReason::Stop));
     let answer = set
         .post(CHAT, json!({"model": "qwen3", "messages": hello()}))
         .await;
@@ -37,7 +37,7 @@ async fn a_chat_answer_had_another_shape() {
     assert_eq!(choice["finish_reason"], "stop");
     assert_eq!(choice["stop_reason"], Value::Null);
     assert_eq!(choice["logprobs"], Value::Null);
-    // The prompt is the golden one: 21 tokens for "Hello!".
+    // The prompt is the golden one: "Hello!" has 21 tokens.
     assert_eq!(
         body["usage"],
         json!({
@@ -45,15 +45,15 @@ async fn a_chat_answer_had_another_shape() {
             "prompt_tokens_details": {"cached_tokens": 3},
         })
     );
-    let asked = set.asked();
+    let asked = set.last_submitted();
     assert_eq!(asked.stop.max_tokens, set.text.context_tokens_max() - 21);
     assert_eq!(&asked.stop.stop_tokens, set.text.eos());
 }
 
 #[tokio::test]
-async fn a_stream_was_not_the_whole_answer_in_pieces() {
-    let set = set("llama3");
-    set.says("naïve 🙂 text");
+async fn stream_chunks_add_up_to_the_whole_answer() {
+    let set = server("llama3");
+    set.script_text("naïve 🙂 text");
     let body =
         json!({"messages": hello(), "stream": true, "stream_options": {"include_usage": true}});
     let answer = set.post(CHAT, body).await;
@@ -83,14 +83,14 @@ async fn a_stream_was_not_the_whole_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn usage_was_shown_where_it_was_not_wanted() {
-    let set = set("llama3");
-    set.says("one two");
+async fn usage_is_streamed_only_when_asked_for() {
+    let set = server("llama3");
+    set.script_text("one two");
     let answer = set
         .post(CHAT, json!({"messages": hello(), "stream": true}))
         .await;
     assert!(!answer.body.contains("usage"));
-    set.says("one two");
+    set.script_text("one two");
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let body = json!({"prompt": "a", "stream": true, "stream_options": options});
     let events = set.post(TEXT, body).await.events();
@@ -99,10 +99,10 @@ async fn usage_was_shown_where_it_was_not_wanted() {
 }
 
 #[tokio::test]
-async fn choices_and_prompts_were_mixed_up() {
-    let set = set("mistral");
+async fn choices_are_ordered_by_prompt_and_choice() {
+    let set = server("mistral");
     for text in ["a0", "a1", "b0", "b1"] {
-        set.says(text);
+        set.script_text(text);
     }
     let body = json!({"prompt": ["first", "second one"], "n": 2, "seed": -7});
     let answer = set.post(TEXT, body).await.json();
@@ -114,11 +114,11 @@ async fn choices_and_prompts_were_mixed_up() {
         .collect();
     assert_eq!(texts, ["a0", "a1", "b0", "b1"]);
     assert_eq!(answer["choices"][3]["index"], 3);
-    let asked = set.stage.submitted.lock().unwrap().clone();
+    let asked = set.frontend.submitted.lock().unwrap().clone();
     let prompts: u64 = asked[0].prompt.len() as u64 + asked[2].prompt.len() as u64;
     assert_eq!(answer["usage"]["prompt_tokens"], prompts);
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 6);
-    // Seeds: the first choice has the client's, the second another, the same for every prompt.
+    // The first choice has the client's seed, the second another one, the same for every prompt.
     assert_eq!(asked[0].sampling.seed, -7i64 as u64);
     assert_ne!(asked[1].sampling.seed, asked[0].sampling.seed);
     assert_eq!(asked[2].sampling.seed, asked[0].sampling.seed);
@@ -126,9 +126,9 @@ async fn choices_and_prompts_were_mixed_up() {
 }
 
 #[tokio::test]
-async fn a_stop_string_across_tokens_did_not_end_the_flight() {
-    let set = set("llama3");
-    let sender = set.live();
+async fn a_stop_string_across_tokens_ends_the_flight() {
+    let set = server("llama3");
+    let sender = set.script_live();
     for (index, token) in set.tokens("keep this END drop").into_iter().enumerate() {
         sender.unbounded_send(plain(index as u32, token)).unwrap();
     }
@@ -145,14 +145,14 @@ async fn a_stop_string_across_tokens_did_not_end_the_flight() {
 }
 
 #[tokio::test]
-async fn a_stopped_choice_flew_on_beside_the_others() {
-    let set = set("llama3");
-    let (stopped, other) = (set.live(), set.live());
+async fn a_stopped_choice_is_cancelled_while_others_continue() {
+    let set = server("llama3");
+    let (stopped, other) = (set.script_live(), set.script_live());
     for (index, token) in set.tokens("x END").into_iter().enumerate() {
         stopped.unbounded_send(plain(index as u32, token)).unwrap();
     }
     let body = json!({"prompt": "a", "n": 2, "stop": "END", "stream": true});
-    let request = crate::stage::post(TEXT, body.to_string());
+    let request = crate::scripted_server::post(TEXT, body.to_string());
     let mut body = set
         .router
         .clone()
@@ -170,22 +170,22 @@ async fn a_stopped_choice_flew_on_beside_the_others() {
 }
 
 #[tokio::test]
-async fn the_stop_string_was_cut_though_it_was_wanted() {
-    let set = set("llama3");
-    set.says("keep END drop");
+async fn stop_strings_are_cut_or_included_as_asked() {
+    let set = server("llama3");
+    set.script_text("keep END drop");
     let body = json!({"prompt": "a", "stop": "END", "include_stop_str_in_output": true});
     assert_eq!(
         set.post(TEXT, body).await.json()["choices"][0]["text"],
         "keep END"
     );
-    // What might have become a stop string goes out at the end.
-    set.says("keep EN");
+    // Text that might begin a stop string is sent at the end.
+    set.script_text("keep EN");
     let body = json!({"prompt": "a", "stop": "END"});
     let answer = set.post(TEXT, body).await.json();
     assert_eq!(answer["choices"][0]["text"], "keep EN");
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
-    // Not before min_tokens.
-    set.says("END and more");
+    // Stop strings do not apply before min_tokens.
+    set.script_text("END and more");
     let body = json!({"prompt": "a", "stop": "END", "min_tokens": 6});
     assert_eq!(
         set.post(TEXT, body).await.json()["choices"][0]["text"],
@@ -194,32 +194,32 @@ async fn the_stop_string_was_cut_though_it_was_wanted() {
 }
 
 #[tokio::test]
-async fn a_stop_token_was_shown_or_not_named() {
-    let set = set("llama3");
+async fn a_stop_token_is_hidden_and_named_as_the_reason() {
+    let set = server("llama3");
     let stop = set.tokens("!")[0];
     let body = json!({"prompt": "a", "stop_token_ids": [stop]});
     let mut tokens = set.tokens("so");
     tokens.push(stop);
-    set.plays(tokens.clone(), done(FinishReason::Stop));
+    set.script_tokens(tokens.clone(), done(FinishReason::Stop));
     let choice = set.post(TEXT, body).await.json()["choices"][0].clone();
     assert_eq!(
         (&choice["text"], &choice["stop_reason"]),
         (&json!("so"), &json!(stop))
     );
-    assert!(set.asked().stop.stop_tokens.contains(&stop));
-    set.plays(tokens, done(FinishReason::Stop));
+    assert!(set.last_submitted().stop.stop_tokens.contains(&stop));
+    set.script_tokens(tokens, done(FinishReason::Stop));
     let body = json!({"prompt": "a", "stop_token_ids": [stop], "include_stop_str_in_output": true, "ignore_eos": true});
     assert_eq!(
         set.post(TEXT, body).await.json()["choices"][0]["text"],
         "so!"
     );
-    assert_eq!(set.asked().stop.stop_tokens[..], [stop]);
+    assert_eq!(set.last_submitted().stop.stop_tokens[..], [stop]);
 }
 
 #[tokio::test]
-async fn the_space_before_a_continuation_was_lost() {
-    let set = set("llama2");
-    set.says("and on");
+async fn an_echoed_prompt_is_followed_by_a_space() {
+    let set = server("llama2");
+    set.script_text("and on");
     let body = json!({"prompt": "On", "echo": true});
     assert_eq!(
         set.post(TEXT, body).await.json()["choices"][0]["text"],
@@ -228,15 +228,15 @@ async fn the_space_before_a_continuation_was_lost() {
 }
 
 #[tokio::test]
-async fn log_probabilities_of_chat_were_wrong() {
-    let set = set("llama3");
-    set.says("é!");
+async fn chat_logprobs_have_the_openai_shape() {
+    let set = server("llama3");
+    set.script_text("é!");
     let body = json!({"messages": hello(), "logprobs": true, "top_logprobs": 2});
     let answer = set.post(CHAT, body).await.json();
     let content = answer["choices"][0]["logprobs"]["content"]
         .as_array()
         .unwrap();
-    // é is two tokens of one byte each.
+    // The character é is two tokens of one byte each.
     assert_eq!(content.len(), 3);
     assert_eq!(content[0]["bytes"], json!([0xC3]));
     assert_eq!(content[1]["bytes"], json!([0xA9]));
@@ -244,7 +244,7 @@ async fn log_probabilities_of_chat_were_wrong() {
     assert_eq!(content[2]["logprob"], -1.0);
     let top = content[2]["top_logprobs"].as_array().unwrap();
     assert_eq!((top.len(), &top[1]["logprob"]), (2, &json!(-2.0)));
-    set.says("é!");
+    set.script_text("é!");
     let body = json!({"messages": hello(), "logprobs": true, "stream": true});
     let events = set.post(CHAT, body).await.events();
     let scores = events
@@ -254,16 +254,16 @@ async fn log_probabilities_of_chat_were_wrong() {
 }
 
 #[tokio::test]
-async fn log_probabilities_of_completions_were_wrong() {
-    let set = set("llama3");
-    set.says("é!");
+async fn completion_logprobs_are_parallel_lists() {
+    let set = server("llama3");
+    set.script_text("é!");
     let body = json!({"prompt": "ab c", "echo": true, "logprobs": 1, "add_special_tokens": false});
     let answer = set.post(TEXT, body).await.json();
     let choice = &answer["choices"][0];
     assert_eq!(choice["text"], "ab cé!");
     let scores = &choice["logprobs"];
-    let count = set.asked().prompt.len();
-    assert_eq!(set.asked().sampling.prompt_logprobs, Some(1));
+    let count = set.last_submitted().prompt.len();
+    assert_eq!(set.last_submitted().sampling.prompt_logprobs, Some(1));
     assert_eq!(scores["tokens"].as_array().unwrap().len(), count + 3);
     assert_eq!(scores["token_logprobs"][0], Value::Null);
     assert_eq!(scores["top_logprobs"][0], Value::Null);
@@ -274,9 +274,9 @@ async fn log_probabilities_of_completions_were_wrong() {
 }
 
 #[tokio::test]
-async fn scoring_a_prompt_gave_output() {
-    let set = set("llama3");
-    set.plays(vec![5], done(FinishReason::Length));
+async fn scoring_a_prompt_gives_no_output() {
+    let set = server("llama3");
+    set.script_tokens(vec![5], done(FinishReason::Length));
     let body = json!({"prompt": [64, 65, 66], "echo": true, "logprobs": 0, "max_tokens": 0});
     let answer = set.post(TEXT, body).await.json();
     assert_eq!(answer["choices"][0]["text"], "abc");
@@ -288,17 +288,17 @@ async fn scoring_a_prompt_gave_output() {
 }
 
 #[tokio::test]
-async fn defaults_of_the_model_were_not_used() {
-    let set = set("qwen3");
-    set.says("x");
+async fn sampling_defaults_come_from_generation_config() {
+    let set = server("qwen3");
+    set.script_text("x");
     set.post(CHAT, json!({"messages": hello()})).await;
-    let sampling = set.asked().sampling;
+    let sampling = set.last_submitted().sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_p, sampling.top_k),
         (0.7, 0.8, 20)
     );
     assert_eq!(sampling.repetition_penalty, 1.05);
-    set.says("x");
+    set.script_text("x");
     let body = json!({
         "messages": hello(), "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0.25, "seed": 5,
         "repetition_penalty": 1, "presence_penalty": -1.5, "frequency_penalty": 2, "priority": -3,
@@ -306,7 +306,7 @@ async fn defaults_of_the_model_were_not_used() {
         "max_completion_tokens": 4, "min_tokens": 2, "user": "u", "store": true, "metadata": {"a": 1},
     });
     set.post(CHAT, body).await;
-    let asked = set.asked();
+    let asked = set.last_submitted();
     let sampling = asked.sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_p, sampling.top_k),
@@ -326,17 +326,18 @@ async fn defaults_of_the_model_were_not_used() {
 }
 
 #[tokio::test]
-async fn a_tiny_top_p_became_zero_which_engines_refuse() {
-    let set = set("llama3");
-    set.says("x");
+async fn a_tiny_top_p_stays_above_zero() {
+    let set = server("llama3");
+    set.script_text("x");
     set.post(CHAT, json!({"messages": hello(), "top_p": 1e-300}))
         .await;
-    assert_eq!(set.asked().sampling.top_p, f32::MIN_POSITIVE);
+    assert_eq!(set.last_submitted().sampling.top_p, f32::MIN_POSITIVE);
 }
 
+// Lesson: 21.
 #[tokio::test]
-async fn lesson_21_only_one_of_the_two_limits_counted() {
-    let set = set("llama3");
+async fn max_completion_tokens_overrides_max_tokens() {
+    let set = server("llama3");
     for (body, tokens) in [
         (json!({"max_tokens": 3}), 3),
         (json!({"max_completion_tokens": 4}), 4),
@@ -344,18 +345,18 @@ async fn lesson_21_only_one_of_the_two_limits_counted() {
         (json!({"max_tokens": 5, "max_completion_tokens": null}), 5),
     ] {
         for (path, field, value) in [(CHAT, "messages", hello()), (TEXT, "prompt", json!("a"))] {
-            set.says("x");
+            set.script_text("x");
             let mut body = body.clone();
             body[field] = value;
             assert_eq!(set.post(path, body).await.status, 200);
-            assert_eq!(set.asked().stop.max_tokens, tokens);
+            assert_eq!(set.last_submitted().stop.max_tokens, tokens);
         }
     }
 }
 
 #[tokio::test]
-async fn the_prompt_of_a_chat_was_another() {
-    let set = set("qwen3");
+async fn chat_fields_shape_the_rendered_prompt() {
+    let set = server("qwen3");
     let rendered = |body: Value| {
         let mut body = body;
         body["return_token_strs"] = json!(false);
@@ -409,15 +410,15 @@ async fn the_prompt_of_a_chat_was_another() {
 }
 
 #[tokio::test]
-async fn special_tokens_were_shown_or_hidden_against_the_wish() {
-    let set = set("llama3");
+async fn special_tokens_are_shown_only_when_asked_for() {
+    let set = server("llama3");
     let mark = set
         .text
-        .encode("<|start_header_id|>", cleave_api::Special::Skipped)
+        .encode("<|start_header_id|>", cleave_api::SpecialTokens::Skipped)
         .unwrap();
     for (skip, text) in [(true, "x"), (false, "<|start_header_id|>x")] {
         let tokens = [mark.clone(), set.tokens("x")].concat();
-        set.plays(tokens, done(FinishReason::Length));
+        set.script_tokens(tokens, done(FinishReason::Length));
         let body = json!({"prompt": "a", "skip_special_tokens": skip});
         assert_eq!(
             set.post(TEXT, body).await.json()["choices"][0]["text"],
@@ -427,42 +428,43 @@ async fn special_tokens_were_shown_or_hidden_against_the_wish() {
 }
 
 #[tokio::test]
-async fn an_empty_prompt_was_not_the_models_beginning() {
-    let set = set("llama3");
-    set.says("x");
+async fn an_empty_prompt_becomes_the_begin_token() {
+    let set = server("llama3");
+    set.script_text("x");
     assert_eq!(set.post(TEXT, json!({"prompt": ""})).await.status, 200);
-    assert_eq!(set.asked().prompt[..], [set.text.bos().unwrap()]);
-    set.says("x");
+    assert_eq!(set.last_submitted().prompt[..], [set.text.bos().unwrap()]);
+    set.script_text("x");
     assert_eq!(
         set.post(TEXT, json!({"prompt": [[5, 6]]})).await.status,
         200
     );
-    assert_eq!(set.asked().prompt[..], [5, 6]);
+    assert_eq!(set.last_submitted().prompt[..], [5, 6]);
 }
 
 #[tokio::test]
-async fn a_long_prompt_was_read_wrongly_on_the_other_thread() {
+async fn a_long_prompt_is_tokenized_on_a_blocking_thread() {
     let mut files = files("llama3");
     files.config = files.config.replace("512", "100000");
-    let set = set_with(files, options());
+    let set = server_with(files, options());
     let prompt = "word ".repeat(8000);
-    set.says("x");
+    set.script_text("x");
     assert_eq!(
         set.post(TEXT, json!({"prompt": prompt, "add_special_tokens": false}))
             .await
             .status,
         200
     );
-    assert_eq!(set.asked().prompt[..], set.tokens(&prompt)[..]);
+    assert_eq!(set.last_submitted().prompt[..], set.tokens(&prompt)[..]);
 }
 
 #[tokio::test]
-async fn half_of_the_answer_waited_for_the_whole() {
-    let set = set("llama3");
-    let sender = set.live();
+async fn tokens_are_streamed_as_they_arrive() {
+    let set = server("llama3");
+    let sender = set.script_live();
     let tokens = set.tokens("one two three");
     sender.unbounded_send(plain(0, tokens[0])).unwrap();
-    let request = crate::stage::post(TEXT, json!({"prompt": "a", "stream": true}).to_string());
+    let request =
+        crate::scripted_server::post(TEXT, json!({"prompt": "a", "stream": true}).to_string());
     let mut body = set
         .router
         .clone()
@@ -480,8 +482,8 @@ async fn half_of_the_answer_waited_for_the_whole() {
 }
 
 #[tokio::test]
-async fn tools_that_are_only_shown_come_with_a_warning() {
-    let set = set("qwen3");
+async fn tools_come_with_a_warning() {
+    let set = server("qwen3");
     let body = |more: serde_json::Value| {
         let mut body = json!({
             "messages": [{"role": "user", "content": "Hi"}],
@@ -492,12 +494,12 @@ async fn tools_that_are_only_shown_come_with_a_warning() {
         body
     };
     for choice in [json!({}), json!({"tool_choice": "auto"})] {
-        set.says("x");
+        set.script_text("x");
         let answer = set.post("/v1/chat/completions", body(choice)).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert_eq!(answer.json()["warnings"][0]["param"], "tools");
     }
-    set.says("x");
+    set.script_text("x");
     let answer = set
         .post("/v1/chat/completions", body(json!({"stream": true})))
         .await;
@@ -512,7 +514,7 @@ async fn tools_that_are_only_shown_come_with_a_warning() {
         "{}",
         told[0]
     );
-    set.says("x");
+    set.script_text("x");
     let answer = set
         .post("/v1/chat/completions", body(json!({"tool_choice": "none"})))
         .await;

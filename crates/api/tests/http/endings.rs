@@ -1,7 +1,9 @@
-//! What happens when it does not go well.
+//! Answers to requests that fail.
 
-use crate::stage::{Script, Set, done, ended, files, options, plain, post, set, set_with};
-use cleave_api::{ApiOptions, App, ModelText, Readiness};
+use crate::scripted_server::{
+    FlightScript, TestServer, done, ended, files, options, plain, post, server, server_with,
+};
+use cleave_api::{ApiOptions, App, ModelText, ServingReadiness};
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
 use http_body_util::BodyExt;
 use serde_json::json;
@@ -16,11 +18,11 @@ fn refused(retry_after: Duration) -> Ending {
 }
 
 #[tokio::test]
-async fn a_refusal_did_not_say_why_or_when_to_return() {
-    let set = set("llama3");
+async fn a_refusal_has_a_reason_and_retry_after() {
+    let set = server("llama3");
     for stream in [false, true] {
         let body = json!({"prompt": "a", "stream": stream});
-        set.plays(vec![], refused(Duration::from_millis(2100)));
+        set.script_tokens(vec![], refused(Duration::from_millis(2100)));
         let answer = set.post(TEXT, body.clone()).await;
         answer.is_error(429, "queue_full", None);
         assert_eq!(answer.header("retry-after"), "3");
@@ -28,19 +30,19 @@ async fn a_refusal_did_not_say_why_or_when_to_return() {
         assert_eq!(answer.json()["error"]["type"], "rate_limit_error");
 
         let retry_after = Duration::ZERO;
-        set.plays(vec![], Ending::Refused(Refusal::NoBlocks { retry_after }));
+        set.script_tokens(vec![], Ending::Refused(Refusal::NoBlocks { retry_after }));
         let answer = set.post(TEXT, body.clone()).await;
         answer.is_error(429, "no_blocks", None);
         assert_eq!(answer.header("retry-after"), "1");
 
-        set.plays(vec![], Ending::Refused(Refusal::TooLong { tokens_max: 77 }));
+        set.script_tokens(vec![], Ending::Refused(Refusal::TooLong { tokens_max: 77 }));
         let answer = set.post(TEXT, body.clone()).await;
         answer.is_error(400, "context_length_exceeded", None);
         assert!(answer.body.contains("77"));
 
-        // Final too: to repeat it would be in vain.
+        // This refusal is final, too: a repetition would fail again.
         let vocab_size = 88;
-        set.plays(
+        set.script_tokens(
             vec![],
             Ending::Refused(Refusal::OutOfVocabulary { vocab_size }),
         );
@@ -53,31 +55,33 @@ async fn a_refusal_did_not_say_why_or_when_to_return() {
             (Refusal::Draining, "draining"),
             (Refusal::WrongWorker, "worker_restarted"),
         ] {
-            set.plays(vec![], Ending::Refused(refusal));
+            set.script_tokens(vec![], Ending::Refused(refusal));
             let answer = set.post(TEXT, body.clone()).await;
             answer.is_error(503, code, None);
             assert_eq!(answer.header("retry-after"), "1");
         }
 
-        set.plays(
+        set.script_tokens(
             vec![],
             Ending::Failed(Failure::RetriesSpent(Box::new(Failure::WorkerLost))),
         );
         set.post(TEXT, body.clone())
             .await
             .is_error(503, "worker_lost", None);
-        set.plays(vec![], Ending::Failed(Failure::Engine("NaN".into())));
+        set.script_tokens(vec![], Ending::Failed(Failure::Engine("NaN".into())));
         set.post(TEXT, body)
             .await
             .is_error(500, "engine_failed", None);
     }
 }
 
+// Invariant: I13.
+// Lesson: 16.
 #[tokio::test]
-async fn lesson_16_a_broken_stream_ended_quietly() {
-    let set = set("llama3");
+async fn a_broken_stream_ends_with_an_error_event() {
+    let set = server("llama3");
     for failure in [Failure::WorkerLost, Failure::Corrupt] {
-        set.plays(set.tokens("half an"), Ending::Failed(failure));
+        set.script_tokens(set.tokens("half an"), Ending::Failed(failure));
         let answer = set.post(TEXT, json!({"prompt": "a", "stream": true})).await;
         assert_eq!(answer.status, 200);
         let events = answer.events();
@@ -87,27 +91,29 @@ async fn lesson_16_a_broken_stream_ended_quietly() {
         );
         assert!(!answer.body.contains("[DONE]"));
     }
-    // Not streamed, the same is a status.
-    set.plays(set.tokens("half an"), Ending::Failed(Failure::Corrupt));
+    // Without streaming the same failure is an HTTP status.
+    set.script_tokens(set.tokens("half an"), Ending::Failed(Failure::Corrupt));
     set.post(TEXT, json!({"prompt": "a"}))
         .await
         .is_error(503, "transfer_corrupt", None);
 }
 
+// Invariant: I13.
+// Lesson: 16.
 #[tokio::test]
-async fn lesson_16_a_flight_without_an_end_passed_for_a_whole_answer() {
-    let set = set("llama3");
+async fn a_flight_without_an_ending_is_an_error() {
+    let set = server("llama3");
     let tokens = set.tokens("one two");
-    // The stream just stops.
-    let sender = set.live();
+    // The stream stops without a last event.
+    let sender = set.script_live();
     sender.unbounded_send(plain(0, tokens[0])).unwrap();
     drop(sender);
     set.post(TEXT, json!({"prompt": "a"}))
         .await
         .is_error(500, "stream_broken", None);
-    // A token is missing, or comes twice.
+    // A token is missing, or arrives twice.
     for second in [2, 0] {
-        let sender = set.live();
+        let sender = set.script_live();
         sender.unbounded_send(plain(0, tokens[0])).unwrap();
         sender.unbounded_send(plain(second, tokens[1])).unwrap();
         let end = ended(done(FinishReason::Length));
@@ -118,9 +124,9 @@ async fn lesson_16_a_flight_without_an_end_passed_for_a_whole_answer() {
 }
 
 #[tokio::test]
-async fn a_choice_without_an_end_was_noticed_after_the_others() {
-    let set = set("llama3");
-    let (one, two) = (set.live(), set.live());
+async fn a_choice_without_an_ending_fails_the_answer_at_once() {
+    let set = server("llama3");
+    let (one, two) = (set.script_live(), set.script_live());
     one.unbounded_send(plain(0, 5)).unwrap();
     drop(two);
     set.post(TEXT, json!({"prompt": "a", "n": 2}))
@@ -129,14 +135,15 @@ async fn a_choice_without_an_end_was_noticed_after_the_others() {
     assert!(one.is_closed());
 }
 
+// Lesson: 16.
 #[tokio::test]
-async fn lesson_16_scores_that_never_came_were_null() {
-    let set = set("llama3");
+async fn missing_logprobs_are_an_error() {
+    let set = server("llama3");
     for body in [
         json!({"prompt": "ab", "logprobs": 1}),
         json!({"prompt": "ab", "logprobs": 1, "echo": true, "max_tokens": 0}),
     ] {
-        let sender = set.live();
+        let sender = set.script_live();
         sender.unbounded_send(plain(0, 5)).unwrap();
         set.post(TEXT, body)
             .await
@@ -145,9 +152,9 @@ async fn lesson_16_scores_that_never_came_were_null() {
 }
 
 #[tokio::test]
-async fn one_failed_choice_left_the_others_running() {
-    let set = set("llama3");
-    let (one, two) = (set.live(), set.live());
+async fn one_failed_choice_cancels_the_others() {
+    let set = server("llama3");
+    let (one, two) = (set.script_live(), set.script_live());
     one.unbounded_send(plain(0, 5)).unwrap();
     two.unbounded_send(ended(Ending::Failed(Failure::LinkLost)))
         .unwrap();
@@ -157,13 +164,14 @@ async fn one_failed_choice_left_the_others_running() {
     assert!(one.is_closed() && two.is_closed());
 }
 
+// Lesson: 13.
 #[tokio::test]
-async fn lesson_13_a_client_that_left_before_the_first_token_was_ignored() {
-    let set = set("llama3");
-    let sender = set.live();
+async fn disconnecting_before_the_first_token_cancels_the_flight() {
+    let set = server("llama3");
+    let sender = set.script_live();
     let request = post(TEXT, json!({"prompt": "a", "stream": true}).to_string());
     {
-        let response = crate::stage::send(set.router.clone(), request);
+        let response = crate::scripted_server::send(set.router.clone(), request);
         futures::pin_mut!(response);
         assert!(futures::poll!(&mut response).is_pending());
         assert!(!sender.is_closed());
@@ -181,26 +189,26 @@ async fn lesson_13_a_client_that_left_before_the_first_token_was_ignored() {
 }
 
 #[tokio::test]
-async fn a_panic_took_more_than_its_own_request() {
-    let set = set("llama3");
+async fn a_panic_fails_only_its_own_request() {
+    let set = server("llama3");
     let panics = |count| {
-        set.stage
+        set.frontend
             .scripts
             .lock()
             .unwrap()
-            .push_back(Script::Panic(count))
+            .push_back(FlightScript::Panic(count))
     };
     panics(0);
     set.post(TEXT, json!({"prompt": "a"}))
         .await
         .is_error(500, "panicked", None);
-    // In the middle of a stream.
+    // The panic occurs in the middle of a stream.
     panics(3);
     let answer = set.post(TEXT, json!({"prompt": "a", "stream": true})).await;
     let events = answer.events();
     assert_eq!(events.len(), 4, "{events:?}");
     assert_eq!(events[3]["error"]["code"], "panicked");
-    set.says("x");
+    set.script_text("x");
     assert_eq!(set.post(TEXT, json!({"prompt": "a"})).await.status, 200);
     let metrics = set.get("/metrics").await.body;
     assert!(
@@ -210,9 +218,9 @@ async fn a_panic_took_more_than_its_own_request() {
 }
 
 #[tokio::test]
-async fn one_failed_choice_left_the_others_running_while_the_client_read_on() {
-    let set = set("llama3");
-    let (one, two) = (set.live(), set.live());
+async fn one_failed_choice_ends_the_stream_and_cancels_the_others() {
+    let set = server("llama3");
+    let (one, two) = (set.script_live(), set.script_live());
     one.unbounded_send(plain(0, 5)).unwrap();
     two.unbounded_send(plain(0, 5)).unwrap();
     two.unbounded_send(ended(Ending::Failed(Failure::LinkLost)))
@@ -239,10 +247,10 @@ async fn one_failed_choice_left_the_others_running_while_the_client_read_on() {
 }
 
 #[tokio::test]
-async fn what_nobody_read_was_drawn_from_the_flight() {
-    let set = set("llama3");
+async fn events_stay_in_the_flight_until_the_client_reads() {
+    let set = server("llama3");
     for path in [TEXT, "/v1/chat/completions"] {
-        let sender = set.live();
+        let sender = set.script_live();
         for index in 0..100 {
             sender.unbounded_send(plain(index, 5)).unwrap();
         }
@@ -258,7 +266,7 @@ async fn what_nobody_read_was_drawn_from_the_flight() {
             .await
             .unwrap()
             .into_body();
-        // Headers wait for the first event, and nothing more is taken until somebody reads.
+        // The headers wait for the first event; nothing more is taken before the client reads.
         let taken = || 100 - sender.len();
         assert!(taken() <= 2, "{} events were taken", taken());
         for _ in 0..10 {
@@ -269,9 +277,10 @@ async fn what_nobody_read_was_drawn_from_the_flight() {
 }
 
 #[tokio::test]
-async fn nobody_was_there_and_nobody_said_so() {
-    let set = set("llama3");
-    *set.stage.readiness.lock().unwrap() = Some(Readiness::NotReady("no decode worker".into()));
+async fn requests_without_a_worker_are_refused_with_the_reason() {
+    let set = server("llama3");
+    *set.frontend.readiness.lock().unwrap() =
+        Some(ServingReadiness::NotReady("no decode worker".into()));
     let answer = set.post(TEXT, json!({"prompt": "a"})).await;
     answer.is_error(503, "no_worker", None);
     assert!(answer.body.contains("no decode worker"));
@@ -279,28 +288,28 @@ async fn nobody_was_there_and_nobody_said_so() {
     assert_eq!(answer.header("x-cleave-refused-reason"), "no_worker");
     set.get("/ready").await.is_error(503, "not_ready", None);
     assert_eq!(set.get("/health").await.status, 200);
-    // Bad input is bad input all the same.
+    // Invalid input is refused as such all the same.
     set.post(TEXT, json!({"prompt": 5}))
         .await
         .is_error(400, "invalid_value", Some("prompt"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
+async fn requests_at_startup_wait_for_the_grace_period() {
     let waiting = || {
-        let set = set("llama3");
+        let set = server("llama3");
         let grace = ApiOptions {
             startup_grace: Duration::from_secs(10),
             ..options()
         };
-        let app = App::new(set.stage.clone(), grace);
-        Set {
+        let app = App::new(set.frontend.clone(), grace);
+        TestServer {
             router: app.router(),
             app,
             ..set
         }
     };
-    // Nothing comes.
+    // In this case no worker ever joins.
     let set = waiting();
     let before = tokio::time::Instant::now();
     set.post(TEXT, json!({"prompt": "a"}))
@@ -320,26 +329,27 @@ async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
     set.get("/ready").await.is_error(503, "not_ready", None);
     assert_eq!(set.get("/v1/models").await.json()["data"], json!([]));
 
-    // The model comes, and then a worker.
+    // The model arrives, and later a worker.
     let set = waiting();
-    set.says("late");
-    *set.stage.readiness.lock().unwrap() = Some(Readiness::NotReady("no worker".into()));
+    set.script_text("late");
+    *set.frontend.readiness.lock().unwrap() = Some(ServingReadiness::NotReady("no worker".into()));
     let request = set.post(TEXT, json!({"prompt": "a"}));
     let arrive = async {
         tokio::time::sleep(Duration::from_secs(3)).await;
         set.app
             .serve_model(ModelText::new(files("llama3")).unwrap());
         tokio::time::sleep(Duration::from_secs(3)).await;
-        *set.stage.readiness.lock().unwrap() = None;
+        *set.frontend.readiness.lock().unwrap() = None;
     };
     let (answer, ()) = futures::join!(request, arrive);
     assert_eq!(answer.json()["choices"][0]["text"], "late");
 
-    // The server shuts down: within the grace too, nobody waits for a worker.
+    // The server shuts down: a request does not wait for a worker, not even within the grace
+    // period.
     let set = waiting();
     set.app
         .serve_model(ModelText::new(files("llama3")).unwrap());
-    *set.stage.readiness.lock().unwrap() = Some(Readiness::Draining);
+    *set.frontend.readiness.lock().unwrap() = Some(ServingReadiness::Draining);
     let before = tokio::time::Instant::now();
     set.post(TEXT, json!({"prompt": "a"}))
         .await
@@ -348,20 +358,20 @@ async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
     set.get("/ready").await.is_error(503, "draining", None);
 }
 
-/// A server that says something at least every five seconds.
-fn talkative() -> Set {
+/// A server that sends a comment after five seconds of silence.
+fn server_with_keep_alive() -> TestServer {
     let keep_alive = Some(Duration::from_secs(5));
     let options = ApiOptions {
         keep_alive,
         ..options()
     };
-    set_with(files("llama3"), options)
+    server_with(files("llama3"), options)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_was_cut_on_its_way_before_its_first_token() {
-    let set = talkative();
-    let sender = set.live();
+async fn a_stream_gets_comments_before_its_first_token() {
+    let set = server_with_keep_alive();
+    let sender = set.script_live();
     let later = async {
         tokio::time::sleep(Duration::from_secs(12)).await;
         sender.unbounded_send(plain(0, 5)).unwrap();
@@ -379,9 +389,9 @@ async fn a_stream_was_cut_on_its_way_before_its_first_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_failed_after_a_comment_ended_quietly() {
-    let set = talkative();
-    let sender = set.live();
+async fn a_failure_after_a_comment_is_an_error_event() {
+    let set = server_with_keep_alive();
+    let sender = set.script_live();
     let later = async {
         tokio::time::sleep(Duration::from_secs(6)).await;
         let retry_after = Duration::from_secs(2);
@@ -396,8 +406,8 @@ async fn what_failed_after_a_comment_ended_quietly() {
         answer.body
     );
     assert!(!answer.body.contains("[DONE]"));
-    // Whoever takes the answer whole has the status in any case.
-    let sender = set.live();
+    // An answer without streaming has the HTTP status in any case.
+    let sender = set.script_live();
     let later = async {
         tokio::time::sleep(Duration::from_secs(20)).await;
         let retry_after = Duration::from_secs(2);
@@ -409,9 +419,9 @@ async fn what_failed_after_a_comment_ended_quietly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_stream_was_taken_for_dead() {
-    let set = talkative();
-    let sender = set.live();
+async fn a_silent_stream_gets_keep_alive_comments() {
+    let set = server_with_keep_alive();
+    let sender = set.script_live();
     sender.unbounded_send(plain(0, 5)).unwrap();
     let later = async {
         tokio::time::sleep(Duration::from_secs(12)).await;
@@ -432,9 +442,9 @@ async fn a_silent_stream_was_taken_for_dead() {
 }
 
 #[tokio::test]
-async fn a_request_kept_no_model_when_another_came() {
-    let set = set("llama3");
-    let sender = set.live();
+async fn a_request_keeps_its_model_when_another_is_served() {
+    let set = server("llama3");
+    let sender = set.script_live();
     let request = set.post(TEXT, json!({"prompt": "a"}));
     let change = async {
         set.app.serve_model(ModelText::new(files("qwen2")).unwrap());

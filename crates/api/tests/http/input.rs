@@ -1,6 +1,6 @@
-//! What bad requests get. Each case names the status, the code and the field.
+//! Answers to invalid requests. Each case names the status, the code and the field.
 
-use crate::stage::{Set, files, options, post, set, set_with};
+use crate::scripted_server::{TestServer, files, options, post, server, server_with};
 use axum::body::Body;
 use axum::http::Request;
 use cleave_api::ApiOptions;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// Posts to both endpoints what is wrong in either.
-async fn wrong_in_both(set: &Set, fields: Value, code: &str, param: &str) {
+/// Posts fields to both endpoints that are invalid in either.
+async fn wrong_in_both(set: &TestServer, fields: Value, code: &str, param: &str) {
     for (path, field, value) in [
         (CHAT, "messages", json!([{"role": "user", "content": "Hi"}])),
         (TEXT, "prompt", json!("Hi")),
@@ -20,12 +20,15 @@ async fn wrong_in_both(set: &Set, fields: Value, code: &str, param: &str) {
         body[field] = value;
         set.post(path, body).await.is_error(400, code, Some(param));
     }
-    assert!(set.stage.submitted.lock().unwrap().is_empty(), "{fields}");
+    assert!(
+        set.frontend.submitted.lock().unwrap().is_empty(),
+        "{fields}"
+    );
 }
 
 #[tokio::test]
-async fn a_value_out_of_range_or_of_the_wrong_type_was_taken() {
-    let set = set("llama3");
+async fn wrong_types_and_ranges_are_refused_by_field() {
+    let set = server("llama3");
     for (fields, param) in [
         (json!({"model": 5}), "model"),
         (json!({"temperature": 2.01}), "temperature"),
@@ -62,6 +65,24 @@ async fn a_value_out_of_range_or_of_the_wrong_type_was_taken() {
         (json!({"stop": "x".repeat(2000)}), "stop"),
         (json!({"stop_token_ids": [1, 100000]}), "stop_token_ids[1]"),
         (json!({"stop_token_ids": [-1]}), "stop_token_ids[0]"),
+        (json!({"stop_token_ids": [1.5]}), "stop_token_ids[0]"),
+        (
+            json!({"stop_token_ids": [4294967296u64]}),
+            "stop_token_ids[0]",
+        ),
+        (
+            json!({"stop_token_ids": [1, 2, 18446744073709551615u64]}),
+            "stop_token_ids[2]",
+        ),
+        (
+            json!({"logit_bias": {"4294967301": 1}}),
+            "logit_bias.4294967301",
+        ),
+        (
+            json!({"logit_bias": {"18446744073709551616": 1}}),
+            "logit_bias.18446744073709551616",
+        ),
+        (json!({"logit_bias": {"-1": 1}}), "logit_bias.-1"),
         (json!({"logit_bias": {"99999": 1}}), "logit_bias.99999"),
         (json!({"logit_bias": {"abc": 1}}), "logit_bias.abc"),
         (json!({"logit_bias": {"5": 101}}), "logit_bias.5"),
@@ -87,8 +108,8 @@ async fn a_value_out_of_range_or_of_the_wrong_type_was_taken() {
 }
 
 #[tokio::test]
-async fn a_field_that_changes_the_answer_was_ignored() {
-    let set = set("llama3");
+async fn unsupported_fields_are_refused() {
+    let set = server("llama3");
     for (fields, param) in [
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
@@ -140,8 +161,8 @@ async fn a_field_that_changes_the_answer_was_ignored() {
     set.post(TEXT, body)
         .await
         .is_error(400, "unsupported_parameter", Some("suffix"));
-    // What changes nothing is ignored.
-    set.says("x");
+    // Fields that change nothing are ignored.
+    set.script_text("x");
     let body = chat(
         json!({"unheard_of": 1, "best_of": null, "guided_json": null, "modalities": ["text"],
         "service_tier": "auto", "parallel_tool_calls": true, "response_format": {"type": "text"}, "use_beam_search": false}),
@@ -150,8 +171,8 @@ async fn a_field_that_changes_the_answer_was_ignored() {
 }
 
 #[tokio::test]
-async fn bad_messages_were_not_named() {
-    let set = set("llama3");
+async fn bad_messages_are_refused_by_path() {
+    let set = server("llama3");
     let good = json!({"role": "user", "content": "Hi"});
     for (messages, param, code) in [
         (json!(null), "messages", "invalid_value"),
@@ -208,8 +229,8 @@ async fn bad_messages_were_not_named() {
             .await
             .is_error(400, code, Some(param));
     }
-    // What the template itself does not take.
-    let llama2 = crate::stage::set("llama2");
+    // The template itself refuses these messages.
+    let llama2 = crate::scripted_server::server("llama2");
     let answer = llama2.post(CHAT, json!({"messages": [good, good]})).await;
     answer.is_error(400, "invalid_value", Some("messages"));
     assert!(answer.body.contains("must alternate"), "{}", answer.body);
@@ -230,8 +251,8 @@ async fn bad_messages_were_not_named() {
 }
 
 #[tokio::test]
-async fn bad_prompts_were_not_named() {
-    let set = set("llama3");
+async fn bad_prompts_are_refused_by_path() {
+    let set = server("llama3");
     for (prompt, param) in [
         (json!(null), "prompt"),
         (json!(5), "prompt"),
@@ -257,19 +278,19 @@ async fn bad_prompts_were_not_named() {
 }
 
 #[tokio::test]
-async fn an_empty_prompt_without_a_beginning_was_taken() {
+async fn an_empty_prompt_needs_a_begin_token() {
     let mut files = files("qwen3");
     files.config = files.config.replace("bos_token_id", "was_bos");
     files.generation_config = None;
-    let set = set_with(files, options());
+    let set = server_with(files, options());
     set.post(TEXT, json!({"prompt": ""}))
         .await
         .is_error(400, "invalid_value", Some("prompt"));
 }
 
 #[tokio::test]
-async fn a_prompt_beyond_the_context_was_taken() {
-    let set = set("llama3");
+async fn a_prompt_beyond_the_context_is_refused_with_numbers() {
+    let set = server("llama3");
     let context = set.text.context_tokens_max();
     let long = vec![5; context as usize];
     for (body, param, numbers) in [
@@ -301,21 +322,21 @@ async fn a_prompt_beyond_the_context_was_taken() {
     let messages = json!([{"role": "user", "content": "word ".repeat(600)}]);
     let answer = set.post(CHAT, json!({"messages": messages})).await;
     answer.is_error(400, "context_length_exceeded", Some("messages"));
-    set.says("x");
+    set.script_text("x");
     assert_eq!(
         set.post(TEXT, json!({"prompt": vec![5; 500]})).await.status,
         200
     );
     assert_eq!(
-        set.asked().stop.max_tokens,
+        set.last_submitted().stop.max_tokens,
         12,
         "the default is what there is room for"
     );
 }
 
 #[tokio::test]
-async fn a_body_that_is_no_json_was_not_answered() {
-    let set = set("llama3");
+async fn a_body_that_is_not_json_is_refused() {
+    let set = server("llama3");
     for (body, code) in [
         (&b"{\"prompt\": "[..], "invalid_json"),
         (b"", "invalid_json"),
@@ -343,13 +364,13 @@ async fn a_body_that_is_no_json_was_not_answered() {
 }
 
 #[tokio::test]
-async fn a_body_of_ten_megabytes_was_read() {
-    let set = set("llama3");
+async fn a_body_above_the_limit_is_refused() {
+    let set = server("llama3");
     let body = json!({"prompt": "x".repeat(10_000_000)}).to_string();
     set.send(post(TEXT, body.clone()))
         .await
         .is_error(413, "body_too_large", None);
-    // Without an announced length.
+    // The same without an announced length.
     let chunks = body
         .into_bytes()
         .chunks(65_536)
@@ -359,7 +380,7 @@ async fn a_body_of_ten_megabytes_was_read() {
     set.send(post(TEXT, Body::from_stream(chunks)))
         .await
         .is_error(413, "body_too_large", None);
-    let small = set_with(
+    let small = server_with(
         files("llama3"),
         ApiOptions {
             body_bytes_max: 10,
@@ -373,8 +394,8 @@ async fn a_body_of_ten_megabytes_was_read() {
 }
 
 #[tokio::test]
-async fn an_unknown_model_or_route_was_not_told() {
-    let set = set("llama3");
+async fn unknown_models_and_routes_are_named() {
+    let set = server("llama3");
     let answer = set
         .post(TEXT, json!({"model": "gpt-9", "prompt": "a"}))
         .await;
@@ -395,10 +416,10 @@ async fn an_unknown_model_or_route_was_not_told() {
 }
 
 #[tokio::test]
-async fn a_model_without_a_template_rendered_something() {
+async fn chat_without_a_template_is_refused() {
     let mut files = files("llama3-new");
     files.chat_template = None;
-    let set = set_with(files, options());
+    let set = server_with(files, options());
     let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
     let answer = set.post(CHAT, body).await;
     answer.is_error(400, "no_chat_template", None);
@@ -406,8 +427,8 @@ async fn a_model_without_a_template_rendered_something() {
 }
 
 #[tokio::test]
-async fn garbage_in_the_slo_headers_was_no_slo() {
-    let set = set("llama3");
+async fn invalid_slo_headers_are_refused() {
+    let set = server("llama3");
     let with = |name: &str, value: &str| {
         let mut request = post(TEXT, json!({"prompt": "a"}).to_string());
         request.headers_mut().insert(
@@ -431,17 +452,17 @@ async fn garbage_in_the_slo_headers_was_no_slo() {
             .is_error(400, "invalid_value", Some(name));
     }
     for (name, value) in [("x-slo-ttft-ms", "200"), ("x-llm-d-slo-ttft-ms", "200.0")] {
-        set.says("x");
+        set.script_text("x");
         assert_eq!(set.send(with(name, value)).await.status, 200);
         assert_eq!(
-            set.asked().slo.ttft,
+            set.last_submitted().slo.ttft,
             Some(std::time::Duration::from_millis(200))
         );
     }
     // Without a policy there is one class.
-    set.says("x");
+    set.script_text("x");
     set.send(with("x-slo-class", "default")).await;
-    assert_eq!(set.asked().slo.class, "default");
+    assert_eq!(set.last_submitted().slo.class, "default");
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
@@ -468,7 +489,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Every field that is read somewhere.
+/// Fields that some reader reads.
 const FIELDS: &[&str] = &[
     "model",
     "messages",
@@ -516,12 +537,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn strange_values_were_the_servers_fault(
+    fn random_values_never_give_a_server_error(
         fields in prop::collection::vec((prop::sample::select(FIELDS), any_json()), 1..4),
         path in prop::sample::select(&[CHAT, TEXT, "/tokenize", "/detokenize"][..]),
     ) {
         thread_local! {
-            static SET: Set = set("qwen3");
+            static SET: TestServer = server("qwen3");
         }
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "tokens": [1]});
         if path == TEXT || path == "/tokenize" {
@@ -531,9 +552,9 @@ proptest! {
             body[field] = value;
         }
         SET.with(|set| {
-            let scripts_count = set.stage.scripts.lock().unwrap().len();
+            let scripts_count = set.frontend.scripts.lock().unwrap().len();
             for _ in scripts_count..1100 {
-                set.says_later();
+                set.script_default();
             }
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let answer = runtime.block_on(set.post(path, body.clone()));
@@ -547,7 +568,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn a_token_the_model_does_not_know_is_named_and_refused() {
+async fn tokens_beyond_the_vocabulary_are_refused() {
     let mut files = files("qwen3");
     let config = files
         .config
@@ -555,7 +576,7 @@ async fn a_token_the_model_does_not_know_is_named_and_refused() {
     assert_ne!(config, files.config);
     files.config = config;
     files.generation_config = Some(r#"{"eos_token_id": [5, 1000000000]}"#.into());
-    let set = set_with(files, options());
+    let set = server_with(files, options());
     assert!(
         set.text.eos().iter().all(|id| *id < 409),
         "{:?}",
@@ -565,6 +586,10 @@ async fn a_token_the_model_does_not_know_is_named_and_refused() {
         (json!({"prompt": "a <tool_call> b"}), "prompt"),
         (json!({"prompt": ["a", "<tool_call>"]}), "prompt"),
         (json!({"prompt": [5, 409]}), "prompt[1]"),
+        (json!({"prompt": [4294967301u64]}), "prompt[0]"),
+        (json!({"prompt": [-5]}), "prompt[0]"),
+        (json!({"prompt": [5, 18446744073709551615u64]}), "prompt[1]"),
+        (json!({"prompt": [[5], [5, 4294967296u64]]}), "prompt[1][1]"),
         (
             json!({"prompt": "a", "logit_bias": {"409": 1}}),
             "logit_bias.409",
@@ -591,13 +616,13 @@ async fn a_token_the_model_does_not_know_is_named_and_refused() {
     set.post(CHAT, json!({"messages": messages}))
         .await
         .is_error(400, "invalid_value", Some("messages"));
-    assert!(set.stage.submitted.lock().unwrap().is_empty());
-    set.says("x");
+    assert!(set.frontend.submitted.lock().unwrap().is_empty());
+    set.script_text("x");
     assert_eq!(set.post(TEXT, json!({"prompt": "a"})).await.status, 200);
 }
 
 #[tokio::test]
-async fn a_config_with_an_absurd_size_is_refused_with_its_range() {
+async fn model_configs_with_absurd_sizes_are_refused() {
     for (field, value, range) in [
         ("vocab_size", "0", "from 1 to"),
         ("vocab_size", "-1", "from 1 to"),
@@ -620,21 +645,21 @@ async fn a_config_with_an_absurd_size_is_refused_with_its_range() {
 }
 
 #[tokio::test]
-async fn a_hostile_template_fails_its_own_requests_only() {
+async fn a_hostile_template_fails_only_its_own_requests() {
     let mut files = files("qwen3");
     files.chat_template = Some(
         "{% set ns = namespace(x='ab') %}{% if messages|length > 1 %}\
          {% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}{{ ns.x }}"
             .into(),
     );
-    let set = set_with(files, options());
+    let set = server_with(files, options());
     let message = json!({"role": "user", "content": "Hi"});
     let answer = set
         .post(CHAT, json!({"messages": [message, message]}))
         .await;
     answer.is_error(400, "invalid_value", Some("messages"));
     assert!(answer.body.contains("needs more than"), "{}", answer.body);
-    set.says("x");
+    set.script_text("x");
     assert_eq!(
         set.post(CHAT, json!({"messages": [message]})).await.status,
         200

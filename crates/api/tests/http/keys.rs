@@ -1,9 +1,9 @@
-//! Who is let in, how much of it, and whose cached prefixes it finds.
+//! API keys, quotas of tenants, and separation of their cached prefixes.
 
-use crate::stage::{Answer, Set, done, ended, plain, post, set};
+use crate::scripted_server::{HttpAnswer, TestServer, done, ended, plain, post, server};
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};
-use cleave_domain::{Ending, FinishReason, Quota, Refusal, SloPolicy, Tenant, Trust};
+use cleave_domain::{Ending, FinishReason, HeaderTrust, Refusal, SloPolicy, Tenant, TenantQuota};
 use futures::StreamExt;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, advance};
 
 const TEXT: &str = "/v1/completions";
 
-/// SHA-256 of the keys `one` and `two`, as `sha256sum` has them.
+/// SHA-256 of the keys `one` and `two`, as printed by `sha256sum`.
 const ONE: &str = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
 const TWO: &str = "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3";
 
@@ -21,7 +21,7 @@ fn digest(hex: &str) -> [u8; 32] {
     std::array::from_fn(byte)
 }
 
-fn tenant(name: &str, key: &str, quota: Quota) -> Tenant {
+fn tenant(name: &str, key: &str, quota: TenantQuota) -> Tenant {
     Tenant {
         name: name.to_owned(),
         key_digests: vec![digest(key)],
@@ -30,18 +30,18 @@ fn tenant(name: &str, key: &str, quota: Quota) -> Tenant {
     }
 }
 
-/// A server on which `acme` has the key `one` and that quota, and `blue` the key `two`.
-fn server(quota: Quota, trust: Trust) -> Set {
-    let set = set("llama3");
+/// A server on which `acme` has the key `one` and this quota, and `blue` has the key `two`.
+fn tenant_server(quota: TenantQuota, trust: HeaderTrust) -> TestServer {
+    let set = server("llama3");
     let policy = SloPolicy {
         tenants: vec![
             tenant("acme", ONE, quota),
-            tenant("blue", TWO, Quota::default()),
+            tenant("blue", TWO, TenantQuota::default()),
         ],
         trust,
         ..SloPolicy::default()
     };
-    *set.stage.policy.lock().unwrap() = Arc::new(policy);
+    *set.frontend.policy.lock().unwrap() = Arc::new(policy);
     set
 }
 
@@ -51,7 +51,7 @@ fn keyed(key: &str, mut request: Request<Body>) -> Request<Body> {
     request
 }
 
-async fn ask(set: &Set, key: &str, body: &Value) -> Answer {
+async fn ask(set: &TestServer, key: &str, body: &Value) -> HttpAnswer {
     set.send(keyed(key, post(TEXT, body.to_string()))).await
 }
 
@@ -60,12 +60,12 @@ fn short() -> Value {
 }
 
 #[tokio::test]
-async fn without_a_key_anybody_was_served() {
-    let trust = Trust {
+async fn a_required_key_guards_every_client_route() {
+    let trust = HeaderTrust {
         require_key: true,
-        ..Trust::default()
+        ..HeaderTrust::default()
     };
-    let set = server(Quota::default(), trust);
+    let set = tenant_server(TenantQuota::default(), trust);
     for request in [
         post(TEXT, short().to_string()),
         post("/v1/chat/completions", "{}"),
@@ -74,33 +74,34 @@ async fn without_a_key_anybody_was_served() {
         Request::get("/v1/models").body(Body::empty()).unwrap(),
         Request::get("/v1/models/x").body(Body::empty()).unwrap(),
         keyed("three", post(TEXT, short().to_string())),
-        // The digest of a key is no key.
+        // The digest of a key is not a key.
         keyed(ONE, post(TEXT, short().to_string())),
     ] {
         let answer = set.send(request).await;
         answer.is_error(401, "invalid_api_key", None);
         assert_eq!(answer.header("www-authenticate"), "Bearer");
     }
-    assert!(set.stage.submitted.lock().unwrap().is_empty());
-    // What probes ask for is for everybody.
+    assert!(set.frontend.submitted.lock().unwrap().is_empty());
+    // Probes need no key.
     for path in ["/health", "/ready", "/live", "/metrics", "/version"] {
         assert_eq!(set.get(path).await.status, 200, "{path}");
     }
-    set.says("x");
+    set.script_text("x");
     assert_eq!(ask(&set, "one", &short()).await.status, 200);
     let models = Request::get("/v1/models").body(Body::empty()).unwrap();
     assert_eq!(set.send(keyed("two", models)).await.status, 200);
 }
 
+// Invariant: I44.
 #[tokio::test(start_paused = true)]
-async fn a_tenant_sends_as_many_requests_as_it_may_and_is_told_when_there_are_more() {
-    let quota = Quota {
+async fn retry_after_leads_to_admission() {
+    let quota = TenantQuota {
         requests_per_minute: Some(3),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = server(quota, Trust::default());
+    let set = tenant_server(quota, HeaderTrust::default());
     for left in ["2", "1", "0"] {
-        set.says("x");
+        set.script_text("x");
         let answer = ask(&set, "one", &short()).await;
         assert_eq!(answer.status, 200);
         assert_eq!(answer.header("x-ratelimit-limit-requests"), "3");
@@ -115,15 +116,15 @@ async fn a_tenant_sends_as_many_requests_as_it_may_and_is_told_when_there_are_mo
     assert_eq!(answer.header("x-cleave-refused-reason"), "tenant_rate");
     assert_eq!(answer.header("x-ratelimit-reset-requests"), "55s");
     assert_eq!(answer.header("x-llm-d-request-dropped-reason"), "");
-    // It is this tenant's limit and nobody else's.
-    set.says("x");
+    // The limit applies to this tenant only.
+    set.script_text("x");
     assert_eq!(ask(&set, "two", &short()).await.status, 200);
     let metrics = set.get("/metrics").await.body;
     let counted = "cleave_tenant_refusals_total{tenant=\"acme\",limit=\"tenant_rate\"} 1";
     assert!(metrics.contains(counted), "{metrics}");
-    // And who comes back when told is served.
+    // A client that waits for the given time is admitted.
     advance(Duration::from_secs(15)).await;
-    set.says("x");
+    set.script_text("x");
     assert_eq!(ask(&set, "one", &short()).await.status, 200);
     ask(&set, "one", &short())
         .await
@@ -131,17 +132,17 @@ async fn a_tenant_sends_as_many_requests_as_it_may_and_is_told_when_there_are_mo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenants_tokens_are_those_of_prompts_and_answers() {
-    let quota = Quota {
+async fn token_quota_counts_prompts_and_answers() {
+    let quota = TenantQuota {
         tokens_per_minute: Some(60),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = server(quota, Trust::default());
+    let set = tenant_server(quota, HeaderTrust::default());
     let prompt: Vec<u32> = (64..104).collect();
     let long = json!({"prompt": prompt, "max_tokens": 3});
     let last = done(FinishReason::Length);
-    // 40 of a prompt, and 3 of the answer.
-    set.plays(vec![64, 65, 66], last.clone());
+    // The prompt counts 40 tokens, and the answer 3.
+    set.script_tokens(vec![64, 65, 66], last.clone());
     assert_eq!(ask(&set, "one", &long).await.status, 200);
     let answer = ask(&set, "one", &long).await;
     answer.is_error(429, "tenant_tokens", None);
@@ -152,12 +153,12 @@ async fn a_tenants_tokens_are_those_of_prompts_and_answers() {
         "a token comes back a second"
     );
     advance(Duration::from_secs(23)).await;
-    // What was not served costs nothing.
-    set.plays(vec![], Ending::Refused(Refusal::NoWorker));
+    // A refused request costs nothing.
+    set.script_tokens(vec![], Ending::Refused(Refusal::NoWorker));
     ask(&set, "one", &long)
         .await
         .is_error(503, "no_worker", None);
-    set.plays(vec![64, 65, 66], last);
+    set.script_tokens(vec![64, 65, 66], last);
     assert_eq!(ask(&set, "one", &long).await.status, 200);
     ask(&set, "one", &long)
         .await
@@ -165,16 +166,16 @@ async fn a_tenants_tokens_are_those_of_prompts_and_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenant_has_as_many_streams_at_once_as_it_may() {
-    let quota = Quota {
+async fn concurrent_streams_of_a_tenant_are_limited() {
+    let quota = TenantQuota {
         streams_max: Some(2),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = server(quota, Trust::default());
+    let set = tenant_server(quota, HeaderTrust::default());
     let many = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 3});
     let answer = ask(&set, "one", &many).await;
     answer.is_error(400, "invalid_value", Some("n"));
-    let flight = set.live();
+    let flight = set.script_live();
     let live = json!({"prompt": "a", "max_tokens": 2, "stream": true});
     let script = async {
         flight.unbounded_send(plain(0, 64)).unwrap();
@@ -183,7 +184,7 @@ async fn a_tenant_has_as_many_streams_at_once_as_it_may() {
         let answer = ask(&set, "one", &two).await;
         answer.is_error(429, "tenant_concurrency", None);
         assert_eq!(answer.header("retry-after"), "1");
-        set.says("x");
+        set.script_text("x");
         assert_eq!(ask(&set, "one", &short()).await.status, 200);
         for event in [plain(1, 65), ended(done(FinishReason::Length))] {
             flight.unbounded_send(event).unwrap();
@@ -191,55 +192,57 @@ async fn a_tenant_has_as_many_streams_at_once_as_it_may() {
     };
     let (answer, ()) = tokio::join!(ask(&set, "one", &live), script);
     assert_eq!(answer.status, 200);
-    // Every stream is over, and has given its place back.
-    set.says("x");
-    set.says("x");
+    // Every stream has ended and returned its place.
+    set.script_text("x");
+    set.script_text("x");
     let two = json!({"prompt": "a", "n": 2, "max_tokens": 3});
     assert_eq!(ask(&set, "one", &two).await.status, 200);
 }
 
+// Invariant: I44.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_left_kept_its_tenants_place() {
-    let quota = Quota {
+async fn a_client_that_disconnects_frees_its_stream_quota() {
+    let quota = TenantQuota {
         streams_max: Some(1),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = server(quota, Trust::default());
-    let _flight = set.live();
+    let set = tenant_server(quota, HeaderTrust::default());
+    let _flight = set.script_live();
     let body = short();
     let left = tokio::time::timeout(Duration::from_millis(50), ask(&set, "one", &body));
     assert!(left.await.is_err(), "nobody answers it");
-    set.says("x");
+    set.script_text("x");
     assert_eq!(ask(&set, "one", &short()).await.status, 200);
 }
 
 #[tokio::test]
-async fn requests_are_no_more_urgent_than_their_tenant_may_be() {
-    let quota = Quota {
+async fn priority_is_limited_by_the_tenant() {
+    let quota = TenantQuota {
         priority_min: Some(-3),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = server(quota, Trust::default());
+    let set = tenant_server(quota, HeaderTrust::default());
     for (key, asked, is) in [("one", -9, -3), ("one", 4, 4), ("two", -9, -9)] {
-        set.says("x");
+        set.script_text("x");
         let body = json!({"prompt": "a", "max_tokens": 3, "priority": asked});
         assert_eq!(ask(&set, key, &body).await.status, 200);
-        assert_eq!(set.asked().priority, is, "{key} {asked}");
+        assert_eq!(set.last_submitted().priority, is, "{key} {asked}");
     }
 }
 
+// Lesson: 7.
 #[tokio::test]
-async fn lesson_07_a_tenant_found_what_another_one_had_cached() {
-    let salt = async |set: &Set, key: &str, salt: Option<&str>| {
-        set.says("x");
+async fn tenants_share_no_cached_prefixes() {
+    let salt = async |set: &TestServer, key: &str, salt: Option<&str>| {
+        set.script_text("x");
         let mut body = short();
         if let Some(salt) = salt {
             body["cache_salt"] = salt.into();
         }
         assert_eq!(ask(set, key, &body).await.status, 200);
-        set.asked().cache_salt
+        set.last_submitted().cache_salt
     };
-    let set = server(Quota::default(), Trust::default());
+    let set = tenant_server(TenantQuota::default(), HeaderTrust::default());
     let mut seen = Vec::new();
     for key in ["one", "two", "nobody's"] {
         for own in [None, Some("s"), Some("acme")] {
@@ -250,19 +253,19 @@ async fn lesson_07_a_tenant_found_what_another_one_had_cached() {
         }
     }
     assert_eq!(seen[6], 0, "those without a tenant share what has no salt");
-    let shared = Trust {
+    let shared = HeaderTrust {
         shared_prefixes: true,
-        ..Trust::default()
+        ..HeaderTrust::default()
     };
-    let set = server(Quota::default(), shared);
+    let set = tenant_server(TenantQuota::default(), shared);
     for own in [None, Some("s")] {
         assert_eq!(salt(&set, "one", own).await, salt(&set, "two", own).await);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_a_body_was_waited_for_for_ever() {
-    let set = server(Quota::default(), Trust::default());
+async fn an_incomplete_body_times_out() {
+    let set = tenant_server(TenantQuota::default(), HeaderTrust::default());
     let half = futures::stream::iter([Ok::<_, std::io::Error>("{\"prompt\": \"")]);
     let half = half.chain(futures::stream::pending());
     let began = Instant::now();
@@ -274,13 +277,13 @@ async fn half_a_body_was_waited_for_for_ever() {
         "of a clock that does not run"
     );
     assert_eq!(answer.header("connection"), "close");
-    // Nor is it waited for where it is read for the answer's sake alone.
-    let quota = Quota {
+    // A body that is read only for the sake of the answer has a time limit, too.
+    let quota = TenantQuota {
         requests_per_minute: Some(1),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = server(quota, Trust::default());
-    set.says("x");
+    let set = tenant_server(quota, HeaderTrust::default());
+    set.script_text("x");
     assert_eq!(ask(&set, "one", &short()).await.status, 200);
     let never = futures::stream::pending::<Result<&str, std::io::Error>>();
     let request = keyed("one", post(TEXT, Body::from_stream(never)));
@@ -290,21 +293,21 @@ async fn half_a_body_was_waited_for_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_tenants_requests_were_counted_as_anothers() {
-    let quota = Quota {
+async fn each_tenant_has_its_own_quota() {
+    let quota = TenantQuota {
         requests_per_minute: Some(1),
         tokens_per_minute: Some(60),
         streams_max: Some(1),
-        ..Quota::default()
+        ..TenantQuota::default()
     };
-    let set = set("llama3");
+    let set = server("llama3");
     let policy = SloPolicy {
         tenants: vec![tenant("acme", ONE, quota), tenant("blue", TWO, quota)],
         ..SloPolicy::default()
     };
-    *set.stage.policy.lock().unwrap() = Arc::new(policy);
+    *set.frontend.policy.lock().unwrap() = Arc::new(policy);
     for key in ["one", "two"] {
-        set.says("x");
+        set.script_text("x");
         assert_eq!(ask(&set, key, &short()).await.status, 200, "{key}");
     }
     for key in ["one", "two"] {

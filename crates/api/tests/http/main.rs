@@ -1,4 +1,4 @@
-//! The routes as clients see them, with a scripted serving side behind.
+//! The routes as clients see them, with a scripted frontend.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -7,6 +7,6 @@ mod endings;
 mod input;
 mod keys;
 mod operations;
-mod promises;
-mod stage;
+mod scripted_server;
+mod slo;
 mod ui;

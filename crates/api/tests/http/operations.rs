@@ -1,6 +1,6 @@
-//! Routes for operators, and what every answer carries.
+//! Routes for operators, and the headers of every answer.
 
-use crate::stage::{files, options, post, set, set_with};
+use crate::scripted_server::{files, options, post, server, server_with};
 use axum::body::{Body, Bytes};
 use axum::extract::ConnectInfo;
 use axum::http::Request;
@@ -9,8 +9,8 @@ use serde_json::json;
 use std::net::SocketAddr;
 
 #[tokio::test]
-async fn tokenize_and_detokenize_did_not_agree() {
-    let set = set("llama2");
+async fn detokenize_reverses_tokenize() {
+    let set = server("llama2");
     let body = json!({"model": "llama2", "prompt": "Hello, wörld", "return_token_strs": true});
     let answer = set.post("/tokenize", body).await.json();
     let tokens = answer["tokens"].as_array().unwrap();
@@ -35,8 +35,8 @@ async fn tokenize_and_detokenize_did_not_agree() {
 }
 
 #[tokio::test]
-async fn operators_routes_were_not_there() {
-    let set = set("llama3");
+async fn probe_and_model_routes_answer() {
+    let set = server("llama3");
     for path in ["/health", "/live", "/ping", "/ready", "/version"] {
         assert_eq!(set.get(path).await.status, 200, "{path}");
     }
@@ -48,47 +48,47 @@ async fn operators_routes_were_not_there() {
 }
 
 #[tokio::test]
-async fn who_chooses_between_servers_did_not_know_their_load() {
-    let set = set("llama3");
+async fn load_shows_open_and_maximum_streams() {
+    let set = server("llama3");
     let load = set.get("/load").await.json();
     assert_eq!(load, json!({"server_load": 3, "server_load_max": 8}));
 }
 
 #[tokio::test]
-async fn tools_had_no_description_of_the_routes() {
-    let answer = set("llama3").get("/openapi.json").await;
+async fn openapi_document_is_served() {
+    let answer = server("llama3").get("/openapi.json").await;
     assert_eq!(answer.header("content-type"), "application/json");
     assert_eq!(answer.json()["openapi"], "3.1.0");
 }
 
 #[tokio::test]
-async fn a_request_was_not_of_its_clients_trace() {
-    let set = set("llama3");
+async fn a_request_joins_the_clients_trace() {
+    let set = server("llama3");
     let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for header in [good, "nonsense"] {
         let mut request = post("/v1/completions", json!({"prompt": "a"}).to_string());
         let headers = request.headers_mut();
         headers.insert("traceparent", header.parse().unwrap());
-        set.says("x");
+        set.script_text("x");
         assert_eq!(set.send(request).await.status, 200);
     }
-    let traces = set.stage.traces.lock().unwrap();
+    let traces = set.frontend.traces.lock().unwrap();
     assert_eq!(traces[0].unwrap().span, 0x00f0_67aa_0ba9_02b7);
     assert_eq!(traces[1], None);
 }
 
 #[tokio::test]
-async fn an_answer_could_not_be_matched_with_its_request() {
-    let set = set("llama3");
+async fn answers_carry_the_request_id() {
+    let set = server("llama3");
     let mut request = post("/v1/completions", json!({"prompt": "a"}).to_string());
     request
         .headers_mut()
         .insert("x-request-id", "abc-1".parse().unwrap());
-    set.says("x");
+    set.script_text("x");
     let answer = set.send(request).await;
     assert_eq!(answer.header("x-request-id"), "abc-1");
     assert_eq!(answer.json()["id"], "cmpl-abc-1");
-    // An id that could break a log line, or fill it, is not taken over.
+    // An id that could break or flood a log line is replaced.
     for foul in ["two words", "a\tb", &"x".repeat(129)] {
         let request = Request::get("/nothing").header("x-request-id", foul);
         let answer = set.send(request.body(Body::empty()).unwrap()).await;
@@ -101,11 +101,11 @@ async fn an_answer_could_not_be_matched_with_its_request() {
 }
 
 #[tokio::test]
-async fn the_metrics_page_was_not_openmetrics() {
-    let set = set("llama3");
-    set.plays(
+async fn metrics_are_openmetrics_or_prometheus_text() {
+    let set = server("llama3");
+    set.script_tokens(
         vec![5, 6, 7],
-        crate::stage::done(cleave_domain::FinishReason::Length),
+        crate::scripted_server::done(cleave_domain::FinishReason::Length),
     );
     set.post("/v1/completions", json!({"prompt": "a"})).await;
     set.post("/v1/completions", json!({"prompt": 5})).await;
@@ -138,7 +138,7 @@ async fn the_metrics_page_was_not_openmetrics() {
     }
     assert!(answer.body.ends_with("# EOF\n"));
     assert_eq!(answer.body.matches("# EOF").count(), 1);
-    // Who asks for nothing reads what everybody can.
+    // A reader without preference gets the format that every reader knows.
     let old = set.get("/metrics").await;
     assert_eq!(
         old.header("content-type"),
@@ -149,8 +149,8 @@ async fn the_metrics_page_was_not_openmetrics() {
 }
 
 #[tokio::test]
-async fn a_worker_could_not_be_seen_or_told_what_to_do() {
-    let set = set("llama3");
+async fn admin_routes_list_and_command_workers() {
+    let set = server("llama3");
     let seen = set.get("/admin/workers").await.json();
     let worker = &seen["data"][0];
     assert_eq!(
@@ -189,8 +189,8 @@ async fn a_worker_could_not_be_seen_or_told_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_command_that_makes_no_sense_was_taken() {
-    let set = set("llama3");
+async fn invalid_commands_are_refused() {
+    let set = server("llama3");
     let cases = [
         (
             "/admin/drain",
@@ -272,7 +272,7 @@ async fn a_command_that_makes_no_sense_was_taken() {
         .is_error(405, "method_not_allowed", None);
 }
 
-/// A drain, as a peer at this address would ask for it.
+/// A drain command from a peer with this address.
 fn drain_from(peer: &str) -> Request<Body> {
     let mut request = post("/admin/drain", json!({"worker": "d0"}).to_string());
     let peer: SocketAddr = peer.parse().unwrap();
@@ -281,8 +281,8 @@ fn drain_from(peer: &str) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn strangers_commanded_workers() {
-    let set = set("llama3");
+async fn without_a_key_admin_accepts_only_local_requests() {
+    let set = server("llama3");
     for near in ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
         assert_eq!(set.send(drain_from(near)).await.status, 202, "{near}");
     }
@@ -291,7 +291,7 @@ async fn strangers_commanded_workers() {
         refused.is_error(403, "forbidden", None);
         assert!(refused.body.contains("--admin-key"), "{}", refused.body);
     }
-    // A proxy of this machine hands it on, or a page in a browser sends it.
+    // A local proxy forwards the request, or a page in a browser sends it.
     for header in ["forwarded", "x-forwarded-for", "origin"] {
         let mut request = drain_from("127.0.0.1:5");
         let value = "for=10.0.0.7".parse().unwrap();
@@ -305,8 +305,8 @@ async fn strangers_commanded_workers() {
 }
 
 #[tokio::test]
-async fn a_page_in_a_browser_commanded_workers_without_being_asked_about() {
-    let set = set("llama3");
+async fn commands_need_a_json_content_type() {
+    let set = server("llama3");
     let body = json!({"worker": "d0"}).to_string();
     for kind in [
         None,
@@ -325,12 +325,12 @@ async fn a_page_in_a_browser_commanded_workers_without_being_asked_about() {
 }
 
 #[tokio::test]
-async fn a_wrong_admin_key_was_taken() {
+async fn a_wrong_admin_key_is_refused() {
     let options = ApiOptions {
         admin_key: Some(AdminKey::new("s3cret").unwrap()),
         ..options()
     };
-    let set = set_with(files("llama3"), options);
+    let set = server_with(files("llama3"), options);
     let shows = |shown: Option<&str>| {
         let mut request = drain_from("10.0.0.7:5");
         if let Some(shown) = shown {
@@ -355,10 +355,10 @@ async fn a_wrong_admin_key_was_taken() {
         refused.is_error(401, "invalid_api_key", None);
         assert_eq!(refused.header("www-authenticate"), "Bearer");
     }
-    // Being here is not enough where there is a key.
+    // A local request needs the key as well, where there is one.
     let near = set.send(drain_from("127.0.0.1:5")).await;
     near.is_error(401, "invalid_api_key", None);
-    // Clients need none.
+    // Client routes need no admin key.
     assert_eq!(set.get("/v1/models").await.status, 200);
     for bad in ["", "two words", "schlüssel", "line\n"] {
         assert!(AdminKey::new(bad).is_err(), "{bad:?}");
@@ -368,8 +368,8 @@ async fn a_wrong_admin_key_was_taken() {
 }
 
 #[tokio::test]
-async fn a_command_that_broke_off_was_too_large() {
-    let set = set("llama3");
+async fn a_broken_command_body_is_not_called_too_large() {
+    let set = server("llama3");
     let pieces = [
         Ok(Bytes::from_static(b"{\"worker\":")),
         Err(std::io::Error::other("reset")),

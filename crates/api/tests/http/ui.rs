@@ -1,10 +1,10 @@
-//! The page for operators: who may see it, how many at once, and what they are sent.
+//! The page for operators: access, limit of viewers, and the events they receive.
 
-use crate::stage::{Answer, Set, files, options, send, set, set_with};
+use crate::scripted_server::{HttpAnswer, TestServer, files, options, send, server, server_with};
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
-use cleave_api::{AdminKey, ApiOptions, Board, Scaling, WorkerRow, WorkerState};
+use cleave_api::{AdminKey, ApiOptions, FleetSnapshot, ScalingSummary, WorkerRow, WorkerState};
 use cleave_domain::Role;
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -35,33 +35,33 @@ fn row(name: &str, running: u32) -> WorkerRow {
         backlog: Duration::ZERO,
         blocks_held: 0,
         blocks_count: 8,
-        step: None,
-        heard: None,
+        last_step: None,
+        since_report: None,
         tokens_per_second: None,
         placed: 0,
     }
 }
 
-fn board(workers: Vec<WorkerRow>) -> Board {
-    Board {
+fn board(workers: Vec<WorkerRow>) -> FleetSnapshot {
+    FleetSnapshot {
         workers,
-        ..Board::default()
+        ..FleetSnapshot::default()
     }
 }
 
-/// A fleet is shown, of these workers.
-fn shows(set: &Set, workers: Vec<WorkerRow>) {
-    *set.stage.board.lock().unwrap() = Some(board(workers));
+/// Sets the workers of the fleet.
+fn set_workers(set: &TestServer, workers: Vec<WorkerRow>) {
+    *set.frontend.snapshot.lock().unwrap() = Some(board(workers));
 }
 
-/// What an open stream says.
-struct Viewer {
+/// A client that reads an open stream of events.
+struct UiViewer {
     body: Body,
     rest: String,
 }
 
-impl Viewer {
-    async fn open(set: &Set) -> Result<Self, u16> {
+impl UiViewer {
+    async fn open(set: &TestServer) -> Result<Self, u16> {
         let mut request = Request::get("/ui/events").body(Body::empty()).unwrap();
         let here = ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 40_000)));
         request.extensions_mut().insert(here);
@@ -75,7 +75,7 @@ impl Viewer {
         }
     }
 
-    /// The next event; none once the stream has ended.
+    /// Returns the next event; `None` after the end of the stream.
     async fn next(&mut self) -> Option<(String, Value)> {
         while !self.rest.contains("\n\n") {
             let frame = self.body.frame().await?.unwrap();
@@ -96,80 +96,86 @@ fn names(event: &Value) -> Vec<&str> {
     rows.iter().map(|row| row[0].as_str().unwrap()).collect()
 }
 
-fn made(set: &Set) -> u32 {
-    set.stage.boards_made.load(Ordering::Relaxed)
+fn snapshots_made(set: &TestServer) -> u32 {
+    set.frontend.snapshots_made.load(Ordering::Relaxed)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_viewer_is_sent_a_snapshot_and_then_what_changed() {
-    let set = set("llama3");
-    shows(&set, vec![row("a", 1), row("b", 1)]);
-    let mut viewer = Viewer::open(&set).await.unwrap();
+async fn viewers_get_a_snapshot_and_then_changes() {
+    let set = server("llama3");
+    set_workers(&set, vec![row("a", 1), row("b", 1)]);
+    let mut viewer = UiViewer::open(&set).await.unwrap();
     let (name, event) = viewer.next().await.unwrap();
     assert_eq!((name.as_str(), names(&event)), ("snapshot", vec!["a", "b"]));
     assert_eq!(event["columns"][5], "running");
-    shows(&set, vec![row("b", 2), row("c", 1)]);
+    set_workers(&set, vec![row("b", 2), row("c", 1)]);
     let (name, event) = viewer.next().await.unwrap();
     assert_eq!((name.as_str(), names(&event)), ("delta", vec!["b", "c"]));
     assert_eq!(event["gone"], serde_json::json!(["a"]));
     assert_eq!(event["workers"][0][5], 2);
-    // Who comes later begins where the others are.
-    let mut later = Viewer::open(&set).await.unwrap();
+    // A later viewer starts with the current state.
+    let mut later = UiViewer::open(&set).await.unwrap();
     let (name, event) = later.next().await.unwrap();
     assert_eq!((name.as_str(), names(&event)), ("snapshot", vec!["b", "c"]));
-    shows(&set, vec![row("b", 2), row("c", 7)]);
+    set_workers(&set, vec![row("b", 2), row("c", 7)]);
     for viewer in [&mut viewer, &mut later] {
         assert_eq!(names(&viewer.next().await.unwrap().1), ["c"]);
     }
     assert_eq!(event.get("scaling"), None, "nobody decides");
-    let scaling = Some(Scaling::default());
-    set.stage.board.lock().unwrap().as_mut().unwrap().scaling = scaling;
+    let scaling = Some(ScalingSummary::default());
+    set.frontend
+        .snapshot
+        .lock()
+        .unwrap()
+        .as_mut()
+        .unwrap()
+        .scaling = scaling;
     let (_, event) = viewer.next().await.unwrap();
     assert_eq!(event["scaling"]["advisory"], false);
-    // The server stops: everybody is let go.
-    *set.stage.board.lock().unwrap() = None;
+    // The server stops: all viewers are disconnected.
+    *set.frontend.snapshot.lock().unwrap() = None;
     later.next().await.unwrap();
     assert!(viewer.next().await.is_none() && later.next().await.is_none());
-    assert_eq!(Viewer::open(&set).await.err(), Some(503));
+    assert_eq!(UiViewer::open(&set).await.err(), Some(503));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_board_was_made_for_each_viewer_and_for_none() {
-    let set = set("llama3");
-    shows(&set, vec![row("a", 1)]);
+async fn one_snapshot_a_second_serves_all_viewers() {
+    let set = server("llama3");
+    set_workers(&set, vec![row("a", 1)]);
     tokio::time::advance(Duration::from_secs(10)).await;
-    assert_eq!(made(&set), 0, "nobody looks");
+    assert_eq!(snapshots_made(&set), 0, "nobody looks");
     let mut viewers = Vec::new();
     for _ in 0..5 {
-        viewers.push(Viewer::open(&set).await.unwrap());
+        viewers.push(UiViewer::open(&set).await.unwrap());
     }
     for second in 0..4 {
         for viewer in &mut viewers {
             viewer.next().await.unwrap();
         }
-        assert_eq!(made(&set), 1 + second, "one for all");
+        assert_eq!(snapshots_made(&set), 1 + second, "one for all");
     }
     drop(viewers);
-    let before = made(&set);
+    let before = snapshots_made(&set);
     for _ in 0..30 {
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::task::yield_now().await;
     }
-    assert_eq!(made(&set), before, "nobody looks any more");
-    // And it begins again.
-    let mut viewer = Viewer::open(&set).await.unwrap();
+    assert_eq!(snapshots_made(&set), before, "nobody looks any more");
+    // A new viewer starts the snapshots again.
+    let mut viewer = UiViewer::open(&set).await.unwrap();
     assert_eq!(viewer.next().await.unwrap().0, "snapshot");
     assert_eq!(viewer.next().await.unwrap().0, "delta");
 }
 
 #[tokio::test(start_paused = true)]
-async fn viewers_that_do_not_read_kept_others_out() {
-    let set = set("llama3");
-    shows(&set, vec![row("a", 1)]);
-    let mut reads = Viewer::open(&set).await.unwrap();
+async fn viewers_that_do_not_read_are_disconnected() {
+    let set = server("llama3");
+    set_workers(&set, vec![row("a", 1)]);
+    let mut reads = UiViewer::open(&set).await.unwrap();
     let mut sleepers = Vec::new();
     let full = loop {
-        match Viewer::open(&set).await {
+        match UiViewer::open(&set).await {
             Ok(viewer) => sleepers.push(viewer),
             Err(status) => break status,
         }
@@ -179,18 +185,18 @@ async fn viewers_that_do_not_read_kept_others_out() {
     for _ in 0..20 {
         reads.next().await.unwrap();
     }
-    // They were let go, each with the few events that waited for it.
+    // The idle viewers were disconnected, each after the few events in its queue.
     let mut sleeper = sleepers.pop().unwrap();
     let mut waited = 0;
     while sleeper.next().await.is_some() {
         waited += 1;
     }
     assert!((2..=8).contains(&waited), "{waited}");
-    assert!(Viewer::open(&set).await.is_ok());
+    assert!(UiViewer::open(&set).await.is_ok());
     assert!(reads.next().await.is_some(), "who reads stays");
 }
 
-async fn get(set: &Set, path: &str, headers: &[(&str, &str)]) -> Answer {
+async fn get(set: &TestServer, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
     let mut request = Request::get(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -199,8 +205,8 @@ async fn get(set: &Set, path: &str, headers: &[(&str, &str)]) -> Answer {
 }
 
 #[tokio::test]
-async fn the_page_could_be_framed_or_brought_things_from_elsewhere() {
-    let set = set("llama3");
+async fn the_page_is_not_framed_and_loads_nothing_external() {
+    let set = server("llama3");
     for path in FILES {
         let answer = get(&set, path, &[("host", "localhost:8000")]).await;
         assert_eq!(answer.status, 200, "{path}");
@@ -231,13 +237,13 @@ async fn the_page_could_be_framed_or_brought_things_from_elsewhere() {
 }
 
 #[tokio::test]
-async fn strangers_saw_the_fleet_where_no_key_was_set() {
-    let set = set("llama3");
+async fn without_a_key_the_ui_is_local_only() {
+    let set = server("llama3");
     for path in ["/ui", "/ui/events", "/ui/page.js", "/admin/workers"] {
         for strange in [
-            // A page whose name was made to mean this machine.
+            // DNS rebinding: a host name that resolves to this machine.
             [("host", "rebound.example:8000")].as_slice(),
-            // A page of another site or port, by whatever tag.
+            // A page of another site or port, with any kind of request.
             &[
                 ("host", "localhost"),
                 ("sec-fetch-site", "cross-site"),
@@ -248,7 +254,7 @@ async fn strangers_saw_the_fleet_where_no_key_was_set() {
                 ("sec-fetch-site", "same-site"),
                 ("sec-fetch-mode", "cors"),
             ],
-            // Handed on by a proxy here.
+            // A request forwarded by a local proxy.
             &[("host", "localhost"), ("x-forwarded-for", "203.0.113.7")],
         ] {
             get(&set, path, strange)
@@ -263,7 +269,7 @@ async fn strangers_saw_the_fleet_where_no_key_was_set() {
             .await
             .is_error(403, "forbidden", None);
     }
-    // Browsers say where a page's own scripts are asked for; of its facts nobody may.
+    // Browsers send the origin of a page's own scripts; the events are refused with any origin.
     let own = [
         ("host", "localhost:8000"),
         ("origin", "http://localhost:8000"),
@@ -272,7 +278,7 @@ async fn strangers_saw_the_fleet_where_no_key_was_set() {
     for path in ["/ui/events", "/admin/workers"] {
         get(&set, path, &own).await.is_error(403, "forbidden", None);
     }
-    // Its user follows a link.
+    // The user follows a link.
     let followed = [
         ("host", "127.0.0.1:8000"),
         ("sec-fetch-site", "cross-site"),
@@ -282,14 +288,14 @@ async fn strangers_saw_the_fleet_where_no_key_was_set() {
 }
 
 #[tokio::test]
-async fn the_key_was_not_asked_for() {
+async fn ui_events_need_the_admin_key() {
     let key = AdminKey::new("letmein").unwrap();
     let options = ApiOptions {
         admin_key: Some(key),
         ..options()
     };
-    let set = set_with(files("llama3"), options);
-    // What asks for the key is for everybody, by whatever name.
+    let set = server_with(files("llama3"), options);
+    // The page that asks for the key is public, under any host name.
     for path in FILES {
         assert_eq!(
             get(&set, path, &[("host", "cleave.example")]).await.status,
@@ -305,7 +311,7 @@ async fn the_key_was_not_asked_for() {
         .is_error(401, "invalid_api_key", None);
     let in_address = get(&set, "/ui/events?key=letmein", &[]).await;
     in_address.is_error(401, "invalid_api_key", None);
-    // The right one is let in, and finds that nothing is shown.
+    // The right key is accepted; the frontend shows no snapshot.
     let right = [("authorization", "Bearer letmein")];
     get(&set, "/ui/events", &right)
         .await

@@ -1,23 +1,27 @@
-//! Traces and lengths in tables with a header.
+//! Traces and lengths in CSV tables with a header.
 //!
 //! Owns: the columns of Azure's traces (2023 and later), of LLMServingSim's measurements, of plain
 //! pairs of lengths and of histograms. Never: guesses a column by its place.
 
-use super::{Lines, Row, Trace};
-use crate::lengths::{Histogram, Lengths};
-use crate::number::non_negative;
-use crate::prompt::{Prompt, own_key};
+use super::{TraceContent, TraceLines, TraceRow};
+use crate::lengths::{LengthDistribution, LengthHistogram};
+use crate::number::parse_non_negative;
+use crate::prompt::{PromptPlan, unique_key};
 use anyhow::{Context, bail, ensure};
 use cleave_domain::Time;
 use std::collections::BTreeMap;
 
-/// Names of a column, whoever wrote the file.
+/// Known names of each column.
 const TIMES: [&str; 3] = ["TIMESTAMP", "arrival_s", "timestamp_s"];
 const INPUTS: [&str; 3] = ["ContextTokens", "input_tokens", "num_prefill_tokens"];
 const OUTPUTS: [&str; 3] = ["GeneratedTokens", "output_tokens", "num_decode_tokens"];
 const HISTOGRAM: [&str; 5] = ["dataset", "bin_lo", "bin_hi", "p_input", "p_output"];
 
-pub(super) fn read(header: &str, dataset: Option<&str>, lines: Lines<'_>) -> anyhow::Result<Trace> {
+pub(super) fn read(
+    header: &str,
+    dataset: Option<&str>,
+    lines: TraceLines<'_>,
+) -> anyhow::Result<TraceContent> {
     let columns: Vec<&str> = header.split(',').map(str::trim).collect();
     let find = |names: &[&str]| {
         columns
@@ -26,38 +30,41 @@ pub(super) fn read(header: &str, dataset: Option<&str>, lines: Lines<'_>) -> any
     };
     if HISTOGRAM.iter().all(|name| columns.contains(name)) {
         let places = HISTOGRAM.map(|name| find(&[name]).unwrap_or_default());
-        return histograms(places, dataset, lines).map(Trace::Lengths);
+        return histograms(places, dataset, lines).map(TraceContent::Lengths);
     }
     let (Some(input), Some(output)) = (find(&INPUTS), find(&OUTPUTS)) else {
         bail!(
-            "line 1: no table that is known: its columns are `{header}`; expected one of {INPUTS:?}, one of \
+            "line 1: unknown table: its columns are `{header}`; expected one of {INPUTS:?}, one of \
              {OUTPUTS:?}, and for times one of {TIMES:?}, or {HISTOGRAM:?}, or JSON lines"
         );
     };
     match find(&TIMES) {
-        Some(time) => timed([time, input, output], lines).map(Trace::Timed),
-        None => pairs([input, output], lines).map(Trace::Lengths),
+        Some(time) => timed([time, input, output], lines).map(TraceContent::Timed),
+        None => pairs([input, output], lines).map(TraceContent::Lengths),
     }
 }
 
-fn timed([time, input, output]: [usize; 3], lines: Lines<'_>) -> anyhow::Result<Vec<Row>> {
+fn timed(
+    [time, input, output]: [usize; 3],
+    lines: TraceLines<'_>,
+) -> anyhow::Result<Vec<TraceRow>> {
     let mut rows = Vec::new();
     for line in lines {
         let (number, text) = line?;
         let index = rows.len() as u64;
-        let row = || -> anyhow::Result<Row> {
-            Ok(Row {
-                at: Time::from_nanos(nanos(cell(&text, time)?)?),
-                prompt: Prompt::unique(own_key(index), tokens(&text, input)?.max(1)),
+        let row = || -> anyhow::Result<TraceRow> {
+            Ok(TraceRow {
+                at: Time::from_nanos(parse_time_nanos(column_text(&text, time)?)?),
+                prompt: PromptPlan::unique(unique_key(index), tokens(&text, input)?.max(1)),
                 output: tokens(&text, output)?.max(1),
             })
         };
         rows.push(row().with_context(|| format!("line {number}"))?);
     }
-    super::in_order(rows)
+    super::sorted_from_zero(rows)
 }
 
-fn pairs([input, output]: [usize; 2], lines: Lines<'_>) -> anyhow::Result<Lengths> {
+fn pairs([input, output]: [usize; 2], lines: TraceLines<'_>) -> anyhow::Result<LengthDistribution> {
     let mut pairs = Vec::new();
     for line in lines {
         let (number, text) = line?;
@@ -65,30 +72,32 @@ fn pairs([input, output]: [usize; 2], lines: Lines<'_>) -> anyhow::Result<Length
         pairs.push(pair().with_context(|| format!("line {number}"))?);
     }
     ensure!(!pairs.is_empty(), "no lengths in the file");
-    Ok(Lengths::Pairs(pairs))
+    Ok(LengthDistribution::Pairs(pairs))
 }
 
 fn histograms(
     places: [usize; 5],
     wanted: Option<&str>,
-    lines: Lines<'_>,
-) -> anyhow::Result<Lengths> {
-    let mut sets: BTreeMap<String, [Histogram; 2]> = BTreeMap::new();
+    lines: TraceLines<'_>,
+) -> anyhow::Result<LengthDistribution> {
+    let mut sets: BTreeMap<String, [LengthHistogram; 2]> = BTreeMap::new();
     for line in lines {
         let (number, text) = line?;
         let mut add = || -> anyhow::Result<()> {
             let [name, from, to, input, output] = places;
             let (from, to) = (tokens(&text, from)?, tokens(&text, to)?);
             let weights = [
-                non_negative(cell(&text, input)?)?,
-                non_negative(cell(&text, output)?)?,
+                parse_non_negative(column_text(&text, input)?)?,
+                parse_non_negative(column_text(&text, output)?)?,
             ];
-            let set = sets.entry(cell(&text, name)?.to_owned()).or_default();
+            let set = sets
+                .entry(column_text(&text, name)?.to_owned())
+                .or_default();
             for (histogram, weight) in set.iter_mut().zip(weights) {
-                // A bin is (from, to].
+                // The file's bins are (from, to].
                 histogram
                     .add(from + 1, to, weight)
-                    .with_context(|| format!("bin {from} to {to}: not a bin"))?;
+                    .with_context(|| format!("bin {from} to {to} or its weight is invalid"))?;
             }
             Ok(())
         };
@@ -107,24 +116,24 @@ fn histograms(
         !input.is_empty() && !output.is_empty(),
         "a histogram without weight"
     );
-    Ok(Lengths::Histograms { input, output })
+    Ok(LengthDistribution::Histograms { input, output })
 }
 
-fn cell(line: &str, place: usize) -> anyhow::Result<&str> {
+fn column_text(line: &str, place: usize) -> anyhow::Result<&str> {
     let cell = line.split(',').nth(place).map(str::trim);
     cell.with_context(|| format!("`{line}` has no column {}", place + 1))
 }
 
 fn tokens(line: &str, place: usize) -> anyhow::Result<u32> {
-    let text = cell(line, place)?;
+    let text = column_text(line, place)?;
     let tokens = text.parse();
-    tokens.with_context(|| format!("column {}: `{text}` is no number of tokens", place + 1))
+    tokens.with_context(|| format!("column {}: `{text}` is not a number of tokens", place + 1))
 }
 
-/// Nanoseconds since some start: seconds, or a date and a time of day in UTC such as
-/// `2023-11-16 18:15:46.6805900` (with `T`, `Z` or `+00:00` as well).
-fn nanos(text: &str) -> anyhow::Result<u64> {
-    if let Ok(seconds) = non_negative(text) {
+/// Parses a time as nanoseconds since some start: seconds, or a date and a time of day in UTC such
+/// as `2023-11-16 18:15:46.6805900` (also with `T`, `Z` or `+00:00`).
+fn parse_time_nanos(text: &str) -> anyhow::Result<u64> {
+    if let Ok(seconds) = parse_non_negative(text) {
         return Ok((seconds * 1e9) as u64);
     }
     date_nanos(text).with_context(|| {
@@ -176,21 +185,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_of_date() {
+    fn csv_timestamps_match_date_u() {
         // date -u -d '2023-11-16 18:15:46' +%s; date -u -d '2024-02-29 23:59:59' +%s
         assert_eq!(
-            nanos("2023-11-16 18:15:46.6805900").unwrap(),
+            parse_time_nanos("2023-11-16 18:15:46.6805900").unwrap(),
             1_700_158_546_680_590_000
         );
         assert_eq!(
-            nanos("2024-02-29T23:59:59Z").unwrap(),
+            parse_time_nanos("2024-02-29T23:59:59Z").unwrap(),
             1_709_251_199_000_000_000
         );
         assert_eq!(
-            nanos("2024-05-10 00:00:00.009930+00:00").unwrap(),
+            parse_time_nanos("2024-05-10 00:00:00.009930+00:00").unwrap(),
             1_715_299_200_009_930_000
         );
-        assert_eq!(nanos("0.046927").unwrap(), 46_927_000);
+        assert_eq!(parse_time_nanos("0.046927").unwrap(), 46_927_000);
         for bad in [
             "",
             "yesterday",
@@ -200,7 +209,7 @@ mod tests {
             "2999-11-16 18:15:46.68",
             "-1",
         ] {
-            assert!(nanos(bad).is_err(), "{bad}");
+            assert!(parse_time_nanos(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,78 +1,77 @@
-//! Traces: what others recorded of real services.
+//! Traces recorded from real services.
 //!
-//! Owns: reading them, whatever their format; it is told from the content. Never: draws anything but
-//! what a published sampling rule draws. Invariant: an error names the file and the line.
+//! Owns: reading them in any known format, which is recognised by content. Never: draws anything
+//! except by a published sampling rule. Invariant: an error names the file and the line.
 
 mod csv;
 mod mooncake;
 mod servegen;
 
-pub(crate) use servegen::{Draw as ServeGenDraw, ServeGen};
+pub(crate) use servegen::{ServeGenClients, ServeGenDraw};
 
-use crate::lengths::Lengths;
-use crate::prompt::Prompt;
+use crate::lengths::LengthDistribution;
+use crate::prompt::PromptPlan;
 use anyhow::{Context, bail, ensure};
 use cleave_domain::Time;
 use flate2::read::MultiGzDecoder;
 use serde_json::Value;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Bytes in a line at most; the longest known lines are histograms of 10 kB.
+/// Longest line; the longest known lines are histograms of 10 kB.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
-    /// Since the first one.
+pub(crate) struct TraceRow {
+    /// Time since the first request.
     pub(crate) at: Time,
-    pub(crate) prompt: Prompt,
-    /// Tokens.
+    pub(crate) prompt: PromptPlan,
+    /// Number of answer tokens.
     pub(crate) output: u32,
 }
 
-/// What a file is.
+/// The content of a file.
 #[derive(Clone, Debug)]
-pub(crate) enum Trace {
+pub(crate) enum TraceContent {
     /// Requests with their times, in order; at least one.
-    Timed(Vec<Row>),
-    /// Lengths alone.
-    Lengths(Lengths),
+    Timed(Vec<TraceRow>),
+    /// Prompt and output lengths without arrival times.
+    Lengths(LengthDistribution),
     /// Clients from which requests are drawn.
-    ServeGen(ServeGen),
+    ServeGen(ServeGenClients),
 }
 
 /// Lines of a file with their numbers, from 1.
-type Lines<'a> = &'a mut dyn Iterator<Item = anyhow::Result<(usize, String)>>;
+type TraceLines<'a> = &'a mut dyn Iterator<Item = anyhow::Result<(usize, String)>>;
 
-/// Reads `path`, plain or gzipped. `dataset` chooses among several in one file.
-pub(crate) fn read(path: &Path, dataset: Option<&str>) -> anyhow::Result<Trace> {
+/// Reads `path`, plain or gzipped. `dataset` chooses one of several in a file.
+pub(crate) fn read(path: &Path, dataset: Option<&str>) -> anyhow::Result<TraceContent> {
     let trace = read_lines(path, |lines| {
         let Some(first) = lines.next() else {
             bail!("the file is empty");
         };
         let (_, first) = first?;
-        match kind_of(&first)? {
-            Kind::Mooncake => mooncake::read(&first, lines).map(Trace::Timed),
-            Kind::Table => csv::read(&first, dataset, lines),
-            Kind::ServeGenClients => {
-                let lengths = servegen::sibling(path, "clients.csv", "lengths.jsonl")?;
+        match format_of(&first)? {
+            TraceFormat::Mooncake => mooncake::read(&first, lines).map(TraceContent::Timed),
+            TraceFormat::Table => csv::read(&first, dataset, lines),
+            TraceFormat::ServeGenClients => {
+                let lengths = servegen::paired_file(path, "clients.csv", "lengths.jsonl")?;
                 let clients = servegen::clients(lines)?;
-                servegen::join(clients, &lengths).map(Trace::ServeGen)
+                servegen::join_lengths(clients, &lengths).map(TraceContent::ServeGen)
             }
-            Kind::ServeGenLengths => {
-                let clients = servegen::sibling(path, "lengths.jsonl", "clients.csv")?;
+            TraceFormat::ServeGenLengths => {
+                let clients = servegen::paired_file(path, "lengths.jsonl", "clients.csv")?;
                 let clients = read_lines(&clients, |lines| {
                     lines.next();
                     servegen::clients(lines)
                 })?;
-                servegen::join(clients, path).map(Trace::ServeGen)
+                servegen::join_lengths(clients, path).map(TraceContent::ServeGen)
             }
         }
     })?;
     match (&trace, dataset) {
-        (Trace::Lengths(Lengths::Histograms { .. }), _) | (_, None) => Ok(trace),
+        (TraceContent::Lengths(LengthDistribution::Histograms { .. }), _) | (_, None) => Ok(trace),
         (_, Some(name)) => bail!(
             "{}: there is one dataset in this file, and no `{name}`",
             path.display()
@@ -80,20 +79,20 @@ pub(crate) fn read(path: &Path, dataset: Option<&str>) -> anyhow::Result<Trace> 
     }
 }
 
-enum Kind {
+enum TraceFormat {
     Mooncake,
     Table,
     ServeGenClients,
     ServeGenLengths,
 }
 
-fn kind_of(first: &str) -> anyhow::Result<Kind> {
+fn format_of(first: &str) -> anyhow::Result<TraceFormat> {
     if first.trim_start().starts_with('{') {
-        let object: Value = serde_json::from_str(first).context("line 1 is no JSON object")?;
+        let object: Value = serde_json::from_str(first).context("line 1 is not a JSON object")?;
         let has = |name: &str| object.get(name).is_some();
         return match (has("timestamp") && has("input_length"), has("client")) {
-            (true, _) => Ok(Kind::Mooncake),
-            (_, true) => Ok(Kind::ServeGenLengths),
+            (true, _) => Ok(TraceFormat::Mooncake),
+            (_, true) => Ok(TraceFormat::ServeGenLengths),
             _ => bail!(
                 "line 1: JSON lines need `timestamp`, `input_length` and `output_length` (Mooncake), \
                  or `client`, `t_s`, `in` and `out` (ServeGen's lengths)"
@@ -101,27 +100,29 @@ fn kind_of(first: &str) -> anyhow::Result<Kind> {
         };
     }
     let columns: Vec<&str> = first.split(',').map(str::trim).collect();
-    match columns.starts_with(&["client", "t_s"]) {
-        true => Ok(Kind::ServeGenClients),
-        false => Ok(Kind::Table),
+    if columns.starts_with(&["client", "t_s"]) {
+        Ok(TraceFormat::ServeGenClients)
+    } else {
+        Ok(TraceFormat::Table)
     }
 }
 
-/// Opens a file, plain or gzipped, and hands its lines that are not blank to `read`.
+/// Opens a file, plain or gzipped, and gives its non-blank lines to `read`.
 fn read_lines<T>(
     path: &Path,
-    read: impl FnOnce(Lines<'_>) -> anyhow::Result<T>,
+    read: impl FnOnce(TraceLines<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let name = || path.display().to_string();
-    let file = File::open(path).with_context(name)?;
+    let (file, _) = cleave_files::open(path).with_context(name)?;
     let mut file = BufReader::with_capacity(1 << 16, file);
     let gzipped = file
         .fill_buf()
         .with_context(name)?
         .starts_with(&[0x1f, 0x8b]);
-    let mut bytes: Box<dyn BufRead> = match gzipped {
-        true => Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(file))),
-        false => Box::new(file),
+    let mut bytes: Box<dyn BufRead> = if gzipped {
+        Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(file)))
+    } else {
+        Box::new(file)
     };
     let mut number = 0;
     let mut lines = std::iter::from_fn(|| {
@@ -151,7 +152,7 @@ fn line(bytes: &mut dyn BufRead) -> anyhow::Result<Option<String>> {
 }
 
 /// Rows in the order of their times, the first one at zero.
-fn in_order(mut rows: Vec<Row>) -> anyhow::Result<Vec<Row>> {
+fn sorted_from_zero(mut rows: Vec<TraceRow>) -> anyhow::Result<Vec<TraceRow>> {
     rows.sort_by_key(|row| row.at);
     let first = rows.first().context("no requests in the file")?.at;
     for row in &mut rows {
@@ -162,11 +163,11 @@ fn in_order(mut rows: Vec<Row>) -> anyhow::Result<Vec<Row>> {
 
 #[cfg(test)]
 mod tests {
-    //! Numbers here were computed from the same excerpts by a script of another language.
+    //! The expected numbers were computed from the same excerpts by a script in another language.
 
     use super::*;
-    use crate::dice::{Dice, Purpose};
-    use crate::prompt::Alphabet;
+    use crate::prompt::PromptVocabulary;
+    use crate::rng::{DrawPurpose, WorkloadRng};
     use std::collections::BTreeSet;
     use std::path::PathBuf;
 
@@ -176,22 +177,29 @@ mod tests {
             .join(name)
     }
 
-    fn timed(name: &str) -> Vec<Row> {
+    #[cfg(unix)]
+    #[test]
+    fn a_trace_that_is_a_device_is_refused_without_waiting() {
+        let error = read(Path::new("/dev/zero"), None).unwrap_err();
+        assert!(format!("{error:#}").contains("device"), "{error:#}");
+    }
+
+    fn timed(name: &str) -> Vec<TraceRow> {
         match read(&data(name), None).unwrap() {
-            Trace::Timed(rows) => rows,
+            TraceContent::Timed(rows) => rows,
             other => panic!("{name}: {other:?}"),
         }
     }
 
-    fn lengths(name: &str, dataset: Option<&str>) -> Lengths {
+    fn lengths(name: &str, dataset: Option<&str>) -> LengthDistribution {
         match read(&data(name), dataset).unwrap() {
-            Trace::Lengths(lengths) => lengths,
+            TraceContent::Lengths(lengths) => lengths,
             other => panic!("{name}: {other:?}"),
         }
     }
 
     /// Requests, prompt tokens, answer tokens, nanoseconds from the first to the last.
-    fn sums(rows: &[Row]) -> (usize, u32, u32, u64) {
+    fn sums(rows: &[TraceRow]) -> (usize, u32, u32, u64) {
         let input = rows.iter().map(|row| row.prompt.tokens()).sum();
         let output = rows.iter().map(|row| row.output).sum();
         (
@@ -203,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_those_of_the_file() {
+    fn trace_rows_match_the_file() {
         for (name, expected) in [
             (
                 "mooncake_conversation.jsonl",
@@ -217,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn equal_ids_are_equal_prefixes_token_for_token() {
+    fn equal_block_ids_give_equal_prefix_tokens() {
         let rows = timed("mooncake_conversation.jsonl");
         let parts: Vec<_> = rows.iter().flat_map(|row| &row.prompt.0).collect();
         let distinct: BTreeSet<u64> = parts.iter().map(|part| part.key).collect();
         assert_eq!((parts.len(), distinct.len()), (212, 102));
-        let alphabet = Alphabet::Range {
+        let alphabet = PromptVocabulary::IdRange {
             first: 256,
             end: 100_000,
         };
@@ -241,9 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn lengths_alone_are_drawn_as_they_are() {
-        let mut dice = Dice::new(1, Purpose::Lengths);
-        let Lengths::Pairs(pairs) = lengths("sharegpt_pairs.csv", None) else {
+    fn length_files_are_drawn_as_measured() {
+        let mut dice = WorkloadRng::new(1, DrawPurpose::Lengths);
+        let LengthDistribution::Pairs(pairs) = lengths("sharegpt_pairs.csv", None) else {
             panic!("pairs");
         };
         let sum = |of: fn(&(u32, u32)) -> u32| pairs.iter().map(of).sum::<u32>();
@@ -265,12 +273,12 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_sampled_by_the_published_rule() {
+    fn servegen_clients_follow_the_published_sampling() {
         for name in ["servegen_clients.csv", "servegen_lengths.jsonl.gz"] {
-            let Trace::ServeGen(clients) = read(&data(name), None).unwrap() else {
+            let TraceContent::ServeGen(clients) = read(&data(name), None).unwrap() else {
                 panic!("{name}");
             };
-            // One client of four has no lengths.
+            // One of the four clients has no lengths.
             assert!((clients.rate(1800.0) - 0.643_899).abs() < 1e-6);
             let draw = |rate, seed| {
                 let draw = ServeGenDraw {
@@ -285,8 +293,8 @@ mod tests {
             let all = draw(None, 1).unwrap();
             assert_eq!(all.len(), 1161);
             assert!(all.windows(2).all(|two| two[0].at <= two[1].at));
-            let many: Vec<Row> = (0..40).flat_map(|seed| draw(None, seed).unwrap()).collect();
-            let mean = |of: fn(&Row) -> u32| {
+            let many: Vec<TraceRow> = (0..40).flat_map(|seed| draw(None, seed).unwrap()).collect();
+            let mean = |of: fn(&TraceRow) -> u32| {
                 many.iter().map(|row| f64::from(of(row))).sum::<f64>() / many.len() as f64
             };
             let (input, output) = (mean(|row| row.prompt.tokens()), mean(|row| row.output));
@@ -302,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_says_where() {
+    fn bad_trace_files_name_the_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace");
         let mooncake =

@@ -7,62 +7,61 @@
 //! (Source: alibaba/ServeGen; Xiang et al., "ServeGen", 2025.)
 //! Never: invents lengths: clients without histograms are left out.
 
-use super::{Lines, Row};
+use super::{TraceLines, TraceRow};
 use crate::arrivals::at_seconds;
-use crate::dice::{Dice, Purpose};
-use crate::lengths::Histogram;
-use crate::number::positive;
-use crate::prompt::{Prompt, own_key};
+use crate::lengths::LengthHistogram;
+use crate::number::parse_positive;
+use crate::prompt::{PromptPlan, unique_key};
+use crate::rng::{DrawPurpose, WorkloadRng};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const WINDOW_S: u32 = 600;
-/// Histograms are of six hours.
+/// A histogram covers six hours.
 const SLOT_S: u32 = 21_600;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Gaps {
+enum GapDistribution {
     Gamma,
     Weibull,
 }
 
 /// One client in one window.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Window {
+pub(super) struct ClientWindow {
     client: u32,
     /// Seconds from the trace's start to the window's.
     from_s: u32,
-    /// Requests per second.
     rate: f64,
-    gaps: Gaps,
+    gaps: GapDistribution,
     shape: f64,
     scale: f64,
 }
 
 /// Input and output lengths.
-type Histograms = [Histogram; 2];
+type LengthHistograms = [LengthHistogram; 2];
 
 /// Clients and their lengths.
 #[derive(Clone, Debug)]
-pub(crate) struct ServeGen {
-    /// By time; each has histograms.
-    windows: Vec<Window>,
-    /// By client and slot.
-    lengths: BTreeMap<(u32, u32), Histograms>,
+pub(crate) struct ServeGenClients {
+    /// Windows by time; each has histograms.
+    windows: Vec<ClientWindow>,
+    /// Histograms by client and slot.
+    lengths: BTreeMap<(u32, u32), LengthHistograms>,
 }
 
 #[derive(Deserialize)]
-struct LengthsLine {
+struct ServeGenLengthsLine {
     client: u32,
     t_s: u32,
     r#in: [Vec<f64>; 2],
     out: [Vec<f64>; 2],
 }
 
-/// The other file of the pair, beside `path`: `name` in its name is replaced by `other`.
-pub(super) fn sibling(path: &Path, name: &str, other: &str) -> anyhow::Result<PathBuf> {
+/// The other file of the pair, in the same folder: `name` in its name is replaced by `other`.
+pub(super) fn paired_file(path: &Path, name: &str, other: &str) -> anyhow::Result<PathBuf> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let stem = file.trim_end_matches(".gz");
     let candidates = [
@@ -78,8 +77,8 @@ pub(super) fn sibling(path: &Path, name: &str, other: &str) -> anyhow::Result<Pa
     })
 }
 
-/// The table of clients, after its header.
-pub(super) fn clients(lines: Lines<'_>) -> anyhow::Result<Vec<Window>> {
+/// Reads the table of clients, after its header.
+pub(super) fn clients(lines: TraceLines<'_>) -> anyhow::Result<Vec<ClientWindow>> {
     let mut windows = Vec::new();
     for line in lines {
         let (number, text) = line?;
@@ -88,27 +87,30 @@ pub(super) fn clients(lines: Lines<'_>) -> anyhow::Result<Vec<Window>> {
     Ok(windows)
 }
 
-fn window(text: &str) -> anyhow::Result<Window> {
+fn window(text: &str) -> anyhow::Result<ClientWindow> {
     let cells: Vec<&str> = text.split(',').map(str::trim).collect();
     let [client, from_s, rate, _cv, gaps, shape, scale] = cells[..] else {
         bail!("expected client,t_s,rate_rps,cv,dist,shape,scale, not `{text}`");
     };
-    Ok(Window {
+    Ok(ClientWindow {
         client: client.parse().context("client")?,
         from_s: from_s.parse().context("t_s")?,
-        rate: positive(rate).context("rate_rps")?,
+        rate: parse_positive(rate).context("rate_rps")?,
         gaps: match gaps {
-            "G" => Gaps::Gamma,
-            "W" => Gaps::Weibull,
+            "G" => GapDistribution::Gamma,
+            "W" => GapDistribution::Weibull,
             other => bail!("dist `{other}`: expected G (gamma) or W (Weibull)"),
         },
-        shape: positive(shape).context("shape")?,
-        scale: positive(scale).context("scale")?,
+        shape: parse_positive(shape).context("shape")?,
+        scale: parse_positive(scale).context("scale")?,
     })
 }
 
-/// Clients with the histograms of the file at `lengths`.
-pub(super) fn join(mut windows: Vec<Window>, lengths: &Path) -> anyhow::Result<ServeGen> {
+/// Joins clients with the histograms of the file at `lengths`.
+pub(super) fn join_lengths(
+    mut windows: Vec<ClientWindow>,
+    lengths: &Path,
+) -> anyhow::Result<ServeGenClients> {
     let lengths = super::read_lines(lengths, |lines| {
         let mut all = BTreeMap::new();
         for line in lines {
@@ -122,21 +124,21 @@ pub(super) fn join(mut windows: Vec<Window>, lengths: &Path) -> anyhow::Result<S
     windows.sort_by_key(|window| (window.from_s, window.client));
     ensure!(
         !windows.is_empty(),
-        "no client of these has lengths in the other file"
+        "no client of the clients file has lengths in the lengths file"
     );
-    Ok(ServeGen { windows, lengths })
+    Ok(ServeGenClients { windows, lengths })
 }
 
-fn histograms(text: &str) -> anyhow::Result<((u32, u32), Histograms)> {
-    let line: LengthsLine = serde_json::from_str(text).context(
+fn histograms(text: &str) -> anyhow::Result<((u32, u32), LengthHistograms)> {
+    let line: ServeGenLengthsLine = serde_json::from_str(text).context(
         "expected {\"client\":…,\"t_s\":…,\"in\":[[tokens],[p]],\"out\":[[tokens],[p]]}",
     )?;
-    let histogram = |[tokens, weights]: &[Vec<f64>; 2]| -> anyhow::Result<Histogram> {
+    let histogram = |[tokens, weights]: &[Vec<f64>; 2]| -> anyhow::Result<LengthHistogram> {
         ensure!(
             tokens.len() == weights.len() && !tokens.is_empty(),
-            "as many weights as lengths are needed, and at least one"
+            "expected one weight for each length, and at least one"
         );
-        let mut histogram = Histogram::default();
+        let mut histogram = LengthHistogram::default();
         for (tokens, weight) in tokens.iter().zip(weights) {
             let at = tokens.round().max(1.0) as u32;
             histogram
@@ -153,19 +155,18 @@ fn histograms(text: &str) -> anyhow::Result<((u32, u32), Histograms)> {
     Ok(((line.client, line.t_s / SLOT_S), both))
 }
 
-/// What is drawn from the clients.
+/// Amount and seed of a draw from the clients.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Draw {
-    /// Mean requests per second; `None` for all there are.
+pub(crate) struct ServeGenDraw {
+    /// Mean requests per second; all of the clients' if `None`.
     pub(crate) rate: Option<f64>,
     /// Seconds from the first window on.
     pub(crate) seconds: f64,
-    /// Requests at most.
     pub(crate) requests_max: usize,
     pub(crate) seed: u64,
 }
 
-impl ServeGen {
+impl ServeGenClients {
     /// Mean requests per second of the clients over the first `seconds`.
     pub(crate) fn rate(&self, seconds: f64) -> f64 {
         let (requests, span) = self
@@ -179,28 +180,29 @@ impl ServeGen {
     }
 
     /// Requests in the order of their times.
-    pub(crate) fn draw(&self, draw: Draw) -> anyhow::Result<Vec<Row>> {
+    pub(crate) fn draw(&self, draw: ServeGenDraw) -> anyhow::Result<Vec<TraceRow>> {
         let all = self.rate(draw.seconds);
         let keep = draw.rate.map_or(1.0, |rate| rate / all);
         ensure!(
             keep <= 1.0,
-            "these clients make {all:.1} requests per second in that time, not {:.1}",
+            "these clients make only {all:.1} requests per second in that time, not {:.1}: give a lower rate",
             draw.rate.unwrap_or_default()
         );
-        let mut dice = Dice::new(draw.seed, Purpose::Clients);
+        let mut dice = WorkloadRng::new(draw.seed, DrawPurpose::Clients);
         let mut rows = Vec::new();
         for (from, window) in self.windows_of(draw.seconds) {
             let mut times = window.times(&mut dice);
+            // Thinning drops each request with the same chance, which keeps the clients' mixture.
             times.retain(|_| dice.unit() < keep);
             let slot = (window.client, window.from_s / SLOT_S);
             let [input, output] = &self.lengths[&slot];
             for time in times {
                 let at = f64::from(from) + time;
                 if at < draw.seconds {
-                    let key = own_key(rows.len() as u64);
-                    rows.push(Row {
+                    let key = unique_key(rows.len() as u64);
+                    rows.push(TraceRow {
                         at: at_seconds(at),
-                        prompt: Prompt::unique(key, input.draw(&mut dice)),
+                        prompt: PromptPlan::unique(key, input.draw(&mut dice)),
                         output: output.draw(&mut dice),
                     });
                 }
@@ -212,8 +214,8 @@ impl ServeGen {
         Ok(rows)
     }
 
-    /// Windows that begin in the first `seconds`, with their beginnings there.
-    fn windows_of(&self, seconds: f64) -> impl Iterator<Item = (u32, &Window)> {
+    /// Windows that begin in the first `seconds`, with their start times.
+    fn windows_of(&self, seconds: f64) -> impl Iterator<Item = (u32, &ClientWindow)> {
         let first = self.windows.first().map_or(0, |window| window.from_s);
         self.windows
             .iter()
@@ -222,13 +224,13 @@ impl ServeGen {
     }
 }
 
-impl Window {
-    /// Seconds into the window, in order.
-    fn times(&self, dice: &mut Dice) -> Vec<f64> {
+impl ClientWindow {
+    /// Arrival times in seconds since the window's start, ascending.
+    fn times(&self, dice: &mut WorkloadRng) -> Vec<f64> {
         let count = (self.rate * f64::from(WINDOW_S)).ceil() as usize;
         let gaps = (0..count).map(|_| match self.gaps {
-            Gaps::Gamma => dice.gamma(self.shape, self.scale),
-            Gaps::Weibull => dice.weibull(self.shape, self.scale),
+            GapDistribution::Gamma => dice.gamma(self.shape, self.scale),
+            GapDistribution::Weibull => dice.weibull(self.shape, self.scale),
         });
         let mut at = 0.0;
         let mut times: Vec<f64> = gaps
@@ -237,7 +239,7 @@ impl Window {
                 at
             })
             .collect();
-        // The last request would be at the window's very end, which is the next one's beginning.
+        // The last request would fall on the window's end, which belongs to the next window.
         let stretch = f64::from(WINDOW_S) / at.max(f64::MIN_POSITIVE) * (1.0 - 1e-9);
         for time in &mut times {
             *time *= stretch;

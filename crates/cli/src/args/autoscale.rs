@@ -5,26 +5,26 @@ use clap::Args;
 use std::path::PathBuf;
 
 #[derive(Args, Debug)]
-#[command(
-    after_help = "The router's policy has a `scaling` part with `mode: act`. Example:
+#[command(after_help = "Example:
   cleave router --listen 127.0.0.1:8000 --policy policy.yaml &
   cleave autoscale --local --router 127.0.0.1:8000 -- --model ./Qwen2.5-0.5B --threads 4
 
-Ctrl-C or SIGTERM drains every worker, and waits for them; a second one ends them at once."
-)]
+The router's policy needs a `scaling` part with `mode: act`. Ctrl-C or SIGTERM drains every worker
+and waits for them; a second signal ends them at once.")]
 pub(crate) struct AutoscaleArgs {
-    /// Workers are processes of this machine. (On Kubernetes a KEDA scaler or an HPA does this.)
+    /// Run the workers as processes of this machine. (On Kubernetes a KEDA scaler or an HPA does
+    /// this.)
     #[arg(long, required = true)]
     pub(crate) local: bool,
-    /// The router whose word is followed, and which the workers serve: host:port, or https://host:port where
-    /// its front has a certificate.
-    #[arg(long, value_name = "ADDR", value_parser = parse_led)]
-    pub(crate) router: Led,
-    /// The authorities that may vouch for an https:// server, in PEM; this system's if absent. Read once, at the
-    /// start.
+    /// The router that decides the number of workers, and that the workers serve: host:port, or
+    /// https://host:port if its port has a certificate.
+    #[arg(long, value_name = "ADDR", value_parser = parse_router_endpoint)]
+    pub(crate) router: RouterEndpoint,
+    /// Certificate authorities, in PEM, that an https:// server must be signed by; the system's if
+    /// absent. Read once, at the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
-    /// The router's admin key; better set in the environment, where others do not see it.
+    /// The router's admin key. Set it in the environment, where other users cannot see it.
     #[arg(
         long,
         value_name = "KEY",
@@ -32,25 +32,26 @@ pub(crate) struct AutoscaleArgs {
         hide_env_values = true
     )]
     pub(crate) admin_key: Option<String>,
-    /// After `--`: flags that each `cleave worker` is started with, beside --leg, --router and --name.
+    /// Flags after `--`: each `cleave worker` is started with them, in addition to --leg, --router
+    /// and --name.
     #[arg(last = true, value_name = "FLAG")]
     pub(crate) worker: Vec<String>,
 }
 
-/// A router as it is asked, and as workers reach it.
+/// A router, as a URL for requests and as an address for workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Led {
+pub(crate) struct RouterEndpoint {
     pub(crate) url: String,
     pub(crate) address: String,
 }
 
-fn parse_led(text: &str) -> Result<Led, String> {
+fn parse_router_endpoint(text: &str) -> Result<RouterEndpoint, String> {
     let (scheme, address) = text.split_once("://").unwrap_or(("http", text));
     if !matches!(scheme, "http" | "https") {
-        return Err(format!("`{scheme}://`: http and https are spoken"));
+        return Err(format!("unknown scheme `{scheme}://`: use http or https"));
     }
     let address = parse_router(address.trim_end_matches('/'))?;
-    Ok(Led {
+    Ok(RouterEndpoint {
         url: format!("{scheme}://{address}"),
         address,
     })
@@ -58,21 +59,21 @@ fn parse_led(text: &str) -> Result<Led, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_led;
+    use super::parse_router_endpoint;
 
     #[test]
-    fn a_router_has_an_address_with_a_scheme_or_without() {
+    fn a_router_address_may_have_a_scheme() {
         for (text, url) in [
             ("127.0.0.1:8000", "http://127.0.0.1:8000"),
             ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
             ("https://[::1]:8000", "https://[::1]:8000"),
         ] {
-            let led = parse_led(text).unwrap();
+            let led = parse_router_endpoint(text).unwrap();
             assert_eq!(led.url, url);
             assert!(url.ends_with(&led.address) && !led.address.contains('/'));
         }
         for text in ["ftp://h:1", "https://h", "https://h:1/path", "h"] {
-            assert!(parse_led(text).is_err(), "{text}");
+            assert!(parse_router_endpoint(text).is_err(), "{text}");
         }
     }
 }

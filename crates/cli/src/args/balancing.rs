@@ -1,23 +1,24 @@
-//! The flags of a router among others, behind a load balancer or a gateway.
+//! The flags of a router that shares its fleet with other routers, behind a load balancer or a
+//! gateway.
 //!
-//! Owns: these flags. Never: holds a default that a part holds too.
+//! Owns: these flags. Never: holds a default that a library crate holds, too.
 
-use crate::values::{Seconds, parse_drain, parse_router};
+use crate::values::{SecondsArg, parse_router, parse_seconds_or_zero};
 use clap::{Args, ValueEnum};
 use cleave_api::ApiOptions;
 use cleave_node::{PickerOptions, ProxyTls};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What streams say while there is nothing to say.
+/// Flags of the streams to clients.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Clients")]
 pub(crate) struct StreamArgs {
-    /// A stream on which nothing was sent for so long gets a comment, in seconds, so that no proxy takes it
-    /// for dead; also before its first token: then the status is 200, and what goes wrong later is an
-    /// event. 0 for never.
-    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(keep_alive_default()), value_parser = parse_drain)]
-    pub(crate) sse_keep_alive: Seconds,
+    /// Seconds of silence after which a stream gets a comment, so that no proxy closes the
+    /// connection. This includes the time before the first token: the status is then 200, and a
+    /// later error is an event in the stream. 0 sends no comments.
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(keep_alive_default()), value_parser = parse_seconds_or_zero)]
+    pub(crate) sse_keep_alive: SecondsArg,
 }
 
 fn keep_alive_default() -> Duration {
@@ -25,36 +26,38 @@ fn keep_alive_default() -> Duration {
 }
 
 impl StreamArgs {
-    /// As the HTTP face takes it.
+    /// Converts the flag into the option of the HTTP side.
     pub(crate) fn keep_alive(self) -> Option<Duration> {
-        let Seconds(span) = self.sse_keep_alive;
+        let SecondsArg(span) = self.sse_keep_alive;
         (!span.is_zero()).then_some(span)
     }
 }
 
-/// The other routers of a fleet that may have no worker.
+/// Flags of the peer routers of a fleet that may have no workers.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Other routers")]
-pub(crate) struct FellowArgs {
-    /// The fleet's routers, this one perhaps among them: host:port, several with commas; a name stands for all
-    /// its addresses. Asked for /load once a second: while no worker is connected, whoever waits at any of
-    /// them is demand at each, so that an autoscaler may ask whichever it likes. Asked by `--peer-tls`
-    /// where there is one, at any of their ports; otherwise in clear, so at that of `--admin-listen`
-    /// where clients speak TLS.
+pub(crate) struct PeerRouterArgs {
+    /// The fleet's routers, which may include this one: host:port, several separated by commas; a
+    /// name stands for all its addresses. Each is asked for /load once a second. While no worker is
+    /// connected, the requests that wait at any of them count as demand at each, so that an
+    /// autoscaler may ask any router. The requests use `--peer-tls` if it is set, and then any port
+    /// of the routers; otherwise they are in clear text and must go to the port of `--admin-listen`
+    /// where clients use TLS.
     #[arg(long, value_name = "ADDR", value_delimiter = ',', value_parser = parse_router)]
     pub(crate) fellow_routers: Vec<String>,
 }
 
-/// The endpoint picker of a Kubernetes gateway.
+/// Flags of the endpoint picker of a Kubernetes gateway.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Endpoint picker")]
 pub(crate) struct PickerArgs {
-    /// Be an endpoint picker too, for a gateway's InferencePool whose endpoints are routers (Envoy's ext_proc,
-    /// gRPC), at this address; 9002 is the usual port.
+    /// Also be an endpoint picker at this address, for a gateway's InferencePool whose endpoints
+    /// are routers (Envoy's ext_proc, gRPC). The usual port is 9002.
     #[arg(long, value_name = "ADDR", requires = "picker_endpoints")]
     pub(crate) ext_proc_listen: Option<SocketAddr>,
-    /// How gateways speak to `--ext-proc-listen`: by TLS unless it says `off`, as InferencePools have it. By default
-    /// they are shown the certificate of `--ssl-certfile`, and a self-signed one where there is none.
+    /// TLS between gateways and `--ext-proc-listen`. InferencePools expect TLS, so it is on unless
+    /// the value is `off`. By default the picker uses the certificate of `--ssl-certfile`, or a
+    /// self-signed one if there is none.
     #[arg(
         long,
         value_name = "HOW",
@@ -63,30 +66,30 @@ pub(crate) struct PickerArgs {
         requires_if("front", "ssl_certfile")
     )]
     pub(crate) ext_proc_tls: Option<ExtProcTls>,
-    /// The routers to pick from, this one among them: host:port of their requests, several with commas; a name
-    /// stands for all its addresses. Each is asked for /ready and /load twice a second: by `--peer-tls` where
-    /// there is one, otherwise in clear.
+    /// The routers to pick from, including this one: host:port of their client port, several
+    /// separated by commas; a name stands for all its addresses. Each is asked for /ready and /load
+    /// twice a second, by `--peer-tls` if it is set, otherwise in clear text.
     #[arg(long, value_name = "ADDR", value_delimiter = ',', requires = "ext_proc_listen", value_parser = parse_router)]
     pub(crate) picker_endpoints: Vec<String>,
-    /// The port at which each of them is asked, its `--admin-listen`; by default that of its requests. Needed where
-    /// clients speak TLS and there is no `--peer-tls`.
+    /// Port at which the picker asks each router for /ready and /load: its `--admin-listen`. The
+    /// client port if absent. Required where clients use TLS and `--peer-tls` is not set.
     #[arg(long, value_name = "PORT", requires = "picker_endpoints", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) picker_admin_port: Option<u16>,
 }
 
-/// What a gateway is shown.
+/// Certificate of the endpoint picker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExtProcTls {
-    /// The certificate of `--ssl-certfile`, followed while it changes.
+    /// The certificate of `--ssl-certfile`, reloaded when it changes.
     Front,
     /// A certificate made at the start, for gateways that verify none.
     SelfSigned,
-    /// Nothing: gRPC in clear text (h2c).
+    /// No TLS: gRPC in clear text (h2c).
     Off,
 }
 
 impl PickerArgs {
-    /// As the node takes it.
+    /// Converts the flags into the options of the node.
     pub(crate) fn options(&self) -> Option<PickerOptions> {
         let listen = self.ext_proc_listen?.to_string();
         let tls = match self.ext_proc_tls {

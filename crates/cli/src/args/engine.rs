@@ -1,171 +1,184 @@
-//! Which model, and how an engine runs it.
+//! The flags that choose a model and configure its engine.
 //!
 //! Owns: these flags, which every command that loads a model shares. Never: reads a file.
 
 use crate::values::{parse_bytes, parse_mock_block_bytes};
 use clap::{Args, ValueEnum};
-use cleave_cpu::Binding;
+use cleave_cpu::CoreBinding;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Which model, and how it is held in memory.
+/// Flags of the model and of its form in memory.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo if absent.
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo model if
+    /// absent.
     #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// Name under which the API serves the model; the folder's name if absent.
+    /// Name under which the API serves the model; the name of the folder if absent.
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Option<String>,
-    /// Number format of weights and activations; `auto` takes the checkpoint's (f16 runs as bf16). `f16` keeps the weights
-    /// of an f16 checkpoint as they are, on a processor: no bit of theirs is lost and activations keep 13 bits instead of 8,
-    /// one sequence reads no more bytes, but prompts and large batches take about twice as long. Quantised weights run beside it
-    /// as they are; on a processor fp8, and what its kernels do not take, is rounded to it.
-    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
-    pub(crate) dtype: Dtype,
-    /// Round the weights of a checkpoint of floats when it is loaded, on a processor: `int8` with a scale for each
-    /// row, `int4` with one for each 128 elements and the head in int8. Activations that meet them have eight bits.
+    /// Number format of weights and activations. `auto` takes the checkpoint's format, and runs f16
+    /// as bf16. `f16`, on a processor, keeps the weights of an f16 checkpoint exactly: activations
+    /// keep 13 bits instead of 8, and one sequence reads no more bytes, but prompts and large
+    /// batches take about twice as long. Quantised weights keep their own format; on a processor,
+    /// fp8 and formats without a kernel are rounded to this one.
+    #[arg(long, value_enum, default_value_t = DtypeArg::Auto)]
+    pub(crate) dtype: DtypeArg,
+    /// Quantise the weights of a floating-point checkpoint when it is loaded, on a processor:
+    /// `int8` with a scale for each row, `int4` with a scale for each 128 elements and an int8
+    /// head. Activations that are multiplied with them have eight bits.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<QuantizeArg>,
-    /// Keep packed weights in files of this folder, on a processor, so that the next load maps them instead of packing
-    /// them. Each checkpoint has a file for each form (`--dtype`, `--quantize`), as large as the packed weights. Who may
-    /// write there can change what a model says.
+    /// Folder for files of packed weights, on a processor: the next load maps them instead of
+    /// packing again. Each checkpoint has one file for each form (`--dtype`, `--quantize`), as
+    /// large as the packed weights. Everyone who can write to the folder can change the model's
+    /// answers.
     #[arg(long, value_name = "DIR", env = "CLEAVE_PACKED_CACHE")]
     pub(crate) packed_cache: Option<PathBuf>,
-    /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1, `int8` is
-    /// int8_per_token_head, with a scale for every key and value of a head, on a processor.
+    /// Number format of the KV cache. `auto` is the format of the weights, `fp8` is fp8_e4m3 with a
+    /// scale of 1, and `int8`, on a processor, is int8_per_token_head, with a scale for each head's
+    /// key and value.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDtype,
-    /// Shorten the model's context to this many tokens (prompt and output).
+    /// Limit the model's context to this many tokens (prompt and output).
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_model_len: Option<u32>,
 }
 
-/// How an engine runs.
+/// Flags of the engine.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
-    /// Where to compute: `cpu`, `cuda` (the first NVIDIA GPU) or `cuda:N`.
-    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
-    pub(crate) device: Device,
-    /// Processor threads, all workers of this process together; more than there are cores are shared.
-    /// If absent, the machine's cores (or those of --cpu-bind) for one worker, twice as many for several: who has
-    /// nothing to do leaves its cores to the others.
+    /// Device that computes: `cpu`, `cuda` (the first NVIDIA GPU) or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
+    pub(crate) device: DeviceArg,
+    /// Processor threads of all workers of this process together; threads beyond the number of
+    /// cores share cores. If absent, as many as the machine's cores (or those of --cpu-bind) for
+    /// one worker, and twice as many for several, because an idle worker leaves its cores to the
+    /// others.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
-    /// Which cores threads keep to: `auto` keeps a worker's threads on one memory node where the machine has several
-    /// (on all alike where none is wide enough), `none` leaves them to the system, `0-3,8` binds each thread to one of
-    /// these, in turn. Weights that are packed here lie on the memory nodes of all those cores in turn.
-    #[arg(long, value_name = "auto|none|CORES", default_value_t = Binding::Auto, env = "CLEAVE_CPU_BIND")]
-    pub(crate) cpu_bind: Binding,
-    /// Instruction set; the best that the processor has if absent.
+    /// Binding of threads to cores. `auto` keeps a worker's threads on one memory node of a machine
+    /// with several (on all nodes if none is large enough), `none` leaves them to the system, and
+    /// `0-3,8` binds each thread to one of these cores in turn. Weights that are packed at load
+    /// time are spread over the memory nodes of all these cores.
+    #[arg(long, value_name = "auto|none|CORES", default_value_t = CoreBinding::Auto, env = "CLEAVE_CPU_BIND")]
+    pub(crate) cpu_bind: CoreBinding,
+    /// Instruction set; the best one of the processor if absent.
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
-    /// KV cache of each worker, such as `512MiB` or `4GiB`; sized from free memory if absent.
+    /// Size of the KV cache of each worker, such as `512MiB` or `4GiB`; derived from free memory if
+    /// absent.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) kv_cache: Option<u64>,
-    /// Who makes a GPU's large matrix products.
+    /// Implementation of a GPU's large matrix products.
     #[arg(long, value_enum, default_value_t = GpuMatmul::Invariant)]
     pub(crate) gpu_matmul: GpuMatmul,
-    /// Share of a GPU's memory that weights, activations and KV cache together take.
+    /// Share of a GPU's memory for weights, activations and KV cache together.
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = parse_share)]
     pub(crate) gpu_memory_utilization: f64,
-    /// Share of a GPU's multiprocessors that decode workers keep to, from 0.01 to 0.99; prefill workers of the same process get the
-    /// others. 0.4 if absent and a process has prefill and decode workers on the GPU; `none` (or 0) leaves it undivided, and
-    /// decode steps then wait for the kernels of prompts. Between processes it divides nothing without MPS: they take turns.
+    /// Share of a GPU's multiprocessors for decode workers, from 0.01 to 0.99; prefill workers of
+    /// the same process get the rest. If absent, 0.4 for a process with prefill and decode workers
+    /// on the GPU. `none` (or 0) leaves the GPU undivided, and decode steps then wait for the
+    /// kernels of prompts. It does not divide the GPU between processes unless MPS runs: without
+    /// MPS they take turns.
     #[arg(long, value_name = "SHARE|none", value_parser = parse_decode_share)]
     pub(crate) gpu_decode_share: Option<DecodeShare>,
-    /// Tokens per KV block; 16 if absent, or what a mock engine's profile says.
+    /// Tokens per KV block; 16 if absent, or the value of a mock engine's profile.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) block_size: Option<u32>,
-    /// Sequences that one worker runs at once; 64 if absent (256 on a GPU), or what a mock engine's profile
-    /// says.
+    /// Sequences that one worker runs at once; 64 if absent (256 on a GPU), or the value of a mock
+    /// engine's profile.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_num_seqs: Option<u32>,
-    /// Tokens in one step, which bounds the prefill chunk; 512 if absent (8192 on a GPU), or what a mock
-    /// engine's profile says.
+    /// Tokens in one step, which limits the prefill chunk; 512 if absent (8192 on a GPU), or the
+    /// value of a mock engine's profile.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_num_batched_tokens: Option<u32>,
-    /// Requests a worker queues before it refuses, each leg.
+    /// Requests that a worker queues for each leg before it refuses more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub(crate) max_queue: Option<u32>,
-    /// Do not keep blocks of finished sequences for reuse.
+    /// Do not keep the blocks of finished sequences for reuse.
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
 }
 
-/// Tokens of a block, where neither a flag nor a profile says how many.
-const BLOCK_TOKENS: u32 = 16;
-/// Sequences at once, where neither a flag nor a profile says how many; on a GPU.
-const SLOTS_COUNT: (u32, u32) = (64, 256);
-/// Tokens in one step, likewise. A GPU needs thousands of them to compute at its best.
-const STEP_TOKENS_MAX: (u32, u32) = (512, 8192);
+const BLOCK_TOKENS_DEFAULT: u32 = 16;
+/// Defaults of `--max-num-seqs` on a processor and on a GPU.
+const SLOTS_COUNT_DEFAULT_CPU: u32 = 64;
+const SLOTS_COUNT_DEFAULT_GPU: u32 = 256;
+/// Defaults of `--max-num-batched-tokens` on a processor and on a GPU, which needs thousands of
+/// tokens to reach its best speed.
+const STEP_TOKENS_DEFAULT_CPU: u32 = 512;
+const STEP_TOKENS_DEFAULT_GPU: u32 = 8192;
 
 impl EngineArgs {
-    /// Tokens per KV block.
     pub(crate) fn block_tokens(&self) -> u32 {
-        self.block_size.unwrap_or(BLOCK_TOKENS)
+        self.block_size.unwrap_or(BLOCK_TOKENS_DEFAULT)
     }
 
-    /// Sequences that one worker runs at once.
     pub(crate) fn slots_count(&self) -> u32 {
-        self.max_num_seqs
-            .unwrap_or_else(|| self.device.pick(SLOTS_COUNT))
+        self.max_num_seqs.unwrap_or_else(|| {
+            self.device
+                .pick(SLOTS_COUNT_DEFAULT_CPU, SLOTS_COUNT_DEFAULT_GPU)
+        })
     }
 
-    /// Tokens in one step.
     pub(crate) fn step_tokens_max(&self) -> u32 {
-        self.max_num_batched_tokens
-            .unwrap_or_else(|| self.device.pick(STEP_TOKENS_MAX))
+        self.max_num_batched_tokens.unwrap_or_else(|| {
+            self.device
+                .pick(STEP_TOKENS_DEFAULT_CPU, STEP_TOKENS_DEFAULT_GPU)
+        })
     }
 
-    /// Threads of one that computes alone.
+    /// Threads of an engine that has the processor to itself.
     pub(crate) fn threads(&self) -> usize {
         self.threads_each(1)
     }
 
-    /// Threads of each of so many workers.
+    /// Threads of each of this many workers.
     pub(crate) fn threads_each(&self, workers: usize) -> usize {
         let all = match (self.threads, &self.cpu_bind) {
             (Some(threads), _) => threads as usize,
-            (None, Binding::Cores(cores)) => cores.len() * workers.min(2),
+            (None, CoreBinding::Cores(cores)) => cores.len() * workers.min(2),
             (None, _) => cleave_cpu::cores_count() * workers.min(2),
         };
         (all / workers).max(1)
     }
 }
 
-/// What runs the steps of a fleet.
+/// Flags of the mock engine.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Mock engine")]
 pub(crate) struct MockArgs {
-    /// `model` computes. `mock` computes nothing: its steps take the time that a profile prices them at,
-    /// its tokens are drawn from a hash of seed and position, and it needs no model folder. Everything
-    /// else is real: HTTP, router, scheduling, hand-offs.
+    /// `model` runs the model. `mock` computes nothing: its steps take the time that a profile
+    /// predicts, its tokens come from a hash of seed and position, and it needs no weights.
+    /// Everything else is real: HTTP, router, scheduling, hand-offs.
     #[arg(long, value_enum, default_value_t = EngineKind::Model)]
     pub(crate) engine: EngineKind,
-    /// Whose time a mock engine's steps take: a name, or a JSON file like those of the
-    /// simulator. A wrong name lists the names.
+    /// Profile of the mock engine's step times: the name of a built-in profile, or a JSON file in
+    /// the simulator's format. A wrong name lists the valid ones.
     #[arg(long, value_name = "NAME|FILE", default_value = crate::mock::PROFILE)]
     pub(crate) mock_profile: String,
-    /// Bytes of a mock engine's KV block. Hand-offs move them, but steps read none, so a few do; the
-    /// size of the real one shows what its way costs.
+    /// Bytes of a mock engine's KV block. Steps read none of them but hand-offs move them, so the
+    /// default is small; use the real model's block size to measure hand-offs.
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = parse_mock_block_bytes)]
     pub(crate) mock_block_bytes: u32,
 }
 
-/// See [`MockArgs::engine`].
+/// Engine of the workers; see [`MockArgs::engine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineKind {
     Model,
     Mock,
 }
 
-/// See [`ModelArgs::dtype`].
+/// Number format of the weights; see [`ModelArgs::dtype`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Dtype {
+pub(crate) enum DtypeArg {
     Auto,
     F32,
     Bf16,
@@ -173,14 +186,14 @@ pub(crate) enum Dtype {
     F16,
 }
 
-/// See [`ModelArgs::quantize`].
+/// Quantization at load time; see [`ModelArgs::quantize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum QuantizeArg {
     Int8,
     Int4,
 }
 
-/// See [`ModelArgs::kv_cache_dtype`]; named as vLLM names them.
+/// Number format of the KV cache; see [`ModelArgs::kv_cache_dtype`]. Names are vLLM's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvCacheDtype {
     Auto,
@@ -191,26 +204,27 @@ pub(crate) enum KvCacheDtype {
     Int8PerTokenHead,
 }
 
-/// See [`EngineArgs::gpu_matmul`].
+/// Matrix products on a GPU; see [`EngineArgs::gpu_matmul`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GpuMatmul {
     /// Cleave's kernels: the same answer whatever else is in the step.
     Invariant,
-    /// NVIDIA's cublasLt, which must be installed: the last bits may depend on what else is in the step.
+    /// NVIDIA's cublasLt, which must be installed: the last bits may depend on what else is in the
+    /// step.
     Fast,
 }
 
-/// See [`EngineArgs::device`].
+/// A device; see [`EngineArgs::device`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Device {
+pub(crate) enum DeviceArg {
     Cpu,
-    /// By its number among those that the process may see.
+    /// A GPU, by its number among those visible to the process.
     Cuda(u32),
 }
 
-impl Device {
-    /// One of two values: for the processor, or for a GPU.
-    pub(crate) fn pick<T>(self, (cpu, gpu): (T, T)) -> T {
+impl DeviceArg {
+    /// Returns the first value for the processor, the second for a GPU.
+    pub(crate) fn pick<T>(self, cpu: T, gpu: T) -> T {
         match self {
             Self::Cpu => cpu,
             Self::Cuda(_) => gpu,
@@ -218,7 +232,7 @@ impl Device {
     }
 }
 
-impl FromStr for Device {
+impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -232,7 +246,7 @@ impl FromStr for Device {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceArg {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => out.write_str("cpu"),
@@ -241,7 +255,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// A share above 0 and at most 1.
+/// Parses a share above 0 and at most 1.
 fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
@@ -249,12 +263,12 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// How a GPU's multiprocessors are divided between the legs of a process.
+/// Division of a GPU's multiprocessors between the legs of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecodeShare {
-    /// All legs have all of them.
+    /// All legs use all multiprocessors.
     Undivided,
-    /// So many for decode workers, 1 to 99.
+    /// Percent for decode workers, 1 to 99.
     Percent(u32),
 }
 
@@ -275,7 +289,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Flags {
+    struct EngineFlags {
         #[command(flatten)]
         engine: EngineArgs,
     }
@@ -283,11 +297,11 @@ mod tests {
     #[track_caller]
     fn each(flags: &[&str], workers: usize) -> usize {
         let words = std::iter::once(&"test").chain(flags);
-        Flags::parse_from(words).engine.threads_each(workers)
+        EngineFlags::parse_from(words).engine.threads_each(workers)
     }
 
     #[test]
-    fn workers_of_one_process_had_more_threads_than_were_given() {
+    fn workers_of_one_process_share_the_given_threads() {
         assert_eq!(each(&["--threads", "6"], 1), 6);
         assert_eq!(each(&["--threads", "6"], 4), 1);
         assert_eq!(each(&["--threads", "6"], 3), 2);
@@ -297,9 +311,10 @@ mod tests {
         assert_eq!(each(&["--cpu-bind", "0-2,5", "--threads", "2"], 1), 2);
     }
 
-    /// Two have every core each, since one often waits for the other; more of them do not make more threads.
+    /// Two workers get a thread for every core each, since one often waits for the other; more
+    /// workers do not add threads.
     #[test]
-    fn workers_of_one_process_divide_twice_the_cores() {
+    fn several_workers_share_twice_as_many_threads_as_cores() {
         let cores = cleave_cpu::cores_count();
         assert_eq!(each(&[], 1), cores);
         assert_eq!(each(&[], 2), cores);

@@ -1,4 +1,4 @@
-//! The flags of what runs once on one model: `generate`, `synth`.
+//! The flags of commands that use one model once: `generate`, `synth`.
 
 use super::{EngineArgs, ModelArgs, SpeculationArgs};
 use crate::values::{parse_temperature, parse_top_p};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
   cleave generate --model ./Qwen3-0.6B --prompt 'Hello' --temperature 0.8 --seed 7 --max-tokens 64
   cleave generate --json --dtype f32 --prompt-tokens 1,2,3 --max-tokens 32
 
-With --json one object is printed: prompt_tokens, tokens, text, finish_reason and
+--json prints one object with prompt_tokens, tokens, text, finish_reason, logprobs and
 first_top_logits, the 20 largest logits [id, logit] at the last prompt position.
 No special token is added to the prompt.")]
 pub(crate) struct GenerateArgs {
@@ -25,33 +25,49 @@ pub(crate) struct GenerateArgs {
     #[arg(
         long,
         value_name = "TEXT",
+        help_heading = "Generation",
         required_unless_present = "prompt_tokens",
         conflicts_with = "prompt_tokens"
     )]
     pub(crate) prompt: Option<String>,
-    /// The token ids to continue, with commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    /// Token ids to continue, separated by commas.
+    #[arg(
+        long,
+        value_name = "IDS",
+        help_heading = "Generation",
+        value_delimiter = ','
+    )]
     pub(crate) prompt_tokens: Option<Vec<u32>>,
-    /// Tokens to produce at most; as many as the context holds, if that is fewer.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Limit of output tokens; the rest of the context if that is less.
+    #[arg(long, value_name = "N", help_heading = "Generation", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// 0 always takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
+    /// Sampling temperature; 0 always takes the most likely token.
+    #[arg(long, value_name = "T", help_heading = "Generation", default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
     pub(crate) temperature: f32,
-    /// Draw from the N most likely tokens; 0 from all.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Draw from the N most likely tokens; 0 draws from all.
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Generation",
+        default_value_t = 0
+    )]
     pub(crate) top_k: u32,
     /// Draw from the most likely tokens that together reach this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = parse_top_p)]
+    #[arg(long, value_name = "P", help_heading = "Generation", default_value_t = 1.0, allow_negative_numbers = true, value_parser = parse_top_p)]
     pub(crate) top_p: f32,
-    /// Same seed, same tokens.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    /// Seed of the sampling: the same seed draws the same tokens.
+    #[arg(
+        long,
+        value_name = "S",
+        help_heading = "Generation",
+        default_value_t = 0
+    )]
     pub(crate) seed: u64,
-    /// Go on past the end token.
-    #[arg(long)]
+    /// Continue after the end token.
+    #[arg(long, help_heading = "Generation")]
     pub(crate) ignore_eos: bool,
     /// Print one JSON object instead of text.
-    #[arg(long)]
+    #[arg(long, help_heading = "Generation")]
     pub(crate) json: bool,
 }
 
@@ -60,7 +76,7 @@ pub(crate) struct GenerateArgs {
   cleave synth --shape llama-3.2-1b --out /tmp/llama-1b && cleave serve --model /tmp/llama-1b
   cleave synth --model /tmp/llama-1b --quantization awq --out /tmp/llama-1b-awq")]
 pub(crate) struct SynthArgs {
-    /// Which shape; an unknown one lists all.
+    /// Shape of the model; an unknown name lists all shapes.
     #[arg(
         long,
         value_name = "NAME",
@@ -68,27 +84,27 @@ pub(crate) struct SynthArgs {
         conflicts_with = "model"
     )]
     pub(crate) shape: Option<String>,
-    /// A dense checkpoint to write anew with quantised weights, rounded to nearest: for measuring speed, since
-    /// those who look at activations lose less.
+    /// Checkpoint whose weights are quantised and written again, rounded to nearest. It is meant
+    /// for measuring speed: quantisers that consider activations lose less quality.
     #[arg(long, value_name = "DIR", requires = "quantization")]
     pub(crate) model: Option<PathBuf>,
-    /// As what.
+    /// Quantisation format of the new checkpoint.
     #[arg(long, value_enum, requires = "model")]
-    pub(crate) quantization: Option<Quantized>,
-    /// Weights that share a scale, in layouts with groups; rows and columns of a block.
+    pub(crate) quantization: Option<QuantizationArg>,
+    /// Weights that share a scale, in layouts with groups; also the rows and columns of a block.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) group_size: u32,
-    /// Folder to write; must not exist or be empty.
+    /// Folder to write; must be absent or empty.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Same seed, same weights.
+    /// Seed of the random weights: the same seed writes the same weights.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
 }
 
-/// See [`SynthArgs::quantization`].
+/// Layout of the weights; see [`SynthArgs::quantization`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Quantized {
+pub(crate) enum QuantizationArg {
     /// compressed-tensors, eight-bit floats, a scale for each row.
     Fp8,
     /// Eight-bit floats, a scale for each block.

@@ -1,151 +1,162 @@
-//! The flags of what asks a simulated fleet for its goodput: `sim goodput`, `check`.
+//! The flags of commands that measure the goodput of a simulated fleet: `sim goodput`, `check`.
 
 use crate::load::{WorkloadArgs, parse_positive, parse_span};
 use clap::Args;
-use cleave_sim::goodput::{Fleet, Way};
+use cleave_sim::goodput::{FleetSpec, RoutingScheme};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What is asked of a simulated fleet.
+/// The requests that a simulated fleet receives.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ArrivalArgs {
     #[command(flatten)]
     pub(crate) workload: WorkloadArgs,
-    /// Arrivals per second, of the whole fleet; a trace's own, or 1 for each worker, if absent.
+    /// Arrivals per second of the whole fleet; if absent, those of the trace, or 1 for each worker.
     #[arg(long, value_name = "RPS", value_parser = parse_positive)]
     pub(crate) rate: Option<f64>,
-    /// Arrivals end after so long, such as 60s; a trace's end, or a minute without one, if absent.
+    /// Time after which arrivals end, such as 60s; if absent, the end of the trace, or one minute
+    /// without a trace.
     #[arg(long, value_name = "TIME", value_parser = parse_span)]
     pub(crate) duration: Option<Duration>,
 }
 
 impl ArrivalArgs {
-    /// Whether anything is asked.
-    pub(crate) fn some(&self) -> bool {
+    /// Whether a workload or a trace is given.
+    pub(crate) fn is_given(&self) -> bool {
         self.workload.workload.is_some() || self.workload.trace.is_some()
     }
 }
 
-/// What is simulated.
+/// The simulated fleet and its requests.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ScenarioArgs {
-    /// The workers, such as `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` too.
+    /// Workers, such as `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` adds workers that
+    /// serve both legs.
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["devices", "profile"])]
-    pub(crate) fleet: Option<Fleet>,
-    /// So many devices of `--profile`, their legs divided as serves the workload best.
+    pub(crate) fleet: Option<FleetSpec>,
+    /// Number of devices of `--profile`; their division between the legs is chosen for the
+    /// workload.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) devices: Option<u32>,
-    /// The kind of device; an unknown name lists them.
+    /// Profile of a device; an unknown name lists all profiles.
     #[arg(long, value_name = "NAME", default_value = "h100-llama-3-8b")]
     pub(crate) profile: String,
     #[command(flatten)]
     pub(crate) arrivals: ArrivalArgs,
-    /// How far each step may be off its price, in thousandths.
-    #[arg(long, value_name = "PERMILLE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..1000))]
+    /// Largest random deviation of each step from its predicted time, in thousandths.
+    #[arg(long, value_name = "PERMILLE", help_heading = "Simulation", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..1000))]
     pub(crate) noise: u32,
     /// Print one JSON object.
-    #[arg(long)]
+    #[arg(long, help_heading = "Simulation")]
     pub(crate) json: bool,
 }
 
-/// Of what a simulated fleet is made.
-pub(crate) enum Workers<'a> {
-    Named(&'a Fleet),
+/// The fleet as the flags describe it.
+pub(crate) enum FleetArg<'a> {
+    Named(&'a FleetSpec),
     Devices(u32),
 }
 
 impl ScenarioArgs {
-    pub(crate) fn workers(&self) -> Option<Workers<'_>> {
-        let named = self.fleet.as_ref().map(Workers::Named);
-        named.or(self.devices.map(Workers::Devices))
+    pub(crate) fn workers(&self) -> Option<FleetArg<'_>> {
+        let named = self.fleet.as_ref().map(FleetArg::Named);
+        named.or(self.devices.map(FleetArg::Devices))
     }
 }
 
-/// What is promised, without a file.
+/// Targets given by flags instead of a policy file.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetArgs {
-    /// Time to the first token, such as 500ms.
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    /// Target of the time to first token, such as 500ms.
+    #[arg(long, value_name = "TIME", help_heading = "Targets", value_parser = parse_span)]
     pub(crate) ttft: Option<Duration>,
-    /// Time between tokens after it, on average.
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    /// Target of the mean time per output token after it.
+    #[arg(long, value_name = "TIME", help_heading = "Targets", value_parser = parse_span)]
     pub(crate) tpot: Option<Duration>,
-    /// Time to the last token.
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    /// Target of the time to the last token.
+    #[arg(long, value_name = "TIME", help_heading = "Targets", value_parser = parse_span)]
     pub(crate) e2e: Option<Duration>,
-    /// The share of requests that are to meet them.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    /// Required share of requests that meet the targets.
+    #[arg(
+        long,
+        value_name = "SHARE",
+        help_heading = "Targets",
+        default_value_t = 0.9
+    )]
     pub(crate) goal: f64,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cleave sim goodput --devices 8 --workload long-short --rate 60 --ttft 500ms --tpot 40ms --compare
-  cleave sim goodput --fleet prefill=3,decode=5,profile=h100-llama-3-8b --trace conversation_trace.jsonl.gz \\
-      --ttft 5s --tpot 50ms --search
-  cleave sim goodput --devices 1024 --workload long-short --rate 8000 --duration 5s --ttft 500ms --router-cost
+  cleave sim goodput --fleet prefill=3,decode=5,profile=h100-llama-3-8b --search \\
+      --trace conversation_trace.jsonl.gz --ttft 5s --tpot 50ms
+  cleave sim goodput --devices 1024 --workload long-short --rate 8000 --duration 5s \\
+      --ttft 500ms --router-cost
 
-Baselines get the same devices and the same arrivals; where one worker serves both legs, every device does.")]
-pub(crate) struct GoodputArgs {
+Baselines get the same devices and the same arrivals. In an aggregated baseline every device
+serves both legs.")]
+pub(crate) struct SimGoodputArgs {
     #[command(flatten)]
     pub(crate) scenario: ScenarioArgs,
     #[command(flatten)]
     pub(crate) targets: TargetArgs,
-    /// How to route; may be repeated.
-    #[arg(long, value_name = "WAY", value_parser = parse_way, default_value = "auto")]
-    pub(crate) way: Vec<Way>,
-    /// Every way to route, the baselines too.
-    #[arg(long)]
+    /// Routing to simulate; may be repeated.
+    #[arg(long, value_name = "WAY", help_heading = "Simulation", value_parser = parse_way, default_value = "auto")]
+    pub(crate) way: Vec<RoutingScheme>,
+    /// Simulate all routings, including the baselines.
+    #[arg(long, help_heading = "Simulation")]
     pub(crate) compare: bool,
-    /// Look for the highest rate at which the goal is met, from the workload's rate on.
-    #[arg(long, conflicts_with = "router_cost")]
+    /// Search for the highest rate at which the goal is met, starting at the workload's rate.
+    #[arg(long, help_heading = "Simulation", conflicts_with = "router_cost")]
     pub(crate) search: bool,
-    /// Measure what the router's brain costs here: time for each decision, memory.
-    #[arg(long)]
+    /// Measure the cost of the router's brain on this machine: time per decision, and memory.
+    #[arg(long, help_heading = "Simulation")]
     pub(crate) router_cost: bool,
 }
 
-/// What is asked about each way to route.
+/// The result that is wanted for each routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
-    /// What comes of one rate.
-    Rate,
-    /// Which rate is the highest.
-    Highest,
-    /// What its router costs.
-    Cost,
+pub(crate) enum GoodputQuestion {
+    OneRate,
+    /// The highest rate that meets the goal.
+    HighestRate,
+    /// The cost of the router's brain.
+    RouterCost,
 }
 
-impl GoodputArgs {
-    pub(crate) fn question(&self) -> Question {
+impl SimGoodputArgs {
+    pub(crate) fn question(&self) -> GoodputQuestion {
         if self.search {
-            Question::Highest
+            GoodputQuestion::HighestRate
         } else if self.router_cost {
-            Question::Cost
+            GoodputQuestion::RouterCost
         } else {
-            Question::Rate
+            GoodputQuestion::OneRate
         }
     }
 }
 
-/// `auto`, `split`, `aggregated`, `load-split` …
-fn parse_way(text: &str) -> Result<Way, String> {
-    let named = Way::ALL.into_iter().find(|way| flag(*way) == text);
+/// Parses `auto`, `split`, `aggregated`, `load-split` …
+fn parse_way(text: &str) -> Result<RoutingScheme, String> {
+    let named = RoutingScheme::ALL
+        .into_iter()
+        .find(|way| flag(*way) == text);
     named.ok_or_else(|| {
-        let names: Vec<&str> = Way::ALL.into_iter().map(flag).collect();
+        let names: Vec<&str> = RoutingScheme::ALL.into_iter().map(flag).collect();
         format!("expected one of {}", names.join(", "))
     })
 }
 
-fn flag(way: Way) -> &'static str {
+fn flag(way: RoutingScheme) -> &'static str {
     match way {
-        Way::Auto => "auto",
-        Way::Split => "split",
-        Way::Whole => "aggregated",
-        Way::LoadSplit => "load-split",
-        Way::LoadWhole => "load-aggregated",
-        Way::TurnsSplit => "round-robin-split",
-        Way::TurnsWhole => "round-robin-aggregated",
+        RoutingScheme::Auto => "auto",
+        RoutingScheme::Split => "split",
+        RoutingScheme::Whole => "aggregated",
+        RoutingScheme::LoadSplit => "load-split",
+        RoutingScheme::LoadWhole => "load-aggregated",
+        RoutingScheme::RoundRobinSplit => "round-robin-split",
+        RoutingScheme::RoundRobinWhole => "round-robin-aggregated",
     }
 }
 
@@ -154,13 +165,13 @@ fn flag(way: Way) -> &'static str {
   cleave check policy.yaml
   cleave check policy.yaml --devices 8 --workload chat=0.7*short-long,batch=0.3*long-short --rate 40
 
-The first looks at the file alone; the second also looks for the highest rate at which the fleet keeps
-every promise, in simulated runs of ten seconds and 300 requests each at least, unless --limit or
---duration says otherwise.
+The first command checks the file alone. The second also searches for the highest rate at which the
+fleet meets every goal, in simulated runs of at least ten seconds and 300 requests each, unless
+--limit or --duration sets another length.
 
-Exit status 1 when the file is no policy, or when some class would miss its goal at that rate.")]
+The exit status is 1 if the policy is invalid, or if a class would miss its goal at that rate.")]
 pub(crate) struct CheckArgs {
-    /// Classes, tenants and rules, as `--policy` of `serve` and `router` takes them.
+    /// Policy file with classes, tenants and rules, as for `--policy` of `serve` and `router`.
     #[arg(value_name = "POLICY")]
     pub(crate) policy: PathBuf,
     #[command(flatten)]

@@ -4,10 +4,10 @@ use clap::Args;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  cleave key                               a random key for a tenant, and what the policy holds of it
-  cleave key --digest < key.txt            what the policy holds of a key that there is already")]
+  cleave key                          a random key for a tenant, and its digest for the policy
+  cleave key --digest < key.txt       the digest of an existing key")]
 pub(crate) struct KeyArgs {
-    /// Read a key from the standard input and print its SHA-256.
+    /// Read a key from standard input and print its SHA-256 instead.
     #[arg(long)]
     pub(crate) digest: bool,
 }

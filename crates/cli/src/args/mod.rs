@@ -1,17 +1,18 @@
 //! The command line: every flag with its unit, its default and an example.
 //!
-//! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
-//! or holds a default that another place holds too.
+//! Owns: the flags; each group of commands has its file. Never: acts on a flag, reads a file, or
+//! holds a default that a library crate holds, too.
 
 mod autoscale;
 mod balancing;
 mod bench;
 mod engine;
-mod face;
 mod generate;
 mod goodput;
+mod http;
 mod key;
 mod kv;
+mod manual;
 mod plan;
 mod scale;
 mod serve;
@@ -23,21 +24,22 @@ mod top;
 mod transport;
 
 pub(crate) use autoscale::AutoscaleArgs;
-pub(crate) use balancing::{FellowArgs, PickerArgs, StreamArgs};
+pub(crate) use balancing::{PeerRouterArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
-    DecodeShare, Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
+    DecodeShare, DeviceArg, DtypeArg, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
     ModelArgs, QuantizeArg,
 };
-pub(crate) use face::FaceArgs;
-pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};
+pub(crate) use generate::{GenerateArgs, QuantizationArg, SynthArgs};
 pub(crate) use goodput::{
-    ArrivalArgs, CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers,
+    ArrivalArgs, CheckArgs, FleetArg, GoodputQuestion, ScenarioArgs, SimGoodputArgs, TargetArgs,
 };
+pub(crate) use http::HttpArgs;
 pub(crate) use key::KeyArgs;
-pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
+pub(crate) use kv::{FarTransportArg, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
+pub(crate) use manual::{CompletionsArgs, ManArgs};
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
-pub(crate) use scale::{Knot, ScaleArgs};
+pub(crate) use scale::{RatePoint, ScaleArgs};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
 pub(crate) use speculation::SpeculationArgs;
@@ -48,15 +50,15 @@ use clap::{Parser, Subcommand};
 
 /// Serves large language models with prefill and decode split apart.
 ///
-/// Prefill workers run prompts, decode workers generate, a router assigns each request to one of
-/// each and KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
+/// Prefill workers run prompts, decode workers generate, and a router assigns each request to one
+/// of each; KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
 #[derive(Debug, Parser)]
 #[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) log: LogArgs,
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -69,59 +71,65 @@ const EXAMPLES: &str = "Examples:
 `cleave COMMAND --help` explains each command.";
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Run a router and its workers in this one process.
     Serve(ServeArgs),
     /// Run the router alone: HTTP API for clients, gRPC for workers, both on one port.
     Router(RouterArgs),
-    /// Run one worker that dials one or several routers.
+    /// Run one worker that connects to one or several routers.
     Worker(WorkerArgs),
-    /// Watch a fleet in the terminal; `/ui` of the router shows the same in a browser.
+    /// Watch a fleet in the terminal; the router's `/ui` shows the same in a browser.
     Top(TopArgs),
-    /// Start and stop workers as a router's policy wants them.
+    /// Start and stop workers so that their number follows a router's policy.
     Autoscale(AutoscaleArgs),
-    /// Continue one prompt and exit; no server.
+    /// Continue one prompt and exit, without a server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
     Synth(SynthArgs),
-    /// Run the decision code in a simulated fleet.
+    /// Run the production schedulers and routers in a simulated fleet.
     Sim(SimArgs),
-    /// Check a policy, and whether a fleet could keep what it promises.
+    /// Check a policy file, and whether a simulated fleet could meet its targets.
     Check(Box<CheckArgs>),
-    /// Feed a recorded tape to a fresh brain and compare what it decides.
+    /// Replay a recorded tape with a new brain and compare its decisions.
     Replay(ReplayArgs),
-    /// Print the page that documents every metric, `docs/metrics.md`.
+    /// Print `docs/metrics.md`, the page that documents every metric.
+    #[command(after_help = "Example:
+  cleave metrics > docs/metrics.md")]
     Metrics,
-    /// Measure.
+    /// Measure the speed of an engine or the goodput of a server.
     Bench(BenchArgs),
-    /// Make an API key for a tenant, and print what a policy holds of it.
+    /// Make an API key for a tenant, and print its digest for the policy.
     Key(KeyArgs),
-    /// How KV blocks travel between workers.
+    /// Measure the transport of KV blocks between workers.
     Kv(KvArgs),
-    /// What work costs on this machine, and how well that is known.
+    /// Measure step times on this machine, and the error of their predictions.
     Plan(PlanArgs),
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write the pages of all commands into a folder.
+    Man(ManArgs),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::parse_name;
+    use crate::values::parse_worker_name;
     use clap::CommandFactory;
     use cleave_domain::Role;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn the_command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn a_worker_could_be_called_anything_and_be_reached_nowhere() {
+    fn worker_names_and_addresses_are_checked() {
         for good in ["d0", "decode-host.7-123", "rack:3@b"] {
-            assert_eq!(parse_name(good).as_deref(), Ok(good));
+            assert_eq!(parse_worker_name(good).as_deref(), Ok(good));
         }
         let long = "x".repeat(129);
         for bad in ["", "a\nb", "\"", "../w", "\u{1b}[2J", long.as_str()] {
-            assert!(parse_name(bad).is_err(), "{bad:?}");
+            assert!(parse_worker_name(bad).is_err(), "{bad:?}");
         }
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
         for more in [
@@ -135,12 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn a_picker_was_told_to_show_a_certificate_that_is_not_there() {
+    fn a_picker_certificate_must_be_given() {
         let picker = |more: &str| {
             let words = "cleave router --ext-proc-listen [::1]:9002 --picker-endpoints h:8000";
             let parsed = Cli::try_parse_from(words.split(' ').chain(more.split_whitespace()));
             parsed.map(|cli| match cli.command {
-                Command::Router(router) => router.picker.options().unwrap().tls,
+                CliCommand::Router(router) => router.picker.options().unwrap().tls,
                 _ => panic!("a router was asked for"),
             })
         };
@@ -160,16 +168,18 @@ mod tests {
         assert!(picker("--ext-proc-tls yes").is_err());
     }
 
+    // Lesson: 32.
     #[test]
-    fn defaults_are_those_of_the_parts() {
+    fn flag_defaults_equal_the_library_defaults() {
         let parse = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
-        let Command::Router(router) = parse(&["cleave", "router"]) else {
+        let CliCommand::Router(router) = parse(&["cleave", "router"]) else {
             panic!("a router was asked for");
         };
         let limits = cleave_node::RouterOptions::default();
         let RouterLimitArgs {
             migration_limit,
             max_moves,
+            queue_wait,
             reader_wait,
             reader_backlog,
             external_metrics_listen,
@@ -184,22 +194,30 @@ mod tests {
         assert_eq!(router.process.traces.trace_sample, None);
         assert_eq!(streams.keep_alive(), limits.api.keep_alive);
         assert_eq!(router.picker.options(), None);
-        assert_eq!(router.fellows.fellow_routers, limits.fellows);
+        assert_eq!(router.peers.fellow_routers, limits.peer_routers);
         assert_eq!(external_metrics_listen, None);
-        assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
-        let placement = cleave_node::Placement::from(placement);
+        assert_eq!(
+            cleave_node::RoutingMode::from(router_mode),
+            limits.limits.mode
+        );
+        let placement = cleave_node::LegPlacement::from(placement);
         assert_eq!(placement, limits.limits.placement);
         assert_eq!(migration_limit, limits.limits.failures_max);
         assert_eq!(max_moves, limits.limits.moves_max);
+        assert_eq!(queue_wait.0, limits.limits.queue_wait_max);
         assert_eq!(reader_wait.0, limits.limits.reader_wait_max);
         assert_eq!(reader_backlog, limits.reader_backlog_max);
         assert_eq!(router.process.worker_silence.0, limits.silence_max);
-        assert_eq!(router.face.limits(), limits.http);
-        assert_eq!(router.face.max_body, limits.api.body_bytes_max);
-        assert_eq!(router.face.body_memory, limits.api.body_memory_bytes);
-        assert_eq!(router.face.body_timeout.0, limits.api.body_wait_max);
+        assert_eq!(router.http.http_limits(), limits.http);
+        assert_eq!(router.http.max_body, limits.api.body_bytes_max);
+        assert_eq!(router.http.body_memory, limits.api.body_memory_bytes);
+        assert_eq!(
+            router.http.template_memory,
+            limits.api.template_memory_bytes
+        );
+        assert_eq!(router.http.body_timeout.0, limits.api.body_wait_max);
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
-        let Command::Worker(worker) = parse(&words) else {
+        let CliCommand::Worker(worker) = parse(&words) else {
             panic!("a worker was asked for");
         };
         let options = cleave_node::WorkerOptions::new("w", Role::Both);
@@ -212,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_long_running_commands_stand_in_sections() {
+    fn flags_of_long_running_commands_have_sections() {
         let mut cli = Cli::command();
         cli.build();
         for name in ["serve", "router", "worker"] {
@@ -222,7 +240,7 @@ mod tests {
                 let section = argument.get_help_heading().unwrap_or_default();
                 *sections.entry(section.to_owned()).or_default() += 1;
             }
-            // Where it listens or whom it serves, and help itself.
+            // Flags of addresses and roles, and help itself, have no section.
             let without = sections.get("").copied().unwrap_or_default();
             assert!(without <= 8, "{name}: {sections:?}");
             let largest = sections.values().max().copied().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! The flags of what lets a simulated fleet grow and shrink: `sim scale`.
+//! The flags of a simulated fleet that grows and shrinks: `sim scale`.
 //!
-//! Owns: their names, words and bounds, each default once. Never: reads a file or makes a fleet. Invariant: what is
-//! taken names its promises in one way, a policy's file or flags.
+//! Owns: their names, formats and limits. Never: reads a file or makes a fleet. Invariant: targets
+//! come either from a policy file or from flags, never from both.
 
 use super::{ArrivalArgs, TargetArgs};
 use crate::load::parse_span;
@@ -13,69 +13,78 @@ use std::time::Duration;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cleave sim scale --policy policy.yaml --trace conversation_trace.jsonl.gz --start 2m
-  cleave sim scale --profile a100-llama-3-8b --devices 16 --ttft 3s --tpot 80ms --workload long-long \\
-      --rate 12 --duration 20m --curve 0s=0.1,3m=0.15,9m=1,12m=1,17m=0.1 --start 30s --compare
+  cleave sim scale --profile a100-llama-3-8b --devices 16 --ttft 3s --tpot 80ms \\
+      --workload long-long --rate 12 --duration 20m \\
+      --curve 0s=0.1,3m=0.15,9m=1,12m=1,17m=0.1 --start 30s --compare
 
-`--compare` serves the same arrivals with fleets that nobody changes, as large as this one was at its most and
-on average, and with one that goes by thresholds of KV occupancy and queues.")]
+`--compare` also serves the same arrivals with two fixed fleets, of the largest and of the mean size
+of this one, and with a fleet that scales by thresholds of KV occupancy and queues.")]
 pub(crate) struct ScaleArgs {
-    /// The promises and the part `scaling`, as `--policy` of `serve` and `router` takes them.
+    /// Policy file with the targets and the part `scaling`, as for `--policy` of `serve` and
+    /// `router`.
     #[arg(long, value_name = "FILE", required_unless_present = "devices", conflicts_with_all = ["devices", "ttft", "tpot", "e2e"])]
     pub(crate) policy: Option<PathBuf>,
-    /// Without a policy: devices at most, of prefill and decode workers.
+    /// Without a policy: limit of devices for prefill and decode workers.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=10_000))]
     pub(crate) devices: Option<u32>,
     #[command(flatten)]
     pub(crate) targets: TargetArgs,
-    /// The kind of device; an unknown name lists them.
-    #[arg(long, value_name = "NAME", default_value = "h100-llama-3-8b")]
+    /// Profile of a device; an unknown name lists all profiles.
+    #[arg(
+        long,
+        value_name = "NAME",
+        help_heading = "Simulation",
+        default_value = "h100-llama-3-8b"
+    )]
     pub(crate) profile: String,
     #[command(flatten)]
     pub(crate) arrivals: ArrivalArgs,
-    /// How the load goes: shares of the arrivals by time, straight lines between; all of them if absent.
-    #[arg(long, value_name = "TIME=SHARE,…", value_delimiter = ',', value_parser = parse_knot)]
-    pub(crate) curve: Vec<Knot>,
-    /// Workers that are there at the beginning, such as `prefill=2,decode=1`; each pool's `min` if absent.
-    #[arg(long, value_name = "SPEC", value_parser = parse_counts)]
+    /// Load over time, as shares of the arrivals with straight lines between the points; all
+    /// arrivals if absent.
+    #[arg(long, value_name = "TIME=SHARE,…", help_heading = "Simulation", value_delimiter = ',', value_parser = parse_rate_point)]
+    pub(crate) curve: Vec<RatePoint>,
+    /// Workers at the beginning, such as `prefill=2,decode=1`; each pool's `min` if absent.
+    #[arg(long, value_name = "SPEC", help_heading = "Simulation", value_parser = parse_counts)]
     pub(crate) first: Option<PoolCounts>,
-    /// From the decision to start a worker until it serves.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_span)]
+    /// Time from the decision to start a worker until it serves.
+    #[arg(long, value_name = "TIME", help_heading = "Simulation", default_value = "60s", value_parser = parse_span)]
     pub(crate) start: Duration,
-    /// A worker dies, whichever, after so long; may be repeated.
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    /// Time at which a random worker dies; may be repeated.
+    #[arg(long, value_name = "TIME", help_heading = "Simulation", value_parser = parse_span)]
     pub(crate) kill: Vec<Duration>,
-    /// How far each step may be off its price, in thousandths.
-    #[arg(long, value_name = "PERMILLE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..1000))]
+    /// Largest random deviation of each step from its predicted time, in thousandths.
+    #[arg(long, value_name = "PERMILLE", help_heading = "Simulation", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..1000))]
     pub(crate) noise: u32,
-    /// Other ways to size the fleet, too.
-    #[arg(long)]
+    /// Also simulate other ways to size the fleet.
+    #[arg(long, help_heading = "Simulation")]
     pub(crate) compare: bool,
-    /// Print each change of how many workers are wanted.
-    #[arg(long)]
+    /// Print each change of the desired number of workers.
+    #[arg(long, help_heading = "Simulation")]
     pub(crate) changes: bool,
     /// Print one JSON object.
-    #[arg(long)]
+    #[arg(long, help_heading = "Simulation")]
     pub(crate) json: bool,
 }
 
-/// So many of the arrivals come at that time.
+/// The share of the arrivals that is kept at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Knot {
+pub(crate) struct RatePoint {
     pub(crate) at: Duration,
     pub(crate) permille: u32,
 }
 
-/// `9m=0.5`.
-fn parse_knot(text: &str) -> Result<Knot, String> {
-    let wrong = || format!("`{text}`: a time and a share from 0 to 1 are meant, such as 9m=0.5");
+/// Parses a point such as `9m=0.5`.
+fn parse_rate_point(text: &str) -> Result<RatePoint, String> {
+    let wrong = || format!("`{text}`: expected a time and a share from 0 to 1, such as 9m=0.5");
     let (at, share) = text.split_once('=').ok_or_else(wrong)?;
     let share: f64 = share.parse().map_err(|_| wrong())?;
     let within = (0.0..=1.0).contains(&share);
     let is_beginning = at.trim_end_matches(char::is_alphabetic) == "0";
-    Ok(Knot {
-        at: match is_beginning {
-            true => Duration::ZERO,
-            false => parse_span(at)?,
+    Ok(RatePoint {
+        at: if is_beginning {
+            Duration::ZERO
+        } else {
+            parse_span(at)?
         },
         permille: within
             .then_some((share * 1e3).round() as u32)
@@ -83,12 +92,12 @@ fn parse_knot(text: &str) -> Result<Knot, String> {
     })
 }
 
-/// `prefill=2,decode=1`.
+/// Parses counts such as `prefill=2,decode=1`.
 fn parse_counts(text: &str) -> Result<PoolCounts, String> {
     let mut counts = PoolCounts::default();
     for part in text.split(',') {
         let wrong =
-            || format!("`{part}`: prefill, decode or both and a count are meant, such as decode=2");
+            || format!("`{part}`: expected prefill, decode or both, and a count, such as decode=2");
         let (pool, count) = part.split_once('=').ok_or_else(wrong)?;
         let count = count.parse().ok().filter(|count| *count <= 10_000);
         let place = match pool {
@@ -104,16 +113,16 @@ fn parse_counts(text: &str) -> Result<PoolCounts, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_counts, parse_knot};
+    use super::{parse_counts, parse_rate_point};
     use std::time::Duration;
 
     #[test]
-    fn a_curve_and_a_fleet_are_what_their_texts_say_and_what_is_wrong_is_named() {
-        let knot = parse_knot("1.5m=0.25").unwrap();
+    fn curves_and_fleets_are_parsed_and_errors_name_the_part() {
+        let knot = parse_rate_point("1.5m=0.25").unwrap();
         assert_eq!((knot.at, knot.permille), (Duration::from_secs(90), 250));
-        assert_eq!(parse_knot("0=1").unwrap().at, Duration::ZERO);
+        assert_eq!(parse_rate_point("0=1").unwrap().at, Duration::ZERO);
         for text in ["3m", "3m=2", "3m=-0.1", "3m=NaN", "3=1", "x=1"] {
-            let error = parse_knot(text).unwrap_err();
+            let error = parse_rate_point(text).unwrap_err();
             assert!(error.contains(text.split('=').next().unwrap()), "{error}");
         }
         let counts = parse_counts("decode=2,prefill=1").unwrap();

@@ -1,6 +1,6 @@
-//! The flags of what runs the decision code without a fleet: `sim`, `replay`.
+//! The flags of commands that run the brains without a fleet: `sim`, `replay`.
 
-use super::{GoodputArgs, ScaleArgs};
+use super::{ScaleArgs, SimGoodputArgs};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -8,7 +8,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   cleave sim chaos --seeds 1000
   cleave sim goodput --devices 8 --workload long-short --rate 60 --ttft 500ms --tpot 40ms
-  cleave sim scale --policy policy.yaml --workload short-long --rate 60 --duration 20m --curve 0s=0.1,10m=1,20m=0.1")]
+  cleave sim scale --policy policy.yaml --workload short-long --rate 60 --duration 20m \\
+      --curve 0s=0.1,10m=1,20m=0.1")]
 pub(crate) struct SimArgs {
     #[command(subcommand)]
     pub(crate) command: SimCommand,
@@ -16,43 +17,46 @@ pub(crate) struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SimCommand {
-    /// Draw whole worlds from seeds, inject faults, check safety, then liveness.
+    /// Simulate random fleets with faults, drawn from seeds; check safety, then liveness.
     #[command(after_help = "Examples:
   cleave sim chaos --seeds 1000
   cleave sim chaos --seeds 1 --from 4711 --log     one world, a line per event
 
 A violation prints its seed and makes the exit status 1.")]
     Chaos {
-        /// How many worlds.
+        /// Number of worlds to simulate.
         #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: u64,
-        /// The first seed.
+        /// Seed of the first world.
         #[arg(long, value_name = "K", default_value_t = 0)]
         from: u64,
-        /// Print a line of state per event.
+        /// Print a line of state for each event.
         #[arg(long)]
         log: bool,
     },
-    /// Explore small worlds whole: every order, every fault, up to so many surprises on a path.
+    /// Explore small worlds completely: every order of events and every fault, up to a number of
+    /// faults on a path.
     #[command(after_help = "Examples:
   cleave sim explore
   cleave sim explore --world drain --surprises 3
 
-A broken promise prints the way to it, a line per move, and makes the exit status 1.")]
+A violation prints the path to it, a line per move, and makes the exit status 1.")]
     Explore {
-        /// Only this one.
+        /// Name of the one world to explore; all worlds if absent.
         #[arg(long, value_name = "NAME")]
         world: Option<String>,
-        /// Surprises on one path; each more takes a hundred times as long.
+        /// Limit of faults on one path; each more takes a hundred times as long.
         #[arg(long, value_name = "N")]
         surprises: Option<u8>,
-        /// States of a world at most; nine bytes each.
+        /// Limit of the states of one world; each takes nine bytes.
         #[arg(long, value_name = "N", default_value_t = 100_000_000)]
         states_max: u64,
     },
-    /// How much a fleet of real devices, as prices, serves within its promises, and how much others would.
-    Goodput(Box<GoodputArgs>),
-    /// How a fleet of real devices, as prices, grows and shrinks with a load that changes.
+    /// Simulate the goodput of a fleet of real devices, with their measured prices, and compare
+    /// routings.
+    Goodput(Box<SimGoodputArgs>),
+    /// Simulate how a fleet of real devices, with their measured prices, scales with a changing
+    /// load.
     Scale(Box<ScaleArgs>),
 }
 

@@ -1,48 +1,49 @@
-//! The flag of speculation.
+//! The flag of speculative decoding.
 //!
-//! Owns: what `--speculative-config` says, as vLLM spells it. Never: decides when a guess is worth its row.
-//! Invariant: what passed is a configuration that every engine takes, whatever it does of it.
+//! Owns: parsing `--speculative-config`, which has vLLM's format. Never: decides when a draft is
+//! verified. Invariant: every engine accepts a configuration that passed.
 
 use clap::Args;
-use cleave_sched::Lookup;
+use cleave_sched::LookupLimits;
 use serde::Deserialize;
 use std::ops::RangeInclusive;
 
-/// Tokens that may be guessed for one sequence in one step: no guess is worth more rows.
+/// Limits of draft tokens for one sequence in one step: more are never worth their rows.
 const DRAFTS: RangeInclusive<u32> = 1..=16;
-/// Tokens that are looked for.
-const MATCHES: RangeInclusive<u32> = 1..=64;
-/// Where neither is said.
+/// Limits of the length of a match.
+const MATCH_TOKENS: RangeInclusive<u32> = 1..=64;
+/// Default lengths of a match.
 const MATCH_MAX: u32 = 4;
 const MATCH_MIN: u32 = 2;
-/// What is said where nobody guesses.
+/// Value that switches speculation off.
 const OFF: &str = "off";
-/// On where the engine verifies guesses: text without any runs as fast as when it is off, because rows are only verified
-/// where they are predicted to pay (README, Several tokens in a step).
+/// On by default where the engine verifies drafts: text without matches is as fast as with it off,
+/// because drafts are only verified where they are predicted to pay
+/// (docs/guides/speculative-decoding.md).
 const DEFAULT: &str = r#"{"method":"ngram","num_speculative_tokens":4}"#;
 
-/// Several tokens in one step.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArgs {
-    /// Guess the next tokens from those that a sequence has, and verify several in one step where that is predicted to
-    /// pay; the answers stay the same. `off`, or JSON as of vLLM, such as
-    /// `{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}`: at most 4 tokens,
-    /// those that followed the last 4 to 2 tokens where they were before. A device that draws its tokens itself
-    /// verifies none, whatever is said.
+    /// Speculative decoding by prompt lookup: draft the next tokens from the sequence's own tokens,
+    /// and verify several in one step where that is predicted to pay. Answers stay the same. The
+    /// value is `off`, or JSON in vLLM's format, such as
+    /// `{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}`:
+    /// it drafts at most 4 tokens, which followed an earlier occurrence of the last 4 to 2 tokens.
+    /// A device that draws its tokens itself verifies no drafts, whatever the value.
     #[arg(long, value_name = "JSON", default_value = DEFAULT, value_parser = parse)]
-    pub(crate) speculative_config: Speculation,
+    pub(crate) speculative_config: SpeculationArg,
 }
 
-/// How tokens are guessed, if they are.
+/// The method of drafting; `None` for no speculation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Speculation(pub(crate) Option<Lookup>);
+pub(crate) struct SpeculationArg(pub(crate) Option<LookupLimits>);
 
-/// As it is written.
+/// The JSON form of the value.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
-    method: Method,
+struct SpeculativeConfig {
+    method: SpeculationMethod,
     num_speculative_tokens: u32,
     prompt_lookup_max: Option<u32>,
     prompt_lookup_min: Option<u32>,
@@ -50,21 +51,22 @@ struct Written {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Method {
+enum SpeculationMethod {
     Ngram,
 }
 
-fn parse(text: &str) -> Result<Speculation, String> {
+fn parse(text: &str) -> Result<SpeculationArg, String> {
     if text == OFF {
-        return Ok(Speculation(None));
+        return Ok(SpeculationArg(None));
     }
-    read(text).map(|lookup| Speculation(Some(lookup)))
+    read(text).map(|lookup| SpeculationArg(Some(lookup)))
 }
 
-fn read(text: &str) -> Result<Lookup, String> {
-    let written: Written = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let Written {
-        method: Method::Ngram,
+fn read(text: &str) -> Result<LookupLimits, String> {
+    let written: SpeculativeConfig =
+        serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let SpeculativeConfig {
+        method: SpeculationMethod::Ngram,
         num_speculative_tokens,
         prompt_lookup_max,
         prompt_lookup_min,
@@ -72,16 +74,19 @@ fn read(text: &str) -> Result<Lookup, String> {
     let match_max = prompt_lookup_max.or(prompt_lookup_min.map(|least| least.max(MATCH_MAX)));
     let match_max = match_max.unwrap_or(MATCH_MAX);
     let match_min = prompt_lookup_min.unwrap_or(MATCH_MIN.min(match_max));
-    let within = |name: &str, value: u32, range: RangeInclusive<u32>| match range.contains(&value) {
-        true => Ok(value),
-        false => Err(format!(
-            "{name} is {value}; it must be from {} to {}",
-            range.start(),
-            range.end()
-        )),
+    let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
+        if range.contains(&value) {
+            Ok(value)
+        } else {
+            Err(format!(
+                "{name} is {value}; it must be from {} to {}",
+                range.start(),
+                range.end()
+            ))
+        }
     };
-    let match_max = within("prompt_lookup_max", match_max, MATCHES)?;
-    Ok(Lookup {
+    let match_max = within("prompt_lookup_max", match_max, MATCH_TOKENS)?;
+    Ok(LookupLimits {
         drafts_max: within("num_speculative_tokens", num_speculative_tokens, DRAFTS)?,
         match_max,
         match_min: within("prompt_lookup_min", match_min, 1..=match_max)?,
@@ -93,10 +98,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_speculative_config_is_read_as_vllm_writes_it() {
+    fn speculative_config_takes_vllm_json() {
         let read = |text| {
             read(text).map(|lookup| {
-                let Lookup {
+                let LookupLimits {
                     drafts_max,
                     match_max,
                     match_min,
@@ -142,8 +147,8 @@ mod tests {
             let refused = read(text).unwrap_err();
             assert!(refused.contains(says), "{refused}");
         }
-        assert_eq!(parse("off"), Ok(Speculation(None)));
-        let Ok(Speculation(Some(lookup))) = parse(DEFAULT) else {
+        assert_eq!(parse("off"), Ok(SpeculationArg(None)));
+        let Ok(SpeculationArg(Some(lookup))) = parse(DEFAULT) else {
             panic!("it is on where nothing is said");
         };
         assert_eq!(

@@ -1,16 +1,16 @@
 //! The flags of logs and traces.
 //!
-//! Owns: these flags, and which of flag and environment counts. Never: writes a log.
+//! Owns: these flags, and the precedence of flags and environment. Never: writes a log.
 
 use clap::{Args, ValueEnum};
 use cleave_api::PromptLog;
-use cleave_node::{SampleError, Sampler, TraceOptions};
+use cleave_node::{TraceOptions, TraceSampler, TraceSamplerError};
 
-/// What every command takes.
+/// Flags of every command.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
-    /// How log lines are written, to standard error.
+    /// Format of log lines, which go to standard error.
     #[arg(
         long,
         value_enum,
@@ -19,8 +19,8 @@ pub(crate) struct LogArgs {
         default_value = "text"
     )]
     pub(crate) log_format: LogFormat,
-    /// What is logged, and what is worse. RUST_LOG goes first where it says something, as
-    /// `RUST_LOG=h2=debug`; at `debug` every decision about a request is a line with its id.
+    /// Lowest level that is logged. RUST_LOG takes precedence where it matches, such as
+    /// `RUST_LOG=h2=debug`. At `debug` every decision about a request is a line with its id.
     #[arg(
         long,
         value_enum,
@@ -31,16 +31,16 @@ pub(crate) struct LogArgs {
     pub(crate) log_level: LogLevel,
 }
 
-/// See [`LogArgs::log_format`].
+/// Format of log lines; see [`LogArgs::log_format`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Lines of text for people.
     Text,
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// See [`LogArgs::log_level`].
+/// Level of log lines; see [`LogArgs::log_level`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
     Off,
@@ -51,50 +51,51 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
-/// What routers and workers take.
+/// Flags of routers and workers.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
     /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub(crate) otlp_endpoint: Option<String>,
-    /// Share of the traces that begin here and are recorded, 0 to 1; of clients' traces those are that they
-    /// record. If absent, what OTEL_TRACES_SAMPLER says, or all.
-    #[arg(long, value_name = "SHARE", value_parser = Sampler::share)]
-    pub(crate) trace_sample: Option<Sampler>,
+    /// Share of the traces that begin here and are recorded, 0 to 1; traces of clients are recorded
+    /// if the client records them. If absent, OTEL_TRACES_SAMPLER decides, or all are recorded.
+    #[arg(long, value_name = "SHARE", value_parser = TraceSampler::share)]
+    pub(crate) trace_sample: Option<TraceSampler>,
 }
 
-/// What routers take.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Clients")]
 pub(crate) struct PromptArgs {
-    /// Log the body of each completion request as it came, and what error messages quote of it. Without it
-    /// neither log, trace nor metric has text or tokens of a prompt or an answer.
+    /// Log the body of each completion request as it arrived, and the parts of it that error
+    /// messages quote. Without this flag no log, trace or metric contains text or tokens of a
+    /// prompt or an answer.
     #[arg(long)]
     pub(crate) log_prompts: bool,
 }
 
 impl PromptArgs {
     pub(crate) fn shown(self) -> PromptLog {
-        match self.log_prompts {
-            true => PromptLog::Shown,
-            false => PromptLog::Hidden,
+        if self.log_prompts {
+            PromptLog::Shown
+        } else {
+            PromptLog::Hidden
         }
     }
 }
 
 impl TraceArgs {
-    /// With what the environment says.
+    /// Combines the flags with the environment.
     ///
     /// # Errors
-    /// A sampler there that is none.
-    pub(crate) fn options(&self) -> Result<TraceOptions, SampleError> {
+    /// If the environment names an unknown sampler.
+    pub(crate) fn options(&self) -> Result<TraceOptions, TraceSamplerError> {
         let name = std::env::var("OTEL_TRACES_SAMPLER").ok();
         let argument = std::env::var("OTEL_TRACES_SAMPLER_ARG").ok();
         let sampler = match (self.trace_sample, name) {
             (Some(sampler), _) => sampler,
-            (None, Some(name)) => Sampler::named(&name, argument.as_deref())?,
-            (None, None) => Sampler::default(),
+            (None, Some(name)) => TraceSampler::named(&name, argument.as_deref())?,
+            (None, None) => TraceSampler::default(),
         };
         Ok(TraceOptions {
             endpoint: self.otlp_endpoint.clone(),

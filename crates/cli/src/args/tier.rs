@@ -1,23 +1,25 @@
-//! The flags of what is kept below the KV cache.
+//! The flags of the KV tiers below the pool.
 
 use crate::values::{parse_bytes, parse_swap_bytes};
 use clap::Args;
 use cleave_node::{DiskOptions, TierOptions};
 use std::path::PathBuf;
 
-/// Where what the prefix cache would lose is kept.
+/// Flags of the tiers that keep evicted cached prefixes.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "KV offloading")]
 pub(crate) struct TierArgs {
-    /// Host memory of each worker for cached prefixes that its KV cache has no room for, such as `8GiB`; 0
-    /// for none. They come back in place of being computed again, where that is predicted to be faster.
+    /// Host memory of each worker for cached prefixes that no longer fit its KV cache, such as
+    /// `8GiB`; 0 for none. They are loaded again instead of being recomputed, where that is
+    /// predicted to be faster.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_swap_bytes)]
     pub(crate) kv_offloading_size: u64,
-    /// Folder on disk for the same, found again after a restart; asks for `--kv-offloading-size` too. Each
-    /// worker has a file of its own there. It tells what prompts said, and is readable by this user only.
+    /// Folder on disk for the same, which survives a restart; requires `--kv-offloading-size`. Each
+    /// worker has a file of its own there. The files reveal the contents of prompts and are
+    /// readable by this user only.
     #[arg(long, value_name = "DIR", requires = "kv_offloading_size")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
-    /// How large such a file may become.
+    /// Limit of the size of each such file.
     #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_bytes)]
     pub(crate) kv_offloading_dir_size: u64,
 }
@@ -41,18 +43,18 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct TierFlags {
         #[command(flatten)]
         tier: TierArgs,
     }
 
     fn options(words: &[&str]) -> Result<TierOptions, clap::Error> {
         let words = std::iter::once(&"cleave").chain(words);
-        Line::try_parse_from(words).map(|line| line.tier.options())
+        TierFlags::try_parse_from(words).map(|line| line.tier.options())
     }
 
     #[test]
-    fn nothing_is_kept_unless_it_was_asked_for_and_a_disk_asks_for_memory() {
+    fn offloading_is_off_by_default_and_disk_needs_memory() {
         assert_eq!(options(&[]).unwrap(), TierOptions::default());
         let both = options(&["--kv-offloading-size", "1GiB", "--kv-offloading-dir", "/kv"]);
         let disk = DiskOptions {

@@ -3,26 +3,26 @@
 use clap::Args;
 use std::path::PathBuf;
 
-/// `cleave top`.
+/// The arguments of `cleave top`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Keys: q ends, arrows and pages move through the workers, s sorts by the next column, r turns
-the order, / filters by name, p pauses.
-
-Examples:
+#[command(after_help = "Examples:
   cleave top                                       the server of this machine, port 8000
-  cleave top --url http://cleave-router:8001       its admin port elsewhere, with CLEAVE_ADMIN_KEY set
-  cleave top --once                                one picture as text, for scripts and logs
-  cleave top --json | jq '.flights'                one line of JSON each second"
-)]
+  cleave top --url http://cleave-router:8001       another host's admin port, with CLEAVE_ADMIN_KEY
+  cleave top --once                                one snapshot as text, for scripts and logs
+  cleave top --json | jq '.flights'                one line of JSON each second
+
+Keys: q quits, arrows and page keys scroll through the workers, s sorts by the next column, r
+reverses the order, / filters by name, p pauses.")]
 pub(crate) struct TopArgs {
-    /// The router, or `cleave serve`, to look at.
+    /// URL of the router or of `cleave serve`.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub(crate) url: String,
-    /// The authorities that may vouch for an https:// server, in PEM; this system's if absent.
+    /// Certificate authorities, in PEM, that an https:// server must be signed by; the system's if
+    /// absent.
     #[arg(long, value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
-    /// The server's admin key, if it has one; better set in the environment.
+    /// The server's admin key, if it has one. Set it in the environment, where other users cannot
+    /// see it.
     #[arg(
         long,
         value_name = "KEY",
@@ -30,10 +30,10 @@ pub(crate) struct TopArgs {
         hide_env_values = true
     )]
     pub(crate) admin_key: Option<String>,
-    /// Show it once and exit; so does an output that is no terminal.
+    /// Print the state once and exit; this is the default if the output is not a terminal.
     #[arg(long)]
     pub(crate) once: bool,
-    /// As JSON: a line each second, or one line with `--once`.
+    /// Print JSON: a line each second, or one line with `--once`.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,4 +1,4 @@
-//! The flags that say what carries KV blocks between processes.
+//! The flags of the transport of KV blocks between processes.
 
 use clap::{Args, ValueEnum};
 use cleave_transfer::Transport;
@@ -8,9 +8,10 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "KV transport")]
 pub(crate) struct TransportArgs {
-    /// What may carry KV blocks to and from other processes, with commas. Of what both ends have, the best that works
-    /// is taken; name fewer to force or to forbid one. `nixl` is for a network that only the fleet is on: blocks go in
-    /// clear there. It goes over RDMA cards alone; `UCX_TLS` names others, whose ports trust whoever reaches them.
+    /// Transports allowed for KV blocks between processes, separated by commas. Two workers use the
+    /// best one that both allow and that works; name fewer to force or to forbid one. `nixl` sends
+    /// blocks unencrypted and is for a network that only the fleet can reach. It uses RDMA cards
+    /// only; `UCX_TLS` can name other transports, whose ports accept any peer that reaches them.
     #[arg(
         long,
         value_enum,
@@ -19,13 +20,13 @@ pub(crate) struct TransportArgs {
         default_value = "shm,tcp"
     )]
     pub(crate) kv_transport: Vec<KvTransport>,
-    /// NVIDIA's transfer library, libnixl_capi.so of NIXL 1.5 or later, for RDMA between hosts. By default
-    /// the one that the loader finds, if any.
+    /// NVIDIA's transfer library, libnixl_capi.so of NIXL 1.5 or later, for RDMA between hosts. By
+    /// default the one that the loader finds, if any.
     #[arg(long, value_name = "PATH", env = "CLEAVE_NIXL_LIBRARY")]
     pub(crate) nixl_library: Option<PathBuf>,
 }
 
-/// See [`TransportArgs::kv_transport`].
+/// A transport; see [`TransportArgs::kv_transport`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvTransport {
     /// Within a host: through shared memory, or from device to device.
@@ -37,7 +38,7 @@ pub(crate) enum KvTransport {
 }
 
 impl TransportArgs {
-    /// As workers know them.
+    /// Returns the transports that workers may use.
     pub(crate) fn transports(&self) -> BTreeSet<Transport> {
         let named = self.kv_transport.iter().flat_map(|named| match named {
             KvTransport::Shm => vec![Transport::SharedMemory, Transport::CudaIpc],

@@ -1,92 +1,102 @@
-//! What a processor would take at least for the same work.
+//! The least time that a processor would take for the same work.
 //!
-//! Owns: the ceilings, measured just before and after each sample, because machines are shared and their memory's speed
-//! changes within minutes. Never: computes a model.
-//! Invariant: the floor of a sample is the longer of its operations at the rate of its products and its bytes at the rate of its
-//! reads; both counts are `planner`'s, so every weight counts once a step, and caches are left out. Where the rate of products is not
-//! known there is none.
+//! Owns: the ceilings, measured just before and after each sample, because machines are shared and
+//! their memory speed changes within minutes. Never: computes a model. Invariant: the floor of a
+//! sample is the longer of two times: its operations at the measured rate of products, and its
+//! bytes at the measured rate of reads. Both counts come from `planner`, so every weight counts
+//! once a step, and caches are ignored. Where the rate of products is unknown there is no floor.
 
-use super::sample::Sampled;
-use cleave_cpu::{Dot, Isa, Reader, operations_per_second};
-use cleave_planner::{Shape, bytes, flops};
+use super::sample::BenchSample;
+use cleave_cpu::{BandwidthReader, DotType, Isa, operations_per_second};
+use cleave_planner::{ModelSizes, bytes, flops};
 
-/// How a processor's products are made.
+/// Kind of a processor's matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Products {
+pub(crate) struct ProcessorProducts {
     pub(crate) isa: Isa,
-    pub(crate) dot: Dot,
+    pub(crate) dot: DotType,
 }
 
-/// Measures ceilings.
-pub(super) struct Ceilings {
-    reader: Reader,
-    products: Products,
+pub(super) struct CeilingMeter {
+    reader: BandwidthReader,
+    products: ProcessorProducts,
     threads: usize,
-    shape: Shape,
+    shape: ModelSizes,
 }
 
-/// What the machine could do at a moment.
+/// Speed of the machine at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rates {
+pub(super) struct MachineRates {
     operations_per_second: Option<f64>,
     pub(super) bytes_per_second: f64,
 }
 
-impl Rates {
+impl MachineRates {
     fn mean(self, other: Self) -> Self {
         let both = self
             .operations_per_second
             .zip(other.operations_per_second)
             .map(|(one, two)| one.max(two));
         Self {
-            // Nobody changes a processor's products; what is smaller was disturbed.
+            // Another process can only lower the measured rate of products, so the larger one is
+            // right.
             operations_per_second: both,
             bytes_per_second: f64::midpoint(self.bytes_per_second, other.bytes_per_second),
         }
     }
 }
 
-/// A sample beside its floor.
+/// The floor of a sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Floor {
-    /// Tokens per second that the machine could do then; `None` where no loop measures its products.
+pub(super) struct SampleFloor {
+    /// Tokens per second that the machine could have reached; `None` where the rate of products is
+    /// unknown.
     pub(super) tokens_per_second: Option<f64>,
-    /// Read then.
+    /// Measured rate of reads.
     pub(super) bytes_per_second: f64,
 }
 
-impl Ceilings {
+impl CeilingMeter {
     /// # Errors
     /// If memory is short.
-    pub(super) fn new(products: Products, threads: usize, shape: Shape) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        products: ProcessorProducts,
+        threads: usize,
+        shape: ModelSizes,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
-            reader: Reader::new(threads)?,
+            reader: BandwidthReader::new(threads)?,
             products,
             threads,
             shape,
         })
     }
 
-    pub(super) fn now(&self) -> Rates {
-        let Products { isa, dot } = self.products;
-        Rates {
+    pub(super) fn measure(&self) -> MachineRates {
+        let ProcessorProducts { isa, dot } = self.products;
+        MachineRates {
             operations_per_second: operations_per_second(isa, dot, self.threads),
             bytes_per_second: self.reader.bytes_per_second(),
         }
     }
 
-    /// Of a sample between two moments.
-    pub(super) fn floor(&self, sample: &Sampled, before: Rates, after: Rates) -> Floor {
+    /// Computes the floor of a sample between two measurements.
+    pub(super) fn floor(
+        &self,
+        sample: &BenchSample,
+        before: MachineRates,
+        after: MachineRates,
+    ) -> SampleFloor {
         let rates = before.mean(after);
         let seconds = least_seconds(&self.shape, sample, rates);
-        Floor {
+        SampleFloor {
             tokens_per_second: seconds.map(|seconds| f64::from(sample.tokens_count) / seconds),
             bytes_per_second: rates.bytes_per_second,
         }
     }
 }
 
-fn least_seconds(shape: &Shape, sample: &Sampled, rates: Rates) -> Option<f64> {
+fn least_seconds(shape: &ModelSizes, sample: &BenchSample, rates: MachineRates) -> Option<f64> {
     let steps = sample.works.iter();
     let read: f64 = steps.clone().map(|work| bytes(shape, work, 1)).sum();
     let done: f64 = steps.map(|work| flops(shape, work)).sum();
@@ -97,12 +107,13 @@ fn least_seconds(shape: &Shape, sample: &Sampled, rates: Rates) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::Work;
+    use cleave_domain::StepWork;
 
-    /// Llama-3.2-1B in bf16 at the ceilings of two cores with 1,102 GFLOP/s of bf16 products: what was reckoned by hand.
+    /// Llama-3.2-1B in bf16 at the ceilings of two cores with 1,102 GFLOP/s of bf16 products,
+    /// computed by hand.
     #[test]
-    fn a_floor_is_that_of_a_known_model() {
-        let shape = Shape {
+    fn the_floor_of_a_known_model_is_as_computed_by_hand() {
+        let shape = ModelSizes {
             layers: 16,
             hidden: 2048,
             intermediate: 8192,
@@ -110,15 +121,15 @@ mod tests {
             kv_heads: 8,
             head_dim: 64,
             vocab: 128_256,
-            ..Shape::default()
+            ..ModelSizes::default()
         }
         .stored_in(2);
-        let known = Rates {
+        let known = MachineRates {
             operations_per_second: Some(1102e9),
             bytes_per_second: 45e9,
         };
-        let speed_at = |rates: Rates, tokens_count: u32, works: Vec<Work>| {
-            let sample = Sampled {
+        let speed_at = |rates: MachineRates, tokens_count: u32, works: Vec<StepWork>| {
+            let sample = BenchSample {
                 tokens_count,
                 works,
                 seconds: Vec::new(),
@@ -127,24 +138,24 @@ mod tests {
             least_seconds(&shape, &sample, rates).map(|seconds| f64::from(tokens_count) / seconds)
         };
         let speed = |tokens_count, works| speed_at(known, tokens_count, works).unwrap_or_default();
-        let prompt = |position, tokens, draws| Work {
+        let prompt = |position, tokens, draws| StepWork {
             draws,
-            ..Work::prefill(position, tokens)
+            ..StepWork::prefill(position, tokens)
         };
         assert_eq!(speed(512, vec![prompt(0, 512, 1)]).round(), 556.0);
         let chunks = (0..4).map(|i| prompt(512 * i, 512, u32::from(i == 3)));
         assert_eq!(speed(2048, chunks.collect()).round(), 530.0);
-        assert_eq!(speed(1, vec![Work::decode(129)]).round(), 18.0);
-        let all = (0..32).map(|_| Work::decode(129));
-        let all = all.fold(Work::default(), |mut sum, work| {
+        assert_eq!(speed(1, vec![StepWork::decode(129)]).round(), 18.0);
+        let all = (0..32).map(|_| StepWork::decode(129));
+        let all = all.fold(StepWork::default(), |mut sum, work| {
             sum += work;
             sum
         });
         assert_eq!((speed(32, vec![all]) / 10.0).round(), 44.0);
-        let unknown = Rates {
+        let unknown = MachineRates {
             operations_per_second: None,
             ..known
         };
-        assert_eq!(speed_at(unknown, 1, vec![Work::decode(129)]), None);
+        assert_eq!(speed_at(unknown, 1, vec![StepWork::decode(129)]), None);
     }
 }

@@ -1,167 +1,172 @@
-//! `cleave bench engine`: how fast an engine alone is.
+//! `cleave bench engine`: the speed of an engine alone.
 //!
-//! Owns: which shapes are measured in which order, and what is printed.
-//! Never: takes part in serving.
+//! Owns: the order of the measured shapes, and the output. Never: takes part in serving.
 
 mod floor;
 mod sample;
 mod shape;
 
-pub(crate) use floor::Products;
-pub(crate) use shape::Shape;
+pub(crate) use floor::ProcessorProducts;
+pub(crate) use shape::BenchShape;
 
 use crate::args::EngineBenchArgs;
-use crate::gpu::GpuPart;
-use crate::model::{self, Loaded};
+use crate::gpu::GpuShare;
+use crate::model::{self, LoadedModel};
 use anyhow::bail;
 use cleave_cpu::WorkerThreads;
 use cleave_engine::EngineLimits;
-use floor::{Ceilings, Floor};
-use sample::{Bench, Sampled, sequence_tokens};
+use floor::{CeilingMeter, SampleFloor};
+use sample::{BenchSample, EngineBench, sequence_tokens};
 use serde::Serialize;
 use shape::{SHAPES, SHAPES_GPU};
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-/// Everything that was measured.
 #[derive(Serialize)]
-struct Table {
+struct EngineTable {
     #[serde(flatten)]
-    about: About,
-    rows: Vec<Row>,
-    skipped: Vec<Skipped>,
+    about: BenchSubject,
+    rows: Vec<ShapeRow>,
+    skipped: Vec<SkippedShape>,
 }
 
-/// What is measured.
+/// The subject of the measurement.
 #[derive(Clone, Serialize)]
-struct About {
+struct BenchSubject {
     model: String,
     device: String,
     threads: usize,
-    /// Everything from the command's start to a model that is ready.
+    /// Time from the command's start until the model is ready.
     load_seconds: f64,
-    /// Of that, bringing the weights to where they are.
+    /// Time of loading the weights, which is a part of it.
     weights_seconds: f64,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct ShapeRow {
     shape: String,
     name: String,
     tokens_per_second_median: f64,
     tokens_per_second_best: f64,
-    /// Of a decode step, or of a whole prompt; the median of all rounds.
+    /// Time of a decode step, or of a whole prompt; median of all rounds.
     seconds_median: f64,
-    /// Of the slowest hundredth of decode steps, or the slowest prompt.
+    /// Time of the slowest hundredth of decode steps, or of the slowest prompt.
     seconds_p99: f64,
-    /// For how long the device stood still before a decode step; the median, where it knows.
+    /// Median idle time of the device before a decode step, if the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_seconds_median: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    beside: Option<Beside>,
+    beside: Option<FloorComparison>,
 }
 
-/// A row beside what the machine could do at the same moments: the floor of each sample, see [`floor`].
+/// A row compared with the machine's ceilings at the same moments: see [`floor`].
 #[derive(Serialize)]
-struct Beside {
+struct FloorComparison {
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    floor: Option<Fractions>,
-    /// The median.
+    floor: Option<FloorFractions>,
+    /// Median rate of reads.
     read_bytes_per_second: f64,
 }
 
 #[derive(Serialize)]
-struct Fractions {
-    /// The median floor.
+struct FloorFractions {
+    /// Median of the floors.
     floor_tokens_per_second: f64,
-    /// Of the floors, of each sample its own.
+    /// Speed of each sample as a fraction of its own floor.
     fraction_of_floor_median: f64,
     fraction_of_floor_best: f64,
 }
 
-/// A shape that was not measured.
 #[derive(Serialize)]
-struct Skipped {
+struct SkippedShape {
     shape: String,
     why: String,
 }
 
-/// How the result is printed.
 #[derive(Clone, Copy)]
-pub(crate) enum Form {
+pub(crate) enum PrintFormat {
     Table,
     Json,
 }
 
-/// Runs the command.
 pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
     let from = Instant::now();
     let loaded = model::load(&args.model, &args.engine)?;
     let load_seconds = from.elapsed().as_secs_f64();
-    let room = Room::of(&loaded, args)?;
-    let asked: Vec<Shape> = match (
-        args.shapes.as_slice(),
-        args.engine.device.pick((false, true)),
-    ) {
-        ([], false) => SHAPES.to_vec(),
-        ([], true) => SHAPES_GPU.to_vec(),
-        (shapes, _) => shapes.to_vec(),
-    };
-    let (shapes, skipped) = room.sort_out(asked);
-    let limits = match args.stdin {
-        true => room.whole(),
-        false => room.for_shapes(&shapes)?,
+    let room = EngineRoom::of(&loaded, args)?;
+    let asked: Vec<BenchShape> =
+        match (args.shapes.as_slice(), args.engine.device.pick(false, true)) {
+            ([], false) => SHAPES.to_vec(),
+            ([], true) => SHAPES_GPU.to_vec(),
+            (shapes, _) => shapes.to_vec(),
+        };
+    let (shapes, skipped) = room.split_measurable(asked);
+    let limits = if args.stdin {
+        room.whole()
+    } else {
+        room.for_shapes(&shapes)?
     };
     let threads = args.engine.threads();
     let ceilings = loaded
         .products()
-        .map(|products| Ceilings::new(products, threads, loaded.shape()))
+        .map(|products| CeilingMeter::new(products, threads, loaded.shape()))
         .transpose()?;
     let sole = WorkerThreads {
         index: 0,
         count: threads,
     };
-    let bench = Bench::new(loaded.engine(limits, sole, GpuPart::WHOLE)?);
-    let about = About {
+    let bench = EngineBench::new(loaded.engine(limits, sole, GpuShare::WHOLE)?);
+    let about = BenchSubject {
         model: loaded.title(),
         device: bench.engine().describe().device.clone(),
         threads,
         load_seconds,
         weights_seconds: loaded.weights_time.as_secs_f64(),
     };
-    let mut bench = Measured { bench, ceilings };
+    let mut bench = EngineMeter { bench, ceilings };
     if args.stdin {
-        return answer(bench, &room, &about, args.rounds);
+        return answer_shapes(bench, &room, &about, args.rounds);
     }
-    let table = Table {
+    let table = EngineTable {
         about,
         rows: measure(&mut bench, &shapes, args.rounds)?,
         skipped,
     };
-    print(&table, if args.json { Form::Json } else { Form::Table })
+    print(
+        &table,
+        if args.json {
+            PrintFormat::Json
+        } else {
+            PrintFormat::Table
+        },
+    )
 }
 
-/// An engine, and the machine that it runs on, where its ceilings can be measured.
-struct Measured {
-    bench: Bench,
-    ceilings: Option<Ceilings>,
+/// An engine, with the ceilings of its machine where these can be measured.
+struct EngineMeter {
+    bench: EngineBench,
+    ceilings: Option<CeilingMeter>,
 }
 
-impl Measured {
-    fn sample(&mut self, shape: Shape) -> anyhow::Result<(Sampled, Option<Floor>)> {
+impl EngineMeter {
+    fn sample(&mut self, shape: BenchShape) -> anyhow::Result<(BenchSample, Option<SampleFloor>)> {
         let Some(ceilings) = &self.ceilings else {
             return Ok((self.bench.sample(shape)?, None));
         };
-        let before = ceilings.now();
+        let before = ceilings.measure();
         let sample = self.bench.sample(shape)?;
-        let floor = ceilings.floor(&sample, before, ceilings.now());
+        let floor = ceilings.floor(&sample, before, ceilings.measure());
         Ok((sample, Some(floor)))
     }
 }
 
-/// Rounds of every shape in turn, so that a disturbance does not fall on one shape alone.
-fn measure(bench: &mut Measured, shapes: &[Shape], rounds: u32) -> anyhow::Result<Vec<Row>> {
-    let mut samples: Vec<Vec<(Sampled, Option<Floor>)>> =
+/// Measures rounds of all shapes in turn, so that a disturbance does not affect one shape alone.
+fn measure(
+    bench: &mut EngineMeter,
+    shapes: &[BenchShape],
+    rounds: u32,
+) -> anyhow::Result<Vec<ShapeRow>> {
+    let mut samples: Vec<Vec<(BenchSample, Option<SampleFloor>)>> =
         shapes.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for (shape, samples) in shapes.iter().zip(&mut samples) {
@@ -170,12 +175,17 @@ fn measure(bench: &mut Measured, shapes: &[Shape], rounds: u32) -> anyhow::Resul
     }
     let rows = shapes.iter().zip(&samples);
     Ok(rows
-        .map(|(shape, samples)| Row::of(*shape, samples))
+        .map(|(shape, samples)| ShapeRow::of(*shape, samples))
         .collect())
 }
 
-/// Measures what comes in, a shape a line, and answers each with a line of JSON.
-fn answer(mut bench: Measured, room: &Room, about: &About, rounds: u32) -> anyhow::Result<()> {
+/// Measures the shapes on standard input, one per line, and answers each with a line of JSON.
+fn answer_shapes(
+    mut bench: EngineMeter,
+    room: &EngineRoom,
+    about: &BenchSubject,
+    rounds: u32,
+) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut say = |line: String| {
         writeln!(out, "{line}")?;
@@ -184,38 +194,40 @@ fn answer(mut bench: Measured, room: &Room, about: &About, rounds: u32) -> anyho
     say(serde_json::to_string(about)?)?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        // Who mistypes a line keeps the engine, which may have taken a while to load.
-        let shape = line.trim().parse::<Shape>().and_then(|shape| {
-            let why = room.why_not(shape);
+        // An invalid line does not end the process, because loading the engine may have taken a
+        // while.
+        let shape = line.trim().parse::<BenchShape>().and_then(|shape| {
+            let why = room.refusal(shape);
             why.map_or(Ok(shape), Err)
         });
         let shape = match shape {
             Ok(shape) => shape,
             Err(why) => {
                 let shape = line.trim().to_owned();
-                say(serde_json::to_string(&Skipped { shape, why })?)?;
+                say(serde_json::to_string(&SkippedShape { shape, why })?)?;
                 continue;
             }
         };
         let samples: Result<Vec<_>, _> = (0..rounds).map(|_| bench.sample(shape)).collect();
-        say(serde_json::to_string(&Row::of(shape, &samples?))?)?;
+        say(serde_json::to_string(&ShapeRow::of(shape, &samples?))?)?;
     }
     Ok(())
 }
 
-/// What an engine can hold.
-struct Room {
+/// Limits of what an engine can hold.
+struct EngineRoom {
     context_tokens: u32,
     block_tokens: u32,
     block_bytes: u64,
     kv_bytes: u64,
     step_tokens_max: u32,
-    /// Of an engine that is made before its shapes are known; any other has as many as they need.
+    /// Slots of an engine that is made before its shapes are known; `None` for as many as the
+    /// shapes need.
     slots_count: Option<u32>,
 }
 
-impl Room {
-    fn of(loaded: &Loaded, args: &EngineBenchArgs) -> anyhow::Result<Self> {
+impl EngineRoom {
+    fn of(loaded: &LoadedModel, args: &EngineBenchArgs) -> anyhow::Result<Self> {
         let slots_count = args.stdin.then(|| args.engine.slots_count());
         let args = &args.engine;
         Ok(Self {
@@ -228,13 +240,13 @@ impl Room {
         })
     }
 
-    fn blocks(&self, shape: Shape) -> u64 {
+    fn blocks(&self, shape: BenchShape) -> u64 {
         let each = sequence_tokens(shape).div_ceil(self.block_tokens);
         u64::from(shape.sequences()) * u64::from(each)
     }
 
-    /// Why a shape cannot be measured, if it cannot.
-    fn why_not(&self, shape: Shape) -> Option<String> {
+    /// Returns the reason why a shape cannot be measured, if there is one.
+    fn refusal(&self, shape: BenchShape) -> Option<String> {
         const GIB: f64 = (1u64 << 30) as f64;
         let tokens = sequence_tokens(shape);
         if tokens > self.context_tokens {
@@ -257,16 +269,16 @@ impl Room {
         let bytes = self.blocks(shape) * self.block_bytes;
         (bytes > self.kv_bytes).then(|| {
             let (needed, has) = (bytes as f64 / GIB, self.kv_bytes as f64 / GIB);
-            format!("it takes {needed:.1} GiB of KV cache, and there are {has:.1}")
+            format!("it takes {needed:.1} GiB of KV cache, of {has:.1} GiB")
         })
     }
 
-    fn sort_out(&self, shapes: Vec<Shape>) -> (Vec<Shape>, Vec<Skipped>) {
+    fn split_measurable(&self, shapes: Vec<BenchShape>) -> (Vec<BenchShape>, Vec<SkippedShape>) {
         let (mut fit, mut skipped) = (Vec::new(), Vec::new());
         for shape in shapes {
-            match self.why_not(shape) {
+            match self.refusal(shape) {
                 None => fit.push(shape),
-                Some(why) => skipped.push(Skipped {
+                Some(why) => skipped.push(SkippedShape {
                     shape: shape.to_string(),
                     why,
                 }),
@@ -275,8 +287,8 @@ impl Room {
         (fit, skipped)
     }
 
-    /// No more than the largest of these shapes needs.
-    fn for_shapes(&self, shapes: &[Shape]) -> anyhow::Result<EngineLimits> {
+    /// Returns the limits that the largest of these shapes needs.
+    fn for_shapes(&self, shapes: &[BenchShape]) -> anyhow::Result<EngineLimits> {
         let blocks = shapes.iter().map(|shape| self.blocks(*shape)).max();
         let slots = shapes.iter().map(|shape| shape.sequences()).max();
         let (Some(blocks), Some(slots)) = (blocks, slots) else {
@@ -285,7 +297,7 @@ impl Room {
         Ok(self.limits(blocks, slots))
     }
 
-    /// Everything there is, for shapes that are not yet known.
+    /// Returns the limits of the whole memory, for shapes that are not yet known.
     fn whole(&self) -> EngineLimits {
         self.limits(
             self.kv_bytes / self.block_bytes,
@@ -303,27 +315,27 @@ impl Room {
     }
 }
 
-impl Row {
-    fn of(shape: Shape, samples: &[(Sampled, Option<Floor>)]) -> Self {
+impl ShapeRow {
+    fn of(shape: BenchShape, samples: &[(BenchSample, Option<SampleFloor>)]) -> Self {
         let timed = || samples.iter().map(|(sample, _)| sample);
-        let speeds = sorted(timed().map(Sampled::tokens_per_second));
+        let speeds = sorted(timed().map(BenchSample::tokens_per_second));
         let seconds = sorted(timed().flat_map(|s| s.seconds.clone()));
         let idle = sorted(timed().flat_map(|s| s.idle_seconds.clone()));
         Self {
             shape: shape.to_string(),
             name: shape.name(),
-            tokens_per_second_median: at(&speeds, 50),
-            tokens_per_second_best: at(&speeds, 100),
-            seconds_median: at(&seconds, 50),
-            seconds_p99: at(&seconds, 99),
-            idle_seconds_median: (!idle.is_empty()).then(|| at(&idle, 50)),
-            beside: Beside::of(samples),
+            tokens_per_second_median: percentile(&speeds, 50),
+            tokens_per_second_best: percentile(&speeds, 100),
+            seconds_median: percentile(&seconds, 50),
+            seconds_p99: percentile(&seconds, 99),
+            idle_seconds_median: (!idle.is_empty()).then(|| percentile(&idle, 50)),
+            beside: FloorComparison::of(samples),
         }
     }
 }
 
-impl Beside {
-    fn of(samples: &[(Sampled, Option<Floor>)]) -> Option<Self> {
+impl FloorComparison {
+    fn of(samples: &[(BenchSample, Option<SampleFloor>)]) -> Option<Self> {
         let floors = samples
             .iter()
             .map(|(sample, floor)| Some((sample, floor.as_ref()?)));
@@ -334,21 +346,21 @@ impl Beside {
             .map(|(sample, floor)| Some((sample.tokens_per_second(), floor.tokens_per_second?)));
         let known: Option<Vec<(f64, f64)>> = known.collect();
         Some(Self {
-            floor: known.map(|speeds| Fractions::of(&speeds)),
-            read_bytes_per_second: at(&reads, 50),
+            floor: known.map(|speeds| FloorFractions::of(&speeds)),
+            read_bytes_per_second: percentile(&reads, 50),
         })
     }
 }
 
-impl Fractions {
-    /// Of speeds, each beside its floor.
+impl FloorFractions {
+    /// Computes the fractions of pairs of speed and floor.
     fn of(speeds: &[(f64, f64)]) -> Self {
         let fractions = sorted(speeds.iter().map(|(speed, floor)| speed / floor));
         let floors = sorted(speeds.iter().map(|(_, floor)| *floor));
         Self {
-            floor_tokens_per_second: at(&floors, 50),
-            fraction_of_floor_median: at(&fractions, 50),
-            fraction_of_floor_best: at(&fractions, 100),
+            floor_tokens_per_second: percentile(&floors, 50),
+            fraction_of_floor_median: percentile(&fractions, 50),
+            fraction_of_floor_best: percentile(&fractions, 100),
         }
     }
 }
@@ -359,19 +371,19 @@ fn sorted(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
     numbers
 }
 
-/// So many hundredths of the way through sorted numbers; 0 if there is none.
-fn at(sorted: &[f64], percent: usize) -> f64 {
+/// Returns a percentile of sorted numbers; 0 if there are none.
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
     let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
     sorted.get(index).copied().unwrap_or_default()
 }
 
-fn print(table: &Table, form: Form) -> anyhow::Result<()> {
+fn print(table: &EngineTable, form: PrintFormat) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if let Form::Json = form {
+    if let PrintFormat::Json = form {
         writeln!(out, "{}", serde_json::to_string(table)?)?;
         return Ok(());
     }
-    let About {
+    let BenchSubject {
         model,
         device,
         load_seconds,
@@ -379,12 +391,13 @@ fn print(table: &Table, form: Form) -> anyhow::Result<()> {
     } = &table.about;
     writeln!(out, "{model}, {device}, loaded in {load_seconds:.2} s\n")?;
     let beside = table.rows.iter().any(|row| row.beside.is_some());
-    let (heads, rule) = match beside {
-        true => (
+    let (heads, rule) = if beside {
+        (
             " floor | of it, median | best | read, GB/s |",
             "---|---|---|---|",
-        ),
-        false => ("", ""),
+        )
+    } else {
+        ("", "")
     };
     writeln!(
         out,
@@ -408,7 +421,7 @@ fn print(table: &Table, form: Form) -> anyhow::Result<()> {
         }
         writeln!(out)?;
     }
-    for Skipped { shape, why } in &table.skipped {
+    for SkippedShape { shape, why } in &table.skipped {
         writeln!(out, "\n{shape} was not measured: {why}")?;
     }
     Ok(())

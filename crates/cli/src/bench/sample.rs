@@ -1,63 +1,63 @@
 //! One measurement of an engine.
 //!
-//! Owns: the steps that are run, and which of them are timed.
-//! Never: takes part in serving.
-//! Invariant: only whole steps are timed, after steps of the same shape have run untimed. Where an engine takes a
-//! step while it runs the one before, decode steps are run so, as in serving.
+//! Owns: the steps that run, and which of them are timed. Never: takes part in serving. Invariant:
+//! only whole steps are timed, after steps of the same shape have run untimed. If an engine can
+//! accept a step while it runs the one before, decode steps overlap in this way, as in serving.
 
-use super::shape::Shape;
+use super::shape::BenchShape;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan, Work,
+    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
+    StepWork,
 };
 use cleave_engine::{Engine, EngineError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Decode steps per sample.
+/// Timed decode steps per sample.
 const DECODE_STEPS: u32 = 32;
-/// Decode steps before them, untimed: whatever an engine prepares for a number of sequences is done then.
+/// Untimed decode steps before them, in which the engine prepares for the number of sequences.
 const DECODE_STEPS_UNTIMED: u32 = 4;
 
-/// An engine, and what it has run.
-pub(super) struct Bench {
+/// An engine and the shapes that it has run.
+pub(super) struct EngineBench {
     engine: Box<dyn Engine>,
-    /// Shapes whose prompts have run once.
-    seen: Vec<Shape>,
+    /// Shapes whose prompts have run once, untimed.
+    warmed_shapes: Vec<BenchShape>,
 }
 
-/// What one sample took.
-pub(super) struct Sampled {
-    /// Timed, of all sequences together.
+/// The result of one sample.
+pub(super) struct BenchSample {
+    /// Timed tokens of all sequences together.
     pub(super) tokens_count: u32,
-    /// Of each decode step, or of a whole prompt.
+    /// Time of each decode step, or of a whole prompt.
     pub(super) seconds: Vec<f64>,
-    /// For how long the device stood still before each decode step, where it knows.
+    /// Idle time of the device before each decode step, if the engine reports it.
     pub(super) idle_seconds: Vec<f64>,
-    /// Of each timed step.
-    pub(super) works: Vec<Work>,
+    /// Work of each timed step.
+    pub(super) works: Vec<StepWork>,
 }
 
-impl Sampled {
+impl BenchSample {
     pub(super) fn tokens_per_second(&self) -> f64 {
         f64::from(self.tokens_count) / self.seconds.iter().sum::<f64>()
     }
 }
 
-/// Positions that a sequence of a shape has at most.
-pub(super) fn sequence_tokens(shape: Shape) -> u32 {
+/// Limit of the positions of one sequence of a shape.
+pub(super) fn sequence_tokens(shape: BenchShape) -> u32 {
     match shape {
-        Shape::Prefill { tokens } => tokens + 1,
-        Shape::Decode { context_tokens, .. } => {
+        BenchShape::Prefill { tokens } => tokens + 1,
+        BenchShape::Decode { context_tokens, .. } => {
             context_tokens + DECODE_STEPS_UNTIMED + DECODE_STEPS + 1
         }
     }
 }
 
-impl Bench {
+impl EngineBench {
     pub(super) fn new(engine: Box<dyn Engine>) -> Self {
         Self {
             engine,
-            seen: Vec::new(),
+            warmed_shapes: Vec::new(),
         }
     }
 
@@ -65,26 +65,25 @@ impl Bench {
         self.engine.as_ref()
     }
 
-    /// Measures a shape once.
-    pub(super) fn sample(&mut self, shape: Shape) -> Result<Sampled, EngineError> {
-        let is_new = !self.seen.contains(&shape);
+    pub(super) fn sample(&mut self, shape: BenchShape) -> Result<BenchSample, EngineError> {
+        let is_new = !self.warmed_shapes.contains(&shape);
         if is_new {
-            self.seen.push(shape);
+            self.warmed_shapes.push(shape);
         }
         match shape {
-            Shape::Prefill { tokens } => {
+            BenchShape::Prefill { tokens } => {
                 if is_new {
                     self.prefill(tokens)?;
                 }
                 let (took, works) = self.prefill(tokens)?;
-                Ok(Sampled {
+                Ok(BenchSample {
                     tokens_count: tokens,
                     seconds: vec![took.as_secs_f64()],
                     idle_seconds: Vec::new(),
                     works,
                 })
             }
-            Shape::Decode { sequences, .. } => {
+            BenchShape::Decode { sequences, .. } => {
                 self.fill(shape)?;
                 let (mut seconds, mut idle_seconds) = (Vec::new(), Vec::new());
                 for (took, idle) in self.decode(shape)? {
@@ -92,27 +91,27 @@ impl Bench {
                     idle_seconds.extend(idle.map(|idle| idle.as_secs_f64()));
                 }
                 let timed = DECODE_STEPS_UNTIMED..DECODE_STEPS_UNTIMED + DECODE_STEPS;
-                Ok(Sampled {
+                Ok(BenchSample {
                     tokens_count: sequences * DECODE_STEPS,
                     seconds,
                     idle_seconds,
                     works: timed
-                        .map(|index| Work::of(&self.decode_step(shape, index)))
+                        .map(|index| StepWork::of_plan(&self.decode_step(shape, index)))
                         .collect(),
                 })
             }
         }
     }
 
-    fn prefill(&mut self, tokens: u32) -> Result<(Duration, Vec<Work>), EngineError> {
-        let shape = Shape::Prefill { tokens };
+    fn prefill(&mut self, tokens: u32) -> Result<(Duration, Vec<StepWork>), EngineError> {
+        let shape = BenchShape::Prefill { tokens };
         self.open(shape, tokens)?;
         self.run_prompt(shape, tokens, LogitsWanted::Sample)
     }
 
-    /// Gives every sequence its context: the first computes it, the others get a copy of their own, since what a
-    /// block holds does not change what it takes to read it.
-    fn fill(&mut self, shape: Shape) -> Result<(), EngineError> {
+    /// Gives every sequence its context. The first sequence computes it, and the others get copies,
+    /// since the contents of a block do not change the time to read it.
+    fn fill(&mut self, shape: BenchShape) -> Result<(), EngineError> {
         let context = shape.context_tokens();
         self.open(shape, context + 1)?;
         self.run_prompt(shape, context, LogitsWanted::No)?;
@@ -125,15 +124,15 @@ impl Bench {
         self.engine.copy_blocks(&pairs)
     }
 
-    /// Opens every slot of a shape with prompts of so many tokens.
-    fn open(&mut self, shape: Shape, prompt_tokens: u32) -> Result<(), EngineError> {
+    /// Opens every slot of a shape with prompts of this length.
+    fn open(&mut self, shape: BenchShape, prompt_tokens: u32) -> Result<(), EngineError> {
         let vocabulary = u64::from(self.engine.describe().vocab_size);
         let token = |slot: u32, index: u32| {
             ((u64::from(index) * 7919 + u64::from(slot) * 104_729) % vocabulary) as u32
         };
         let opens = (0..shape.sequences()).map(|slot| OpenSlot {
             slot: SlotIndex(slot),
-            sampling: Arc::new(Sampling::greedy()),
+            sampling: Arc::new(SamplingParams::greedy()),
             prompt: (0..prompt_tokens).map(|index| token(slot, index)).collect(),
             output: Vec::new(),
             stop_tokens: Arc::from([]),
@@ -147,28 +146,29 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs the first slot's tokens in chunks; the last draws a token, if that is wanted. Gives the time of all steps, and what
-    /// each had to do.
+    /// Runs the tokens of the first slot in chunks; the last one draws a token if `last` says so.
+    /// Returns the time of all steps, and their work.
     fn run_prompt(
         &mut self,
-        shape: Shape,
+        shape: BenchShape,
         tokens: u32,
         last: LogitsWanted,
-    ) -> Result<(Duration, Vec<Work>), EngineError> {
+    ) -> Result<(Duration, Vec<StepWork>), EngineError> {
         let chunk = self.engine.describe().capacity.step_tokens_max;
         let (mut took, mut works) = (Duration::ZERO, Vec::new());
         for position in (0..tokens).step_by(chunk as usize) {
             let len = chunk.min(tokens - position);
-            let logits = match position + len == tokens {
-                true => last,
-                false => LogitsWanted::No,
+            let logits = if position + len == tokens {
+                last
+            } else {
+                LogitsWanted::No
             };
             let plan = StepPlan {
                 step: StepId(1),
                 opens: Vec::new(),
-                segments: vec![self.segment(shape, (0, position, len), logits)],
+                segments: vec![self.segment(shape, 0, position, len, logits)],
             };
-            works.push(Work::of(&plan));
+            works.push(StepWork::of_plan(&plan));
             let from = Instant::now();
             self.engine.step(&plan)?;
             took += from.elapsed();
@@ -176,8 +176,12 @@ impl Bench {
         Ok((took, works))
     }
 
-    /// The timed decode steps: from one result to the next, and how long the device stood still before each.
-    fn decode(&mut self, shape: Shape) -> Result<Vec<(Duration, Option<Duration>)>, EngineError> {
+    /// Runs the decode steps; returns the time from each result to the next, and the device's idle
+    /// time before each.
+    fn decode(
+        &mut self,
+        shape: BenchShape,
+    ) -> Result<Vec<(Duration, Option<Duration>)>, EngineError> {
         let steps_count = DECODE_STEPS_UNTIMED + DECODE_STEPS;
         let plans: Vec<StepPlan> = (0..steps_count)
             .map(|index| self.decode_step(shape, index))
@@ -195,10 +199,10 @@ impl Bench {
                 for next in plans.iter().skip(1) {
                     overlap.begin(next)?;
                     overlap.collect()?;
-                    over(overlap.idle());
+                    over(overlap.idle_before_step());
                 }
                 overlap.collect()?;
-                over(overlap.idle());
+                over(overlap.idle_before_step());
             }
             None => {
                 for plan in &plans {
@@ -210,10 +214,10 @@ impl Bench {
         Ok(took.split_off(DECODE_STEPS_UNTIMED as usize))
     }
 
-    fn decode_step(&self, shape: Shape, index: u32) -> StepPlan {
+    fn decode_step(&self, shape: BenchShape, index: u32) -> StepPlan {
         let position = shape.context_tokens() + index;
         let segments = (0..shape.sequences())
-            .map(|slot| self.segment(shape, (slot, position, 1), LogitsWanted::Sample));
+            .map(|slot| self.segment(shape, slot, position, 1, LogitsWanted::Sample));
         StepPlan {
             step: StepId(1),
             opens: Vec::new(),
@@ -223,8 +227,10 @@ impl Bench {
 
     fn segment(
         &self,
-        shape: Shape,
-        (slot, position, len): (u32, u32, u32),
+        shape: BenchShape,
+        slot: u32,
+        position: u32,
+        len: u32,
         logits: LogitsWanted,
     ) -> Segment {
         let table = self.table_blocks(shape);
@@ -242,8 +248,7 @@ impl Bench {
         self.engine.describe().capacity.block_tokens
     }
 
-    /// Blocks of one sequence.
-    fn table_blocks(&self, shape: Shape) -> u32 {
+    fn table_blocks(&self, shape: BenchShape) -> u32 {
         sequence_tokens(shape).div_ceil(self.block_tokens())
     }
 }

@@ -1,22 +1,21 @@
-//! What `cleave bench engine` can measure.
+//! The shapes that `cleave bench engine` can measure.
 //!
-//! Owns: how a measurement is written, and which are made if none is asked for.
-//! Never: runs one.
+//! Owns: the notation of a shape, and the default shapes. Never: runs one.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Sequences at once, and tokens that each has before.
+/// Number of concurrent sequences, and the context of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// One prompt, nothing before it.
+pub(crate) enum BenchShape {
+    /// One prompt without a context.
     Prefill { tokens: u32 },
     /// One token per sequence and step.
     Decode { sequences: u32, context_tokens: u32 },
 }
 
-/// On a processor: what a small machine does in a minute.
-pub(super) const SHAPES: [Shape; 6] = [
+/// Default shapes on a processor: those that a small machine measures in a minute.
+pub(super) const SHAPES: [BenchShape; 6] = [
     prefill(512),
     prefill(2048),
     decode(1, 128),
@@ -25,8 +24,8 @@ pub(super) const SHAPES: [Shape; 6] = [
     decode(32, 128),
 ];
 
-/// On a GPU: what servers are asked for.
-pub(super) const SHAPES_GPU: [Shape; 12] = [
+/// Default shapes on a GPU: those of servers.
+pub(super) const SHAPES_GPU: [BenchShape; 12] = [
     prefill(512),
     prefill(2048),
     prefill(8192),
@@ -41,19 +40,19 @@ pub(super) const SHAPES_GPU: [Shape; 12] = [
     decode(128, 8192),
 ];
 
-const fn prefill(tokens: u32) -> Shape {
-    Shape::Prefill { tokens }
+const fn prefill(tokens: u32) -> BenchShape {
+    BenchShape::Prefill { tokens }
 }
 
-const fn decode(sequences: u32, context_tokens: u32) -> Shape {
-    Shape::Decode {
+const fn decode(sequences: u32, context_tokens: u32) -> BenchShape {
+    BenchShape::Decode {
         sequences,
         context_tokens,
     }
 }
 
-impl Shape {
-    /// As tables call it.
+impl BenchShape {
+    /// Name of the shape in tables.
     pub(super) fn name(self) -> String {
         match self {
             Self::Prefill { tokens } => format!("prefill {tokens}"),
@@ -71,7 +70,7 @@ impl Shape {
         }
     }
 
-    /// Tokens of each sequence before the measurement.
+    /// Context of each sequence before the measurement.
     pub(super) fn context_tokens(self) -> u32 {
         match self {
             Self::Prefill { .. } => 0,
@@ -80,7 +79,7 @@ impl Shape {
     }
 }
 
-impl FromStr for Shape {
+impl FromStr for BenchShape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -97,12 +96,12 @@ impl FromStr for Shape {
             _ => None,
         };
         shape.ok_or_else(|| {
-            format!("no shape `{text}`: prefill:TOKENS or decode:SEQUENCESxCONTEXT, such as decode:8x1024")
+            format!("unknown shape `{text}`: use prefill:TOKENS or decode:SEQUENCESxCONTEXT, such as decode:8x1024")
         })
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for BenchShape {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Prefill { tokens } => write!(out, "prefill:{tokens}"),
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_is_read_as_it_is_shown() {
+    fn shapes_parse_as_they_print() {
         for shape in SHAPES.into_iter().chain(SHAPES_GPU) {
             assert_eq!(shape.to_string().parse(), Ok(shape));
         }
@@ -132,7 +131,7 @@ mod tests {
             "decode:8x",
             "encode:5",
         ] {
-            assert!(wrong.parse::<Shape>().is_err(), "{wrong}");
+            assert!(wrong.parse::<BenchShape>().is_err(), "{wrong}");
         }
     }
 }

@@ -1,22 +1,24 @@
-//! What a user sees of a measurement.
+//! The output of a measurement for its user.
 //!
 //! Owns: the progress bar (on a terminal only) and the tables. Never: computes a number.
 
-use cleave_bench::{Progress, Report, Stats, Summary, Try, Verdict, Watch};
-use cleave_domain::Stage;
+use cleave_bench::{
+    BenchReport, GoalVerdict, ProgressObserver, RateResult, RunProgress, RunSummary, SampleStats,
+};
+use cleave_domain::RequestStage;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::Write;
 use std::time::Duration;
 
-/// Without a terminal there is no bar; a line in so many tells that it goes on.
+/// Template of the progress bar, which is shown on a terminal only.
 const BAR: &str = "{bar:30} {pos}/{len}  {msg}";
 
-/// A user's screen.
-pub(crate) struct Screen {
+/// The progress bar and the table of a running measurement.
+pub(crate) struct ProgressScreen {
     bar: ProgressBar,
 }
 
-impl Screen {
+impl ProgressScreen {
     pub(crate) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template(BAR) {
@@ -25,7 +27,7 @@ impl Screen {
         Self { bar }
     }
 
-    /// With the head of a table of rates.
+    /// Prints the head of a table of rates.
     pub(crate) fn with_table() -> anyhow::Result<Self> {
         let mut out = std::io::stdout().lock();
         writeln!(
@@ -44,12 +46,12 @@ impl Screen {
     }
 }
 
-impl Watch for Screen {
-    fn progress(&self, progress: &Progress) {
-        let Progress {
+impl ProgressObserver for ProgressScreen {
+    fn run_progresses(&self, progress: &RunProgress) {
+        let RunProgress {
             planned: _,
             sent,
-            over,
+            ended: over,
             met,
             took,
         } = progress;
@@ -60,35 +62,35 @@ impl Watch for Screen {
             .set_message(format!("{flight} in flight, {met} met, {took:?}"));
     }
 
-    fn begins(&self, rate: f64, planned: usize) {
+    fn run_begins(&self, rate: f64, planned: usize) {
         tracing::debug!("{planned} requests at {rate:.3} per second");
         self.bar.reset();
         self.bar.set_length(planned as u64);
     }
 
-    fn tried(&self, tried: &Try) {
+    fn rate_tried(&self, tried: &RateResult) {
         let line = row(tried);
         self.bar.suspend(|| {
             let mut out = std::io::stdout().lock();
-            // A table that nobody reads any more is no reason to stop.
+            // A closed output does not end the measurement.
             writeln!(out, "{line}").and_then(|()| out.flush()).ok();
         });
     }
 }
 
-impl Drop for Screen {
+impl Drop for ProgressScreen {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }
 
-fn row(tried: &Try) -> String {
+fn row(tried: &RateResult) -> String {
     let interval = tried.attainment_interval;
     let verdict = match (tried.verdict, tried.kept) {
-        (Verdict::Kept, _) => "kept",
-        (Verdict::Broken, _) => "broken",
-        (Verdict::Open, true) => "kept (open)",
-        (Verdict::Open, false) => "broken (open)",
+        (GoalVerdict::Kept, _) => "kept",
+        (GoalVerdict::Broken, _) => "broken",
+        (GoalVerdict::Open, true) => "kept (open)",
+        (GoalVerdict::Open, false) => "broken (open)",
     };
     format!(
         "{:>9.3}  {:>9}  {:>9.1}%  {:>6.1}–{:>5.1} %  {:>9.3}  {:>8.1} {:>8.1}  {:>8.2} {:>8.2}  {verdict}",
@@ -105,8 +107,8 @@ fn row(tried: &Try) -> String {
     )
 }
 
-/// A run's numbers, by class if there are several.
-pub(crate) fn print_run(report: &Report) -> anyhow::Result<()> {
+/// Prints the numbers of a run, by class if there are several.
+pub(crate) fn print_run(report: &BenchReport) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for run in &report.runs {
         print_summary(&mut out, "all", &run.all)?;
@@ -119,7 +121,7 @@ pub(crate) fn print_run(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_summary(out: &mut impl Write, name: &str, summary: &Summary) -> anyhow::Result<()> {
+fn print_summary(out: &mut impl Write, name: &str, summary: &RunSummary) -> anyhow::Result<()> {
     let interval = summary.attainment_interval;
     let (low, high) = interval.map_or((0.0, 1.0), |interval| (interval.low, interval.high));
     writeln!(
@@ -153,9 +155,11 @@ fn print_summary(out: &mut impl Write, name: &str, summary: &Summary) -> anyhow:
         summary.output_tokens_per_second,
         summary.input_tokens_per_second,
         "ms",
-        Stats::COLUMNS.map(|name| format!(" {name:>9}")).concat()
+        SampleStats::COLUMNS
+            .map(|name| format!(" {name:>9}"))
+            .concat()
     )?;
-    let stages = Stage::ALL.iter().filter_map(|stage| {
+    let stages = RequestStage::ALL.iter().filter_map(|stage| {
         let stats = summary.stages_ms.get(stage.name())?;
         Some((stage.name(), stats))
     });
@@ -172,19 +176,19 @@ fn print_summary(out: &mut impl Write, name: &str, summary: &Summary) -> anyhow:
     Ok(())
 }
 
-fn print_stats(out: &mut impl Write, name: &str, stats: &Stats) -> anyhow::Result<()> {
+fn print_stats(out: &mut impl Write, name: &str, stats: &SampleStats) -> anyhow::Result<()> {
     let columns = stats.columns().map(|column| format!(" {column:>9.2}"));
     writeln!(out, "  {name:<12}{}", columns.concat())?;
     Ok(())
 }
 
-fn word(miss: &cleave_bench::Miss) -> String {
+fn word(miss: &cleave_bench::MissReason) -> String {
     let word = serde_json::to_value(miss).unwrap_or_default();
     word.as_str().unwrap_or_default().to_owned()
 }
 
-/// What a search found.
-pub(crate) fn print_goodput(report: &Report) -> anyhow::Result<()> {
+/// Prints the result of a search.
+pub(crate) fn print_goodput(report: &BenchReport) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let Some(found) = &report.goodput else {
         return Ok(());
@@ -205,17 +209,13 @@ pub(crate) fn print_goodput(report: &Report) -> anyhow::Result<()> {
             100.0 * high,
             100.0 * found.goal,
         )?,
-        None if report.tries.is_empty() => writeln!(out, "\nno rate was tried to its end")?,
-        None => writeln!(
-            out,
-            "\nno rate kept the goal of {:.1} %",
-            100.0 * found.goal
-        )?,
+        None if report.tries.is_empty() => writeln!(out, "\nno run was completed")?,
+        None => writeln!(out, "\nno rate met the goal of {:.1} %", 100.0 * found.goal)?,
     }
     match (found.complete, found.rate_broken) {
         (false, _) if report.interrupted => writeln!(out, "interrupted: the search was not over")?,
         (false, _) => writeln!(out, "time ran out: the true rate may be higher")?,
-        (true, None) => writeln!(out, "no rate broke the goal: the true rate may be higher")?,
+        (true, None) => writeln!(out, "no rate missed the goal: the true rate may be higher")?,
         (true, Some(_)) => {}
     }
     Ok(())

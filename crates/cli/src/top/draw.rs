@@ -1,9 +1,9 @@
-//! The picture.
+//! The drawing of `cleave top`.
 //!
-//! Owns: what stands where, and the order of the workers. Never: asks or counts. Invariant: nothing is said
-//! by colour alone.
+//! Owns: the layout, and the order of the workers. Never: queries or counts. Invariant: colour is
+//! never the only sign of a state.
 
-use super::fleet::Fleet;
+use super::fleet::FleetView;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -12,24 +12,22 @@ use ratatui::widgets::{Block, Borders, Paragraph, Row, Table};
 use serde_json::{Map, Value};
 use std::cmp::Ordering;
 
-/// What the viewer chose.
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct TopView {
     url: String,
-    /// Which of [`SORTS`].
     pub(super) sort: usize,
     pub(super) reversed: bool,
     pub(super) filter: String,
-    /// Keys go into the filter.
+    /// Whether keys go into the filter.
     pub(super) typing: bool,
     pub(super) paused: bool,
-    /// The first worker in view.
+    /// Index of the first visible worker.
     pub(super) first: usize,
-    /// Everything is in view, and there are no keys.
+    /// Whether everything is drawn at once, without keys.
     pub(super) whole: bool,
 }
 
-impl View {
+impl TopView {
     pub(super) fn of(url: &str) -> Self {
         Self {
             url: url.to_owned(),
@@ -44,7 +42,7 @@ impl View {
     }
 }
 
-/// Columns that workers are ordered by: by name from the first on, by numbers from the most on.
+/// Columns to sort the workers by: the name ascending, numbers descending.
 pub(super) const SORTS: [&str; 6] = [
     "name",
     "state",
@@ -56,29 +54,28 @@ pub(super) const SORTS: [&str; 6] = [
 
 const EVENTS_SHOWN: usize = 6;
 
-/// Lines of a picture with all workers.
-pub(super) fn height_whole(fleet: &Fleet) -> u16 {
+/// Lines of a drawing with all workers.
+pub(super) fn height_whole(fleet: &FleetView) -> u16 {
     let rows = fleet.workers_count() + 2;
     let rows = u16::try_from(rows).unwrap_or(u16::MAX / 2);
     rows + above(fleet) + below(fleet)
 }
 
-fn above(fleet: &Fleet) -> u16 {
+fn above(fleet: &FleetView) -> u16 {
     let classes = u16::try_from(fleet.list("/classes").len()).unwrap_or(8);
     3 + 2 + (classes.min(8) + 2) + scaling_height(fleet)
 }
 
-fn below(fleet: &Fleet) -> u16 {
+fn below(fleet: &FleetView) -> u16 {
     let events = fleet.list("/events").len().min(EVENTS_SHOWN);
     u16::try_from(events).unwrap_or(0) + 2
 }
 
-fn scaling_height(fleet: &Fleet) -> u16 {
+fn scaling_height(fleet: &FleetView) -> u16 {
     u16::from(!fleet.at("/scaling").is_null())
 }
 
-/// Draws all of it.
-pub(super) fn draw(frame: &mut Frame, fleet: &Fleet, view: &mut View) {
+pub(super) fn draw(frame: &mut Frame, fleet: &FleetView, view: &mut TopView) {
     let classes = fleet.list("/classes").len().min(8);
     let [head, way, class_area, scaling, table, events] = Layout::vertical([
         Constraint::Length(3),
@@ -89,15 +86,15 @@ pub(super) fn draw(frame: &mut Frame, fleet: &Fleet, view: &mut View) {
         Constraint::Length(below(fleet)),
     ])
     .areas(frame.area());
-    frame.render_widget(Paragraph::new(glance(fleet, view)), head);
+    frame.render_widget(Paragraph::new(summary_lines(fleet, view)), head);
     frame.render_widget(Paragraph::new(stages(fleet)), way);
     frame.render_widget(class_table(fleet), class_area);
-    frame.render_widget(Paragraph::new(wanted(fleet)), scaling);
-    worker_table(frame, table, (fleet, view));
-    frame.render_widget(happenings(fleet), events);
+    frame.render_widget(Paragraph::new(scaling_line(fleet)), scaling);
+    worker_table(frame, table, fleet, view);
+    frame.render_widget(event_table(fleet), events);
 }
 
-fn glance(fleet: &Fleet, view: &View) -> Vec<Line<'static>> {
+fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
     let sum = |field: &str| -> f64 {
         let each = fleet.list("/classes").iter();
         each.filter_map(|class| class.pointer(field)?.as_f64())
@@ -109,9 +106,10 @@ fn glance(fleet: &Fleet, view: &View) -> Vec<Line<'static>> {
         sum("/minute/failed"),
     );
     let taken = good + late + failed;
-    let kept = match taken > 0.0 {
-        true => format!("{:.1} %", good / taken * 100.0),
-        false => "–".to_owned(),
+    let kept = if taken > 0.0 {
+        format!("{:.1} %", good / taken * 100.0)
+    } else {
+        "–".to_owned()
     };
     let devices = fleet.number("/devices").max(1.0);
     let tokens: f64 = fleet
@@ -146,7 +144,7 @@ fn glance(fleet: &Fleet, view: &View) -> Vec<Line<'static>> {
     ]
 }
 
-fn stages(fleet: &Fleet) -> Line<'static> {
+fn stages(fleet: &FleetView) -> Line<'static> {
     let mut spans = Vec::new();
     let stages = [
         ("queued", Color::Gray),
@@ -167,11 +165,11 @@ fn stages(fleet: &Fleet) -> Line<'static> {
     Line::from(spans)
 }
 
-fn heads(names: &[&'static str]) -> Row<'static> {
+fn header_row(names: &[&'static str]) -> Row<'static> {
     Row::new(names.to_vec()).style(Style::new().add_modifier(Modifier::BOLD | Modifier::DIM))
 }
 
-fn class_table(fleet: &Fleet) -> Table<'static> {
+fn class_table(fleet: &FleetView) -> Table<'static> {
     let rows = fleet.list("/classes").iter().take(8).map(|class| {
         let of = |field: &str| class.pointer(field).and_then(Value::as_f64);
         let count = |field: &str| of(field).unwrap_or_default();
@@ -193,9 +191,10 @@ fn class_table(fleet: &Fleet) -> Table<'static> {
             let target = target.map_or(String::new(), |t| format!(" of {}", millis(t)));
             format!("{} / {}{target}", p("p50"), p("p99"))
         };
-        let style = match falls {
-            true => Style::new().fg(Color::Red),
-            false => Style::new(),
+        let style = if falls {
+            Style::new().fg(Color::Red)
+        } else {
+            Style::new()
         };
         Row::new([
             class["name"].as_str().unwrap_or_default().to_owned(),
@@ -215,7 +214,7 @@ fn class_table(fleet: &Fleet) -> Table<'static> {
         Constraint::Length(26),
         Constraint::Min(20),
     ];
-    Table::new(rows, widths).header(heads(&[
+    Table::new(rows, widths).header(header_row(&[
         "class",
         "kept",
         "goodput",
@@ -225,7 +224,7 @@ fn class_table(fleet: &Fleet) -> Table<'static> {
     ]))
 }
 
-fn wanted(fleet: &Fleet) -> Line<'static> {
+fn scaling_line(fleet: &FleetView) -> Line<'static> {
     let mut text = "scaling".to_owned();
     for pool in fleet.list("/scaling/pools") {
         let name = pool["pool"].as_str().unwrap_or_default();
@@ -238,10 +237,10 @@ fn wanted(fleet: &Fleet) -> Line<'static> {
     Line::from(text)
 }
 
-fn worker_table(frame: &mut Frame, area: Rect, (fleet, view): (&Fleet, &mut View)) {
+fn worker_table(frame: &mut Frame, area: Rect, fleet: &FleetView, view: &mut TopView) {
     let mut rows: Vec<&Map<String, Value>> = fleet
         .workers()
-        .filter(|row| word(row, "name").contains(&view.filter))
+        .filter(|row| text_of(row, "name").contains(&view.filter))
         .collect();
     rows.sort_by(|a, b| order(a, b, SORTS[view.sort]));
     if view.reversed {
@@ -279,7 +278,7 @@ fn worker_table(frame: &mut Frame, area: Rect, (fleet, view): (&Fleet, &mut View
         ),
     };
     let block = Block::new().borders(Borders::TOP).title(keys);
-    let table = Table::new(shown, widths).block(block).header(heads(&[
+    let table = Table::new(shown, widths).block(block).header(header_row(&[
         "worker",
         "leg",
         "state",
@@ -302,7 +301,7 @@ fn worker_row(row: &Map<String, Value>) -> Row<'static> {
     let kv = kv.map_or("–".to_owned(), |(held, count)| {
         format!("{:.0} %", held / count * 100.0)
     });
-    let style = match word(row, "state") {
+    let style = match text_of(row, "state") {
         "stuck" => Style::new().fg(Color::Red),
         "draining" => Style::new().fg(Color::Yellow),
         _ => Style::new(),
@@ -310,21 +309,21 @@ fn worker_row(row: &Map<String, Value>) -> Row<'static> {
     let sharing = number("sharing").filter(|others| *others > 0.0);
     let shared = sharing.map_or(String::new(), |others| format!(" (of {})", others + 1.0));
     Row::new([
-        word(row, "name").to_owned(),
-        word(row, "role").to_owned(),
-        word(row, "state").to_owned(),
+        text_of(row, "name").to_owned(),
+        text_of(row, "role").to_owned(),
+        text_of(row, "state").to_owned(),
         whole("running"),
         whole("waiting"),
         whole("queue_tokens"),
         kv,
         number("step_ms").map_or("–".to_owned(), millis),
         whole("tokens_per_second"),
-        word(row, "device").to_owned() + &shared,
+        text_of(row, "device").to_owned() + &shared,
     ])
     .style(style)
 }
 
-fn happenings(fleet: &Fleet) -> Table<'static> {
+fn event_table(fleet: &FleetView) -> Table<'static> {
     let rows = fleet
         .list("/events")
         .iter()
@@ -360,7 +359,7 @@ fn happenings(fleet: &Fleet) -> Table<'static> {
     Table::new(rows, widths).block(block)
 }
 
-fn word<'a>(row: &'a Map<String, Value>, name: &str) -> &'a str {
+fn text_of<'a>(row: &'a Map<String, Value>, name: &str) -> &'a str {
     row.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
@@ -368,11 +367,11 @@ fn order(a: &Map<String, Value>, b: &Map<String, Value>, by: &str) -> Ordering {
     let number = |row: &Map<String, Value>| row.get(by).and_then(Value::as_f64);
     let first = match by {
         "name" => Ordering::Equal,
-        // Stuck and draining before ready: the other way round in the alphabet.
-        "state" => word(b, by).cmp(word(a, by)),
+        // "stuck" and "draining" come before "ready", which is the reverse of the alphabet.
+        "state" => text_of(b, by).cmp(text_of(a, by)),
         _ => number(b).partial_cmp(&number(a)).unwrap_or(Ordering::Equal),
     };
-    first.then_with(|| word(a, "name").cmp(word(b, "name")))
+    first.then_with(|| text_of(a, "name").cmp(text_of(b, "name")))
 }
 
 fn millis(ms: f64) -> String {

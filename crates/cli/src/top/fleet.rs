@@ -1,51 +1,50 @@
-//! The board as the stream tells it: a snapshot, then what changed.
+//! The fleet as the stream reports it: a snapshot, then changes.
 //!
-//! Owns: which workers there are. Never: asks. Invariant: a worker is here from its row to the event that
-//! says that it is gone.
+//! Owns: the current workers. Never: queries. Invariant: a worker is present from its row until the
+//! event that removes it.
 
 use anyhow::Context;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// See the module.
+/// The last state of the fleet.
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
+pub(super) struct FleetView {
     columns: Vec<String>,
     workers: BTreeMap<String, Map<String, Value>>,
-    /// All but the workers, as it was told last.
-    rest: Value,
+    /// Everything but the workers, from the last event.
+    summary: Value,
 }
 
-impl Fleet {
-    /// Takes an event.
+impl FleetView {
+    /// Applies an event.
     ///
     /// # Errors
-    /// If it is not one of `/ui/events`.
-    pub(super) fn hear(&mut self, (name, mut board): (String, Value)) -> anyhow::Result<()> {
+    /// If it is not an event of `/ui/events`.
+    pub(super) fn apply(&mut self, name: &str, mut board: Value) -> anyhow::Result<()> {
         if name == "snapshot" {
             self.workers.clear();
             let columns = board["columns"].take();
-            self.columns =
-                serde_json::from_value(columns).context("a snapshot names no columns")?;
+            self.columns = serde_json::from_value(columns).context("a snapshot has no columns")?;
         }
         for gone in list(&board["gone"]) {
             self.workers.remove(gone.as_str().unwrap_or_default());
         }
         for row in list(&board["workers"]) {
-            let values = row.as_array().context("a worker's row is no list")?;
+            let values = row.as_array().context("a worker's row is not a list")?;
             let pairs = self.columns.iter().cloned().zip(values.iter().cloned());
             let row: Map<String, Value> = pairs.collect();
             let name = row.get("name").and_then(Value::as_str);
             let name = name.context("a worker has no name")?.to_owned();
             self.workers.insert(name, row);
         }
-        self.rest = board;
+        self.summary = board;
         Ok(())
     }
 
-    /// A part of the board, by its path.
+    /// Returns a part of the state by its path.
     pub(super) fn at(&self, path: &str) -> &Value {
-        self.rest.pointer(path).unwrap_or(&Value::Null)
+        self.summary.pointer(path).unwrap_or(&Value::Null)
     }
 
     pub(super) fn number(&self, path: &str) -> f64 {
@@ -64,9 +63,9 @@ impl Fleet {
         self.workers.len()
     }
 
-    /// All of it, each worker as an object.
+    /// Returns the whole state, with each worker as an object.
     pub(super) fn json(&self) -> Value {
-        let mut all = self.rest.clone();
+        let mut all = self.summary.clone();
         if let Value::Object(fields) = &mut all {
             fields.remove("columns");
             fields.remove("gone");

@@ -1,51 +1,52 @@
-//! `cleave top`: what `/ui` shows, in a terminal.
+//! `cleave top`: the data of `/ui` in a terminal.
 //!
-//! Owns: the choice between a picture that moves, text and JSON, and the keys. Never: counts or concludes
-//! anything: all of it comes by the page's stream. Invariant: the terminal is left as it was found, however
-//! this ends.
+//! Owns: the choice between a live view, text and JSON, and the keys. Never: counts or concludes
+//! anything: all data comes from the page's stream. Invariant: the terminal is restored, however
+//! the command ends.
 
 mod draw;
 mod fleet;
 mod stream;
 
 use crate::args::TopArgs;
-use crate::page::Pages;
+use crate::server_client::ServerClient;
 use anyhow::{Context, bail};
-use draw::{SORTS, View};
-use fleet::Fleet;
+use draw::{SORTS, TopView};
+use fleet::FleetView;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::io::{IsTerminal, Write};
-use stream::Events;
+use stream::UiEvents;
 use tokio::sync::mpsc;
 
-/// Text is as wide as this where no terminal says otherwise.
+/// Width of text where there is no terminal.
 const TEXT_WIDTH: u16 = 120;
 
-/// See the module.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        let pages = Pages::of(&args.url, args.cacert.as_deref(), args.admin_key.as_deref())?;
-        let events = Events::open(&pages).await?;
+        let pages =
+            ServerClient::connect(&args.url, args.cacert.as_deref(), args.admin_key.as_deref())?;
+        let events = UiEvents::open(&pages).await?;
         let shown = std::io::stdout().is_terminal();
         match (args.json, args.once || !shown) {
-            (true, _) => json(events, args.once).await,
-            (false, true) => once(events, &args.url).await,
-            (false, false) => live(events, &args.url).await,
+            (true, _) => print_json(events, args.once).await,
+            (false, true) => print_once(events, &args.url).await,
+            (false, false) => draw_until_quit(events, &args.url).await,
         }
     })
 }
 
-/// One line of JSON for each board.
-async fn json(mut events: Events, once: bool) -> anyhow::Result<()> {
-    let mut fleet = Fleet::default();
+/// Prints one line of JSON for each event.
+async fn print_json(mut events: UiEvents, once: bool) -> anyhow::Result<()> {
+    let mut fleet = FleetView::default();
     loop {
-        fleet.hear(events.next().await?)?;
+        let (name, board) = events.next().await?;
+        fleet.apply(&name, board)?;
         let mut out = std::io::stdout().lock();
         let line = fleet.json().to_string();
         if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() || once {
@@ -54,22 +55,23 @@ async fn json(mut events: Events, once: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The second board, which knows how fast things go, as text.
-async fn once(mut events: Events, url: &str) -> anyhow::Result<()> {
-    let mut fleet = Fleet::default();
+/// Prints the second state as text; the first one has no rates yet.
+async fn print_once(mut events: UiEvents, url: &str) -> anyhow::Result<()> {
+    let mut fleet = FleetView::default();
     for _ in 0..2 {
-        fleet.hear(events.next().await?)?;
+        let (name, board) = events.next().await?;
+        fleet.apply(&name, board)?;
     }
     let text = text(&fleet, url)?;
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
 }
 
-/// A picture with room for everything.
-fn text(fleet: &Fleet, url: &str) -> anyhow::Result<String> {
+/// Draws the state as text, with room for everything.
+fn text(fleet: &FleetView, url: &str) -> anyhow::Result<String> {
     let height = draw::height_whole(fleet);
     let mut terminal = Terminal::new(TestBackend::new(TEXT_WIDTH, height))?;
-    let mut view = View::of(url);
+    let mut view = TopView::of(url);
     view.whole = true;
     terminal.draw(|frame| draw::draw(frame, fleet, &mut view))?;
     let buffer = terminal.backend().buffer();
@@ -82,8 +84,8 @@ fn text(fleet: &Fleet, url: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-async fn live(mut events: Events, url: &str) -> anyhow::Result<()> {
-    // It also sees to it that a panic leaves the terminal as it was.
+async fn draw_until_quit(mut events: UiEvents, url: &str) -> anyhow::Result<()> {
+    // This call also installs a panic hook that restores the terminal.
     let mut terminal = ratatui::init();
     let ended = follow(&mut terminal, &mut events, url).await;
     ratatui::restore();
@@ -92,53 +94,53 @@ async fn live(mut events: Events, url: &str) -> anyhow::Result<()> {
 
 async fn follow(
     terminal: &mut ratatui::DefaultTerminal,
-    events: &mut Events,
+    events: &mut UiEvents,
     url: &str,
 ) -> anyhow::Result<()> {
     let mut keys = keys();
-    let mut fleet = Fleet::default();
-    let mut view = View::of(url);
+    let mut fleet = FleetView::default();
+    let mut view = TopView::of(url);
     loop {
         terminal.draw(|frame| draw::draw(frame, &fleet, &mut view))?;
         tokio::select! {
-            board = events.next() => {
-                let board = board?;
+            event = events.next() => {
+                let (name, board) = event?;
                 if !view.paused {
-                    fleet.hear(board)?;
+                    fleet.apply(&name, board)?;
                 }
             }
             key = keys.recv() => match key {
-                Some(Event::Key(key)) if view.press(key) == Pressed::Quit => return Ok(()),
+                Some(Event::Key(key)) if view.press(key) == KeyOutcome::Quit => return Ok(()),
                 Some(_) => {}
-                None => bail!("the terminal is gone"),
+                None => bail!("the terminal was closed"),
             },
         }
     }
 }
 
-/// What a key came to.
+/// Effect of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pressed {
+enum KeyOutcome {
     Quit,
     Stay,
 }
 
-impl View {
-    fn press(&mut self, key: KeyEvent) -> Pressed {
+impl TopView {
+    fn press(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
-            return Pressed::Stay;
+            return KeyOutcome::Stay;
         }
         let interrupts =
             key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
         if interrupts {
-            return Pressed::Quit;
+            return KeyOutcome::Quit;
         }
         if self.typing {
             self.type_key(key.code);
-            return Pressed::Stay;
+            return KeyOutcome::Stay;
         }
         match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Pressed::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyOutcome::Quit,
             KeyCode::Char('s') => self.sort = (self.sort + 1) % SORTS.len(),
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('p') => self.paused = !self.paused,
@@ -151,7 +153,7 @@ impl View {
             KeyCode::End => self.first = usize::MAX,
             _ => {}
         }
-        Pressed::Stay
+        KeyOutcome::Stay
     }
 
     fn type_key(&mut self, code: KeyCode) {
@@ -168,7 +170,7 @@ impl View {
     }
 }
 
-/// Keys, read by a thread that ends with the process or the terminal.
+/// Reads keys on a thread, which ends with the process or the terminal.
 fn keys() -> mpsc::UnboundedReceiver<Event> {
     let (send, keys) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -186,8 +188,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn fleet() -> Fleet {
-        let mut fleet = Fleet::default();
+    fn fleet() -> FleetView {
+        let mut fleet = FleetView::default();
         let quantiles = json!({"count": 9, "p50_ms": 21.5, "p90_ms": 80.0, "p99_ms": 421.0});
         let row = |name: &str, role: &str, state: &str| {
             json!([
@@ -214,13 +216,12 @@ mod tests {
             "events": [{"at_ms": 1_000, "kind": "stuck", "reason": "no step ends", "about": "decode-0", "count": 2}],
             "scaling": {"advisory": true, "pools": [{"pool": "decode", "workers": 2, "wanted": 3, "reason": "kv"}], "recent": []},
         });
-        let event = ("snapshot".to_owned(), snapshot);
-        fleet.hear(event).expect("it is a snapshot");
+        fleet.apply("snapshot", snapshot).expect("it is a snapshot");
         fleet
     }
 
     #[test]
-    fn the_whole_picture_has_every_panel() {
+    fn the_text_view_has_every_panel() {
         let text = text(&fleet(), "http://h:1").unwrap();
         for word in [
             "http://h:1",
@@ -242,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_left_stayed_in_the_picture() {
+    fn a_worker_that_left_disappears() {
         let mut fleet = fleet();
         let mut delta = fleet.json();
         delta["workers"] = json!([[
             "decode-1", "decode", "draining", null, 0, 0, 0, 0, 0.0, 0, 40, null, null, null, 77
         ]]);
         delta["gone"] = json!(["decode-0"]);
-        fleet.hear(("delta".to_owned(), delta)).unwrap();
+        fleet.apply("delta", delta).unwrap();
         let text = text(&fleet, "u").unwrap();
         assert!(text.contains("draining"), "{text}");
         let table = text.lines().filter(|line| line.contains("decode-"));
@@ -260,17 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn keys_typed_into_the_filter_sorted_the_table() {
-        let mut view = View::of("u");
-        let press = |view: &mut View, code| view.press(KeyEvent::new(code, KeyModifiers::NONE));
+    fn keys_typed_into_the_filter_only_filter() {
+        let mut view = TopView::of("u");
+        let press = |view: &mut TopView, code| view.press(KeyEvent::new(code, KeyModifiers::NONE));
         press(&mut view, KeyCode::Char('/'));
         for letter in "sq".chars() {
-            assert_eq!(press(&mut view, KeyCode::Char(letter)), Pressed::Stay);
+            assert_eq!(press(&mut view, KeyCode::Char(letter)), KeyOutcome::Stay);
         }
         assert_eq!((view.filter.as_str(), view.sort), ("sq", 0));
         press(&mut view, KeyCode::Enter);
         press(&mut view, KeyCode::Char('s'));
         assert_eq!(view.sort, 1);
-        assert_eq!(press(&mut view, KeyCode::Char('q')), Pressed::Quit);
+        assert_eq!(press(&mut view, KeyCode::Char('q')), KeyOutcome::Quit);
     }
 }

@@ -1,51 +1,50 @@
-//! How a file of packed weights is laid out: a head of one page, then of each matrix its words and, with eight bits, its
-//! scales and starts, each from a page's beginning and with zeros to a page's end, then the index.
+//! Layout of a file of packed weights: a header of one page; per matrix its words and, with eight
+//! bits, its scales and offsets, each padded with zeros to whole pages; then the index.
 //!
-//! Owns: head and index as bytes. All their numbers are u64, little-endian; words, scales and starts are as in memory.
-//! Never: trusts a number of a file: an entry that comes out of `Entry::read` has the sizes that its shape calls for.
-//! Invariant: every byte of a file is under a checksum, or is zero and looked at.
+//! Owns: the bytes of header and index. All their numbers are u64, little-endian; words, scales and
+//! offsets are as in memory.
+//! Never: trusts a number of a file: an entry from `PackedEntry::read` has the sizes of its shape.
+//! Invariant: every byte of a file is covered by a checksum, or verified to be zero.
 
-use super::{Packed, Wanted};
+use super::{PackedStack, StackKey};
 use crate::kernel::product::PANEL;
-use crate::kernel::product::groups::{Bits, Scales, Units};
-use crate::pack::{GROUPS, Kept, PER_STEP, RowOrder};
+use crate::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
+use crate::pack::{GROUPS, PER_STEP, RowOrder, StackForm};
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
-/// Where parts begin. In bytes; any vector's alignment divides it.
+/// Alignment of parts in bytes; a multiple of every vector's alignment.
 pub(super) const PAGE: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"CLEAVEpw";
-/// Of head and index. What is between has a version of its own, [`crate::pack::LAYOUT`].
+/// Version of header and index. The data between have their own version, [`crate::pack::LAYOUT`].
 const VERSION: u64 = 1;
-/// Which byte of a word comes first.
-const ORDER: u64 = match cfg!(target_endian = "big") {
-    true => 2,
-    false => 1,
-};
+/// Byte order of the words.
+const ORDER: u64 = if cfg!(target_endian = "big") { 2 } else { 1 };
 
-/// Of a head: magic, numbers, stamp and form, zeros, and at last the sum of all before.
+/// Offsets in the header: magic, numbers, stamp and form, zeros, and the checksum of all before at
+/// the end.
 const NUMBERS_AT: usize = MAGIC.len();
 const STAMP_AT: usize = NUMBERS_AT + 7 * 8;
 const FORM_AT: usize = STAMP_AT + 32;
 const FORM_BYTES: usize = 32;
 const SUM_AT: usize = PAGE - 8;
 
-/// What a file says of itself.
+/// The header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct PackedHeader {
     pub(super) layout: u64,
-    /// See [`cleave_engine::checkpoint::Stamp`].
+    /// Bytes of the checkpoint's [`cleave_engine::checkpoint::CheckpointStamp`].
     pub(super) stamp: [u8; 32],
-    /// Precision and rounding, zeros after it.
+    /// Precision and rounding, padded with zeros.
     pub(super) form: [u8; FORM_BYTES],
-    /// Of the whole file.
+    /// Length of the whole file.
     pub(super) bytes: u64,
     pub(super) index_at: u64,
-    pub(super) index_sum: u64,
+    pub(super) index_checksum: u64,
 }
 
-impl Head {
+impl PackedHeader {
     pub(super) fn form(name: &str) -> [u8; FORM_BYTES] {
         let mut form = [0; FORM_BYTES];
         for (to, from) in form.iter_mut().zip(name.bytes()) {
@@ -61,7 +60,7 @@ impl Head {
             form,
             bytes,
             index_at,
-            index_sum,
+            index_checksum: index_sum,
         } = self;
         let mut page = [0; PAGE];
         page[..NUMBERS_AT].copy_from_slice(&MAGIC);
@@ -75,14 +74,14 @@ impl Head {
     }
 
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the problem.
     pub(super) fn read(page: &[u8; PAGE]) -> Result<Self, String> {
         if !page.starts_with(&MAGIC) {
             return Err("not a file of packed weights".to_owned());
         }
         let sum = XxHash3_64::oneshot(&page[..SUM_AT]);
         if page[SUM_AT..] != sum.to_le_bytes() {
-            return Err("its head does not fit its checksum".to_owned());
+            return Err("the checksum of its header is wrong".to_owned());
         }
         let numbers = numbers::<7>(&page[NUMBERS_AT..STAMP_AT]);
         let [version, order, layout, bytes, index_at, index_sum, _] = numbers;
@@ -100,7 +99,7 @@ impl Head {
             form,
             bytes,
             index_at,
-            index_sum,
+            index_checksum: index_sum,
         })
     }
 }
@@ -110,60 +109,65 @@ fn numbers<const N: usize>(bytes: &[u8]) -> [u64; N] {
     std::array::from_fn(|i| u64::from_le_bytes(eights[i]))
 }
 
-/// One matrix.
+/// Index entry of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) wanted: Wanted,
-    pub(super) kept: Kept,
-    pub(super) words_sum: u64,
-    pub(super) sides_sum: u64,
+pub(super) struct PackedEntry {
+    pub(super) wanted: StackKey,
+    pub(super) stack_form: StackForm,
+    pub(super) words_checksum: u64,
+    pub(super) scales_checksum: u64,
 }
 
 /// Bytes of an entry.
 pub(super) const ENTRY_BYTES: usize = 10 * 8;
 
-impl Entry {
-    pub(super) fn new(wanted: Wanted, packed: &Packed, (words_sum, sides_sum): (u64, u64)) -> Self {
+impl PackedEntry {
+    pub(super) fn new(
+        wanted: StackKey,
+        packed: &PackedStack,
+        words_checksum: u64,
+        scales_checksum: u64,
+    ) -> Self {
         Self {
             wanted,
-            kept: packed.kept,
-            words_sum,
-            sides_sum,
+            stack_form: packed.stack_form,
+            words_checksum,
+            scales_checksum,
         }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
         let Self {
             wanted,
-            kept,
-            words_sum,
-            sides_sum,
+            stack_form: kept,
+            words_checksum: words_sum,
+            scales_checksum: sides_sum,
         } = *self;
-        let Wanted {
+        let StackKey {
             names,
             order,
             rows,
             width,
         } = wanted;
-        let none = Units::default();
+        let none = GroupLayout::default();
         let (tag, units) = match kept {
-            Kept::F32 => (0, none),
-            Kept::Bf16 => (1, none),
-            Kept::F16 => (5, none),
-            Kept::Int8 => (2, none),
-            Kept::Groups(units) => match units.bits {
-                Bits::Four => (3, units),
-                Bits::Eight => (4, units),
+            StackForm::F32 => (0, none),
+            StackForm::Bf16 => (1, none),
+            StackForm::F16 => (5, none),
+            StackForm::Int8 => (2, none),
+            StackForm::Groups(units) => match units.bits {
+                CodeBits::Four => (3, units),
+                CodeBits::Eight => (4, units),
             },
         };
         let numbers = [
             names,
-            u64::from(order == RowOrder::Gated),
+            u64::from(order == RowOrder::GateUpInterleaved),
             rows as u64,
             width as u64,
             tag,
             units.steps as u64,
-            u64::from(units.scales == Scales::Single),
+            u64::from(units.scales == ScaleFormat::F32),
             u64::from(units.has_zeros),
             words_sum,
             sides_sum,
@@ -171,7 +175,7 @@ impl Entry {
         numbers.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
-    /// `None` if it makes no sense.
+    /// `None` if a number is invalid.
     pub(super) fn read(bytes: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let [
             names,
@@ -186,68 +190,70 @@ impl Entry {
             sides_sum,
         ] = numbers(bytes);
         let width = usize::try_from(width).ok()?;
-        let units = Units {
+        let units = GroupLayout {
             bits: match tag {
-                4 => Bits::Eight,
-                _ => Bits::Four,
+                4 => CodeBits::Eight,
+                _ => CodeBits::Four,
             },
             steps: usize::try_from(steps).ok()?,
-            scales: match flag(single)? {
-                true => Scales::Single,
-                false => Scales::Brain,
+            scales: if flag(single)? {
+                ScaleFormat::F32
+            } else {
+                ScaleFormat::Bf16
             },
             has_zeros: flag(zeros)?,
         };
         let kept = match tag {
-            0 => Kept::F32,
-            1 => Kept::Bf16,
-            2 => Kept::Int8,
-            5 => Kept::F16,
+            0 => StackForm::F32,
+            1 => StackForm::Bf16,
+            2 => StackForm::Int8,
+            5 => StackForm::F16,
             3 | 4
                 if GROUPS.contains(&units.steps.checked_mul(PER_STEP)?)
                     && width.is_multiple_of(units.steps * PER_STEP) =>
             {
-                Kept::Groups(units)
+                StackForm::Groups(units)
             }
             _ => return None,
         };
-        let wanted = Wanted {
+        let wanted = StackKey {
             names,
-            order: match flag(gated)? {
-                true => RowOrder::Gated,
-                false => RowOrder::Stacked,
+            order: if flag(gated)? {
+                RowOrder::GateUpInterleaved
+            } else {
+                RowOrder::Stacked
             },
             rows: usize::try_from(rows).ok()?,
             width,
         };
         Some(Self {
             wanted,
-            kept,
-            words_sum,
-            sides_sum,
+            stack_form: kept,
+            words_checksum: words_sum,
+            scales_checksum: sides_sum,
         })
     }
 
-    /// Bytes of words, and of scales and starts. `None` if there cannot be so many.
-    fn sizes(&self) -> Option<(usize, usize)> {
-        let Wanted {
+    /// Bytes of words, and of scales and offsets. `None` if the shape overflows.
+    fn byte_counts(&self) -> Option<(usize, usize)> {
+        let StackKey {
             order, rows, width, ..
         } = self.wanted;
-        // No form has more than a word for an element.
+        // No format has more than a word per element.
         rows.checked_add(PANEL)?
             .checked_mul(width)?
             .checked_mul(8)?;
         let panels = order.panels(rows);
-        let sides = match self.kept {
-            Kept::Int8 => panels.checked_mul(PANEL * 8)?,
-            Kept::F32 | Kept::Bf16 | Kept::F16 | Kept::Groups(_) => 0,
+        let sides = match self.stack_form {
+            StackForm::Int8 => panels.checked_mul(PANEL * 8)?,
+            StackForm::F32 | StackForm::Bf16 | StackForm::F16 | StackForm::Groups(_) => 0,
         };
-        Some((panels * self.kept.panel_words(width) * 4, sides))
+        Some((panels * self.stack_form.panel_words(width) * 4, sides))
     }
 
-    /// Where its words are, and its scales and starts; and where the next entry's begin.
-    pub(super) fn places(&self, at: usize) -> Option<(Range<usize>, Range<usize>, usize)> {
-        let (words, sides) = self.sizes()?;
+    /// Byte ranges of words, and of scales and offsets; and the start of the next entry's.
+    pub(super) fn byte_ranges(&self, at: usize) -> Option<(Range<usize>, Range<usize>, usize)> {
+        let (words, sides) = self.byte_counts()?;
         let sides_at = at.checked_add(words)?.checked_next_multiple_of(PAGE)?;
         let end = sides_at
             .checked_add(sides)?

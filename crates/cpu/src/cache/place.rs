@@ -1,32 +1,32 @@
-//! Which file of a folder keeps which weights.
+//! Names of the files that cache packed weights.
 //!
-//! Owns: names of files, and which of them a new one takes the place of.
+//! Owns: the names of files, and the rule which of them a new file supersedes.
 //! Never: opens a file.
-//! Invariant: weights that differ in their checkpoint, form or layout have other names; of two names with the same
-//! beginning, both are of one checkpoint's folder.
+//! Invariant: weights that differ in checkpoint, form or layout have different names; two names
+//! with the same first part belong to one checkpoint's folder.
 
 use crate::pack::LAYOUT;
-use cleave_engine::checkpoint::Stamp;
+use cleave_engine::checkpoint::CheckpointStamp;
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 
-/// Ends the name of a file that is whole, and of one that is being written.
+/// Suffixes of a complete file, and of one that is being written.
 const WHOLE: &str = ".packed";
 const PART: &str = ".packed-part";
 
-/// Which weights, and where they are kept.
+/// Identity of packed weights, and the folder of their file.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct PackedLocation {
     folder: PathBuf,
-    /// Of the checkpoint's path.
+    /// Hash of the checkpoint's path.
     origin: u64,
-    stamp: Stamp,
+    stamp: CheckpointStamp,
     form: String,
 }
 
-impl Place {
-    /// In `folder`, weights of the checkpoint that is in `origin`; `form` is precision and rounding.
-    pub(crate) fn new(folder: &Path, (origin, stamp): (&Path, Stamp), form: String) -> Self {
+impl PackedLocation {
+    /// Weights of the checkpoint in `origin`, cached in `folder`; `form` is precision and rounding.
+    pub(crate) fn new(folder: &Path, origin: &Path, stamp: CheckpointStamp, form: String) -> Self {
         let origin = origin.canonicalize().unwrap_or_else(|_| origin.to_owned());
         Self {
             folder: folder.to_owned(),
@@ -40,7 +40,7 @@ impl Place {
         &self.folder
     }
 
-    pub(super) fn stamp(&self) -> Stamp {
+    pub(super) fn stamp(&self) -> CheckpointStamp {
         self.stamp
     }
 
@@ -48,43 +48,44 @@ impl Place {
         &self.form
     }
 
-    /// The file that is whole.
+    /// Path of the complete file.
     pub(super) fn file(&self) -> PathBuf {
         self.folder.join(self.name() + WHOLE)
     }
 
-    /// The file that is being written.
-    pub(super) fn part(&self) -> PathBuf {
+    /// Path of the file that is being written.
+    pub(super) fn part_file(&self) -> PathBuf {
         self.folder.join(self.name() + PART)
     }
 
-    /// `origin-stamp-form-layout`.
+    /// Name of the file: `origin-stamp-form-layout`.
     fn name(&self) -> String {
-        let order = match cfg!(target_endian = "big") {
-            true => "be",
-            false => "le",
+        let order = if cfg!(target_endian = "big") {
+            "be"
+        } else {
+            "le"
         };
         let form = &self.form;
-        format!("{}{form}-{LAYOUT}{order}", self.beginning())
+        format!("{}{form}-{LAYOUT}{order}", self.name_prefix())
     }
 
-    /// What all forms of this state of the checkpoint share.
-    fn beginning(&self) -> String {
+    /// Part of the name that all forms of this state of the checkpoint share.
+    fn name_prefix(&self) -> String {
         let stamp = self.stamp.0[..8].iter();
         let stamp: String = stamp.map(|byte| format!("{byte:02x}")).collect();
         format!("{:016x}-{stamp}-", self.origin)
     }
 
-    /// Whether a file of this name is of the same folder's checkpoint as it was before it changed, or of this form in
-    /// another layout.
-    pub(super) fn is_replaced(&self, name: &str) -> bool {
+    /// Whether a file of this name caches an older state of the same checkpoint folder, or this
+    /// form in another layout.
+    pub(super) fn is_superseded(&self, name: &str) -> bool {
         let Some(name) = name.strip_suffix(WHOLE) else {
             return false;
         };
         if name == self.name() || !name.starts_with(&format!("{:016x}-", self.origin)) {
             return false;
         }
-        match name.strip_prefix(&self.beginning()) {
+        match name.strip_prefix(&self.name_prefix()) {
             None => true,
             Some(rest) => rest
                 .rsplit_once('-')
@@ -92,7 +93,7 @@ impl Place {
         }
     }
 
-    /// Whether a file of this name is, or was, being written by somebody.
+    /// Whether a file of this name is, or was, being written by any process.
     pub(super) fn is_part(name: &str) -> bool {
         name.ends_with(PART)
     }

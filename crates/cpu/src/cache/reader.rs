@@ -1,35 +1,35 @@
-//! Reading a file of packed weights where it is mapped.
+//! Reading a mapped file of packed weights.
 //!
-//! Owns: the mapping, and what is compared before anything of it is used.
+//! Owns: the mapping, and its verification.
 //! Never: writes, or copies words.
-//! Invariant: what is taken has the shape that was asked for and fits its checksum.
+//! Invariant: a stack that is taken has the expected shape and a correct checksum.
 
-use super::layout::{ENTRY_BYTES, Entry, Head, PAGE};
-use super::{Packed, Place, Wanted, sum};
+use super::layout::{ENTRY_BYTES, PAGE, PackedEntry, PackedHeader};
+use super::{PackedLocation, PackedStack, StackKey, checksum};
 use crate::kernel::product::PANEL;
-use crate::memory::{MappedWords, Words};
-use crate::pack::{Columns, Kept, LAYOUT};
+use crate::memory::{MappedWords, WeightWords};
+use crate::pack::{ColumnScales, LAYOUT, StackForm};
 use memmap2::Mmap;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// A file whose head and index are in order.
+/// A file whose header and index were verified.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct PackedReader {
     map: Arc<Mmap>,
-    /// With where each begins.
-    entries: Vec<(Entry, usize)>,
+    /// Entries, each with its first byte.
+    entries: Vec<(PackedEntry, usize)>,
     taken: usize,
 }
 
-impl Reader {
+impl PackedReader {
     /// `None` if there is no file.
     ///
     /// # Errors
-    /// Why it is not used.
-    pub(super) fn open(place: &Place) -> Result<Option<Self>, String> {
+    /// The reason not to use the file.
+    pub(super) fn open(place: &PackedLocation) -> Result<Option<Self>, String> {
         let (file, metadata) = match cleave_files::open(&place.file()) {
             Ok(opened) => opened,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -37,10 +37,11 @@ impl Reader {
         };
         let length = metadata.len();
         if length < PAGE as u64 {
-            return Err(format!("{length} bytes are less than a head"));
+            return Err(format!("{length} bytes are shorter than the header"));
         }
-        // SAFETY: a mapping is undefined if another process shortens or rewrites the file while it is read. Nobody here
-        // does: a file gets its name when it is whole, and is replaced or removed by name alone.
+        // SAFETY: a mapping is undefined if another process shortens or rewrites the file while it
+        // is read. No code of ours does: a file gets its name when it is complete, and is replaced
+        // or removed by name only.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| error.to_string())?;
         let entries = entries(&map, place)?;
         Ok(Some(Self {
@@ -50,68 +51,74 @@ impl Reader {
         }))
     }
 
-    /// The next matrix.
+    /// Takes the next matrix.
     ///
     /// # Errors
-    /// Why it cannot be used.
-    pub(super) fn take(&mut self, wanted: &Wanted, threads: usize) -> Result<Packed, String> {
+    /// The reason not to use it.
+    pub(super) fn take(
+        &mut self,
+        wanted: &StackKey,
+        threads: usize,
+    ) -> Result<PackedStack, String> {
         let number = self.taken;
         let &(entry, at) = self
             .entries
             .get(number)
-            .ok_or_else(|| format!("has {number} matrices, and another one is wanted"))?;
+            .ok_or_else(|| format!("has only {number} matrices"))?;
         if entry.wanted != *wanted {
-            return Err(format!("matrix {number} is another than is wanted"));
+            return Err(format!("matrix {number} is not the expected one"));
         }
-        let places = entry.places(at).ok_or("too large")?;
+        let places = entry.byte_ranges(at).ok_or("too large")?;
         let (words, sides, end) = places;
         let is_zero = |range: Range<usize>| self.map[range].iter().all(|byte| *byte == 0);
-        if sum(&self.map[words.clone()], threads) != entry.words_sum
-            || XxHash3_64::oneshot(&self.map[sides.clone()]) != entry.sides_sum
+        if checksum(&self.map[words.clone()], threads) != entry.words_checksum
+            || XxHash3_64::oneshot(&self.map[sides.clone()]) != entry.scales_checksum
             || !is_zero(words.end..sides.start)
             || !is_zero(sides.end..end)
         {
-            return Err(format!("matrix {number} does not fit its checksum"));
+            return Err(format!("the checksum of matrix {number} is wrong"));
         }
         self.taken += 1;
-        Ok(self.packed(&entry, (words, sides)))
+        Ok(self.packed(&entry, words, sides))
     }
 
-    /// What was taken so far.
-    pub(super) fn taken(&self) -> impl Iterator<Item = (Wanted, Packed)> {
+    /// Stacks that were taken so far.
+    pub(super) fn taken(&self) -> impl Iterator<Item = (StackKey, PackedStack)> {
         self.entries[..self.taken].iter().filter_map(|(entry, at)| {
-            let (words, sides, _) = entry.places(*at)?;
-            Some((entry.wanted, self.packed(entry, (words, sides))))
+            let (words, sides, _) = entry.byte_ranges(*at)?;
+            Some((entry.wanted, self.packed(entry, words, sides)))
         })
     }
 
-    fn packed(&self, entry: &Entry, (words, sides): (Range<usize>, Range<usize>)) -> Packed {
-        let of_columns = (entry.kept == Kept::Int8).then(|| {
+    fn packed(&self, entry: &PackedEntry, words: Range<usize>, sides: Range<usize>) -> PackedStack {
+        let of_columns = (entry.stack_form == StackForm::Int8).then(|| {
             let (all, _) = self.map[sides].as_chunks::<4>();
             let (scales, starts) =
                 all.split_at(entry.wanted.order.panels(entry.wanted.rows) * PANEL);
-            Columns {
+            ColumnScales {
                 scales: scales.iter().map(|b| f32::from_ne_bytes(*b)).collect(),
-                starts: starts.iter().map(|b| u32::from_ne_bytes(*b)).collect(),
+                sum_offsets: starts.iter().map(|b| u32::from_ne_bytes(*b)).collect(),
             }
         });
-        Packed {
-            kept: entry.kept,
-            words: Words::Mapped(MappedWords::new(&self.map, words)),
-            of_columns,
+        PackedStack {
+            stack_form: entry.stack_form,
+            words: WeightWords::Mapped(MappedWords::new(&self.map, words)),
+            column_scales: of_columns,
         }
     }
 }
 
-/// Compares everything but the weights.
-fn entries(file: &[u8], place: &Place) -> Result<Vec<(Entry, usize)>, String> {
-    let head = file.first_chunk::<PAGE>().ok_or("shorter than a head")?;
-    let head = Head::read(head)?;
+/// Verifies everything but the weights.
+fn entries(file: &[u8], place: &PackedLocation) -> Result<Vec<(PackedEntry, usize)>, String> {
+    let head = file
+        .first_chunk::<PAGE>()
+        .ok_or("shorter than the header")?;
+    let head = PackedHeader::read(head)?;
     if head.layout != LAYOUT {
         let layout = head.layout;
         return Err(format!("layout {layout}, where {LAYOUT} is read"));
     }
-    if (head.stamp, head.form) != (place.stamp().0, Head::form(place.form())) {
+    if (head.stamp, head.form) != (place.stamp().0, PackedHeader::form(place.form())) {
         return Err("of another checkpoint or form".to_owned());
     }
     if head.bytes != file.len() as u64 {
@@ -120,20 +127,21 @@ fn entries(file: &[u8], place: &Place) -> Result<Vec<(Entry, usize)>, String> {
     }
     let index_at = usize::try_from(head.index_at).map_err(|error| error.to_string())?;
     let index = file.get(index_at..).ok_or("its index is missing")?;
-    if XxHash3_64::oneshot(index) != head.index_sum {
-        return Err("its index does not fit its checksum".to_owned());
+    if XxHash3_64::oneshot(index) != head.index_checksum {
+        return Err("the checksum of its index is wrong".to_owned());
     }
     let mut entries = Vec::new();
     let (all, rest) = index.as_chunks::<ENTRY_BYTES>();
     let mut at = PAGE;
     for entry in all {
-        let entry = Entry::read(entry).ok_or("its index makes no sense")?;
-        let (_, _, end) = entry.places(at).ok_or("its index makes no sense")?;
+        let entry = PackedEntry::read(entry).ok_or("its index is invalid")?;
+        let (_, _, end) = entry.byte_ranges(at).ok_or("its index is invalid")?;
         entries.push((entry, at));
         at = end;
     }
-    match at == index_at && rest.is_empty() {
-        true => Ok(entries),
-        false => Err("its index does not fit its length".to_owned()),
+    if at == index_at && rest.is_empty() {
+        Ok(entries)
+    } else {
+        Err("its index does not match its length".to_owned())
     }
 }

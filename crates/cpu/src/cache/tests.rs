@@ -1,21 +1,22 @@
-//! Files of packed weights: whole, damaged, cut, of others, and where they cannot be written.
+//! Files of packed weights: intact, damaged, truncated, of other checkpoints, and in folders that
+//! are not writable.
 #![allow(clippy::unwrap_used)] // Tests.
 
-use super::layout::{Head, PAGE};
-use super::{Place, sum};
-use crate::memory::{Words, bytes_of};
+use super::layout::{PAGE, PackedHeader};
+use super::{PackedLocation, checksum};
+use crate::memory::{WeightWords, bytes_of};
 use crate::options::{CpuOptions, Quantize};
-use crate::pack::{CpuMatrix, CpuPack, Form, LAYOUT};
+use crate::pack::{CpuMatrix, CpuWeightLoader, LAYOUT, MatrixForm};
 use cleave_engine::checkpoint::{
-    ByteCodes, NarrowTensor, NarrowType, Stamp, StoredMatrix, StoredTensor,
+    ByteCodes, CheckpointStamp, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
 };
-use cleave_engine::ops::{Pack, Precision};
+use cleave_engine::ops::{Precision, WeightLoader};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
-/// What a checkpoint has, and what it is packed to.
+/// Format of a checkpoint's weights, and of the packed ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum WeightKind {
     F32,
     Bf16,
     ToInt8,
@@ -28,17 +29,17 @@ enum Kind {
     F16,
 }
 
-const KINDS: [Kind; 10] = [
-    Kind::F32,
-    Kind::Bf16,
-    Kind::ToInt8,
-    Kind::ToInt4,
-    Kind::Int8,
-    Kind::Int4,
-    Kind::Int4Odd,
-    Kind::Int8Groups,
-    Kind::Int8Odd,
-    Kind::F16,
+const KINDS: [WeightKind; 10] = [
+    WeightKind::F32,
+    WeightKind::Bf16,
+    WeightKind::ToInt8,
+    WeightKind::ToInt4,
+    WeightKind::Int8,
+    WeightKind::Int4,
+    WeightKind::Int4Odd,
+    WeightKind::Int8Groups,
+    WeightKind::Int8Odd,
+    WeightKind::F16,
 ];
 
 const WIDTH: usize = 64;
@@ -55,26 +56,26 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(next).collect()
 }
 
-fn dense(kind: Kind, name: &str, rows: usize) -> StoredTensor {
+fn dense(kind: WeightKind, name: &str, rows: usize) -> StoredTensor {
     let values = numbers(name.len() as u64, rows * WIDTH);
     match kind {
-        Kind::F32 => StoredTensor::from_f32(name, (rows, WIDTH), &values),
-        Kind::F16 => {
+        WeightKind::F32 => StoredTensor::from_f32(name, rows, WIDTH, &values),
+        WeightKind::F16 => {
             let values: Vec<_> = values.iter().map(|x| half::f16::from_f32(*x)).collect();
-            StoredTensor::from_f16(name, (rows, WIDTH), &values)
+            StoredTensor::from_f16(name, rows, WIDTH, &values)
         }
         _ => {
             let values: Vec<_> = values.iter().map(|x| half::bf16::from_f32(*x)).collect();
-            StoredTensor::from_bf16(name, (rows, WIDTH), &values)
+            StoredTensor::from_bf16(name, rows, WIDTH, &values)
         }
     }
 }
 
-fn stored(kind: Kind, name: &str, rows: usize) -> StoredMatrix {
+fn stored(kind: WeightKind, name: &str, rows: usize) -> StoredMatrix {
     let (element, group) = match kind {
-        Kind::Int8 => (NarrowType::Int8, WIDTH),
-        Kind::Int8Groups | Kind::Int8Odd => (NarrowType::Int8, 32),
-        Kind::Int4 | Kind::Int4Odd => (NarrowType::Int4, 32),
+        WeightKind::Int8 => (QuantizedType::Int8, WIDTH),
+        WeightKind::Int8Groups | WeightKind::Int8Odd => (QuantizedType::Int8, 32),
+        WeightKind::Int4 | WeightKind::Int4Odd => (QuantizedType::Int4, 32),
         _ => return dense(kind, name, rows).into(),
     };
     let seed = name.len() as u64;
@@ -84,12 +85,12 @@ fn stored(kind: Kind, name: &str, rows: usize) -> StoredMatrix {
         .map(|x| ((x + 1.0) * 8.0) as u8 & 15)
         .collect();
     let scales: Vec<f32> = match kind {
-        Kind::Int4 | Kind::Int8Groups => vec![0.5; groups],
+        WeightKind::Int4 | WeightKind::Int8Groups => vec![0.5; groups],
         _ => numbers(seed + 1, groups),
     };
     let zero = match kind {
-        Kind::Int8 | Kind::Int8Groups => 0,
-        Kind::Int4 => 8,
+        WeightKind::Int8 | WeightKind::Int8Groups => 0,
+        WeightKind::Int4 => 8,
         _ => 5,
     };
     let coded = ByteCodes {
@@ -99,59 +100,58 @@ fn stored(kind: Kind, name: &str, rows: usize) -> StoredMatrix {
         scales: &scales,
         zeros: &vec![zero; groups],
     };
-    NarrowTensor::from_codes(name, (rows, WIDTH), &coded).into()
+    QuantizedTensor::from_codes(name, rows, WIDTH, &coded).into()
 }
 
-fn options(kind: Kind) -> CpuOptions {
+fn options(kind: WeightKind) -> CpuOptions {
     CpuOptions {
         threads: 2,
-        keeps_f16: kind == Kind::F16,
+        keeps_f16: kind == WeightKind::F16,
         quantize: match kind {
-            Kind::ToInt8 => Some(Quantize::Int8),
-            Kind::ToInt4 => Some(Quantize::Int4),
+            WeightKind::ToInt8 => Some(Quantize::Int8),
+            WeightKind::ToInt4 => Some(Quantize::Int4),
             _ => None,
         },
         ..CpuOptions::new(match kind {
-            Kind::F32 => Precision::F32,
+            WeightKind::F32 => Precision::F32,
             _ => Precision::Bf16,
         })
     }
 }
 
-/// One folder, and one checkpoint that may change.
-struct Stage {
+/// A cache folder, and a checkpoint that may change.
+struct CacheStage {
     folder: PathBuf,
     origin: &'static str,
-    stamp: Stamp,
-    kind: Kind,
+    stamp: CheckpointStamp,
+    kind: WeightKind,
 }
 
-impl Stage {
-    fn new(folder: &Path, kind: Kind) -> Self {
+impl CacheStage {
+    fn new(folder: &Path, kind: WeightKind) -> Self {
         Self {
             folder: folder.to_owned(),
             origin: "/a",
-            stamp: Stamp([1; 32]),
+            stamp: CheckpointStamp([1; 32]),
             kind,
         }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> PackedLocation {
         let form = format!("{:?}", self.kind).to_lowercase();
-        Place::new(&self.folder, (Path::new(self.origin), self.stamp), form)
+        PackedLocation::new(&self.folder, Path::new(self.origin), self.stamp, form)
     }
 
-    fn pack(&self) -> CpuPack {
-        CpuPack::new(&options(self.kind)).kept_at(self.place())
+    fn pack(&self) -> CpuWeightLoader {
+        CpuWeightLoader::new(&options(self.kind)).with_cache_at(self.place())
     }
 
     fn load(&self) -> Vec<CpuMatrix> {
         load(&self.pack(), self.kind)
     }
 
-    /// Without a cache.
     fn plain(&self) -> Vec<CpuMatrix> {
-        load(&CpuPack::new(&options(self.kind)), self.kind)
+        load(&CpuWeightLoader::new(&options(self.kind)), self.kind)
     }
 
     fn files(&self) -> Vec<String> {
@@ -163,7 +163,7 @@ impl Stage {
         names
     }
 
-    /// One load that packs, whatever there was, and one that maps.
+    /// Checks that one load packs anew, and that the next one maps.
     #[track_caller]
     fn check_packed_anew(&self, expected: &[CpuMatrix], what: &str) {
         let loaded = self.load();
@@ -181,8 +181,8 @@ impl Stage {
     }
 }
 
-/// A checkpoint of three matrices, one of them with columns that nobody looks at.
-fn load(pack: &CpuPack, kind: Kind) -> Vec<CpuMatrix> {
+/// Loads a checkpoint of three matrices, one of them with padding columns.
+fn load(pack: &CpuWeightLoader, kind: WeightKind) -> Vec<CpuMatrix> {
     let qkv = [stored(kind, "q", 40), stored(kind, "kk", 7)];
     let gate_up = [stored(kind, "gate", 36), stored(kind, "upper", 36)];
     let bias = numbers(9, 47);
@@ -196,10 +196,10 @@ fn load(pack: &CpuPack, kind: Kind) -> Vec<CpuMatrix> {
 }
 
 fn is_mapped(matrix: &CpuMatrix) -> bool {
-    matches!(matrix.words, Words::Mapped(_))
+    matches!(matrix.words, WeightWords::Mapped(_))
 }
 
-/// Everything of a matrix, to the bit.
+/// All contents of a matrix, as bits.
 fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
     let CpuMatrix {
         form,
@@ -212,9 +212,9 @@ fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
     } = matrix;
     let mut beside: Vec<u32> = bias.iter().flatten().map(|x| x.to_bits()).collect();
     let form = match form {
-        Form::Int8(of_columns) => {
+        MatrixForm::Int8(of_columns) => {
             beside.extend(of_columns.scales.iter().map(|x| x.to_bits()));
-            beside.extend(&of_columns.starts);
+            beside.extend(&of_columns.sum_offsets);
             "int8".to_owned()
         }
         form => format!("{form:?}"),
@@ -232,21 +232,40 @@ fn assert_same(found: &[CpuMatrix], expected: &[CpuMatrix], what: &str) {
 }
 
 #[test]
-fn what_is_mapped_is_what_was_packed() {
+fn mapped_weights_equal_packed_weights() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
-        let stage = Stage::new(folder.path(), kind);
+        let stage = CacheStage::new(folder.path(), kind);
         let what = format!("{kind:?}");
         stage.check_packed_anew(&stage.plain(), &what);
         assert_eq!(stage.files().len(), 1, "{what}");
     }
 }
 
-/// Which words are made must not change without the version that names them: raise [`LAYOUT`] with these sums.
+#[cfg(unix)]
 #[test]
-fn words_changed_and_their_version_did_not() {
+fn a_fifo_or_device_in_the_cache_is_replaced_unread() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let folder = tempfile::tempdir().unwrap();
+    let stage = CacheStage::new(folder.path(), WeightKind::F32);
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, stage.place().file(), FileType::Fifo, mode, 0).unwrap();
+    let problem = super::reader::PackedReader::open(&stage.place()).unwrap_err();
+    assert!(problem.contains("a FIFO"), "{problem}");
+    stage.check_packed_anew(&stage.plain(), "a FIFO");
+    fs::remove_file(stage.place().file()).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", stage.place().file()).unwrap();
+    let problem = super::reader::PackedReader::open(&stage.place()).unwrap_err();
+    assert!(problem.contains("a device"), "{problem}");
+    stage.check_packed_anew(&stage.plain(), "a device");
+}
+
+/// The packed words must not change without their version: raise [`LAYOUT`] together with these
+/// sums.
+#[test]
+fn packed_words_change_only_with_the_layout_version() {
     let sums = KINDS.map(|kind| {
-        let matrices = load(&CpuPack::new(&options(kind)), kind);
+        let matrices = load(&CpuWeightLoader::new(&options(kind)), kind);
         let all: Vec<u32> = matrices
             .iter()
             .flat_map(|matrix| {
@@ -254,7 +273,7 @@ fn words_changed_and_their_version_did_not() {
                 [words, beside].concat()
             })
             .collect();
-        sum(bytes_of(&all), 1)
+        checksum(bytes_of(&all), 1)
     });
     if cfg!(target_endian = "little") {
         assert_eq!((LAYOUT, sums), (1, SUMS), "{sums:#x?}");
@@ -275,19 +294,19 @@ const SUMS: [u64; 10] = [
 ];
 
 #[test]
-fn a_byte_that_changed_was_used() {
-    for kind in [Kind::Bf16, Kind::ToInt8] {
+fn a_file_with_a_changed_byte_is_packed_anew() {
+    for kind in [WeightKind::Bf16, WeightKind::ToInt8] {
         let folder = tempfile::tempdir().unwrap();
-        let stage = Stage::new(folder.path(), kind);
+        let stage = CacheStage::new(folder.path(), kind);
         let expected = stage.load();
         let file = stage.place().file();
         let length = fs::metadata(&file).unwrap().len() as usize;
-        // All that has a meaning of its own in the head, then everywhere: weights, scales, zeros, index.
+        // All used bytes of the header, then samples of everything: weights, scales, zeros, index.
         let places = (0..140).step_by(3).chain((0..length).step_by(997));
         for at in places.chain([PAGE - 1, PAGE, length - 1]) {
             let mut bytes = fs::read(&file).unwrap();
             bytes[at] ^= 1 << (at % 8);
-            // In place nobody may write who maps it: another file of the same name.
+            // A new file of the same name: a mapped file must not be changed in place.
             fs::remove_file(&file).unwrap();
             fs::write(&file, &bytes).unwrap();
             stage.check_packed_anew(&expected, &format!("{kind:?}, byte {at}"));
@@ -296,9 +315,9 @@ fn a_byte_that_changed_was_used() {
 }
 
 #[test]
-fn a_file_that_was_cut_or_grew_was_used() {
+fn a_file_of_the_wrong_length_is_packed_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let stage = Stage::new(folder.path(), Kind::Bf16);
+    let stage = CacheStage::new(folder.path(), WeightKind::Bf16);
     let expected = stage.load();
     let file = stage.place().file();
     let whole = fs::read(&file).unwrap();
@@ -320,35 +339,35 @@ fn a_file_that_was_cut_or_grew_was_used() {
 }
 
 #[test]
-fn a_file_of_another_layout_checkpoint_or_form_was_used() {
+fn a_file_of_another_layout_or_checkpoint_is_packed_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let stage = Stage::new(folder.path(), Kind::Bf16);
+    let stage = CacheStage::new(folder.path(), WeightKind::Bf16);
     let expected = stage.load();
     let file = stage.place().file();
     let whole = fs::read(&file).unwrap();
-    let head = Head::read(whole.first_chunk().unwrap()).unwrap();
+    let head = PackedHeader::read(whole.first_chunk().unwrap()).unwrap();
     let others = [
-        Head {
+        PackedHeader {
             layout: LAYOUT + 1,
             ..head.clone()
         },
-        Head {
+        PackedHeader {
             stamp: [2; 32],
             ..head.clone()
         },
-        Head {
-            form: Head::form("f32"),
+        PackedHeader {
+            form: PackedHeader::form("f32"),
             ..head.clone()
         },
-        Head {
+        PackedHeader {
             bytes: head.bytes + 1,
             ..head.clone()
         },
-        Head {
+        PackedHeader {
             index_at: 0,
             ..head.clone()
         },
-        Head {
+        PackedHeader {
             index_at: u64::MAX,
             ..head.clone()
         },
@@ -363,9 +382,9 @@ fn a_file_of_another_layout_checkpoint_or_form_was_used() {
 }
 
 #[test]
-fn matrices_of_other_names_were_used() {
+fn a_cached_matrix_of_another_name_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
-    let stage = Stage::new(folder.path(), Kind::Bf16);
+    let stage = CacheStage::new(folder.path(), WeightKind::Bf16);
     stage.load();
     let pack = stage.pack();
     let first = pack
@@ -375,26 +394,29 @@ fn matrices_of_other_names_were_used() {
 }
 
 #[test]
-fn files_of_a_checkpoint_that_changed_stayed_or_took_others_along() {
+fn a_new_cache_file_replaces_only_those_it_supersedes() {
     let folder = tempfile::tempdir().unwrap();
-    let stage = |origin, stamp, kind| Stage {
+    let stage = |origin, stamp, kind| CacheStage {
         origin,
-        stamp: Stamp([stamp; 32]),
-        ..Stage::new(folder.path(), kind)
+        stamp: CheckpointStamp([stamp; 32]),
+        ..CacheStage::new(folder.path(), kind)
     };
-    let (before, other_form) = (stage("/a", 1, Kind::Bf16), stage("/a", 1, Kind::ToInt4));
-    let other_model = stage("/b", 7, Kind::Bf16);
+    let (before, other_form) = (
+        stage("/a", 1, WeightKind::Bf16),
+        stage("/a", 1, WeightKind::ToInt4),
+    );
+    let other_model = stage("/b", 7, WeightKind::Bf16);
     for stage in [&before, &other_form, &other_model] {
         stage.load();
     }
     fs::write(folder.path().join("a file of somebody's"), "").unwrap();
     assert_eq!(before.files().len(), 4, "forms and models side by side");
-    let after = stage("/a", 2, Kind::Bf16);
+    let after = stage("/a", 2, WeightKind::Bf16);
     after.check_packed_anew(&after.plain(), "a checkpoint that changed");
     assert!(!before.place().file().exists() && !other_form.place().file().exists());
     assert!(other_model.place().file().exists());
     assert_eq!(after.files().len(), 3);
-    // A layout of another version.
+    // A file of another layout version.
     let old = after
         .place()
         .file()
@@ -407,9 +429,9 @@ fn files_of_a_checkpoint_that_changed_stayed_or_took_others_along() {
 }
 
 #[test]
-fn two_that_write_at_once_harmed_each_other() {
+fn concurrent_cache_writers_do_not_disturb_each_other() {
     let folder = tempfile::tempdir().unwrap();
-    let stage = Stage::new(folder.path(), Kind::ToInt8);
+    let stage = CacheStage::new(folder.path(), WeightKind::ToInt8);
     let expected = stage.plain();
     let (first, second) = (stage.pack(), stage.pack());
     assert_same(&load(&second, stage.kind), &expected, "the second");
@@ -419,12 +441,12 @@ fn two_that_write_at_once_harmed_each_other() {
 }
 
 #[test]
-fn what_a_killed_writer_left_stayed_or_what_a_living_one_has_went() {
+fn only_part_files_of_dead_writers_are_removed() {
     let folder = tempfile::tempdir().unwrap();
-    let stage = Stage::new(folder.path(), Kind::Bf16);
+    let stage = CacheStage::new(folder.path(), WeightKind::Bf16);
     let dead = folder.path().join("1-1-bf16-1le.packed-part");
     let alive = folder.path().join("2-2-bf16-1le.packed-part");
-    let mine = stage.place().part();
+    let mine = stage.place().part_file();
     for part in [&dead, &alive, &mine] {
         fs::write(part, vec![7; 100_000]).unwrap();
     }
@@ -435,23 +457,23 @@ fn what_a_killed_writer_left_stayed_or_what_a_living_one_has_went() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_stopped_a_load() {
+fn a_load_succeeds_when_the_cache_is_not_writable() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     for folder in [file.clone(), file.join("below"), "/proc/self/packed".into()] {
-        let stage = Stage::new(&folder, Kind::Bf16);
+        let stage = CacheStage::new(&folder, WeightKind::Bf16);
         assert_same(&stage.load(), &stage.plain(), "nowhere");
     }
 }
 
-/// Runs itself once more, with a limit on the size of files where a disk would be full.
+/// Runs itself in a child process with a limit on file sizes, in place of a full disk.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_full_disk_stopped_a_load_or_left_half_a_file() {
+fn a_full_disk_stops_no_load_and_leaves_no_part_file() {
     const FOLDER: &str = "CLEAVE_TEST_PACKED_FOLDER";
     if let Some(folder) = std::env::var_os(FOLDER) {
-        let stage = Stage::new(Path::new(&folder), Kind::F32);
+        let stage = CacheStage::new(Path::new(&folder), WeightKind::F32);
         let loaded = stage.load();
         assert_same(&loaded, &stage.plain(), "on a full disk");
         assert!(stage.files().is_empty(), "{:?}", stage.files());
@@ -465,7 +487,7 @@ fn a_full_disk_stopped_a_load_or_left_half_a_file() {
         .arg(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "cache::tests::a_full_disk_stopped_a_load_or_left_half_a_file",
+            "cache::tests::a_full_disk_stops_no_load_and_leaves_no_part_file",
         ])
         .env(FOLDER, folder.path())
         .output()

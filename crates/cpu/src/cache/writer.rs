@@ -1,12 +1,12 @@
 //! Writing a file of packed weights.
 //!
-//! Owns: the file while it is written, under a name of its own and with a lock on it.
-//! Never: touches a file that has its last name, but to put another in its place or to remove what that replaces.
-//! Invariant: a file gets its last name when all of it is on the disk; what is left of a writer that ended before is
-//! removed by the next one, whoever's it was.
+//! Owns: the file while it is written, under a temporary name and with a lock on it.
+//! Never: touches a complete file, except to replace it or to remove one that it supersedes.
+//! Invariant: a file gets its final name when all of it is on disk; the next writer removes the
+//! temporary files of all writers that died.
 
-use super::layout::{Entry, Head, PAGE};
-use super::{Packed, Place, Wanted, sum};
+use super::layout::{PAGE, PackedEntry, PackedHeader};
+use super::{PackedLocation, PackedStack, StackKey, checksum};
 use crate::memory::bytes_of;
 use crate::pack::LAYOUT;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -14,29 +14,28 @@ use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 
-/// Times that a file may be renamed or removed between being opened and being locked.
+/// Attempts to open and lock a file that others rename or remove in between.
 const TRIES: usize = 8;
 
-/// A file that is not whole.
+/// A file that is being written.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct PackedWriter {
     file: File,
     part: PathBuf,
     threads: usize,
-    entries: Vec<Entry>,
-    /// Bytes written.
+    entries: Vec<PackedEntry>,
     at: usize,
 }
 
-impl Writer {
-    /// `None` if another process is writing the same.
+impl PackedWriter {
+    /// `None` if another process is writing the same file.
     ///
     /// # Errors
-    /// The system's.
-    pub(super) fn begin(place: &Place, threads: usize) -> io::Result<Option<Self>> {
+    /// An error of the file system.
+    pub(super) fn begin(place: &PackedLocation, threads: usize) -> io::Result<Option<Self>> {
         fs::create_dir_all(place.folder())?;
-        let part = place.part();
-        let Some(file) = locked(&part)? else {
+        let part = place.part_file();
+        let Some(file) = open_locked(&part)? else {
             return Ok(None);
         };
         let mut writer = Self {
@@ -46,39 +45,40 @@ impl Writer {
             entries: Vec::new(),
             at: 0,
         };
-        sweep(place)?;
+        remove_abandoned_parts(place)?;
         writer.file.set_len(0)?;
-        // The head comes last.
+        // Placeholder: the header is written last.
         writer.write(&[0; PAGE])?;
         Ok(Some(writer))
     }
 
-    pub(super) fn put(&mut self, wanted: &Wanted, packed: &Packed) -> io::Result<()> {
+    pub(super) fn put(&mut self, wanted: &StackKey, packed: &PackedStack) -> io::Result<()> {
         let words = bytes_of(&packed.words);
-        let sides: Vec<u8> = match &packed.of_columns {
+        let sides: Vec<u8> = match &packed.column_scales {
             None => Vec::new(),
-            Some(columns) => [bytes_of(&columns.scales), bytes_of(&columns.starts)].concat(),
+            Some(columns) => [bytes_of(&columns.scales), bytes_of(&columns.sum_offsets)].concat(),
         };
-        let sums = (sum(words, self.threads), XxHash3_64::oneshot(&sides));
-        let entry = Entry::new(*wanted, packed, sums);
+        let words_checksum = checksum(words, self.threads);
+        let scales_checksum = XxHash3_64::oneshot(&sides);
+        let entry = PackedEntry::new(*wanted, packed, words_checksum, scales_checksum);
         self.write(words)?;
         self.write(&sides)?;
         self.entries.push(entry);
         Ok(())
     }
 
-    /// Gives the file its last name.
-    pub(super) fn finish(mut self, place: &Place) -> io::Result<()> {
+    /// Completes the file and gives it its final name.
+    pub(super) fn finish(mut self, place: &PackedLocation) -> io::Result<()> {
         let index_at = self.at;
-        let index: Vec<u8> = self.entries.iter().flat_map(Entry::write).collect();
+        let index: Vec<u8> = self.entries.iter().flat_map(PackedEntry::write).collect();
         self.file.write_all(&index)?;
-        let head = Head {
+        let head = PackedHeader {
             layout: LAYOUT,
             stamp: place.stamp().0,
-            form: Head::form(place.form()),
+            form: PackedHeader::form(place.form()),
             bytes: (index_at + index.len()) as u64,
             index_at: index_at as u64,
-            index_sum: XxHash3_64::oneshot(&index),
+            index_checksum: XxHash3_64::oneshot(&index),
         };
         self.file.rewind()?;
         self.file.write_all(&head.write())?;
@@ -87,14 +87,14 @@ impl Writer {
         #[cfg(unix)]
         File::open(place.folder())?.sync_all()?;
         each_file(place.folder(), |path, name| {
-            if place.is_replaced(name) {
+            if place.is_superseded(name) {
                 fs::remove_file(path)?;
             }
             Ok(())
         })
     }
 
-    /// Bytes, and zeros to the end of a page.
+    /// Writes bytes, and zeros to the end of a page.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)?;
         self.at += bytes.len();
@@ -105,17 +105,17 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
-    /// What is not whole goes; what is has another name by now.
+impl Drop for PackedWriter {
+    /// Removes an incomplete file; a complete one already has another name.
     fn drop(&mut self) {
-        if is_at(&self.file, &self.part) {
+        if is_file_at(&self.file, &self.part) {
             let _ = fs::remove_file(&self.part);
         }
     }
 }
 
-/// Opens, or makes, a file that only one process at a time writes to; `None` if another one does.
-fn locked(path: &Path) -> io::Result<Option<File>> {
+/// Opens or creates a file and locks it; `None` if another process has the lock.
+fn open_locked(path: &Path) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
         let mut options = OpenOptions::new();
         let file = options
@@ -125,8 +125,9 @@ fn locked(path: &Path) -> io::Result<Option<File>> {
             .truncate(false)
             .open(path)?;
         match file.try_lock() {
-            // Who had it locked may have renamed it meanwhile: then it is whole, and nothing to write to.
-            Ok(()) if is_at(&file, path) => return Ok(Some(file)),
+            // The lock's previous owner may have renamed the file meanwhile: then it is complete,
+            // and must not be written.
+            Ok(()) if is_file_at(&file, path) => return Ok(Some(file)),
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
@@ -135,22 +136,22 @@ fn locked(path: &Path) -> io::Result<Option<File>> {
     Ok(None)
 }
 
-/// Removes what writers of other files left that have ended.
-fn sweep(place: &Place) -> io::Result<()> {
+/// Removes the temporary files of dead writers, whose locks are free.
+fn remove_abandoned_parts(place: &PackedLocation) -> io::Result<()> {
     each_file(place.folder(), |path, name| {
-        if !Place::is_part(name) || path == place.part() {
+        if !PackedLocation::is_part(name) || path == place.part_file() {
             return Ok(());
         }
         let file = OpenOptions::new().write(true).open(path)?;
-        if file.try_lock().is_ok() && is_at(&file, path) {
+        if file.try_lock().is_ok() && is_file_at(&file, path) {
             fs::remove_file(path)?;
         }
         Ok(())
     })
 }
 
-/// Calls `look` for every file of a folder. One that another process removes meanwhile, or that is another user's, is
-/// left alone.
+/// Calls `look` for every file of a folder. Errors are ignored: another process may remove a file
+/// meanwhile, or another user may own it.
 fn each_file(folder: &Path, look: impl Fn(&Path, &str) -> io::Result<()>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -161,17 +162,17 @@ fn each_file(folder: &Path, look: impl Fn(&Path, &str) -> io::Result<()>) -> io:
     Ok(())
 }
 
-/// Whether an open file is the one that has this name.
+/// Whether an open file is still the one at this path.
 #[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_file_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     let (open, named) = (file.metadata().map(place), fs::metadata(path).map(place));
     matches!((open, named), (Ok(open), Ok(named)) if open == named)
 }
 
-/// Other systems let nobody rename or remove a file that is open.
+/// Other systems do not allow renaming or removing an open file.
 #[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
+fn is_file_at(_: &File, path: &Path) -> bool {
     path.exists()
 }

@@ -1,14 +1,15 @@
-//! Rows times a packed matrix.
+//! Products of rows with a packed matrix.
 //!
-//! Owns: the walk over panels, blocks and tiles, and what a form of weights has to say about each.
-//! Never: knows where rows come from or who else computes.
-//! Invariant: an element of the result is summed block after block and step after step, in one order, whatever rows
-//! and columns are computed beside it; between blocks its sum is kept to the bit. The bias is added after the sum.
+//! Owns: the loops over panels, blocks and tiles, and the trait of a weight format.
+//! Never: knows the source of the rows, or other threads.
+//! Invariant: an element of the result is summed block after block and step after step, in one
+//! order, whatever rows and columns are computed beside it; between blocks its sum is stored
+//! exactly. The bias is added after the sum.
 //!
-//! A panel of [`PANEL`] columns and a tile of rows meet in blocks of [`BLOCK_STEPS`] steps of the inner dimension: a
-//! block of a panel is at most 16 KiB and stays in the first cache while every tile passes by, and the same block of
-//! all tiles stays in the second while a group of panels does. What the next block needs of memory is asked for on the
-//! way.
+//! A panel of [`PANEL`] columns and a tile of rows are multiplied in blocks of [`BLOCK_STEPS`]
+//! steps of the inner dimension. A panel's block is at most 16 KiB, and stays in the L1 cache while
+//! all tiles use it; the same block of all tiles stays in the L2 cache while a group of panels uses
+//! it. The next block is prefetched meanwhile.
 
 pub(crate) mod bytes;
 pub(crate) mod dense;
@@ -20,121 +21,125 @@ mod pairs;
 
 use super::rows::silu;
 use super::tile::{Tiles, with_rows};
-use crate::memory::Parts;
+use crate::memory::SliceParts;
 use crate::simd::{LANES, Simd};
-use groups::Units;
+use groups::GroupLayout;
 use std::ops::Range;
 
 /// Columns of a panel of packed weights.
 pub(crate) const PANEL: usize = 2 * LANES;
 /// Steps of a block.
 pub(crate) const BLOCK_STEPS: usize = 128;
-/// Panels that pass by the same rows, block by block, where there are many rows.
+/// Panels per group: with many rows, a group shares each block of the left side.
 const GROUP_PANELS: usize = 4;
-/// Bytes of the left side up to which it stays in the second cache without that.
+/// Size of the left side up to which it stays in the L2 cache without grouping.
 const LEFT_BYTES_MAX: usize = 384 << 10;
-/// Rows that are taken together: their block is to stay in the second cache.
-const ROWS_TOGETHER: usize = 512;
-/// Cache lines ahead that a tile which meets every panel alone asks for its right side.
-const LINES_AHEAD: usize = 128;
+/// Rows per pass: their block must fit the L2 cache.
+const ROWS_PER_PASS: usize = 512;
+/// Prefetch distance in cache lines of a single tile, which streams every panel once.
+const PREFETCH_LINES_AHEAD: usize = 128;
 
 /// Words of sums between blocks.
-const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_TOGETHER + 2 * LANES) * PANEL;
-/// Words that one thread needs on the way: sums, and a block of a panel that was spread out or the last sums of a tile.
+const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_PER_PASS + 2 * LANES) * PANEL;
+/// Words of one thread's scratch memory: sums, and either an unpacked block of a panel or a tile's
+/// final sums.
 pub(crate) const SCRATCH_WORDS: usize = SUMS_WORDS + BLOCK_STEPS * PANEL;
 
-/// A form of weights.
-pub(crate) trait Form<S: Simd>: Copy + 'static {
+/// A format of packed weights.
+pub(crate) trait WeightForm<S: Simd>: Copy + 'static {
     /// Words of the left side per step and row.
     const PHASES: usize;
-    /// Whether sums are taken up and left once a block, and so may come from nowhere and go elsewhere.
+    /// Whether sums are loaded and stored once per block, so that the first block need not load
+    /// them and the last may store them elsewhere.
     const IS_CHAIN: bool = true;
-    /// Tiles have no fewer rows than this.
+    /// Least number of rows of a tile.
     const ROWS_MIN: usize = 1;
 
-    /// Words of a panel's first `steps` steps, which end where a block or the panel does.
+    /// Words of a panel's first `steps` steps; `steps` ends at a block's or the panel's end.
     #[inline(always)]
-    fn words(_: &Product<'_>, steps: usize) -> usize {
+    fn words(_: &PackedProduct<'_>, steps: usize) -> usize {
         steps * PANEL
     }
 
-    /// Sums before the first block, of sixteen columns from `column` on.
+    /// Initial sums of sixteen columns from `column` on.
     #[inline(always)]
-    fn start(s: S, _: &Product<'_>, _column: usize) -> S::V {
+    fn start(s: S, _: &PackedProduct<'_>, _column: usize) -> S::V {
         s.splat(0.0)
     }
 
-    /// A block of a panel as [`Form::add`] likes it, which may be in `spread`: of a form that is no chain, since the last
-    /// sums of chains go there.
+    /// Prepares a block of a panel for [`WeightForm::add`], possibly unpacked into `spread`. Only
+    /// formats that are no chain may do so: final sums of chains use that memory.
     #[inline(always)]
-    fn prepare(_: S, _: &Product<'_>, right: &[u32], _spread: &mut [f32]) -> *const u32 {
+    fn prepare(_: S, _: &PackedProduct<'_>, right: &[u32], _spread: &mut [f32]) -> *const u32 {
         right.as_ptr()
     }
 
-    /// Adds one block to the sums of R rows and 16·C columns. Those of the first block of a chain are not taken up: they
-    /// are what [`Form::start`] says.
+    /// Adds one block to the sums of R rows and 16·C columns. For the first block of a chain, sums
+    /// are not loaded but start from [`WeightForm::start`].
     ///
     /// # Safety
-    /// The sides hold what [`Sides`] claims; 16·C words at each of R times [`PANEL`] from each of `sums` on are this task's.
+    /// The sides hold what [`BlockSides`] describes; this task owns 16·C words at each of R rows of
+    /// [`PANEL`] words from each pointer of `sums` on.
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        product: &Product<'_>,
-        sides: Sides,
-        sums: Sums,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        sums: TileSums,
     );
 
-    /// Sums after the last block as floats.
+    /// Converts final sums to floats.
     #[inline(always)]
-    fn finish(_: S, _: &Product<'_>, sum: S::V, _place: (usize, usize)) -> S::V {
+    fn finish(_: S, _: &PackedProduct<'_>, sum: S::V, _row: usize, _column: usize) -> S::V {
         sum
     }
 }
 
-/// Where the sums of a tile are kept, `[row][PANEL]`; one place for both, unless they are a chain.
+/// Pointers to a tile's sums, `[row][PANEL]`, before and after a block; equal unless the format is
+/// a chain.
 #[derive(Clone, Copy)]
-pub(crate) struct Sums {
+pub(crate) struct TileSums {
     pub from: *const f32,
     pub to: *mut f32,
 }
 
-/// A block of a panel and of a tile.
+/// Operands of one block: a panel and a tile.
 #[derive(Clone, Copy)]
-pub(crate) struct Sides {
-    /// `[step][phase][R]`.
+pub(crate) struct BlockSides {
+    /// Packed rows of the tile, `[step][phase][R]`.
     pub left: *const u32,
-    /// What [`Form::prepare`] made of the block.
+    /// The block as [`WeightForm::prepare`] returned it.
     pub right: *const u32,
     /// The block as it is packed.
     pub packed: *const u32,
-    /// First step of the block, and how many.
+    /// First step of the block, and number of steps.
     pub first: usize,
     pub steps: usize,
     /// First row of the tile.
     pub row: usize,
-    /// First column of the panel, in panels that are whole.
+    /// First column of the panel, counting every panel as full.
     pub column: usize,
-    /// Which vector of the panel is the tile's first: 0, or 1 where it has but one.
+    /// First vector of the panel that is computed: 0, or 1 for the second half of a panel that is
+    /// computed in two.
     pub vector: usize,
-    /// What to ask memory for.
-    pub ahead: Ahead,
+    pub prefetch: PrefetchAhead,
 }
 
-/// Right sides that are needed soon.
+/// Prefetch plan of the right side.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct PrefetchAhead {
     start: *const u32,
-    /// Cache lines each time, 1 or 2.
+    /// Cache lines per prefetch, 1 or 2.
     lines: usize,
-    /// Every so many steps, as a power of two.
-    pause: u32,
+    /// Steps between prefetches, as a power of two.
+    steps_between_log2: u32,
 }
 
-impl Ahead {
-    /// Asks for this step's part.
+impl PrefetchAhead {
+    /// Prefetches this step's part.
     #[inline(always)]
-    pub(crate) fn ask<S: Simd>(self, s: S, step: usize) {
-        let turn = step >> self.pause;
-        if turn << self.pause == step {
+    pub(crate) fn prefetch_step<S: Simd>(self, s: S, step: usize) {
+        let turn = step >> self.steps_between_log2;
+        if turn << self.steps_between_log2 == step {
             let address = self.start.wrapping_add(turn * self.lines * LANES);
             s.prefetch(address);
             if self.lines == 2 {
@@ -145,69 +150,67 @@ impl Ahead {
 }
 
 /// One product, seen by all its tasks.
-pub(crate) struct Product<'a> {
-    /// `[panel][…]`: see the forms.
+pub(crate) struct PackedProduct<'a> {
+    /// Packed weights `[panel][…]`; the formats define the rest.
     pub right: &'a [u32],
     /// Steps of the inner dimension.
     pub steps: usize,
     /// Columns of the result.
     pub columns: usize,
-    /// Whether a panel's first vector is the gate of its second, and [`LANES`] columns are what comes of both.
+    /// Whether a panel's first vector is the gate of its second; such a panel gives [`LANES`]
+    /// columns.
     pub is_gated: bool,
-    /// `(panels × PANEL)`.
+    /// Bias of each column, `(panels × PANEL)`.
     pub bias: Option<&'a [f32]>,
-    /// What weights that are whole numbers have beside them.
-    pub whole: Whole<'a>,
-    /// See [`left::Left::words`].
+    /// Scales and offsets of integer weights.
+    pub integer: IntegerWeights<'a>,
+    /// Packed rows, laid out as [`left::LeftSide::words`].
     pub left: &'a [u32],
-    /// See [`left::Left::scales`] and [`left::Left::sums`].
+    /// See [`left::LeftSide::scales`] and [`left::LeftSide::sums`].
     pub left_scales: &'a [f32],
     pub left_sums: &'a [u32],
     /// Rows of the result.
     pub rows: usize,
-    /// `(rows, columns)`.
-    pub out: Parts<'a, f32>,
+    /// Shape: `(rows, columns)`, row by row.
+    pub out: SliceParts<'a, f32>,
 }
 
-/// See [`Product::whole`].
+/// Scales and offsets of integer weights.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Whole<'a> {
-    /// Of each column, `(panels × PANEL)`: eight bits.
+pub(crate) struct IntegerWeights<'a> {
+    /// Scale of each column, `(panels × PANEL)`, for eight bits without groups.
     pub scales: &'a [f32],
-    /// −128 × the sum of each column's codes, `(panels × PANEL)`: eight bits.
+    /// −128 × the sum of each column's codes, `(panels × PANEL)`, for eight bits without groups; it
+    /// offsets rows stored plus 128.
     pub starts: &'a [u32],
-    /// How groups lie.
-    pub units: Units,
+    pub units: GroupLayout,
 }
 
-impl Product<'_> {
-    /// Columns of the result that a panel makes; the last may make fewer.
+impl PackedProduct<'_> {
+    /// Columns of the result per panel; the last panel may have fewer.
     #[inline(always)]
     fn panel_columns(&self) -> usize {
-        match self.is_gated {
-            true => LANES,
-            false => PANEL,
-        }
+        if self.is_gated { LANES } else { PANEL }
     }
 }
 
-/// A task: these panels of these tiles.
+/// A task: some panels of some tiles.
 #[derive(Clone)]
-pub(crate) struct Piece {
+pub(crate) struct ProductPiece {
     pub panels: Range<usize>,
     pub tiles: Range<usize>,
 }
 
-/// Runs of at most `each`.
+/// Divides a range into runs of at most `each`.
 fn runs(of: Range<usize>, each: usize) -> impl Iterator<Item = Range<usize>> {
     let end = of.end;
     of.step_by(each)
         .map(move |start| start..end.min(start + each))
 }
 
-/// Panels and tiles that pass by each other, block by block.
-struct Walk<'a, 'p> {
-    product: &'a Product<'p>,
+/// Loop of panels and tiles, block by block.
+struct PanelWalk<'a, 'p> {
+    product: &'a PackedProduct<'p>,
     cut: Tiles,
     panels: Range<usize>,
     tiles: Range<usize>,
@@ -215,20 +218,23 @@ struct Walk<'a, 'p> {
 
 /// Computes one piece; `scratch` is [`SCRATCH_WORDS`] long.
 #[inline(always)]
-pub(crate) fn multiply<S: Simd, F: Form<S>>(
+pub(crate) fn multiply<S: Simd, F: WeightForm<S>>(
     s: S,
-    product: &Product<'_>,
-    piece: &Piece,
+    product: &PackedProduct<'_>,
+    piece: &ProductPiece,
     scratch: &mut [f32],
 ) {
-    let tiles_each = ROWS_TOGETHER.div_ceil(S::ROWS);
-    let panels_each = match size_of_val(product.left) > LEFT_BYTES_MAX {
-        true => GROUP_PANELS,
-        false => 1,
+    let tiles_each = ROWS_PER_PASS.div_ceil(S::ROWS);
+    // A left side that does not fit the L2 cache is read block by block for a group of panels; one
+    // that fits stays there, and needs no grouping.
+    let panels_each = if size_of_val(product.left) > LEFT_BYTES_MAX {
+        GROUP_PANELS
+    } else {
+        1
     };
     for tiles in runs(piece.tiles.clone(), tiles_each) {
         for panels in runs(piece.panels.clone(), panels_each) {
-            let walk = Walk {
+            let walk = PanelWalk {
                 product,
                 cut: Tiles::new(product.rows, S::ROWS),
                 panels,
@@ -239,9 +245,9 @@ pub(crate) fn multiply<S: Simd, F: Form<S>>(
     }
 }
 
-impl Walk<'_, '_> {
+impl PanelWalk<'_, '_> {
     #[inline(always)]
-    fn run<S: Simd, F: Form<S>>(&self, s: S, scratch: &mut [f32]) {
+    fn run<S: Simd, F: WeightForm<S>>(&self, s: S, scratch: &mut [f32]) {
         let Self {
             product,
             cut,
@@ -255,17 +261,20 @@ impl Walk<'_, '_> {
         loop {
             let end = product.steps.min(first + BLOCK_STEPS);
             for panel in panels.clone() {
-                let packed = self.block::<S, F>(panel, first..end);
+                // One block of one panel is used by all tiles while it is in the L1 cache.
+                let packed = self.block_words::<S, F>(panel, first..end);
                 let packed = &product.right[packed];
                 let right = F::prepare(s, product, packed, spread);
-                let next = self.next::<S, F>(panel, first..end);
+                let next = self.next_block_words::<S, F>(panel, first..end);
                 for tile in tiles.clone() {
                     let rows_at = cut.start(tile)..cut.start(tile + 1);
+                    // Sums of every panel and tile of the walk have their own place in the scratch
+                    // memory.
                     let kept = (panel - panels.start) * rows + rows_at.start - first_row;
                     let kept = &mut scratch[kept * PANEL..(kept + rows_at.len()) * PANEL];
                     let words = rows_at.len() * (end - first) * F::PHASES;
                     let left = (first * product.rows + rows_at.start * (end - first)) * F::PHASES;
-                    let sides = Sides {
+                    let sides = BlockSides {
                         left: product.left[left..left + words].as_ptr(),
                         right,
                         packed: packed.as_ptr(),
@@ -274,31 +283,34 @@ impl Walk<'_, '_> {
                         row: rows_at.start,
                         column: panel * PANEL,
                         vector: 0,
-                        ahead: self.ahead(packed, &next, tile - tiles.start),
+                        prefetch: self.prefetch_for_tile(packed, &next, tile - tiles.start),
                     };
+                    // Chains start from `F::start` in registers; other formats add to sums in
+                    // memory, which must be initialised.
                     if first == 0 && !F::IS_CHAIN {
-                        begin::<S, F>(s, product, panel, kept);
+                        start_sums::<S, F>(s, product, panel, kept);
                     }
                     let from = kept.as_mut_ptr();
                     let is_last = end == product.steps;
-                    // The last sums go to one place for all tiles, which stays in the first cache. What is spread out is no
-                    // chain.
-                    let to = match is_last && F::IS_CHAIN {
-                        true => spread[..kept.len()].as_mut_ptr(),
-                        false => from,
+                    // Final sums of all tiles go to the same memory, which stays in the L1 cache.
+                    // It is free: only formats that are no chain unpack blocks there.
+                    let to = if is_last && F::IS_CHAIN {
+                        spread[..kept.len()].as_mut_ptr()
+                    } else {
+                        from
                     };
                     if is_last {
-                        expect_out(s, product, &rows_at, panel);
+                        prefetch_out(s, product, &rows_at, panel);
                     }
-                    // SAFETY: the slices above hold exactly what the sides claim.
+                    // SAFETY: the slices above hold exactly what the sides describe.
                     with_rows!(rows_at.len(), R => unsafe {
-                        one::<S, F, R>(s, product, sides, Sums { from, to });
+                        add_block::<S, F, R>(s, product, sides, TileSums { from, to });
                     });
                     if is_last {
                         // SAFETY: as above; and no other task has these rows of these panels.
                         unsafe {
                             let sums = std::slice::from_raw_parts(to, rows_at.len() * PANEL);
-                            put::<S, F>(s, product, &rows_at, panel, sums);
+                            write_results::<S, F>(s, product, &rows_at, panel, sums);
                         }
                     }
                 }
@@ -310,57 +322,71 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Words of the block that comes after these steps of a panel; past the last panel there may be none.
+    /// Words of the block that is computed after these steps of a panel; empty after the last
+    /// panel.
     #[inline(always)]
-    fn next<S: Simd, F: Form<S>>(&self, panel: usize, steps: Range<usize>) -> Range<usize> {
+    fn next_block_words<S: Simd, F: WeightForm<S>>(
+        &self,
+        panel: usize,
+        steps: Range<usize>,
+    ) -> Range<usize> {
         let all = self.product.steps;
         let following = steps.end..all.min(steps.end + BLOCK_STEPS);
         match (panel + 1 < self.panels.end, steps.end < all) {
-            (true, _) => self.block::<S, F>(panel + 1, steps),
-            (false, true) => self.block::<S, F>(self.panels.start, following),
-            (false, false) => self.block::<S, F>(self.panels.end, 0..all.min(BLOCK_STEPS)),
+            (true, _) => self.block_words::<S, F>(panel + 1, steps),
+            (false, true) => self.block_words::<S, F>(self.panels.start, following),
+            (false, false) => self.block_words::<S, F>(self.panels.end, 0..all.min(BLOCK_STEPS)),
         }
     }
 
-    /// Words of a block of a panel, of which there may be none.
+    /// Words of a block of a panel; possibly empty.
     #[inline(always)]
-    fn block<S: Simd, F: Form<S>>(&self, panel: usize, steps: Range<usize>) -> Range<usize> {
+    fn block_words<S: Simd, F: WeightForm<S>>(
+        &self,
+        panel: usize,
+        steps: Range<usize>,
+    ) -> Range<usize> {
         let start = panel * F::words(self.product, self.product.steps);
         start + F::words(self.product, steps.start)..start + F::words(self.product, steps.end)
     }
 
-    /// What a tile asks for while it meets the block at hand: a tile alone the lines to come, one of several its share
-    /// of the next block, as evenly as powers of two allow.
+    /// Prefetch plan of a tile for the current block: a single tile prefetches the following lines,
+    /// one of several its share of the next block, as evenly as powers of two allow.
     #[inline(always)]
-    fn ahead(&self, packed: &[u32], next: &Range<usize>, index: usize) -> Ahead {
+    fn prefetch_for_tile(
+        &self,
+        packed: &[u32],
+        next: &Range<usize>,
+        index: usize,
+    ) -> PrefetchAhead {
         let count = self.tiles.len();
         if count == 1 {
-            return Ahead {
-                start: packed.as_ptr().wrapping_add(LINES_AHEAD * LANES),
+            return PrefetchAhead {
+                start: packed.as_ptr().wrapping_add(PREFETCH_LINES_AHEAD * LANES),
                 lines: (packed.len() / LANES / BLOCK_STEPS).clamp(1, 2),
-                pause: 0,
+                steps_between_log2: 0,
             };
         }
         let lines = next.len().div_ceil(LANES * count).max(1);
         let start = next.start + index * lines * LANES;
-        Ahead {
+        PrefetchAhead {
             start: self.product.right.as_ptr().wrapping_add(start),
             lines: 1,
-            pause: (BLOCK_STEPS / lines).max(1).ilog2(),
+            steps_between_log2: (BLOCK_STEPS / lines).max(1).ilog2(),
         }
     }
 }
 
-/// One block of a tile of R rows.
+/// Adds one block to a tile of R rows.
 ///
 /// # Safety
-/// As [`Form::add`].
+/// As [`WeightForm::add`].
 #[inline(always)]
-unsafe fn one<S: Simd, F: Form<S>, const R: usize>(
+unsafe fn add_block<S: Simd, F: WeightForm<S>, const R: usize>(
     s: S,
-    product: &Product<'_>,
-    sides: Sides,
-    sums: Sums,
+    product: &PackedProduct<'_>,
+    sides: BlockSides,
+    sums: TileSums,
 ) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -371,18 +397,23 @@ unsafe fn one<S: Simd, F: Form<S>, const R: usize>(
             F::add::<R, 2>(s, product, sides, sums);
         } else {
             F::add::<R, 1>(s, product, sides, sums);
-            let sums = Sums {
+            let sums = TileSums {
                 from: sums.from.add(LANES),
                 to: sums.to.add(LANES),
             };
-            F::add::<R, 1>(s, product, Sides { vector: 1, ..sides }, sums);
+            F::add::<R, 1>(s, product, BlockSides { vector: 1, ..sides }, sums);
         }
     }
 }
 
-/// Sums of a tile before its first block.
+/// Initialises a tile's sums before its first block.
 #[inline(always)]
-fn begin<S: Simd, F: Form<S>>(s: S, product: &Product<'_>, panel: usize, sums: &mut [f32]) {
+fn start_sums<S: Simd, F: WeightForm<S>>(
+    s: S,
+    product: &PackedProduct<'_>,
+    panel: usize,
+    sums: &mut [f32],
+) {
     let starts = [0, LANES].map(|column| F::start(s, product, panel * PANEL + column));
     for row in sums.as_chunks_mut::<LANES>().0.chunks_exact_mut(2) {
         s.store(starts[0], &mut row[0]);
@@ -390,10 +421,10 @@ fn begin<S: Simd, F: Form<S>>(s: S, product: &Product<'_>, panel: usize, sums: &
     }
 }
 
-/// Asks for the lines that a tile's results go to: rows are far apart, and stores that wait for memory one after the
-/// other would hold up the tiles to come.
+/// Prefetches the cache lines of a tile's results: rows are far apart, and stores that each wait
+/// for memory would stall the following tiles.
 #[inline(always)]
-fn expect_out<S: Simd>(s: S, product: &Product<'_>, rows: &Range<usize>, panel: usize) {
+fn prefetch_out<S: Simd>(s: S, product: &PackedProduct<'_>, rows: &Range<usize>, panel: usize) {
     for row in rows.clone() {
         let at = row * product.columns + panel * product.panel_columns();
         s.prefetch(product.out.address(at).cast());
@@ -403,14 +434,14 @@ fn expect_out<S: Simd>(s: S, product: &Product<'_>, rows: &Range<usize>, panel: 
     }
 }
 
-/// Writes a tile's results.
+/// Finishes a tile's sums (scales, bias, gate) and writes the results.
 ///
 /// # Safety
 /// No other task writes these rows of this panel.
 #[inline(always)]
-unsafe fn put<S: Simd, F: Form<S>>(
+unsafe fn write_results<S: Simd, F: WeightForm<S>>(
     s: S,
-    product: &Product<'_>,
+    product: &PackedProduct<'_>,
     rows: &Range<usize>,
     panel: usize,
     sums: &[f32],
@@ -422,7 +453,7 @@ unsafe fn put<S: Simd, F: Form<S>>(
         let mut values = [s.splat(0.0); 2];
         for (vector, sum) in sums.iter().enumerate() {
             let column = panel * PANEL + vector * LANES;
-            values[vector] = F::finish(s, product, s.load(sum), (row, column));
+            values[vector] = F::finish(s, product, s.load(sum), row, column);
             if let Some(bias) = product.bias {
                 let bias = s.load_part(&bias[column..column + LANES]);
                 values[vector] = s.add(values[vector], bias);
@@ -435,18 +466,18 @@ unsafe fn put<S: Simd, F: Form<S>>(
         let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
         if product.is_gated {
             let [gate, up] = values;
-            put_vector(s, silu(s, gate, up), out);
+            write_vector(s, silu(s, gate, up), out);
         } else {
             let (first, second) = out.split_at_mut(out.len().min(LANES));
-            put_vector(s, values[0], first);
-            put_vector(s, values[1], second);
+            write_vector(s, values[0], first);
+            write_vector(s, values[1], second);
         }
     }
 }
 
-/// Writes sixteen columns of a row, or as many as there are.
+/// Writes sixteen columns of a row, or the remaining ones.
 #[inline(always)]
-fn put_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
+fn write_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
     if let Some(out) = out.first_chunk_mut::<LANES>() {
         s.store(value, out);
     } else if !out.is_empty() {
@@ -454,15 +485,15 @@ fn put_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
     }
 }
 
-/// The sums of a register tile of a chain, from where they are kept, or before the first block.
+/// Loads a register tile's sums, or their initial values before the first block.
 ///
 /// # Safety
-/// As [`Form::add`].
+/// As [`WeightForm::add`].
 #[inline(always)]
-unsafe fn load_sums<S: Simd, F: Form<S>, const R: usize, const C: usize>(
+unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
     s: S,
-    product: &Product<'_>,
-    sides: Sides,
+    product: &PackedProduct<'_>,
+    sides: BlockSides,
     kept: *const f32,
 ) -> [[S::V; C]; R] {
     let mut sums = [[s.splat(0.0); C]; R];
@@ -485,10 +516,10 @@ unsafe fn load_sums<S: Simd, F: Form<S>, const R: usize, const C: usize>(
     sums
 }
 
-/// The sums of a register tile, to where they are kept.
+/// Stores a register tile's sums.
 ///
 /// # Safety
-/// As [`Form::add`].
+/// As [`WeightForm::add`].
 #[inline(always)]
 unsafe fn store_sums<S: Simd, const R: usize, const C: usize>(
     s: S,
@@ -505,7 +536,7 @@ unsafe fn store_sums<S: Simd, const R: usize, const C: usize>(
     }
 }
 
-/// Puts a panel of weights together from its columns: `[PANEL][stride]` words to `[step][PANEL]`.
+/// Transposes a panel's columns, `[PANEL][stride]` words, to `[step][PANEL]`.
 #[inline(always)]
 pub(crate) fn interleave<S: Simd>(s: S, columns: &[u32], stride: usize, panel: &mut [u32]) {
     let steps = panel.len() / PANEL;

@@ -1,67 +1,73 @@
-//! Floats to codes of eight and four bits.
+//! Rounding floats to codes of eight and four bits.
 //!
-//! Invariant: every instruction set makes the same codes and scales: nothing is fused, and sums have one order.
+//! Invariant: every instruction set gives the same codes and scales: no multiply-add is fused, and
+//! sums have one order.
 
-use super::product::groups::Bits;
+use super::product::groups::CodeBits;
 
-/// The code of zero, of four bits.
-const ZERO: u8 = Bits::Four.middle();
+/// Four-bit code of the number zero.
+const ZERO: u8 = CodeBits::Four.implied_zero_point();
 
-/// Added to a small number, this leaves its nearest whole number, halves to even, in the lowest bits.
-pub(crate) const SHIFT: f32 = 12_582_912.0;
-/// Below this all is zero: its inverse would not be a number.
-pub(crate) const LEAST: f32 = 1e-30;
+/// 1.5 · 2^23: adding it to a small number leaves the nearest integer, halves to even, in the
+/// lowest bits.
+pub(crate) const ROUND_SHIFT: f32 = 12_582_912.0;
+/// Magnitudes below this are zero: their inverse would overflow.
+pub(crate) const MAGNITUDE_MIN: f32 = 1e-30;
 
-/// The largest magnitude; what is no number is larger than any.
+/// Largest magnitude; NaN counts as larger than any number.
 #[inline(always)]
-pub(crate) fn most(x: &[f32]) -> f32 {
+pub(crate) fn magnitude_max(x: &[f32]) -> f32 {
     let bits = x
         .iter()
         .fold(0, |most, x| (x.to_bits() & 0x7fff_ffff).max(most));
     f32::from_bits(bits)
 }
 
-/// Rounds a row to −127..=127; gives the scale. A row that is not finite has a scale that is not.
+/// Rounds a row to −127..=127; returns the scale, NaN if the row is not finite.
 #[inline(always)]
 pub(super) fn round_bytes(x: &[f32], codes: &mut [u8]) -> f32 {
-    let most = most(x);
+    let most = magnitude_max(x);
     if !most.is_finite() {
         codes.fill(0);
         return f32::NAN;
     }
-    let scale = match most > LEAST {
-        true => most / 127.0,
-        false => 1.0,
+    let scale = if most > MAGNITUDE_MIN {
+        most / 127.0
+    } else {
+        1.0
     };
     let inverse = 1.0 / scale;
     for (code, x) in codes.iter_mut().zip(x) {
-        *code = (x * inverse + SHIFT).to_bits() as u8;
+        *code = (x * inverse + ROUND_SHIFT).to_bits() as u8;
     }
     scale
 }
 
-/// Shares of a group's largest number that become the largest code: cutting a few short is often better for all.
-const CUTS: [f32; 5] = [1.0, 0.95, 0.9, 0.85, 0.8];
-/// Codes that it becomes, of 8 below zero and 7 above.
-const CODES: [f32; 2] = [8.0, 7.0];
+/// Fractions of a group's largest magnitude that are tried as the largest code's value: clipping a
+/// few numbers often reduces the total error.
+const CLIP_SHARES: [f32; 5] = [1.0, 0.95, 0.9, 0.85, 0.8];
+/// Largest codes that are tried: 8 below zero and 7 above.
+const LARGEST_CODES: [f32; 2] = [8.0, 7.0];
 
-/// Rounds a group to 0..=15 about [`ZERO`]; gives the scale, as bf16 has it, of the least squared error. There is one
-/// code more below zero than above, so that the largest number's sign decides the scale's.
+/// Rounds a group to 0..=15 around [`ZERO`]; returns the scale with the least squared error,
+/// rounded to bf16. There is one code more below zero than above, so the scale gets a sign that
+/// puts the largest number below zero.
 #[inline(always)]
 pub(super) fn round_nibbles(x: &[f32], codes: &mut [u8]) -> f32 {
-    let most = most(x);
-    if !most.is_finite() || most <= LEAST {
+    let most = magnitude_max(x);
+    if !most.is_finite() || most <= MAGNITUDE_MIN {
         codes.fill(ZERO);
         return if most.is_finite() { 0.0 } else { f32::NAN };
     }
-    let sign = match x.iter().any(|x| *x == -most) {
-        true => 1.0,
-        false => -1.0,
+    let sign = if x.iter().any(|x| *x == -most) {
+        1.0
+    } else {
+        -1.0
     };
     let mut best = (f32::INFINITY, 0.0);
-    for cut in CUTS {
-        for code in CODES {
-            let scale = half_up(most * cut / (code * sign));
+    for cut in CLIP_SHARES {
+        for code in LARGEST_CODES {
+            let scale = bf16_half_up(most * cut / (code * sign));
             let error = squared_error(x, scale);
             if error < best.0 {
                 best = (error, scale);
@@ -70,31 +76,31 @@ pub(super) fn round_nibbles(x: &[f32], codes: &mut [u8]) -> f32 {
     }
     let inverse = 1.0 / best.1;
     for (code, x) in codes.iter_mut().zip(x) {
-        *code = (whole(*x, inverse) + f32::from(ZERO)) as u8;
+        *code = (nearest_code(*x, inverse) + f32::from(ZERO)) as u8;
     }
     best.1
 }
 
-/// bf16 of a number that is one, halves away from zero.
+/// Rounds a finite number to bf16, halves away from zero.
 #[inline(always)]
-fn half_up(x: f32) -> f32 {
+fn bf16_half_up(x: f32) -> f32 {
     f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000)
 }
 
-/// A whole number, −8 to 7.
+/// Nearest integer from −8 to 7.
 #[inline(always)]
-fn whole(x: f32, inverse: f32) -> f32 {
-    ((x * inverse + SHIFT) - SHIFT).clamp(-8.0, 7.0)
+fn nearest_code(x: f32, inverse: f32) -> f32 {
+    ((x * inverse + ROUND_SHIFT) - ROUND_SHIFT).clamp(-8.0, 7.0)
 }
 
-/// What rounding to this scale loses. Sixteen sums side by side, which have one order.
+/// Squared error of rounding with this scale. Sixteen partial sums fix the order of additions.
 #[inline(always)]
 fn squared_error(x: &[f32], scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     let mut sums = [0.0_f32; 16];
     for part in x.as_chunks::<16>().0 {
         for (sum, x) in sums.iter_mut().zip(part) {
-            let error = x - whole(*x, inverse) * scale;
+            let error = x - nearest_code(*x, inverse) * scale;
             *sum += error * error;
         }
     }

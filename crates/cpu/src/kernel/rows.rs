@@ -1,8 +1,9 @@
-//! What is done to one row at a time: normalisation, rotation, storing; and the gate, wherever it is.
+//! Operations on one row: normalisation, rotation, storing; and the gate.
 //!
-//! Invariant: sums over a row go sixteen elements at a time, in order, then as a tree.
+//! Invariant: sums over a row add sixteen elements at a time, in order, and then the lanes as a
+//! tree.
 
-use super::tile::Format;
+use super::tile::ElementFormat;
 use crate::simd::{LANES, Simd};
 
 /// `x[i] ← x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
@@ -40,9 +41,9 @@ pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], delta: &[f32]) {
     }
 }
 
-/// Asks for memory that is about to be written.
+/// Prefetches memory that is about to be written.
 #[inline(always)]
-pub(crate) fn expect<S: Simd>(s: S, bytes: &[u8]) {
+pub(crate) fn prefetch_lines<S: Simd>(s: S, bytes: &[u8]) {
     const LINE: usize = 64;
     for line in bytes.chunks(LINE) {
         s.prefetch(line.as_ptr().cast());
@@ -59,20 +60,20 @@ pub(crate) fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) 
     let (sin_chunks, sin_tail) = sin.as_chunks::<LANES>();
     for i in 0..cos_chunks.len() {
         let (x, y) = (s.load(&low_chunks[i]), s.load(&high_chunks[i]));
-        let (x, y) = turn(s, (x, y), (s.load(&cos_chunks[i]), s.load(&sin_chunks[i])));
+        let (x, y) = rotate_pair(s, x, y, s.load(&cos_chunks[i]), s.load(&sin_chunks[i]));
         s.store(x, &mut low_chunks[i]);
         s.store(y, &mut high_chunks[i]);
     }
     if !cos_tail.is_empty() {
         let (x, y) = (s.load_part(low_tail), s.load_part(high_tail));
-        let (x, y) = turn(s, (x, y), (s.load_part(cos_tail), s.load_part(sin_tail)));
+        let (x, y) = rotate_pair(s, x, y, s.load_part(cos_tail), s.load_part(sin_tail));
         s.store_part(x, low_tail);
         s.store_part(y, high_tail);
     }
 }
 
 #[inline(always)]
-fn turn<S: Simd>(s: S, (x, y): (S::V, S::V), (cos, sin): (S::V, S::V)) -> (S::V, S::V) {
+fn rotate_pair<S: Simd>(s: S, x: S::V, y: S::V, cos: S::V, sin: S::V) -> (S::V, S::V) {
     (
         s.sub(s.mul(x, cos), s.mul(y, sin)),
         s.fma(x, sin, s.mul(y, cos)),
@@ -86,9 +87,9 @@ pub(super) fn silu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
 }
 
-/// Stores a head as the pool has it.
+/// Stores a head in the pool's element type.
 #[inline(always)]
-pub(crate) fn store<S: Simd, F: Format<S>>(s: S, x: &[f32], to: &mut [F::Stored]) {
+pub(crate) fn store<S: Simd, F: ElementFormat<S>>(s: S, x: &[f32], to: &mut [F::Stored]) {
     let (chunks, tail) = x.as_chunks::<LANES>();
     let (to_chunks, to_tail) = to.as_chunks_mut::<LANES>();
     for (x, to) in chunks.iter().zip(to_chunks) {

@@ -1,6 +1,6 @@
 //! The innermost loop: a few rows times a few columns, summed in the order of the inner dimension.
 //!
-//! Owns: how both number formats lay out the two sides of a product.
+//! Owns: the layout of both sides of a product in either number format.
 //! Invariant: an element of the result is one chain of multiply-adds in the order of the inner
 //! dimension, one *step* after the other, whatever rows and columns are computed beside it.
 //!
@@ -8,44 +8,43 @@
 //! queries, attention weights) is packed per register tile as `[step][phase][row]` words, the right
 //! side (weights, keys, values) as `[step][column]` words. See [`Simd::pair_phase`] for phases.
 
-use crate::memory::Plain;
+use crate::memory::PlainData;
 use crate::simd::{LANES, Simd};
 
 /// A number format of weights, keys and values.
-pub(crate) trait Format<S: Simd>: Copy + 'static {
+pub(crate) trait ElementFormat<S: Simd>: Copy + 'static {
     /// An element of the KV pool.
-    type Stored: Plain;
+    type Stored: PlainData;
     /// Elements of the inner dimension per step.
     const PER_STEP: usize;
     /// Words of the left side per step and row.
     const PHASES: usize;
 
-    /// What one phase needs of the right side.
+    /// Part of the right side that one phase multiplies.
     fn phase(s: S, right: S::V, phase: usize) -> S::V;
-    /// One phase of a step.
+    /// Adds one phase of a step.
     fn dot(s: S, acc: S::V, left: S::V, right: S::V) -> S::V;
-    /// Sixteen elements of a row as the left side's words, in order of step and phase.
+    /// Converts sixteen elements of a row to the left side's words, in order of step and phase.
     fn words(s: S, x: S::V, to: &mut [u32; LANES]) -> usize;
-    /// Sixteen elements as the pool stores them.
+    /// Stores sixteen elements in the pool's element type.
     fn store(s: S, x: S::V, to: &mut [Self::Stored; LANES]);
-    /// Sixteen columns of one step of the right side, from one row per element of the step.
+    /// Builds sixteen columns of one step of the right side, from one row per element of the step.
     fn gather(s: S, rows: [&[Self::Stored; LANES]; 2]) -> S::V;
-    /// The same from bytes with a sign, column by column.
+    /// The same from signed bytes, column by column.
     ///
     /// # Safety
-    /// `16 × PER_STEP` bytes may be read.
+    /// `16 × PER_STEP` bytes are readable.
     unsafe fn widen(s: S, codes: *const u8) -> S::V;
 }
 
-/// 32-bit floats.
 #[derive(Clone, Copy)]
-pub(crate) struct Single;
+pub(crate) struct F32Format;
 
 /// bfloat16; sums are f32.
 #[derive(Clone, Copy)]
-pub(crate) struct Brain;
+pub(crate) struct Bf16Format;
 
-impl<S: Simd> Format<S> for Single {
+impl<S: Simd> ElementFormat<S> for F32Format {
     type Stored = f32;
     const PER_STEP: usize = 1;
     const PHASES: usize = 1;
@@ -87,7 +86,7 @@ impl<S: Simd> Format<S> for Single {
     }
 }
 
-impl<S: Simd> Format<S> for Brain {
+impl<S: Simd> ElementFormat<S> for Bf16Format {
     type Stored = u16;
     const PER_STEP: usize = 2;
     const PHASES: usize = S::PHASES;
@@ -109,12 +108,12 @@ impl<S: Simd> Format<S> for Brain {
 
     #[inline(always)]
     fn store(s: S, x: S::V, to: &mut [u16; LANES]) {
-        s.narrow(s.round_bf16(x), to);
+        s.store_upper_halves(s.round_bf16(x), to);
     }
 
     #[inline(always)]
     fn gather(s: S, rows: [&[u16; LANES]; 2]) -> S::V {
-        s.zip(rows[0], rows[1])
+        s.zip_bf16(rows[0], rows[1])
     }
 
     #[inline(always)]
@@ -126,34 +125,36 @@ impl<S: Simd> Format<S> for Brain {
 
 /// The two sides of a tile's product.
 #[derive(Clone, Copy)]
-pub(crate) struct Sides<const C: usize> {
+pub(crate) struct TileSides<const C: usize> {
     /// `[step][phase][R]`, or `[R][step][phase]`: see [`accumulate`].
     pub left: *const u32,
-    /// The first step's words of each vector of columns.
+    /// First step's words of each vector of columns.
     pub right: [*const u32; C],
     /// Words from one step of the right side to the next.
     pub right_stride: usize,
     /// Steps of the inner dimension.
     pub steps: usize,
-    /// A right side that comes soon, which memory is asked for, step by step.
-    pub ahead: [*const u32; C],
+    /// The next right side, which is prefetched step by step.
+    pub prefetch: [*const u32; C],
 }
 
-/// `acc + left · right` for R rows and 16·C columns. Rows of the left side are `ROW` words apart, phases `PHASE` words.
+/// `acc + left · right` for R rows and 16·C columns. Rows of the left side are `ROW` words apart,
+/// phases `PHASE` words.
 ///
 /// # Safety
-/// `left` holds the words of `steps × PHASES` phases of R rows, and sixteen words may be read at each step of each of `right`.
+/// `left` holds the words of `steps × PHASES` phases of R rows, and sixteen words are readable at
+/// each step of each of `right`.
 #[inline(always)]
 pub(crate) unsafe fn accumulate<
     S: Simd,
-    F: Format<S>,
+    F: ElementFormat<S>,
     const R: usize,
     const C: usize,
     const ROW: usize,
     const PHASE: usize,
 >(
     s: S,
-    sides: Sides<C>,
+    sides: TileSides<C>,
     mut acc: [[S::V; C]; R],
 ) -> [[S::V; C]; R] {
     for step in 0..sides.steps {
@@ -161,7 +162,7 @@ pub(crate) unsafe fn accumulate<
         unsafe {
             let at = step * sides.right_stride;
             for c in 0..C {
-                s.prefetch(sides.ahead[c].wrapping_add(at));
+                s.prefetch(sides.prefetch[c].wrapping_add(at));
             }
             for phase in 0..F::PHASES {
                 let left = sides.left.add((step * F::PHASES + phase) * PHASE);
@@ -199,9 +200,9 @@ macro_rules! with_rows {
 }
 pub(crate) use with_rows;
 
-/// Rows that a register tile of `rows` rows computes: few sizes are compiled, and rows that are
-/// there only to fill one up are never looked at.
-pub(crate) const fn filled(rows: usize, rows_max: usize) -> usize {
+/// Rows that a register tile of `rows` rows computes, rounded up to a compiled size; the results of
+/// padding rows are never read.
+pub(crate) const fn rows_compiled(rows: usize, rows_max: usize) -> usize {
     match rows {
         1 | 2 => rows,
         3 | 4 => 4,
@@ -226,8 +227,8 @@ macro_rules! with_filled {
     };
 }
 
-/// Runs a body with the number of vectors across a register tile of R rows as a constant: 4, 2 or 1,
-/// as many as the registers and the columns left allow. Gives the columns done.
+/// Runs a body with the number of vectors across a register tile of R rows as a constant: 4, 2 or
+/// 1, as many as the registers and the columns left allow. Gives the columns done.
 macro_rules! wide {
     ($simd:ty, $rows:ident, $left:expr, $c:ident => $body:expr) => {
         if const { 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 4 * LANES {
@@ -247,7 +248,7 @@ macro_rules! wide {
 }
 pub(crate) use {wide, with_filled};
 
-/// How `rows` rows are cut into register tiles: as few as possible, as even as possible.
+/// Division of `rows` rows into register tiles: as few as possible, as even as possible.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiles {
     rows: usize,
@@ -266,7 +267,7 @@ impl Tiles {
         self.count
     }
 
-    /// First row of a tile; of the one past the last: `rows`.
+    /// First row of a tile; `rows` for the tile past the last.
     pub(crate) const fn start(self, tile: usize) -> usize {
         tile * self.rows / self.count
     }
@@ -277,10 +278,11 @@ impl Tiles {
 /// `to` is the tile's `[step][phase][rows]`, `x` has at most `steps × PER_STEP` elements; missing
 /// ones are zero.
 #[inline(always)]
-pub(crate) fn pack_row<S: Simd, F: Format<S>>(
+pub(crate) fn pack_row<S: Simd, F: ElementFormat<S>>(
     s: S,
     x: &[f32],
-    (row, rows): (usize, usize),
+    row: usize,
+    rows: usize,
     to: &mut [u32],
 ) {
     let (chunks, tail) = x.as_chunks::<LANES>();
@@ -291,7 +293,7 @@ pub(crate) fn pack_row<S: Simd, F: Format<S>>(
         // SAFETY: `to` has room for every whole chunk of every row.
         unsafe {
             let to = to.as_mut_ptr().add(i * chunk_words + row);
-            spread::<S, F>(s, s.load(&chunks[i]), to, rows);
+            write_strided::<S, F>(s, s.load(&chunks[i]), to, rows);
         }
     }
     if !tail.is_empty() {
@@ -307,9 +309,9 @@ pub(crate) fn pack_row<S: Simd, F: Format<S>>(
 /// Writes sixteen elements' words of the left side, `stride` words apart.
 ///
 /// # Safety
-/// `to + i × stride` may be written for as many words as sixteen elements have.
+/// `to + i × stride` is writable for as many words as sixteen elements have.
 #[inline(always)]
-unsafe fn spread<S: Simd, F: Format<S>>(s: S, x: S::V, to: *mut u32, stride: usize) {
+unsafe fn write_strided<S: Simd, F: ElementFormat<S>>(s: S, x: S::V, to: *mut u32, stride: usize) {
     let mut words = [0; LANES];
     let count = F::words(s, x, &mut words);
     for i in 0..count {

@@ -1,66 +1,68 @@
-//! Keys and values as the threads store them, and attention over them.
+//! Storing of keys and values, and attention over them, on all threads.
 //!
-//! Owns: how each type of keys and values is rounded and read.
+//! Owns: the rounding and the reading of each type of keys and values.
 //! Never: does arithmetic itself; see `kernel`.
-//! Invariant: a token's key and value in a head are rounded by themselves, whatever is stored beside them.
+//! Invariant: rounding of a token's key or value in a head depends on nothing stored beside it.
 
-use super::{CpuOps, PIECE_ELEMENTS, grow};
+use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
 use crate::buffers::{CpuPool, CpuRows};
-use crate::grid::piece;
-use crate::kernel::attention::{Attend, Pool, Scratch, head_width};
-use crate::kernel::{Kernels, Stored};
-use crate::layout::{Layout, Spot};
-use crate::memory::{Parts, Plain, bytes_of, bytes_of_mut};
+use crate::grid::run_range;
+use crate::kernel::attention::{AttentionScratch, LayerAttention, PoolContents, head_width};
+use crate::kernel::{CpuKernels, StoredElement};
+use crate::layout::{KvLayout, TokenSpot};
+use crate::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
 use crate::pack::{CpuRotary, CpuVector};
-use crate::plan::Stored as StoredRun;
+use crate::plan::StoredRun;
 use crate::simd::LANES;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvType, LayerOf, PoolShape,
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvPoolShape, KvType, PoolLayer,
 };
 use cleave_engine::{EngineError, e4m3};
 
-/// Elements that are rounded together before they are stored: one of the widest heads that a checkpoint may have, or those of
-/// several tokens.
+/// Elements that are rounded before they are stored: one head of the largest size that a checkpoint
+/// may have, or heads of several tokens.
 const RUN_ELEMENTS: usize = 2048;
 
-/// Heads that were rounded, where words may begin.
+/// Rounded heads, aligned for words and vectors.
 #[repr(align(64))]
-struct Rounded<T>([T; RUN_ELEMENTS]);
+struct RoundedHeads<T>([T; RUN_ELEMENTS]);
 
-/// Rounds a head; gives its scale where heads have one.
-type Round<'a, T> = dyn Fn(&[f32], &mut [T]) -> Option<f32> + Sync + 'a;
+/// Function that rounds a head; returns its scale if the format has scales.
+type RoundHead<'a, T> = dyn Fn(&[f32], &mut [T]) -> Option<f32> + Sync + 'a;
 
 /// A pool as attention reads it.
 #[derive(Clone, Copy)]
-struct View<'a, T> {
-    shape: PoolShape,
+struct PoolLayerView<'a, T> {
+    shape: KvPoolShape,
     layer: usize,
-    elements: Pool<'a, T>,
+    elements: PoolContents<'a, T>,
 }
 
-/// Rows whose keys and values are to be stored.
-pub(super) struct Rows<'a> {
+/// Rows whose keys and values are stored.
+pub(super) struct RowsToStore<'a> {
     pub(super) batch: &'a Batch,
     pub(super) rotary: &'a CpuRotary,
-    /// What queries and keys go through before they are rotated.
+    /// Norms of queries and keys, applied before the rotation.
     pub(super) norms: Option<&'a HeadNorms<'a, CpuVector>>,
 }
 
-/// One layer's storing, seen by all its tasks, each of which has rows of its own and their blocks.
-struct Storing<'a, T> {
-    kernels: &'static Kernels,
-    shape: PoolShape,
+/// Storing of one layer's keys and values, shared by its tasks, each of which has its own rows and
+/// blocks.
+struct KvStoring<'a, T> {
+    kernels: &'static CpuKernels,
+    shape: KvPoolShape,
     layer: usize,
-    layout: Layout,
+    layout: KvLayout,
     /// `(rows, q | k | v)`.
-    qkv: Parts<'a, f32>,
-    stored: Parts<'a, T>,
-    round: &'a Round<'a, T>,
+    qkv: SliceParts<'a, f32>,
+    stored: SliceParts<'a, T>,
+    round: &'a RoundHead<'a, T>,
 }
 
-impl<'a, T: Plain> Storing<'a, T> {
-    /// Asks for the memory that a token alone goes to: its keys are in as many cache lines as all of a block.
-    fn expect(&self, run: &StoredRun) {
+impl<'a, T: PlainData> KvStoring<'a, T> {
+    /// Prefetches the destination of a single token: its key is spread over as many cache lines as
+    /// a whole block's.
+    fn prefetch_target(&self, run: &StoredRun) {
         if run.rows.len() > 1 {
             return;
         }
@@ -71,27 +73,28 @@ impl<'a, T: Plain> Storing<'a, T> {
             let first = token / 2 * 2 * self.shape.heads.head_dim;
             let values = &values[first..values.len().min(first + 2 * self.shape.heads.head_dim)];
             for part in [bytes_of(keys), bytes_of(values)] {
-                // SAFETY: `Kernels::of` checked the instructions.
-                unsafe { (self.kernels.expect)(part) };
+                // SAFETY: `CpuKernels::of` checked the instructions.
+                unsafe { (self.kernels.prefetch_lines)(part) };
             }
         }
     }
 
-    /// A head of a run's block, from this element of the block on.
+    /// A head of a run's block, which begins at this element of the block.
     fn head(&self, run: &StoredRun, offset: usize) -> &'a mut [T] {
         let start = run.block.0 as usize * self.shape.block_elements() + offset;
-        // SAFETY: a block is of one run, as the plan has seen, and a run of one task, which takes one head at a time.
+        // SAFETY: a block belongs to one run, which the plan asserts, and a run to one task, which
+        // uses one head at a time.
         unsafe { self.stored.part(start..start + self.shape.head_elements()) }
     }
 
     fn row(&self, row: usize) -> &'a mut [f32] {
         let width = self.shape.heads.qkv_width();
-        // SAFETY: a row is of one run, and a run of one task.
+        // SAFETY: a row belongs to one run, and a run to one task.
         unsafe { self.qkv.part(row * width..(row + 1) * width) }
     }
 
-    /// Normalises and rotates queries and keys where they are.
-    fn turn(&self, rows: &Rows<'_>, run: &StoredRun) {
+    /// Normalises and rotates queries and keys in place.
+    fn normalize_and_rotate(&self, rows: &RowsToStore<'_>, run: &StoredRun) {
         let HeadShape {
             query_heads,
             kv_heads,
@@ -104,11 +107,12 @@ impl<'a, T: Plain> Storing<'a, T> {
             let heads = &mut self.row(row)[..(query_heads + kv_heads) * head_dim];
             for (index, head) in heads.chunks_exact_mut(head_dim).enumerate() {
                 if let Some(norms) = rows.norms {
-                    let weight = match index < query_heads {
-                        true => norms.query,
-                        false => norms.key,
+                    let weight = if index < query_heads {
+                        norms.query
+                    } else {
+                        norms.key
                     };
-                    // SAFETY: `Kernels::of` checked the instructions.
+                    // SAFETY: `CpuKernels::of` checked the instructions.
                     unsafe { (self.kernels.norm)(head, &weight.0, norms.epsilon) };
                 }
                 // SAFETY: as above.
@@ -117,18 +121,18 @@ impl<'a, T: Plain> Storing<'a, T> {
         }
     }
 
-    /// Rounds keys and values and puts them where attention reads them.
+    /// Rounds keys and values and stores them in the pool's layout.
     fn store(&self, run: &StoredRun) {
         let HeadShape {
             query_heads,
             kv_heads,
             head_dim,
         } = self.shape.heads;
-        let mut rounded = Rounded([T::default(); RUN_ELEMENTS]);
+        let mut rounded = RoundedHeads([T::default(); RUN_ELEMENTS]);
         let tokens_each = (RUN_ELEMENTS / head_dim).min(LANES);
         for first in run.rows.clone().step_by(tokens_each) {
             let rows = first..run.rows.end.min(first + tokens_each);
-            let spot = Spot {
+            let spot = TokenSpot {
                 layout: self.layout,
                 block_tokens: self.shape.block_tokens,
                 head_dim,
@@ -138,9 +142,10 @@ impl<'a, T: Plain> Storing<'a, T> {
                 let (of_values, kv_head) = (head >= kv_heads, head % kv_heads);
                 let to = self.head(
                     run,
-                    match of_values {
-                        false => self.shape.key_offset(self.layer, kv_head),
-                        true => self.shape.value_offset(self.layer, kv_head),
+                    if of_values {
+                        self.shape.value_offset(self.layer, kv_head)
+                    } else {
+                        self.shape.key_offset(self.layer, kv_head)
                     },
                 );
                 let column = (query_heads + head) * head_dim;
@@ -149,15 +154,16 @@ impl<'a, T: Plain> Storing<'a, T> {
                     let scale = (self.round)(&self.row(row)[column..column + head_dim], rounded);
                     if let Some(scale) = scale {
                         let token = spot.token + row - rows.start;
-                        Spot { token, ..spot }.put_scale(scale, bytes_of_mut(to));
+                        TokenSpot { token, ..spot }.put_scale(scale, bytes_of_mut(to));
                     }
                 }
-                match of_values {
-                    // SAFETY: `Kernels::of` checked the instructions.
-                    false => spot.put_keys(rounded, to, |from, tokens, to| unsafe {
-                        (self.kernels.turn)(from, tokens, to);
-                    }),
-                    true => spot.put_values(rounded, to),
+                if of_values {
+                    spot.put_values(rounded, to)
+                } else {
+                    // SAFETY: `CpuKernels::of` checked the instructions.
+                    spot.put_keys(rounded, to, |from, tokens, to| unsafe {
+                        (self.kernels.transpose_rows)(from, tokens, to);
+                    })
                 }
             }
         }
@@ -168,15 +174,15 @@ impl CpuOps {
     /// Normalises and rotates rows, and stores their keys and values.
     pub(super) fn store_rows(
         &mut self,
-        rows: &Rows<'_>,
+        rows: &RowsToStore<'_>,
         qkv: &mut CpuRows,
-        pool: LayerOf<'_, CpuPool>,
+        pool: PoolLayer<'_, CpuPool>,
     ) {
-        let (single, brain) = (self.kernels.single.store, self.kernels.brain.store);
+        let (single, brain) = (self.kernels.of_f32.store, self.kernels.of_bf16.store);
         let round_int8 = self.bytes_kernels.round_int8;
         match self.kv {
             KvType::F32 => self.store_as(rows, qkv, pool, &|x, to| {
-                // SAFETY: `Kernels::of` checked the instructions.
+                // SAFETY: `CpuKernels::of` checked the instructions.
                 unsafe { single(x, to) };
                 None
             }),
@@ -193,7 +199,7 @@ impl CpuOps {
             }),
             KvType::Int8PerTokenHead => {
                 self.store_as(rows, qkv, pool, &|x, to| {
-                    // SAFETY: `BytesKernels::of` checked the instructions.
+                    // SAFETY: `IntegerKernels::of` checked the instructions.
                     Some(unsafe { round_int8(x, to) })
                 });
             }
@@ -201,29 +207,29 @@ impl CpuOps {
     }
 
     /// Normalises and rotates rows, and stores their keys and values in a pool of `T`.
-    fn store_as<T: Plain>(
+    fn store_as<T: PlainData>(
         &mut self,
-        rows: &Rows<'_>,
+        rows: &RowsToStore<'_>,
         qkv: &mut CpuRows,
-        pool: LayerOf<'_, CpuPool>,
-        round: &Round<'_, T>,
+        pool: PoolLayer<'_, CpuPool>,
+        round: &RoundHead<'_, T>,
     ) {
-        let LayerOf { pool, layer } = pool;
+        let PoolLayer { pool, layer } = pool;
         let shape = pool.shape;
-        let Rows { batch, rotary, .. } = rows;
+        let RowsToStore { batch, rotary, .. } = rows;
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(rotary.half * 2, shape.heads.head_dim);
         let threads = self.threads.count();
         self.plan
-            .make(batch, (shape.heads, shape.block_tokens), threads);
+            .prepare(batch, shape.heads, shape.block_tokens, threads);
         let width = qkv.width;
-        let storing = Storing {
+        let storing = KvStoring {
             kernels: self.kernels,
             shape,
             layer,
-            layout: Layout::of(self.precision, shape.heads, shape.block_tokens),
-            qkv: Parts::new(qkv.head_mut(batch.rows_count())),
-            stored: Parts::new(pool.elements_mut::<T>()),
+            layout: KvLayout::of(self.precision, shape.heads, shape.block_tokens),
+            qkv: SliceParts::new(qkv.head_mut(batch.rows_count())),
+            stored: SliceParts::new(pool.elements_mut::<T>()),
             round,
         };
         let runs = self.plan.stored();
@@ -232,70 +238,74 @@ impl CpuOps {
             .div_ceil(elements.max(1))
             .max(1);
         self.threads.run(runs.len().div_ceil(each), &|turn| {
-            let mine = &runs[piece(turn.task, each, runs.len())];
+            let mine = &runs[run_range(turn.task, each, runs.len())];
             for (index, run) in mine.iter().enumerate() {
-                // Memory takes as long as a row does: the next one's is asked for before this one is done.
+                // A memory access takes as long as a row's computation: prefetch the next run's
+                // destination before this run is computed.
                 for run in &mine[index + usize::from(index > 0)..mine.len().min(index + 2)] {
-                    storing.expect(run);
+                    storing.prefetch_target(run);
                 }
-                storing.turn(rows, run);
+                storing.normalize_and_rotate(rows, run);
                 storing.store(run);
             }
         });
     }
 
-    /// Attention over a pool of `T`, or one of eight bits that becomes it.
-    pub(super) fn attend_rows<T: Stored>(
+    /// Attention over a pool of `T`, or over a pool of eight bits that is widened to `T`.
+    pub(super) fn attend_rows<T: StoredElement>(
         &mut self,
         batch: &Batch,
         attention: &Attention,
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
-        let of = |elements| View {
+        let of = |elements| PoolLayerView {
             shape: pool.shape,
             layer: attention.layer,
             elements,
         };
         let view = match self.kv {
-            KvType::F32 | KvType::Bf16 => of(Pool::Elements(pool.elements::<T>())),
-            KvType::Int8PerTokenHead => of(Pool::Codes(pool.elements())),
+            KvType::F32 | KvType::Bf16 => of(PoolContents::Elements(pool.elements::<T>())),
+            KvType::Int8PerTokenHead => of(PoolContents::Codes(pool.elements())),
             KvType::Fp8E4m3 => {
-                return self.attend_widened::<T>(attention, pool, (qkv, out));
+                return self.attend_widened::<T>(attention, pool, qkv, out);
             }
         };
-        self.attend_over((batch, attention), view, (qkv, out))
+        self.attend_over(batch, attention, view, qkv, out)
     }
 
-    fn attend_widened<T: Stored>(
+    fn attend_widened<T: StoredElement>(
         &mut self,
         attention: &Attention,
         pool: &CpuPool,
-        rows: (&CpuRows, &mut CpuRows),
+        qkv: &CpuRows,
+        out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        // Taken out for as long as attention reads it.
+        // Moved out of `self` while attention borrows both.
         let mut widened = std::mem::take(&mut self.widened);
         let (batch, elements) = widened.widen::<T>(&mut self.threads, pool, attention.layer)?;
-        let view = View {
-            shape: PoolShape {
+        let view = PoolLayerView {
+            shape: KvPoolShape {
                 layers_count: 1,
                 ..pool.shape
             },
             layer: 0,
-            elements: Pool::Elements(elements),
+            elements: PoolContents::Elements(elements),
         };
-        let done = self.attend_over((batch, attention), view, rows);
+        let done = self.attend_over(batch, attention, view, qkv, out);
         self.widened = widened;
         done
     }
 
-    fn attend_over<T: Stored>(
+    fn attend_over<T: StoredElement>(
         &mut self,
-        (batch, attention): (&Batch, &Attention),
-        view: View<'_, T>,
-        (qkv, out): (&CpuRows, &mut CpuRows),
+        batch: &Batch,
+        attention: &Attention,
+        view: PoolLayerView<'_, T>,
+        qkv: &CpuRows,
+        out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        let View {
+        let PoolLayerView {
             shape,
             layer,
             elements,
@@ -304,14 +314,14 @@ impl CpuOps {
         assert_eq!(out.width, shape.heads.query_width());
         let threads = self.threads.count();
         self.plan
-            .make(batch, (shape.heads, shape.block_tokens), threads);
+            .prepare(batch, shape.heads, shape.block_tokens, threads);
         self.make_scratch(shape.heads)?;
-        grow(&mut self.partials, self.plan.partials_len())?;
+        ensure_len(&mut self.partials, self.plan.partials_len())?;
         let rows = batch.rows_count();
-        let attend = Attend {
+        let attend = LayerAttention {
             heads: shape.heads,
             block_tokens: shape.block_tokens,
-            layout: Layout::of(self.precision, shape.heads, shape.block_tokens),
+            layout: KvLayout::of(self.precision, shape.heads, shape.block_tokens),
             pool: elements,
             head_elements: shape.head_elements(),
             block_elements: shape.block_elements(),
@@ -319,23 +329,25 @@ impl CpuOps {
             qkv: qkv.head(rows),
             scale: attention.scale * std::f32::consts::LOG2_E,
             window: attention.window.unwrap_or(usize::MAX),
-            out: Parts::new(out.head_mut(rows)),
-            partials: Parts::new(&mut self.partials),
+            out: SliceParts::new(out.head_mut(rows)),
+            partials: SliceParts::new(&mut self.partials),
         };
-        let kernels = T::of(self.kernels);
-        let (plan, scratch) = (&self.plan, Parts::new(&mut self.scratch));
+        let kernels = T::kernels_of(self.kernels);
+        let (plan, scratch) = (&self.plan, SliceParts::new(&mut self.scratch));
         self.threads.run(plan.tasks_count(), &|turn| {
-            // SAFETY: one scratch per worker; `Kernels::of` checked the instructions.
+            // SAFETY: one scratch per worker; `CpuKernels::of` checked the instructions.
             unsafe {
                 let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
-                (kernels.attend)(&attend, plan.task(batch, turn.task), scratch);
+                let (queries, share) = plan.task(batch, turn.task);
+                (kernels.attend)(&attend, queries, share, scratch);
             }
         });
         self.threads.run(plan.merges_count(), &|turn| {
             // SAFETY: as above.
             unsafe {
                 let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
-                (kernels.combine)(&attend, plan.merge(batch, turn.task), scratch);
+                let (queries, partial) = plan.merge(batch, turn.task);
+                (kernels.combine)(&attend, queries, partial, scratch);
             }
         });
         Ok(())
@@ -344,7 +356,7 @@ impl CpuOps {
     fn make_scratch(&mut self, heads: HeadShape) -> Result<(), EngineError> {
         if self.scratch_heads != Some(heads) {
             self.scratch = (0..self.threads.count())
-                .map(|_| Scratch::new(heads))
+                .map(|_| AttentionScratch::new(heads))
                 .collect::<Result<_, _>>()?;
             self.scratch_heads = Some(heads);
         }

@@ -1,43 +1,44 @@
-//! A product as the threads do it: the left side is packed, then panels are multiplied.
+//! A product on all threads: the left side is packed, then panels are multiplied.
 //!
-//! Owns: which kernels go with which form of weights.
+//! Owns: the choice of kernels for each format of weights.
 //! Never: does arithmetic itself; see `kernel`.
-//! Invariant: see [`Grid`].
+//! Invariant: see [`ProductGrid`].
 
-use super::{CpuOps, PIECE_ELEMENTS, grow};
+use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
 use crate::buffers::CpuRows;
-use crate::grid::{Grid, piece};
+use crate::grid::{ProductGrid, run_range};
 use crate::kernel::ProductKernels;
-use crate::kernel::product::groups::Bits;
-use crate::kernel::product::left::Left;
-use crate::kernel::product::{Product, SCRATCH_WORDS, Whole};
+use crate::kernel::product::groups::CodeBits;
+use crate::kernel::product::left::LeftSide;
+use crate::kernel::product::{IntegerWeights, PackedProduct, SCRATCH_WORDS};
 use crate::kernel::tile::Tiles;
-use crate::memory::Parts;
-use crate::pack::{Columns, CpuMatrix, CpuVector, Form};
+use crate::memory::SliceParts;
+use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{Norm, Normed, Precision};
+use cleave_engine::ops::{Norm, NormIo, Precision};
 
-/// What rows of a product are made of.
+/// Source of a product's rows.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
-    /// They are there, `(rows, width)`.
+pub(super) enum RowsSource<'a> {
+    /// Existing rows, `(rows, width)`.
     Rows(&'a [f32]),
-    /// Rows of the residual stream, to which something is added first, normed. They are not kept.
+    /// Normalised rows of the residual stream, after adding `delta`; computed tile by tile and not
+    /// stored.
     Normed {
-        residual: Parts<'a, f32>,
+        residual: SliceParts<'a, f32>,
         delta: Option<&'a [f32]>,
         weight: &'a [f32],
         epsilon: f32,
     },
 }
 
-impl<'a> Source<'a> {
+impl<'a> RowsSource<'a> {
     pub(super) fn normed(
         norm: &Norm<'a, CpuVector>,
         rows: usize,
-        from: Normed<'a, CpuRows>,
+        from: NormIo<'a, CpuRows>,
     ) -> Self {
-        let Normed {
+        let NormIo {
             residual,
             delta,
             normed: _,
@@ -47,7 +48,7 @@ impl<'a> Source<'a> {
             assert_eq!(delta.width, residual.width, "width of what is added");
         }
         Self::Normed {
-            residual: Parts::new(residual.head_mut(rows)),
+            residual: SliceParts::new(residual.head_mut(rows)),
             delta: delta.map(|delta| delta.head(rows)),
             weight: &norm.weight.0,
             epsilon: norm.epsilon,
@@ -64,36 +65,36 @@ impl<'a> Source<'a> {
 }
 
 impl CpuOps {
-    /// What multiplies with a matrix of this form, and the steps of its groups.
+    /// Kernels for a matrix of this format, and the steps of its groups.
     fn product_kernels(&self, matrix: &CpuMatrix) -> (&'static ProductKernels, usize) {
         const OTHER: &str = "a matrix of another pack";
         match &matrix.form {
-            Form::F32 => {
+            MatrixForm::F32 => {
                 assert_eq!(self.precision, Precision::F32, "{OTHER}");
-                (&self.kernels.single.product, matrix.steps)
+                (&self.kernels.of_f32.product, matrix.steps)
             }
-            Form::Bf16 => {
+            MatrixForm::Bf16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
-                (&self.kernels.brain.product, matrix.steps)
+                (&self.kernels.of_bf16.product, matrix.steps)
             }
-            Form::F16 => {
+            MatrixForm::F16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
-                (&self.kernels.half, matrix.steps)
+                (&self.kernels.of_f16, matrix.steps)
             }
-            Form::Int8(_) => (&self.bytes_kernels.int8, matrix.steps),
-            Form::Groups(units) => match units.bits {
-                Bits::Eight => (&self.bytes_kernels.int8_groups, units.steps),
-                Bits::Four => (&self.bytes_kernels.int4, units.steps),
+            MatrixForm::Int8(_) => (&self.bytes_kernels.int8, matrix.steps),
+            MatrixForm::Groups(units) => match units.bits {
+                CodeBits::Eight => (&self.bytes_kernels.int8_groups, units.steps),
+                CodeBits::Four => (&self.bytes_kernels.int4, units.steps),
             },
         }
     }
 
-    /// `out = x · matrix + bias`, `x` `(rows, width)` from there, `out` `(rows, columns)`.
+    /// Computes `out = x · matrix + bias`, `x` `(rows, width)`, `out` `(rows, columns)`.
     pub(super) fn product(
         &mut self,
         matrix: &CpuMatrix,
         rows: usize,
-        from: Source<'_>,
+        from: RowsSource<'_>,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(from.len(), rows * matrix.width, "left side of a product");
@@ -101,44 +102,45 @@ impl CpuOps {
         let (kernels, group_steps) = self.product_kernels(matrix);
         let words = rows * matrix.steps * kernels.phases;
         let groups = rows * matrix.steps.div_ceil(group_steps.max(1));
-        grow(&mut self.left, words)?;
-        grow(&mut self.left_scales, groups)?;
-        grow(&mut self.left_sums, groups)?;
+        ensure_len(&mut self.left, words)?;
+        ensure_len(&mut self.left_scales, groups)?;
+        ensure_len(&mut self.left_sums, groups)?;
         let cut = Tiles::new(rows, self.kernels.rows_max);
         let tile_elements = self.kernels.rows_max * matrix.width;
-        grow(&mut self.normed, self.threads.count() * tile_elements)?;
-        let normed = Parts::new(&mut self.normed);
-        let left = Left {
+        ensure_len(&mut self.normed, self.threads.count() * tile_elements)?;
+        let normed = SliceParts::new(&mut self.normed);
+        let left = LeftSide {
             x: match from {
-                Source::Rows(x) => x,
-                Source::Normed { .. } => &[],
+                RowsSource::Rows(x) => x,
+                RowsSource::Normed { .. } => &[],
             },
             first: 0,
             width: matrix.width,
             rows,
             steps: matrix.steps,
             group_steps,
-            words: Parts::new(&mut self.left[..words]),
-            scales: Parts::new(&mut self.left_scales[..groups]),
-            sums: Parts::new(&mut self.left_sums[..groups]),
+            words: SliceParts::new(&mut self.left[..words]),
+            scales: SliceParts::new(&mut self.left_scales[..groups]),
+            sums: SliceParts::new(&mut self.left_sums[..groups]),
         };
         let tiles_each = PIECE_ELEMENTS.div_ceil(matrix.width.max(1) * self.kernels.rows_max);
         let (norm, add) = (self.kernels.norm, self.kernels.add);
         self.threads.run(cut.count().div_ceil(tiles_each), &|turn| {
-            let tiles = piece(turn.task, tiles_each, cut.count());
-            let Source::Normed {
+            let tiles = run_range(turn.task, tiles_each, cut.count());
+            let RowsSource::Normed {
                 residual,
                 delta,
                 weight,
                 epsilon,
             } = &from
             else {
-                // SAFETY: `Kernels::of` checked the instructions.
+                // SAFETY: `CpuKernels::of` checked the instructions.
                 return unsafe { (kernels.pack)(&left, tiles) };
             };
             for tile in tiles {
                 let rows = cut.start(tile)..cut.start(tile + 1);
-                // SAFETY: each worker has its own part, and a tile's rows are of one task; the instructions as above.
+                // SAFETY: each worker has its own part, and a tile's rows belong to one task; the
+                // instructions as above.
                 unsafe {
                     let start = turn.worker * tile_elements;
                     let x = normed.part(start..start + rows.len() * left.width);
@@ -152,41 +154,44 @@ impl CpuOps {
                         norm(x, weight, *epsilon);
                     }
                     let first = rows.start;
-                    (kernels.pack)(&Left { x, first, ..left }, tile..tile + 1);
+                    (kernels.pack)(&LeftSide { x, first, ..left }, tile..tile + 1);
                 }
             }
         });
-        let product = Product {
+        let product = PackedProduct {
             right: &matrix.words,
             steps: matrix.steps,
             columns: matrix.columns,
             is_gated: matrix.is_gated,
             bias: matrix.bias.as_deref(),
-            whole: match &matrix.form {
-                Form::F32 | Form::Bf16 | Form::F16 => Whole::default(),
-                Form::Int8(Columns { scales, starts }) => Whole {
+            integer: match &matrix.form {
+                MatrixForm::F32 | MatrixForm::Bf16 | MatrixForm::F16 => IntegerWeights::default(),
+                MatrixForm::Int8(ColumnScales {
+                    scales,
+                    sum_offsets: starts,
+                }) => IntegerWeights {
                     scales,
                     starts,
-                    ..Whole::default()
+                    ..IntegerWeights::default()
                 },
-                Form::Groups(units) => Whole {
+                MatrixForm::Groups(units) => IntegerWeights {
                     units: *units,
-                    ..Whole::default()
+                    ..IntegerWeights::default()
                 },
             },
             left: &self.left[..words],
             left_scales: &self.left_scales[..groups],
             left_sums: &self.left_sums[..groups],
             rows,
-            out: Parts::new(out),
+            out: SliceParts::new(out),
         };
         let panels = matrix.panels();
         let panel_words = matrix.words.len() / panels.max(1);
-        let grid = Grid::new((panels, panel_words), cut, self.threads.count());
-        let scratch = Parts::new(&mut self.products_scratch);
+        let grid = ProductGrid::new(panels, panel_words, cut, self.threads.count());
+        let scratch = SliceParts::new(&mut self.products_scratch);
         self.threads.run(grid.tasks_count(), &|turn| {
             let mine = turn.worker * SCRATCH_WORDS..(turn.worker + 1) * SCRATCH_WORDS;
-            // SAFETY: each worker has its own scratch; `Kernels::of` checked the instructions.
+            // SAFETY: each worker has its own scratch; `CpuKernels::of` checked the instructions.
             unsafe { (kernels.multiply)(&product, &grid.piece(turn.task), scratch.part(mine)) }
         });
         Ok(())

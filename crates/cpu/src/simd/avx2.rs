@@ -2,7 +2,7 @@
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
-use super::bytes::{Bytes, LeftBytes};
+use super::bytes::{IntegerSimd, LeftBytes};
 use super::{LANES, Simd};
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
@@ -30,7 +30,7 @@ pub(crate) struct V(__m256, __m256);
 
 impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// The processor has AVX2, FMA and F16C, and AVX-VNNI where it says so.
+    /// The processor has AVX2, FMA and F16C, and AVX-VNNI if `VNNI`.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -127,7 +127,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn keep(self, x: V, from: usize, to: usize) -> V {
+    fn mask_outside(self, x: V, from: usize, to: usize) -> V {
         let (from, to) = (from.min(LANES) as f32, to.min(LANES) as f32);
         // SAFETY: `self` proves the instructions.
         unsafe {
@@ -155,7 +155,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn narrow(self, x: V, to: &mut [u16; LANES]) {
+    fn store_upper_halves(self, x: V, to: &mut [u16; LANES]) {
         // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit store.
         unsafe {
             let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(x.0));
@@ -168,7 +168,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn widen(self, x: &[u16; LANES]) -> V {
+    fn widen_bf16(self, x: &[u16; LANES]) -> V {
         // SAFETY: `self` proves the instructions; sixteen halves are two 128-bit loads.
         unsafe {
             let (low, high) = halves(x);
@@ -191,8 +191,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
-        let high = self.widen(high);
+    fn zip_bf16(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
+        let high = self.widen_bf16(high);
         // SAFETY: `self` proves the instructions; sixteen halves are two 128-bit loads.
         unsafe {
             let low = halves(low);
@@ -277,10 +277,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 }
 
-impl<const VNNI: bool> Bytes for Avx2<VNNI> {
-    const LEFT: LeftBytes = match VNNI {
-        true => LeftBytes::Offset,
-        false => LeftBytes::Halves,
+impl<const VNNI: bool> IntegerSimd for Avx2<VNNI> {
+    const LEFT: LeftBytes = if VNNI {
+        LeftBytes::Plus128
+    } else {
+        LeftBytes::Widened16
     };
 
     #[inline(always)]
@@ -294,17 +295,19 @@ impl<const VNNI: bool> Bytes for Avx2<VNNI> {
 
     #[inline(always)]
     fn byte_dot(self, acc: V, left: V, right: V) -> V {
-        match VNNI {
-            true => both!(dot_vnni, acc, left, right),
-            false => both!(dot_halves, acc, left, right),
+        if VNNI {
+            both!(dot_vnni, acc, left, right)
+        } else {
+            both!(dot_halves, acc, left, right)
         }
     }
 
     #[inline(always)]
     fn code_dot(self, acc: V, left: V, codes: V) -> V {
-        match VNNI {
-            true => both!(dot_vnni, acc, codes, left),
-            false => both!(dot_codes, acc, codes, left),
+        if VNNI {
+            both!(dot_vnni, acc, codes, left)
+        } else {
+            both!(dot_codes, acc, codes, left)
         }
     }
 
@@ -328,7 +331,7 @@ impl<const VNNI: bool> Bytes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn float(self, x: V) -> V {
+    fn to_float(self, x: V) -> V {
         both!(float, x)
     }
 
@@ -345,10 +348,10 @@ impl<const VNNI: bool> Bytes for Avx2<VNNI> {
     }
 }
 
-/// Eight pairs of bytes as pairs of bf16.
+/// Converts eight pairs of bytes to pairs of bf16.
 ///
 /// # Safety
-/// The processor has AVX2; sixteen bytes may be read.
+/// The processor has AVX2; sixteen bytes are readable.
 #[inline(always)]
 unsafe fn code_pairs(x: *const u8) -> __m256 {
     // SAFETY: as the caller promises.
@@ -429,7 +432,7 @@ unsafe fn dot_codes(acc: __m256, codes: __m256, left: __m256) -> __m256 {
     // SAFETY: as the caller promises.
     unsafe {
         let [acc, codes, left] = [acc, codes, left].map(|x| _mm256_castps_si256(x));
-        // Two products of at most 15 × 127: far from where this saturates.
+        // Two products of at most 15 × 127: far below saturation.
         let pairs = _mm256_maddubs_epi16(codes, left);
         let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         _mm256_castsi256_ps(_mm256_add_epi32(acc, sums))
@@ -552,7 +555,7 @@ unsafe fn halves(x: &[u16; LANES]) -> (__m256i, __m256i) {
 }
 
 /// # Safety
-/// The processor has AVX2; eight words may be read at each of `from`, and written at
+/// The processor has AVX2; eight words are readable at each of `from`, and writable at
 /// `to + i × stride`, `i < 8`.
 #[inline(always)]
 unsafe fn transpose(from: &[*const u32; 8], to: *mut u32, stride: usize) {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a value of these types exists only where the processor has the instructions.
 
-use super::bytes::{Bytes, LeftBytes};
-use super::{LANES, Simd, Turned};
+use super::bytes::{IntegerSimd, LeftBytes};
+use super::{LANES, Simd, TransposeTarget};
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
     _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
@@ -29,13 +29,13 @@ use std::arch::x86_64::{
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const VNNI: bool>(());
 
-/// The same with VNNI, and BF16.
+/// The same with VNNI and BF16.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16(Avx512<true>);
 
 impl<const VNNI: bool> Avx512<VNNI> {
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ and VL, and VNNI where it says so.
+    /// The processor has AVX-512 F, BW, DQ and VL, and VNNI if `VNNI`.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -52,7 +52,7 @@ impl Avx512Bf16 {
     }
 }
 
-/// Methods that are the same for both, given how to reach the plain AVX-512 token.
+/// Methods that are the same for both tokens.
 macro_rules! lanes {
     () => {
         type V = __m512;
@@ -135,7 +135,7 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
-        fn keep(self, x: __m512, from: usize, to: usize) -> __m512 {
+        fn mask_outside(self, x: __m512, from: usize, to: usize) -> __m512 {
             let below = |lane: usize| ((1_u32 << lane.min(LANES)) - 1) as u16;
             let kept = below(to) & !below(from);
             // SAFETY: `self` proves the instructions.
@@ -165,7 +165,7 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
-        fn narrow(self, x: __m512, to: &mut [u16; LANES]) {
+        fn store_upper_halves(self, x: __m512, to: &mut [u16; LANES]) {
             // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit store.
             unsafe {
                 let upper = _mm512_srli_epi32::<16>(_mm512_castps_si512(x));
@@ -174,7 +174,7 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
-        fn widen(self, x: &[u16; LANES]) -> __m512 {
+        fn widen_bf16(self, x: &[u16; LANES]) -> __m512 {
             // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit load.
             unsafe {
                 let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
@@ -189,8 +189,8 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
-        fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> __m512 {
-            let high = self.widen(high);
+        fn zip_bf16(self, low: &[u16; LANES], high: &[u16; LANES]) -> __m512 {
+            let high = self.widen_bf16(high);
             // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit load.
             unsafe {
                 let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low.as_ptr().cast()));
@@ -217,7 +217,7 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
-        fn turn(self, from: &[u32], rows: [usize; 3], to: Turned<'_>) {
+        fn transpose_rows(self, from: &[u32], rows: [usize; 3], to: TransposeTarget<'_>) {
             // SAFETY: `self` proves the instructions.
             unsafe { turn(from, rows, to) }
         }
@@ -230,7 +230,8 @@ macro_rules! lanes {
 
         #[inline(always)]
         fn store_part(self, x: __m512, to: &mut [f32]) {
-            // SAFETY: `self` proves the instructions; no lane is written that the slice does not have.
+            // SAFETY: `self` proves the instructions; no lane is written that the slice does not
+            // have.
             unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), first_lanes(to.len()), x) }
         }
 
@@ -251,7 +252,7 @@ macro_rules! lanes {
     };
 }
 
-/// A mask of so many lanes, at most all.
+/// Mask of the first `count` lanes, at most all.
 #[inline(always)]
 fn first_lanes(count: usize) -> u16 {
     ((1_u32 << count.min(LANES)) - 1) as u16
@@ -345,10 +346,11 @@ impl Simd for Avx512Bf16 {
     }
 }
 
-impl<const VNNI: bool> Bytes for Avx512<VNNI> {
-    const LEFT: LeftBytes = match VNNI {
-        true => LeftBytes::Offset,
-        false => LeftBytes::Halves,
+impl<const VNNI: bool> IntegerSimd for Avx512<VNNI> {
+    const LEFT: LeftBytes = if VNNI {
+        LeftBytes::Plus128
+    } else {
+        LeftBytes::Widened16
     };
 
     #[inline(always)]
@@ -369,28 +371,28 @@ impl<const VNNI: bool> Bytes for Avx512<VNNI> {
 
     #[inline(always)]
     fn byte_dot(self, acc: __m512, left: __m512, right: __m512) -> __m512 {
-        // SAFETY: `self` proves the instructions, VNNI where it says so.
+        // SAFETY: `self` proves the instructions, VNNI if the constant says so.
         unsafe {
             let [acc, left, right] = [acc, left, right].map(|x| _mm512_castps_si512(x));
-            _mm512_castsi512_ps(match VNNI {
-                true => _mm512_dpbusd_epi32(acc, left, right),
-                false => _mm512_add_epi32(acc, _mm512_madd_epi16(left, right)),
+            _mm512_castsi512_ps(if VNNI {
+                _mm512_dpbusd_epi32(acc, left, right)
+            } else {
+                _mm512_add_epi32(acc, _mm512_madd_epi16(left, right))
             })
         }
     }
 
     #[inline(always)]
     fn code_dot(self, acc: __m512, left: __m512, codes: __m512) -> __m512 {
-        // SAFETY: `self` proves the instructions, VNNI where it says so.
+        // SAFETY: `self` proves the instructions, VNNI if the constant says so.
         unsafe {
             let [acc, left, codes] = [acc, left, codes].map(|x| _mm512_castps_si512(x));
-            _mm512_castsi512_ps(match VNNI {
-                true => _mm512_dpbusd_epi32(acc, codes, left),
-                false => {
-                    // Two products of at most 15 × 127: far from where this saturates.
-                    let pairs = _mm512_maddubs_epi16(codes, left);
-                    _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
-                }
+            _mm512_castsi512_ps(if VNNI {
+                _mm512_dpbusd_epi32(acc, codes, left)
+            } else {
+                // Two products of at most 15 × 127: far below saturation.
+                let pairs = _mm512_maddubs_epi16(codes, left);
+                _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
             })
         }
     }
@@ -431,7 +433,7 @@ impl<const VNNI: bool> Bytes for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn float(self, x: __m512) -> __m512 {
+    fn to_float(self, x: __m512) -> __m512 {
         // SAFETY: `self` proves the instructions.
         unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(x)) }
     }
@@ -459,22 +461,23 @@ impl<const VNNI: bool> Bytes for Avx512<VNNI> {
 /// # Safety
 /// The processor has AVX-512 F.
 #[inline(always)]
-unsafe fn turn(from: &[u32], [rows, words, stride]: [usize; 3], (to, to_stride): Turned<'_>) {
+unsafe fn turn(from: &[u32], [rows, words, stride]: [usize; 3], to: TransposeTarget<'_>) {
+    let (to, to_stride) = (to.words, to.stride);
     assert!((1..=LANES).contains(&rows) && rows <= to_stride && words <= stride);
     assert!(rows * stride <= from.len() && words * to_stride <= to.len() + to_stride - rows);
     let mut square = [0; LANES * LANES];
     let whole = words / LANES * LANES;
     let mask = first_lanes(rows);
     for first in (0..whole).step_by(LANES) {
-        // Rows that are not there are the first one again.
+        // Missing rows repeat the first one.
         let mut sources = [from.as_ptr().wrapping_add(first); LANES];
         for row in 1..rows {
             sources[row] = sources[0].wrapping_add(row * stride);
         }
-        // SAFETY: sixteen words of each row are there, and room for all in the square.
+        // SAFETY: each row has sixteen words from `first` on, and the square has room for all.
         unsafe { transpose(&sources, square.as_mut_ptr(), LANES) };
         for word in 0..LANES {
-            // SAFETY: as many words are written as there are rows, which `to` has of each word.
+            // SAFETY: the mask writes one word per row, for which `to` has room.
             unsafe {
                 let column = _mm512_loadu_si512(square.as_ptr().add(word * LANES).cast());
                 let to = to.as_mut_ptr().add((first + word) * to_stride);
@@ -490,7 +493,7 @@ unsafe fn turn(from: &[u32], [rows, words, stride]: [usize; 3], (to, to_stride):
 }
 
 /// # Safety
-/// The processor has AVX-512 F; sixteen words may be read at each of `from`, and written at
+/// The processor has AVX-512 F; sixteen words are readable at each of `from`, and writable at
 /// `to + i × stride`, `i < 16`.
 #[inline(always)]
 unsafe fn transpose(from: &[*const u32; LANES], to: *mut u32, stride: usize) {
@@ -500,8 +503,8 @@ unsafe fn transpose(from: &[*const u32; LANES], to: *mut u32, stride: usize) {
         for i in 0..LANES {
             rows[i] = _mm512_loadu_si512(from[i].cast());
         }
-        // Within 128-bit lanes: pairs of rows, then pairs of pairs. Afterwards `rows[4g + c]` holds,
-        // in its 128-bit lane l, column 4l + c of rows 4g..4g + 4.
+        // Within 128-bit lanes: pairs of rows, then pairs of pairs. Afterwards `rows[4g + c]`
+        // holds, in its 128-bit lane l, column 4l + c of rows 4g..4g + 4.
         for g in 0..4 {
             let [a, b, c, d] = [
                 rows[4 * g],
@@ -552,7 +555,7 @@ unsafe fn transpose(from: &[*const u32; LANES], to: *mut u32, stride: usize) {
 }
 
 /// # Safety
-/// The processor has AVX-512 F; sixteen words may be written at `to + offset`.
+/// The processor has AVX-512 F; sixteen words are writable at `to + offset`.
 #[inline(always)]
 unsafe fn store(to: *mut u32, offset: usize, x: __m512i) {
     // SAFETY: as the caller promises.

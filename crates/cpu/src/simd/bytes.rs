@@ -1,79 +1,83 @@
-//! Whole numbers in the sixteen lanes: four bytes meet four bytes, sums are of 32 bits.
+//! Integer operations on the sixteen lanes: products of four bytes with four bytes, summed in 32
+//! bits.
 //!
-//! Owns: the vocabulary of products of quantised weights; the bits of whole numbers travel in vectors of f32.
-//! Invariant: every operation is exact, so all instruction sets agree to the bit whatever way they take.
+//! Owns: the operations of products of quantised weights; vectors of f32 carry the integers' bits.
+//! Invariant: every operation is exact, so that all instruction sets agree to the bit with any
+//! algorithm.
 
 use super::{LANES, Simd};
 
-/// How four bytes of a row become words for [`Bytes::byte_dot`].
+/// Format of a row's bytes for [`IntegerSimd::byte_dot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // two of the forms are for its instructions
 pub(crate) enum LeftBytes {
-    /// Each with 128 added, since the instruction takes them without sign: sums start 128 × the column's sum lower.
-    Offset,
-    /// As they are.
+    /// Each byte plus 128, because the instruction takes them unsigned; sums start lower by 128 ×
+    /// the column's sum.
+    Plus128,
+    /// The signed bytes themselves, unchanged.
     Signed,
-    /// As two words of two whole numbers of 16 bits: the odd ones first, then the even.
-    Halves,
+    /// Two words of two 16-bit integers each: the odd bytes first, then the even ones.
+    Widened16,
 }
 
 impl LeftBytes {
-    /// Words of four bytes.
+    /// Words per four bytes.
     pub(crate) const fn phases(self) -> usize {
         match self {
-            Self::Offset | Self::Signed => 1,
-            Self::Halves => 2,
+            Self::Plus128 | Self::Signed => 1,
+            Self::Widened16 => 2,
         }
     }
 }
 
-/// Why what pairs need is not called.
+/// Message of a pair operation on a set without them, which is never called.
 const NO_PAIRS: &str = "this set takes rows one by one";
 
-/// What products of bytes need beyond [`Simd`].
-pub(crate) trait Bytes: Simd {
-    /// See there.
+/// Operations of products of bytes, beyond [`Simd`].
+pub(crate) trait IntegerSimd: Simd {
+    /// Format of a row's bytes on this set.
     const LEFT: LeftBytes;
 
-    /// The same for codes of eight bits without sign.
+    /// Format of a row's bytes for products with unsigned eight-bit codes.
     const LEFT_OCTETS: LeftBytes = match Self::LEFT {
-        LeftBytes::Offset | LeftBytes::Signed => LeftBytes::Signed,
-        LeftBytes::Halves => LeftBytes::Halves,
+        LeftBytes::Plus128 | LeftBytes::Signed => LeftBytes::Signed,
+        LeftBytes::Widened16 => LeftBytes::Widened16,
     };
 
-    /// What one phase needs of four bytes of each column.
+    /// Part of four bytes per column that one phase multiplies.
     #[inline(always)]
     fn byte_phase(self, right: Self::V, _phase: usize) -> Self::V {
         right
     }
 
-    /// acc + Σ left · right, one phase of a step; `right` are bytes with a sign.
+    /// acc + Σ left · right, one phase of a step; `right` are signed bytes.
     fn byte_dot(self, acc: Self::V, left: Self::V, right: Self::V) -> Self::V;
 
-    /// acc + Σ left · codes over four; `left` are bytes with a sign, none of them −128, `codes` 0 to 15, or what
-    /// [`Bytes::octet_phase`] makes of more where [`Bytes::LEFT_OCTETS`] are with a sign.
+    /// acc + Σ left · codes over four; `left` are signed bytes, none of them −128; `codes` are 0 to
+    /// 15, or results of [`IntegerSimd::octet_phase`] if [`IntegerSimd::LEFT_OCTETS`] is signed.
     fn code_dot(self, acc: Self::V, left: Self::V, codes: Self::V) -> Self::V;
 
-    /// Whether [`Bytes::pair_dots`] is one instruction: sums of two rows and two columns at once, of two steps.
-    /// [`Bytes::LEFT`] is then with a sign, and bytes and codes are multiplied alike.
+    /// Whether [`IntegerSimd::pair_dots`] is one instruction: sums of two rows and two columns over
+    /// two steps at once. [`IntegerSimd::LEFT`] is then signed, and bytes and codes are multiplied
+    /// alike.
     const PAIRS: bool = false;
 
-    /// Two rows' words at each of two steps, as [`Bytes::pair_dots`] takes them.
+    /// Loads two rows' words of two steps in the layout of [`IntegerSimd::pair_dots`].
     ///
     /// # Safety
-    /// Two words may be read at each.
+    /// Two words are readable at each pointer.
     #[inline(always)]
     unsafe fn left_pair(self, _steps: [*const u32; 2]) -> Self::V {
         unreachable!("{NO_PAIRS}")
     }
 
-    /// What two steps have of sixteen columns, as [`Bytes::pair_dots`] takes it.
+    /// Arranges sixteen columns of two steps in the layout of [`IntegerSimd::pair_dots`].
     #[inline(always)]
     fn right_pair(self, _steps: [Self::V; 2]) -> [Self::V; 2] {
         unreachable!("{NO_PAIRS}")
     }
 
-    /// Sums of two rows as [`Bytes::pair_dots`] adds to them; and back again.
+    /// Converts sums of two rows to the layout of [`IntegerSimd::pair_dots`], and back.
     #[inline(always)]
     fn pair_sums(self, _rows: [Self::V; 2]) -> [Self::V; 2] {
         unreachable!("{NO_PAIRS}")
@@ -85,28 +89,28 @@ pub(crate) trait Bytes: Simd {
         unreachable!("{NO_PAIRS}")
     }
 
-    /// What one phase needs of four codes of eight bits of each column.
+    /// Part of four eight-bit codes per column that one phase multiplies.
     #[inline(always)]
     fn octet_phase(self, codes: Self::V, _phase: usize) -> Self::V {
         codes
     }
 
-    /// A zero point as it is taken off what [`Bytes::octet_phase`] makes.
+    /// Zero point that matches the results of [`IntegerSimd::octet_phase`].
     #[inline(always)]
     fn octet_zero(self, zero: Self::V) -> Self::V {
         zero
     }
 
-    /// The lower four bits of every byte, and the upper ones.
+    /// The lower and the upper four bits of every byte.
     fn nibbles(self, x: Self::V) -> [Self::V; 2];
 
-    /// a · b, whole numbers of 16 bits in lanes of 32.
+    /// a · b of integers; both factors fit 16 bits.
     fn short_mul(self, a: Self::V, b: Self::V) -> Self::V;
 
-    /// Whole numbers as floats, rounded to even.
-    fn float(self, x: Self::V) -> Self::V;
+    /// Converts integers to floats, rounded to even.
+    fn to_float(self, x: Self::V) -> Self::V;
 
-    /// Bytes without sign as whole numbers.
+    /// Converts unsigned bytes to integers.
     fn widen_bytes(self, x: &[u8; LANES]) -> Self::V;
 
     /// The lowest byte of every lane.
@@ -119,7 +123,7 @@ pub(crate) trait Bytes: Simd {
 
     /// a · b + c, rounded once on every set.
     #[inline(always)]
-    fn fused(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+    fn fma_rounded_once(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         self.fma(a, b, c)
     }
 }

@@ -1,9 +1,9 @@
-//! NEON: four registers of four lanes, with or without the dot product of bytes, their product of two rows and two columns,
-//! and multiply-adds of bf16.
+//! NEON: four registers of four lanes, with or without the dot product of bytes (dotprod), products
+//! of two rows with two columns of bytes (i8mm), and multiply-adds of bf16.
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
-use super::bytes::{Bytes, LeftBytes};
+use super::bytes::{IntegerSimd, LeftBytes};
 use super::{LANES, Simd};
 use std::arch::aarch64::{
     float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u8, vandq_u32,
@@ -18,8 +18,8 @@ use std::arch::aarch64::{
     vzip1_u32, vzip1q_f32, vzip1q_f64, vzip2_u32, vzip2q_f32, vzip2q_f64,
 };
 
-/// NEON, and perhaps the dot product of bytes, their product of two rows and two columns, and multiply-adds of bf16. Not
-/// bf16's dot product, which rounds otherwise.
+/// NEON, optionally with the dot product of bytes, products of two rows with two columns of bytes,
+/// and multiply-adds of bf16. bf16's dot product is not used: it rounds differently.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon<const DOT: bool, const PAIRS: bool, const BRAIN: bool>(());
 
@@ -28,7 +28,7 @@ type V = [float32x4_t; 4];
 
 impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Neon<DOT, PAIRS, BRAIN> {
     /// # Safety
-    /// The processor has NEON, and what else it says.
+    /// The processor has NEON, and the extensions that the constants name.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -47,10 +47,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     type V = V;
     const ROWS: usize = 6;
     const COLUMNS: usize = 1;
-    const PHASES: usize = match BRAIN {
-        true => 1,
-        false => 2,
-    };
+    const PHASES: usize = if BRAIN { 1 } else { 2 };
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -206,9 +203,10 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
 
     #[inline(always)]
     fn pair_dot(self, acc: V, a: V, b: V) -> V {
-        match BRAIN {
-            true => each!(odd_then_even, acc, a, b),
-            false => self.fma(a, b, acc),
+        if BRAIN {
+            each!(odd_then_even, acc, a, b)
+        } else {
+            self.fma(a, b, acc)
         }
     }
 
@@ -234,15 +232,18 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     }
 }
 
-impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Bytes for Neon<DOT, PAIRS, BRAIN> {
+impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> IntegerSimd
+    for Neon<DOT, PAIRS, BRAIN>
+{
     const LEFT: LeftBytes = LeftBytes::Signed;
     const PAIRS: bool = PAIRS;
 
     #[inline(always)]
     fn byte_dot(self, acc: V, left: V, right: V) -> V {
-        match DOT {
-            true => each!(dot, acc, left, right),
-            false => each!(dot_pairs, acc, left, right),
+        if DOT {
+            each!(dot, acc, left, right)
+        } else {
+            each!(dot_pairs, acc, left, right)
         }
     }
 
@@ -287,7 +288,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Bytes for Neon<DOT, 
         ]
     }
 
-    /// Less 128, since both sides of the dot product have signs.
+    /// Subtracts 128, because both sides of the dot product are signed.
     #[inline(always)]
     fn octet_phase(self, codes: V, _phase: usize) -> V {
         each!(flip_signs, codes)
@@ -324,8 +325,8 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Bytes for Neon<DOT, 
 #[inline(always)]
 unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
-    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own name for it is not
-    // stable.
+    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own
+    // name for it is not stable.
     unsafe {
         std::arch::asm!(
             "fcvtl {wide:v}.4s, {x:v}.4h",
@@ -337,15 +338,16 @@ unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     wide
 }
 
-/// acc + left.odd · right.odd, then + left.even · right.even, each fused and rounded as multiply-adds of f32 are.
+/// acc + left.odd · right.odd, then + left.even · right.even, each fused and rounded as
+/// multiply-adds of f32 are.
 ///
 /// # Safety
 /// The processor has bf16.
 #[inline(always)]
 unsafe fn odd_then_even(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
     let mut sum = acc;
-    // SAFETY: as the caller promises; the instructions touch registers only. The compiler's own names for them are not
-    // stable.
+    // SAFETY: as the caller promises; the instructions touch registers only. The compiler's own
+    // names for them are not stable.
     unsafe {
         std::arch::asm!(
             ".arch_extension bf16",
@@ -365,8 +367,8 @@ unsafe fn odd_then_even(acc: float32x4_t, left: float32x4_t, right: float32x4_t)
 #[inline(always)]
 unsafe fn dot(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
     let mut sum = acc;
-    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own name for it is not
-    // stable.
+    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own
+    // name for it is not stable.
     unsafe {
         std::arch::asm!(
             ".arch_extension dotprod",
@@ -380,15 +382,15 @@ unsafe fn dot(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float3
     sum
 }
 
-/// acc + left · right, two rows of eight bytes times two columns of eight.
+/// acc + left · right: two rows of eight bytes times two columns of eight.
 ///
 /// # Safety
 /// The processor has i8mm.
 #[inline(always)]
 unsafe fn products(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
     let mut sums = acc;
-    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own name for it is not
-    // stable.
+    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own
+    // name for it is not stable.
     unsafe {
         std::arch::asm!(
             ".arch_extension i8mm",
@@ -433,7 +435,7 @@ unsafe fn dot_pairs(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> 
         let (left, right) = (vreinterpretq_s8_f32(left), vreinterpretq_s8_f32(right));
         let low = vmull_s8(vget_low_s8(left), vget_low_s8(right));
         let high = vmull_s8(vget_high_s8(left), vget_high_s8(right));
-        // Of two neighbours, then of four.
+        // Sums of two neighbours, then of four.
         let sums = vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
         vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(acc), sums))
     }
@@ -490,7 +492,7 @@ unsafe fn float(x: float32x4_t) -> float32x4_t {
     unsafe { vcvtq_f32_s32(vreinterpretq_s32_f32(x)) }
 }
 
-/// Sixteen halves as words.
+/// Widens sixteen 16-bit numbers to words.
 #[inline(always)]
 fn words(x: &[u16; LANES]) -> V {
     let start = x.as_ptr();

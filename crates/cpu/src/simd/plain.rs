@@ -1,17 +1,17 @@
-//! The lanes as an array: what every other instruction set is compared with.
+//! The lanes as an array: the reference for all other instruction sets.
 
-use super::bytes::{Bytes, LeftBytes};
+use super::bytes::{IntegerSimd, LeftBytes};
 use super::{LANES, Simd};
 
-/// Works everywhere.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain(());
+pub(crate) struct PlainSimd(());
 
-impl Plain {
-    /// Like the other sets' tokens, so that one macro compiles the kernels for all of them.
+impl PlainSimd {
+    /// `unsafe` like the other sets' constructors, so that one macro compiles the kernels for all
+    /// sets.
     ///
     /// # Safety
-    /// None is needed.
+    /// No condition.
     #[inline(always)]
     pub(crate) const unsafe fn new() -> Self {
         Self(())
@@ -29,7 +29,7 @@ fn each(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
     out
 }
 
-/// Rounds to bf16, halves to even; a NaN stays one.
+/// Rounds to bf16, halves to even; NaN stays NaN.
 #[inline(always)]
 fn bf16_bits(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -39,15 +39,15 @@ fn bf16_bits(x: f32) -> u32 {
     bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000
 }
 
-/// An f16 as f32; a NaN becomes a quiet one.
+/// Widens an f16 to f32; NaN becomes quiet.
 #[inline(always)]
 fn f16(bits: u16) -> f32 {
-    /// 2^112, what the exponents' biases differ by.
+    /// 2^112: the difference of the exponents' biases.
     const SCALE: f32 = f32::from_bits((127 + 112) << 23);
     let sign = u32::from(bits & 0x8000) << 16;
     let rest = bits & 0x7fff;
     let magnitude = match rest {
-        // Numbers that f16 has without a first bit are scaled exactly, too.
+        // The scaling is exact for subnormal numbers, too.
         ..0x7c00 => (f32::from_bits(u32::from(rest) << 13) * SCALE).to_bits(),
         0x7c00 => f32::INFINITY.to_bits(),
         _ => 0x7fc0_0000 | u32::from(rest) << 13,
@@ -55,7 +55,7 @@ fn f16(bits: u16) -> f32 {
     f32::from_bits(sign | magnitude)
 }
 
-impl Simd for Plain {
+impl Simd for PlainSimd {
     type V = V;
     const ROWS: usize = 4;
     const COLUMNS: usize = 1;
@@ -96,7 +96,7 @@ impl Simd for Plain {
         each(a, b, |a, b| a / b)
     }
 
-    /// Two roundings: a fused one without the instruction is a library call per lane.
+    /// Rounds twice: without the instruction, a fused multiply-add is a library call per lane.
     #[inline(always)]
     fn fma(self, a: V, b: V, c: V) -> V {
         let mut out = c;
@@ -127,7 +127,7 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
-    fn keep(self, x: V, from: usize, to: usize) -> V {
+    fn mask_outside(self, x: V, from: usize, to: usize) -> V {
         let mut out = [f32::NEG_INFINITY; LANES];
         for i in 0..LANES {
             if from <= i && i < to {
@@ -154,14 +154,14 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
-    fn narrow(self, x: V, to: &mut [u16; LANES]) {
+    fn store_upper_halves(self, x: V, to: &mut [u16; LANES]) {
         for i in 0..LANES {
             to[i] = (x[i].to_bits() >> 16) as u16;
         }
     }
 
     #[inline(always)]
-    fn widen(self, x: &[u16; LANES]) -> V {
+    fn widen_bf16(self, x: &[u16; LANES]) -> V {
         let mut out = [0.0; LANES];
         for i in 0..LANES {
             out[i] = f32::from_bits(u32::from(x[i]) << 16);
@@ -175,7 +175,7 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
-    fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
+    fn zip_bf16(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
         let mut out = [0.0; LANES];
         for i in 0..LANES {
             out[i] = f32::from_bits(u32::from(low[i]) | u32::from(high[i]) << 16);
@@ -209,7 +209,8 @@ impl Simd for Plain {
     }
 }
 
-/// acc + the sum of four products of bytes, in every lane; `widened` says what those of the right are.
+/// acc + the sum of four products of bytes, in every lane; `widened` converts the right side's
+/// bytes.
 #[inline(always)]
 fn dot(acc: V, left: V, right: V, widened: impl Fn(u8) -> i32) -> V {
     let mut out = acc;
@@ -226,7 +227,7 @@ fn dot(acc: V, left: V, right: V, widened: impl Fn(u8) -> i32) -> V {
     out
 }
 
-impl Bytes for Plain {
+impl IntegerSimd for PlainSimd {
     const LEFT: LeftBytes = LeftBytes::Signed;
 
     #[inline(always)]
@@ -256,7 +257,7 @@ impl Bytes for Plain {
     }
 
     #[inline(always)]
-    fn float(self, x: V) -> V {
+    fn to_float(self, x: V) -> V {
         each(x, x, |x, _| x.to_bits().cast_signed() as f32)
     }
 
@@ -265,9 +266,9 @@ impl Bytes for Plain {
         x.map(|x| f32::from_bits(u32::from(x)))
     }
 
-    /// Few of these: the library's function will do.
+    /// Calls are few, so the library's function is fast enough.
     #[inline(always)]
-    fn fused(self, a: V, b: V, c: V) -> V {
+    fn fma_rounded_once(self, a: V, b: V, c: V) -> V {
         let mut out = c;
         for i in 0..LANES {
             out[i] = a[i].mul_add(b[i], c[i]);
@@ -282,7 +283,7 @@ mod tests {
     use half::f16 as Expected;
 
     #[test]
-    fn every_f16_is_widened_as_the_library_does() {
+    fn every_f16_widens_as_in_the_half_crate() {
         for bits in 0..=u16::MAX {
             let (found, expected) = (f16(bits), Expected::from_bits(bits).to_f32());
             assert!(

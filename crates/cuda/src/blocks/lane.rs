@@ -1,148 +1,156 @@
-//! One way in or out of a pool: a stream of its own, and pinned memory that it copies by way of.
+//! One direction of copies into or out of a pool: a stream of its own, and the pinned memory that
+//! its copies pass through.
 //!
-//! Owns: the stream, two halves of staging memory that copies take in turns, and the lists that kernels read.
-//! Never: knows a worker, or orders itself after a step.
-//! Invariant: what the caller lends is touched by the caller's thread alone, the device copies from and to staging
-//! memory; a half is used again only when the copies through it are over. A call returns when nothing of it is left
-//! in the stream.
+//! Owns: the stream, two halves of staging memory that copies use alternately, and the lists of
+//! pieces that kernels read.
+//! Never: knows a worker; orders its copies after a step.
+//! Invariant: only the caller's thread touches the caller's buffers; the device copies from and to
+//! staging memory. A half is used again only after the copies through it have ended. A call returns
+//! after all its work in the stream has ended.
 
 use super::secret::SECRET;
-use super::slices::{Half, Slice, halves};
+use super::slices::{StagedHalf, StagedSlice, split_into_halves};
 use crate::args::{BlocksArgs, DevicePiece};
-use crate::driver::{Device, DeviceMemory, Event, Kernel, PinnedMemory, Stream};
+use crate::driver::{CudaDevice, CudaEvent, CudaKernel, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
-use crate::images::Images;
+use crate::images::KernelImages;
 use std::sync::Arc;
 
-/// Of each half. Long enough for a link to the host to run at its speed, and two of them far from filling a cache.
+/// The size of each half in bytes: long enough for the link to the host to reach its speed, and
+/// small enough that both fit the processor's cache.
 pub(super) const STAGE_BYTES: usize = 4 << 20;
-/// Slices of a half, or checksums, at once.
+/// The most slices of a half, and the most checksums of one launch.
 pub(super) const PIECES_MAX: usize = 256;
-/// Slices no longer than this on average are gathered by a kernel first: so short, what a copy costs to begin is most
-/// of it. Longer ones go by the copy engines alone, and leave the multiprocessors to steps.
+/// A kernel first gathers slices that are no longer than this on average, because the start of a
+/// copy costs more than such a slice. The copy engines alone copy longer slices, which leaves the
+/// multiprocessors to steps.
 const GATHER_BYTES_MAX: usize = 64 << 10;
-/// What the kernels copy in one go.
+/// Bytes that one thread of the kernels copies at once.
 const WORD_BYTES: usize = 16;
-/// Shorter ones have a checksum of another form, which the host makes.
-const SUMMED_BYTES_MIN: usize = 241;
-/// Bytes of a slice for each block of a grid.
+/// The kernel computes checksums from this size on. XXH3 has another form for shorter inputs, which
+/// the host computes.
+const DEVICE_CHECKSUM_BYTES_MIN: usize = 241;
+/// Bytes of a slice for each thread block of a grid.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// See the module.
 #[derive(Debug)]
-pub(super) struct Lane {
-    stream: Stream,
-    kernels: Kernels,
-    stages: [Stage; 2],
-    sums: Sums,
+pub(super) struct CopyLane {
+    stream: CudaStream,
+    kernels: BlockKernels,
+    halves: [StagingHalf; 2],
+    sums: ChecksumBuffers,
 }
 
 #[derive(Debug)]
-struct Kernels {
-    gather: Kernel<BlocksArgs>,
-    scatter: Kernel<BlocksArgs>,
-    checksum: Kernel<BlocksArgs>,
+struct BlockKernels {
+    gather: CudaKernel<BlocksArgs>,
+    scatter: CudaKernel<BlocksArgs>,
+    checksum: CudaKernel<BlocksArgs>,
 }
 
 /// Half of the staging memory.
 #[derive(Debug)]
-struct Stage {
+struct StagingHalf {
     pinned: PinnedMemory,
-    /// Where short slices are gathered, or scattered from.
+    /// Device memory that short slices are gathered into or scattered from.
     gathered: DeviceMemory,
-    list: List,
-    /// Reached when the copies through this half are over.
-    over: Event,
+    list: PieceList,
+    /// Reached when the copies through this half have ended.
+    copies_done: CudaEvent,
 }
 
-/// Pieces for a kernel.
+/// A list of pieces for a kernel.
 #[derive(Debug)]
-struct List {
+struct PieceList {
     pinned: PinnedMemory,
     memory: DeviceMemory,
 }
 
-/// Checksums on their way.
+/// Buffers for checksums, which the device computes and the host reads.
 #[derive(Debug)]
-struct Sums {
+struct ChecksumBuffers {
     secret: DeviceMemory,
-    list: List,
+    list: PieceList,
     memory: DeviceMemory,
     pinned: PinnedMemory,
-    over: Event,
+    done: CudaEvent,
 }
 
-/// A range of the pool.
+/// A range of the pool in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct PoolRange {
     pub(super) first: usize,
     pub(super) bytes: usize,
 }
 
-impl Lane {
+impl CopyLane {
     /// # Errors
     /// If memory of the device or of the host is short.
-    pub(super) fn new(images: &Images, device: &Arc<Device>) -> Result<Self, CudaError> {
-        let stream = Stream::new(device)?;
-        let stages = [Stage::new(device)?, Stage::new(device)?];
-        let sums = Sums::new(device, &stream)?;
+    pub(super) fn new(images: &KernelImages, device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        let stream = CudaStream::new(device)?;
+        let stages = [StagingHalf::new(device)?, StagingHalf::new(device)?];
+        let sums = ChecksumBuffers::new(device, &stream)?;
         Ok(Self {
-            kernels: Kernels {
+            kernels: BlockKernels {
                 gather: images.kernel("blocks_gather")?,
                 scatter: images.kernel("blocks_scatter")?,
                 checksum: images.kernel("blocks_checksum")?,
             },
             stream,
-            stages,
+            halves: stages,
             sums,
         })
     }
 
-    pub(super) fn stream(&self) -> &Stream {
+    pub(super) fn stream(&self) -> &CudaStream {
         &self.stream
     }
 
-    /// Waits for what was queued in the stream, and leaves the processor to others meanwhile.
+    /// Waits for all queued work of the stream, without occupying the processor.
     pub(super) fn wait(&self) -> Result<(), CudaError> {
-        self.sums.over.record(&self.stream)?;
-        self.sums.over.synchronize()
+        self.sums.done.record(&self.stream)?;
+        self.sums.done.synchronize()
     }
 
-    /// Copies ranges of the pool out, each into the buffer of its number.
+    /// Copies ranges of the pool out, each into the buffer with the same index.
     pub(super) fn read(
         &mut self,
         pool: &DeviceMemory,
-        ranges: &[Range],
+        ranges: &[PoolRange],
         into: &mut [&mut [u8]],
     ) -> Result<(), CudaError> {
         self.stream.bind()?;
-        let halves = halves(ranges, STAGE_BYTES, PIECES_MAX);
+        let halves = split_into_halves(ranges, STAGE_BYTES, PIECES_MAX);
         for (turn, half) in halves.iter().enumerate() {
             self.queue_out(pool, half, turn % 2)?;
-            // The half before is emptied while this one fills.
+            // The host empties the previous half while the device fills this one.
             if turn > 0 {
-                self.empty(&halves[turn - 1], (turn - 1) % 2, into)?;
+                self.drain_half(&halves[turn - 1], (turn - 1) % 2, into)?;
             }
         }
         match halves.len() {
             0 => Ok(()),
-            count => self.empty(&halves[count - 1], (count - 1) % 2, into),
+            count => self.drain_half(&halves[count - 1], (count - 1) % 2, into),
         }
     }
 
-    /// Copies buffers into ranges of the pool, each into that of its number.
+    /// Copies buffers into ranges of the pool, each into the range with the same index.
     pub(super) fn write(
         &mut self,
         pool: &DeviceMemory,
-        ranges: &[Range],
+        ranges: &[PoolRange],
         from: &[&[u8]],
     ) -> Result<(), CudaError> {
         self.stream.bind()?;
-        // A call that failed half-way may have left copies behind it.
+        // A failed call may have left copies in the stream that still use the staging memory.
         self.wait()?;
-        for (turn, half) in halves(ranges, STAGE_BYTES, PIECES_MAX).iter().enumerate() {
-            let stage = &mut self.stages[turn % 2];
-            stage.over.synchronize()?;
+        for (turn, half) in split_into_halves(ranges, STAGE_BYTES, PIECES_MAX)
+            .iter()
+            .enumerate()
+        {
+            let stage = &mut self.halves[turn % 2];
+            // The device may still copy from this half.
+            stage.copies_done.synchronize()?;
             let pinned = stage.pinned.as_mut_slice();
             for slice in &half.slices {
                 let bytes = &from[slice.part][slice.offset..slice.offset + slice.bytes];
@@ -153,18 +161,19 @@ impl Lane {
         self.wait()
     }
 
-    /// Queues the copies of one half, out of the pool.
+    /// Queues the copies of one half out of the pool.
     fn queue_out(
         &mut self,
         pool: &DeviceMemory,
-        half: &Half,
+        half: &StagedHalf,
         which: usize,
     ) -> Result<(), CudaError> {
-        let stage = &mut self.stages[which];
+        let stage = &mut self.halves[which];
         let stream = &self.stream;
         if is_gathered(half) {
-            let args = stage.list.send(stream, half, (pool, &stage.gathered))?;
-            // SAFETY: every piece is within the pool and the staging memory, which outlive the stream's work.
+            let args = stage.list.send(stream, half, pool, &stage.gathered)?;
+            // SAFETY: every piece lies within the pool and the staging memory, which outlive the
+            // stream's work.
             unsafe { self.kernels.gather.launch(stream, grid(half), args) }?;
             let to = (&mut stage.pinned, 0..half.bytes);
             stream.copy_out((&stage.gathered, 0), to)?;
@@ -174,21 +183,21 @@ impl Lane {
                 stream.copy_out((pool, slice.pool), (&mut stage.pinned, to))?;
             }
         }
-        stage.over.record(stream)
+        stage.copies_done.record(stream)
     }
 
-    /// Queues the copies of one half, into the pool.
+    /// Queues the copies of one half into the pool.
     fn queue_in(
         &mut self,
         pool: &DeviceMemory,
-        half: &Half,
+        half: &StagedHalf,
         which: usize,
     ) -> Result<(), CudaError> {
-        let stage = &mut self.stages[which];
+        let stage = &mut self.halves[which];
         let stream = &self.stream;
         if is_gathered(half) {
             stream.copy_in((&stage.pinned, 0..half.bytes), (&stage.gathered, 0))?;
-            let args = stage.list.send(stream, half, (pool, &stage.gathered))?;
+            let args = stage.list.send(stream, half, pool, &stage.gathered)?;
             // SAFETY: as in `queue_out`.
             unsafe { self.kernels.scatter.launch(stream, grid(half), args) }?;
         } else {
@@ -197,13 +206,18 @@ impl Lane {
                 stream.copy_in((&stage.pinned, from), (pool, slice.pool))?;
             }
         }
-        stage.over.record(stream)
+        stage.copies_done.record(stream)
     }
 
-    /// Waits for one half, and hands out what lies there.
-    fn empty(&self, half: &Half, which: usize, into: &mut [&mut [u8]]) -> Result<(), CudaError> {
-        let stage = &self.stages[which];
-        stage.over.synchronize()?;
+    /// Waits for one half, and copies its slices to the caller's buffers.
+    fn drain_half(
+        &self,
+        half: &StagedHalf,
+        which: usize,
+        into: &mut [&mut [u8]],
+    ) -> Result<(), CudaError> {
+        let stage = &self.halves[which];
+        stage.copies_done.synchronize()?;
         let pinned = stage.pinned.as_slice();
         for slice in &half.slices {
             let to = &mut into[slice.part][slice.offset..slice.offset + slice.bytes];
@@ -212,28 +226,29 @@ impl Lane {
         Ok(())
     }
 
-    /// XXH3-64 of ranges of the pool.
+    /// Returns the XXH3-64 checksums of ranges of the pool.
     pub(super) fn checksums(
         &mut self,
         pool: &DeviceMemory,
-        ranges: &[Range],
+        ranges: &[PoolRange],
     ) -> Result<Vec<u64>, CudaError> {
         self.stream.bind()?;
         let mut sums = Vec::with_capacity(ranges.len());
         for chunk in ranges.chunks(PIECES_MAX) {
-            match chunk.iter().all(|range| is_summed(*range)) {
-                true => self.sum(pool, chunk, &mut sums)?,
-                false => self.sum_here(pool, chunk, &mut sums)?,
+            if chunk.iter().all(|range| has_device_checksum(*range)) {
+                self.checksum_on_device(pool, chunk, &mut sums)?
+            } else {
+                self.checksum_on_host(pool, chunk, &mut sums)?
             }
         }
         Ok(sums)
     }
 
-    /// On the device.
-    fn sum(
+    /// Computes checksums on the device.
+    fn checksum_on_device(
         &mut self,
         pool: &DeviceMemory,
-        ranges: &[Range],
+        ranges: &[PoolRange],
         sums: &mut Vec<u64>,
     ) -> Result<(), CudaError> {
         let pieces = ranges.iter().map(|range| DevicePiece {
@@ -250,7 +265,7 @@ impl Lane {
             secret: self.sums.secret.at(0),
         };
         let grid = [ranges.len() as u32, 1, 1];
-        // SAFETY: every range is within the pool, and there is room for so many sums.
+        // SAFETY: every range lies within the pool, and the memory has room for so many sums.
         unsafe { self.kernels.checksum.launch(stream, grid, args) }?;
         let bytes = ranges.len() * size_of::<u64>();
         stream.copy_out((&self.sums.memory, 0), (&mut self.sums.pinned, 0..bytes))?;
@@ -260,11 +275,11 @@ impl Lane {
         Ok(())
     }
 
-    /// On the host: of what no kernel is made for.
-    fn sum_here(
+    /// Computes on the host the checksums of ranges that the kernel does not take.
+    fn checksum_on_host(
         &mut self,
         pool: &DeviceMemory,
-        ranges: &[Range],
+        ranges: &[PoolRange],
         sums: &mut Vec<u64>,
     ) -> Result<(), CudaError> {
         for range in ranges {
@@ -276,19 +291,19 @@ impl Lane {
     }
 }
 
-impl Stage {
-    fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+impl StagingHalf {
+    fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         Ok(Self {
             pinned: PinnedMemory::new(device, STAGE_BYTES)?,
             gathered: DeviceMemory::new(device, STAGE_BYTES, "staging of KV blocks")?,
-            list: List::new(device)?,
-            over: Event::idle(device)?,
+            list: PieceList::new(device)?,
+            copies_done: CudaEvent::blocking(device)?,
         })
     }
 }
 
-impl List {
-    fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+impl PieceList {
+    fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         let bytes = PIECES_MAX * size_of::<DevicePiece>();
         Ok(Self {
             pinned: PinnedMemory::new(device, bytes)?,
@@ -296,10 +311,11 @@ impl List {
         })
     }
 
-    /// Sends pieces; says where they will lie. Whoever sends waits before sending again.
+    /// Queues the copy of pieces to the device, and returns their address there. The caller waits
+    /// for the stream before the next call.
     fn fill(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         pieces: impl ExactSizeIterator<Item = DevicePiece>,
     ) -> Result<u64, CudaError> {
         let bytes = pieces.len() * size_of::<DevicePiece>();
@@ -320,9 +336,10 @@ impl List {
 
     fn send(
         &mut self,
-        stream: &Stream,
-        half: &Half,
-        (pool, staging): (&DeviceMemory, &DeviceMemory),
+        stream: &CudaStream,
+        half: &StagedHalf,
+        pool: &DeviceMemory,
+        staging: &DeviceMemory,
     ) -> Result<BlocksArgs, CudaError> {
         let pieces = half.slices.iter().map(|slice| DevicePiece {
             pool: slice.pool as u64,
@@ -339,8 +356,8 @@ impl List {
     }
 }
 
-impl Sums {
-    fn new(device: &Arc<Device>, stream: &Stream) -> Result<Self, CudaError> {
+impl ChecksumBuffers {
+    fn new(device: &Arc<CudaDevice>, stream: &CudaStream) -> Result<Self, CudaError> {
         let bytes = PIECES_MAX * size_of::<u64>();
         let mut pinned = PinnedMemory::new(device, bytes)?;
         let secret = DeviceMemory::new(device, SECRET.len(), "a checksum's secret")?;
@@ -349,24 +366,24 @@ impl Sums {
         stream.synchronize()?;
         Ok(Self {
             secret,
-            list: List::new(device)?,
+            list: PieceList::new(device)?,
             memory: DeviceMemory::new(device, bytes, "checksums of KV blocks")?,
             pinned,
-            over: Event::idle(device)?,
+            done: CudaEvent::blocking(device)?,
         })
     }
 }
 
-/// Whether the kernel has this range's checksum.
-fn is_summed(range: Range) -> bool {
-    range.bytes >= SUMMED_BYTES_MIN
+/// Returns whether the kernel can compute this range's checksum.
+fn has_device_checksum(range: PoolRange) -> bool {
+    range.bytes >= DEVICE_CHECKSUM_BYTES_MIN
         && range.bytes.is_multiple_of(WORD_BYTES)
         && range.first.is_multiple_of(WORD_BYTES)
 }
 
-/// Whether a kernel brings these slices together.
-fn is_gathered(half: &Half) -> bool {
-    let fits = |slice: &Slice| {
+/// Returns whether a kernel gathers or scatters these slices.
+fn is_gathered(half: &StagedHalf) -> bool {
+    let fits = |slice: &StagedSlice| {
         [slice.pool, slice.staging, slice.bytes]
             .iter()
             .all(|number| number.is_multiple_of(WORD_BYTES))
@@ -375,8 +392,8 @@ fn is_gathered(half: &Half) -> bool {
     count > 1 && half.bytes <= count * GATHER_BYTES_MAX && half.slices.iter().all(fits)
 }
 
-/// Blocks for the longest slice, and slices.
-fn grid(half: &Half) -> [u32; 3] {
+/// Returns the grid for a half: the thread blocks of its longest slice by the number of slices.
+fn grid(half: &StagedHalf) -> [u32; 3] {
     let longest = half.slices.iter().map(|slice| slice.bytes).max();
     let share = longest.unwrap_or(0).div_ceil(BLOCK_BYTES).max(1);
     [share as u32, half.slices.len() as u32, 1]

@@ -1,11 +1,14 @@
-//! A pool apart from the engine that computes in it: copies in streams of their own.
+//! Access to a KV pool beside the engine that computes in it, by copies in streams of their own.
 //!
-//! Owns: the two lanes, one for what leaves and one for what arrives, and the checks of what is asked of them.
-//! Never: waits for the engine's stream, or has it wait: see `cleave_engine::DeviceBlocks` for why that is safe.
-//! Invariant: no span reaches out of the blocks; a lane is used by one caller at a time.
+//! Owns: two lanes, one for blocks that leave and one for blocks that arrive, and the checks of
+//! their arguments.
+//! Never: waits for the engine's stream, or makes it wait; `cleave_engine::DeviceBlocks` says why
+//! that is safe.
+//! Invariant: no span exceeds its block; one caller at a time uses a lane.
 //!
-//! Behind the blocks the pool has some bytes that mean nothing, for measuring how fast another worker writes here;
-//! its size is a multiple of what the driver hands out, so that sharing it shares nothing else.
+//! Behind the blocks the pool has some unused bytes, which another worker overwrites to measure its
+//! speed. The pool's size is a multiple of the driver's unit of allocation, so that sharing the
+//! pool shares nothing else.
 
 mod lane;
 mod peer;
@@ -13,66 +16,66 @@ mod secret;
 mod slices;
 
 use crate::buffers::CudaPool;
-use crate::driver::Device;
+use crate::driver::CudaDevice;
 use crate::error::CudaError;
-use crate::images::Images;
+use crate::images::KernelImages;
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError, PeerBlocks};
-use lane::{Lane, Range};
-use peer::{Handle, Opened};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use lane::{CopyLane, PoolRange};
+use parking_lot::{Mutex, MutexGuard};
+use peer::{CudaPeerPool, PoolHandle};
+use std::sync::Arc;
 
-/// What is copied to see how fast that is.
+/// The size of the copy that measures the speed, in bytes.
 const PROBE_BYTES: usize = 1 << 20;
-/// What the driver hands out: a handle opens whole ones.
+/// The driver's unit of allocation in bytes: a handle opens whole units.
 const GRANULE_BYTES: usize = 2 << 20;
-/// Where the probe's bytes begin.
+/// The alignment of the probe's bytes.
 const PROBE_ALIGNMENT: usize = 256;
 
-/// Where the bytes beside the blocks begin; `None` where no memory is so large.
+/// Returns the offset of the probe's bytes behind the blocks; `None` if the sum overflows.
 fn probe_first(blocks_count: usize, block_bytes: usize) -> Option<usize> {
     let blocks = blocks_count.checked_mul(block_bytes)?;
     let first = blocks.checked_next_multiple_of(PROBE_ALIGNMENT)?;
     (first < usize::MAX / 2).then_some(first)
 }
 
-/// Bytes of a pool whose probe begins there.
+/// Returns the size of a pool whose probe begins at that offset.
 fn pool_bytes(probe_first: usize) -> usize {
     (probe_first + PROBE_BYTES).next_multiple_of(GRANULE_BYTES)
 }
 
-/// Bytes of a pool of this shape, blocks and what is beside them.
-pub(crate) fn bytes_of(blocks_count: usize, block_bytes: usize) -> usize {
-    // What is too large for memory is refused by the driver.
+/// Returns the size in bytes of a pool of this shape, with the probe.
+pub(crate) fn pool_bytes_of(blocks_count: usize, block_bytes: usize) -> usize {
+    // A size beyond all memory stands for an overflow, so that the driver refuses it.
     probe_first(blocks_count, block_bytes).map_or(usize::MAX / 2, pool_bytes)
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct CudaBlocks {
-    shared: Arc<Shared>,
+    shared: Arc<PoolLanes>,
 }
 
-/// What pools that were opened go on using.
+/// The pool and its lanes, which opened pools of other workers keep using.
 #[derive(Debug)]
-struct Shared {
+struct PoolLanes {
     pool: CudaPool,
-    leaving: Mutex<Lane>,
-    arriving: Mutex<Lane>,
+    outbound: Mutex<CopyLane>,
+    inbound: Mutex<CopyLane>,
 }
 
 impl CudaBlocks {
     /// # Errors
     /// If memory of the device or of the host is short.
     pub(crate) fn new(
-        images: &Images,
-        device: &Arc<Device>,
+        images: &KernelImages,
+        device: &Arc<CudaDevice>,
         pool: &CudaPool,
     ) -> Result<Self, CudaError> {
-        let lane = || Ok::<_, CudaError>(Mutex::new(Lane::new(images, device)?));
-        let shared = Shared {
+        let lane = || Ok::<_, CudaError>(Mutex::new(CopyLane::new(images, device)?));
+        let shared = PoolLanes {
             pool: pool.clone(),
-            leaving: lane()?,
-            arriving: lane()?,
+            outbound: lane()?,
+            inbound: lane()?,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -80,16 +83,16 @@ impl CudaBlocks {
     }
 }
 
-impl Shared {
-    fn leaving(&self) -> MutexGuard<'_, Lane> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+impl PoolLanes {
+    fn outbound(&self) -> MutexGuard<'_, CopyLane> {
+        self.outbound.lock()
     }
 
-    fn arriving(&self) -> MutexGuard<'_, Lane> {
-        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inbound(&self) -> MutexGuard<'_, CopyLane> {
+        self.inbound.lock()
     }
 
-    fn ranges(&self, spans: &[BlockSpan]) -> Result<Vec<Range>, EngineError> {
+    fn ranges(&self, spans: &[BlockSpan]) -> Result<Vec<PoolRange>, EngineError> {
         let shape = &self.pool.shape;
         let block_bytes = shape.block_bytes();
         let range = |span: &BlockSpan| {
@@ -103,7 +106,7 @@ impl Shared {
                     shape.blocks_count
                 )));
             }
-            Ok(Range {
+            Ok(PoolRange {
                 first: block.0 as usize * block_bytes + offset,
                 bytes: len,
             })
@@ -121,7 +124,7 @@ impl DeviceBlocks for CudaBlocks {
             check_len(*span, bytes.len());
             into.push(bytes);
         }
-        let mut lane = self.shared.leaving();
+        let mut lane = self.shared.outbound();
         let pool = &self.shared.pool.memory;
         lane.read(pool, &ranges, &mut into)?;
         Ok(lane.checksums(pool, &ranges)?)
@@ -135,26 +138,26 @@ impl DeviceBlocks for CudaBlocks {
         }
         let from: Vec<&[u8]> = parts.iter().map(|(_, bytes)| *bytes).collect();
         let pool = &self.shared.pool.memory;
-        Ok(self.shared.arriving().write(pool, &ranges, &from)?)
+        Ok(self.shared.inbound().write(pool, &ranges, &from)?)
     }
 
     fn checksums(&self, spans: &[BlockSpan]) -> Result<Vec<u64>, EngineError> {
         let ranges = self.shared.ranges(spans)?;
         let pool = &self.shared.pool.memory;
-        Ok(self.shared.arriving().checksums(pool, &ranges)?)
+        Ok(self.shared.inbound().checksums(pool, &ranges)?)
     }
 
     fn handle(&self) -> Result<Vec<u8>, EngineError> {
-        Ok(Handle::of(&self.shared.pool)?.to_bytes())
+        Ok(PoolHandle::of(&self.shared.pool)?.to_bytes())
     }
 
     fn open(&self, handle: &[u8]) -> Result<Arc<dyn PeerBlocks>, EngineError> {
-        Ok(Arc::new(Opened::new(&self.shared, handle)?))
+        Ok(Arc::new(CudaPeerPool::new(&self.shared, handle)?))
     }
 }
 
 /// # Panics
 /// If a buffer is not as long as its span.
 fn check_len(span: BlockSpan, len: usize) {
-    assert_eq!(span.len, len, "a span measures its bytes");
+    assert_eq!(span.len, len, "a buffer is as long as its span");
 }

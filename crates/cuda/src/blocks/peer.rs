@@ -1,43 +1,46 @@
-//! Pools that this one's blocks are copied straight into: another worker's of this process, or of another process.
+//! Pools of other workers, in this process or another one, that this pool's blocks are copied into
+//! directly.
 //!
-//! Owns: what a handle says, which pools of this process can be found by one, and a pool that was opened.
-//! Never: decides whether somebody may write: whoever gives a handle away does.
-//! Invariant: memory of this process is never opened by its handle, which drivers refuse: it is found, and kept alive
-//! for as long as it is open.
+//! Owns: the contents of a handle, the register of this process's shared pools, and a pool that was
+//! opened.
+//! Never: decides who may write into a pool: its owner decides that by giving the handle away.
+//! Invariant: memory of this process is never opened by its handle, which drivers refuse. It is
+//! looked up in the register, and stays alive as long as it is open.
 
-use super::{PROBE_BYTES, Shared, pool_bytes, probe_first};
+use super::{PROBE_BYTES, PoolLanes, pool_bytes, probe_first};
 use crate::buffers::CudaPool;
-use crate::driver::{Device, DeviceMemory, HANDLE_BYTES, ImportedMemory, Stream};
+use crate::driver::{CudaDevice, CudaStream, DeviceMemory, HANDLE_BYTES, ImportedMemory};
 use crate::error::CudaError;
 use cleave_domain::BlockIndex;
 use cleave_engine::{BlockSpan, EngineError, PeerBlocks};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-/// What a handle says.
+/// The contents of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Handle {
-    /// Drawn by each process once: process ids are not unique between containers.
+pub(super) struct PoolHandle {
+    /// A random number of each process, because process ids are not unique across containers.
     process: u64,
-    /// Which of its pools.
+    /// The pool's number in its process.
     pool: u64,
-    /// Of the device, for messages.
+    /// The device's identifier, for messages.
     uuid: [u8; 16],
     blocks_count: u64,
     block_bytes: u64,
     memory: [u8; HANDLE_BYTES],
 }
 
-/// Bytes of a handle as it travels.
+/// The size of an encoded handle in bytes.
 const WIRE_BYTES: usize = 4 * 8 + 16 + HANDLE_BYTES;
 
-/// Pools of this process that were shared and are still there.
+/// The pools of this process that were shared and still exist.
 static SHARED: Mutex<BTreeMap<u64, Weak<DeviceMemory>>> = Mutex::new(BTreeMap::new());
 
 fn shared() -> MutexGuard<'static, BTreeMap<u64, Weak<DeviceMemory>>> {
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+    SHARED.lock()
 }
 
 fn this_process() -> u64 {
@@ -45,8 +48,8 @@ fn this_process() -> u64 {
     *DRAWN.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
-impl Handle {
-    /// Makes a pool one that can be found, here and by other processes.
+impl PoolHandle {
+    /// Registers a pool, so that workers of this and of other processes can open it by the handle.
     pub(super) fn of(pool: &CudaPool) -> Result<Self, CudaError> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let memory = pool.memory.export()?;
@@ -97,85 +100,83 @@ impl Handle {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
-pub(super) struct Opened {
-    near: Arc<Shared>,
-    far: Far,
+pub(super) struct CudaPeerPool {
+    own: Arc<PoolLanes>,
+    peer: PeerMemory,
     blocks_count: usize,
     probe_first: usize,
 }
 
 #[derive(Debug)]
-enum Far {
-    Here(Arc<DeviceMemory>),
-    There(ImportedMemory),
+enum PeerMemory {
+    SameProcess(Arc<DeviceMemory>),
+    OtherProcess(ImportedMemory),
 }
 
-impl Opened {
-    pub(super) fn new(near: &Arc<Shared>, handle: &[u8]) -> Result<Self, EngineError> {
-        let no_handle = || EngineError::Plan("this is no handle of a pool".to_owned());
-        let handle = Handle::parse(handle).ok_or_else(no_handle)?;
+impl CudaPeerPool {
+    pub(super) fn new(near: &Arc<PoolLanes>, handle: &[u8]) -> Result<Self, EngineError> {
+        let no_handle = || EngineError::Plan("these bytes are no handle of a KV pool".to_owned());
+        let handle = PoolHandle::parse(handle).ok_or_else(no_handle)?;
         let block_bytes = near.pool.shape.block_bytes();
         if handle.block_bytes != block_bytes as u64 {
             return Err(EngineError::Plan(format!(
-                "blocks of the other pool have {} bytes, these {block_bytes}",
+                "the other worker's KV blocks have {} bytes, this worker's have {block_bytes}",
                 handle.block_bytes
             )));
         }
         let blocks_count = usize::try_from(handle.blocks_count).map_err(|_| no_handle())?;
         let beside = probe_first(blocks_count, block_bytes).ok_or_else(no_handle)?;
         let device = near.pool.memory.device();
-        let far = match handle.process == this_process() {
-            true => {
-                let found = shared().get(&handle.pool).and_then(Weak::upgrade);
-                let gone = || EngineError::Device("that pool is gone".to_owned());
-                let far = found.ok_or_else(gone)?;
-                reach_both_ways(device, far.device())?;
-                Far::Here(far)
-            }
-            false => {
-                let bytes = pool_bytes(beside);
-                let opened = ImportedMemory::open(device, handle.memory, bytes);
-                Far::There(opened.map_err(|error| unreachable_from(&handle, &error))?)
-            }
+        let far = if handle.process == this_process() {
+            let found = shared().get(&handle.pool).and_then(Weak::upgrade);
+            let gone = || EngineError::Device("that KV pool no longer exists".to_owned());
+            let far = found.ok_or_else(gone)?;
+            enable_peer_access(device, far.device())?;
+            PeerMemory::SameProcess(far)
+        } else {
+            let bytes = pool_bytes(beside);
+            let opened = ImportedMemory::open(device, handle.memory, bytes);
+            PeerMemory::OtherProcess(opened.map_err(|error| unreachable_from(&handle, &error))?)
         };
         Ok(Self {
-            near: Arc::clone(near),
-            far,
+            own: Arc::clone(near),
+            peer: far,
             blocks_count,
             probe_first: beside,
         })
     }
 
-    /// Queues one copy, from a byte of this pool on to a byte of the other.
+    /// Queues one copy, from an offset in this pool to an offset in the other one.
     fn queue(
         &self,
-        stream: &Stream,
-        (from, to): (usize, usize),
+        stream: &CudaStream,
+        from: usize,
+        to: usize,
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let near = (&*self.near.pool.memory, from);
-        match &self.far {
-            Far::Here(memory) => stream.copy_within(near, (memory, to), bytes),
-            Far::There(memory) => stream.copy_abroad(near, (memory, to), bytes),
+        let near = (&*self.own.pool.memory, from);
+        match &self.peer {
+            PeerMemory::SameProcess(memory) => stream.copy_within(near, (memory, to), bytes),
+            PeerMemory::OtherProcess(memory) => stream.copy_to_process(near, (memory, to), bytes),
         }
     }
 }
 
-/// Two GPUs of this process copy to each other directly where they can; else by way of the host, which is told.
-fn reach_both_ways(near: &Device, far: &Device) -> Result<(), CudaError> {
-    let can = near.reach(far)? && far.reach(near)?;
+/// Enables direct copies between two GPUs of this process. Where the hardware has none, copies go
+/// through the host and a log line says so.
+fn enable_peer_access(near: &CudaDevice, far: &CudaDevice) -> Result<(), CudaError> {
+    let can = near.enable_peer_access(far)? && far.enable_peer_access(near)?;
     if !can {
         let (near, far) = (near.ordinal(), far.ordinal());
         tracing::info!(
-            "GPUs {near} and {far} cannot reach each other's memory: blocks go by way of the host"
+            "GPUs {near} and {far} cannot reach each other's memory: KV blocks are copied through host memory"
         );
     }
     Ok(())
 }
 
-fn unreachable_from(handle: &Handle, error: &CudaError) -> EngineError {
+fn unreachable_from(handle: &PoolHandle, error: &CudaError) -> EngineError {
     let uuid: String = handle.uuid.iter().map(|b| format!("{b:02x}")).collect();
     EngineError::Device(format!(
         "cannot reach memory of GPU {uuid} in the other process ({error}); CUDA_VISIBLE_DEVICES must let both \
@@ -183,40 +184,43 @@ fn unreachable_from(handle: &Handle, error: &CudaError) -> EngineError {
     ))
 }
 
-impl PeerBlocks for Opened {
+impl PeerBlocks for CudaPeerPool {
     fn write(&self, parts: &[(BlockSpan, BlockIndex)]) -> Result<Vec<u64>, EngineError> {
         let spans: Vec<BlockSpan> = parts.iter().map(|(span, _)| *span).collect();
-        let ranges = self.near.ranges(&spans)?;
-        let block_bytes = self.near.pool.shape.block_bytes();
+        let ranges = self.own.ranges(&spans)?;
+        let block_bytes = self.own.pool.shape.block_bytes();
         let outside = parts
             .iter()
             .find(|(_, to)| to.0 as usize >= self.blocks_count);
         if let Some((_, to)) = outside {
             let count = self.blocks_count;
-            return Err(EngineError::Plan(format!("{to} of a pool of {count}")));
+            return Err(EngineError::Plan(format!(
+                "{to} lies outside the other pool's {count} blocks"
+            )));
         }
-        let mut lane = self.near.leaving();
+        let mut lane = self.own.outbound();
         lane.stream().bind()?;
         let queued = parts
             .iter()
             .zip(&ranges)
             .try_for_each(|((span, to), range)| {
                 let to = to.0 as usize * block_bytes + span.offset;
-                self.queue(lane.stream(), (range.first, to), range.bytes)
+                self.queue(lane.stream(), range.first, to, range.bytes)
             });
-        let sums = queued.and_then(|()| lane.checksums(&self.near.pool.memory, &ranges));
-        // Whatever failed: nothing is written there any more when this returns.
+        let sums = queued.and_then(|()| lane.checksums(&self.own.pool.memory, &ranges));
+        // The wait comes before any error returns: afterwards nothing writes into the other pool
+        // any more.
         lane.wait()?;
         Ok(sums?)
     }
 
     fn probe(&self) -> Result<usize, EngineError> {
-        let shape = &self.near.pool.shape;
+        let shape = &self.own.pool.shape;
         let from = probe_first(shape.blocks_count, shape.block_bytes());
         let from = from.expect("this pool was allocated");
-        let lane = self.near.leaving();
+        let lane = self.own.outbound();
         lane.stream().bind()?;
-        let queued = self.queue(lane.stream(), (from, self.probe_first), PROBE_BYTES);
+        let queued = self.queue(lane.stream(), from, self.probe_first, PROBE_BYTES);
         lane.wait()?;
         queued?;
         Ok(PROBE_BYTES)

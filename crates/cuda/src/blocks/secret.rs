@@ -1,8 +1,9 @@
-//! The default secret of XXH3, as its specification has it (github.com/Cyan4973/xxHash, doc/xxhash_spec.md).
+//! The default secret of XXH3, as its specification has it (github.com/Cyan4973/xxHash,
+//! doc/xxhash_spec.md).
 //!
-//! Owns: these bytes. Never: a secret in any other sense.
+//! Owns: these bytes, which the specification calls a secret and which are public.
 
-/// What kernels mix the input with.
+/// The bytes that the checksum kernel mixes into its input.
 #[rustfmt::skip]
 pub(super) const SECRET: [u8; 192] = [
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,

@@ -1,17 +1,18 @@
-//! How parts of blocks are laid into staging memory.
+//! The layout of parts of blocks in staging memory.
 //!
 //! Owns: that layout. Never: copies.
-//! Invariant: every byte of every part is in exactly one slice; no half is longer, or has more slices, than allowed.
+//! Invariant: every byte of every part is in exactly one slice; no half exceeds the allowed size or
+//! number of slices.
 
-use super::lane::Range;
+use super::lane::PoolRange;
 
-/// A slice begins where kernels can.
+/// The alignment of slices in bytes, as the kernels need it.
 const ALIGNMENT: usize = 16;
 
-/// A run of bytes in the pool, in staging memory and in a part.
+/// A run of bytes with its places in a part, in the pool and in staging memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slice {
-    /// Which part.
+pub(super) struct StagedSlice {
+    /// Index of the part.
     pub(super) part: usize,
     /// First byte in the part.
     pub(super) offset: usize,
@@ -22,17 +23,21 @@ pub(super) struct Slice {
     pub(super) bytes: usize,
 }
 
-/// What goes through staging memory at once.
+/// The slices that pass through staging memory at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Half {
-    pub(super) slices: Vec<Slice>,
-    /// Of staging memory, from its beginning.
+pub(super) struct StagedHalf {
+    pub(super) slices: Vec<StagedSlice>,
+    /// Used bytes of staging memory, from its beginning.
     pub(super) bytes: usize,
 }
 
-/// Lays ranges of the pool into as many halves as they take, in order.
-pub(super) fn halves(ranges: &[Range], bytes_max: usize, slices_max: usize) -> Vec<Half> {
-    let mut halves: Vec<Half> = Vec::new();
+/// Distributes ranges of the pool over as many halves as they need, in order.
+pub(super) fn split_into_halves(
+    ranges: &[PoolRange],
+    bytes_max: usize,
+    slices_max: usize,
+) -> Vec<StagedHalf> {
+    let mut halves: Vec<StagedHalf> = Vec::new();
     for (part, range) in ranges.iter().enumerate() {
         let mut offset = 0;
         while offset < range.bytes {
@@ -40,15 +45,16 @@ pub(super) fn halves(ranges: &[Range], bytes_max: usize, slices_max: usize) -> V
                 let free = bytes_max - half.bytes.next_multiple_of(ALIGNMENT).min(bytes_max);
                 (free, half.slices.len())
             });
-            // Crumbs at the end of a half would be copies of their own.
+            // A slice is not split for the sake of a few free bytes at a half's end: each piece
+            // would be a copy of its own.
             let least = (range.bytes - offset).min(bytes_max / 4);
             if open.is_none_or(|(free, count)| free < least || count >= slices_max) {
-                halves.push(Half::default());
+                halves.push(StagedHalf::default());
             }
             let half = halves.last_mut().expect("one was just pushed");
             let staging = half.bytes.next_multiple_of(ALIGNMENT);
             let bytes = (range.bytes - offset).min(bytes_max - staging);
-            half.slices.push(Slice {
+            half.slices.push(StagedSlice {
                 part,
                 offset,
                 pool: range.first + offset,
@@ -64,23 +70,23 @@ pub(super) fn halves(ranges: &[Range], bytes_max: usize, slices_max: usize) -> V
 
 #[cfg(test)]
 mod tests {
-    use super::{Range, halves};
+    use super::{PoolRange, split_into_halves};
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn every_byte_goes_through_staging_memory_once(
+        fn every_byte_is_staged_exactly_once(
             lens in prop::collection::vec(0usize..300, 0..40),
             slices_max in 1usize..6,
         ) {
             let mut first = 0;
-            let ranges: Vec<Range> = lens.iter().map(|bytes| {
-                let range = Range { first, bytes: *bytes };
+            let ranges: Vec<PoolRange> = lens.iter().map(|bytes| {
+                let range = PoolRange { first, bytes: *bytes };
                 first += bytes + 7;
                 range
             }).collect();
             let mut seen: Vec<Vec<u32>> = lens.iter().map(|len| vec![0; *len]).collect();
-            for half in halves(&ranges, 128, slices_max) {
+            for half in split_into_halves(&ranges, 128, slices_max) {
                 prop_assert!(half.bytes <= 128 && half.slices.len() <= slices_max);
                 let mut end = 0;
                 for slice in &half.slices {

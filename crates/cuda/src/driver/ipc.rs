@@ -1,28 +1,29 @@
-//! Memory of another process of this machine.
+//! Memory of other processes on this machine.
 //!
-//! Owns: the handles by which processes name their memory to each other, and what was opened by one.
-//! Never: sends a handle: it is bytes, and whoever has a way to the other process carries them.
-//! Invariant: what was opened stays mapped until it is dropped, also when the process that made it has ended; what
-//! lies there means nothing any more then.
+//! Owns: the handles by which processes name their memory to each other, and the memory that was
+//! opened by one.
+//! Never: sends a handle: callers transmit its bytes to the other process.
+//! Invariant: opened memory stays mapped until it is dropped, even after its process has ended; its
+//! contents are undefined then.
 
-use super::{Device, DeviceMemory, call};
+use super::{CudaDevice, DeviceMemory, call};
 use crate::error::CudaError;
 use cudarc::driver::sys;
 use std::sync::Arc;
 
-/// Bytes of a handle.
+/// The size of a handle in bytes.
 pub(crate) const HANDLE_BYTES: usize = 64;
 
-/// Memory that another process allocated, `[bytes]`.
+/// Memory that another process allocated.
 #[derive(Debug)]
 pub(crate) struct ImportedMemory {
-    device: Arc<Device>,
+    device: Arc<CudaDevice>,
     address: u64,
     bytes: usize,
 }
 
 impl DeviceMemory {
-    /// By what another process opens it.
+    /// Returns the handle by which another process opens this memory.
     ///
     /// # Errors
     /// If the driver cannot share memory here.
@@ -37,12 +38,13 @@ impl DeviceMemory {
 }
 
 impl ImportedMemory {
-    /// Opens `bytes` bytes of another process. They may lie on another device than this one.
+    /// Opens `bytes` bytes of another process's memory, which may lie on another device than this
+    /// one.
     ///
     /// # Errors
     /// If the process has ended, or this one cannot reach the memory.
     pub(crate) fn open(
-        device: &Arc<Device>,
+        device: &Arc<CudaDevice>,
         handle: [u8; HANDLE_BYTES],
         bytes: usize,
     ) -> Result<Self, CudaError> {
@@ -60,10 +62,10 @@ impl ImportedMemory {
         })
     }
 
-    /// Address of `bytes` bytes from an offset on.
+    /// Returns the address of `bytes` bytes from an offset on.
     ///
     /// # Panics
-    /// If they are not all in it.
+    /// If they are not all within the memory.
     pub(crate) fn span(&self, offset: usize, bytes: usize) -> u64 {
         let end = offset
             .checked_add(bytes)

@@ -1,34 +1,34 @@
 //! Memory of the device, and memory of the host that the device can reach.
 //!
 //! Owns: allocations. Never: copies.
-//! Invariant: an address handed out lies within an allocation that is alive.
+//! Invariant: a returned address lies within a live allocation.
 
-use super::{Device, call};
+use super::{CudaDevice, call};
 use crate::error::CudaError;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A piece of the device's memory, `[bytes]`, aligned to 256 bytes at least.
+/// An allocation of the device's memory, aligned to at least 256 bytes.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
-    pub(super) device: Arc<Device>,
+    pub(super) device: Arc<CudaDevice>,
     pub(super) address: u64,
     bytes: usize,
 }
 
 impl DeviceMemory {
-    /// Allocates; what is in it is unknown.
+    /// Allocates memory with undefined contents.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub(crate) fn new(
-        device: &Arc<Device>,
+        device: &Arc<CudaDevice>,
         bytes: usize,
         what: &'static str,
     ) -> Result<Self, CudaError> {
         device.bind()?;
         let mut address = 0;
-        // The driver refuses nothing at all, which callers need not care about.
+        // The driver refuses an allocation of zero bytes, which callers need not special-case.
         match call!(cuMemAlloc_v2(&raw mut address, bytes.max(1))) {
             Ok(()) => Ok(Self {
                 device: Arc::clone(device),
@@ -48,20 +48,18 @@ impl DeviceMemory {
         }
     }
 
-    /// Where it is.
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// Size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Address of the byte at `offset`, which is within the allocation or its end.
+    /// Returns the address of the byte at `offset`, which is within the allocation or its end.
     ///
     /// # Panics
-    /// If it is not.
+    /// If the offset is beyond the end.
     pub(crate) fn at(&self, offset: usize) -> u64 {
         assert!(
             offset <= self.bytes,
@@ -74,34 +72,35 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // A context that failed gives its memory back when the process ends.
+        // A failed context frees its memory when the process ends, so errors are ignored.
         let _ = self.device.bind();
         let _ = call!(cuMemFree_v2(self.address));
     }
 }
 
-/// Host memory that does not move, so that the device copies from and to it by itself, `[bytes]`.
+/// Page-locked host memory, which the device copies from and to without the processor's help.
 #[derive(Debug)]
 pub(crate) struct PinnedMemory {
-    device: Arc<Device>,
+    device: Arc<CudaDevice>,
     pointer: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: plain memory with one owner.
+// SAFETY: the pointer owns plain memory, which no other object refers to.
 unsafe impl Send for PinnedMemory {}
-// SAFETY: read through `&self` only as bytes.
+// SAFETY: shared references only read bytes.
 unsafe impl Sync for PinnedMemory {}
 
-/// Any context may copy with it, and the host may read it at full speed.
+/// The flag for memory that every context may copy with; host reads are cached, unlike
+/// write-combined memory's.
 const PORTABLE: u32 = 1;
 
 impl PinnedMemory {
-    /// Allocates, zeroed.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// If the system does not lend so much.
-    pub(crate) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, CudaError> {
+    /// If the system cannot lock that much memory.
+    pub(crate) fn new(device: &Arc<CudaDevice>, bytes: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let mut pointer: *mut c_void = std::ptr::null_mut();
         match call!(cuMemHostAlloc(&raw mut pointer, bytes.max(1), PORTABLE)) {
@@ -110,7 +109,7 @@ impl PinnedMemory {
             }
             allocated => allocated?,
         }
-        // SAFETY: so many bytes were just given.
+        // SAFETY: the driver has just allocated so many bytes.
         unsafe { pointer.cast::<u8>().write_bytes(0, bytes.max(1)) };
         Ok(Self {
             device: Arc::clone(device),
@@ -119,20 +118,20 @@ impl PinnedMemory {
         })
     }
 
-    /// Size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What is in it. Whoever lets the device write here waits before looking.
+    /// Returns the contents. A caller that lets the device write here waits before it reads.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: alive, initialised, `bytes` long.
+        // SAFETY: the memory is alive, initialised and `bytes` long.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
-    /// To write into. Whoever lets the device read here waits before writing again.
+    /// Returns the contents for writing. A caller that lets the device read here waits before it
+    /// writes again.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed alone.
+        // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 }

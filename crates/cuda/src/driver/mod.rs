@@ -1,10 +1,11 @@
-//! The CUDA driver, as much of it as Cleave uses.
+//! The part of the CUDA driver that Cleave uses.
 //!
-//! Owns: every call into libcuda, and what the driver hands out: a device's context, memory, streams,
-//! events, modules. Each is given back when dropped.
-//! Never: panics because a library or a symbol is missing (the binding below would), takes a result for one of the
-//! binding's enum (see `dynamic`), allocates or waits on its own, or knows what a kernel computes.
-//! Invariant: whatever is alive keeps its [`Device`] alive; a call binds the device's context to the
+//! Owns: every call into libcuda, and the driver's objects: a device's context, memory, streams,
+//! events, modules. Dropping one releases it.
+//! Never: panics because a library or a symbol is missing (as the binding would); converts a result
+//! into the binding's enum (see `dynamic`); allocates or waits on its own; knows the purpose of a
+//! kernel.
+//! Invariant: every object keeps its [`CudaDevice`] alive; a call binds the device's context to the
 //! calling thread first where the driver needs that.
 
 mod ipc;
@@ -15,24 +16,24 @@ mod stream;
 
 pub(crate) use ipc::{HANDLE_BYTES, ImportedMemory};
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
-pub(crate) use module::{Kernel, KernelArgs, Module, Shape};
-pub(crate) use stream::{Event, Graph, Stream};
+pub(crate) use module::{CudaKernel, CudaModule, KernelArgs, LaunchShape};
+pub(crate) use stream::{CudaEvent, CudaGraph, CudaStream};
 
-pub(crate) use partition::Partition;
+pub(crate) use partition::GreenPartition;
 
 use crate::error::CudaError;
-use crate::options::{Part, Share};
+use crate::options::{MultiprocessorShare, SharePart};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::{Arc, OnceLock};
 
-/// The oldest driver whose interface is used: CUDA 13.0 (driver 580).
+/// The oldest interface version that Cleave works with: CUDA 13.0 (driver 580).
 const DRIVER_MIN: c_int = 13_000;
 
-/// Computes on every GPU since Ampere.
+/// The oldest compute capability that the kernels run on: Ampere's.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
-/// Turns a driver's answer into a result; `None` if it lacks the function.
+/// Converts a driver's result; `None` stands for a function that the driver lacks.
 pub(crate) fn check(result: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
     match result {
         Some(SUCCESS) => Ok(()),
@@ -41,37 +42,39 @@ pub(crate) fn check(result: Option<c_int>, call: &'static str) -> Result<(), Cud
             call,
             name: "no such function".to_owned(),
             text: "this driver is older than Cleave: update it".to_owned(),
-            is_for_good: false,
+            is_device_lost: false,
         }),
     }
 }
 
-/// The driver's name and description of a result; `None` of a number that it does not know.
+/// Returns the driver's name and description of a result; `None` for a number that it does not
+/// know.
 fn describe(code: c_int) -> Option<(String, String)> {
     let mut words = [std::ptr::null::<c_char>(); 2];
-    // The binding's own declarations take the result as its enum.
-    type Describe = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+    // The binding's own declarations pass the result as its enum, which may not list this number.
+    type DescribeResultFn = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
     for (name, word) in ["cuGetErrorName", "cuGetErrorString"]
         .iter()
         .zip(&mut words)
     {
-        // SAFETY: the driver is there; the function is of that type, and writes a pointer to a static string, or null.
+        // SAFETY: the driver is loaded; the function has that type, and writes a pointer to a
+        // static string, or null.
         unsafe {
-            let found = sys::culib().get::<Describe>(name.as_bytes()).ok()?;
+            let found = sys::culib().get::<DescribeResultFn>(name.as_bytes()).ok()?;
             found(code, word);
         }
         if word.is_null() {
             return None;
         }
     }
-    // SAFETY: static strings that end with a zero.
+    // SAFETY: both are static strings that end with a zero.
     let [name, text] = words.map(|word| unsafe { CStr::from_ptr(word) });
     let owned = |text: &CStr| text.to_string_lossy().into_owned();
     Some((owned(name), owned(text)))
 }
 
-/// Calls the driver: `call!(cuInit(0))`. It is there, since a `Device` is made by `Device::open` alone; callers say
-/// what arguments promise.
+/// Calls the driver: `call!(cuInit(0))`. The driver is loaded, because only `CudaDevice::open`
+/// makes a `CudaDevice`; each caller states why its arguments are valid.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         use cudarc::driver::sys as declared;
@@ -81,53 +84,54 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// `CUDA_SUCCESS`.
 const SUCCESS: c_int = 0;
 
 /// A GPU, with the context that all users of it in this process share.
 #[derive(Debug)]
-pub struct Device {
+pub struct CudaDevice {
     ordinal: u32,
     handle: sys::CUdevice,
     context: sys::CUcontext,
     facts: DeviceFacts,
 }
 
-/// What a GPU is.
+/// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// As NVIDIA sells it.
+    /// The product's name, as the driver reports it.
     pub name: String,
-    /// Major and minor.
+    /// The compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub processors_count: u32,
-    /// Bytes of memory.
+    /// The size of its memory in bytes.
     pub memory_bytes: usize,
-    /// Bytes of shared memory that one block may ask for.
+    /// The most shared memory of one thread block, in bytes.
     pub shared_bytes_max: u32,
-    /// Whether processes share it by NVIDIA's Multi-Process Service; else they take turns on all of it.
+    /// Whether processes share the GPU through NVIDIA's Multi-Process Service; without it they take
+    /// turns on the whole GPU.
     pub is_mps: bool,
-    /// Names the hardware, in this machine and any other.
+    /// Identifies the hardware across all machines.
     pub uuid: [u8; 16],
 }
 
 // SAFETY: a context may be current in any number of threads, and the driver locks for itself.
-unsafe impl Send for Device {}
+unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Device {}
+unsafe impl Sync for CudaDevice {}
 
 /// Loads the driver once for the process.
 fn driver() -> Result<(), CudaError> {
     static LOADED: OnceLock<Result<(), CudaError>> = OnceLock::new();
     LOADED
         .get_or_init(|| {
-            // SAFETY: opens the library, and calls nothing of it.
+            // SAFETY: this opens the library, and calls none of its functions.
             if !unsafe { sys::is_culib_present() } {
                 return Err(CudaError::NoDriver);
             }
             let mut found = 0;
-            // The one call that needs no initialisation, in every driver there is.
+            // This is the only call that works without initialisation, in every version of the
+            // driver.
             call!(cuDriverGetVersion(&raw mut found))?;
             if found < DRIVER_MIN {
                 let needed = DRIVER_MIN;
@@ -138,8 +142,8 @@ fn driver() -> Result<(), CudaError> {
         .clone()
 }
 
-impl Device {
-    /// Takes a GPU by its number among those that the process may see.
+impl CudaDevice {
+    /// Opens a GPU by its number among those that the process may see.
     ///
     /// # Errors
     /// If there is no driver, no such GPU, or it is too old.
@@ -180,27 +184,26 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// Its number among those that the process may see.
+    /// Returns the GPU's number among those that the process may see.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// What it is.
     pub fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
 
-    /// Makes this GPU the one that the calling thread's calls are about.
+    /// Makes this GPU's context current on the calling thread.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         call!(cuCtxSetCurrent(self.context))
     }
 
-    /// Lets this GPU reach the other one's memory by itself, where hardware allows it: copies then do not go by way of
-    /// the host. Whether it can.
+    /// Enables direct access to the other GPU's memory, so that copies do not go through the host.
+    /// Returns whether the hardware allows it.
     ///
     /// # Errors
-    /// If the driver fails at it.
-    pub(crate) fn reach(&self, other: &Self) -> Result<bool, CudaError> {
+    /// If the driver fails.
+    pub(crate) fn enable_peer_access(&self, other: &Self) -> Result<bool, CudaError> {
         if self.handle == other.handle {
             return Ok(true);
         }
@@ -224,10 +227,10 @@ impl Device {
         }
     }
 
-    /// Bytes free and bytes in all.
+    /// Returns the free and the total memory in bytes.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver fails.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -235,30 +238,30 @@ impl Device {
         Ok((free, total))
     }
 
-    /// Whether its multiprocessors can be divided, so many percent for one part.
+    /// Checks that the multiprocessors can be divided, with `percent` of them in one part.
     ///
     /// # Errors
     /// If the driver cannot divide this device, or nothing would be left for the other part.
-    pub fn can_divide(self: &Arc<Self>, percent: u32) -> Result<(), CudaError> {
-        for part in [Part::First, Part::Rest] {
-            Partition::new(self, Share { percent, part })?;
+    pub fn check_divisible(self: &Arc<Self>, percent: u32) -> Result<(), CudaError> {
+        for part in [SharePart::First, SharePart::Rest] {
+            GreenPartition::new(self, MultiprocessorShare { percent, part })?;
         }
         Ok(())
     }
 
-    /// Waits until the GPU has done everything that was asked of it.
+    /// Waits until the GPU has finished all queued work.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// If any of that work failed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         call!(cuCtxSynchronize())
     }
 }
 
-impl Drop for Device {
+impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Nothing can be done about a context that does not close.
+        // A drop cannot return the error of a context that does not close.
         let _ = call!(cuDevicePrimaryCtxRelease_v2(self.handle));
     }
 }
@@ -282,7 +285,7 @@ impl DeviceFacts {
         let mut memory_bytes = 0;
         call!(cuDeviceTotalMem_v2(&raw mut memory_bytes, handle))?;
         Ok(Self {
-            // SAFETY: the driver ends the name with a zero within the array.
+            // SAFETY: the driver terminates the name with a zero within the array.
             name: unsafe { CStr::from_ptr(name.as_ptr()) }
                 .to_string_lossy()
                 .into_owned(),
@@ -295,12 +298,12 @@ impl DeviceFacts {
             shared_bytes_max: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
-            // A driver that does not know the question has no such service running for us to see.
+            // A driver that does not know this attribute cannot run the service for this process.
             is_mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED).is_ok_and(|is| is != 0),
             uuid: uuid.bytes.map(|byte| byte as u8),
         })
     }
 }
 
-/// No waiting for the default stream, and no timing, which would make events slower.
+/// The flag for streams that do not wait for the default stream.
 const STREAM_NON_BLOCKING: c_uint = 1;

@@ -1,68 +1,71 @@
-//! Kernels as the driver knows them.
+//! Modules of machine code and their kernels.
 //!
-//! Owns: loaded code, and the check that a kernel takes what it is given.
-//! Never: knows what one computes.
-//! Invariant: a [`Kernel`] is launched with the one struct it takes, whose size the driver confirmed.
+//! Owns: loaded code, and the check that a kernel takes the arguments of its type.
+//! Never: knows the purpose of a kernel.
+//! Invariant: a [`CudaKernel`] is launched with the one struct that it takes, whose size the driver
+//! confirmed.
 
-use super::{Device, Stream, call};
+use super::{CudaDevice, CudaStream, call};
 use crate::error::CudaError;
 use cudarc::driver::sys;
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Code on the device.
+/// A module of code that is loaded on the device.
 #[derive(Debug)]
-pub(crate) struct Module {
-    device: Arc<Device>,
+pub(crate) struct CudaModule {
+    device: Arc<CudaDevice>,
     handle: sys::CUmodule,
 }
 
-// SAFETY: the driver locks for itself.
-unsafe impl Send for Module {}
+// SAFETY: the driver synchronises its own calls.
+unsafe impl Send for CudaModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for CudaModule {}
 
-/// The one argument of a kernel, as its C++ declares it.
+/// The one argument of a kernel, laid out as its C++ struct.
 ///
 /// # Safety
-/// `#[repr(C)]`, plain numbers and device addresses only, the same fields in the same order.
+/// The type must be `#[repr(C)]`, contain only plain numbers and device addresses, and have the
+/// fields of the C++ struct in the same order.
 pub(crate) unsafe trait KernelArgs: Copy {}
 
-/// How a kernel is launched, always the same.
+/// The fixed launch parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Threads of a block.
+pub(crate) struct LaunchShape {
+    /// Threads of a thread block.
     pub(crate) threads: u32,
-    /// Bytes of dynamic shared memory of a block.
+    /// Dynamic shared memory of a thread block in bytes.
     pub(crate) shared_bytes: u32,
 }
 
-/// A kernel and how it is launched.
+/// A kernel with its launch parameters.
 #[derive(Debug)]
-pub(crate) struct Kernel<A> {
-    module: Arc<Module>,
+pub(crate) struct CudaKernel<A> {
+    module: Arc<CudaModule>,
     handle: sys::CUfunction,
-    shape: Shape,
-    /// Blocks that a multiprocessor holds at once.
-    blocks_each: u32,
+    shape: LaunchShape,
+    /// Thread blocks that a multiprocessor holds at once.
+    blocks_per_multiprocessor: u32,
     args: PhantomData<fn(A)>,
 }
 
-// SAFETY: the driver locks for itself.
-unsafe impl<A> Send for Kernel<A> {}
+// SAFETY: the driver synchronises its own calls.
+unsafe impl<A> Send for CudaKernel<A> {}
 // SAFETY: as above.
-unsafe impl<A> Sync for Kernel<A> {}
+unsafe impl<A> Sync for CudaKernel<A> {}
 
-impl Module {
-    /// Loads a cubin or fatbin, or PTX that ends with a zero.
+impl CudaModule {
+    /// Loads a cubin, a fatbin, or PTX that ends with a zero.
     ///
     /// # Errors
-    /// If the driver cannot take it, as when nothing in it is for this device.
-    pub(crate) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
+    /// If the driver refuses the code, for example because it has none for this device.
+    pub(crate) fn load(device: &Arc<CudaDevice>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
         device.bind()?;
         let mut handle = std::ptr::null_mut();
-        // The driver reads headers in whole words. Code that was built in begins on 16 bytes; any other is copied there.
+        // The driver reads headers in whole words. Built-in code is aligned to 16 bytes; all other
+        // code is copied to aligned memory.
         let copy: Vec<u128>;
         let image = match image.as_ptr().addr() % align_of::<u128>() {
             0 => image.as_ptr(),
@@ -81,12 +84,12 @@ impl Module {
     /// Finds a kernel by name.
     ///
     /// # Errors
-    /// If there is none, if it takes another argument, or if the device has not the shared memory.
+    /// If there is none, if it takes another argument, or if the device lacks the shared memory.
     pub(crate) fn kernel<A: KernelArgs>(
         self: &Arc<Self>,
         name: &'static str,
-        shape: Shape,
-    ) -> Result<Kernel<A>, CudaError> {
+        shape: LaunchShape,
+    ) -> Result<CudaKernel<A>, CudaError> {
         self.device.bind()?;
         let text = CString::new(name).expect("a kernel's name has no zero in it");
         let mut handle = std::ptr::null_mut();
@@ -133,24 +136,24 @@ impl Module {
                 self.device.facts().name
             )));
         }
-        Ok(Kernel {
+        Ok(CudaKernel {
             module: Arc::clone(self),
             handle,
             shape,
-            blocks_each: blocks_each.unsigned_abs(),
+            blocks_per_multiprocessor: blocks_each.unsigned_abs(),
             args: PhantomData,
         })
     }
 }
 
-impl Drop for Module {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = call!(cuModuleUnload(self.handle));
     }
 }
 
-/// The bytes as words, zeros after the last.
+/// Returns the bytes as aligned words, padded with zeros.
 fn words_of(bytes: &[u8]) -> Vec<u128> {
     let words = bytes.chunks(size_of::<u128>()).map(|chunk| {
         let mut word = [0; size_of::<u128>()];
@@ -160,23 +163,24 @@ fn words_of(bytes: &[u8]) -> Vec<u128> {
     words.collect()
 }
 
-impl<A: KernelArgs> Kernel<A> {
-    /// Blocks of it that a multiprocessor holds at once, by their registers, threads and shared memory.
-    pub(crate) fn blocks_each(&self) -> usize {
-        self.blocks_each as usize
+impl<A: KernelArgs> CudaKernel<A> {
+    /// Returns the number of thread blocks that a multiprocessor holds at once, by their registers,
+    /// threads and shared memory.
+    pub(crate) fn blocks_per_multiprocessor(&self) -> usize {
+        self.blocks_per_multiprocessor as usize
     }
 
-    /// Queues the kernel over a grid of blocks; nothing happens if a side is 0.
+    /// Queues the kernel over a grid of thread blocks; does nothing if a side is 0.
     ///
     /// # Safety
-    /// Every address in `args` lies in memory that stays alive until the work is done, and as many
-    /// bytes from it on as the kernel touches.
+    /// Every address in `args` must lie in memory that stays alive until the work is done, and so
+    /// must all bytes from it on that the kernel touches.
     ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) unsafe fn launch(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         grid: [u32; 3],
         mut args: A,
     ) -> Result<(), CudaError> {
@@ -205,11 +209,11 @@ impl<A: KernelArgs> Kernel<A> {
 mod tests {
     use super::*;
     use crate::args::{AttendArgs, MatmulArgs};
-    use crate::images::Images;
-    use cleave_emulator::Variant;
+    use crate::images::KernelImages;
+    use cleave_emulator::SanitizerVariant;
 
     #[test]
-    fn code_that_begins_anywhere_is_copied_to_whole_words() {
+    fn unaligned_code_is_copied_to_aligned_words() {
         let bytes: Vec<u8> = (0..35).collect();
         let words = words_of(&bytes);
         assert_eq!(words.as_ptr().addr() % 16, 0);
@@ -218,22 +222,32 @@ mod tests {
         assert!(copied[35..].iter().all(|byte| *byte == 0));
     }
 
-    /// The stand-in counts as the driver does: by threads, registers and shared memory.
+    /// The stand-in counts thread blocks as the driver does: by threads, registers and shared
+    /// memory.
     #[test]
-    fn a_grid_has_the_blocks_that_the_driver_counts() {
-        if !cleave_emulator::preload(Variant::of_environment()) {
+    fn a_grid_has_as_many_blocks_as_the_driver_counts() {
+        if !cleave_emulator::preload(SanitizerVariant::from_environment()) {
             return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
         }
-        let device = Device::open(0).expect("a stand-in");
-        let images = Images::load(&device).expect("code");
-        let matmul = |name| images.kernel::<MatmulArgs>(name).map(|it| it.blocks_each());
-        let attend = |name| images.kernel::<AttendArgs>(name).map(|it| it.blocks_each());
-        // 228 KiB of shared memory, of which a block takes 97 and 193; then 91, 162 and 40.
+        let device = CudaDevice::open(0).expect("a stand-in");
+        let images = KernelImages::load(&device).expect("code");
+        let matmul = |name| {
+            images
+                .kernel::<MatmulArgs>(name)
+                .map(|it| it.blocks_per_multiprocessor())
+        };
+        let attend = |name| {
+            images
+                .kernel::<AttendArgs>(name)
+                .map(|it| it.blocks_per_multiprocessor())
+        };
+        // The multiprocessor has 228 KiB of shared memory. Thread blocks of the first two kernels
+        // take 97 and 193 KiB, those of the next two 91 and 162, and of the last 40.
         assert_eq!(matmul("matmul_few64_bf16"), Ok(2));
         assert_eq!(matmul("matmul_wide128_bf16"), Ok(1));
         assert_eq!(attend("attend_decode_bf16_128"), Ok(2));
         assert_eq!(attend("attend_prefill_bf16_256"), Ok(1));
-        // By registers: 168 for each of 128 threads.
+        // Registers are the limit here: 168 for each of 128 threads.
         assert_eq!(attend("attend_decode_fp8_64"), Ok(3));
     }
 }

@@ -1,42 +1,46 @@
-//! Some of a device's multiprocessors, for the work of some streams alone (a green context).
+//! A part of a device's multiprocessors (a green context), to which some streams are limited.
 //!
-//! Owns: the split. Never: moves work that is queued; decides who gets how many.
-//! Invariant: both parts of one split are disjoint, in whichever process each is taken: the driver splits the same
-//! number the same way. Work of two processes runs side by side under MPS alone.
+//! Owns: the split. Never: moves queued work; decides the size of a part.
+//! Invariant: the two parts of one split are disjoint even in different processes, because the
+//! driver splits the same number the same way. Work of two processes runs side by side only under
+//! MPS.
 
-use super::{Device, call};
+use super::{CudaDevice, call};
 use crate::error::CudaError;
-use crate::options::{Part, Share};
+use crate::options::{MultiprocessorShare, SharePart};
 use cudarc::driver::sys;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// See the module.
 #[derive(Debug)]
-pub(crate) struct Partition {
-    device: Arc<Device>,
+pub(crate) struct GreenPartition {
+    device: Arc<CudaDevice>,
     handle: sys::CUgreenCtx,
     processors_count: u32,
 }
 
-// SAFETY: the driver locks for itself.
-unsafe impl Send for Partition {}
+// SAFETY: the driver synchronises its own calls.
+unsafe impl Send for GreenPartition {}
 // SAFETY: as above.
-unsafe impl Sync for Partition {}
+unsafe impl Sync for GreenPartition {}
 
-impl Partition {
-    /// Takes one part of a split. The driver rounds it to what the hardware can keep apart.
+impl GreenPartition {
+    /// Takes one part of a split. The driver rounds its size to one that the hardware can separate.
     ///
     /// # Errors
     /// If the driver cannot split this device, or nothing would be left for the other part.
-    pub(crate) fn new(device: &Arc<Device>, share: Share) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        device: &Arc<CudaDevice>,
+        share: MultiprocessorShare,
+    ) -> Result<Self, CudaError> {
         device.bind()?;
         let of = device.handle;
-        // Room that the driver fills: it may name a kind of resource that the binding's enum does not list.
+        // The driver fills uninitialised memory instead of structs: it may write a kind of resource
+        // that the binding's enum does not list.
         let (mut all, mut first, mut rest) = (empty(), empty(), empty());
         let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
         call!(cuDeviceGetDevResource(of, all.as_mut_ptr(), kind))?;
-        let Share { percent, part } = share;
+        let MultiprocessorShare { percent, part } = share;
         let wanted = (processors(&all) * percent).div_ceil(100).max(1);
         let mut groups = 1;
         call!(cuDevSmResourceSplitByCount(
@@ -48,8 +52,8 @@ impl Partition {
             wanted
         ))?;
         let mut chosen = match part {
-            Part::First => first,
-            Part::Rest => rest,
+            SharePart::First => first,
+            SharePart::Rest => rest,
         };
         let processors_count = processors(&chosen);
         if groups == 0 || processors_count == 0 {
@@ -74,7 +78,6 @@ impl Partition {
         })
     }
 
-    /// Multiprocessors in it.
     pub(crate) fn processors_count(&self) -> u32 {
         self.processors_count
     }
@@ -84,7 +87,7 @@ impl Partition {
     }
 }
 
-impl Drop for Partition {
+impl Drop for GreenPartition {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = call!(cuGreenCtxDestroy(self.handle));
@@ -96,6 +99,7 @@ fn empty() -> MaybeUninit<sys::CUdevResource> {
 }
 
 fn processors(resource: &MaybeUninit<sys::CUdevResource>) -> u32 {
-    // SAFETY: zeros, or a resource of multiprocessors; the one number is read, and nothing around it.
+    // SAFETY: the memory holds zeros or a resource of multiprocessors; only that one number is
+    // read.
     unsafe { (&raw const (*resource.as_ptr()).__bindgen_anon_1.sm.smCount).read() }
 }

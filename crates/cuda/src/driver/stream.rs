@@ -1,13 +1,15 @@
-//! Streams, events and graphs: the order in which a device works.
+//! Streams, events and graphs, which order the device's work.
 //!
-//! Owns: what is queued. Never: waits unless the name says so.
-//! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
+//! Owns: the queues of work. Never: waits, except in functions that are named for it.
+//! Invariant: work of one stream runs in the order of its queue; between streams only events order
+//! it.
 
 use super::{
-    Device, DeviceMemory, ImportedMemory, Partition, PinnedMemory, STREAM_NON_BLOCKING, call, check,
+    CudaDevice, DeviceMemory, GreenPartition, ImportedMemory, PinnedMemory, STREAM_NON_BLOCKING,
+    call, check,
 };
 use crate::error::CudaError;
-use crate::options::{Priority, Share};
+use crate::options::{MultiprocessorShare, StreamPriority};
 use cudarc::driver::sys;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,34 +17,35 @@ use std::time::Duration;
 
 /// A queue of work for the device.
 #[derive(Debug)]
-pub(crate) struct Stream {
-    device: Arc<Device>,
+pub(crate) struct CudaStream {
+    device: Arc<CudaDevice>,
     handle: sys::CUstream,
-    /// Where its work runs, if not everywhere.
-    partition: Option<Partition>,
+    /// The multiprocessors that the stream is limited to; `None` for all.
+    partition: Option<GreenPartition>,
 }
 
-// SAFETY: the driver locks for itself; order between threads is the callers' affair.
-unsafe impl Send for Stream {}
+// SAFETY: the driver synchronises its own calls; callers order their threads' work.
+unsafe impl Send for CudaStream {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for CudaStream {}
 
-impl Stream {
-    /// Makes a stream that waits for no other.
+impl CudaStream {
+    /// Makes a stream that does not wait for any other.
     ///
     /// # Errors
-    /// If the driver makes none.
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        Self::placed(device, (Priority::Normal, None))
+    /// If the driver fails.
+    pub(crate) fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        Self::with_priority_and_share(device, StreamPriority::Normal, None)
     }
 
-    /// The same, for work that goes before other work or keeps to some multiprocessors.
+    /// Makes a stream with a priority, limited to some of the multiprocessors.
     ///
     /// # Errors
-    /// As [`Stream::new`]; or if the device cannot be divided so.
-    pub(crate) fn placed(
-        device: &Arc<Device>,
-        (priority, share): (Priority, Option<Share>),
+    /// As [`CudaStream::new`]; or if the device cannot be divided by that share.
+    pub(crate) fn with_priority_and_share(
+        device: &Arc<CudaDevice>,
+        priority: StreamPriority,
+        share: Option<MultiprocessorShare>,
     ) -> Result<Self, CudaError> {
         device.bind()?;
         let (mut least, mut greatest) = (0, 0);
@@ -51,10 +54,10 @@ impl Stream {
             &raw mut greatest
         ))?;
         let priority = match priority {
-            Priority::Normal => least,
-            Priority::High => greatest,
+            StreamPriority::Normal => least,
+            StreamPriority::High => greatest,
         };
-        let partition = share.map(|share| Partition::new(device, share));
+        let partition = share.map(|share| GreenPartition::new(device, share));
         let partition = partition.transpose()?;
         let mut handle = std::ptr::null_mut();
         match &partition {
@@ -77,14 +80,17 @@ impl Stream {
         })
     }
 
-    /// Multiprocessors that its work runs on.
+    /// Returns the number of multiprocessors that the stream's work runs on.
     pub(crate) fn processors_count(&self) -> u32 {
-        let own = self.partition.as_ref().map(Partition::processors_count);
+        let own = self
+            .partition
+            .as_ref()
+            .map(GreenPartition::processors_count);
         own.unwrap_or(self.device.facts().processors_count)
     }
 
-    /// The device it is on.
-    pub(crate) fn device(&self) -> &Arc<Device> {
+    /// Returns the stream's device.
+    pub(crate) fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
@@ -92,7 +98,7 @@ impl Stream {
         self.handle
     }
 
-    /// Makes the calling thread one that may queue here.
+    /// Makes the stream's context current on the calling thread, which may then queue work here.
     ///
     /// # Errors
     /// If the context has failed.
@@ -100,7 +106,8 @@ impl Stream {
         self.device.bind()
     }
 
-    /// Queues a copy of `from` to the device. `from` must keep its bytes until the copy is done.
+    /// Queues a copy of `from` to the device. Callers leave `from` unchanged until the copy has
+    /// ended.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -114,7 +121,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let (source, range) = from;
         let bytes = &source.as_slice()[range];
-        let target = span(to, bytes.len());
+        let target = span(to.0, to.1, bytes.len());
         if bytes.is_empty() {
             return Ok(());
         }
@@ -126,7 +133,7 @@ impl Stream {
         ))
     }
 
-    /// Queues a copy to the host. Nobody may look at `to` until the copy is done.
+    /// Queues a copy to the host. Callers do not read `to` until the copy has ended.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -140,7 +147,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let (target, range) = to;
         let bytes = &mut target.as_mut_slice()[range];
-        let source = span(from, bytes.len());
+        let source = span(from.0, from.1, bytes.len());
         if bytes.is_empty() {
             return Ok(());
         }
@@ -152,7 +159,7 @@ impl Stream {
         ))
     }
 
-    /// Queues a copy from memory of a device to memory of the same or another one.
+    /// Queues a copy from a device's memory to memory of the same or another device.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -165,12 +172,12 @@ impl Stream {
         to: (&DeviceMemory, usize),
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let (source, target) = (span(from, bytes), span(to, bytes));
+        let (source, target) = (span(from.0, from.1, bytes), span(to.0, to.1, bytes));
         let (near, far) = (&from.0.device, &to.0.device);
         if near.handle == far.handle {
             return call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle));
         }
-        // By way of the host where the two cannot reach each other.
+        // The driver copies through the host where the two devices cannot reach each other.
         call!(cuMemcpyPeerAsync(
             target,
             far.context,
@@ -188,17 +195,17 @@ impl Stream {
     ///
     /// # Panics
     /// If a range is outside its memory.
-    pub(crate) fn copy_abroad(
+    pub(crate) fn copy_to_process(
         &self,
         from: (&DeviceMemory, usize),
         to: (&ImportedMemory, usize),
         bytes: usize,
     ) -> Result<(), CudaError> {
-        let (source, target) = (span(from, bytes), to.0.span(to.1, bytes));
+        let (source, target) = (span(from.0, from.1, bytes), to.0.span(to.1, bytes));
         call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle))
     }
 
-    /// Queues zeros.
+    /// Queues the writing of zeros to a range of memory.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -209,19 +216,20 @@ impl Stream {
         if range.is_empty() {
             return Ok(());
         }
-        let at = span((memory, range.start), range.len());
+        let at = span(memory, range.start, range.len());
         call!(cuMemsetD8Async(at, 0, range.len(), self.handle))
     }
 
-    /// Waits until everything queued is done.
+    /// Waits until all queued work has ended.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// If any of that work failed.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         call!(cuStreamSynchronize(self.handle))
     }
 
-    /// From now on what is queued here is recorded instead of run, until [`Stream::end_recording`].
+    /// Begins a recording: until [`CudaStream::end_recording`] the stream records queued work
+    /// instead of running it.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -230,11 +238,12 @@ impl Stream {
         call!(cuStreamBeginCapture_v2(self.handle, mode))
     }
 
-    /// What was queued since [`Stream::begin_recording`].
+    /// Ends the recording, and returns the work that was queued since
+    /// [`CudaStream::begin_recording`].
     ///
     /// # Errors
-    /// If something that cannot be recorded was among it; nothing is recorded then.
-    pub(crate) fn end_recording(&self) -> Result<Graph, CudaError> {
+    /// If the work contained something that cannot be recorded; the recording is lost then.
+    pub(crate) fn end_recording(&self) -> Result<CudaGraph, CudaError> {
         let mut graph = std::ptr::null_mut();
         let ended = call!(cuStreamEndCapture(self.handle, &raw mut graph));
         let mut executable = std::ptr::null_mut();
@@ -243,23 +252,23 @@ impl Stream {
         if !graph.is_null() {
             let _ = call!(cuGraphDestroy(graph));
         }
-        made.map(|()| Graph {
+        made.map(|()| CudaGraph {
             device: Arc::clone(&self.device),
             handle: executable,
         })
     }
 
-    /// Queues everything that a graph recorded.
+    /// Queues all work of a recorded graph.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+    pub(crate) fn replay(&self, graph: &CudaGraph) -> Result<(), CudaError> {
         call!(cuGraphLaunch(graph.handle, self.handle))
     }
 }
 
-/// Address of `bytes` bytes from an offset on.
-fn span((memory, offset): (&DeviceMemory, usize), bytes: usize) -> u64 {
+/// Returns the address of `bytes` bytes from an offset on.
+fn span(memory: &DeviceMemory, offset: usize, bytes: usize) -> u64 {
     let end = offset.checked_add(bytes).expect("a range on the device");
     assert!(
         end <= memory.bytes(),
@@ -269,10 +278,10 @@ fn span((memory, offset): (&DeviceMemory, usize), bytes: usize) -> u64 {
     memory.at(offset)
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         let _ = self.device.bind();
-        // What was queued may still touch memory that is freed next.
+        // Queued work may still use memory that its owner frees after the stream.
         let _ = call!(cuStreamSynchronize(self.handle));
         let _ = call!(cuStreamDestroy_v2(self.handle));
     }
@@ -280,42 +289,42 @@ impl Drop for Stream {
 
 /// A point in a stream's work.
 #[derive(Debug)]
-pub(crate) struct Event {
-    device: Arc<Device>,
+pub(crate) struct CudaEvent {
+    device: Arc<CudaDevice>,
     handle: sys::CUevent,
 }
 
-// SAFETY: as for `Stream`.
-unsafe impl Send for Event {}
-// SAFETY: as for `Stream`.
-unsafe impl Sync for Event {}
+// SAFETY: as for `CudaStream`.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as for `CudaStream`.
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
     /// An event that counts as reached until it is recorded.
     ///
     /// # Errors
-    /// If the driver makes none.
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        // Only order: without a time an event is cheaper.
+    /// If the driver fails.
+    pub(crate) fn new(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
+        // An event without a time is cheaper, and most events only order work.
         Self::with(
             device,
             sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32,
         )
     }
 
-    /// As [`Event::new`], and it knows when it was reached.
+    /// As [`CudaEvent::new`]; the event also records the time when it is reached.
     ///
     /// # Errors
-    /// If the driver makes none.
-    pub(crate) fn timed(device: &Arc<Device>) -> Result<Self, CudaError> {
+    /// If the driver fails.
+    pub(crate) fn timed(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)
     }
 
-    /// As [`Event::new`], and whoever waits for it leaves the processor to others.
+    /// As [`CudaEvent::new`]; a thread that waits for the event sleeps instead of polling.
     ///
     /// # Errors
-    /// If the driver makes none.
-    pub(crate) fn idle(device: &Arc<Device>) -> Result<Self, CudaError> {
+    /// If the driver fails.
+    pub(crate) fn blocking(device: &Arc<CudaDevice>) -> Result<Self, CudaError> {
         use sys::CUevent_flags_enum::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
         Self::with(
             device,
@@ -323,7 +332,7 @@ impl Event {
         )
     }
 
-    fn with(device: &Arc<Device>, flags: u32) -> Result<Self, CudaError> {
+    fn with(device: &Arc<CudaDevice>, flags: u32) -> Result<Self, CudaError> {
         device.bind()?;
         let mut handle = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut handle, flags))?;
@@ -333,19 +342,19 @@ impl Event {
         })
     }
 
-    /// Stands for everything that was queued in the stream so far.
+    /// Records the event behind all work that was queued in the stream so far.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
         call!(cuEventRecord(self.handle, stream.handle))
     }
 
-    /// From this one to a later one; both know their times and were reached.
+    /// Returns the time from this event to a later one; both must be timed and reached.
     ///
     /// # Errors
-    /// If one was not, or what failed on the way.
-    pub(crate) fn until(&self, later: &Self) -> Result<Duration, CudaError> {
+    /// If one of them was not reached, or if earlier work failed.
+    pub(crate) fn elapsed_until(&self, later: &Self) -> Result<Duration, CudaError> {
         let mut milliseconds: f32 = 0.0;
         call!(cuEventElapsedTime_v2(
             &raw mut milliseconds,
@@ -355,18 +364,18 @@ impl Event {
         Ok(Duration::from_secs_f32(milliseconds.max(0.0) * 1e-3))
     }
 
-    /// Waits until it is reached.
+    /// Waits until the event is reached.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// If any of that work failed.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         call!(cuEventSynchronize(self.handle))
     }
 
-    /// Whether it is reached.
+    /// Returns whether the event is reached.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// If any of that work failed.
     pub(crate) fn is_reached(&self) -> Result<bool, CudaError> {
         const NOT_READY: i32 = sys::CUresult::CUDA_ERROR_NOT_READY as i32;
         match crate::dynamic::call_raw!(sys::culib, sys::cuEventQuery(self.handle)) {
@@ -376,24 +385,24 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = call!(cuEventDestroy_v2(self.handle));
     }
 }
 
-/// Recorded work that is queued at once.
+/// Recorded work that is queued as a whole.
 #[derive(Debug)]
-pub(crate) struct Graph {
-    device: Arc<Device>,
+pub(crate) struct CudaGraph {
+    device: Arc<CudaDevice>,
     handle: sys::CUgraphExec,
 }
 
-// SAFETY: as for `Stream`.
-unsafe impl Send for Graph {}
+// SAFETY: as for `CudaStream`.
+unsafe impl Send for CudaGraph {}
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = call!(cuGraphExecDestroy(self.handle));

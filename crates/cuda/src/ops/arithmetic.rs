@@ -1,24 +1,24 @@
-//! How a device rounds, as a name for the fingerprint.
+//! The name of a device's rounding, for the fingerprint.
 //!
-//! Owns: what the name holds. Never: finds any of it out.
-//! Invariant: two devices of one name give the same bits for the same work.
+//! Owns: the form of the name. Never: finds out its parts.
+//! Invariant: two devices with the same name give the same bits for the same work.
 
-use crate::options::Products;
+use crate::options::MatmulMode;
 
-/// Names everything that a sum's last bits may depend on: the chip (tensor cores of two generations may round a
-/// step of 16 in two ways), the kernels' sources, whether `wgmma` gives the bits of `mma`, and cublasLt's products.
+/// Returns a name of everything that a sum's last bits may depend on: the chip (tensor cores of two
+/// generations may round a step of 16 differently), the kernels' sources, whether `wgmma` gives the
+/// bits of `mma`, and cublasLt's products.
 pub(super) fn arithmetic_name(
-    (major, minor): (u32, u32),
+    capability: (u32, u32),
     sources: &str,
-    (products, has_wgmma): (Products, bool),
+    products: MatmulMode,
+    has_wgmma: bool,
 ) -> String {
-    let instructions = match has_wgmma {
-        true => "wgmma",
-        false => "mma",
-    };
+    let (major, minor) = capability;
+    let instructions = if has_wgmma { "wgmma" } else { "mma" };
     let fast = match products {
-        Products::PathIndependent => "",
-        Products::Fast => "-fast",
+        MatmulMode::PathIndependent => "",
+        MatmulMode::Fast => "-fast",
     };
     format!("cuda{fast}-sm{major}{minor}-{instructions}-{sources}")
 }
@@ -27,18 +27,18 @@ pub(super) fn arithmetic_name(
 mod tests {
     use super::*;
 
-    /// KV goes only between workers of one name.
+    /// Workers exchange KV only if their names are equal.
     #[test]
-    fn anything_that_may_change_a_bit_changes_the_name() {
-        let exact = (Products::PathIndependent, true);
-        let name = arithmetic_name((9, 0), "0123", exact);
+    fn the_arithmetic_name_covers_all_that_may_change_a_bit() {
+        let exact = MatmulMode::PathIndependent;
+        let name = arithmetic_name((9, 0), "0123", exact, true);
         assert_eq!(name, "cuda-sm90-wgmma-0123");
         for other in [
-            arithmetic_name((8, 0), "0123", exact),
-            arithmetic_name((10, 0), "0123", exact),
-            arithmetic_name((9, 0), "0124", exact),
-            arithmetic_name((9, 0), "0123", (Products::PathIndependent, false)),
-            arithmetic_name((9, 0), "0123", (Products::Fast, true)),
+            arithmetic_name((8, 0), "0123", exact, true),
+            arithmetic_name((10, 0), "0123", exact, true),
+            arithmetic_name((9, 0), "0124", exact, true),
+            arithmetic_name((9, 0), "0123", exact, false),
+            arithmetic_name((9, 0), "0123", MatmulMode::Fast, true),
         ] {
             assert_ne!(name, other);
         }

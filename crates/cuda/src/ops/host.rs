@@ -1,7 +1,8 @@
-//! What comes to the host and goes from it, beside a step's own messages.
+//! Copies to and from the host, besides a step's own messages.
 //!
-//! Owns: copies through one piece of pinned memory. Never: leaves before a copy is done.
-//! Invariant: a copy sees everything that was queued before it, being in the same stream.
+//! Owns: copies through one piece of pinned memory. Never: returns before a copy has ended.
+//! Invariant: a copy sees the results of all work that was queued before it, because it uses the
+//! same stream.
 
 use super::CudaOps;
 use crate::buffers::CudaRows;
@@ -9,17 +10,17 @@ use crate::driver::DeviceMemory;
 use cleave_engine::EngineError;
 use cleave_engine::ops::Precision;
 
-/// Bytes that come to the host at once, or go from there.
-pub(super) const PIECE_BYTES: usize = 4 << 20;
+/// The size of one copy to or from the host, in bytes.
+pub(super) const HOST_COPY_BYTES: usize = 4 << 20;
 
 impl CudaOps {
-    /// Copies rows' values to the host, widened, `(rows, width)`.
+    /// Copies rows' values to the host, widened to f32, `(rows, width)`.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// If the copy or earlier work failed.
     pub fn values(&self, rows: &CudaRows) -> Result<Vec<f32>, EngineError> {
         let mut bytes = vec![0; rows.memory.bytes()];
-        self.fetch((&rows.memory, 0), &mut bytes)?;
+        self.fetch(&rows.memory, 0, &mut bytes)?;
         let words = bytes.chunks_exact(rows.stored.element_bytes());
         Ok(match rows.stored {
             Precision::F32 => words
@@ -31,10 +32,10 @@ impl CudaOps {
         })
     }
 
-    /// Sets rows' values, rounded to how they are stored, `(rows, width)`.
+    /// Sets rows' values, rounded to the buffer's format, `(rows, width)`.
     ///
     /// # Errors
-    /// What failed on the way.
+    /// If the copy or earlier work failed.
     pub fn set_values(&self, rows: &CudaRows, values: &[f32]) -> Result<(), EngineError> {
         let bytes: Vec<u8> = match rows.stored {
             Precision::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -43,19 +44,20 @@ impl CudaOps {
                 .flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())
                 .collect(),
         };
-        self.put((&rows.memory, 0), &bytes)
+        self.put(&rows.memory, 0, &bytes)
     }
 
     /// Copies to the host and waits.
     pub(super) fn fetch(
         &self,
-        (memory, offset): (&DeviceMemory, usize),
+        memory: &DeviceMemory,
+        offset: usize,
         out: &mut [u8],
     ) -> Result<(), EngineError> {
         self.stream.bind()?;
-        let mut piece = self.piece.borrow_mut();
-        for (index, chunk) in out.chunks_mut(PIECE_BYTES).enumerate() {
-            let from = (memory, offset + index * PIECE_BYTES);
+        let mut piece = self.staging.borrow_mut();
+        for (index, chunk) in out.chunks_mut(HOST_COPY_BYTES).enumerate() {
+            let from = (memory, offset + index * HOST_COPY_BYTES);
             self.stream.copy_out(from, (&mut piece, 0..chunk.len()))?;
             self.stream.synchronize()?;
             chunk.copy_from_slice(&piece.as_slice()[..chunk.len()]);
@@ -66,14 +68,15 @@ impl CudaOps {
     /// Copies from the host and waits.
     pub(super) fn put(
         &self,
-        (memory, offset): (&DeviceMemory, usize),
+        memory: &DeviceMemory,
+        offset: usize,
         bytes: &[u8],
     ) -> Result<(), EngineError> {
         self.stream.bind()?;
-        let mut piece = self.piece.borrow_mut();
-        for (index, chunk) in bytes.chunks(PIECE_BYTES).enumerate() {
+        let mut piece = self.staging.borrow_mut();
+        for (index, chunk) in bytes.chunks(HOST_COPY_BYTES).enumerate() {
             piece.as_mut_slice()[..chunk.len()].copy_from_slice(chunk);
-            let to = (memory, offset + index * PIECE_BYTES);
+            let to = (memory, offset + index * HOST_COPY_BYTES);
             self.stream.copy_in((&piece, 0..chunk.len()), to)?;
             self.stream.synchronize()?;
         }

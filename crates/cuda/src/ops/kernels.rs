@@ -1,31 +1,31 @@
-//! The kernels that operations launch by themselves.
+//! The kernels that the operations launch directly.
 //!
-//! Owns: which of each there is for a precision. Never: launches one.
+//! Owns: the choice of each kernel by precision. Never: launches one.
 //! Invariant: all of them take the same formats of activations, keys and values.
 
 use crate::args::{EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
 use crate::attention::kernel_name;
-use crate::driver::Kernel;
+use crate::driver::CudaKernel;
 use crate::error::CudaError;
-use crate::images::Images;
+use crate::images::KernelImages;
 use crate::options::CudaOptions;
 use cleave_engine::ops::{KvType, Precision};
 
-/// Kernels of one precision.
+/// The kernels of one precision.
 #[derive(Debug)]
-pub(super) struct Kernels {
-    pub(super) embed: Kernel<EmbedArgs>,
-    pub(super) norm: Kernel<NormArgs>,
-    pub(super) head_norm: Kernel<HeadNormArgs>,
-    pub(super) rotate: Kernel<RotateArgs>,
-    pub(super) gate: Kernel<GateArgs>,
-    pub(super) gather: Kernel<GatherArgs>,
+pub(super) struct OpsKernels {
+    pub(super) embed: CudaKernel<EmbedArgs>,
+    pub(super) norm: CudaKernel<NormArgs>,
+    pub(super) head_norm: CudaKernel<HeadNormArgs>,
+    pub(super) rotate: CudaKernel<RotateArgs>,
+    pub(super) gate: CudaKernel<GateArgs>,
+    pub(super) gather: CudaKernel<GatherArgs>,
 }
 
-impl Kernels {
+impl OpsKernels {
     /// # Errors
     /// If there is no code for this GPU, or for keys and values in that format beside such weights.
-    pub(super) fn load(images: &Images, options: &CudaOptions) -> Result<Self, CudaError> {
+    pub(super) fn load(images: &KernelImages, options: &CudaOptions) -> Result<Self, CudaError> {
         let (precision, kv) = (options.precision, options.kv);
         let is_narrow = (precision, kv) == (Precision::Bf16, KvType::Fp8E4m3);
         if kv != precision.into() && !is_narrow {

@@ -1,78 +1,80 @@
 //! `Ops` on a GPU.
 //!
-//! Owns: one engine's stream, its kernels, and what it sends and fetches.
-//! Never: waits in the middle of a pass, nor at its end: only where the host asks for what came of it.
-//! Invariant: everything of one engine is queued in one stream, so that it happens in the order of the calls;
-//! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
-//! and nothing grows.
+//! Owns: one engine's stream, its kernels, and its copies to and from the device. Never: waits for
+//! the device, except when the host fetches a pass's results. Invariant: one engine queues all its
+//! work in one stream, so that it runs in the order of the calls; the host's messages stay until
+//! the device has read them (see [`StepMessages`]). While a decode step is recorded, nothing is
+//! sent and no memory grows.
 
 mod arithmetic;
+mod draw;
 mod host;
 mod kernels;
 mod pass;
 
-use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
-use crate::attention::{Attending, Io};
+use crate::args::{
+    DeviceAddress, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs,
+};
+use crate::attention::{AttentionBuffers, CudaAttention};
 use crate::blocks::{self, CudaBlocks};
 use crate::buffers::{CudaPool, CudaRows};
-use crate::driver::{Device, DeviceMemory, PinnedMemory, Stream};
+use crate::driver::{CudaDevice, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
-use crate::idle::Idle;
-use crate::images::{Images, SOURCES_HASH};
-use crate::inbox::{Inbox, Place};
-use crate::matmul::{Multiplying, Product, Target};
+use crate::idle::DeviceIdleTimer;
+use crate::images::{KernelImages, SOURCES_HASH};
+use crate::matmul::{CudaMatmul, MatmulProduct, MatmulTarget};
 use crate::options::CudaOptions;
-use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
-use crate::recording::{Recordings, Way};
-use crate::sample::Sampling;
+use crate::pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader};
+use crate::recording::{GraphUse, StepRecordings};
+use crate::sample::CudaSampling;
+use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf,
-    Norm, Ops, Pass, PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
+    KvPoolShape, KvType, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, ResidualIo,
 };
 use cleave_engine::{DeviceBlocks, EngineError};
-use host::PIECE_BYTES;
-use kernels::Kernels;
+use host::HOST_COPY_BYTES;
+use kernels::OpsKernels;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Warps of a block where each has one head.
+/// Warps of a thread block in kernels with one head for each warp.
 const HEAD_WARPS: usize = 4;
-/// Elements of a row that one block of the gate takes, by eights and by ones.
+/// Elements of a row that one thread block of the gate computes: eight at a time, or one at a time.
 const GATE_ELEMENTS: (usize, usize) = (2048, 256);
 
-/// One engine's share of a GPU.
+/// The operations of one engine on a GPU.
 #[derive(Debug)]
 pub struct CudaOps {
     options: CudaOptions,
-    images: Images,
-    kernels: Kernels,
-    attending: RefCell<Option<Attending>>,
-    multiplying: Multiplying,
-    sampling: Sampling,
-    stream: Stream,
-    idle: Idle,
-    inbox: Inbox,
-    recordings: Recordings,
-    /// Of the pass at hand.
+    images: KernelImages,
+    kernels: OpsKernels,
+    attention: RefCell<Option<CudaAttention>>,
+    matmul: CudaMatmul,
+    sampling: CudaSampling,
+    stream: CudaStream,
+    idle: DeviceIdleTimer,
+    messages: StepMessages,
+    recordings: StepRecordings,
     step: StepAddresses,
-    /// For what comes to the host and goes from it, outside a step's own messages.
-    piece: RefCell<PinnedMemory>,
-    pool_shape: RefCell<Option<PoolShape>>,
-    /// Rows that the smallest buffer has: recordings launch no more.
+    /// Pinned memory for copies besides a step's own messages.
+    staging: RefCell<PinnedMemory>,
+    pool_shape: RefCell<Option<KvPoolShape>>,
+    /// Rows of the smallest buffer: recordings launch no more.
     rows_max: Cell<usize>,
 }
 
-/// Where a batch's rows are described, and how the pass goes.
+/// Addresses of a batch's description, and the handling of its pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepAddresses {
-    tokens: Address,
-    positions: Address,
-    row_slots: Address,
-    /// A decode step of that bucket, with what is done with it.
-    decode: Option<(usize, Way)>,
+    tokens: DeviceAddress,
+    positions: DeviceAddress,
+    row_slots: DeviceAddress,
+    /// The bucket of a decode step, and its handling.
+    decode: Option<(usize, GraphUse)>,
 }
 
 impl CudaOps {
@@ -80,30 +82,29 @@ impl CudaOps {
     ///
     /// # Errors
     /// If there is no code for this GPU, or no memory.
-    pub fn new(device: &Arc<Device>, options: &CudaOptions) -> Result<Self, CudaError> {
-        let images = Images::load(device)?;
-        let kernels = Kernels::load(&images, options)?;
-        let stream = Stream::placed(device, (options.priority, options.share))?;
+    pub fn new(device: &Arc<CudaDevice>, options: &CudaOptions) -> Result<Self, CudaError> {
+        let images = KernelImages::load(device)?;
+        let kernels = OpsKernels::load(&images, options)?;
+        let stream = CudaStream::with_priority_and_share(device, options.priority, options.share)?;
         Ok(Self {
             options: *options,
             kernels,
-            attending: RefCell::new(None),
-            multiplying: Multiplying::new(&images, &stream, options)?,
-            sampling: Sampling::new(&images, &stream)?,
+            attention: RefCell::new(None),
+            matmul: CudaMatmul::new(&images, &stream, options)?,
+            sampling: CudaSampling::new(&images, &stream)?,
             images,
-            idle: Idle::new(&stream)?,
-            inbox: Inbox::new(device)?,
-            recordings: Recordings::default(),
+            idle: DeviceIdleTimer::new(&stream)?,
+            messages: StepMessages::new(device)?,
+            recordings: StepRecordings::default(),
             step: StepAddresses::default(),
-            piece: RefCell::new(PinnedMemory::new(device, PIECE_BYTES)?),
+            staging: RefCell::new(PinnedMemory::new(device, HOST_COPY_BYTES)?),
             pool_shape: RefCell::new(None),
             rows_max: Cell::new(usize::MAX),
             stream,
         })
     }
 
-    /// The device.
-    pub fn hardware(&self) -> &Arc<Device> {
+    pub fn hardware(&self) -> &Arc<CudaDevice> {
         self.stream.device()
     }
 
@@ -111,7 +112,8 @@ impl CudaOps {
         &mut self,
         norm: &Norm<'_, CudaVector>,
         rows: usize,
-        (residual, delta): (&CudaRows, Option<&CudaRows>),
+        residual: &CudaRows,
+        delta: Option<&CudaRows>,
         out: &CudaRows,
     ) -> Result<(), EngineError> {
         let rows = self.launched(rows);
@@ -133,7 +135,8 @@ impl CudaOps {
             width: width as u32,
             epsilon: norm.epsilon,
         };
-        // SAFETY: the rows are within the buffers, as was just checked, which outlive the stream's work.
+        // SAFETY: the rows are within the buffers, as checked above, which outlive the stream's
+        // work.
         unsafe {
             self.kernels
                 .norm
@@ -145,21 +148,22 @@ impl CudaOps {
 
 impl Drop for CudaOps {
     fn drop(&mut self) {
-        // Passes may be under way, in memory and code that are given back before the stream is.
+        // Passes in flight may use memory and code that are freed before the stream.
         let _ = self.stream.bind().and_then(|()| self.stream.synchronize());
     }
 }
 
 impl Ops for CudaOps {
-    type Pack = CudaPack;
+    type Pack = CudaWeightLoader;
     type Rows = CudaRows;
     type Pool = CudaPool;
 
     fn device(&self) -> String {
         let facts = self.hardware().facts();
-        let wgmma = match self.multiplying.has_wgmma() {
-            true => ", wgmma",
-            false => "",
+        let wgmma = if self.matmul.has_wgmma() {
+            ", wgmma"
+        } else {
+            ""
         };
         let (own, all) = (self.stream.processors_count(), facts.processors_count);
         let part = match self.options.share {
@@ -177,20 +181,29 @@ impl Ops for CudaOps {
     fn device_id(&self) -> Option<DeviceId> {
         let uuid = self.hardware().facts().uuid;
         let name: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-        // One with multiprocessors of its own does not take those of others.
+        // Engines with a share do not compete for multiprocessors, so they report no common device.
         let takes_all = self.options.share.is_none();
         takes_all.then(|| DeviceId(format!("gpu-{name}")))
     }
 
     fn arithmetic(&self) -> String {
-        let products = (self.options.products, self.multiplying.has_wgmma());
-        arithmetic_name(self.hardware().facts().capability, SOURCES_HASH, products)
+        arithmetic_name(
+            self.hardware().facts().capability,
+            SOURCES_HASH,
+            self.options.products,
+            self.matmul.has_wgmma(),
+        )
     }
 
-    fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<CudaRows, EngineError> {
+    fn rows(
+        &self,
+        rows_max: usize,
+        width: usize,
+        holds: BufferRole,
+    ) -> Result<CudaRows, EngineError> {
         let stored = match holds {
-            Holds::Residual => Precision::F32,
-            Holds::Activations => self.options.precision,
+            BufferRole::Residual => Precision::F32,
+            BufferRole::Activations => self.options.precision,
         };
         let bytes = rows_max * width * stored.element_bytes();
         let memory = DeviceMemory::new(self.hardware(), bytes, "activations")?;
@@ -203,7 +216,7 @@ impl Ops for CudaOps {
         })
     }
 
-    fn pool(&self, shape: PoolShape) -> Result<CudaPool, EngineError> {
+    fn pool(&self, shape: KvPoolShape) -> Result<CudaPool, EngineError> {
         assert_eq!(shape.kv, self.options.kv, "a pool of another format");
         let slots = shape.blocks_count.checked_mul(shape.block_tokens);
         if slots.is_none_or(|slots| slots >= u32::MAX as usize) {
@@ -213,19 +226,19 @@ impl Ops for CudaOps {
                 shape.blocks_count, shape.block_tokens
             )));
         }
-        let bytes = blocks::bytes_of(shape.blocks_count, shape.block_bytes());
+        let bytes = blocks::pool_bytes_of(shape.blocks_count, shape.block_bytes());
         let memory = DeviceMemory::new(self.hardware(), bytes, "the KV cache")?;
         self.stream.zero(&memory, 0..bytes)?;
-        // Whoever writes into it from elsewhere does so in another stream.
+        // Other workers write into the pool through other streams, which do not wait for the zeros.
         self.stream.synchronize()?;
-        let attending = Attending::new(&self.images, &self.stream, &shape)?;
-        self.attending.replace(Some(attending));
+        let attending = CudaAttention::new(&self.images, &self.stream, &shape)?;
+        self.attention.replace(Some(attending));
         self.pool_shape.replace(Some(shape));
         let memory = Arc::new(memory);
         Ok(CudaPool { memory, shape })
     }
 
-    fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError> {
+    fn begin(&mut self, batch: &Batch, wanted: PassPurpose<'_>) -> Result<PassMode, EngineError> {
         self.begin_pass(batch, wanted)
     }
 
@@ -247,7 +260,8 @@ impl Ops for CudaOps {
             vocab: table.vocab as u32,
         };
         let grid = [rows as u32, 1, 1];
-        // SAFETY: the kernel reads no row beyond the vocabulary; rows that are fed name ones that were drawn.
+        // SAFETY: the kernel reads no row beyond the vocabulary; fed rows name rows of the last
+        // draw.
         unsafe { self.kernels.embed.launch(&self.stream, grid, args) }?;
         Ok(())
     }
@@ -259,17 +273,17 @@ impl Ops for CudaOps {
         x: &CudaRows,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        self.add_norm(norm, rows, (x, None), out)
+        self.add_norm(norm, rows, x, None, out)
     }
 
     fn add_rms_norm(
         &mut self,
         norm: &Norm<'_, CudaVector>,
         rows: usize,
-        sum: Residual<'_, CudaRows>,
+        sum: ResidualIo<'_, CudaRows>,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        self.add_norm(norm, rows, (sum.residual, Some(sum.delta)), out)
+        self.add_norm(norm, rows, sum.residual, Some(sum.delta), out)
     }
 
     fn matmul(
@@ -285,18 +299,19 @@ impl Ops for CudaOps {
         );
         let bucket = self.launched(rows);
         out.check_rows(bucket);
-        let target = Target {
+        let target = MatmulTarget {
             address: out.address(),
             stored: out.stored,
         };
-        let product = Product {
+        let product = MatmulProduct {
             matrix,
             rows,
             bucket,
             x,
         };
-        let queue = (&self.stream, &mut self.inbox);
-        Ok(self.multiplying.run(&product, target, queue)?)
+        Ok(self
+            .matmul
+            .run(&product, target, &self.stream, &mut self.messages)?)
     }
 
     fn head_norm(
@@ -335,9 +350,9 @@ impl Ops for CudaOps {
         batch: &Batch,
         rotary: &CudaRotary,
         qkv: &mut CudaRows,
-        pool: LayerOf<'_, CudaPool>,
+        pool: PoolLayer<'_, CudaPool>,
     ) -> Result<(), EngineError> {
-        let LayerOf { pool, layer } = pool;
+        let PoolLayer { pool, layer } = pool;
         let shape = &pool.shape;
         let heads = shape.heads;
         assert_eq!(
@@ -364,7 +379,8 @@ impl Ops for CudaOps {
         };
         let blocks = (heads.query_heads + 2 * heads.kv_heads).div_ceil(HEAD_WARPS);
         let grid = [rows as u32, blocks as u32, 1];
-        // SAFETY: as in `add_norm`; positions and blocks are those of a plan that the engine checked.
+        // SAFETY: as in `add_norm`; positions and blocks are those of a plan that the engine
+        // checked.
         unsafe { self.kernels.rotate.launch(&self.stream, grid, args) }?;
         Ok(())
     }
@@ -388,11 +404,17 @@ impl Ops for CudaOps {
         let rows = self.launched(batch.rows_count());
         qkv.check_rows(rows);
         out.check_rows(rows);
-        let attending = self.attending.get_mut().as_mut();
+        let attending = self.attention.get_mut().as_mut();
         let attending = attending.expect("there is a pool");
-        let io = Io { qkv, pool, out };
-        let queue = (&self.stream, &mut self.inbox);
-        Ok(attending.run((batch, rows), attention, &io, queue)?)
+        let io = AttentionBuffers { qkv, pool, out };
+        Ok(attending.run(
+            batch,
+            rows,
+            attention,
+            &io,
+            &self.stream,
+            &mut self.messages,
+        )?)
     }
 
     fn gated(
@@ -400,7 +422,7 @@ impl Ops for CudaOps {
         matrix: &CudaMatrix,
         rows: usize,
         x: &CudaRows,
-        Gated { gate_up, out }: Gated<'_, CudaRows>,
+        GatedIo { gate_up, out }: GatedIo<'_, CudaRows>,
     ) -> Result<(), EngineError> {
         self.matmul(matrix, rows, x, gate_up)?;
         let width = out.width;
@@ -418,9 +440,10 @@ impl Ops for CudaOps {
             width: width as u32,
             padding: 0,
         };
-        let each = match width.is_multiple_of(8) {
-            true => GATE_ELEMENTS.0,
-            false => GATE_ELEMENTS.1,
+        let each = if width.is_multiple_of(8) {
+            GATE_ELEMENTS.0
+        } else {
+            GATE_ELEMENTS.1
         };
         let grid = [rows as u32, width.div_ceil(each) as u32, 1];
         // SAFETY: as in `add_norm`.
@@ -440,7 +463,9 @@ impl Ops for CudaOps {
         let args = GatherArgs {
             from: from.address(),
             to: to.address(),
-            indices: self.inbox.send(&self.stream, Place::Indices, indices)?,
+            indices: self
+                .messages
+                .send(&self.stream, StepMessage::Indices, indices)?,
             units: (from.row_bytes() / 2) as u32,
             padding: 0,
         };
@@ -459,106 +484,46 @@ impl Ops for CudaOps {
         x: &CudaRows,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        assert_eq!(out.len(), rows * head.columns);
-        let product = Product {
-            matrix: head,
-            rows,
-            bucket: rows,
-            x,
-        };
-        let target = self.sampling.room(&self.stream, rows, head.columns)?;
-        let queue = (&self.stream, &mut self.inbox);
-        self.multiplying.run(&product, target, queue)?;
-        let mut piece = self.piece.borrow_mut();
-        let each = PIECE_BYTES / size_of::<f32>();
-        for (index, chunk) in out.chunks_mut(each).enumerate() {
-            let bytes = size_of_val(chunk);
-            let from = (self.sampling.logits(), index * PIECE_BYTES);
-            self.stream.copy_out(from, (&mut piece, 0..bytes))?;
-            self.stream.synchronize()?;
-            let words = piece.as_slice()[..bytes].as_chunks::<4>().0;
-            for (value, word) in chunk.iter_mut().zip(words) {
-                *value = f32::from_le_bytes(*word);
-            }
-        }
-        Ok(())
+        self.fetch_logits(head, rows, x, out)
     }
 
-    fn draws(&self) -> bool {
+    fn can_draw(&self) -> bool {
         true
     }
 
-    fn draw(
+    fn queue_draw(
         &mut self,
         head: &CudaMatrix,
         rules: &[DrawRule],
         x: &CudaRows,
     ) -> Result<(), EngineError> {
-        let rows = rules.len();
-        if rows == 0 {
-            self.sampling.bring(0, &self.stream)?;
-            return Ok(self.idle.draws(&self.stream)?);
-        }
-        let decode = self.step.decode.take();
-        let bucket = match decode {
-            Some((bucket, _)) => bucket,
-            None => {
-                let queue = (&self.stream, &mut self.inbox);
-                self.sampling.send(rules, rows, queue)?;
-                rows
-            }
-        };
-        if !matches!(decode, Some((_, Way::Replay))) {
-            let target = self.sampling.room(&self.stream, bucket, head.columns)?;
-            let product = Product {
-                matrix: head,
-                rows,
-                bucket,
-                x,
-            };
-            let queue = (&self.stream, &mut self.inbox);
-            let queued = self.multiplying.run(&product, target, queue);
-            let queued =
-                queued.and_then(|()| self.sampling.queue(bucket, head.columns, &self.stream));
-            if let Some((_, Way::Record)) = decode {
-                let graph = self.stream.end_recording();
-                queued?;
-                self.recordings.keep(bucket, graph?, self.moves_count());
-            } else {
-                queued?;
-            }
-        }
-        if let Some((_, Way::Record | Way::Replay)) = decode {
-            self.stream.replay(self.recordings.graph(bucket))?;
-        }
-        self.sampling.bring(rows, &self.stream)?;
-        Ok(self.idle.draws(&self.stream)?)
+        self.queue_head_and_draw(head, rules, x)
     }
 
-    fn abandon(&mut self) {
+    fn abandon_pass(&mut self) {
         self.end_failed_recording();
-        // The blocks that it writes may be another's soon, who has them filled beside this stream. What fails here was told
-        // already, or will be told again.
+        // The pass must end before another sequence may fill its blocks through another stream. Its
+        // error was reported already, or the next call reports it.
         let _ = self.stream.synchronize();
     }
 
-    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
-        self.sampling.fetch(&self.stream, tokens)?;
-        self.idle.fetched();
+    fn fetch_drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+        self.sampling.fetch_tokens(&self.stream, tokens)?;
+        self.idle.pass_fetched();
         Ok(())
     }
 
-    fn idle(&self) -> Option<Duration> {
+    fn idle_before_step(&self) -> Option<Duration> {
         self.idle.last()
     }
 
-    fn is_drawn(&mut self) -> bool {
-        self.sampling.is_fetched(&self.stream)
+    fn is_draw_ready(&mut self) -> bool {
+        self.sampling.is_copy_done(&self.stream)
     }
 
     fn blocks(&self, pool: &CudaPool) -> Option<Arc<dyn DeviceBlocks>> {
         let made = CudaBlocks::new(&self.images, self.hardware(), pool);
-        made.inspect_err(|error| tracing::warn!("blocks are copied between steps: {error}"))
+        made.inspect_err(|error| tracing::warn!("KV blocks can be copied only between steps, because their own streams cannot be made: {error}"))
             .ok()
             .map(|blocks| Arc::new(blocks) as Arc<dyn DeviceBlocks>)
     }
@@ -571,7 +536,7 @@ impl Ops for CudaOps {
         out: &mut [u8],
     ) -> Result<(), EngineError> {
         let first = block.0 as usize * pool.shape.block_bytes();
-        self.fetch((&pool.memory, first + offset), out)
+        self.fetch(&pool.memory, first + offset, out)
     }
 
     fn write_block(
@@ -582,7 +547,7 @@ impl Ops for CudaOps {
         bytes: &[u8],
     ) -> Result<(), EngineError> {
         let first = block.0 as usize * pool.shape.block_bytes();
-        self.put((&pool.memory, first + offset), bytes)
+        self.put(&pool.memory, first + offset, bytes)
     }
 
     fn copy_block(

@@ -1,68 +1,73 @@
-//! How a pass begins: what the device is told of it, and whether it is run, recorded or replayed.
+//! The beginning of a pass: the messages to the device, and the choice whether it is run, recorded
+//! or replayed.
 //!
 //! Owns: that choice. Never: queues an operation.
-//! Invariant: what a recording launches for padding stores nothing: its rows have no slot, and counts on the device
-//! leave them out.
+//! Invariant: the padding rows of a recording store nothing: they have no slot, and the counts on
+//! the device exclude them.
 
 use super::{CudaOps, StepAddresses};
-use crate::attention::Attending;
-use crate::inbox::Place;
-use crate::recording::{Way, bucket};
+use crate::attention::CudaAttention;
+use crate::recording::{GraphUse, bucket};
+use crate::step_messages::StepMessage;
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
-use cleave_engine::ops::{Batch, Pass, Wanted};
+use cleave_engine::ops::{Batch, PassMode, PassPurpose};
 
-/// Of a row that is padding: `NO_SLOT` of the kernels.
+/// The slot of a padding row: `NO_SLOT` of the kernels.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Of a token that is drawn by the step before, in which row is what follows: `FED` of the kernels.
+/// Marks a token that the previous step draws; the other bits are its row there: `FED` of the
+/// kernels.
 const FED: u32 = 1 << 31;
 
 impl CudaOps {
-    /// Sends the batch, and says who runs the pass.
+    /// Sends the batch, and decides whether the caller queues the operations or a recording is
+    /// replayed.
     pub(super) fn begin_pass(
         &mut self,
         batch: &Batch,
-        wanted: Wanted<'_>,
-    ) -> Result<Pass, EngineError> {
+        wanted: PassPurpose<'_>,
+    ) -> Result<PassMode, EngineError> {
         self.stream.bind()?;
         self.end_failed_recording();
-        self.inbox.turn(&self.stream)?;
+        self.messages.switch_half(&self.stream)?;
         let rows = batch.rows_count();
         let rules = match wanted {
-            Wanted::Tokens(rules) if batch.segments.len() == rows => Some(rules),
+            PassPurpose::DrawEveryRow(rules) if batch.segments.len() == rows => Some(rules),
             _ => None,
         };
+        // Only a decode step that draws tokens can be recorded: every segment has one row.
         let decode = rules.and_then(|rules| Some((rules, bucket(rows, self.rows_max.get())?)));
         let launched = decode.map_or(rows, |(_, bucket)| bucket);
+        // All messages go before a recording begins, which must contain none.
         self.send_batch(batch, launched)?;
         let Some((rules, bucket)) = decode else {
-            self.idle.begins(&self.stream)?;
-            return Ok(Pass::Run);
+            self.idle.pass_begins(&self.stream)?;
+            return Ok(PassMode::Execute);
         };
-        let queue = (&self.stream, &mut self.inbox);
-        self.sampling.send(rules, bucket, queue)?;
-        self.idle.begins(&self.stream)?;
-        let way = self.recordings.way(bucket, self.moves_count());
+        self.sampling
+            .send_rules(rules, bucket, &self.stream, &mut self.messages)?;
+        self.idle.pass_begins(&self.stream)?;
+        let way = self.recordings.next_use(bucket, self.moves_count());
         self.step.decode = Some((bucket, way));
         match way {
-            Way::Run => Ok(Pass::Run),
-            Way::Record => {
+            GraphUse::RunUnrecorded => Ok(PassMode::Execute),
+            GraphUse::Record => {
                 self.stream.begin_recording()?;
-                Ok(Pass::Run)
+                Ok(PassMode::Execute)
             }
-            Way::Replay => Ok(Pass::Recorded),
+            GraphUse::Replay => Ok(PassMode::Replay),
         }
     }
 
-    /// If the pass that was being recorded failed half-way: else the draw has taken the recording.
+    /// Ends the recording of a pass that failed before its draw; a draw ends the recording itself.
     pub(super) fn end_failed_recording(&mut self) {
-        if let Some((_, Way::Record)) = self.step.decode.take() {
+        if let Some((_, GraphUse::Record)) = self.step.decode.take() {
             drop(self.stream.end_recording());
         }
     }
 
-    /// Sends what kernels must know of a batch, padded to the rows that are launched.
+    /// Sends the description of a batch, padded to the rows that are launched.
     fn send_batch(&mut self, batch: &Batch, launched: usize) -> Result<(), EngineError> {
         let shape = *self.pool_shape.borrow();
         let block_tokens = shape.map_or(1, |shape| shape.block_tokens);
@@ -73,34 +78,36 @@ impl CudaOps {
         };
         let slots = padded(&row_slots(batch, block_tokens), NO_SLOT);
         let (mut tokens, positions) = (padded(&batch.tokens, 0), padded(&batch.positions, 0));
-        for fed in &batch.fed {
-            tokens[fed.row as usize] = FED | fed.drawn;
+        for fed in &batch.fed_rows {
+            tokens[fed.row as usize] = FED | fed.draw_row;
         }
-        let (stream, inbox) = (&self.stream, &mut self.inbox);
+        let (stream, messages) = (&self.stream, &mut self.messages);
         self.step = StepAddresses {
-            tokens: inbox.send(stream, Place::Tokens, &tokens)?,
-            positions: inbox.send(stream, Place::Positions, &positions)?,
-            row_slots: inbox.send(stream, Place::RowSlots, &slots)?,
+            tokens: messages.send(stream, StepMessage::Tokens, &tokens)?,
+            positions: messages.send(stream, StepMessage::Positions, &positions)?,
+            row_slots: messages.send(stream, StepMessage::RowSlots, &slots)?,
             decode: None,
         };
-        self.multiplying
-            .begin(batch.rows_count(), (stream, inbox))?;
-        if let Some(attending) = self.attending.get_mut() {
-            attending.begin(batch, stream, inbox)?;
+        self.matmul
+            .begin_pass(batch.rows_count(), stream, messages)?;
+        if let Some(attending) = self.attention.get_mut() {
+            attending.begin_pass(batch, stream, messages)?;
         }
         Ok(())
     }
 
-    /// How often something moved that a recording names.
+    /// Counts the moves of all memory whose addresses a recording contains.
     pub(super) fn moves_count(&self) -> u64 {
-        let attending = self.attending.borrow();
-        self.inbox.moves_count()
-            + self.multiplying.moves_count()
-            + self.sampling.moves_count()
-            + attending.as_ref().map_or(0, Attending::moves_count)
+        let attending = self.attention.borrow();
+        self.messages.reallocations_count()
+            + self.matmul.reallocations_count()
+            + self.sampling.reallocations_count()
+            + attending
+                .as_ref()
+                .map_or(0, CudaAttention::reallocations_count)
     }
 
-    /// Rows that are launched where so many are asked for: all of a decode step's bucket.
+    /// Returns the rows to launch for `rows` rows: a decode step launches its whole bucket.
     pub(super) fn launched(&self, rows: usize) -> usize {
         self.step
             .decode
@@ -108,7 +115,7 @@ impl CudaOps {
     }
 }
 
-/// Where each row's keys and values go: `block × block_tokens + token`.
+/// Returns the slot of each row's keys and values: `block × block_tokens + token`.
 fn row_slots(batch: &Batch, block_tokens: usize) -> Vec<u32> {
     let slot = |table: &[BlockIndex], position: usize| {
         table[position / block_tokens].0 * block_tokens as u32 + (position % block_tokens) as u32

@@ -1,44 +1,46 @@
-//! A GPU for tests: the real one where `CLEAVE_TEST_DEVICE=cuda` says so, or else the stand-in driver, which
-//! runs kernels on the processor.
-#![allow(clippy::unwrap_used, dead_code)] // Tests, and what they share.
+//! A GPU for tests: the real one if `CLEAVE_TEST_DEVICE=cuda` asks for it, else the stand-in
+//! driver, which runs kernels on the processor.
+#![allow(clippy::unwrap_used, dead_code)] // Tests and their helpers.
 
-use cleave_cuda::Device;
-use cleave_emulator::{StandIn, Variant};
+use cleave_cuda::CudaDevice;
+use cleave_emulator::{SanitizerVariant, StandInLibrary};
 use std::sync::{Arc, OnceLock};
 
-/// The device, or `None` with a message if this machine can neither run nor emulate one.
-pub(crate) fn device() -> Option<Arc<Device>> {
+/// Returns the device, or `None` with a message if this machine can neither run nor emulate one.
+pub(crate) fn device() -> Option<Arc<CudaDevice>> {
     if is_real() {
-        return Some(Device::open(0).expect("CLEAVE_TEST_DEVICE=cuda asks for a GPU"));
+        return Some(CudaDevice::open(0).expect("CLEAVE_TEST_DEVICE=cuda asks for a GPU"));
     }
     if stand_in().is_none() {
         eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
         return None;
     }
-    Some(Device::open(0).expect("the stand-in driver has a device"))
+    Some(CudaDevice::open(0).expect("the stand-in driver has a device"))
 }
 
-/// Whether tests run on a real GPU.
+/// Returns whether tests run on a real GPU.
 pub(crate) fn is_real() -> bool {
     std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
-/// The stand-in driver and compiler, loaded before anything looks for NVIDIA's; none beside a real device.
-pub(crate) fn stand_in() -> Option<StandIn> {
+/// Loads the stand-in driver and compiler before anything looks for NVIDIA's; `None` on a real
+/// device.
+pub(crate) fn stand_in() -> Option<StandInLibrary> {
     if is_real() {
         return None;
     }
-    static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
+    static LOADED: OnceLock<Option<StandInLibrary>> = OnceLock::new();
     *LOADED.get_or_init(|| {
-        let variant = Variant::of_environment();
+        let variant = SanitizerVariant::from_environment();
         let is_there = cleave_emulator::preload(variant);
-        is_there.then(|| StandIn::load(variant)).flatten()
+        is_there.then(|| StandInLibrary::load(variant)).flatten()
     })
 }
 
-/// Whether this process has these settings of the stand-in driver, which it reads once; if not, runs the test named so in one
-/// that has them. False too where there is no stand-in.
-pub(crate) fn has_settings(test: &str, settings: &[(&str, &str)]) -> bool {
+/// Returns whether this process has these settings of the stand-in driver, which reads them once.
+/// If not, runs the named test in a process that has them, and returns false; so it does where
+/// there is no stand-in.
+pub(crate) fn has_stand_in_settings(test: &str, settings: &[(&str, &str)]) -> bool {
     if stand_in().is_none() {
         eprintln!("skipped: needs the stand-in driver, so g++ on x86-64 Linux");
         return false;

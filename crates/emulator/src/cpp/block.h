@@ -1,6 +1,7 @@
-// The state of the block that runs, shared by the scheduler and the warps' collectives.
+// The state of the running block, shared by the scheduler and the warps' collectives.
 //
-// Owns: which threads are ready, wait or have returned, who is next, and what waiting lanes brought along.
+// Owns: which threads are ready, wait or have returned, the next thread, and the operands of
+// waiting lanes.
 // Never: is seen by kernels or by the driver.
 // Invariant: a lane is in exactly one of `ready`, `met` and `at_barrier`, or has returned.
 #pragma once
@@ -17,31 +18,31 @@ constexpr uint32_t THREADS_MAX = LANES * WARPS_MAX;
 
 enum class Collective : uint8_t { Sync, Shuffle, Ballot, Ldmatrix, LdmatrixTransposed, Mma, Wgmma };
 
-// What each lane brings to a collective, and takes away from it. Values and rows lie in two places in turn: a lane
-// may be at the next collective before all have taken from the last one.
+// Operands and results of a collective, for each lane. Values and rows have two places in turn: a
+// lane may reach the next collective before all have read the last one.
 struct Brought {
     uint64_t value[2][LANES];
     Row row[2][LANES];
-    // Fragments of a product, part by part, as matrices of 8 × 8: rows of `a` and columns of `b` in bf16, and the upper
-    // and lower half of the sums.
+    // Fragments of a product, part by part, as matrices of 8 × 8: rows of `a` and columns of `b` in
+    // bf16, and the upper and lower half of the sums.
     uint32_t a[4][LANES], b[2][LANES];
     alignas(64) float d[2][LANES * 2];
 };
 
 struct Warp {
-    // One bit per lane.
+    // Masks with one bit for each lane.
     uint32_t exists = 0, ready = 0, met = 0, at_barrier = 0;
     Collective collective = Collective::Sync;
     Site site = {};
-    // Collectives so far, modulo two.
+    // Number of collectives so far, modulo two.
     uint32_t turn = 0;
     uint32_t votes[2] = {};
-    // For the race detector.
+    // Synchronisation address for the race detector.
     uint64_t gate[2] = {};
     Brought brought;
 };
 
-// All that a switch touches of a thread, in one line of the cache.
+// The part of a thread that a switch touches, in one cache line.
 struct alignas(64) Thread {
     Context context;
     Index index;
@@ -54,7 +55,8 @@ struct Block {
     uint32_t now = 0, returned = 0, at_barrier = 0;
     Site barrier = {};
     uint32_t barriers = 0;
-    // For the race detector: barriers in turn, from the host to all threads, from all threads to the host.
+    // Synchronisation addresses for the race detector: barriers in turn, host to all threads, all
+    // threads to host.
     uint64_t gate[2] = {}, start_gate = 0, end_gate = 0;
     bool is_first = false;
     Outcome outcome = Outcome::Done;
@@ -63,18 +65,18 @@ struct Block {
 extern Block block;
 extern Warp warps[WARPS_MAX];
 extern Thread threads[THREADS_MAX];
-// Of the thread that runs.
+// State of the running thread.
 extern Warp* warp;
 extern uint32_t lane;
 
 constexpr uint32_t NOBODY = ~0u;
 
-// Products of the running thread that nobody waited for.
+// Whether the running thread has products that it has not waited for.
 bool has_products();
-// Of a thread whose block is over.
+// Drops the products of a thread whose block is over.
 void forget_products(uint32_t number);
 
-// Nobody is ready and somebody has not returned.
+// No thread is ready and some have not returned.
 [[noreturn]] void report_deadlock();
 [[noreturn]] void report_meeting(Collective collective, Site site);
 // Gives a thread that has not begun a stack.
@@ -90,7 +92,8 @@ inline void run_as(uint32_t number) {
     thread_index = &threads[number].index;
 }
 
-// The next ready lane of this warp, so that a warp runs together; else of the next warp that has one.
+// The next ready lane of this warp, so that a warp runs together; else of the next warp that has
+// one.
 inline uint32_t next_ready() {
     uint32_t number = block.now / LANES;
     uint32_t above = warp->ready & ~((2u << lane) - 1);
@@ -103,7 +106,8 @@ inline uint32_t next_ready() {
     return NOBODY;
 }
 
-// Puts the running lane among those who met. True for the last one, which then lets go of all; the others wait.
+// Adds the running lane to those that reached the collective. True for the last lane, which then
+// releases all; the others wait.
 inline bool meet(Collective collective, Site site) {
     bool is_other = warp->met != 0 && (warp->collective != collective || !is_same(warp->site, site));
     if (__builtin_expect(is_other, false)) report_meeting(collective, site);
@@ -117,12 +121,12 @@ inline bool meet(Collective collective, Site site) {
 inline void let_go() {
     warp->ready |= warp->met;
     warp->met = 0;
-    // All are here, so nobody takes from the last one any more.
+    // All lanes are here, so no lane reads the last collective any more.
     warp->votes[warp->turn ^ 1] = 0;
     warp->turn ^= 1;
 }
 
-// Gives way to a thread that is ready, until this one is again.
+// Switches to a ready thread, until this one is ready again.
 inline __attribute__((always_inline)) void wait() {
     Thread& self = threads[block.now];
     uint32_t next = next_ready();

@@ -1,8 +1,11 @@
-// What the lanes of a warp do together: each brings its part and takes its part when all have come.
+// Collectives of a warp: each lane brings its operands, and reads its result when all lanes have
+// come.
 //
-// Owns: shuffles, ballot, the distribution of matrix tiles, the product of tiles (by the last lane to come, for all).
-// Never: touches the kernel's memory, save the registers that a lane hands in by address, while it runs.
-// Invariant: a lane takes its part before it can meet the others twice more.
+// Owns: shuffles, ballot, the distribution of matrix tiles, the product of tiles (computed by the
+// last lane for all).
+// Never: touches the kernel's memory, except the registers whose address a lane passes, while it
+// runs.
+// Invariant: a lane reads its result before it can meet the others twice more.
 #include <string.h>
 
 #include "block.h"
@@ -61,7 +64,7 @@ void sync_warp(Site site) {
 }
 
 uint64_t shuffle(uint64_t value, uint32_t from_lane, Site site) {
-    // A lane that the block does not have has nothing to give: whoever asks it gets NaNs.
+    // A lane that the block does not have gives NaNs.
     constexpr uint64_t NOTHING = uint64_t(numbers::POISON) << 32 | numbers::POISON;
     uint64_t* values = warp->brought.value[warp->turn];
     values[lane] = value;
@@ -101,7 +104,7 @@ void mma_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site) {
     } else {
         wait();
     }
-    // Its place is its own: nobody multiplies again before it is back.
+    // The lane's place is free to reuse: no lane multiplies again before this one is back.
     for (uint32_t part = 0; part < 2; part++) memcpy(d + part * 2, &all.d[part][lane * 2], sizeof(float[2]));
 }
 

@@ -1,10 +1,12 @@
-// The twin of kernels/include/prims.cuh for a host compiler: the same names with the same meaning.
+// The counterpart of kernels/include/prims.cuh for a host compiler: the same names with the same
+// meaning.
 //
-// Owns: the emulated primitives. What needs other threads of the block is in the scheduler, which is never
-// compiled with -fsanitize=thread; every access to the kernel's memory is here, so that sanitizers see it.
+// Owns: the emulated primitives. Parts that need other threads of the block are in the scheduler,
+// which is never compiled with -fsanitize=thread; every access to the kernel's memory is here, so
+// that sanitizers see it.
 // Never: fuses a multiplication with an addition (compiled with -ffp-contract=off).
-// Invariant: what the device leaves undefined is an error or a NaN here, not a plausible number: memory that
-// was not written, a copy not waited for, lanes that meet from different lines.
+// Invariant: what the device leaves undefined is an error or a NaN here, not a plausible number:
+// unwritten memory, a copy not waited for, lanes that meet from different lines.
 #pragma once
 #include <math.h>
 
@@ -24,8 +26,8 @@ typedef long long i64;
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulator::dynamic_shared.first)
 #define NEGATIVE_INFINITY (-__builtin_inff())
 
-// A thread's, so that the scheduler finds them all in one place and can poison them before each block;
-// except under the address sanitizer, which puts its fences around ordinary variables only.
+// Thread-local, so that the scheduler finds them all in one place and can poison them before each
+// block; except under the address sanitizer, which guards ordinary variables only.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -37,7 +39,7 @@ typedef long long i64;
 #define blockDim emulator::block_size
 #define gridDim emulator::grid_size
 
-// Where the call stands that has this as its argument's default.
+// The source line of the call that has this as its argument's default.
 #define CALL_SITE emulator::Site site = {__builtin_FILE(), __builtin_LINE()}
 
 struct bf16 {
@@ -50,7 +52,7 @@ struct alignas(16) Words4 {
     u32 word[4];
 };
 
-// CUDA's own names without a header, as nvcc and NVRTC have them.
+// CUDA's built-in names without a header, as nvcc and NVRTC have them.
 #define EMULATOR_ORDER(type) \
     DEVICE type min(type a, type b) { return b < a ? b : a; } \
     DEVICE type max(type a, type b) { return a < b ? b : a; }
@@ -77,7 +79,7 @@ DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) {
     u32 picked = 0;
     for (u32 i = 0; i < 4; i++) {
         u32 digit = order >> 4 * i & 15, byte = u32(bytes >> 8 * (digit & 7)) & 0xff;
-        // The highest bit of a digit asks for the byte's sign, eight times.
+        // The highest bit of a digit selects the byte's sign, eight times.
         if (digit & 8) byte = byte & 0x80 ? 0xff : 0;
         picked |= byte << 8 * i;
     }
@@ -91,7 +93,7 @@ DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
 DEVICE float mul_rn(float a, float b) { return a * b; }
 DEVICE float add_rn(float a, float b) { return a + b; }
 DEVICE float fma_rn(float a, float b, float c) { return fmaf(a, b, c); }
-// Numbers below the least normal one are zeros, as the device's instruction takes and gives them.
+// Subnormal numbers are zeros, as for the device's instruction.
 DEVICE float exp2_fast(float x) {
     float y = exp2f(fabsf(x) < 0x1p-126f ? 0.0f : x);
     return y < 0x1p-126f ? 0.0f : y;
@@ -184,7 +186,7 @@ DEVICE void cp_async_16(void* to, const void* from, bool is_there, CALL_SITE) {
         emulator_check_aligned(from, "cp_async_16 of an address that is no multiple of 16", site);
         emulator_check_global(from, "cp_async_16 of shared memory", site);
     }
-    // Whoever reads it before it was waited for reads NaNs.
+    // A read before the wait gives NaNs.
     constexpr u32 poison = numbers::POISON;
     *static_cast<Words4*>(to) = Words4{{poison, poison, poison, poison}};
     emulator::copy_begin({to, is_there ? from : nullptr});
@@ -200,7 +202,7 @@ template <int N> DEVICE void cp_async_wait() {
     if (count != 0) emulator::shared_written();
 }
 
-// Each lane reads the one row that it names, so a sanitizer sees who reads what.
+// Each lane reads the one row that it names, so that a sanitizer attributes the read.
 DEVICE void emulator_ldmatrix(u32 (&r)[4], const void* row, emulator::Layout layout, emulator::Site site) {
     emulator_check_aligned(row, "ldmatrix of a row at no multiple of 16", site);
     emulator_check_shared(row, "ldmatrix of memory that is not shared", site);
@@ -221,12 +223,13 @@ DEVICE void wgmma_fence_shared() { emulator::shared_fenced(); }
 DEVICE void wgmma_begin() {}
 DEVICE void wgmma_commit() { emulator::products_commit(); }
 
-// Sixteen bytes of row `row` of an operand; the pattern goes by addresses of the block's shared memory.
+// Sixteen bytes of row `row` of an operand; the swizzle depends on addresses of the block's shared
+// memory.
 DEVICE emulator::Row emulator_wgmma_part(uintptr_t operand, u32 row, u32 half) {
     const uintptr_t at = operand + row * 128 + half * 16;
     return *reinterpret_cast<const emulator::Row*>(emulator::dynamic_shared.first + (at ^ (at >> 7 & 7) << 4));
 }
-// What this lane reads of a product's operands.
+// The part of a product's operands that this lane reads.
 DEVICE void emulator_wgmma_read(emulator::WarpgroupProduct& product) {
     const u32 lane = lane_index(), row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     product.left = emulator_wgmma_part(product.a, row, lane / 16);

@@ -42,7 +42,7 @@ constexpr size_t STACK_BYTES = 64 * PAGE_BYTES;
 std::vector<uint8_t*> pool;
 
 #ifdef EMULATOR_ADDRESS
-// The stack of the thread that launched, as told on arrival at the first fiber.
+// The launching thread's stack, as reported on arrival at the first fiber.
 const void* host_stack = nullptr;
 size_t host_stack_bytes = 0;
 #endif
@@ -53,7 +53,7 @@ uint8_t* make_stack() {
     return static_cast<uint8_t*>(at) + PAGE_BYTES;
 }
 
-// Tops at one place in each page would all want the same few lines of the cache.
+// Offsets the tops of stacks: at one place in each page they would share a few cache lines.
 size_t colour(const uint8_t* stack) { return (reinterpret_cast<uintptr_t>(stack) / PAGE_BYTES * 320) % PAGE_BYTES & ~size_t(63); }
 
 #ifdef EMULATOR_ADDRESS
@@ -64,7 +64,7 @@ void announce_stack(void** fake_stack, const Context& to) {
 }
 #endif
 #ifdef EMULATOR_THREAD
-// Switching orders nothing: only barriers do.
+// A switch synchronises nothing; only barriers do.
 constexpr unsigned NO_ORDER = 1;
 #endif
 
@@ -82,7 +82,7 @@ void begin(Context& context, void (*entry)()) {
         context.stack = pool.back();
         pool.pop_back();
     }
-    // As if `entry` had been called from nowhere, and had switched away before its first line.
+    // The stack looks as if `entry` had been called and had switched away before its first line.
     auto** top = reinterpret_cast<void**>(top_of(context));
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(entry);

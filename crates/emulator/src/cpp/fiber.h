@@ -1,7 +1,7 @@
-// Stacks to run a kernel's threads on, and the switch from one to another.
+// Stacks for a kernel's threads, and the switch between them.
 //
-// Owns: the stacks, the switch, and what sanitizers must be told about both.
-// Never: decides who runs; compiled with a sanitizer itself.
+// Owns: the stacks, the switch, and the calls that sanitizers need for both.
+// Never: decides which thread runs; is compiled with a sanitizer itself.
 // Invariant: a stack is either in the pool or belongs to one context that has begun and not ended.
 #pragma once
 #include <stddef.h>
@@ -11,36 +11,37 @@
 namespace emulator {
 
 struct Context {
-    // Null: has not begun.
+    // Null until the context begins.
     void* stack_pointer = nullptr;
     uint8_t* stack = nullptr;
-    // The sanitizers' own: a fake stack, and a thread of the race detector.
+    // For sanitizers: a fake stack, and a thread of the race detector.
     void* fake_stack = nullptr;
     void* race_thread = nullptr;
 };
 
-// Whether a context that ended may leave its stack to another that goes on right there. Not where races are
-// looked for: two threads' variables in one place would be one.
+// Whether an ended context may pass its stack on to the next one directly. Not for the race
+// detector: two threads' variables in one place would look like one.
 extern const bool STACKS_ARE_SHARED;
 
-// Tells the race detector of it. From the host: what made a thread comes before all that the thread does, and
-// no fiber's doing must come before another's by that.
+// Registers the context with the race detector. Called from the host, so that the host's work
+// precedes each thread's, and no fiber's work seems to precede another's.
 void introduce(Context& context);
 // Gives `context` a stack, on which `entry` begins when it is first switched to. `entry` never returns.
 void begin(Context& context, void (*entry)());
-// Back to the pool, which may be said by whoever still runs on it: the next `begin` must come from elsewhere.
+// Returns the stack to the pool, perhaps while still running on it: the next `begin` must come from
+// another stack.
 void end(Context& context);
-// After a failed launch: forgets where the context stood.
+// Drops the saved position after a failed launch.
 void abandon(Context& context);
 
-// First thing on a new stack.
+// The first call on a new stack.
 enum class CameFrom { Host, Fiber };
 void arrived_on_new_stack(CameFrom from);
-// Does not return, and the running context will not be switched to again.
+// Switches for the last time: the running context is never resumed.
 [[noreturn]] void leave_context(Context& to);
 
 #if defined(EMULATOR_ADDRESS) || defined(EMULATOR_THREAD)
-// What the sanitizer is told before a switch and after it.
+// Sanitizer calls before and after a switch.
 void announce(Context& from, Context& to);
 void arrived(Context& self);
 #else
@@ -48,9 +49,9 @@ inline void announce(Context&, Context&) {}
 inline void arrived(Context&) {}
 #endif
 
-// Saves what is still needed here (the compiler knows), and goes on where the other stack left off. In line, since
-// a kernel does little between two switches, and each stack's lines have to come into the cache for it.
-// Compiled with -mno-red-zone: it pushes below the stack pointer.
+// Saves the registers that the compiler still needs, and continues on the other stack. Inline,
+// since a kernel does little between two switches, and each stack's lines must be loaded into the
+// cache. Compiled with -mno-red-zone: it pushes below the stack pointer.
 inline __attribute__((always_inline)) void switch_stacks(void** from, void* to) {
     asm volatile(
         "pushq %%rbp\n\t"
@@ -68,18 +69,18 @@ inline __attribute__((always_inline)) void switch_stacks(void** from, void* to) 
           "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory");
 }
 
-// Returns when somebody switches back. `to` has begun, or is where a switch once left from.
+// Returns when another context switches back. `to` is new, or was left by a switch.
 inline __attribute__((always_inline)) void switch_context(Context& from, Context& to) {
     announce(from, to);
     switch_stacks(&from.stack_pointer, to.stack_pointer);
     arrived(from);
 }
 
-// The bounds of a context's stack, low end first; what touches the page below it has overrun it.
+// The bounds of a context's stack, low end first; an access to the page below is an overflow.
 bool is_below(const Context& context, const void* address);
 void* top_of(const Context& context);
 
-// For the race detector: all that happened before a `release` happens before what follows its `acquire`.
+// For the race detector: work before a `release` happens before work after its `acquire`.
 void acquire(void* gate);
 void release(void* gate);
 

@@ -1,7 +1,7 @@
-// What a thread has begun and not waited for, in groups: copies, products of warpgroups.
+// Operations that a thread has begun and not waited for, in groups: copies, warpgroup products.
 //
-// Owns: which of it a wait makes due. Never: knows what is begun, or does it.
-// Invariant: what is due stays where it is until more is begun.
+// Owns: which of them a wait completes. Never: knows or performs the operations.
+// Invariant: completed entries stay in place until more are begun.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -46,7 +46,7 @@ public:
 
 private:
     std::vector<T> all_;
-    // Where in `all_` each group ends that nobody has waited for.
+    // The end in `all_` of each group that was not waited for.
     std::vector<size_t> group_ends_;
     size_t done_ = 0;
 };

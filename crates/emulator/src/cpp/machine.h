@@ -1,8 +1,8 @@
-// What a kernel that runs on the host may ask of the machine that runs it.
+// Services of the emulator for a kernel that runs on the host.
 //
 // Owns: the declarations shared by emulator.h, which kernels include, and by the scheduler.
-// Never: includes a C++ library header; each kernel's file is compiled with this in front of it.
-// Invariant: everything here is called from a kernel's fiber, one fiber at a time.
+// Never: includes a C++ library header; each kernel's file is compiled after this.
+// Invariant: every function here is called from a kernel's fiber, one fiber at a time.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@ struct Index {
     uint32_t x, y, z;
 };
 
-// Where in the source a call stands: threads that meet must have come from one place.
+// The source line of a call: threads that meet must come from the same one.
 struct Site {
     const char* file;
     uint32_t line;
@@ -37,7 +37,8 @@ struct Copy {
     const void* from;
 };
 
-// This lane's part of a warpgroup's product m64n128k16: what it read of the operands when the product was begun.
+// This lane's part of a warpgroup's product m64n128k16: the operands as read when the product was
+// begun.
 struct WarpgroupProduct {
     uintptr_t a, b;
     bool keeps;
@@ -48,39 +49,39 @@ struct WarpgroupProduct {
 enum class Layout { AsStored, Transposed };
 enum class Outcome { Done, Failed, IllegalAddress, Misaligned };
 
-// Of the fiber that runs now.
+// Indices of the running fiber.
 extern const Index* thread_index;
 extern Index block_index, block_size, grid_size;
-// Exactly the bytes of the launch, and where blocks' static arrays are (empty if that is not known).
+// Exactly the bytes of the launch, and the blocks' static arrays (empty if unknown).
 extern Range dynamic_shared, static_shared;
 
 void sync_block(Site site);
 void sync_warp(Site site);
 uint64_t shuffle(uint64_t value, uint32_t from_lane, Site site);
 uint32_t ballot(bool is_true, Site site);
-// `row` is this lane's; `to` gets its part of all lanes' rows.
+// `row` is this lane's; `to` receives its part of all lanes' rows.
 void ldmatrix(uint32_t* to, const Row& row, Layout layout, Site site);
 void mma_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site);
 
 void copy_begin(Copy copy);
 void copy_commit();
-// Copies of all groups but the last `groups_left`, in order, now the caller's to carry out. They stay
-// where they are until the next `copy_begin`.
+// Copies of all groups but the last `groups_left`, in order, for the caller to perform. They stay
+// in place until the next `copy_begin`.
 const Copy* copies_due(uint32_t groups_left, uint32_t* count);
 
-// Which of the block's threads have written to shared memory, by copies, what they did not yet fence for wgmma.
+// Marks the threads of the block whose copies into shared memory are not yet fenced for wgmma.
 void shared_written();
 void shared_fenced();
-// `d` is 64 numbers of this lane; until `products_over` they are nobody's. One `d` at a time.
+// `d` is 64 numbers of this lane, undefined until `products_over`. One `d` at a time.
 void products_begin(float* d, const WarpgroupProduct& product, Site site);
 void products_commit();
-// As `copies_due`.
+// The same for products as `copies_due`.
 const WarpgroupProduct* products_due(uint32_t groups_left, uint32_t* count);
 void products_run(const WarpgroupProduct& product, Site site);
-// Gives `d` back if no product is left.
+// Releases `d` if no product is left.
 void products_over();
 
-// Ends the launch: the driver reports it as the device would.
+// Ends the launch; the driver reports the failure as the device would.
 [[noreturn]] void fail(Outcome outcome, const char* what, Site site);
 
 }  // namespace emulator

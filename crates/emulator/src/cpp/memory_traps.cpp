@@ -1,4 +1,4 @@
-// Turns a kernel's access to memory that is not there into the end of its launch. See memory_traps.h.
+// Turns a kernel's access to unmapped memory into a failed launch. See memory_traps.h.
 #include "memory_traps.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 namespace emulator {
 
-// The address sanitizer's own handler says more, and ends the process.
+// The address sanitizer's own handler reports more, and ends the process.
 #ifdef EMULATOR_ADDRESS
 
 Traps::Traps(IsOverrun, StackTop) {}
@@ -28,7 +28,7 @@ Traps::StackTop stack_top_now;
 const void* address_missed;
 bool is_overrun_missed;
 
-// Where the fiber goes on after the fault: nothing below it on its stack is needed any more.
+// The fiber continues here after the fault; nothing below on its stack is needed any more.
 [[noreturn]] void land() {
     char what[96];
     snprintf(what, sizeof what, is_overrun_missed ? "its stack overflowed at %p" : "touched %p, where there is no memory", address_missed);
@@ -37,7 +37,7 @@ bool is_overrun_missed;
 
 void on_fault(int number, siginfo_t* info, void* interrupted) {
     if (!pthread_equal(pthread_self(), runner)) {
-        // Not the kernel's: whoever was here before us is to have it, when the access is tried again.
+        // The fault is not the kernel's: the earlier handler gets it when the access is retried.
         for (int index = 0; index < 2; index++) {
             if (SIGNALS[index] == number) sigaction(number, &before[index], nullptr);
         }

@@ -1,8 +1,8 @@
-// Turns a kernel's access to memory that is not there into the end of its launch.
+// Turns a kernel's access to unmapped memory into a failed launch.
 //
 // Owns: the handlers of SIGSEGV and SIGBUS while a launch runs.
-// Never: takes a fault that another thread of the process made, or that the driver itself made.
-// Invariant: what the process had installed before is installed again after the launch.
+// Never: handles a fault of another thread, or of the driver itself.
+// Invariant: the process's earlier handlers are restored after the launch.
 #pragma once
 
 #pragma GCC visibility push(hidden)
@@ -10,7 +10,7 @@ namespace emulator {
 
 class Traps {
  public:
-    // Whether an address is where the running fiber's stack overflows to, and the top of that stack.
+    // Whether an address is just below the running fiber's stack, and the top of that stack.
     using IsOverrun = bool (*)(const void* address);
     using StackTop = void* (*)();
 

@@ -1,4 +1,4 @@
-// What the emulator and the stand-in driver have to say: a line on stderr, kept for tests.
+// Messages of the emulator and the stand-in driver: lines on stderr, kept for tests.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

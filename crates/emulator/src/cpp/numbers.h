@@ -1,8 +1,9 @@
-// Narrow number formats in plain C++: what the device's conversions do, bit for bit.
+// Narrow number formats in plain C++, with the device's conversions bit for bit.
 //
-// Owns: bf16, e4m3 and half against float, and the pattern that stands for memory nobody has written.
-// Never: allocates, depends on anything but the compiler.
-// Invariant: rounding is to the nearest, halves to even; a NaN stays one (bf16 has the device's, 0x7fff).
+// Owns: bf16, e4m3 and half against float, and the pattern of unwritten memory.
+// Never: allocates, or depends on anything but the compiler.
+// Invariant: rounding is to the nearest, ties to even; a NaN stays one (bf16 has the device's,
+// 0x7fff).
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -33,8 +34,8 @@ inline uint16_t to_bf16(float x) {
     return uint16_t((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
 }
 
-// To the nearest bf16 in one rounding: on the way through float the last bit says whether anything was cut off
-// (rounding to odd), so that what is near the middle of two is not taken for the middle.
+// To the nearest bf16 in one rounding: the intermediate float is rounded to odd, so that a value
+// near a tie is not taken for the tie.
 inline uint16_t to_bf16_once(double x) {
     auto near = float(x);
     if (double(near) != x && near == near && (bits(near) & 1u) == 0) {
@@ -44,7 +45,8 @@ inline uint16_t to_bf16_once(double x) {
     return to_bf16(near);
 }
 
-// a · b + c in bf16, rounded once. The product is exact in double; of the sum, what double cuts off is kept as its last bit.
+// a · b + c in bf16, rounded once. The product is exact in double; the last bit of the sum records
+// what double cuts off.
 inline uint16_t fma_bf16(uint16_t a, uint16_t b, uint16_t c) {
     double product = double(from_bf16(a)) * double(from_bf16(b)), added = double(from_bf16(c));
     double sum = product + added, of_added = sum - product;
@@ -84,7 +86,7 @@ inline uint16_t to_half(float x) {
     if (magnitude > 0x7f800000u) return 0x7fff;
     // From 65520 on everything rounds to infinity.
     if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);
-    // Below the least normal half, adding a half aligns the fraction and rounds it.
+    // Below the least normal half, adding 0.5 aligns the fraction and rounds it.
     if (magnitude < 0x38800000u) return uint16_t(sign | (bits(from_bits(magnitude) + 0.5f) - bits(0.5f)));
     return uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
 }

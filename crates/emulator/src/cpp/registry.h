@@ -1,6 +1,7 @@
 // The kernels of this library, by name.
 //
-// Owns: how a kernel's file says what is in it; the build writes one such file for each .cu file.
+// Owns: the registration of a kernel file's content; the build writes one such file for each .cu
+// file.
 // Never: looks into a kernel.
 // Invariant: a name stands for one kernel.
 #pragma once
@@ -14,13 +15,13 @@ struct Kernel {
     const char* name;
     void (*run)(const void* args);
     size_t args_bytes;
-    // As kernels/table.txt has them.
+    // Limits from kernels/table.txt.
     uint32_t threads_max, registers_max, shared_bytes;
     const Kernel* next;
 };
 
 void add_kernel(Kernel* kernel);
-// Null if there is none of that name.
+// Null if no kernel has that name.
 const Kernel* find_kernel(const char* name);
 
 template <auto entry> struct Entry;

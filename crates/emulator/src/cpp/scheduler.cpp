@@ -1,9 +1,10 @@
-// Who of a block's threads runs: each is a fiber that runs until it waits for others or returns.
+// The scheduler of a block's threads: each is a fiber that runs until it waits for others or
+// returns.
 //
-// Owns: the block that runs, the barrier, the end of a launch that failed.
+// Owns: the running block, the barrier, the end of a failed launch.
 // Never: runs two fibers at once, or is compiled with a sanitizer.
-// Invariant: a barrier opens when every thread of the block has come to it from one line. Whatever cannot go on
-// ends the launch with a line that says where, and the process goes on.
+// Invariant: a barrier opens when every thread of the block has reached it from one line. A block
+// that cannot continue ends the launch with a message that names the line, and the process goes on.
 #include "scheduler.h"
 
 #include <stdio.h>
@@ -62,7 +63,8 @@ void describe_here(char* to, size_t bytes) {
 
 void fiber_main();
 
-// What a thread does when its kernel has returned. True if another one goes on in its place, on its stack.
+// Ends a thread whose kernel has returned. True if another one continues in its place, on its
+// stack.
 bool go_on_as_another() {
     Thread& self = threads[block.now];
     if (!copies_of[block.now].is_over()) {
@@ -84,7 +86,7 @@ bool go_on_as_another() {
         to.stack = self.context.stack;
         self.context.stack = nullptr;
         self.context.stack_pointer = nullptr;
-        // Anything but null: it has begun, and is saved when it first waits.
+        // Anything but null marks it as begun; the true value is saved at its first wait.
         to.stack_pointer = to.stack;
         run_as(next);
         return true;
@@ -242,7 +244,7 @@ Outcome launch(const Launch& launch) {
     Traps traps([](const void* address) { return is_below(threads[block.now].context, address); },
                 []() { return top_of(threads[block.now].context); });
     uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
-    // A stride without a divisor in common with their number visits all blocks once.
+    // A stride coprime to the number of blocks visits each once.
     uint64_t draw = launch.seed == 0 ? 0 : mix(launch.seed);
     uint64_t stride = launch.seed == 0 ? 1 : draw % blocks | 1;
     while (common_divisor(stride, blocks) != 1) stride++;

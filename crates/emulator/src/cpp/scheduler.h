@@ -16,7 +16,7 @@ struct Launch {
     const void* args;
     Index grid, block;
     uint32_t shared_bytes;
-    // Draws the order of blocks, and which thread begins; 0 is the order of their numbers.
+    // Seeds the order of blocks, and the first thread; 0 is the order of their numbers.
     uint64_t seed;
 };
 
@@ -24,7 +24,7 @@ Outcome launch(const Launch& launch);
 
 // Writes one line to stderr and keeps it for `last_message`.
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));
-// Copies the last line said, at most `bytes` with its end; its whole length is returned.
+// Copies the last message, at most `bytes` with its terminator; returns its whole length.
 size_t last_message(char* to, size_t bytes);
 
 }  // namespace emulator

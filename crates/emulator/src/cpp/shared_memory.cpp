@@ -16,10 +16,10 @@ namespace {
 
 constexpr size_t PAGE_BYTES = 4096;
 constexpr size_t ALIGNMENT = 1024;
-// More than any device has.
+// More than any device's shared memory.
 constexpr size_t BYTES_MAX = 64 * PAGE_BYTES;
 
-// The last page cannot be touched.
+// The last page is a guard page.
 uint8_t* arena() {
     static uint8_t* at = [] {
         void* pages = mmap(nullptr, BYTES_MAX + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -32,8 +32,8 @@ uint8_t* arena() {
 #ifdef EMULATOR_ADDRESS
 void* fenced = nullptr;
 #else
-// All of this library's variables that each thread has its own of are kernels' `__shared__` ones, but this:
-// it makes the memory of the calling thread be there.
+// All thread-local variables of this library are kernels' `__shared__` ones, except this: it makes
+// the calling thread's block of them exist.
 thread_local volatile uint32_t anchor;
 
 int find_statics(dl_phdr_info* info, size_t, void*) {
@@ -59,7 +59,7 @@ int find_statics(dl_phdr_info* info, size_t, void*) {
 #ifdef EMULATOR_ADDRESS
 
 void shared_begin(uint32_t bytes) {
-    // The sanitizer's own fence stands right behind the last byte.
+    // The sanitizer's own redzone lies right behind the last byte.
     free(fenced);
     fenced = nullptr;
     if (bytes != 0 && posix_memalign(&fenced, ALIGNMENT, bytes) != 0) abort();
@@ -87,7 +87,7 @@ void poison_shared(uint32_t bytes) {
     numbers::poison(reinterpret_cast<void*>(static_shared.first), static_shared.bytes);
 }
 
-// What is behind the last byte, up to the page that cannot be touched, must be as it was.
+// The bytes between the last one and the guard page must be unchanged.
 bool shared_is_intact() {
     auto* end = reinterpret_cast<const uint8_t*>(dynamic_shared.first + dynamic_shared.bytes);
     auto* pattern = reinterpret_cast<const uint8_t*>(&numbers::POISON);

@@ -1,20 +1,20 @@
 // A block's shared memory on the host.
 //
-// Owns: the memory behind DYNAMIC_SHARED, and the knowledge of where `__shared__` variables are.
-// Never: keeps what a block wrote for the next one.
-// Invariant: one byte more than the launch asked for is noticed: by a fence of the address sanitizer, by a page
-// that cannot be touched, or by a pattern that is compared after the block.
+// Owns: the memory behind DYNAMIC_SHARED, and the location of `__shared__` variables.
+// Never: keeps a block's content for the next one.
+// Invariant: an access one byte past the launch's request is detected: by the address sanitizer's
+// redzone, by a guard page, or by a pattern that is compared after the block.
 #pragma once
 #include <stdint.h>
 
 #pragma GCC visibility push(hidden)
 namespace emulator {
 
-// Once before a launch, on the thread that runs it.
+// Called once before a launch, on its thread.
 void shared_begin(uint32_t bytes);
-// Before each block.
+// Called before each block.
 void poison_shared(uint32_t bytes);
-// After each block.
+// Called after each block.
 bool shared_is_intact();
 
 }  // namespace emulator

@@ -1,9 +1,11 @@
-// Products of warpgroups, which run beside the threads that begin them.
+// Products of warpgroups, which run asynchronously to the threads that begin them.
 //
-// Owns: what each thread has begun, and the sums while they are nobody's.
-// Never: touches shared memory: emulator.h reads it, when a product is begun and again when it is waited for, and what lies
-// there must not have changed meanwhile, since nobody knows when the device reads it.
-// Invariant: a thread's sums are NaNs for it from the first product until it has waited for the last one.
+// Owns: the begun products of each thread, and the sums while they are undefined.
+// Never: touches shared memory: emulator.h reads it when a product is begun and again when it is
+// waited for, and the content must not have changed meanwhile, since the device may read it at any
+// time between.
+// Invariant: a thread's sums are NaNs for it from the first product until it has waited for the
+// last one.
 #include <string.h>
 
 #include "block.h"
@@ -20,7 +22,7 @@ typedef float Lanes8 __attribute__((vector_size(32)));
 
 struct Products {
     Groups<WarpgroupProduct> all;
-    // Where the sums belong; null when nothing is under way.
+    // Address of the sums; null without a product in flight.
     float* d = nullptr;
     float sums[SUMS];
     WarpgroupProduct now;
@@ -35,14 +37,15 @@ void set_unfenced(Products& products, bool is_unfenced) {
     products.is_unfenced = is_unfenced;
 }
 
-// The elements of eight bf16.
+// The eight bf16 elements as floats.
 void widen(float* to, const Row& row) {
     uint16_t halves[8];
     memcpy(halves, row.word, sizeof halves);
     for (uint32_t i = 0; i < 8; i++) to[i] = numbers::from_bf16(halves[i]);
 }
 
-// Where lane `of` keeps its numbers: rows `of / 4` and the eighth after, columns `of % 4 * 2` and the next of each eight.
+// The place of lane `of`'s numbers: rows `of / 4` and the eighth after, columns `of % 4 * 2` and
+// the next of each eight.
 float& sum_at(uint32_t first, uint32_t row, uint32_t column) {
     uint32_t of = row % 8 * 4 + column % 8 / 2;
     return products_of[first + of].sums[column / 8 * 4 + row / 8 * 2 + column % 2];

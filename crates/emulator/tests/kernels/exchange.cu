@@ -1,4 +1,4 @@
-// What the lanes of a warp tell each other, and numbers in narrow formats.
+// Exchange between the lanes of a warp, and narrow number formats.
 #include "stored.cuh"
 
 struct ExchangeArgs {
@@ -16,7 +16,7 @@ extern "C" KERNEL(64, 1) exchange(GRID_CONSTANT const ExchangeArgs args) {
     to[0] = shuffle_xor(thread, 5);
     to[1] = shuffle(thread * 3, 7);
     to[2] = shuffle_up(thread, 2);
-    // Twice, so that who is ahead votes again before the others have read.
+    // Twice, so that a fast lane votes again before the others have read.
     to[3] = ballot(lane % 3 == 0) & ~ballot(lane % 6 == 0);
     to[4] = u32(shuffle_xor(u64(thread) << 33, 1) >> 33);
     u32 sum = thread;
@@ -36,7 +36,8 @@ struct ConvertArgs {
     u32 count;
 };
 
-// For each number: rounded to bf16, its power of two, its bits' low byte as e4m3, a pair's sum, rounded to e4m3.
+// For each number: rounded to bf16, its power of two, its bits' low byte as e4m3, a pair's sum,
+// rounded to e4m3.
 extern "C" KERNEL(64, 1) convert(GRID_CONSTANT const ConvertArgs args) {
     u32 index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= args.count) return;
@@ -54,7 +55,7 @@ struct ReadUnwrittenArgs {
     float* results;
 };
 
-// Shared memory that nobody wrote, of both kinds; then it is written, for the next block to find.
+// Reads unwritten shared memory of both kinds, and then writes it, for the next block to find.
 extern "C" KERNEL(64, 1) read_unwritten(GRID_CONSTANT const ReadUnwrittenArgs args) {
     DYNAMIC_SHARED(float, dynamic);
     __shared__ float fixed[32];

@@ -1,10 +1,11 @@
-// Mistakes that must be found, one in each kernel, and the same without it where an argument says so.
+// Mistakes that must be detected, one in each kernel, and the correct version where an argument
+// selects it.
 #include "prims.cuh"
 
 struct MistakeArgs {
     float* results;
     const float* numbers;
-    // What the kernel does with it is beside it.
+    // Selects the mistake; each kernel says how.
     u32 choice;
 };
 
@@ -66,7 +67,7 @@ extern "C" KERNEL(32, 1) write_shared(GRID_CONSTANT const MistakeArgs args) {
 
 extern "C" KERNEL(32, 1) write_static_shared(GRID_CONSTANT const MistakeArgs args) {
     __shared__ float numbers[32];
-    // Through a pointer, so that the array's length is not known where it is written.
+    // Through a pointer, so that the compiler does not know the array's length.
     float* to = numbers;
     asm volatile("" : "+r"(to));
     to[threadIdx.x + args.choice] = 1.0f;
@@ -78,7 +79,7 @@ extern "C" KERNEL(32, 1) write_global(GRID_CONSTANT const MistakeArgs args) {
     if (threadIdx.x == 0) args.results[args.choice] = 1.0f;
 }
 
-// Two warps exchange numbers through shared memory; choice 1 does so with a barrier between.
+// Two warps exchange numbers through shared memory; choice 1 has a barrier between.
 extern "C" KERNEL(64, 1) swap_halves(GRID_CONSTANT const MistakeArgs args) {
     DYNAMIC_SHARED(float, numbers);
     numbers[threadIdx.x] = float(threadIdx.x);
@@ -91,7 +92,7 @@ extern "C" KERNEL(32, 1) misaligned(GRID_CONSTANT const MistakeArgs args) {
     args.results[threadIdx.x] = bits_to_f32(words.word[0]);
 }
 
-// Calls itself; what comes after the call keeps it from becoming a loop.
+// Recursive; the work after the call keeps it from becoming a loop.
 float descend(float x, u32 depth) {
     volatile float here[256];
     here[depth % 256] = x;
@@ -103,8 +104,9 @@ extern "C" KERNEL(32, 1) overflow_stack(GRID_CONSTANT const MistakeArgs args) {
     args.results[threadIdx.x] = descend(1.0f, args.choice);
 }
 
-// A product of a warpgroup from copied operands. Choice 0: copies are not fenced for it. 2: an operand is written while it
-// runs. 3: sums are read before they are waited for. 4: an operand begins in the middle of its pattern. 1 is right.
+// A warpgroup product from copied operands. Choice 0: copies are not fenced for it. 2: an operand
+// is written while it runs. 3: sums are read before the wait. 4: an operand begins in the middle of
+// its swizzle pattern. 1 is correct.
 extern "C" KERNEL(128, 1) warpgroup(GRID_CONSTANT const MistakeArgs args) {
     DYNAMIC_SHARED(u8, operands);
     for (u32 chunk = threadIdx.x; chunk < (64 + 128) * 8; chunk += 128) {

@@ -15,7 +15,7 @@ struct FollowArgs {
     u32* numbers;
 };
 
-// A mistake: each block goes by what the one before it wrote, which the device does not promise to have run.
+// A mistake: each block uses the result of the one before it, which the device need not have run.
 extern "C" KERNEL(32, 1) follow(GRID_CONSTANT const FollowArgs args) {
     if (threadIdx.x == 0) args.numbers[blockIdx.x + 1] = args.numbers[blockIdx.x] + 1;
 }

@@ -14,7 +14,8 @@ struct TileProductArgs {
 constexpr u32 SIDE = 32, THREADS = 128;
 constexpr u32 CHUNK = 8;
 
-// One 32 × 32 tile of a row-major matrix, 16 bytes for each thread; what is outside is zero.
+// Loads one 32 × 32 tile of a row-major matrix, 16 bytes for each thread; elements outside are
+// zero.
 DEVICE void fetch(bf16* to, const bf16* from, u32 first_row, u32 first_column, u32 rows, u32 columns) {
     u32 row = threadIdx.x / 4, column = threadIdx.x % 4 * CHUNK;
     bool is_there = first_row + row < rows && first_column + column < columns;

@@ -1,12 +1,12 @@
-//! What a checkpoint's config.json says of the model.
+//! The model as a checkpoint's config.json describes it.
 //!
 //! Owns: every architecture's defaults and both spellings of each field.
 //! Never: reads a tensor.
 //! Invariant: a [`ModelConfig`] is consistent: sizes are positive and bounded, heads divide, every
-//! layer has its window; what this engine cannot run has been refused.
+//! layer has its window; a model that this engine cannot run has been refused.
 
 use super::CheckpointError;
-use super::fields::Fields;
+use super::fields::ConfigFields;
 use super::quantization::Quantization;
 use super::rope::Rope;
 use crate::ops::HeadShape;
@@ -19,23 +19,24 @@ const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
 /// Llama 4 Scout has 10485760. The text side has the same limit.
 const CONTEXT_MAX: usize = 1 << 24;
-/// Ids in config.json beyond the largest vocabulary are no slip of a few tokens.
+/// Limit of token ids in config.json. An id a little beyond the vocabulary is a common slip and is
+/// ignored; one beyond every vocabulary means a damaged file.
 const TOKEN_ID_MAX: u64 = VOCAB_MAX as u64 - 1;
 
 /// A family of models that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 2, 3, 3.1, 3.2, 3.3 and what copies them.
+    /// Llama 2, 3, 3.1, 3.2, 3.3 and models with their architecture.
     Llama,
     /// Mistral 7B and its finetunes.
     Mistral,
-    /// Qwen2 and Qwen2.5.
+    /// Qwen2 and Qwen2.5 models.
     Qwen2,
-    /// Qwen3, dense.
+    /// Qwen3 models without experts (dense).
     Qwen3,
 }
 
-/// Each architecture: its class in config.json, its model type.
+/// Each architecture with its class and its model type in config.json.
 const ARCHITECTURES: [(Architecture, &str, &str); 4] = [
     (Architecture::Llama, "LlamaForCausalLM", "llama"),
     (Architecture::Mistral, "MistralForCausalLM", "mistral"),
@@ -55,45 +56,46 @@ impl Architecture {
     }
 }
 
-/// Which projections have a bias.
+/// Projections that have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Biases {
     /// Queries, keys and values.
     pub qkv: bool,
-    /// Attention's output.
+    /// The output projection of attention.
     pub output: bool,
-    /// Gate, up and down.
+    /// The MLP's gate, up and down projections.
     pub mlp: bool,
 }
 
 /// A model's shape and constants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family.
+    /// Family of the model.
     pub architecture: Architecture,
-    /// Rows of the embedding and of the head; may exceed the tokenizer's.
+    /// Rows of the embedding and of the head; may exceed the tokenizer's vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the gate.
+    /// Width of the MLP's gate and up projections.
     pub intermediate_size: usize,
-    /// Attention's heads.
+    /// Shape of attention's heads.
     pub heads: HeadShape,
-    /// Each layer's sliding window in tokens, the token itself included; `None` sees everything.
+    /// Each layer's sliding window in tokens, the token itself included; `None` attends to
+    /// everything.
     pub windows: Vec<Option<usize>>,
-    /// Added to the mean of squares in every norm.
+    /// Epsilon, added to the mean of squares in every norm.
     pub norm_epsilon: f32,
-    /// Rotary embedding.
+    /// Base and scaling of the rotary embedding.
     pub rope: Rope,
-    /// Positions that the model was made for.
+    /// Longest context that the model was trained for, in tokens.
     pub context_tokens_max: usize,
-    /// Whether the head is the embedding; `None` where config.json does not say.
+    /// Whether the head shares the embedding's weights; `None` if config.json does not say.
     pub tied: Option<bool>,
-    /// Which projections have a bias.
+    /// Projections that have a bias.
     pub biases: Biases,
     /// Whether queries and keys are normalised per head.
     pub head_norms: bool,
-    /// How projections are stored, if not as floats of 16 or 32 bits.
+    /// Layout of quantised projections; `None` if all are floats of 16 or 32 bits.
     pub(super) quantization: Option<Quantization>,
     /// The token that begins a text.
     pub bos: Option<TokenId>,
@@ -102,14 +104,14 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Number of layers.
+    /// Number of layers: one window for each.
     pub fn layers_count(&self) -> usize {
         self.windows.len()
     }
 
-    /// Reads config.json.
+    /// Reads config.json, which must exist.
     pub(super) fn read(file: &Path) -> Result<Self, CheckpointError> {
-        let fields = Fields::read(file)?.ok_or_else(|| {
+        let fields = ConfigFields::read(file)?.ok_or_else(|| {
             CheckpointError::absent(
                 file,
                 "missing; a checkpoint is a Hugging Face folder with config.json, tokenizer.json \
@@ -119,17 +121,17 @@ impl ModelConfig {
         Self::from_fields(&fields)
     }
 
-    /// Reads what is to become config.json.
+    /// Reads an object that is about to be written as config.json.
     pub(crate) fn from_object(
         file: &Path,
         object: serde_json::Map<String, serde_json::Value>,
     ) -> Result<Self, CheckpointError> {
-        Self::from_fields(&Fields::of(file, object))
+        Self::from_fields(&ConfigFields::of(file, object))
     }
 
-    fn from_fields(fields: &Fields) -> Result<Self, CheckpointError> {
+    fn from_fields(fields: &ConfigFields) -> Result<Self, CheckpointError> {
         let architecture = architecture(fields)?;
-        refuse(fields)?;
+        refuse_unsupported(fields)?;
         let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
         let context_tokens_max = fields.size("max_position_embeddings", CONTEXT_MAX)?;
         let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
@@ -158,7 +160,7 @@ impl ModelConfig {
     }
 }
 
-fn architecture(fields: &Fields) -> Result<Architecture, CheckpointError> {
+fn architecture(fields: &ConfigFields) -> Result<Architecture, CheckpointError> {
     let classes = fields.texts("architectures")?.unwrap_or_default();
     let model_type = fields.text("model_type")?;
     let found = ARCHITECTURES.iter().find(|(_, class, name)| {
@@ -184,8 +186,8 @@ fn architecture(fields: &Fields) -> Result<Architecture, CheckpointError> {
     Err(fields.unsupported(field, problem))
 }
 
-/// Refuses what would run, but wrongly.
-fn refuse(fields: &Fields) -> Result<(), CheckpointError> {
+/// Refuses settings with which the model would run, but give wrong answers.
+fn refuse_unsupported(fields: &ConfigFields) -> Result<(), CheckpointError> {
     if let Some(act) = fields.text("hidden_act")?
         && !matches!(act, "silu" | "swish")
     {
@@ -200,7 +202,7 @@ fn refuse(fields: &Fields) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn heads(fields: &Fields, architecture: Architecture) -> Result<HeadShape, CheckpointError> {
+fn heads(fields: &ConfigFields, architecture: Architecture) -> Result<HeadShape, CheckpointError> {
     let hidden = fields.size("hidden_size", WIDTH_MAX)?;
     let query_heads = fields.size("num_attention_heads", WIDTH_MAX)?;
     let kv_heads = match fields.count("num_key_value_heads", WIDTH_MAX)? {
@@ -217,7 +219,7 @@ fn heads(fields: &Fields, architecture: Architecture) -> Result<HeadShape, Check
     }
     let head_dim = match fields.count("head_dim", WIDTH_MAX)? {
         Some(dim) => dim,
-        // Qwen3's own default, whatever the width.
+        // Qwen3's own default does not depend on the width.
         None if architecture == Architecture::Qwen3 && !fields.names().any(|n| n == "head_dim") => {
             128
         }
@@ -242,7 +244,7 @@ fn heads(fields: &Fields, architecture: Architecture) -> Result<HeadShape, Check
     })
 }
 
-fn epsilon(fields: &Fields) -> Result<f32, CheckpointError> {
+fn epsilon(fields: &ConfigFields) -> Result<f32, CheckpointError> {
     let epsilon = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
     if (0.0..1.0).contains(&epsilon) {
         Ok(epsilon as f32)
@@ -251,7 +253,7 @@ fn epsilon(fields: &Fields) -> Result<f32, CheckpointError> {
     }
 }
 
-fn biases(fields: &Fields, architecture: Architecture) -> Result<Biases, CheckpointError> {
+fn biases(fields: &ConfigFields, architecture: Architecture) -> Result<Biases, CheckpointError> {
     let attention = fields.flag("attention_bias")?.unwrap_or(false);
     Ok(match architecture {
         Architecture::Llama => Biases {
@@ -272,9 +274,8 @@ fn biases(fields: &Fields, architecture: Architecture) -> Result<Biases, Checkpo
     })
 }
 
-/// Each layer's window.
 fn windows(
-    fields: &Fields,
+    fields: &ConfigFields,
     architecture: Architecture,
     layers_count: usize,
 ) -> Result<Vec<Option<usize>>, CheckpointError> {
@@ -285,7 +286,7 @@ fn windows(
         return Err(fields.damaged("sliding_window", problem));
     }
     if window.is_none() && !stated {
-        // The default of every architecture that has one; null says that there is none.
+        // Default of every architecture that has a window; an explicit null means no window.
         window = Some(4096);
     }
     let first = match architecture {
@@ -337,7 +338,7 @@ mod tests {
         ModelConfig::from_object(Path::new("config.json"), config)
     }
 
-    /// Values that no writer of a config means.
+    /// Extreme values of every JSON type, which no real config has.
     fn absurd() -> impl Strategy<Value = Value> {
         let numbers = prop::sample::select(vec![
             json!(0),
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn end_tokens_beyond_the_vocabulary_are_left_out() {
+    fn token_ids_beyond_the_vocabulary_are_ignored() {
         let mut changed = config("llama2");
         let vocab_size = changed["vocab_size"].as_u64().unwrap();
         changed.insert(

@@ -1,44 +1,44 @@
-//! Why a checkpoint could not be loaded.
+//! Errors of loading a checkpoint.
 //!
-//! Owns: the wording: file, place, problem, and what to do.
+//! Owns: the wording: file, place, problem and remedy.
 //! Never: wraps another crate's error as a type; its text is enough here.
 //! Invariant: one error is one line.
 
 use crate::EngineError;
 use std::path::{Path, PathBuf};
 
-/// Why a checkpoint could not be loaded, told apart by what helps.
+/// Errors of loading a checkpoint, one variant for each remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// Something is not there: point to another folder, or fetch the file.
+    /// A file is missing. Remedy: name another folder, or download the file.
     #[error("{}: {problem}", path.display())]
     Absent {
-        /// The file or folder looked for.
+        /// File or folder that is missing.
         path: PathBuf,
-        /// What is missing and what to do.
+        /// Description of the problem, with the remedy.
         problem: String,
     },
-    /// A file contradicts itself or another: download it again.
+    /// A file contradicts itself or another one. Remedy: download it again.
     #[error("{}: {place}: {problem}; download the checkpoint again", file.display())]
     Damaged {
-        /// The file at fault.
+        /// File that contradicts itself or another one.
         file: PathBuf,
-        /// The field, tensor or part of it.
+        /// Field, tensor or part of the file.
         place: String,
-        /// What is wrong there.
+        /// Description of the problem.
         problem: String,
     },
-    /// The checkpoint may be fine, but this engine does not run it: choose another.
+    /// The checkpoint may be intact, but this engine cannot run it. Remedy: choose another one.
     #[error("{}: {place}: {problem}", file.display())]
     Unsupported {
-        /// The file that says so.
+        /// File that has the unsupported value.
         file: PathBuf,
-        /// The field or tensor.
+        /// Field or tensor that is not supported.
         place: String,
-        /// What is not supported, and what is.
+        /// The unsupported value, and the supported ones.
         problem: String,
     },
-    /// The device could not take the weights.
+    /// The device failed to load the weights.
     #[error("loading weights: {0}")]
     Device(#[from] EngineError),
 }

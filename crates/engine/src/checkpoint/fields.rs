@@ -1,27 +1,27 @@
 //! Reading a JSON object field by field, so that an error names the field.
 //!
-//! Owns: the difference between absent, null and of the wrong type.
-//! Never: knows which fields there are.
-//! Invariant: `null` reads as absent, as the files' own writer means it.
+//! Owns: the difference between an absent, a null and a mistyped field.
+//! Never: knows the names of fields.
+//! Invariant: `null` reads as absent, as transformers, which writes these files, means it.
 
 use super::CheckpointError;
 use serde_json::{Map, Value};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// No configuration is near this size; reading stops there. In bytes.
+/// Limit of a configuration file in bytes; real ones are kilobytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
-/// A JSON object of a file.
+/// A JSON object of a file, with its place for error messages.
 #[derive(Debug)]
-pub(super) struct Fields {
+pub(super) struct ConfigFields {
     file: PathBuf,
-    /// Where in the file the object is: empty, or `rope_scaling.`.
+    /// Path of the object in the file: empty, or `rope_scaling.`.
     prefix: String,
     map: Map<String, Value>,
 }
 
-impl Fields {
+impl ConfigFields {
     /// Reads a file; `None` if it is not there.
     pub(super) fn read(file: &Path) -> Result<Option<Self>, CheckpointError> {
         let bytes = match cleave_files::read(file, CONFIG_BYTES_MAX) {
@@ -47,7 +47,7 @@ impl Fields {
         }
     }
 
-    /// An object that is about to become a file.
+    /// Wraps an object that is about to be written to a file.
     pub(super) fn of(file: &Path, map: Map<String, Value>) -> Self {
         Self {
             file: file.to_owned(),
@@ -56,7 +56,7 @@ impl Fields {
         }
     }
 
-    /// A field that is there and not null.
+    /// Value of a field; `None` if it is absent or null.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -77,7 +77,7 @@ impl Fields {
         format!("field `{}{name}`", self.prefix)
     }
 
-    fn wrong(&self, name: &str, wanted: &str, value: &Value) -> CheckpointError {
+    fn wrong_type(&self, name: &str, wanted: &str, value: &Value) -> CheckpointError {
         let mut text = value.to_string();
         if text.len() > 60 {
             text = text.chars().take(60).chain("…".chars()).collect();
@@ -85,12 +85,12 @@ impl Fields {
         self.damaged(name, format!("should be {wanted}, is {text}"))
     }
 
-    /// A whole number of at least 0 and at most `max`.
+    /// Reads a whole number from 0 to `max`.
     pub(super) fn count(&self, name: &str, max: usize) -> Result<Option<usize>, CheckpointError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        // Some writers put 4096.0 where 4096 is meant.
+        // Some writers store 4096 as 4096.0.
         let number = value.as_u64().or_else(|| {
             value
                 .as_f64()
@@ -99,11 +99,11 @@ impl Fields {
         });
         match number.and_then(|number| usize::try_from(number).ok()) {
             Some(number) if number <= max => Ok(Some(number)),
-            _ => Err(self.wrong(name, &format!("a whole number from 0 to {max}"), value)),
+            _ => Err(self.wrong_type(name, &format!("a whole number from 0 to {max}"), value)),
         }
     }
 
-    /// A number of at least 1 that must be there.
+    /// Reads a required whole number from 1 to `max`.
     pub(super) fn size(&self, name: &str, max: usize) -> Result<usize, CheckpointError> {
         match self.count(name, max)? {
             Some(0) => {
@@ -121,7 +121,7 @@ impl Fields {
                 value
                     .as_f64()
                     .filter(|number| number.is_finite())
-                    .ok_or_else(|| self.wrong(name, "a number", value))
+                    .ok_or_else(|| self.wrong_type(name, "a number", value))
             })
             .transpose()
     }
@@ -131,7 +131,7 @@ impl Fields {
             .map(|value| {
                 value
                     .as_bool()
-                    .ok_or_else(|| self.wrong(name, "true or false", value))
+                    .ok_or_else(|| self.wrong_type(name, "true or false", value))
             })
             .transpose()
     }
@@ -141,24 +141,23 @@ impl Fields {
             .map(|value| {
                 value
                     .as_str()
-                    .ok_or_else(|| self.wrong(name, "a text", value))
+                    .ok_or_else(|| self.wrong_type(name, "a text", value))
             })
             .transpose()
     }
 
-    /// A list of texts.
     pub(super) fn texts(&self, name: &str) -> Result<Option<Vec<&str>>, CheckpointError> {
         self.get(name)
             .map(|value| {
                 value
                     .as_array()
                     .and_then(|list| list.iter().map(Value::as_str).collect())
-                    .ok_or_else(|| self.wrong(name, "a list of texts", value))
+                    .ok_or_else(|| self.wrong_type(name, "a list of texts", value))
             })
             .transpose()
     }
 
-    /// A list of whole numbers of at most `max`.
+    /// Reads a list of whole numbers up to `max`.
     pub(super) fn counts(
         &self,
         name: &str,
@@ -173,12 +172,12 @@ impl Fields {
                 let list = value.as_array();
                 let list = list.and_then(|list| list.iter().map(one).collect());
                 let wanted = format!("a list of whole numbers up to {max}");
-                list.ok_or_else(|| self.wrong(name, &wanted, value))
+                list.ok_or_else(|| self.wrong_type(name, &wanted, value))
             })
             .transpose()
     }
 
-    /// An object within this one.
+    /// Reads a nested object.
     pub(super) fn object(&self, name: &str) -> Result<Option<Self>, CheckpointError> {
         self.get(name)
             .map(|value| match value {
@@ -187,14 +186,14 @@ impl Fields {
                     prefix: format!("{}{name}.", self.prefix),
                     map: map.clone(),
                 }),
-                other => Err(self.wrong(name, "an object", other)),
+                other => Err(self.wrong_type(name, "an object", other)),
             })
             .transpose()
     }
 
-    /// One token id or a list of them. Ids that a vocabulary of this size does not have, such as -1, end nothing:
-    /// they are left out, and the text side, which leaves out the same, warns of them. Ids above `id_max` are
-    /// refused.
+    /// Reads one token id or a list of them. Ids outside a vocabulary of this size, such as -1, can
+    /// match no token: they are ignored here, and the API, which ignores the same ones, logs a
+    /// warning. Ids above `id_max` are refused.
     pub(super) fn token_ids(
         &self,
         name: &str,
@@ -215,7 +214,7 @@ impl Fields {
             let last = vocab_size.saturating_sub(1);
             let wanted =
                 format!("a token id from 0 to {last}, the vocabulary's last, or a list of them");
-            return Err(self.wrong(name, &wanted, value));
+            return Err(self.wrong_type(name, &wanted, value));
         }
         let known = list.iter().filter_map(|value| {
             let id = value.as_u64().filter(|id| *id < vocab_size as u64)?;

@@ -1,12 +1,13 @@
 //! The tensors of a folder, from one file or many.
 //!
-//! Owns: which files belong to the checkpoint, and that index and files agree.
-//! Never: knows what a tensor is for.
-//! Invariant: each name is found once.
+//! Owns: the choice of files that belong to the checkpoint, and the check that index and files
+//! agree.
+//! Never: knows the purpose of a tensor.
+//! Invariant: each tensor name occurs once.
 
 use super::CheckpointError;
-use super::fields::Fields;
-use super::map::Span;
+use super::fields::ConfigFields;
+use super::map::FileSpan;
 use super::shard::Shard;
 use super::tensor::{StoredTensor, StoredType};
 use serde_json::Value;
@@ -20,23 +21,23 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Every tensor of a checkpoint by name.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct TensorFolder {
     shards: Vec<Shard>,
-    /// Name to its shard.
-    places: BTreeMap<String, usize>,
-    /// What says which tensors there are.
+    /// Index of a tensor's shard, by the tensor's name.
+    shard_of: BTreeMap<String, usize>,
+    /// The single file or the index, for error messages about tensors that no shard has.
     root: PathBuf,
 }
 
-impl Folder {
+impl TensorFolder {
     pub(super) fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let single = dir.join(SINGLE);
         if single.exists() {
             return Self::collect(single.clone(), vec![Shard::open(&single)?]);
         }
         let index = dir.join(INDEX);
-        let Some(fields) = Fields::read(&index)? else {
-            return Err(CheckpointError::absent(dir, nothing_found(dir)));
+        let Some(fields) = ConfigFields::read(&index)? else {
+            return Err(CheckpointError::absent(dir, missing_weights_problem(dir)));
         };
         let weight_map = weight_map(&fields)?;
         let files: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
@@ -66,14 +67,17 @@ impl Folder {
         }
         Ok(Self {
             shards,
-            places,
+            shard_of: places,
             root,
         })
     }
 
     fn check_index(&self, weight_map: &BTreeMap<String, String>) -> Result<(), CheckpointError> {
         for (name, file) in weight_map {
-            let found = self.places.get(name).map(|place| &self.shards[*place].file);
+            let found = self
+                .shard_of
+                .get(name)
+                .map(|place| &self.shards[*place].file);
             if found.is_none_or(|path| !path.ends_with(file)) {
                 let problem = format!("should be in {file}, but is not there");
                 return Err(CheckpointError::tensor(&self.root, name, problem));
@@ -82,33 +86,33 @@ impl Folder {
         Ok(())
     }
 
-    /// Its files, in an order that does not change.
+    /// The checkpoint's files, in a stable order.
     pub(super) fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.shard_of.keys().map(String::as_str)
     }
 
     pub(super) fn contains(&self, name: &str) -> bool {
-        self.places.contains_key(name)
+        self.shard_of.contains_key(name)
     }
 
     /// The file that holds a tensor.
     pub(super) fn file_of(&self, name: &str) -> &Path {
-        match self.places.get(name) {
+        match self.shard_of.get(name) {
             Some(place) => &self.shards[*place].file,
             None => &self.root,
         }
     }
 
-    /// A tensor, whatever it is.
-    pub(super) fn find<'a>(&'a self, name: &'a str) -> Option<Found<'a>> {
-        let shard = &self.shards[*self.places.get(name)?];
+    /// Finds a tensor of any format and shape.
+    pub(super) fn find<'a>(&'a self, name: &'a str) -> Option<FoundTensor<'a>> {
+        let shard = &self.shards[*self.shard_of.get(name)?];
         let entry = &shard.entries[name];
-        let span = Span::new(Arc::clone(&shard.bytes), entry.range.clone());
-        Some(Found {
+        let span = FileSpan::new(Arc::clone(&shard.bytes), entry.range.clone());
+        Some(FoundTensor {
             name,
             file: &shard.file,
             dtype: &entry.dtype,
@@ -117,10 +121,10 @@ impl Folder {
         })
     }
 
-    /// Whether a tensor is there and nothing but zeros.
+    /// Whether a tensor exists and holds only zeros.
     pub(super) fn is_zero(&self, name: &str) -> bool {
         self.find(name).is_some_and(|found| {
-            // A sign of its own makes a zero no other number.
+            // Negative zero counts as zero: the sign bit is ignored.
             let bytes = found.span.bytes();
             let width = found.stored_type().map_or(1, StoredType::element_bytes);
             bytes.chunks_exact(width).all(|element| {
@@ -132,24 +136,24 @@ impl Folder {
         })
     }
 
-    /// A tensor that must be there; `reason` says why.
-    pub(super) fn need<'a>(
+    /// Finds a required tensor; `reason` says in the error why it is required.
+    pub(super) fn require<'a>(
         &'a self,
         name: &'a str,
         reason: impl FnOnce() -> String,
-    ) -> Result<Found<'a>, CheckpointError> {
+    ) -> Result<FoundTensor<'a>, CheckpointError> {
         let missing = || format!("missing; {}", reason());
         self.find(name)
             .ok_or_else(|| CheckpointError::tensor(&self.root, name, missing()))
     }
 
-    /// A tensor of this shape, one or two dimensions.
+    /// Finds a required tensor of this shape, of one or two dimensions.
     pub(super) fn tensor(
         &self,
         name: &str,
         shape: &[usize],
     ) -> Result<StoredTensor, CheckpointError> {
-        let found = self.need(name, || {
+        let found = self.require(name, || {
             format!("config.json calls for it, shape {shape:?}")
         })?;
         if found.shape != shape {
@@ -161,24 +165,24 @@ impl Folder {
             [rows, columns] => (rows, columns),
             _ => (1, shape.iter().product()),
         };
-        StoredTensor::new(name.into(), found.span.clone(), stored, (rows, columns))
+        StoredTensor::new(name.into(), found.span.clone(), stored, rows, columns)
             .ok_or_else(|| found.damaged("does not fill its range"))
     }
 }
 
-/// A tensor as its file tells of it.
+/// A tensor with the type and shape that its file's header states.
 #[derive(Debug)]
-pub(super) struct Found<'a> {
+pub(super) struct FoundTensor<'a> {
     pub(super) name: &'a str,
     pub(super) file: &'a Path,
-    /// As the file spells it: `BF16`.
+    /// Element type as the file spells it: `BF16`.
     pub(super) dtype: &'a str,
     pub(super) shape: &'a [usize],
-    pub(super) span: Span,
+    pub(super) span: FileSpan,
 }
 
-impl Found<'_> {
-    /// The format, if it is one of floats that every tensor may have.
+impl FoundTensor<'_> {
+    /// The element type, if it is one of the floats that any tensor may have.
     pub(super) fn stored_type(&self) -> Result<StoredType, CheckpointError> {
         match self.dtype {
             "F32" => Ok(StoredType::F32),
@@ -190,22 +194,24 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses another format than this.
-    pub(super) fn of_type(&self, dtype: &str) -> Result<&Self, CheckpointError> {
-        match self.dtype == dtype {
-            true => Ok(self),
-            false => Err(self.damaged(format!("stored as {}, not as {dtype}", self.dtype))),
+    /// Refuses any other element type.
+    pub(super) fn require_type(&self, dtype: &str) -> Result<&Self, CheckpointError> {
+        if self.dtype == dtype {
+            Ok(self)
+        } else {
+            Err(self.damaged(format!("stored as {}, not as {dtype}", self.dtype)))
         }
     }
 
-    /// Refuses another shape than this.
-    pub(super) fn of_shape(&self, shape: &[usize]) -> Result<&Self, CheckpointError> {
-        match self.shape == shape {
-            true => Ok(self),
-            false => Err(self.damaged(format!(
+    /// Refuses any other shape.
+    pub(super) fn require_shape(&self, shape: &[usize]) -> Result<&Self, CheckpointError> {
+        if self.shape == shape {
+            Ok(self)
+        } else {
+            Err(self.damaged(format!(
                 "shape {:?}, its matrix calls for {shape:?}",
                 self.shape
-            ))),
+            )))
         }
     }
 
@@ -218,7 +224,7 @@ impl Found<'_> {
     }
 }
 
-fn weight_map(fields: &Fields) -> Result<BTreeMap<String, String>, CheckpointError> {
+fn weight_map(fields: &ConfigFields) -> Result<BTreeMap<String, String>, CheckpointError> {
     let Some(Value::Object(map)) = fields.get("weight_map") else {
         return Err(fields.damaged("weight_map", "missing, or not an object"));
     };
@@ -226,7 +232,7 @@ fn weight_map(fields: &Fields) -> Result<BTreeMap<String, String>, CheckpointErr
         return Err(fields.damaged("weight_map", "names no tensor"));
     }
     let place = |(name, file): (&String, &Value)| match file.as_str() {
-        // A file of this folder, and not one that the index could reach through a path.
+        // Only a plain file name: a path in the index could reach files outside this folder.
         Some(file) if is_plain_name(file) => Ok((name.clone(), file.to_owned())),
         _ => {
             let problem = format!("{file} for tensor `{name}` is not the name of a file here");
@@ -241,8 +247,8 @@ fn is_plain_name(file: &str) -> bool {
     matches!(components.next(), Some(Component::Normal(_))) && components.next().is_none()
 }
 
-/// Says what is in the folder instead of safetensors.
-fn nothing_found(dir: &Path) -> String {
+/// Error message for a folder without safetensors; it names PyTorch files if there are any.
+fn missing_weights_problem(dir: &Path) -> String {
     let has_pickle = fs::read_dir(dir).is_ok_and(|entries| {
         entries.flatten().any(|entry| {
             let name = entry.file_name();

@@ -1,39 +1,39 @@
-//! What generation_config.json says.
+//! Sampling defaults from generation_config.json.
 //!
 //! Owns: the file's fields.
-//! Never: applies them; whoever takes requests does.
-//! Invariant: an absent file says nothing, a damaged one is an error.
+//! Never: applies the defaults; the API does, to each request.
+//! Invariant: an absent file sets no default, a damaged one is an error.
 
 use super::CheckpointError;
-use super::fields::Fields;
+use super::fields::ConfigFields;
 use cleave_domain::TokenId;
 use std::path::Path;
 
-/// The makers' sampling defaults; `None` where they do not say.
+/// The model makers' sampling defaults; `None` where the file has no value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// The token that begins a text.
     pub bos: Option<TokenId>,
-    /// Tokens that end a text; wins over config.json's.
+    /// Tokens that end a text; they override config.json's.
     pub eos: Option<Vec<TokenId>>,
-    /// False means greedy.
+    /// Whether to sample; false means greedy.
     pub do_sample: Option<bool>,
-    /// Sampling temperature.
+    /// Sampling temperature: divides the logits.
     pub temperature: Option<f32>,
-    /// Nucleus.
+    /// Nucleus sampling: the share of probability that is kept.
     pub top_p: Option<f32>,
-    /// Most likely tokens kept.
+    /// Number of most likely tokens that are kept.
     pub top_k: Option<u32>,
-    /// Least share of the most likely token.
+    /// Least probability relative to the most likely token's.
     pub min_p: Option<f32>,
-    /// CTRL's penalty.
+    /// Repetition penalty as in CTRL (Keskar and others, 2019).
     pub repetition_penalty: Option<f32>,
 }
 
 impl GenerationConfig {
-    /// Reads the file of a model with a vocabulary of this size; an absent one says nothing.
+    /// Reads the file of a model with a vocabulary of this size; an absent file gives no defaults.
     pub(super) fn read(file: &Path, vocab_size: usize) -> Result<Self, CheckpointError> {
-        let Some(fields) = Fields::read(file)? else {
+        let Some(fields) = ConfigFields::read(file)? else {
             return Ok(Self::default());
         };
         let number = |name| Ok::<_, CheckpointError>(fields.number(name)?.map(|n| n as f32));

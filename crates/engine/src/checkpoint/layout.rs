@@ -1,38 +1,39 @@
-//! Which tensors a model has, by name and shape.
+//! Names and shapes of the tensors that a model has.
 //!
 //! Owns: Hugging Face's names for the parts of a layer.
 //! Never: reads a file.
-//! Invariant: the list is complete: what is not on it is not loaded.
+//! Invariant: the list is complete: a tensor that is not on it is not loaded.
 
 use super::config::ModelConfig;
 
-/// A tensor that must be there.
+/// A tensor that the model needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedTensor {
     pub(crate) name: String,
     /// One or two dimensions.
     pub(crate) shape: Vec<usize>,
 }
 
-/// The embedding, `(vocab, hidden)`.
+/// Name of the embedding, `(vocab, hidden)`.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The last norm, `(hidden)`.
+/// Name of the final norm, `(hidden)`.
 pub(crate) const LAST_NORM: &str = "model.norm.weight";
-/// The head, `(vocab, hidden)`; absent or ignored where the embedding is tied to it.
+/// Name of the head, `(vocab, hidden)`; absent or ignored if it is tied to the embedding.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-/// A layer's tensor: `part` is `mlp.up_proj.weight`, say.
-pub(crate) fn in_layer(layer: usize, part: &str) -> String {
+/// Name of a layer's tensor; `part` is, for example, `mlp.up_proj.weight`.
+pub(crate) fn layer_tensor_name(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.{part}")
 }
 
-/// Left over by old writers, or written twice; never needed.
-pub(super) fn is_harmless(name: &str, tied: bool) -> bool {
+/// Whether an unused tensor may be ignored: old writers stored the rotary frequencies, and some
+/// store a tied head twice.
+pub(super) fn may_be_ignored(name: &str, tied: bool) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD)
 }
 
 /// Every tensor of the model.
-pub(crate) fn expected(config: &ModelConfig, tied: bool) -> Vec<Expected> {
+pub(crate) fn expected(config: &ModelConfig, tied: bool) -> Vec<ExpectedTensor> {
     let mut list = vec![
         (
             EMBEDDING.to_owned(),
@@ -47,15 +48,15 @@ pub(crate) fn expected(config: &ModelConfig, tied: bool) -> Vec<Expected> {
     for layer in 0..config.layers_count() {
         let of_layer = parts
             .iter()
-            .map(|(part, shape)| (in_layer(layer, part), shape.clone()));
+            .map(|(part, shape)| (layer_tensor_name(layer, part), shape.clone()));
         list.extend(of_layer);
     }
     list.into_iter()
-        .map(|(name, shape)| Expected { name, shape })
+        .map(|(name, shape)| ExpectedTensor { name, shape })
         .collect()
 }
 
-/// The matrices of a layer, each of one or several projections, stacked.
+/// The four matrices of a layer, each a stack of one or several projections.
 pub(crate) const STACKS: [&[&str]; 4] = [
     &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     &["self_attn.o_proj"],
@@ -63,7 +64,7 @@ pub(crate) const STACKS: [&[&str]; 4] = [
     &["mlp.down_proj"],
 ];
 
-/// A projection's name, if this is its weight.
+/// Name of the projection whose weight this is; `None` for any other tensor.
 pub(crate) fn module_of(name: &str) -> Option<&str> {
     let module = name.strip_suffix(".weight")?;
     module.ends_with("_proj").then_some(module)

@@ -1,8 +1,8 @@
 //! Bytes of a checkpoint's file, mapped or owned.
 //!
-//! Owns: the one place of this crate with `unsafe`, which is the mapping itself.
+//! Owns: the only `unsafe` code of this crate, the mapping itself.
 //! Never: interprets a byte.
-//! Invariant: what is mapped is only ever read.
+//! Invariant: mapped bytes are never written.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -10,16 +10,16 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that stay where they are while anyone holds them.
+/// Bytes of a file, which do not move while a [`FileSpan`] of them exists.
 #[derive(Debug)]
-pub(crate) enum Bytes {
-    /// A file, paged in as it is read.
+pub(crate) enum FileBytes {
+    /// A mapped file, whose pages are read on first access.
     Mapped(memmap2::Mmap),
-    /// Made in memory.
+    /// Bytes made in memory.
     Owned(Vec<u8>),
 }
 
-impl Bytes {
+impl FileBytes {
     /// Maps a whole file for reading.
     ///
     /// # Errors
@@ -43,14 +43,14 @@ impl Bytes {
 
 /// A part of a file. Cheap to clone: the file stays mapped as long as any part of it is held.
 #[derive(Clone, Debug)]
-pub(crate) struct Span {
-    source: Arc<Bytes>,
+pub(crate) struct FileSpan {
+    source: Arc<FileBytes>,
     range: Range<usize>,
 }
 
-impl Span {
-    /// `None` if the file has no such bytes.
-    pub(crate) fn new(source: Arc<Bytes>, range: Range<usize>) -> Option<Self> {
+impl FileSpan {
+    /// `None` if the range is not within the file.
+    pub(crate) fn new(source: Arc<FileBytes>, range: Range<usize>) -> Option<Self> {
         let within = range.start <= range.end && range.end <= source.as_slice().len();
         within.then_some(Self { source, range })
     }
@@ -59,7 +59,7 @@ impl Span {
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         Self {
             range: 0..bytes.len(),
-            source: Arc::new(Bytes::Owned(bytes)),
+            source: Arc::new(FileBytes::Owned(bytes)),
         }
     }
 
@@ -67,16 +67,16 @@ impl Span {
         &self.source.as_slice()[self.range.clone()]
     }
 
-    /// Takes the pages of a mapped file out of this process's memory. They stay where the system caches files, and
-    /// whoever reads them next has them back.
+    /// Releases the pages of a mapped file from this process's memory. The system's page cache may
+    /// keep them; the next read maps them again.
     pub(crate) fn release(&self) {
         #[cfg(target_os = "linux")]
-        if let Bytes::Mapped(map) = &*self.source
+        if let FileBytes::Mapped(map) = &*self.source
             && !self.range.is_empty()
         {
             let advice = memmap2::UncheckedAdvice::DontNeed;
-            // SAFETY: the mapping is shared with a file, is read only and was never written, so that a page which is
-            // taken out comes back with the bytes that it had. A refusal changes nothing.
+            // SAFETY: the mapping is file-backed, read-only and was never written, so that a
+            // released page comes back with the same bytes. A refusal changes nothing.
             let _ =
                 unsafe { map.unchecked_advise_range(advice, self.range.start, self.range.len()) };
         }

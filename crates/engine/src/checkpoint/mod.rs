@@ -3,9 +3,10 @@
 //! Owns: config.json, generation_config.json and the safetensors files. (The tokenizer's files are
 //! the API's.)
 //! Never: copies weights; tensors are views of mapped files.
-//! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs is there in the
-//! right shape and a known format, and there is none that it would ignore without a reason. Embedding, head, norms
-//! and biases are floats; projections may be quantised (see `quantization` for the layouts).
+//! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs exists in the
+//! right shape and a known format, and no other tensor exists but those that may be ignored.
+//! Embedding, head, norms and biases are floats; projections may be quantised (see `quantization`
+//! for the layouts).
 
 mod config;
 mod error;
@@ -14,9 +15,9 @@ mod folder;
 mod generation;
 pub(crate) mod layout;
 mod map;
-mod narrow;
-pub(crate) mod numbers;
+pub(crate) mod packed_numbers;
 mod quantization;
+mod quantized;
 mod revision;
 mod rope;
 mod shard;
@@ -25,47 +26,46 @@ mod tensor;
 pub use config::{Architecture, Biases, ModelConfig};
 pub use error::CheckpointError;
 pub use generation::GenerationConfig;
-pub use narrow::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix};
-pub use revision::{Revision, Stamp};
+pub use quantized::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix};
+pub use revision::{CheckpointStamp, Revision};
 pub use rope::{Rope, RopeScaling, RotaryValues};
 pub use tensor::{StoredTensor, StoredType};
 
 use cleave_domain::TokenId;
-use folder::Folder;
+use folder::TensorFolder;
 use layout::{EMBEDDING, HEAD};
-use quantization::{Module, Quantization};
+use quantization::{ProjectionModule, Quantization};
 use revision::SourceFile;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// A checkpoint, mapped and checked.
+/// A mapped and validated checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
     config: ModelConfig,
     generation: GenerationConfig,
     tensors: BTreeMap<String, StoredTensor>,
-    /// Weights that are quantised, by the name that they would have if they were dense.
-    narrow: BTreeMap<String, Arc<NarrowTensor>>,
+    /// Quantised weights, by the name that they would have if they were dense.
+    narrow: BTreeMap<String, Arc<QuantizedTensor>>,
     tied: bool,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
     revision: OnceLock<Revision>,
 }
 
-/// Scales that its makers measured for keys and values in an fp8 cache, one for each layer: what is stored there times
-/// the scale is the key or value.
+/// Range of the calibrated scales of an fp8 KV cache, one per layer: key = stored value × scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvScales {
-    /// The smallest of all layers.
-    pub least: f32,
-    /// The largest.
-    pub most: f32,
+    /// Smallest scale of all layers.
+    pub min: f32,
+    /// Largest scale of all layers.
+    pub max: f32,
 }
 
-/// The scales that a folder has; some writers say -1 where they measured none.
-fn kv_scales(folder: &Folder) -> Result<Option<KvScales>, CheckpointError> {
+/// Reads the KV scales of a folder. Some writers store -1 for a layer that was not calibrated.
+fn kv_scales(folder: &TensorFolder) -> Result<Option<KvScales>, CheckpointError> {
     let mut scales: Option<KvScales> = None;
     for name in folder.names() {
         if !name.ends_with(".k_scale") && !name.ends_with(".v_scale") {
@@ -74,13 +74,16 @@ fn kv_scales(folder: &Folder) -> Result<Option<KvScales>, CheckpointError> {
         let shape = folder.find(name).expect("it has this name").shape;
         for scale in folder.tensor(name, shape)?.to_f32() {
             if scale > 0.0 {
-                let KvScales { least, most } = scales.unwrap_or(KvScales {
-                    least: scale,
-                    most: scale,
+                let KvScales {
+                    min: least,
+                    max: most,
+                } = scales.unwrap_or(KvScales {
+                    min: scale,
+                    max: scale,
                 });
                 scales = Some(KvScales {
-                    least: least.min(scale),
-                    most: most.max(scale),
+                    min: least.min(scale),
+                    max: most.max(scale),
                 });
             }
         }
@@ -102,11 +105,11 @@ impl Checkpoint {
         let config = ModelConfig::read(&dir.join("config.json"))?;
         let generation =
             GenerationConfig::read(&dir.join("generation_config.json"), config.vocab_size)?;
-        let folder = Folder::open(dir)?;
+        let folder = TensorFolder::open(dir)?;
         let tied = config.tied.unwrap_or_else(|| !folder.contains(HEAD));
         let (mut tensors, mut narrow) = (BTreeMap::new(), BTreeMap::new());
         for expected in layout::expected(&config, tied) {
-            match narrow_weight(&config, &folder, &expected)? {
+            match quantized_weight(&config, &folder, &expected)? {
                 Some(tensor) => drop(narrow.insert(expected.name, Arc::new(tensor))),
                 None => {
                     let tensor = folder.tensor(&expected.name, &expected.shape)?;
@@ -139,11 +142,11 @@ impl Checkpoint {
         }
     }
 
-    /// Whether a tensor of the files is used, or may be left out.
-    fn is_known(&self, folder: &Folder, name: &str) -> bool {
+    /// Whether a tensor of the files is used by the model, or may be ignored.
+    fn is_known(&self, folder: &TensorFolder, name: &str) -> bool {
         if self.tensors.contains_key(name)
             || self.narrow.contains_key(name)
-            || layout::is_harmless(name, self.tied)
+            || layout::may_be_ignored(name, self.tied)
         {
             return true;
         }
@@ -154,27 +157,28 @@ impl Checkpoint {
         name.rsplit_once('.').is_some_and(|(module, kind)| {
             let is_weight_part = is_narrow(module) || module.ends_with("self_attn");
             let is_known = is_weight_part && quantization.is_known(kind);
-            // Some writers give every quantised module a bias, of zeros where it had none.
+            // Some writers give every quantised module a bias, filled with zeros where the model
+            // has none.
             is_known || (is_narrow(module) && kind == "bias" && folder.is_zero(name))
         })
     }
 
-    /// The folder.
+    /// Folder that contains the checkpoint.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The model's shape.
+    /// Shape and constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The makers' sampling defaults.
+    /// The model makers' sampling defaults.
     pub fn generation(&self) -> &GenerationConfig {
         &self.generation
     }
 
-    /// How the embedding is stored, and nearly always the other matrices with it.
+    /// Element type of the embedding; nearly always also that of the other dense matrices.
     pub fn stored_type(&self) -> StoredType {
         self.embedding().stored()
     }
@@ -189,7 +193,7 @@ impl Checkpoint {
         self.generation.bos.or(self.config.bos)
     }
 
-    /// How projections are quantised, for people: `awq int4`.
+    /// Quantisation of the projections in words: `awq int4`.
     pub fn quantization(&self) -> Option<String> {
         let method = self.config.quantization.as_ref()?.name();
         let mut names: Vec<&str> = self.narrow.values().map(|t| t.element().name()).collect();
@@ -202,7 +206,7 @@ impl Checkpoint {
         }
     }
 
-    /// What its makers measured for keys and values, which is not used.
+    /// Range of the makers' KV scales, which the engine does not use.
     pub fn kv_scales(&self) -> Option<KvScales> {
         self.kv_scales
     }
@@ -212,9 +216,9 @@ impl Checkpoint {
         self.tensors.values()
     }
 
-    /// A weight by the name that it has where it is not quantised, `(out, in)`.
+    /// A weight `(out, in)`, by its name in the dense model.
     pub fn matrix(&self, name: &str) -> Option<StoredMatrix> {
-        let narrow = self.narrow.get(name).cloned().map(StoredMatrix::Narrow);
+        let narrow = self.narrow.get(name).cloned().map(StoredMatrix::Quantized);
         narrow.or_else(|| self.tensors.get(name).cloned().map(StoredMatrix::Dense))
     }
 
@@ -226,28 +230,29 @@ impl Checkpoint {
         shapes.map(|(rows, columns)| (rows * columns) as u64).sum()
     }
 
-    /// Bytes that loading reads.
+    /// Bytes that loading reads; a tied head is read twice.
     pub fn bytes_total(&self) -> u64 {
         let dense = self.tensors.values().map(|t| t.bytes().len());
-        let narrow = self.narrow.values().flat_map(|tensor| tensor.parts());
+        let narrow = self.narrow.values().flat_map(|tensor| tensor.part_bytes());
         let stored: usize = dense.chain(narrow.map(<[u8]>::len)).sum();
         let stored = stored as u64;
-        match self.tied {
-            true => stored + self.embedding().bytes().len() as u64,
-            false => stored,
+        if self.tied {
+            stored + self.embedding().bytes().len() as u64
+        } else {
+            stored
         }
     }
 
-    /// What tells these weights from others.
+    /// Identity of the weights.
     pub fn revision(&self) -> Revision {
         *self
             .revision
-            .get_or_init(|| revision::of(&self.config, &self.tensors, &self.narrow))
+            .get_or_init(|| revision::revision_of(&self.config, &self.tensors, &self.narrow))
     }
 
-    /// What changes with the weights, and with whatever is done to their files.
-    pub fn stamp(&self) -> Stamp {
-        revision::stamp(self.revision(), &self.files)
+    /// Identity of the weights and of their files' state; any write to a file changes it.
+    pub fn stamp(&self) -> CheckpointStamp {
+        revision::stamp_of(self.revision(), &self.files)
     }
 
     /// The embedding, `(vocab, hidden)`.
@@ -262,7 +267,7 @@ impl Checkpoint {
 
     /// A projection of a layer.
     pub(crate) fn projection(&self, layer: usize, part: &str) -> StoredMatrix {
-        self.matrix(&layout::in_layer(layer, &format!("{part}.weight")))
+        self.matrix(&layout::layer_tensor_name(layer, &format!("{part}.weight")))
             .expect("open() found every tensor of the layout")
     }
 
@@ -274,21 +279,21 @@ impl Checkpoint {
     }
 }
 
-/// An expected tensor, where it is a projection's weight and quantised.
-fn narrow_weight(
+/// Reads an expected tensor if it is a projection's weight and quantised.
+fn quantized_weight(
     config: &ModelConfig,
-    folder: &Folder,
-    expected: &layout::Expected,
-) -> Result<Option<NarrowTensor>, CheckpointError> {
+    folder: &TensorFolder,
+    expected: &layout::ExpectedTensor,
+) -> Result<Option<QuantizedTensor>, CheckpointError> {
     let Some(quantization) = &config.quantization else {
         return Ok(None);
     };
     if expected.name == HEAD {
-        return refuse_narrow_head(quantization, folder).map(|()| None);
+        return refuse_quantized_head(quantization, folder).map(|()| None);
     }
     match (layout::module_of(&expected.name), expected.shape.as_slice()) {
         (Some(name), &[rows, columns]) => {
-            let module = Module {
+            let module = ProjectionModule {
                 name,
                 rows,
                 columns,
@@ -299,8 +304,11 @@ fn narrow_weight(
     }
 }
 
-/// Heads are kept dense by nearly everybody who quantises.
-fn refuse_narrow_head(quantization: &Quantization, folder: &Folder) -> Result<(), CheckpointError> {
+/// Refuses a quantised head; nearly all published checkpoints keep it dense.
+fn refuse_quantized_head(
+    quantization: &Quantization,
+    folder: &TensorFolder,
+) -> Result<(), CheckpointError> {
     let module = HEAD.strip_suffix(".weight").unwrap_or(HEAD);
     let is_part = |name: &&str| {
         let kind = name.strip_prefix(module).and_then(|n| n.strip_prefix('.'));

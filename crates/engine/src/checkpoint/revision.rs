@@ -1,12 +1,12 @@
-//! What tells one set of weights from another.
+//! Identity of a checkpoint's weights.
 //!
-//! Owns: which parts of a checkpoint make its identity.
-//! Never: reads all of it: sixteen gigabytes would take longer to hash than to load.
-//! Invariant: equal for the same weights however they are cut into files; different when any
-//! tensor's name, format or shape differs, or a sampled byte of it.
+//! Owns: the choice of data that is hashed.
+//! Never: hashes all of it: 16 GB would take longer to hash than to load.
+//! Invariant: the revision is equal for the same weights in any number of files, and differs if any
+//! tensor's name, format or shape differs, or a sampled byte.
 
 use super::config::{Biases, ModelConfig};
-use super::narrow::NarrowTensor;
+use super::quantized::QuantizedTensor;
 use super::rope::{Rope, RopeScaling};
 use super::shard::Shard;
 use super::tensor::StoredTensor;
@@ -23,12 +23,12 @@ const WHOLE_BYTES_MAX: usize = 1 << 16;
 const SAMPLES: usize = 16;
 const SAMPLE_BYTES: usize = 256;
 
-/// The identity of a checkpoint's weights and of the constants they are run with.
+/// Hash of a checkpoint's weights and of the constants that they are used with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Revision([u8; 32]);
 
 impl fmt::Display for Revision {
-    /// Sixteen hexadecimal digits.
+    /// The first eight bytes, as sixteen hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0
             .iter()
@@ -37,12 +37,12 @@ impl fmt::Display for Revision {
     }
 }
 
-/// What tells a checkpoint from itself before anybody wrote to one of its files: the revision, which reads samples only,
-/// and each file's name, length and time of last modification.
+/// Hash that also changes when a file of the checkpoint is written to: of the revision, which reads
+/// samples only, and of each file's name, length and modification time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Stamp(pub [u8; 32]);
+pub struct CheckpointStamp(pub [u8; 32]);
 
-pub(super) fn stamp(revision: Revision, files: &[SourceFile]) -> Stamp {
+pub(super) fn stamp_of(revision: Revision, files: &[SourceFile]) -> CheckpointStamp {
     let mut hash = blake3::Hasher::new();
     hash.update(b"cleave files 1\n");
     hash.update(&revision.0);
@@ -55,10 +55,10 @@ pub(super) fn stamp(revision: Revision, files: &[SourceFile]) -> Stamp {
         let since = modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
         hash.update(format!("{name} {bytes} {since:?}\n").as_bytes());
     }
-    Stamp(*hash.finalize().as_bytes())
+    CheckpointStamp(*hash.finalize().as_bytes())
 }
 
-/// A file that tensors are in.
+/// A file that has tensors.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     pub(super) name: String,
@@ -77,10 +77,10 @@ impl SourceFile {
     }
 }
 
-pub(super) fn of(
+pub(super) fn revision_of(
     config: &ModelConfig,
     tensors: &BTreeMap<String, StoredTensor>,
-    narrow: &BTreeMap<String, Arc<NarrowTensor>>,
+    narrow: &BTreeMap<String, Arc<QuantizedTensor>>,
 ) -> Revision {
     let mut hash = blake3::Hasher::new();
     hash.update(b"cleave weights 1\n");
@@ -93,8 +93,8 @@ pub(super) fn of(
             tensor.columns()
         );
         hash.update(line.as_bytes());
-        sample(&mut hash, tensor.bytes());
-        // A system may map half a megabyte for each sample, of thousands.
+        hash_samples(&mut hash, tensor.bytes());
+        // The system may map half a megabyte per sample, and there are thousands.
         tensor.release();
     }
     for (name, tensor) in narrow {
@@ -105,8 +105,8 @@ pub(super) fn of(
             tensor.columns()
         );
         hash.update(line.as_bytes());
-        for part in tensor.parts() {
-            sample(&mut hash, part);
+        for part in tensor.part_bytes() {
+            hash_samples(&mut hash, part);
         }
         tensor.release();
     }
@@ -129,7 +129,7 @@ fn constants(config: &ModelConfig) -> String {
         tied: _,
         biases,
         head_norms,
-        // Every narrow tensor's layout says it.
+        // Hashed with each quantised tensor, as its layout.
         quantization: _,
         bos: _,
         eos: _,
@@ -161,7 +161,7 @@ fn constants(config: &ModelConfig) -> String {
     )
 }
 
-fn sample(hash: &mut blake3::Hasher, bytes: &[u8]) {
+fn hash_samples(hash: &mut blake3::Hasher, bytes: &[u8]) {
     if bytes.len() <= WHOLE_BYTES_MAX {
         hash.update(bytes);
         return;

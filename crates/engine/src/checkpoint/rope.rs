@@ -1,16 +1,16 @@
 //! The rotary embedding's frequencies.
 //!
-//! Owns: which scalings are known and what they do to the frequencies.
-//! Never: rotates anything; that is the device's.
+//! Owns: the supported scalings and their effect on the frequencies.
+//! Never: rotates a vector; the device does.
 //! Invariant: arithmetic is in the reference's precision (f32 angles), so that far positions agree
 //! with the model as it was trained.
 
 use super::CheckpointError;
-use super::fields::Fields;
+use super::fields::ConfigFields;
 use std::f64::consts::TAU;
 use std::thread;
 
-/// Bounds on what a file may claim, far beyond any model, so that frequencies stay numbers that f32 has.
+/// Bounds on values in a file, far beyond any model, so that frequencies stay finite in f32.
 const THETA_MAX: f64 = 1e12;
 const FACTOR_MIN: f64 = 1e-3;
 const FACTOR_MAX: f64 = 1e9;
@@ -18,29 +18,30 @@ const FACTOR_MAX: f64 = 1e9;
 /// A rotary embedding: base and scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// The base of the frequencies.
+    /// Base of the frequencies.
     pub theta: f64,
-    /// What stretches it over longer contexts.
+    /// Scaling for longer contexts.
     pub scaling: RopeScaling,
 }
 
-/// How the frequencies are stretched.
+/// Scaling of the frequencies.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Every frequency stays as it is.
     None,
-    /// Every frequency divided by the factor.
+    /// Divides every frequency by the factor.
     Linear {
-        /// At least 1.
+        /// Stretching factor, usually above 1.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between.
+    /// Llama 3.1: divides low frequencies by the factor, keeps high ones, and interpolates between
+    /// them.
     Llama3 {
-        /// At least 1.
+        /// Stretching factor, usually above 1.
         factor: f64,
-        /// Wavelengths over `original / low_freq_factor` are stretched wholly.
+        /// Wavelengths over `original / low_freq_factor` are stretched by the whole factor.
         low_freq_factor: f64,
-        /// Wavelengths under `original / high_freq_factor` are kept.
+        /// Wavelengths under `original / high_freq_factor` are not stretched.
         high_freq_factor: f64,
         /// The context the model was first trained on, in tokens.
         original_context: f64,
@@ -50,15 +51,15 @@ pub enum RopeScaling {
 /// Cosines and sines, `(positions, half)` each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotaryValues {
-    /// Cosines.
+    /// Cosines, in the shape `(positions, half)`.
     pub cos: Vec<f32>,
-    /// Sines.
+    /// Sines, in the shape `(positions, half)`.
     pub sin: Vec<f32>,
 }
 
 impl Rope {
     /// Reads `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
-    pub(super) fn read(fields: &Fields) -> Result<Self, CheckpointError> {
+    pub(super) fn read(fields: &ConfigFields) -> Result<Self, CheckpointError> {
         let theta = fields.number("rope_theta")?;
         if let Some(parameters) = fields.object("rope_parameters")? {
             return Self::read_parameters(&parameters, theta);
@@ -70,7 +71,7 @@ impl Rope {
         Self::checked(fields, theta, scaling)
     }
 
-    fn read_parameters(fields: &Fields, theta: Option<f64>) -> Result<Self, CheckpointError> {
+    fn read_parameters(fields: &ConfigFields, theta: Option<f64>) -> Result<Self, CheckpointError> {
         const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
         let mut nested: Option<Self> = None;
         for name in LAYER_TYPES {
@@ -98,7 +99,7 @@ impl Rope {
     }
 
     fn checked(
-        fields: &Fields,
+        fields: &ConfigFields,
         theta: Option<f64>,
         scaling: RopeScaling,
     ) -> Result<Self, CheckpointError> {
@@ -115,7 +116,8 @@ impl Rope {
         (0..head_dim / 2)
             .map(|pair| {
                 let exponent = (2 * pair) as f64 / head_dim as f64;
-                self.scaling.stretch(1.0 / self.theta.powf(exponent)) as f32
+                self.scaling
+                    .scale_frequency(1.0 / self.theta.powf(exponent)) as f32
             })
             .collect()
     }
@@ -125,7 +127,8 @@ impl Rope {
         let frequencies = self.frequencies(head_dim);
         let half = frequencies.len();
         let (mut cos, mut sin) = (vec![0.0; positions * half], vec![0.0; positions * half]);
-        // A context of 131072 tokens is eight million sines: a second, unless every core helps.
+        // A context of 131072 tokens needs eight million sines, a second on one core; so all cores
+        // share them.
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
         let part = positions.div_ceil(cores).max(1);
         thread::scope(|scope| {
@@ -139,7 +142,7 @@ impl Rope {
     }
 }
 
-/// Fills consecutive positions from `first`.
+/// Fills the table for consecutive positions from `first`.
 fn fill(frequencies: &[f32], first: usize, cos: &mut [f32], sin: &mut [f32]) {
     let half = frequencies.len();
     let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
@@ -153,7 +156,7 @@ fn fill(frequencies: &[f32], first: usize, cos: &mut [f32], sin: &mut [f32]) {
 }
 
 impl RopeScaling {
-    fn read(fields: &Fields) -> Result<Self, CheckpointError> {
+    fn read(fields: &ConfigFields) -> Result<Self, CheckpointError> {
         let (name, kind) = match (fields.text("rope_type")?, fields.text("type")?) {
             (Some(kind), _) => ("rope_type", kind),
             (None, Some(kind)) => ("type", kind),
@@ -187,7 +190,7 @@ impl RopeScaling {
         }
     }
 
-    fn stretch(&self, frequency: f64) -> f64 {
+    fn scale_frequency(&self, frequency: f64) -> f64 {
         match *self {
             Self::None => frequency,
             Self::Linear { factor } => frequency / factor,
@@ -206,7 +209,7 @@ impl RopeScaling {
     }
 }
 
-fn positive(fields: &Fields, name: &str) -> Result<f64, CheckpointError> {
+fn positive(fields: &ConfigFields, name: &str) -> Result<f64, CheckpointError> {
     match fields.number(name)? {
         Some(number) if (FACTOR_MIN..=FACTOR_MAX).contains(&number) => Ok(number),
         Some(number) => {

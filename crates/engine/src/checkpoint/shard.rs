@@ -1,12 +1,12 @@
 //! One safetensors file.
 //!
-//! Owns: the file's header, read with the mistrust that a downloaded file deserves.
-//! Never: allocates by a number the file states, or copies tensor data.
+//! Owns: the file's header, every number of which is validated, since the file was downloaded.
+//! Never: allocates by a number of the file, or copies tensor data.
 //! Invariant: every entry lies within the file and has the size of its shape; together the entries
 //! cover the data exactly.
 
 use super::CheckpointError;
-use super::map::Bytes;
+use super::map::FileBytes;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,26 +14,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// The format's own limit. In bytes.
+/// Limit of the header in bytes, from the format's specification.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// A mapped file.
+/// A mapped safetensors file.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) file: PathBuf,
-    pub(super) bytes: Arc<Bytes>,
-    /// When it was written last, as the system tells it; `None` where it does not.
+    pub(super) bytes: Arc<FileBytes>,
+    /// Modification time; `None` if the system has none.
     pub(super) modified: Option<SystemTime>,
-    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) entries: BTreeMap<String, ShardEntry>,
 }
 
-/// Where a tensor lies.
+/// A tensor's type, shape and place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    /// As the file spells it: `BF16`.
+pub(super) struct ShardEntry {
+    /// Element type as the file spells it: `BF16`.
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
-    /// Within the whole file.
+    /// Byte range within the whole file.
     pub(super) range: Range<usize>,
 }
 
@@ -46,7 +46,7 @@ impl Shard {
             let problem = format!("{size} bytes, too short for a safetensors file");
             return Err(CheckpointError::damaged(path, "header", problem));
         }
-        let bytes = Bytes::map(&file).map_err(absent)?;
+        let bytes = FileBytes::map(&file).map_err(absent)?;
         let entries = entries(path, bytes.as_slice())?;
         Ok(Self {
             file: path.to_owned(),
@@ -57,8 +57,8 @@ impl Shard {
     }
 }
 
-/// Reads the header of a whole file.
-fn entries(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, Entry>, CheckpointError> {
+/// Reads the header: its length in eight bytes, then JSON; the data follow.
+fn entries(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, ShardEntry>, CheckpointError> {
     let damaged = |problem: String| CheckpointError::damaged(path, "header", problem);
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(damaged("shorter than 8 bytes".to_owned()));
@@ -90,8 +90,8 @@ fn entries(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, Entry>, Checkpo
     Ok(entries)
 }
 
-/// One tensor's line of the header.
-fn entry(value: &Value, data_bytes: usize, start: usize) -> Result<Entry, String> {
+/// Validates one tensor's entry of the header.
+fn entry(value: &Value, data_bytes: usize, start: usize) -> Result<ShardEntry, String> {
     let dtype = value["dtype"].as_str().ok_or("has no dtype")?.to_owned();
     let numbers = |name: &str| -> Result<Vec<usize>, String> {
         let list = value[name].as_array();
@@ -124,14 +124,15 @@ fn entry(value: &Value, data_bytes: usize, start: usize) -> Result<Entry, String
             ));
         }
     }
-    Ok(Entry {
+    Ok(ShardEntry {
         dtype,
         shape,
         range: start + from..start + to,
     })
 }
 
-/// Formats of whole bytes; a tensor in another is refused when it is wanted.
+/// Bytes of an element, for types of whole bytes; a tensor of another type is refused only if the
+/// model needs it.
 fn element_bytes(dtype: &str) -> Option<usize> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),
@@ -142,10 +143,10 @@ fn element_bytes(dtype: &str) -> Option<usize> {
     }
 }
 
-/// Tensors must follow one another without gap or overlap to the file's end.
+/// Checks that tensors follow one another without gap or overlap to the file's end.
 fn check_cover(
     path: &Path,
-    entries: &BTreeMap<String, Entry>,
+    entries: &BTreeMap<String, ShardEntry>,
     data: Range<usize>,
 ) -> Result<(), CheckpointError> {
     let mut ordered: Vec<_> = entries.iter().collect();

@@ -1,21 +1,21 @@
 //! A tensor as a checkpoint stores it.
 //!
-//! Owns: the element formats that are read, and widening them to f32.
+//! Owns: the supported element types, and their conversion to f32.
 //! Never: copies a tensor as a whole.
-//! Invariant: `bytes().len() == rows × columns × element_bytes`, checked when it is made.
+//! Invariant: `bytes().len() == rows × columns × element_bytes`, checked on construction.
 
-use super::map::Span;
+use super::map::FileSpan;
 use half::{bf16, f16};
 use std::sync::Arc;
 
-/// How a checkpoint stores an element, little-endian.
+/// Element type of a stored tensor, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredType {
-    /// 32-bit float.
+    /// 32-bit float of IEEE 754.
     F32,
-    /// IEEE half.
+    /// 16-bit float of IEEE 754 (half).
     F16,
-    /// bfloat16.
+    /// bfloat16: the upper 16 bits of an f32.
     Bf16,
 }
 
@@ -28,7 +28,7 @@ impl StoredType {
         }
     }
 
-    /// One stored element, widened exactly.
+    /// Converts one stored element to f32, exactly.
     ///
     /// # Panics
     /// If `element` is not [`StoredType::element_bytes`] long.
@@ -47,19 +47,20 @@ impl StoredType {
 #[derive(Clone, Debug)]
 pub struct StoredTensor {
     name: Arc<str>,
-    span: Span,
+    span: FileSpan,
     stored: StoredType,
     rows: usize,
     columns: usize,
 }
 
 impl StoredTensor {
-    /// `None` if the bytes have not the shape's size.
+    /// `None` if the bytes do not have the shape's size.
     pub(crate) fn new(
         name: Arc<str>,
-        span: Span,
+        span: FileSpan,
         stored: StoredType,
-        (rows, columns): (usize, usize),
+        rows: usize,
+        columns: usize,
     ) -> Option<Self> {
         let bytes = rows
             .checked_mul(columns)?
@@ -74,8 +75,8 @@ impl StoredTensor {
     }
 
     /// Bytes made in memory.
-    fn owned(name: &str, shape: (usize, usize), stored: StoredType, bytes: Vec<u8>) -> Self {
-        let tensor = Self::new(name.into(), Span::owned(bytes), stored, shape);
+    fn owned(name: &str, rows: usize, columns: usize, stored: StoredType, bytes: Vec<u8>) -> Self {
+        let tensor = Self::new(name.into(), FileSpan::owned(bytes), stored, rows, columns);
         tensor.expect("the size was asserted")
     }
 
@@ -83,62 +84,62 @@ impl StoredTensor {
     ///
     /// # Panics
     /// If `values` is not `rows × columns` long.
-    pub fn from_f32(name: &str, (rows, columns): (usize, usize), values: &[f32]) -> Self {
+    pub fn from_f32(name: &str, rows: usize, columns: usize, values: &[f32]) -> Self {
         assert_eq!(
             values.len(),
             rows * columns,
             "{name}: size of {rows} × {columns}"
         );
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self::owned(name, (rows, columns), StoredType::F32, bytes)
+        Self::owned(name, rows, columns, StoredType::F32, bytes)
     }
 
     /// As [`StoredTensor::from_f32`], in bfloat16.
     ///
     /// # Panics
-    /// As there.
-    pub fn from_bf16(name: &str, (rows, columns): (usize, usize), values: &[bf16]) -> Self {
+    /// If `values` is not `rows × columns` long.
+    pub fn from_bf16(name: &str, rows: usize, columns: usize, values: &[bf16]) -> Self {
         assert_eq!(
             values.len(),
             rows * columns,
             "{name}: size of {rows} × {columns}"
         );
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self::owned(name, (rows, columns), StoredType::Bf16, bytes)
+        Self::owned(name, rows, columns, StoredType::Bf16, bytes)
     }
 
     /// As [`StoredTensor::from_f32`], in IEEE's 16 bits.
     ///
     /// # Panics
-    /// As there.
-    pub fn from_f16(name: &str, shape: (usize, usize), values: &[f16]) -> Self {
-        // Equal sizes: what is checked of the one holds for the other.
+    /// If `values` is not `rows × columns` long.
+    pub fn from_f16(name: &str, rows: usize, columns: usize, values: &[f16]) -> Self {
+        // f16 and bf16 have equal sizes, so the constructor of one checks the other.
         let as_bf16: Vec<bf16> = values
             .iter()
             .map(|v| bf16::from_bits(v.to_bits()))
             .collect();
         Self {
             stored: StoredType::F16,
-            ..Self::from_bf16(name, shape, &as_bf16)
+            ..Self::from_bf16(name, rows, columns, &as_bf16)
         }
     }
 
-    /// As the checkpoint calls it.
+    /// Name of the tensor in the checkpoint.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How an element is stored.
+    /// Element type of the stored tensor.
     pub fn stored(&self) -> StoredType {
         self.stored
     }
 
-    /// Rows; 1 for a vector.
+    /// Number of rows; 1 for a vector.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Number of columns; the length of a vector.
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -148,7 +149,7 @@ impl StoredTensor {
         self.span.bytes()
     }
 
-    /// See [`StoredMatrix::release`](super::StoredMatrix::release).
+    /// Releases the mapped pages, see [`StoredMatrix::release`](super::StoredMatrix::release).
     pub fn release(&self) {
         self.span.release();
     }
@@ -169,7 +170,7 @@ impl StoredTensor {
         match self.stored {
             StoredType::F32 => widen(bytes, out, f32::from_le_bytes),
             StoredType::F16 => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-            // Without a branch for what is no number, so that vectors of them are widened.
+            // Without a branch for NaN, so that the compiler vectorises the loop.
             StoredType::Bf16 => widen(bytes, out, |b| {
                 f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
             }),

@@ -1,45 +1,46 @@
-//! Two devices that round differently say nearly the same.
+//! Agreement of two devices that round differently, within a tolerance.
 //!
-//! Owns: what "nearly" is. Never: follows two answers beyond the token where they part.
-//! Invariant: every prompt of the folder's `goldens.json` is compared; nothing else of that file is looked at.
+//! Owns: the comparison. Never: compares two answers beyond the token where they diverge.
+//! Invariant: every prompt of the folder's `goldens.json` is compared; the file's expected outputs
+//! are not read.
 
-use super::Build;
+use super::BuildEngine;
 use super::goldens::read;
-use super::sequence::{BLOCK_TOKENS, Sequence};
+use super::sequence::{BLOCK_TOKENS, DrivenSequence};
 use crate::EngineLimits;
-use cleave_domain::{Sampled, Sampling, Scores};
+use cleave_domain::{SampledToken, SamplingParams, TokenScores};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Tokens drawn after each prompt.
 const DRAWN: usize = 12;
-/// Logits that are compared of each.
+/// Logits compared per token.
 const TOP: u32 = 8;
 /// Blocks of a sequence.
 const TABLE: u32 = 12;
 
-/// Demands that both engines' likeliest logits differ by no more than `tolerance` times the largest of them, and that
-/// greedy tokens are equal until two are that close.
+/// Checks that both engines' likeliest logits differ by at most `tolerance` times the largest of
+/// them, and that greedy tokens are equal up to the first near tie.
 ///
 /// # Errors
-/// The first difference, or if hardly any tokens could be compared.
-pub fn agreement(dir: &Path, build: [Build<'_>; 2], tolerance: f32) -> Result<(), String> {
+/// The first difference; or if fewer than half of the tokens could be compared.
+pub fn agreement(dir: &Path, build: [BuildEngine<'_>; 2], tolerance: f32) -> Result<(), String> {
     let limits = EngineLimits {
         block_tokens: BLOCK_TOKENS,
         blocks_count: TABLE,
         slots_count: 1,
         step_tokens_max: 128,
     };
-    let sampling = Arc::new(Sampling {
+    let sampling = Arc::new(SamplingParams {
         logprobs: Some(TOP),
-        ..Sampling::greedy()
+        ..SamplingParams::greedy()
     });
     let prompts = read(dir)?;
     let mut answers = build.map(|_| Vec::new());
     for (build, answers) in build.iter().zip(&mut answers) {
         let mut engine = build(dir, limits)?;
         for golden in &prompts {
-            let mut sequence = Sequence::new(0, &golden.prompt, &sampling, 0..TABLE);
+            let mut sequence = DrivenSequence::new(0, &golden.prompt, &sampling, 0..TABLE);
             sequence.run(&mut *engine, 128, DRAWN)?;
             answers.push(sequence.drawn);
         }
@@ -47,18 +48,23 @@ pub fn agreement(dir: &Path, build: [Build<'_>; 2], tolerance: f32) -> Result<()
     let [ours, theirs] = answers;
     let mut compared = 0;
     for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
-        compared += same(ours, theirs, tolerance)
+        compared += compare_answers(ours, theirs, tolerance)
             .map_err(|difference| format!("{}: prompt {index}: {difference}", dir.display()))?;
     }
     let all = prompts.len() * DRAWN;
-    match compared * 2 >= all {
-        true => Ok(()),
-        false => Err(format!("{compared} of {all} tokens before answers part")),
+    if compared * 2 >= all {
+        Ok(())
+    } else {
+        Err(format!("{compared} of {all} tokens before answers part"))
     }
 }
 
-/// How many tokens have the same before them.
-fn same(ours: &[Sampled], theirs: &[Sampled], tolerance: f32) -> Result<usize, String> {
+/// Compares two answers; returns the number of tokens up to the point where they diverge.
+fn compare_answers(
+    ours: &[SampledToken],
+    theirs: &[SampledToken],
+    tolerance: f32,
+) -> Result<usize, String> {
     for (at, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let tops = [&ours.scores, &theirs.scores].map(|scores| scores.as_ref().ok_or("no scores"));
         let [our_scores, their_scores] = tops;
@@ -68,7 +74,8 @@ fn same(ours: &[Sampled], theirs: &[Sampled], tolerance: f32) -> Result<usize, S
             .first()
             .map_or(0.0, |(_, logit)| logit.abs());
         let most = tolerance * largest;
-        // The likeliest are likely on both sides; the others may be beyond the list's end.
+        // Only the upper half of the list: a token near its end on one side may be beyond it on the
+        // other.
         for (token, logit) in our_scores.top.iter().take(TOP as usize / 2) {
             let other = logit_of(their_scores, *token);
             if (logit - other).abs() > most {
@@ -78,15 +85,15 @@ fn same(ours: &[Sampled], theirs: &[Sampled], tolerance: f32) -> Result<usize, S
             }
         }
         if ours.token != theirs.token {
-            // A near tie, as was just seen: from here on the answers are of different texts.
+            // A near tie, since the logits above are close. From here on the two texts differ.
             return Ok(at + 1);
         }
     }
     Ok(ours.len())
 }
 
-/// A token's logit; of one that is not listed the least that is.
-fn logit_of(scores: &Scores, token: u32) -> f32 {
+/// A token's logit; for a token that is not listed, the smallest listed one.
+fn logit_of(scores: &TokenScores, token: u32) -> f32 {
     let found = scores.top.iter().find(|(other, _)| *other == token);
     let last = scores.top.last();
     found.or(last).map_or(f32::NAN, |(_, logit)| *logit)

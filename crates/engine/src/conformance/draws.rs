@@ -1,40 +1,44 @@
-//! A device that draws draws what the host does.
+//! Tokens drawn on a device equal those that the host draws from the same logits.
 //!
-//! Owns: logits of many kinds, with ties and without, and rules of every combination.
+//! Owns: logits of many kinds, with and without ties, and sampling rules in every combination.
 //! Never: tolerates a difference.
-//! Invariant: device and host see the same bits: logits are the columns of a matrix, picked by rows of zeros and
-//! one 1.
+//! Invariant: device and host see the same logits to the bit: the logits are columns of a matrix,
+//! and each input row is a unit vector that selects one.
 
-use super::dice::Dice;
+use super::rng::ConformanceRng;
 use crate::checkpoint::StoredTensor;
-use crate::ops::{DrawRule, Holds, Ops, Pack};
-use crate::sampling::{Sampler, Slot};
-use cleave_domain::{OpenSlot, Sampling, SlotIndex, TokenId};
+use crate::ops::{BufferRole, DrawRule, Ops, WeightLoader};
+use crate::sampling::{SamplingSlot, TokenSampler};
+use cleave_domain::{OpenSlot, SamplingParams, SlotIndex, TokenId};
 use std::sync::Arc;
 
 /// Sets a buffer's values, `(rows, width)`.
 pub type SetRows<'a, O> = &'a dyn Fn(&O, &mut <O as Ops>::Rows, &[f32]) -> Result<(), String>;
 
-/// Rows drawn at once.
+/// Rows of logits in a draw.
 const ROWS: usize = 8;
-/// Calls for each vocabulary.
+/// Draws per vocabulary below 10,000 tokens.
 const ROUNDS: u64 = 12;
-/// Around the sizes in which kernels cut a vocabulary, and one as large as real ones.
+/// Sizes around those in which kernels divide a vocabulary, and one as large as a real vocabulary.
 const VOCABULARIES: [usize; 7] = [1, 2, 45, 513, 2049, 9001, 128_256];
 
-/// Demands of an f32 device the tokens that the host draws from the same logits.
+/// Checks that an f32 device draws the same tokens as the host from the same logits.
 ///
 /// # Errors
 /// The first difference.
-pub fn draws<O: Ops>(ops: &mut O, pack: &O::Pack, set: SetRows<'_, O>) -> Result<(), String> {
+pub fn draws_match_host<O: Ops>(
+    ops: &mut O,
+    pack: &O::Pack,
+    set: SetRows<'_, O>,
+) -> Result<(), String> {
     for vocab in VOCABULARIES {
         let rounds = match vocab {
             10_000.. => 2,
             _ => ROUNDS,
         };
         for round in 0..rounds {
-            let mut dice = Dice(vocab as u64 * 1000 + round + 1);
-            round_of(ops, pack, set, (vocab, &mut dice))
+            let mut dice = ConformanceRng(vocab as u64 * 1000 + round + 1);
+            round_of(ops, pack, set, vocab, &mut dice)
                 .map_err(|difference| format!("vocabulary {vocab}, round {round}: {difference}"))?;
         }
     }
@@ -45,32 +49,35 @@ fn round_of<O: Ops>(
     ops: &mut O,
     pack: &O::Pack,
     set: SetRows<'_, O>,
-    (vocab, dice): (usize, &mut Dice),
+    vocab: usize,
+    dice: &mut ConformanceRng,
 ) -> Result<(), String> {
     let told = |error: crate::EngineError| error.to_string();
     // Column `row` holds the logits of row `row`.
     let table: Vec<f32> = (0..vocab * ROWS).map(|_| dice.logit()).collect();
-    let stored = StoredTensor::from_f32("head", (vocab, ROWS), &table);
+    let stored = StoredTensor::from_f32("head", vocab, ROWS, &table);
     let matrix = pack.matrix(&[stored.into()], None).map_err(told)?;
     pack.finish().map_err(told)?;
-    let mut picks = ops.rows(ROWS, ROWS, Holds::Activations).map_err(told)?;
+    let mut picks = ops
+        .rows(ROWS, ROWS, BufferRole::Activations)
+        .map_err(told)?;
     let ones: Vec<f32> = (0..ROWS * ROWS)
         .map(|at| f32::from(u8::from(at % (ROWS + 1) == 0)))
         .collect();
     set(ops, &mut picks, &ones)?;
     let opens: Vec<OpenSlot> = (0..ROWS).map(|_| dice.open(vocab)).collect();
     let rule = |open: &OpenSlot| {
-        let slot = Slot::open(open);
-        slot.rule(slot.known())
+        let slot = SamplingSlot::open(open);
+        slot.draw_rule(slot.known_count())
     };
     let rules: Vec<DrawRule> = opens.iter().map(rule).collect();
     let mut tokens = Vec::new();
-    ops.draw(&matrix, &rules, &picks).map_err(told)?;
-    ops.drawn(&mut tokens).map_err(told)?;
-    let mut sampler = Sampler::default();
+    ops.queue_draw(&matrix, &rules, &picks).map_err(told)?;
+    ops.fetch_drawn(&mut tokens).map_err(told)?;
+    let mut sampler = TokenSampler::default();
     for (row, open) in opens.iter().enumerate() {
         let mut logits: Vec<f32> = (0..vocab).map(|token| table[token * ROWS + row]).collect();
-        let drawn = sampler.draw(&mut Slot::open(open), &mut logits);
+        let drawn = sampler.draw(&mut SamplingSlot::open(open), &mut logits);
         let expected = drawn.ok().map(|(token, _)| token);
         if tokens.get(row) != Some(&expected) {
             let (got, rule) = (tokens.get(row), &open.sampling);
@@ -80,8 +87,9 @@ fn round_of<O: Ops>(
     Ok(())
 }
 
-impl Dice {
-    /// From a bell of some width, sometimes on a coarse grid, so that ties are many, rarely not a number.
+impl ConformanceRng {
+    /// A logit from a bell-shaped distribution, often rounded to a coarse grid or 0, so that ties
+    /// are frequent.
     fn logit(&mut self) -> f32 {
         let bell = (0..4).map(|_| self.share() - 0.5).sum::<f32>() * 12.0;
         match self.below(8) {
@@ -97,39 +105,41 @@ impl Dice {
             (0..dice.below(most)).map(|_| token(dice)).collect()
         };
         let penalised = self.chance(0.5);
-        let sampling = Sampling {
-            temperature: match self.chance(0.15) {
-                true => 0.0,
-                false => 0.3 + 1.5 * self.share(),
+        let sampling = SamplingParams {
+            temperature: if self.chance(0.15) {
+                0.0
+            } else {
+                0.3 + 1.5 * self.share()
             },
-            // None, few, and as many as there may be: kernels look for the last of few in another way.
+            // None, few, or up to the vocabulary: kernels use another algorithm for a small
+            // `top_k`.
             top_k: match self.below(6) {
                 0..3 => 0,
                 3 | 4 => 1 + self.below(vocab.min(1200) as u64) as u32,
                 _ => 1 + self.below(vocab as u64) as u32,
             },
-            top_p: match self.chance(0.5) {
-                true => 1.0,
-                false => 0.02 + 0.97 * self.share(),
+            top_p: if self.chance(0.5) {
+                1.0
+            } else {
+                0.02 + 0.97 * self.share()
             },
-            min_p: match self.chance(0.6) {
-                true => 0.0,
-                false => 0.3 * self.share(),
+            min_p: if self.chance(0.6) {
+                0.0
+            } else {
+                0.3 * self.share()
             },
-            repetition_penalty: match penalised {
-                true => 0.8 + self.share(),
-                false => 1.0,
-            },
+            repetition_penalty: if penalised { 0.8 + self.share() } else { 1.0 },
             presence_penalty: f32::from(u8::from(penalised)) * self.share(),
             frequency_penalty: f32::from(u8::from(penalised)) * (self.share() - 0.3),
-            logit_bias: match self.chance(0.3) {
-                true => (0..3)
+            logit_bias: if self.chance(0.3) {
+                (0..3)
                     .map(|_| (token(self), 6.0 * self.share() - 3.0))
-                    .collect(),
-                false => Vec::new(),
+                    .collect()
+            } else {
+                Vec::new()
             },
             seed: self.next(),
-            ..Sampling::greedy()
+            ..SamplingParams::greedy()
         };
         let mut prompt = tokens(self, 40);
         prompt.push(token(self));

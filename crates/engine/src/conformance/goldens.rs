@@ -1,18 +1,18 @@
-//! Agreement with a reference implementation.
+//! Agreement with the goldens of a reference implementation.
 //!
-//! Owns: reading `goldens.json`, and the tolerance.
+//! Owns: reading `goldens.json`, and the tolerance of logits.
 //! Never: accepts another token: the goldens' paths have no near ties.
 //! Invariant: every prompt of the file is compared.
 
-use super::Build;
-use super::sequence::{BLOCK_TOKENS, Sequence};
+use super::BuildEngine;
+use super::sequence::{BLOCK_TOKENS, DrivenSequence};
 use crate::EngineLimits;
-use cleave_domain::{Sampled, Sampling, Scores};
+use cleave_domain::{SampledToken, SamplingParams, TokenScores};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Logits may differ by this much in f32: the reference sums in another order.
+/// Tolerance of logits in f32: the reference sums in another order.
 const LOGIT_TOLERANCE: f32 = 1e-3;
 
 /// One prompt of `goldens.json`.
@@ -24,12 +24,12 @@ pub(super) struct Golden {
     last_top: Vec<(u32, f32)>,
 }
 
-/// Compares an f32 engine with the folder's `goldens.json`: greedy tokens equal, and the top logits
-/// at the first and the last of them within 1e-3.
+/// Compares an f32 engine with the folder's `goldens.json`: greedy tokens must be equal, and the
+/// top logits of the first and the last of them within 1e-3.
 ///
 /// # Errors
-/// The first difference, or what kept the comparison from being made.
-pub fn goldens(dir: &Path, build: Build<'_>) -> Result<(), String> {
+/// The first difference, or the failure that prevented the comparison.
+pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
     let list = read(dir)?;
     let mut engine = build(
         dir,
@@ -41,12 +41,13 @@ pub fn goldens(dir: &Path, build: Build<'_>) -> Result<(), String> {
         },
     )?;
     for (index, golden) in list.iter().enumerate() {
-        let sampling = Arc::new(Sampling {
-            // A few more than the golden has, so that a tie at the end cannot hide an id.
+        let sampling = Arc::new(SamplingParams {
+            // A few more than the golden has, so that a tie at the end of the list cannot leave an
+            // id out.
             logprobs: Some(golden.first_top.len() as u32 + 4),
-            ..Sampling::greedy()
+            ..SamplingParams::greedy()
         });
-        let mut sequence = Sequence::new(0, &golden.prompt, &sampling, 0..16);
+        let mut sequence = DrivenSequence::new(0, &golden.prompt, &sampling, 0..16);
         sequence.run(&mut *engine, 256, golden.tokens.len())?;
         compare(golden, &sequence.drawn)
             .map_err(|difference| format!("{}: prompt {index}: {difference}", dir.display()))?;
@@ -54,26 +55,23 @@ pub fn goldens(dir: &Path, build: Build<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn compare(golden: &Golden, drawn: &[Sampled]) -> Result<(), String> {
-    let tops = [
-        ("first", drawn.first(), &golden.first_top),
-        ("last", drawn.last(), &golden.last_top),
-    ];
-    let first = tops[0];
-    compare_top(first)?;
+fn compare(golden: &Golden, drawn: &[SampledToken]) -> Result<(), String> {
+    compare_top("first", drawn.first(), &golden.first_top)?;
     let tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
     if tokens != golden.tokens {
         return Err(format!("tokens {tokens:?}, not {:?}", golden.tokens));
     }
-    compare_top(tops[1])
+    compare_top("last", drawn.last(), &golden.last_top)
 }
 
 fn compare_top(
-    (place, sampled, want): (&str, Option<&Sampled>, &Vec<(u32, f32)>),
+    place: &str,
+    sampled: Option<&SampledToken>,
+    expected: &[(u32, f32)],
 ) -> Result<(), String> {
-    let scores: Option<&Scores> = sampled.and_then(|sampled| sampled.scores.as_ref());
+    let scores: Option<&TokenScores> = sampled.and_then(|sampled| sampled.scores.as_ref());
     let top = &scores.ok_or("no scores")?.top;
-    for (id, logit) in want {
+    for (id, logit) in expected {
         let ours = top.iter().find(|(other, _)| other == id);
         match ours {
             Some((_, ours)) if (ours - logit).abs() <= LOGIT_TOLERANCE => {}
@@ -86,7 +84,7 @@ fn compare_top(
     Ok(())
 }
 
-/// Reads `goldens.json`.
+/// Reads the goldens of `goldens.json`.
 pub(super) fn read(dir: &Path) -> Result<Vec<Golden>, String> {
     let file = dir.join("goldens.json");
     let at = |problem: String| format!("{}: {problem}", file.display());

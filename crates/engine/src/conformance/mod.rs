@@ -1,23 +1,23 @@
-//! What every engine must show, whatever it runs on.
+//! Conformance suites that every engine passes, on any device.
 //!
-//! Owns: the comparison with a reference's goldens and of two devices with each other, path independence to the bit, steps that overlap against
-//! the same steps one at a time, and drafts against none.
-//! Never: knows how an engine is built: the caller hands in a [`Build`].
+//! Owns: comparisons with a reference's goldens and of two devices; path independence to the bit;
+//! overlapping steps against the same steps one at a time; drafts against none.
+//! Never: knows how an engine is built: the caller passes a [`BuildEngine`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
 mod agreement;
-mod dice;
 mod drafts;
 mod draws;
 mod goldens;
 mod overlap;
 mod paths;
+mod rng;
 mod schedule;
 mod sequence;
 
 pub use agreement::agreement;
 pub use drafts::drafts;
-pub use draws::{SetRows, draws};
+pub use draws::{SetRows, draws_match_host};
 pub use goldens::goldens;
 pub use overlap::overlap;
 pub use paths::path_independence;
@@ -26,4 +26,4 @@ use crate::{Engine, EngineLimits};
 use std::path::Path;
 
 /// Builds a fresh engine for a checkpoint's folder.
-pub type Build<'a> = &'a dyn Fn(&Path, EngineLimits) -> Result<Box<dyn Engine>, String>;
+pub type BuildEngine<'a> = &'a dyn Fn(&Path, EngineLimits) -> Result<Box<dyn Engine>, String>;

@@ -1,40 +1,42 @@
 //! Steps that overlap draw what the same steps draw one at a time, to the bit.
 //!
-//! Owns: how far the caller runs ahead, and what it does meanwhile.
+//! Owns: the number of steps that the caller begins ahead, and the copies that it makes meanwhile.
 //! Never: tolerates a difference.
-//! Invariant: results are compared whole, with scores, and every block at the end.
+//! Invariant: whole results are compared, with scores, and every block at the end.
 
-use super::Build;
-use super::dice::Dice;
-use super::schedule::{LIMITS, SPARE, Schedule};
+use super::BuildEngine;
+use super::rng::ConformanceRng;
+use super::schedule::{LIMITS, RandomSchedule, SPARE};
 use crate::{Engine, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{BlockIndex, StepPlan, StepResult};
 use std::collections::VecDeque;
 use std::path::Path;
 
-/// Runs a random schedule of so many steps one at a time and overlapped, on two engines: sequences join, leave, go on
-/// one step after they ended, are taken from their slot and come back; greedy, seeded, by every rule.
+/// Runs a random schedule one step at a time on one engine, and overlapped on another: sequences
+/// join, end, run one step beyond their end, are preempted and resumed; greedy and seeded, with
+/// every sampling rule.
 ///
 /// # Errors
-/// The first difference; or if the schedule has nothing that makes steps depend on each other.
+/// The first difference; or if no step of the schedule depends on the one before it.
 pub fn overlap(
     dir: &Path,
-    build: Build<'_>,
-    (seed, steps_count): (u64, usize),
+    build: BuildEngine<'_>,
+    seed: u64,
+    steps_count: usize,
 ) -> Result<(), String> {
     let at = |problem: String| format!("{}, seed {seed}: {problem}", dir.display());
     let mut alone = build(dir, LIMITS)?;
-    let schedule = Schedule::new(&mut *alone, seed, steps_count).map_err(at)?;
-    if schedule.ahead_count == 0 || schedule.reopened_count == 0 {
+    let schedule = RandomSchedule::new(&mut *alone, seed, steps_count).map_err(at)?;
+    if schedule.fed_count == 0 || schedule.reopened_count == 0 {
         return Err(at(format!(
             "{} tokens were fed and {} slots reopened: make the schedule longer",
-            schedule.ahead_count, schedule.reopened_count
+            schedule.fed_count, schedule.reopened_count
         )));
     }
     let mut ahead = build(dir, LIMITS)?;
-    let mut run = Run {
+    let mut run = OverlapRun {
         engine: &mut *ahead,
-        dice: Dice(!seed),
+        dice: ConformanceRng(!seed),
         expected: VecDeque::new(),
         spare: Vec::new(),
     };
@@ -45,19 +47,19 @@ pub fn overlap(
     while !run.expected.is_empty() {
         run.collect().map_err(at)?;
     }
-    same_blocks(&*alone, &*ahead).map_err(at)
+    check_same_blocks(&*alone, &*ahead).map_err(at)
 }
 
-struct Run<'a> {
+struct OverlapRun<'a> {
     engine: &'a mut dyn Engine,
-    dice: Dice,
-    /// Of the steps under way, oldest first.
+    dice: ConformanceRng,
+    /// Expected results of the steps in flight, oldest first.
     expected: VecDeque<&'a StepResult>,
-    /// What is in the spare block.
+    /// Contents of the spare block.
     spare: Vec<u8>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> OverlapRun<'a> {
     fn begin(&mut self, plan: &StepPlan, result: &'a StepResult) -> Result<(), String> {
         overlapping(self.engine)?
             .begin(plan)
@@ -69,7 +71,8 @@ impl<'a> Run<'a> {
                 other => return Err(format!("a step too many under way: {other:?}")),
             }
         }
-        // Copies beside the steps under way: what they bring to the host must not end up in each other's place.
+        // Block copies while steps are in flight: their data and the drawn tokens must not be
+        // exchanged on the way to the host.
         match self.dice.below(4) {
             0 => self.write_spare()?,
             1 => self.read_spare()?,
@@ -85,7 +88,7 @@ impl<'a> Run<'a> {
 
     fn collect(&mut self) -> Result<(), String> {
         let engine = overlapping(self.engine)?;
-        // Asking changes nothing, whatever the answer.
+        // Polling must not change the result.
         for _ in 0..self.dice.below(3) {
             engine.is_done();
         }
@@ -110,9 +113,10 @@ impl<'a> Run<'a> {
         self.engine
             .read_block(SPARE, 0, &mut bytes)
             .map_err(|error| error.to_string())?;
-        match bytes == self.spare {
-            true => Ok(()),
-            false => Err("a block that was written reads otherwise".to_owned()),
+        if bytes == self.spare {
+            Ok(())
+        } else {
+            Err("a block that was written reads otherwise".to_owned())
         }
     }
 }
@@ -122,7 +126,7 @@ fn overlapping(engine: &mut dyn Engine) -> Result<&mut dyn Overlap, String> {
     ahead.ok_or_else(|| "the engine takes one step at a time".to_owned())
 }
 
-fn same_blocks(one: &dyn Engine, other: &dyn Engine) -> Result<(), String> {
+fn check_same_blocks(one: &dyn Engine, other: &dyn Engine) -> Result<(), String> {
     let bytes = one.describe().capacity.block_bytes as usize;
     let mut blocks = [vec![0; bytes], vec![0; bytes]];
     for block in (0..SPARE.0).map(BlockIndex) {

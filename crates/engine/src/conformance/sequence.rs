@@ -1,43 +1,43 @@
-//! A sequence driven through an engine by hand, without a scheduler.
+//! A sequence that a suite runs on an engine without a scheduler.
 //!
-//! Owns: the smallest plans that run a sequence, whole or in chunks, here or there.
+//! Owns: the smallest plans that run a sequence, whole or in chunks, on one engine or another.
 //! Never: compares.
-//! Invariant: as many tokens have their KV in its blocks as it says.
+//! Invariant: the first `done` tokens have their KV in the sequence's blocks.
 
 use crate::Engine;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampled, Sampling, Segment, SlotIndex, StepId, StepPlan,
-    StepResult,
+    BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
+    StepPlan, StepResult,
 };
 use std::sync::Arc;
 
-/// Tokens per block in every suite: prompts of the goldens end on both sides of its multiples.
+/// Tokens per block in every suite; prompts of the goldens end on both sides of its multiples.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
-/// One sequence: its tokens, and how many of them have their KV in its blocks.
+/// A sequence's tokens, sampling and blocks.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
+pub(super) struct DrivenSequence {
     pub(super) slot: SlotIndex,
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_count: usize,
-    pub(super) sampling: Arc<Sampling>,
-    /// Banned until there are `min_tokens`.
+    pub(super) sampling: Arc<SamplingParams>,
+    /// Tokens banned until the output has `min_tokens`.
     pub(super) stop_tokens: Arc<[u32]>,
     pub(super) min_tokens: u32,
     pub(super) blocks: Vec<BlockIndex>,
-    /// Tokens with KV.
+    /// Number of tokens that have KV.
     pub(super) done: usize,
     pub(super) is_open: bool,
-    /// What was drawn, with scores.
-    pub(super) drawn: Vec<Sampled>,
+    /// Drawn tokens, with scores.
+    pub(super) drawn: Vec<SampledToken>,
 }
 
-impl Sequence {
-    /// A prompt that has not run, with a table of blocks from `first_block`.
+impl DrivenSequence {
+    /// A prompt of which nothing has run, with these blocks.
     pub(super) fn new(
         slot: u32,
         prompt: &[u32],
-        sampling: &Arc<Sampling>,
+        sampling: &Arc<SamplingParams>,
         blocks: std::ops::Range<u32>,
     ) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Sequence {
         }
     }
 
-    /// Adds the sequence's next `len` tokens to a plan; the last of them all also samples.
+    /// Adds the sequence's next `len` tokens to a plan; the sequence's last token also samples.
     pub(super) fn plan(&mut self, len: usize, plan: &mut StepPlan) {
         let end = self.done.saturating_add(len).min(self.tokens.len());
         if !self.is_open {
@@ -74,15 +74,16 @@ impl Sequence {
             len: (end - self.done) as u32,
             blocks: self.blocks.clone(),
             drafts: Vec::new(),
-            logits: match end == self.tokens.len() {
-                true => LogitsWanted::Sample,
-                false => LogitsWanted::No,
+            logits: if end == self.tokens.len() {
+                LogitsWanted::Sample
+            } else {
+                LogitsWanted::No
             },
         });
         self.done = end;
     }
 
-    /// Adds all tokens that have no KV to a plan, and tokens guessed to follow them.
+    /// Adds all tokens without KV to a plan, followed by drafts.
     pub(super) fn plan_drafts(&mut self, drafts: Vec<u32>, plan: &mut StepPlan) {
         self.plan(usize::MAX, plan);
         let segment = plan.segments.last_mut();
@@ -91,8 +92,8 @@ impl Sequence {
         segment.drafts = drafts;
     }
 
-    /// Takes what a step drew for this sequence, if anything. All but the last has its KV.
-    pub(super) fn take(&mut self, result: &StepResult) {
+    /// Appends the tokens that a step drew for this sequence. All but the last have their KV.
+    pub(super) fn take_result(&mut self, result: &StepResult) {
         for (slot, sampled) in &result.sampled {
             if *slot == self.slot {
                 self.tokens.push(sampled.token);
@@ -102,7 +103,7 @@ impl Sequence {
         }
     }
 
-    /// Runs alone, in chunks, until `count` tokens are drawn.
+    /// Runs the sequence alone, in chunks, until `count` tokens are drawn.
     pub(super) fn run(
         &mut self,
         engine: &mut dyn Engine,
@@ -113,18 +114,18 @@ impl Sequence {
             let mut plan = StepPlan::default();
             self.plan(chunk, &mut plan);
             let result = step(engine, &plan)?;
-            self.take(&result);
+            self.take_result(&result);
         }
         Ok(())
     }
 
-    /// Forgets its KV, as a preempted sequence does.
-    pub(super) fn forget(&mut self) {
+    /// Drops the KV, as a preemption does.
+    pub(super) fn drop_kv(&mut self) {
         self.done = 0;
         self.is_open = false;
     }
 
-    /// Moves the KV of the tokens done to other blocks of another engine.
+    /// Moves the sequence's KV into blocks of another engine.
     pub(super) fn move_to(
         &mut self,
         from: &dyn Engine,
@@ -135,7 +136,7 @@ impl Sequence {
         let mut bytes = vec![0; from.describe().capacity.block_bytes as usize];
         let used = self.done.div_ceil(BLOCK_TOKENS as usize);
         for (source, target) in self.blocks.iter().zip(&blocks).take(used) {
-            // In two parts, as a link would.
+            // In two parts, as a transfer link does.
             let cut = bytes.len() / 3;
             let (head, tail) = bytes.split_at_mut(cut);
             from.read_block(*source, 0, head)
@@ -153,7 +154,6 @@ impl Sequence {
     }
 }
 
-/// Runs a step.
 pub(super) fn step(engine: &mut dyn Engine, plan: &StepPlan) -> Result<StepResult, String> {
     let plan = StepPlan {
         step: StepId(1),

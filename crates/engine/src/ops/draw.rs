@@ -1,58 +1,59 @@
-//! How a device is told to draw a token.
+//! Rules by which a device draws tokens.
 //!
 //! Owns: the rule of one row. Never: draws.
-//! Invariant: a rule holds all that a draw depends on besides the logits.
+//! Invariant: a draw depends on its rule and the logits only.
 
 use cleave_domain::TokenId;
 
-/// How the token after a row is drawn by a device that draws, see [`Ops::draw`](super::Ops::draw).
+/// Rule of one row's draw, see [`Ops::draw`](super::Ops::draw).
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrawRule {
-    /// What the draw is made with, below 2^53: of seed and position.
-    pub bits: u64,
+    /// Uniform random number below 2^53, a function of seed and position.
+    pub random_bits: u64,
     /// `1 / temperature`; 0 takes the most likely token.
-    pub heat: f32,
-    /// Most likely tokens that are kept; 0 keeps all.
+    pub inverse_temperature: f32,
+    /// Number of most likely tokens that are kept; 0 keeps all.
     pub top_k: u32,
-    /// Share of the weight that the kept tokens reach, in parts of 2^53; that keeps all.
+    /// Share of the probability that the kept tokens reach, in parts of 2^53; 2^53 keeps all.
     pub top_p: u64,
-    /// Least weight relative to the most likely token's; 0 keeps all.
+    /// Least probability relative to the most likely token's; 0 keeps all.
     pub min_p: f32,
-    /// Changes of logits before anything else, by token, several of one token in the order they apply.
-    pub edits: Vec<Edit>,
+    /// Changes of logits, applied first; sorted by token, several of one token in the order of
+    /// application.
+    pub edits: Vec<LogitEdit>,
 }
 
 /// A change of one token's logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Edit {
-    /// Whose; beyond the vocabulary it changes nothing.
+pub struct LogitEdit {
+    /// Token whose logit changes; one beyond the vocabulary has no effect.
     pub token: TokenId,
-    /// Which.
-    pub change: Change,
+    /// Change that the logit gets.
+    pub change: LogitChange,
 }
 
-/// See [`Edit`].
+/// Change of a logit, see [`LogitEdit`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Change {
-    /// Adds a bias.
+pub enum LogitChange {
+    /// Adds a bias to the logit.
     Add(f32),
     /// Makes the token impossible.
     Ban,
-    /// Divides a positive logit by `repetition` and multiplies another with it, then takes off
-    /// `frequency`, then `presence`.
+    /// Divides a positive logit by `repetition` and multiplies a negative one with it, then
+    /// subtracts `frequency`, then `presence`.
     Penalize {
-        /// 1 changes nothing.
+        /// Repetition penalty; 1 changes nothing.
         repetition: f32,
-        /// The penalty times how often the token is in the output.
+        /// Frequency penalty times the token's count in the output.
         frequency: f32,
-        /// 0 for a token that is not in the output.
+        /// Presence penalty; 0 for a token that is not in the output.
         presence: f32,
     },
 }
 
-impl Change {
+impl LogitChange {
     /// The logit after the change.
-    pub fn of(self, logit: f32) -> f32 {
+    pub fn apply(self, logit: f32) -> f32 {
         match self {
             Self::Add(bias) => logit + bias,
             Self::Ban => f32::NEG_INFINITY,
@@ -61,9 +62,10 @@ impl Change {
                 frequency,
                 presence,
             } => {
-                let scaled = match logit > 0.0 {
-                    true => logit / repetition,
-                    false => logit * repetition,
+                let scaled = if logit > 0.0 {
+                    logit / repetition
+                } else {
+                    logit * repetition
                 };
                 scaled - frequency - presence
             }

@@ -1,53 +1,53 @@
-//! What one operation reads and writes, where that is more than two buffers.
+//! Buffers of operations that read and write more than two.
 //!
-//! Owns: these groups. Never: outlives a call.
+//! Owns: these groups of buffers. Never: outlives a call.
 
 use super::Ops;
 
-/// The residual stream and what a layer adds to it, both `(rows, width)`.
+/// The residual stream and a layer's addend, both `(rows, width)`.
 #[derive(Debug)]
-pub struct Residual<'a, R> {
-    /// Grows by `delta`.
+pub struct ResidualIo<'a, R> {
+    /// Residual stream, to which `delta` is added.
     pub residual: &'a mut R,
-    /// What is added.
+    /// Addend, which is only read.
     pub delta: &'a R,
 }
 
-/// Rows of the residual stream on their way through a norm, all `(rows, width)`.
+/// Buffers of a norm of the residual stream, all `(rows, width)`.
 #[derive(Debug)]
-pub struct Normed<'a, R> {
-    /// Grows by `delta`, if there is any.
+pub struct NormIo<'a, R> {
+    /// The residual stream, to which `delta` is added if there is one.
     pub residual: &'a mut R,
-    /// What is added.
+    /// Addend, if there is one.
     pub delta: Option<&'a R>,
-    /// Left with anything: for a device that writes normed rows down.
+    /// Scratch for a device that stores normed rows; its contents are undefined afterwards.
     pub normed: &'a mut R,
 }
 
-/// What a gated product writes.
+/// Outputs of a gated product.
 #[derive(Debug)]
-pub struct Gated<'a, R> {
-    /// `(rows, gate | up)`: left with anything.
+pub struct GatedIo<'a, R> {
+    /// `(rows, gate | up)`: scratch, undefined afterwards.
     pub gate_up: &'a mut R,
-    /// `(rows, width)`.
+    /// Result of the product, `(rows, width)`.
     pub out: &'a mut R,
 }
 
 /// One layer of a pool, to be written.
 #[derive(Debug)]
-pub struct LayerOf<'a, P> {
-    /// The pool.
+pub struct PoolLayer<'a, P> {
+    /// Pool that is written to.
     pub pool: &'a mut P,
-    /// Which layer.
+    /// Index of the layer.
     pub layer: usize,
 }
 
-/// What attention reads and writes.
+/// Buffers that attention reads, and its result.
 #[derive(Debug)]
 pub struct AttentionIo<'a, O: Ops + ?Sized> {
     /// `(rows, q | k | v)`, queries rotated.
     pub qkv: &'a O::Rows,
-    /// Keys and values.
+    /// Pool with the keys and values.
     pub pool: &'a O::Pool,
     /// `(rows, query_heads × head_dim)`.
     pub out: &'a mut O::Rows,

@@ -1,13 +1,13 @@
-//! How numbers are stored, and the shapes of heads and of a KV pool.
+//! Number formats, and the shapes of heads and of a KV pool.
 //!
-//! Owns: these words, in which an engine and its device agree on a block's bytes.
+//! Owns: the data that determine a block's layout for an engine and its device.
 //! Never: allocates or computes.
-//! Invariant: everything is plain data; equal shapes mean equal layouts.
+//! Invariant: all of it is plain data; equal shapes mean equal layouts.
 
-/// How weights are stored and multiplied. Sums are always f32.
+/// Number format of stored weights and of products. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// 32-bit floats.
+    /// 32-bit floats: weights and activations.
     F32,
     /// bfloat16: weights, and the activations that meet weights.
     Bf16,
@@ -22,7 +22,7 @@ impl Precision {
         }
     }
 
-    /// As the command line spells it.
+    /// Name as the command line spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -31,17 +31,17 @@ impl Precision {
     }
 }
 
-/// How an element of keys and values is stored.
+/// Number format of stored keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvType {
-    /// 32-bit floats.
+    /// 32-bit floats, four bytes per element.
     F32,
-    /// bfloat16.
+    /// bfloat16, two bytes per element.
     Bf16,
-    /// Eight-bit floats without a scale, see [`crate::e4m3`]: what is beyond ±448 becomes that.
+    /// Eight-bit floats without a scale, see [`crate::e4m3`]; they saturate at ±448.
     Fp8E4m3,
-    /// Whole numbers of −127 to 127 times a scale that each token's key, and each token's value, has in every head: a
-    /// 127th of the largest magnitude there.
+    /// Whole numbers from −127 to 127 with a scale per token and head, separate for key and value:
+    /// the largest magnitude divided by 127.
     Int8PerTokenHead,
 }
 
@@ -55,7 +55,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of the scale that a token's key or value has in a head: an f32, or nothing.
+    /// Bytes of the scale of a token's key or value in a head: an f32, or none.
     pub const fn scale_bytes(self) -> usize {
         match self {
             Self::F32 | Self::Bf16 | Self::Fp8E4m3 => 0,
@@ -63,7 +63,7 @@ impl KvType {
         }
     }
 
-    /// As the command line spells it.
+    /// Name as the command line spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -75,7 +75,7 @@ impl KvType {
 }
 
 impl From<Precision> for KvType {
-    /// As weights are, where nobody asks for another.
+    /// The default: the weights' format.
     fn from(precision: Precision) -> Self {
         match precision {
             Precision::F32 => Self::F32,
@@ -114,24 +114,25 @@ impl HeadShape {
 }
 
 /// The shape of a KV pool: `[block][layer][K|V][kv_head]`, each block one contiguous span of
-/// little-endian elements. A head's `block_tokens × head_dim` elements stay together, `[token][dim]` unless the device
-/// likes another order better; devices whose orders differ differ in [`Ops::arithmetic`](super::Ops::arithmetic) too.
-/// Where tokens have scales, a head's follow its elements, `[token]`, and count as so many elements as they have bytes.
+/// little-endian elements. A head's `block_tokens × head_dim` elements stay together,
+/// `[token][dim]` unless the device prefers another order; devices with different orders have
+/// different [`Ops::arithmetic`](super::Ops::arithmetic) names. If tokens have scales, a head's
+/// scales follow its elements, `[token]`, and count as one element per byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolShape {
-    /// Blocks.
+pub struct KvPoolShape {
+    /// Number of blocks in the pool.
     pub blocks_count: usize,
-    /// Layers.
+    /// Number of layers of the model.
     pub layers_count: usize,
-    /// Heads; `query_heads` plays no part in the layout.
+    /// Heads; `query_heads` does not affect the layout.
     pub heads: HeadShape,
     /// Tokens per block; also the tile over which attention walks the keys.
     pub block_tokens: usize,
-    /// How an element is stored.
+    /// Number format of the elements.
     pub kv: KvType,
 }
 
-impl PoolShape {
+impl KvPoolShape {
     /// Elements of one head of K or of V in one block: `block_tokens × head_dim`, and its scales.
     pub const fn head_elements(&self) -> usize {
         let scale = self.kv.scale_bytes() / self.kv.element_bytes();
@@ -154,7 +155,7 @@ impl PoolShape {
     }
 
     /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens are
-    /// together, [`PoolShape::head_elements`].
+    /// together, [`KvPoolShape::head_elements`].
     pub const fn key_offset(&self, layer: usize, kv_head: usize) -> usize {
         layer * self.layer_elements() + kv_head * self.head_elements()
     }

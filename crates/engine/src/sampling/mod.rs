@@ -1,9 +1,10 @@
-//! Drawing tokens.
+//! Drawing tokens on the host.
 //!
-//! Owns: a slot's sampling state and the rules of [`Sampling`], in the order documented there:
-//! bias (and the ban on stop tokens), penalties, temperature, top-k, top-p, min-p, then one draw
-//! keyed by seed and position.
-//! Never: remembers a draw: what comes next depends on logits, history and seed alone.
+//! Owns: a slot's sampling state and the rules of
+//! [`SamplingParams`](cleave_domain::SamplingParams), in the order documented there: bias (and the
+//! ban on stop tokens), penalties, temperature, top-k, top-p, min-p, then one draw keyed by seed
+//! and position.
+//! Never: keeps state between draws: a draw depends on logits, history and seed only.
 //! Invariant: the same logits, history and sampling give the same token on every machine.
 
 mod draw;
@@ -14,5 +15,5 @@ mod softmax;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use draw::Sampler;
-pub(crate) use slot::{Slot, Untold, check};
+pub(crate) use draw::{NotFinite, TokenSampler};
+pub(crate) use slot::{PendingToken, SamplingSlot, check};

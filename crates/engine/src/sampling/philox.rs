@@ -1,15 +1,15 @@
 //! Philox4x32-10, a counter-based random function (Salmon et al., "Parallel Random Numbers: As
 //! Easy as 1, 2, 3", SC 2011).
 //!
-//! Owns: the function and the number that a draw is made with.
-//! Never: holds a state: the draw for a position needs no draw before it.
+//! Owns: the function, and the random number of a draw.
+//! Never: holds state: the number for a position does not depend on earlier draws.
 //! Invariant: the same key and counter give the same bits everywhere.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// The function itself.
+/// Philox4x32 with ten rounds.
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let product = |index: usize, word: u32| {
@@ -29,7 +29,7 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// A number below 2^53, each as likely as any other, for a seed and a position in the sequence.
+/// A uniform number below 2^53 for a seed and a position in the sequence.
 pub(super) fn draw_bits(seed: u64, position: u64) -> u64 {
     let words = philox4x32(
         [position as u32, (position >> 32) as u32, 0, 0],
@@ -44,7 +44,7 @@ mod tests {
 
     /// The known answers that the authors' Random123 library publishes (kat_vectors).
     #[test]
-    fn philox_gives_the_published_answers() {
+    fn philox_matches_the_published_known_answers() {
         let answers = [
             (
                 [0; 4],
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_fill_their_range() {
+    fn draw_bits_are_uniform_below_2_to_53() {
         let draws: Vec<u64> = (0..4096).map(|position| draw_bits(7, position)).collect();
         assert!(draws.iter().all(|bits| *bits < 1 << 53));
         let shares = draws.iter().map(|bits| *bits as f64 / (1u64 << 53) as f64);

@@ -8,24 +8,24 @@ use cleave_domain::TokenId;
 use std::cmp::Ordering;
 
 /// A token with its logit.
-pub(crate) type Candidate = (TokenId, f32);
+pub(crate) type TokenLogit = (TokenId, f32);
 
 /// Larger logit first, then smaller id.
-pub(crate) fn order(a: &Candidate, b: &Candidate) -> Ordering {
+pub(crate) fn order(a: &TokenLogit, b: &TokenLogit) -> Ordering {
     b.1.partial_cmp(&a.1)
         .expect("logits were checked to be numbers")
         .then(a.0.cmp(&b.0))
 }
 
-/// The `count` first tokens in order, fewer if there are fewer. `out` is emptied first.
-pub(crate) fn top(logits: &[f32], count: usize, out: &mut Vec<Candidate>) {
+/// Selects the first `count` tokens in order, or all if there are fewer. `out` is cleared first.
+pub(crate) fn top(logits: &[f32], count: usize, out: &mut Vec<TokenLogit>) {
     out.clear();
     let count = count.min(logits.len());
     if count == 0 {
         return;
     }
-    // Candidates gather until there are twice as many as wanted, then the worse half goes. Ids
-    // ascend, so a later token that only equals the worst kept one is never before it.
+    // Collects candidates up to twice the wanted count, then drops the worse half. Ids ascend, so a
+    // later token that only equals the worst kept one never precedes it, and need not be collected.
     let full = (2 * count).max(count + 64);
     let mut bar = f32::NEG_INFINITY;
     let mut bar_is_set = false;
@@ -50,14 +50,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Few distinct values, so that ties are everywhere.
+        /// Few distinct values, so that ties are frequent.
         #[test]
-        fn selection_is_the_head_of_a_full_sort(
+        fn top_k_selection_is_the_head_of_a_full_sort(
             values in prop::collection::vec(-6i8..6, 0..900),
             count in 0usize..300,
         ) {
             let logits: Vec<f32> = values.iter().map(|v| f32::from(*v)).collect();
-            let mut sorted: Vec<Candidate> =
+            let mut sorted: Vec<TokenLogit> =
                 logits.iter().enumerate().map(|(id, l)| (id as u32, *l)).collect();
             sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             sorted.truncate(count);

@@ -1,44 +1,44 @@
-//! A sequence's slot: what the sampler must know of it.
+//! Sampling state of a sequence's slot.
 //!
-//! Owns: the history, how often each token is in it, and whether its next token is on its way.
+//! Owns: the history, the count of each token in it, and the pending token.
 //! Never: draws.
 //! Invariant: a slot that grew token by token equals one opened with the whole history.
 
-use super::draw::share_of;
+use super::draw::top_p_threshold;
 use super::philox::draw_bits;
-use crate::ops::{Change, DrawRule, Edit};
-use cleave_domain::{OpenSlot, Sampling, TokenId};
+use crate::ops::{DrawRule, LogitChange, LogitEdit};
+use cleave_domain::{OpenSlot, SamplingParams, TokenId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A temperature below this is greedy: dividing by it would leave the range of f32.
+/// A temperature below this is greedy: dividing by it would overflow f32.
 const TEMPERATURE_MIN: f32 = 1e-5;
 
 /// One sequence's sampling state.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
-    pub(crate) sampling: Arc<Sampling>,
-    /// Prompt and output.
+pub(crate) struct SamplingSlot {
+    pub(crate) sampling: Arc<SamplingParams>,
+    /// Tokens of prompt and output, in order.
     pub(crate) history: Vec<TokenId>,
     prompt_count: usize,
     stop_tokens: Arc<[TokenId]>,
     min_tokens: usize,
-    /// How often each token of the history is in the output; kept only where a penalty needs it.
+    /// Count in the output of each token of the history; only if a penalty needs it.
     counts: Option<BTreeMap<TokenId, u32>>,
-    /// The last token of a step that was not collected.
-    pub(crate) untold: Option<Untold>,
+    /// Last token of a step that the caller has not collected.
+    pub(crate) pending_token: Option<PendingToken>,
 }
 
-/// A token that the engine has, or will have, and its caller has not heard of.
+/// A token that the engine has drawn or is drawing, and has not reported to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Untold {
-    /// Which step draws it, by when it was begun.
-    pub(crate) begun: u64,
-    /// Its row among those that the step draws on the device; `None` if it is in the history already.
+pub(crate) struct PendingToken {
+    /// Serial number of the step that draws it.
+    pub(crate) begin_serial: u64,
+    /// Row of the step's draw on the device; `None` if the token is already in the history.
     pub(crate) row: Option<u32>,
 }
 
-impl Slot {
+impl SamplingSlot {
     pub(crate) fn open(open: &OpenSlot) -> Self {
         let sampling = Arc::clone(&open.sampling);
         let has_penalty = sampling.repetition_penalty != 1.0
@@ -58,22 +58,24 @@ impl Slot {
             stop_tokens: Arc::clone(&open.stop_tokens),
             min_tokens: open.min_tokens as usize,
             counts,
-            untold: None,
+            pending_token: None,
         }
     }
 
-    /// How many tokens the sequence has, with one that is being drawn.
-    pub(crate) fn known(&self) -> usize {
-        let is_coming = self.untold.is_some_and(|untold| untold.row.is_some());
+    /// Number of the sequence's tokens, including one that is being drawn.
+    pub(crate) fn known_count(&self) -> usize {
+        let is_coming = self
+            .pending_token
+            .is_some_and(|untold| untold.row.is_some());
         self.history.len() + usize::from(is_coming)
     }
 
-    /// How many of them the caller has heard of.
-    pub(crate) fn told(&self) -> usize {
-        self.known() - usize::from(self.untold.is_some())
+    /// Number of tokens that were reported to the caller.
+    pub(crate) fn reported_count(&self) -> usize {
+        self.known_count() - usize::from(self.pending_token.is_some())
     }
 
-    /// A token was drawn.
+    /// Appends a drawn token.
     pub(crate) fn push(&mut self, token: TokenId) {
         self.history.push(token);
         if let Some(counts) = &mut self.counts {
@@ -87,33 +89,33 @@ impl Slot {
 
     /// Applies bias, ban and penalties to the logits; `undo` gets `(token, logit before)` for each
     /// change, first change first.
-    pub(super) fn adjust(&self, logits: &mut [f32], undo: &mut Vec<(TokenId, f32)>) {
+    pub(super) fn apply_edits(&self, logits: &mut [f32], undo: &mut Vec<(TokenId, f32)>) {
         undo.clear();
-        for Edit { token, change } in self.edits(self.history.len()) {
+        for LogitEdit { token, change } in self.edits(self.history.len()) {
             if let Some(logit) = logits.get_mut(token as usize) {
                 undo.push((token, *logit));
-                *logit = change.of(*logit);
+                *logit = change.apply(*logit);
             }
         }
     }
 
-    /// Bias, then bans, then penalties, of a draw after so many tokens.
-    fn edits(&self, known: usize) -> impl Iterator<Item = Edit> {
+    /// Changes of logits for a draw after `known` tokens: biases, then bans, then penalties.
+    fn edits(&self, known: usize) -> impl Iterator<Item = LogitEdit> {
         let sampling = &*self.sampling;
-        let biases = sampling.logit_bias.iter().map(|(token, bias)| Edit {
+        let biases = sampling.logit_bias.iter().map(|(token, bias)| LogitEdit {
             token: *token,
-            change: Change::Add(*bias),
+            change: LogitChange::Add(*bias),
         });
         let is_short = known - self.prompt_count < self.min_tokens;
         let banned = self.stop_tokens.iter().filter(move |_| is_short);
-        let bans = banned.map(|token| Edit {
+        let bans = banned.map(|token| LogitEdit {
             token: *token,
-            change: Change::Ban,
+            change: LogitChange::Ban,
         });
         let counts = self.counts.iter().flatten();
-        let penalties = counts.map(|(token, count)| Edit {
+        let penalties = counts.map(|(token, count)| LogitEdit {
             token: *token,
-            change: Change::Penalize {
+            change: LogitChange::Penalize {
                 repetition: sampling.repetition_penalty,
                 frequency: sampling.frequency_penalty * *count as f32,
                 presence: match count {
@@ -125,32 +127,33 @@ impl Slot {
         biases.chain(bans).chain(penalties)
     }
 
-    /// Whether a device can draw the next token: nobody asked what the model thinks of others.
-    pub(crate) fn is_drawn_by_device(&self) -> bool {
+    /// Whether a device can draw the next token: only the host can report scores.
+    pub(crate) fn device_can_draw(&self) -> bool {
         self.sampling.logprobs.is_none()
     }
 
-    /// How a device draws the token after `known` ones, of which the last may be unknown still where no
-    /// rule looks at it.
-    pub(crate) fn rule(&self, known: usize) -> DrawRule {
+    /// Rule by which a device draws the token after `known` ones. The last of them may still be
+    /// pending if no rule depends on it.
+    pub(crate) fn draw_rule(&self, known: usize) -> DrawRule {
         let sampling = &*self.sampling;
-        let mut edits: Vec<Edit> = self.edits(known).collect();
+        let mut edits: Vec<LogitEdit> = self.edits(known).collect();
         edits.sort_by_key(|edit| edit.token);
         DrawRule {
-            bits: draw_bits(sampling.seed, known as u64),
-            heat: match self.is_greedy() {
-                true => 0.0,
-                false => 1.0 / sampling.temperature,
+            random_bits: draw_bits(sampling.seed, known as u64),
+            inverse_temperature: if self.is_greedy() {
+                0.0
+            } else {
+                1.0 / sampling.temperature
             },
             top_k: sampling.top_k,
-            top_p: share_of(sampling.top_p).unwrap_or(1 << 53),
+            top_p: top_p_threshold(sampling.top_p).unwrap_or(1 << 53),
             min_p: sampling.min_p,
             edits,
         }
     }
 }
 
-/// Whether a slot can be opened: numbers in range, tokens in the vocabulary.
+/// Checks that a slot can be opened: numbers in range, tokens in the vocabulary.
 pub(crate) fn check(open: &OpenSlot, vocab_size: usize) -> Result<(), String> {
     let is_token = |token: &TokenId| (*token as usize) < vocab_size;
     let mut history = open.prompt.iter().chain(&open.output);

@@ -1,9 +1,9 @@
 //! Exponentials and sums over a vocabulary.
 //!
-//! Owns: an exponential that gives the same bits on every machine, and sums in a fixed order.
-//! Never: looks at a sampling rule.
-//! Invariant: results depend on the numbers and their order only; no platform's libm, no fused
-//! multiply-add that the compiler might or might not use.
+//! Owns: an exponential with the same bits on every machine, and sums in a fixed order.
+//! Never: depends on a sampling rule.
+//! Invariant: results depend on the numbers and their order only: the code calls no platform's
+//! libm, and uses no multiply-add that a compiler may or may not fuse.
 
 const LANES: usize = 8;
 
@@ -11,8 +11,8 @@ const LANES: usize = 8;
 /// loops over it vectorise.
 pub(crate) fn exp(x: f32) -> f32 {
     // Range reduction to |r| <= ln 2 / 2 with ln 2 in two parts, then a polynomial of degree 5 for
-    // (exp(r) − 1 − r) / r², as in Moshier's Cephes.
-    // 1.5 · 2^23: adding it rounds to a whole number, which then stands in the low bits.
+    // (exp(r) − 1 − r) / r², as in Moshier's Cephes. 1.5 · 2^23: adding it rounds to a whole
+    // number, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = if x > -87.0 { x } else { -87.0 };
     let rounded = clamped * std::f32::consts::LOG2_E + ROUND;
@@ -61,7 +61,7 @@ pub(crate) fn argmax(logits: &[f32]) -> usize {
     logits.iter().position(|l| *l == most).unwrap_or(0)
 }
 
-/// `log Σ exp(logit)`.
+/// Returns `log Σ exp(logit)` over all logits.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f32 {
     let most = max(logits);
     let mut lanes = [0.0f64; LANES];

@@ -1,13 +1,13 @@
-//! Drawing against a naive reference in double precision.
+//! Draws compared with a naive reference in double precision.
 
 use super::philox::draw_bits;
-use super::{Sampler, Slot};
-use cleave_domain::{OpenSlot, Sampling, SlotIndex, TokenId};
+use super::{SamplingSlot, TokenSampler};
+use cleave_domain::{OpenSlot, SamplingParams, SlotIndex, TokenId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-fn open(sampling: Sampling, prompt: &[TokenId], output: &[TokenId]) -> OpenSlot {
+fn open(sampling: SamplingParams, prompt: &[TokenId], output: &[TokenId]) -> OpenSlot {
     OpenSlot {
         slot: SlotIndex(0),
         sampling: Arc::new(sampling),
@@ -18,19 +18,19 @@ fn open(sampling: Sampling, prompt: &[TokenId], output: &[TokenId]) -> OpenSlot 
     }
 }
 
-/// The number that is drawn at this share of the range.
+/// The random number at this share of the range.
 fn bits_at(share: f64) -> u64 {
     (share * (1u64 << 53) as f64) as u64
 }
 
-fn seeded(temperature: f32) -> Sampling {
-    Sampling {
+fn seeded(temperature: f32) -> SamplingParams {
+    SamplingParams {
         temperature,
-        ..Sampling::greedy()
+        ..SamplingParams::greedy()
     }
 }
 
-/// Bias, penalties and temperature, by the book.
+/// Bias and penalties as documented, in double precision.
 fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
     let sampling = &open.sampling;
     let mut values: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
@@ -55,9 +55,9 @@ fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
     values
 }
 
-/// Probabilities after temperature and the three cuts, by sorting everything. Also how near the
-/// nearest decision of a cut was: closer than rounding, either way is right.
-fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f64>, f64) {
+/// Probabilities after temperature, top-k, top-p and min-p, by a full sort. Also the distance of
+/// the closest decision: if it is below rounding errors, either outcome is right.
+fn probabilities(sampling: &SamplingParams, adjusted: &[f64]) -> (BTreeMap<TokenId, f64>, f64) {
     let mut order: Vec<(TokenId, f64)> = adjusted
         .iter()
         .enumerate()
@@ -97,15 +97,15 @@ fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f6
 }
 
 fn draw(open: &OpenSlot, logits: &[f32]) -> TokenId {
-    let mut slot = Slot::open(open);
-    let (token, _) = Sampler::default()
+    let mut slot = SamplingSlot::open(open);
+    let (token, _) = TokenSampler::default()
         .draw(&mut slot, &mut logits.to_vec())
         .unwrap();
     assert_eq!(slot.history.last(), Some(&token));
     token
 }
 
-fn rules() -> impl Strategy<Value = Sampling> {
+fn rules() -> impl Strategy<Value = SamplingParams> {
     (
         0.3f32..1.8,
         prop_oneof![Just(0u32), 1u32..200],
@@ -116,16 +116,18 @@ fn rules() -> impl Strategy<Value = Sampling> {
         prop::collection::vec((0u32..40, -5.0f32..5.0), 0..4),
     )
         .prop_map(
-            |(temperature, top_k, top_p, min_p, repetition, penalties, logit_bias)| Sampling {
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                repetition_penalty: repetition,
-                presence_penalty: penalties.0,
-                frequency_penalty: penalties.1,
-                logit_bias,
-                ..Sampling::greedy()
+            |(temperature, top_k, top_p, min_p, repetition, penalties, logit_bias)| {
+                SamplingParams {
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    repetition_penalty: repetition,
+                    presence_penalty: penalties.0,
+                    frequency_penalty: penalties.1,
+                    logit_bias,
+                    ..SamplingParams::greedy()
+                }
             },
         )
 }
@@ -133,10 +135,10 @@ fn rules() -> impl Strategy<Value = Sampling> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
-    /// With the uniform number swept from 0 to 1, the picks are exactly the support, and each token
-    /// is picked as often as its probability says.
+    /// With the random number swept from 0 to 1, exactly the tokens of the support are drawn, each
+    /// as often as its probability says.
     #[test]
-    fn picks_have_the_support_and_the_shares_of_a_naive_reference(
+    fn draws_match_the_probabilities_of_a_naive_reference(
         logits in prop::collection::vec(-8.0f32..8.0, 40..700),
         rules in rules(),
         history in prop::collection::vec(0u32..40, 1..30),
@@ -147,14 +149,14 @@ proptest! {
         let (wanted, closest) = probabilities(&open.sampling, &adjusted(&open, &logits));
         prop_assume!(closest > 1e-5);
         let mut values = logits;
-        let slot = Slot::open(&open);
-        slot.adjust(&mut values, &mut Vec::new());
-        let mut sampler = Sampler::default();
+        let slot = SamplingSlot::open(&open);
+        slot.apply_edits(&mut values, &mut Vec::new());
+        let mut sampler = TokenSampler::default();
         const SWEEP: usize = 4000;
         let mut counts: BTreeMap<TokenId, usize> = BTreeMap::new();
         for step in 0..SWEEP {
             let bits = bits_at((step as f64 + 0.5) / SWEEP as f64);
-            *counts.entry(sampler.pick(&open.sampling, &values, bits)).or_default() += 1;
+            *counts.entry(sampler.sample_token(&open.sampling, &values, bits)).or_default() += 1;
         }
         for (token, count) in &counts {
             let share = wanted.get(token).copied();
@@ -166,7 +168,7 @@ proptest! {
         }
     }
 
-    /// A draw depends on seed and position, and is the pick for their uniform number.
+    /// A draw depends on seed and position, and equals the draw with their random number.
     #[test]
     fn a_draw_is_keyed_by_seed_and_position(
         logits in prop::collection::vec(-4.0f32..4.0, 50..300),
@@ -174,31 +176,31 @@ proptest! {
         len in 1usize..40,
     ) {
         let prompt: Vec<TokenId> = (0..len as u32).collect();
-        let open = open(Sampling { seed, ..seeded(1.0) }, &prompt, &[]);
+        let open = open(SamplingParams { seed, ..seeded(1.0) }, &prompt, &[]);
         let token = draw(&open, &logits);
-        // Whatever was drawn before in other slots, and in this one with another history.
-        let mut sampler = Sampler::default();
+        // Earlier draws in other slots must have no effect.
+        let mut sampler = TokenSampler::default();
         for other in 0..3 {
-            let mut slot = Slot::open(&super::tests::open(seeded(0.7), &[other], &[]));
+            let mut slot = SamplingSlot::open(&super::tests::open(seeded(0.7), &[other], &[]));
             sampler.draw(&mut slot, &mut logits.clone()).unwrap();
         }
-        let mut slot = Slot::open(&open);
+        let mut slot = SamplingSlot::open(&open);
         let (again, _) = sampler.draw(&mut slot, &mut logits.clone()).unwrap();
         prop_assert_eq!(token, again);
-        let expected = sampler.pick(&open.sampling, &logits, draw_bits(seed, len as u64));
+        let expected = sampler.sample_token(&open.sampling, &logits, draw_bits(seed, len as u64));
         prop_assert_eq!(token, expected);
     }
 
-    /// Penalties kept while tokens are drawn equal penalties of the same history opened at once.
+    /// Penalties updated token by token equal those of a slot opened with the whole history.
     #[test]
-    fn a_slot_that_grew_is_a_slot_opened_with_its_history(
+    fn a_grown_slot_equals_one_opened_with_its_history(
         logits in prop::collection::vec(-4.0f32..4.0, 30..60),
         rules in rules(),
         seed: u64,
     ) {
-        let opened = open(Sampling { seed, ..rules }, &[1, 2, 2, 3], &[]);
-        let mut grown = Slot::open(&opened);
-        let mut sampler = Sampler::default();
+        let opened = open(SamplingParams { seed, ..rules }, &[1, 2, 2, 3], &[]);
+        let mut grown = SamplingSlot::open(&opened);
+        let mut sampler = TokenSampler::default();
         for _ in 0..12 {
             let reopened = OpenSlot { output: grown.history[4..].to_vec(), ..opened.clone() };
             let expected = draw(&reopened, &logits);
@@ -209,12 +211,15 @@ proptest! {
 }
 
 #[test]
-fn greedy_takes_the_smallest_of_equal_tokens() {
+fn greedy_breaks_ties_by_the_smallest_token_id() {
     let mut logits = vec![0.0f32; 300];
     for id in [17, 40, 255] {
         logits[id] = 2.5;
     }
-    assert_eq!(draw(&open(Sampling::greedy(), &[1], &[]), &logits), 17);
+    assert_eq!(
+        draw(&open(SamplingParams::greedy(), &[1], &[]), &logits),
+        17
+    );
 }
 
 #[test]
@@ -222,29 +227,29 @@ fn stop_tokens_are_banned_until_min_tokens() {
     let logits: Vec<f32> = (0..50).map(|id| id as f32).collect();
     for temperature in [0.0, 1.0] {
         let mut opened = open(seeded(temperature), &[1, 2], &[]);
-        opened.sampling = Arc::new(Sampling {
+        opened.sampling = Arc::new(SamplingParams {
             top_k: 1,
             ..seeded(temperature)
         });
         opened.stop_tokens = Arc::from([49, 48]);
         opened.min_tokens = 2;
-        let mut slot = Slot::open(&opened);
-        let mut sampler = Sampler::default();
+        let mut slot = SamplingSlot::open(&opened);
+        let mut sampler = TokenSampler::default();
         let drawn = [(); 3].map(|()| sampler.draw(&mut slot, &mut logits.clone()).unwrap().0);
         assert_eq!(drawn, [47, 47, 49]);
     }
 }
 
 #[test]
-fn scores_are_of_the_raw_distribution() {
+fn logprobs_are_those_of_the_unmodified_logits() {
     let logits: Vec<f32> = vec![1.0, 3.0, 2.0, 3.0, -1.0];
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         logprobs: Some(3),
         logit_bias: vec![(4, 50.0), (4, 1.0)],
-        ..Sampling::greedy()
+        ..SamplingParams::greedy()
     };
-    let mut slot = Slot::open(&open(sampling, &[0], &[]));
-    let drawn = Sampler::default().draw(&mut slot, &mut logits.clone());
+    let mut slot = SamplingSlot::open(&open(sampling, &[0], &[]));
+    let drawn = TokenSampler::default().draw(&mut slot, &mut logits.clone());
     let (token, scores) = drawn.unwrap();
     let scores = scores.unwrap();
     assert_eq!(token, 4);
@@ -255,38 +260,42 @@ fn scores_are_of_the_raw_distribution() {
 }
 
 #[test]
-fn logits_that_are_not_numbers_are_an_error() {
+fn non_finite_logits_are_an_error() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut logits = vec![0.5; 100];
         logits[99] = bad;
-        let mut slot = Slot::open(&open(seeded(1.0), &[0], &[]));
-        assert!(Sampler::default().draw(&mut slot, &mut logits).is_err());
+        let mut slot = SamplingSlot::open(&open(seeded(1.0), &[0], &[]));
+        assert!(
+            TokenSampler::default()
+                .draw(&mut slot, &mut logits)
+                .is_err()
+        );
         assert_eq!(slot.history, [0]);
     }
 }
 
-/// A flat distribution, in which the nucleus is nearly the whole vocabulary.
+/// In a flat distribution the nucleus is nearly the whole vocabulary.
 #[test]
-fn a_wide_nucleus_is_found() {
+fn top_p_keeps_a_wide_nucleus() {
     let logits: Vec<f32> = (0..5000).map(|id| (id % 7) as f32 * 1e-3).collect();
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         top_p: 0.9,
         ..seeded(1.0)
     };
-    let mut sampler = Sampler::default();
-    let last = sampler.pick(&sampling, &logits, bits_at(1.0 - 1e-12));
+    let mut sampler = TokenSampler::default();
+    let last = sampler.sample_token(&sampling, &logits, bits_at(1.0 - 1e-12));
     let values: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
     let (support, _) = probabilities(&sampling, &values);
     assert!(support.contains_key(&last) && support.len() > 4000);
 }
 
-/// More tokens than are summed at once.
+/// The vocabulary is larger than a chunk of summed weights.
 #[test]
-fn the_pick_from_a_flat_vocabulary_is_the_token_at_that_share() {
+fn a_uniform_draw_is_the_token_at_that_share() {
     let logits = vec![1.5f32; 4096];
-    let mut sampler = Sampler::default();
+    let mut sampler = TokenSampler::default();
     for token in 0..4096u32 {
         let bits = bits_at((f64::from(token) + 0.5) / 4096.0);
-        assert_eq!(sampler.pick(&seeded(1.0), &logits, bits), token);
+        assert_eq!(sampler.sample_token(&seeded(1.0), &logits, bits), token);
     }
 }

@@ -1,7 +1,7 @@
 //! Checkpoints with random weights, of real shapes.
 //!
-//! Owns: the named shapes, and writing a folder that loads and serves like a downloaded one.
-//! Never: holds a checkpoint in memory: weights stream to disk as they are drawn, or quantised.
+//! Owns: the named shapes, and writing a folder that loads and serves as a downloaded one does.
+//! Never: holds a checkpoint in memory: weights are written to disk as they are drawn or quantised.
 //! Invariant: the same shape and seed give the same bytes, on any number of cores.
 
 mod quantize;
@@ -9,43 +9,43 @@ mod shape;
 mod tokenizer;
 mod weights;
 
-pub use quantize::{Layout, Quantizing, quantize};
+pub use quantize::{QuantizeOptions, QuantizedLayout, quantize};
 pub use shape::{ShapeSummary, shapes};
 
-use crate::Progress;
+use crate::CheckpointProgress;
 use crate::checkpoint::{CheckpointError, ModelConfig, layout};
 use serde_json::{Value, json};
-use shape::Shape;
+use shape::ModelShape;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A shard holds at most this, as Hugging Face cuts them. In bytes.
+/// Limit of a shard in bytes, as in Hugging Face's own tools.
 const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
-/// Why a checkpoint could not be written.
+/// Errors of writing a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
-    /// No shape of that name.
+    /// No shape has that name.
     #[error("no shape `{name}`; there are {known}")]
     UnknownShape {
-        /// What was asked for.
+        /// Name that was asked for.
         name: String,
-        /// The names there are.
+        /// Names that exist, separated by commas.
         known: String,
     },
-    /// The folder holds something already.
+    /// The folder already has a checkpoint.
     #[error("{}: holds a checkpoint already; choose another folder or remove it", dir.display())]
     Exists {
-        /// The folder.
+        /// Folder that has a checkpoint.
         dir: PathBuf,
     },
-    /// The disk said no.
+    /// Reading or writing a file failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file that failed.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The checkpoint to quantise cannot be read.
@@ -73,7 +73,7 @@ pub fn synth(
     shape: &str,
     out: &Path,
     seed: u64,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(CheckpointProgress),
 ) -> Result<(), SynthError> {
     let shape = shape::find(shape)?;
     let config_file = out.join("config.json");
@@ -86,7 +86,7 @@ pub fn synth(
     let config = shape.config();
     let model = ModelConfig::from_object(&config_file, config.clone())?;
     let tensors = layout::expected(&model, shape.tied);
-    let writing = weights::Writing {
+    let writing = weights::WeightsWriter {
         tensors: &tensors,
         seed,
         shard_bytes_max: SHARD_BYTES_MAX,
@@ -104,8 +104,8 @@ pub fn synth(
     write_json(&config_file, &Value::Object(config))
 }
 
-fn generation(shape: &Shape) -> Value {
-    let special = tokenizer::Special::of(shape.vocab);
+fn generation(shape: &ModelShape) -> Value {
+    let special = tokenizer::SpecialTokenIds::of(shape.vocab);
     json!({
         "bos_token_id": special.begin,
         "eos_token_id": [special.end, special.turn_end],
@@ -132,7 +132,7 @@ mod tests {
         let shape = shape::find("tiny-mistral").unwrap();
         let file = out.join("config.json");
         let model = ModelConfig::from_object(&file, shape.config()).unwrap();
-        let writing = weights::Writing {
+        let writing = weights::WeightsWriter {
             tensors: &layout::expected(&model, shape.tied),
             seed: 3,
             shard_bytes_max,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shape_is_loadable_and_cut_into_shards_within_the_limit() {
+    fn every_named_shape_loads_in_shards_within_the_limit() {
         for summary in shapes() {
             let shape = shape::find(summary.name).unwrap();
             let model = ModelConfig::from_object(Path::new(summary.name), shape.config()).unwrap();

@@ -1,16 +1,16 @@
-//! A dense checkpoint written anew with quantised projections, or in f16.
+//! Converting a dense checkpoint: quantised projections, or all tensors in f16.
 //!
-//! Owns: rounding to nearest, and the field's layouts from the writer's side (`checkpoint` has the reader's).
-//! Never: looks at activations, so answers are worse than those of checkpoints whose makers did; this is for measuring
-//! speed and for tests.
-//! Invariant: what is written loads; a projection that a layout cannot hold stays as it was.
+//! Owns: rounding to nearest, and writing of the common layouts (`checkpoint` reads them).
+//! Never: calibrates with activations, so that answers are worse than those of calibrated
+//! checkpoints; its purpose is to measure speed, and tests.
+//! Invariant: a written checkpoint loads; a projection that a layout cannot hold stays dense.
 
 use super::{SynthError, write_json};
-use crate::checkpoint::numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Packing};
+use crate::checkpoint::packed_numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, WordPacking};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, StoredMatrix, StoredTensor, StoredType, layout,
 };
-use crate::{Progress, e4m3};
+use crate::{CheckpointProgress, e4m3};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -19,7 +19,7 @@ use std::path::Path;
 
 /// A layout that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum QuantizedLayout {
     /// compressed-tensors, float 8, a scale for each row.
     Fp8,
     /// fp8 with a scale for each block of rows and columns.
@@ -32,30 +32,30 @@ pub enum Layout {
     Awq,
     /// gptq, four bits with zero points, columns in order.
     Gptq,
-    /// The same with eight bits.
+    /// gptq with eight bits.
     Gptq8,
-    /// No codes: every tensor in f16.
+    /// No quantisation: every tensor in f16.
     F16,
 }
 
-/// How to quantise.
+/// Options of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quantizing {
-    /// As which layout.
-    pub layout: Layout,
-    /// Columns of a group, and rows and columns of a block; at least 1.
+pub struct QuantizeOptions {
+    /// Layout of the written checkpoint.
+    pub layout: QuantizedLayout,
+    /// Columns per group, and rows and columns per block; at least 1.
     pub group: usize,
 }
 
-/// Writes a checkpoint's folder anew, quantised.
+/// Writes a quantised copy of a checkpoint's folder.
 ///
 /// # Errors
 /// See [`SynthError`].
 pub fn quantize(
     from: &Path,
     out: &Path,
-    quantizing: Quantizing,
-    progress: &mut dyn FnMut(Progress),
+    quantizing: QuantizeOptions,
+    progress: &mut dyn FnMut(CheckpointProgress),
 ) -> Result<(), SynthError> {
     let config_file = out.join("config.json");
     if config_file.exists() {
@@ -88,20 +88,20 @@ pub fn quantize(
     let mut config: Value = serde_json::from_slice(&read)
         .map_err(|error| SynthError::at(from)(std::io::Error::from(error)))?;
     match quantizing.layout {
-        Layout::F16 => config["torch_dtype"] = "float16".into(),
+        QuantizedLayout::F16 => config["torch_dtype"] = "float16".into(),
         _ => config["quantization_config"] = quantizing.config(),
     }
     write_json(&config_file, &config)
 }
 
-/// A tensor of the file.
-struct Piece {
+/// A tensor of the written file.
+struct WrittenTensor {
     name: String,
     dtype: &'static str,
     shape: Vec<usize>,
 }
 
-impl Piece {
+impl WrittenTensor {
     fn bytes_count(&self) -> usize {
         let each = match self.dtype {
             "F8_E4M3" | "I8" => 1,
@@ -116,27 +116,27 @@ impl Piece {
 fn write_weights(
     checkpoint: &Checkpoint,
     out: &Path,
-    quantizing: Quantizing,
-    progress: &mut dyn FnMut(Progress),
+    quantizing: QuantizeOptions,
+    progress: &mut dyn FnMut(CheckpointProgress),
 ) -> Result<(), SynthError> {
     let tied = !checkpoint
         .tensors()
         .any(|tensor| tensor.name() == layout::HEAD);
     let expected = layout::expected(checkpoint.config(), tied);
-    let pieces_of = |expected: &layout::Expected| match quantizing.module(expected) {
-        Some(module) => quantizing.pieces(module, &expected.shape),
-        None => vec![Piece {
+    let pieces_of = |expected: &layout::ExpectedTensor| match quantizing.module(expected) {
+        Some(module) => quantizing.written_tensors(module, &expected.shape),
+        None => vec![WrittenTensor {
             name: expected.name.clone(),
             dtype: dtype(quantizing.stored(checkpoint.tensor(&expected.name))),
             shape: expected.shape.clone(),
         }],
     };
-    let pieces: Vec<Piece> = expected.iter().flat_map(pieces_of).collect();
+    let pieces: Vec<WrittenTensor> = expected.iter().flat_map(pieces_of).collect();
     let path = out.join("model.safetensors");
     let mut file = fs::File::create(&path).map_err(SynthError::at(&path))?;
     let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(SynthError::at(&path));
     put(&header(&pieces))?;
-    let mut done = Progress {
+    let mut done = CheckpointProgress {
         bytes_done: 0,
         bytes_total: pieces.iter().map(|piece| piece.bytes_count() as u64).sum(),
     };
@@ -157,8 +157,8 @@ fn write_weights(
     Ok(())
 }
 
-/// Length and JSON, padded so that the data begin at a multiple of eight.
-fn header(pieces: &[Piece]) -> Vec<u8> {
+/// The file's header: length and JSON, padded so that the data begin at a multiple of eight.
+fn header(pieces: &[WrittenTensor]) -> Vec<u8> {
     let mut map = Map::new();
     let mut start = 0;
     for piece in pieces {
@@ -184,8 +184,8 @@ fn dtype(stored: StoredType) -> &'static str {
     }
 }
 
-impl Quantizing {
-    /// quantization_config.
+impl QuantizeOptions {
+    /// Value of `quantization_config` in config.json.
     fn config(self) -> Value {
         let group = self.group;
         let compressed = |format: &str, weights: Value, activations: Value| {
@@ -199,7 +199,7 @@ impl Quantizing {
                 "ignore": ["lm_head"],
             })
         };
-        // Eight bits with a scale for each token, made on the way.
+        // Activations of eight bits with a dynamic scale per token.
         let tokens = |kind: &str| {
             json!({
                 "num_bits": 8, "type": kind, "strategy": "token", "group_size": null,
@@ -213,43 +213,43 @@ impl Quantizing {
             })
         };
         match self.layout {
-            Layout::F16 => Value::Null,
-            Layout::Fp8 => {
+            QuantizedLayout::F16 => Value::Null,
+            QuantizedLayout::Fp8 => {
                 let weights = weights(8, "float", "channel", None);
                 compressed("float-quantized", weights, tokens("float"))
             }
-            Layout::Int8 => {
+            QuantizedLayout::Int8 => {
                 let weights = weights(8, "int", "channel", None);
                 compressed("int-quantized", weights, tokens("int"))
             }
-            Layout::Int4 => {
+            QuantizedLayout::Int4 => {
                 let weights = weights(4, "int", "group", Some(group));
                 compressed("pack-quantized", weights, Value::Null)
             }
-            Layout::Fp8Block => json!({
+            QuantizedLayout::Fp8Block => json!({
                 "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
                 "weight_block_size": [group, group],
             }),
-            Layout::Awq => json!({
+            QuantizedLayout::Awq => json!({
                 "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": true,
                 "version": "gemm",
             }),
-            Layout::Gptq | Layout::Gptq8 => json!({
+            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => json!({
                 "quant_method": "gptq", "bits": self.bits(), "group_size": group, "desc_act": false,
                 "sym": false,
             }),
         }
     }
 
-    /// How a tensor that has no codes is stored.
+    /// Element type of a tensor that is not quantised.
     fn stored(self, tensor: &StoredTensor) -> StoredType {
         match self.layout {
-            Layout::F16 => StoredType::F16,
+            QuantizedLayout::F16 => StoredType::F16,
             _ => tensor.stored(),
         }
     }
 
-    /// Its bytes.
+    /// Bytes of a tensor that is not quantised.
     fn bytes(self, tensor: &StoredTensor) -> Vec<u8> {
         if self.stored(tensor) == tensor.stored() {
             return tensor.bytes().to_vec();
@@ -259,60 +259,62 @@ impl Quantizing {
         halves.flat_map(f16::to_le_bytes).collect()
     }
 
-    /// Bits of a code that is packed in words.
+    /// Bits of a code in a packed layout.
     fn bits(self) -> u32 {
         match self.layout {
-            Layout::Gptq8 => 8,
+            QuantizedLayout::Gptq8 => 8,
             _ => 4,
         }
     }
 
-    /// The same packing, of as many bits.
-    fn packing(self, packing: Packing) -> Packing {
+    /// The packing with this layout's bits.
+    fn packing(self, packing: WordPacking) -> WordPacking {
         match self.layout {
-            Layout::Gptq8 => packing.of_bytes(),
+            QuantizedLayout::Gptq8 => packing.with_eight_bits(),
             _ => packing,
         }
     }
 
-    /// The projection, if this is the weight of one that the layout can hold.
-    fn module(self, expected: &layout::Expected) -> Option<&str> {
+    /// Name of the projection, if this is its weight and the layout can hold it.
+    fn module(self, expected: &layout::ExpectedTensor) -> Option<&str> {
         let module = layout::module_of(&expected.name)?;
         let [rows, columns] = *expected.shape else {
             return None;
         };
         let fits = match self.layout {
-            Layout::F16 => false,
-            Layout::Fp8 | Layout::Fp8Block | Layout::Int8 => true,
-            Layout::Int4 => columns.is_multiple_of(self.group),
-            Layout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),
-            Layout::Gptq | Layout::Gptq8 => columns.is_multiple_of(8) && rows.is_multiple_of(8),
+            QuantizedLayout::F16 => false,
+            QuantizedLayout::Fp8 | QuantizedLayout::Fp8Block | QuantizedLayout::Int8 => true,
+            QuantizedLayout::Int4 => columns.is_multiple_of(self.group),
+            QuantizedLayout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),
+            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => {
+                columns.is_multiple_of(8) && rows.is_multiple_of(8)
+            }
         };
         fits.then_some(module)
     }
 
-    /// What a projection becomes.
-    fn pieces(self, module: &str, shape: &[usize]) -> Vec<Piece> {
+    /// Tensors that are written for a projection.
+    fn written_tensors(self, module: &str, shape: &[usize]) -> Vec<WrittenTensor> {
         let (rows, columns) = (shape[0], shape[1]);
         let groups = columns.div_ceil(self.group);
-        let piece = |kind: &str, dtype: &'static str, shape: &[usize]| Piece {
+        let piece = |kind: &str, dtype: &'static str, shape: &[usize]| WrittenTensor {
             name: format!("{module}.{kind}"),
             dtype,
             shape: shape.to_vec(),
         };
         let words =
-            |packing: Packing, columns: usize| self.packing(packing).words_shape((rows, columns));
+            |packing: WordPacking, columns: usize| self.packing(packing).words_shape(rows, columns);
         match self.layout {
-            Layout::F16 => Vec::new(),
-            Layout::Fp8 => vec![
+            QuantizedLayout::F16 => Vec::new(),
+            QuantizedLayout::Fp8 => vec![
                 piece("weight", "F8_E4M3", shape),
                 piece("weight_scale", "F32", &[rows, 1]),
             ],
-            Layout::Int8 => vec![
+            QuantizedLayout::Int8 => vec![
                 piece("weight", "I8", shape),
                 piece("weight_scale", "F32", &[rows, 1]),
             ],
-            Layout::Fp8Block => vec![
+            QuantizedLayout::Fp8Block => vec![
                 piece("weight", "F8_E4M3", shape),
                 piece(
                     "weight_scale_inv",
@@ -320,17 +322,17 @@ impl Quantizing {
                     &[rows.div_ceil(self.group), groups],
                 ),
             ],
-            Layout::Int4 => vec![
+            QuantizedLayout::Int4 => vec![
                 piece("weight_packed", "I32", &words(ALONG_COLUMNS, columns)),
                 piece("weight_scale", "BF16", &[rows, groups]),
                 piece("weight_shape", "I64", &[2]),
             ],
-            Layout::Awq => vec![
+            QuantizedLayout::Awq => vec![
                 piece("qweight", "I32", &words(AWQ, columns)),
                 piece("qzeros", "I32", &words(AWQ, groups)),
                 piece("scales", "F16", &[groups, rows]),
             ],
-            Layout::Gptq | Layout::Gptq8 => vec![
+            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => vec![
                 piece("qweight", "I32", &words(GPTQ_CODES, columns)),
                 piece("qzeros", "I32", &words(GPTQ_ZEROS, groups)),
                 piece("scales", "F16", &[groups, rows]),
@@ -339,13 +341,12 @@ impl Quantizing {
         }
     }
 
-    /// Their bytes, in the same order.
+    /// Bytes of those tensors, in the same order.
     fn contents(self, matrix: &StoredMatrix) -> Vec<Vec<u8>> {
         let (rows, columns) = (matrix.rows(), matrix.columns());
-        let shape = (rows, columns);
         let values = matrix.to_f32();
         let floats = |scales: &[f32]| scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-        let halves = |coded: &Coded| {
+        let halves = |coded: &EncodedMatrix| {
             let by_group =
                 (0..coded.groups).flat_map(|group| (0..rows).map(move |row| (row, group)));
             by_group
@@ -353,52 +354,61 @@ impl Quantizing {
                 .collect()
         };
         match self.layout {
-            Layout::F16 => Vec::new(),
-            Layout::Fp8 => {
-                let coded = Coded::symmetric(&values, columns, (columns, e4m3::MAX, exact), |x| {
-                    e4m3::from_f32(x)
-                });
+            QuantizedLayout::F16 => Vec::new(),
+            QuantizedLayout::Fp8 => {
+                let coded = EncodedMatrix::symmetric(
+                    &values,
+                    columns,
+                    columns,
+                    e4m3::MAX,
+                    unrounded,
+                    e4m3::from_f32,
+                );
                 vec![coded.codes, floats(&coded.scales)]
             }
-            Layout::Int8 => {
+            QuantizedLayout::Int8 => {
                 let code = |x: f32| (x.round_ties_even() as i8).cast_unsigned();
-                let coded = Coded::symmetric(&values, columns, (columns, 127.0, exact), code);
+                let coded =
+                    EncodedMatrix::symmetric(&values, columns, columns, 127.0, unrounded, code);
                 vec![coded.codes, floats(&coded.scales)]
             }
-            Layout::Fp8Block => {
-                let (codes, scales) = self.blocks(&values, shape);
+            QuantizedLayout::Fp8Block => {
+                let (codes, scales) = self.fp8_blocks(&values, rows, columns);
                 vec![codes, floats(&scales)]
             }
-            Layout::Int4 => {
+            QuantizedLayout::Int4 => {
                 let code = |x: f32| (x.round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
                 let stored = |scale: f32| bf16::from_f32(scale).to_f32();
-                let coded = Coded::symmetric(&values, columns, (self.group, 7.0, stored), code);
+                let coded =
+                    EncodedMatrix::symmetric(&values, columns, self.group, 7.0, stored, code);
                 let scales = coded.scales.iter();
                 let shape_bytes = [rows, columns].map(|n| (n as u64).to_le_bytes());
                 vec![
-                    ALONG_COLUMNS.pack(shape, |row, column| coded.codes[row * columns + column]),
+                    ALONG_COLUMNS.pack(rows, columns, |row, column| {
+                        coded.codes[row * columns + column]
+                    }),
                     scales
                         .flat_map(|s| bf16::from_f32(*s).to_le_bytes())
                         .collect(),
                     shape_bytes.as_flattened().to_vec(),
                 ]
             }
-            Layout::Awq | Layout::Gptq | Layout::Gptq8 => {
+            QuantizedLayout::Awq | QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => {
                 let code_max = (1_u32 << self.bits()) - 1;
-                let coded = Coded::with_zeros(&values, columns, (self.group, code_max as f32));
-                let zeros_shape = (rows, coded.groups);
+                let coded =
+                    EncodedMatrix::with_zeros(&values, columns, self.group, code_max as f32);
                 let code = |row: usize, column: usize| coded.codes[row * columns + column];
                 let zero = |row: usize, group: usize| coded.zeros[row * coded.groups + group];
-                if self.layout == Layout::Awq {
-                    let zeros = AWQ.pack(zeros_shape, zero);
-                    return vec![AWQ.pack(shape, code), zeros, halves(&coded)];
+                if self.layout == QuantizedLayout::Awq {
+                    let zeros = AWQ.pack(rows, coded.groups, zero);
+                    return vec![AWQ.pack(rows, columns, code), zeros, halves(&coded)];
                 }
                 let index = (0..columns).map(|column| (column / self.group) as u32);
                 vec![
-                    self.packing(GPTQ_CODES).pack(shape, code),
-                    // Stored less one.
+                    self.packing(GPTQ_CODES).pack(rows, columns, code),
+                    // GPTQ stores zero points less one.
                     self.packing(GPTQ_ZEROS)
-                        .pack(zeros_shape, |row, group| zero(row, group) - 1),
+                        .pack(rows, coded.groups, |row, group| zero(row, group) - 1),
                     halves(&coded),
                     index.flat_map(u32::to_le_bytes).collect(),
                 ]
@@ -406,8 +416,8 @@ impl Quantizing {
         }
     }
 
-    /// fp8 codes, and a scale for each block.
-    fn blocks(self, values: &[f32], (rows, columns): (usize, usize)) -> (Vec<u8>, Vec<f32>) {
+    /// fp8 codes, and a scale per block.
+    fn fp8_blocks(self, values: &[f32], rows: usize, columns: usize) -> (Vec<u8>, Vec<f32>) {
         let each = self.group;
         let across = columns.div_ceil(each);
         let mut most = vec![0.0f32; rows.div_ceil(each) * across];
@@ -423,40 +433,40 @@ impl Quantizing {
     }
 }
 
-fn exact(scale: f32) -> f32 {
+fn unrounded(scale: f32) -> f32 {
     scale
 }
 
-/// What makes the largest value the largest code; 1 where all is zero.
+/// Scale that maps the largest value to the largest code; 1 if all values are zero.
 fn scale(most: f32, code_max: f32) -> f32 {
-    match most > 0.0 {
-        true => most / code_max,
-        false => 1.0,
-    }
+    if most > 0.0 { most / code_max } else { 1.0 }
 }
 
-/// A matrix as codes, with scales and zero points of groups, `(rows, groups)`.
-struct Coded {
+/// A quantised matrix: codes, and scales and zero points `(rows, groups)`.
+struct EncodedMatrix {
     codes: Vec<u8>,
     scales: Vec<f32>,
     zeros: Vec<u8>,
     groups: usize,
 }
 
-impl Coded {
+impl EncodedMatrix {
     fn scale(&self, row: usize, group: usize) -> f32 {
         self.scales[row * self.groups + group]
     }
 
-    /// `stored` rounds a scale to how it will be stored.
+    /// Quantises without zero points; `stored` rounds a scale to its stored type.
     fn symmetric(
         values: &[f32],
         columns: usize,
-        (each, code_max, stored): (usize, f32, fn(f32) -> f32),
+        group_columns: usize,
+        code_max: f32,
+        stored: fn(f32) -> f32,
         code: impl Fn(f32) -> u8,
     ) -> Self {
-        let mut coded = Self::empty(columns, each);
-        for group in values.chunks(columns).flat_map(|row| row.chunks(each)) {
+        let mut coded = Self::empty(columns, group_columns);
+        let rows = values.chunks(columns);
+        for group in rows.flat_map(|row| row.chunks(group_columns)) {
             let most = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
             let scale = stored(scale(most, code_max));
             coded.scales.push(scale);
@@ -465,11 +475,12 @@ impl Coded {
         coded
     }
 
-    /// Codes from 0 for the least value, or 0, to the largest; scales as f16 has them, zero points from 1, since
-    /// gptq has no 0.
-    fn with_zeros(values: &[f32], columns: usize, (each, code_max): (usize, f32)) -> Self {
-        let mut coded = Self::empty(columns, each);
-        for group in values.chunks(columns).flat_map(|row| row.chunks(each)) {
+    /// Quantises with zero points: code 0 is the smallest value or 0, whichever is less. Scales are
+    /// rounded to f16; zero points are at least 1, since gptq cannot store 0.
+    fn with_zeros(values: &[f32], columns: usize, group_columns: usize, code_max: f32) -> Self {
+        let mut coded = Self::empty(columns, group_columns);
+        let rows = values.chunks(columns);
+        for group in rows.flat_map(|row| row.chunks(group_columns)) {
             let least = group.iter().fold(0.0f32, |least, x| least.min(*x));
             let most = group.iter().fold(0.0f32, |most, x| most.max(*x));
             let scale = f16::from_f32(scale(most - least, code_max)).to_f32();

@@ -1,26 +1,26 @@
 //! The named shapes, as their makers published them.
 //!
-//! Owns: sizes and constants, and their config.json.
+//! Owns: sizes and constants, and the config.json made of them.
 //! Never: draws a weight.
 //! Invariant: every shape loads; the real ones have the published number of parameters.
 
 use super::SynthError;
-use super::tokenizer::Special;
+use super::tokenizer::SpecialTokenIds;
 use crate::checkpoint::Architecture;
 use serde_json::{Map, Value, json};
 
-/// A shape by name, for people.
+/// Name and description of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShapeSummary {
-    /// What to ask for.
+    /// Name, as passed to [`synth`](super::synth).
     pub name: &'static str,
-    /// What it is.
+    /// Number of parameters and size, for people.
     pub about: &'static str,
 }
 
-/// A model's sizes.
+/// Sizes and constants of a model.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct ModelShape {
     name: &'static str,
     about: &'static str,
     architecture: Architecture,
@@ -34,12 +34,12 @@ pub(super) struct Shape {
     pub(super) context: usize,
     pub(super) tied: bool,
     theta: f64,
-    /// Llama 3's factor.
+    /// Llama 3's scaling factor of the rotary embedding.
     rope_factor: Option<f64>,
     window: Option<usize>,
 }
 
-const TINY: Shape = Shape {
+const TINY: ModelShape = ModelShape {
     name: "tiny-llama",
     about: "two layers, for tests: Llama 3 with tied embedding",
     architecture: Architecture::Llama,
@@ -57,9 +57,9 @@ const TINY: Shape = Shape {
     window: None,
 };
 
-const SHAPES: [Shape; 10] = [
+const SHAPES: [ModelShape; 10] = [
     TINY,
-    Shape {
+    ModelShape {
         name: "tiny-qwen3",
         about: "two layers, for tests: Qwen3 with q/k norms",
         architecture: Architecture::Qwen3,
@@ -68,7 +68,7 @@ const SHAPES: [Shape; 10] = [
         rope_factor: None,
         ..TINY
     },
-    Shape {
+    ModelShape {
         name: "tiny-mistral",
         about: "two layers, for tests: Mistral with a sliding window of 64",
         architecture: Architecture::Mistral,
@@ -78,7 +78,7 @@ const SHAPES: [Shape; 10] = [
         window: Some(64),
         ..TINY
     },
-    Shape {
+    ModelShape {
         name: "tiny-qwen2",
         about: "two layers, for tests: Qwen2 with q/k/v biases",
         architecture: Architecture::Qwen2,
@@ -86,7 +86,7 @@ const SHAPES: [Shape; 10] = [
         rope_factor: None,
         ..TINY
     },
-    Shape {
+    ModelShape {
         name: "tiny-llama-64",
         about: "two layers, for tests: heads of 64, which a GPU's tensor cores take",
         hidden: 128,
@@ -94,7 +94,7 @@ const SHAPES: [Shape; 10] = [
         intermediate: 256,
         ..TINY
     },
-    Shape {
+    ModelShape {
         name: "tiny-qwen3-128",
         about: "two layers, for tests: heads of 128, four to a KV head, with q/k norms",
         architecture: Architecture::Qwen3,
@@ -106,7 +106,7 @@ const SHAPES: [Shape; 10] = [
         rope_factor: None,
         ..TINY
     },
-    Shape {
+    ModelShape {
         name: "llama-160m",
         about: "0.2 B parameters, 0.3 GB",
         architecture: Architecture::Llama,
@@ -123,7 +123,7 @@ const SHAPES: [Shape; 10] = [
         rope_factor: None,
         window: None,
     },
-    Shape {
+    ModelShape {
         name: "qwen3-0.6b",
         about: "0.6 B parameters, 1.2 GB",
         architecture: Architecture::Qwen3,
@@ -140,7 +140,7 @@ const SHAPES: [Shape; 10] = [
         rope_factor: None,
         window: None,
     },
-    Shape {
+    ModelShape {
         name: "llama-3.2-1b",
         about: "1.2 B parameters, 2.5 GB",
         architecture: Architecture::Llama,
@@ -157,7 +157,7 @@ const SHAPES: [Shape; 10] = [
         rope_factor: Some(32.0),
         window: None,
     },
-    Shape {
+    ModelShape {
         name: "llama-3.1-8b",
         about: "8 B parameters, 16 GB",
         architecture: Architecture::Llama,
@@ -184,7 +184,7 @@ pub fn shapes() -> impl Iterator<Item = ShapeSummary> {
     })
 }
 
-pub(super) fn find(name: &str) -> Result<&'static Shape, SynthError> {
+pub(super) fn find(name: &str) -> Result<&'static ModelShape, SynthError> {
     SHAPES
         .iter()
         .find(|shape| shape.name == name)
@@ -194,10 +194,10 @@ pub(super) fn find(name: &str) -> Result<&'static Shape, SynthError> {
         })
 }
 
-impl Shape {
-    /// config.json.
+impl ModelShape {
+    /// Content of config.json for this shape.
     pub(super) fn config(&self) -> Map<String, Value> {
-        let special = Special::of(self.vocab);
+        let special = SpecialTokenIds::of(self.vocab);
         let (class, is_llama) = match self.architecture {
             Architecture::Llama => ("LlamaForCausalLM", true),
             Architecture::Mistral => ("MistralForCausalLM", false),
@@ -236,7 +236,7 @@ impl Shape {
             ("bos_token_id", json!(special.begin)),
             ("eos_token_id", json!(special.end)),
         ];
-        // What reads Qwen's configurations elsewhere may ask for it, whether there is a window or not.
+        // Other readers of Qwen's configurations may require this field even without a window.
         let of_qwen = [("max_window_layers", json!(self.layers))];
         let is_qwen = matches!(self.architecture, Architecture::Qwen2 | Architecture::Qwen3);
         let more = of_qwen.into_iter().filter(|_| is_qwen);

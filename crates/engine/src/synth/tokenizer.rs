@@ -1,15 +1,16 @@
-//! A byte-level BPE tokenizer of any size, learned from nothing.
+//! A byte-level BPE tokenizer of any size, generated without training text.
 //!
-//! Owns: a vocabulary that covers every text and fills every id, so that whatever a random model
-//! draws can be shown.
-//! Never: pretends to be a trained tokenizer; it does cut English into about four letters a token.
+//! Owns: a vocabulary that covers every text and fills every id, so that any token that a random
+//! model draws can be decoded.
+//! Never: approximates a trained tokenizer, except that English text has about four letters per
+//! token.
 //! Invariant: ids are dense, `0..vocab`; the special tokens are the last ones.
 
 use serde_json::{Map, Value, json};
 
-/// Letters by how often English uses them, so that a small vocabulary has the useful pairs.
+/// Letters by frequency in English, so that a small vocabulary has the frequent pairs.
 const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
-/// How byte-level BPE spells a space.
+/// Byte-level BPE's character for a space.
 const SPACE: char = 'Ġ';
 
 const BEGIN: &str = "<|begin_of_text|>";
@@ -23,14 +24,14 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
 
 /// Ids of the special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Special {
+pub(super) struct SpecialTokenIds {
     pub(super) begin: usize,
     pub(super) end: usize,
     pub(super) turn_start: usize,
     pub(super) turn_end: usize,
 }
 
-impl Special {
+impl SpecialTokenIds {
     pub(super) fn of(vocab: usize) -> Self {
         Self {
             begin: vocab - 4,
@@ -41,9 +42,9 @@ impl Special {
     }
 }
 
-/// tokenizer.json.
+/// Content of tokenizer.json for `vocab` tokens.
 pub(super) fn tokenizer(vocab: usize) -> Value {
-    let special = Special::of(vocab);
+    let special = SpecialTokenIds::of(vocab);
     let merges = merges(special.begin - 256);
     let mut ids = Map::new();
     for symbol in byte_symbols() {
@@ -83,7 +84,7 @@ pub(super) fn tokenizer(vocab: usize) -> Value {
     })
 }
 
-/// tokenizer_config.json.
+/// Content of tokenizer_config.json for a context of `context` tokens.
 pub(super) fn config(context: usize) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -96,7 +97,7 @@ pub(super) fn config(context: usize) -> Value {
     })
 }
 
-/// The 256 characters that stand for bytes: printable ones for themselves, the others from U+0100.
+/// The 256 characters that represent bytes: printable bytes by themselves, the others from U+0100.
 fn byte_symbols() -> Vec<char> {
     let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let others = (0..=255u8).filter(|byte| !is_printable(byte));

@@ -1,12 +1,13 @@
 //! Random weights, streamed to safetensors files.
 //!
-//! Owns: the distribution of the weights, and how they are cut into shards.
-//! Never: holds more than one piece of a tensor.
-//! Invariant: an element depends on the seed, its tensor's place in the list and its own index.
+//! Owns: the distribution of the weights, and their division into shards.
+//! Never: holds more than one piece of a tensor in memory.
+//! Invariant: an element depends only on the seed, its tensor's index in the list and its own
+//! index.
 
 use super::SynthError;
-use crate::Progress;
-use crate::checkpoint::layout::{EMBEDDING, Expected, HEAD};
+use crate::CheckpointProgress;
+use crate::checkpoint::layout::{EMBEDDING, ExpectedTensor, HEAD};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::Write;
@@ -14,33 +15,33 @@ use std::ops::Range;
 use std::path::Path;
 use std::thread;
 
-/// Drawn and written at once. In elements; a multiple of what one draw gives.
+/// Elements drawn and written at once; a multiple of `DRAW_ELEMENTS`.
 const PIECE_ELEMENTS: usize = 1 << 23;
-/// Elements of one draw: 64 random bits, 16 for each.
+/// Elements per random number: 64 bits, 16 for each.
 const DRAW_ELEMENTS: usize = 4;
-/// Draws made together, so that the compiler can use vectors.
+/// Random numbers drawn together, so that the compiler vectorises the loop.
 const DRAWS_TOGETHER: usize = 16;
 const ELEMENT_BYTES: u64 = 2;
 
-/// What is to be written.
+/// A set of tensors to be written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Writing<'a> {
-    pub(super) tensors: &'a [Expected],
+pub(super) struct WeightsWriter<'a> {
+    pub(super) tensors: &'a [ExpectedTensor],
     pub(super) seed: u64,
-    /// In bytes; a tensor larger than this gets a shard of its own.
+    /// Limit of a shard in bytes; a larger tensor gets a shard of its own.
     pub(super) shard_bytes_max: u64,
 }
 
-impl Writing<'_> {
+impl WeightsWriter<'_> {
     /// Writes every tensor, in one file or in shards with an index.
     pub(super) fn run(
         self,
         out: &Path,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(CheckpointProgress),
     ) -> Result<(), SynthError> {
         let Self { tensors, seed, .. } = self;
-        let shards = cut(tensors, self.shard_bytes_max);
-        let mut done = Progress {
+        let shards = shard_ranges(tensors, self.shard_bytes_max);
+        let mut done = CheckpointProgress {
             bytes_done: 0,
             bytes_total: tensors.iter().map(bytes_of).sum(),
         };
@@ -57,7 +58,7 @@ impl Writing<'_> {
             for ordinal in shard.clone() {
                 let tensor = &tensors[ordinal];
                 weight_map.insert(tensor.name.clone(), json!(name));
-                draw_tensor(tensor, (seed, ordinal as u32), &mut |piece| {
+                draw_tensor(tensor, seed, ordinal as u32, &mut |piece| {
                     put(piece)?;
                     done.bytes_done += piece.len() as u64;
                     progress(done);
@@ -76,12 +77,12 @@ impl Writing<'_> {
     }
 }
 
-fn bytes_of(tensor: &Expected) -> u64 {
+fn bytes_of(tensor: &ExpectedTensor) -> u64 {
     tensor.shape.iter().map(|dim| *dim as u64).product::<u64>() * ELEMENT_BYTES
 }
 
-/// Ranges of tensors that go into one file each.
-fn cut(tensors: &[Expected], shard_bytes_max: u64) -> Vec<Range<usize>> {
+/// Divides the tensors into ranges, one per file.
+fn shard_ranges(tensors: &[ExpectedTensor], shard_bytes_max: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     for (ordinal, tensor) in tensors.iter().enumerate() {
@@ -95,17 +96,17 @@ fn cut(tensors: &[Expected], shard_bytes_max: u64) -> Vec<Range<usize>> {
     shards
 }
 
-/// Bytes of tensors in each shard.
+/// Bytes of each shard's tensors.
 #[cfg(test)]
-pub(super) fn shard_bytes(tensors: &[Expected], shard_bytes_max: u64) -> Vec<u64> {
-    let shards = cut(tensors, shard_bytes_max).into_iter();
+pub(super) fn shard_bytes(tensors: &[ExpectedTensor], shard_bytes_max: u64) -> Vec<u64> {
+    let shards = shard_ranges(tensors, shard_bytes_max).into_iter();
     shards
         .map(|shard| tensors[shard].iter().map(bytes_of).sum())
         .collect()
 }
 
-/// Length and JSON, padded so that the data begin at a multiple of eight.
-fn header(tensors: &[Expected]) -> Vec<u8> {
+/// The file's header: length and JSON, padded so that the data begin at a multiple of eight.
+fn header(tensors: &[ExpectedTensor]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     let mut start = 0;
@@ -127,16 +128,16 @@ fn header(tensors: &[Expected]) -> Vec<u8> {
 
 /// A uniform distribution: `center ± reach`.
 #[derive(Clone, Copy, Debug)]
-struct Spread {
+struct UniformSpread {
     center: f32,
     reach: f32,
 }
 
-impl Spread {
-    /// Norms near one; projections that add more to the residual stream than the embedding put
-    /// there, or a tied head would only repeat the last token; a head that is sure enough of itself
-    /// for a greedy path not to hang on the last bit.
-    fn of(tensor: &Expected) -> Self {
+impl UniformSpread {
+    /// Norms are near one. Projections add more to the residual stream than the embedding did, or
+    /// else a tied head would only repeat the last token. The head's logits are spread widely, so
+    /// that greedy tokens do not depend on the last bit.
+    fn of(tensor: &ExpectedTensor) -> Self {
         // A uniform distribution of this reach has a standard deviation of one.
         const UNIT: f32 = 1.732_050_8;
         let (center, deviation) = match (tensor.name.as_str(), tensor.shape.as_slice()) {
@@ -151,22 +152,23 @@ impl Spread {
         }
     }
 
-    /// The bits of a bfloat16.
+    /// Maps 16 random bits to an element; returns the bits of a bfloat16.
     fn value(self, bits: u16) -> u16 {
         let share = (f32::from(bits) + 0.5) / 32_768.0 - 1.0;
         let wide = (self.center + self.reach * share).to_bits();
-        // To the nearest, ties to even; the numbers are finite.
+        // Rounds to nearest, ties to even; the numbers are finite.
         ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16) as u16
     }
 }
 
-/// Draws a tensor piece by piece, each on every core.
+/// Draws a tensor piece by piece; all cores share each piece.
 fn draw_tensor(
-    tensor: &Expected,
-    (seed, ordinal): (u64, u32),
+    tensor: &ExpectedTensor,
+    seed: u64,
+    ordinal: u32,
     put: &mut dyn FnMut(&[u8]) -> Result<(), SynthError>,
 ) -> Result<(), SynthError> {
-    let spread = Spread::of(tensor);
+    let spread = UniformSpread::of(tensor);
     let elements = (bytes_of(tensor) / ELEMENT_BYTES) as usize;
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
     let mut piece = vec![0u8; elements.min(PIECE_ELEMENTS) * ELEMENT_BYTES as usize];
@@ -180,7 +182,7 @@ fn draw_tensor(
             let parts = bytes.chunks_mut(part_elements * ELEMENT_BYTES as usize);
             for (part, bytes) in parts.enumerate() {
                 let draw = ((first + part * part_elements) / DRAW_ELEMENTS) as u64;
-                scope.spawn(move || draw_part(bytes, draw, spread, (seed, ordinal)));
+                scope.spawn(move || draw_part(bytes, draw, spread, seed, ordinal));
             }
         });
         put(bytes)?;
@@ -188,7 +190,7 @@ fn draw_tensor(
     Ok(())
 }
 
-fn draw_part(bytes: &mut [u8], first_draw: u64, spread: Spread, (seed, ordinal): (u64, u32)) {
+fn draw_part(bytes: &mut [u8], first_draw: u64, spread: UniformSpread, seed: u64, ordinal: u32) {
     let key = mixed(seed ^ mixed(u64::from(ordinal)));
     let groups = bytes.chunks_mut(DRAWS_TOGETHER * DRAW_ELEMENTS * ELEMENT_BYTES as usize);
     for (group, bytes) in groups.enumerate() {
@@ -205,7 +207,7 @@ fn draw_part(bytes: &mut [u8], first_draw: u64, spread: Spread, (seed, ordinal):
     }
 }
 
-/// The step of SplitMix64's counter.
+/// Increment of SplitMix64's counter.
 const WEYL: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// SplitMix64's output function (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number

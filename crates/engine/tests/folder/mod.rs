@@ -1,4 +1,4 @@
-//! Copies of checkpoints, to be spoiled, and what opening them says.
+//! Copies of checkpoints that tests damage, and the errors of opening them.
 #![allow(dead_code)] // Each test uses some of it.
 
 use cleave_engine::checkpoint::Checkpoint;
@@ -13,7 +13,7 @@ pub(crate) fn testdata(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A copy of a checkpoint, to be spoiled.
+/// Copies a checkpoint of testdata to a temporary folder, for a test to damage.
 pub(crate) fn copy(name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(testdata(name)).unwrap() {
@@ -27,7 +27,7 @@ pub(crate) fn copy(name: &str) -> TempDir {
     dir
 }
 
-pub(crate) fn error(dir: &Path) -> String {
+pub(crate) fn open_error(dir: &Path) -> String {
     match Checkpoint::open(dir) {
         Ok(_) => panic!("{} was opened", dir.display()),
         Err(error) => error.to_string(),
@@ -35,8 +35,8 @@ pub(crate) fn error(dir: &Path) -> String {
 }
 
 #[track_caller]
-pub(crate) fn assert_says(dir: &Path, words: &[&str]) {
-    let error = error(dir);
+pub(crate) fn assert_error_contains(dir: &Path, words: &[&str]) {
+    let error = open_error(dir);
     for word in words {
         assert!(error.contains(word), "`{error}` does not say `{word}`");
     }

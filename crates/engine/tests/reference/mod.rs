@@ -1,11 +1,12 @@
-//! Ops in the plainest Rust, one loop per formula, sums in f64: what others are checked against.
+//! The reference implementation of `Ops` in plain Rust: one loop per formula, sums in f64.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, Edit, Gated, HeadNorms, HeadShape, Holds, KvType,
-    LayerOf, Norm, Ops, Pack, Pass, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
+    KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
+    ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights};
 use std::collections::VecDeque;
@@ -14,57 +15,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 #[derive(Default)]
-pub(crate) struct Plain {
-    /// If it draws itself, as a device does.
-    pub(crate) device: Option<Device>,
+pub(crate) struct PlainOps {
+    /// Set if it draws tokens itself, as a device does.
+    pub(crate) device: Option<PlainDevice>,
 }
 
-/// What makes it one: it draws, and takes the next pass before that was fetched.
+/// State of a device that draws tokens, and accepts the next pass before they were fetched.
 #[derive(Default)]
-pub(crate) struct Device {
-    /// What was drawn last.
+pub(crate) struct PlainDevice {
+    /// Tokens of the last draw.
     drawn: Vec<Option<TokenId>>,
-    /// What was not fetched, oldest first.
+    /// Draws that were not fetched, oldest first.
     queued: VecDeque<Vec<Option<TokenId>>>,
-    pub(crate) watched: Arc<Watched>,
+    pub(crate) watched: Arc<PlainDeviceProbe>,
 }
 
-/// What a test sees of a device, and does to it.
+/// Counters and faults through which a test observes and disturbs a device.
 #[derive(Default)]
-pub(crate) struct Watched {
-    /// Tokens that were fed to passes.
+pub(crate) struct PlainDeviceProbe {
+    /// Number of drawn tokens fed to passes.
     pub(crate) fed_count: AtomicUsize,
-    /// The next draw's first row has logits that are not finite.
-    pub(crate) breaks: AtomicBool,
+    /// Makes the logits of the next draw's first row not finite.
+    pub(crate) breaks_first_row: AtomicBool,
+    /// Makes the next logits not finite in every row.
+    pub(crate) breaks_every_row: AtomicBool,
 }
 
-impl Device {
+impl PlainDevice {
     fn feed(&self, batch: &Batch, vocab: usize) -> Vec<TokenId> {
         let mut tokens = batch.tokens.clone();
-        for fed in &batch.fed {
-            // As a device does, which has nobody to ask.
-            let drawn = self.drawn[fed.drawn as usize].unwrap_or(TokenId::MAX);
+        for fed in &batch.fed_rows {
+            // After a failed draw any token will do, as on a device.
+            let drawn = self.drawn[fed.draw_row as usize].unwrap_or(TokenId::MAX);
             tokens[fed.row as usize] = drawn.min(vocab as TokenId - 1);
         }
         self.watched
             .fed_count
-            .fetch_add(batch.fed.len(), Ordering::Relaxed);
+            .fetch_add(batch.fed_rows.len(), Ordering::Relaxed);
         tokens
     }
 }
 
-/// A draw in the plainest way, of which nobody demands that it is the host's.
-fn pick(logits: &mut [f32], rule: &DrawRule) -> TokenId {
-    for Edit { token, change } in &rule.edits {
+/// A plain implementation of a draw; its tokens need not equal the host's.
+fn draw_plainly(logits: &mut [f32], rule: &DrawRule) -> TokenId {
+    for LogitEdit { token, change } in &rule.edits {
         let logit = &mut logits[*token as usize];
-        *logit = change.of(*logit);
+        *logit = change.apply(*logit);
     }
     let mut likely: Vec<(f64, TokenId)> = (0..)
         .zip(logits)
         .map(|(id, logit)| (f64::from(*logit), id))
         .collect();
     likely.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    if rule.heat == 0.0 {
+    if rule.inverse_temperature == 0.0 {
         return likely[0].1;
     }
     let most = likely[0].0;
@@ -72,7 +75,7 @@ fn pick(logits: &mut [f32], rule: &DrawRule) -> TokenId {
         0 => likely.len(),
         top_k => (top_k as usize).min(likely.len()),
     };
-    let weight = |logit: f64| ((logit - most) * f64::from(rule.heat)).exp();
+    let weight = |logit: f64| ((logit - most) * f64::from(rule.inverse_temperature)).exp();
     let share = |of: u64| of as f64 / (1u64 << 53) as f64;
     let total: f64 = likely[..kept].iter().map(|(logit, _)| weight(*logit)).sum();
     let mut before = 0.0;
@@ -83,7 +86,7 @@ fn pick(logits: &mut [f32], rule: &DrawRule) -> TokenId {
         stays
     });
     let total: f64 = likely.iter().map(|(logit, _)| weight(*logit)).sum();
-    let mut goal = total * share(rule.bits);
+    let mut goal = total * share(rule.random_bits);
     let passing = likely.iter().find(|(logit, _)| {
         goal -= weight(*logit);
         goal < 0.0
@@ -119,12 +122,12 @@ impl Rows {
 }
 
 pub(crate) struct Pool {
-    shape: PoolShape,
+    shape: KvPoolShape,
     values: Vec<f32>,
 }
 
 impl Pool {
-    /// First element of a token's key; the value is found by `value_offset` alike.
+    /// Index of the first element of a token's key.
     fn key(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
         block.0 as usize * self.shape.block_elements()
             + self.shape.key_offset(layer, kv_head)
@@ -137,7 +140,7 @@ impl Pool {
     }
 }
 
-impl Pack for Plain {
+impl WeightLoader for PlainOps {
     type Matrix = Matrix;
     type Table = StoredTensor;
     type Vector = Vec<f32>;
@@ -208,8 +211,8 @@ fn rotate(head: &mut [f32], rotary: &Rotary, position: usize) {
     }
 }
 
-impl Ops for Plain {
-    type Pack = Plain;
+impl Ops for PlainOps {
+    type Pack = PlainOps;
     type Rows = Rows;
     type Pool = Pool;
 
@@ -229,22 +232,22 @@ impl Ops for Plain {
         "f64".to_owned()
     }
 
-    fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<Rows, EngineError> {
+    fn rows(&self, rows_max: usize, width: usize, _: BufferRole) -> Result<Rows, EngineError> {
         Ok(Rows {
             width,
             values: vec![0.0; rows_max * width],
         })
     }
 
-    fn pool(&self, shape: PoolShape) -> Result<Pool, EngineError> {
+    fn pool(&self, shape: KvPoolShape) -> Result<Pool, EngineError> {
         Ok(Pool {
             shape,
             values: vec![0.0; shape.blocks_count * shape.block_elements()],
         })
     }
 
-    fn begin(&mut self, _: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
-        Ok(Pass::Run)
+    fn begin(&mut self, _: &Batch, _: PassPurpose<'_>) -> Result<PassMode, EngineError> {
+        Ok(PassMode::Execute)
     }
 
     fn embed(
@@ -281,7 +284,7 @@ impl Ops for Plain {
         &mut self,
         norm: &Norm<'_, Vec<f32>>,
         rows: usize,
-        sum: Residual<'_, Rows>,
+        sum: ResidualIo<'_, Rows>,
         out: &mut Rows,
     ) -> Result<(), EngineError> {
         for row in 0..rows {
@@ -317,9 +320,10 @@ impl Ops for Plain {
                 .take(heads.query_heads + heads.kv_heads)
                 .enumerate()
             {
-                let weight = match index < heads.query_heads {
-                    true => norms.query,
-                    false => norms.key,
+                let weight = if index < heads.query_heads {
+                    norms.query
+                } else {
+                    norms.key
                 };
                 head.copy_from_slice(&normed(head, weight, norms.epsilon));
             }
@@ -332,9 +336,9 @@ impl Ops for Plain {
         batch: &Batch,
         rotary: &Rotary,
         qkv: &mut Rows,
-        pool: LayerOf<'_, Pool>,
+        pool: PoolLayer<'_, Pool>,
     ) -> Result<(), EngineError> {
-        let LayerOf { pool, layer } = pool;
+        let PoolLayer { pool, layer } = pool;
         let heads = pool.shape.heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
@@ -412,7 +416,7 @@ impl Ops for Plain {
         matrix: &Matrix,
         rows: usize,
         x: &Rows,
-        Gated { gate_up, out }: Gated<'_, Rows>,
+        GatedIo { gate_up, out }: GatedIo<'_, Rows>,
     ) -> Result<(), EngineError> {
         self.matmul(matrix, rows, x, gate_up)?;
         for row in 0..rows {
@@ -444,26 +448,42 @@ impl Ops for Plain {
         for row in 0..rows {
             multiply(head, x.row(row), &mut out[row * vocab..][..vocab]);
         }
+        let watched = self.device.as_ref().map(|device| &device.watched);
+        let breaks = |watched: &Arc<PlainDeviceProbe>| {
+            rows > 0 && watched.breaks_every_row.swap(false, Ordering::Relaxed)
+        };
+        if watched.is_some_and(breaks) {
+            out.fill(f32::NAN);
+        }
         Ok(())
     }
 
-    fn draws(&self) -> bool {
+    fn can_draw(&self) -> bool {
         self.device.is_some()
     }
 
-    fn draw(&mut self, head: &Matrix, rules: &[DrawRule], x: &Rows) -> Result<(), EngineError> {
+    fn queue_draw(
+        &mut self,
+        head: &Matrix,
+        rules: &[DrawRule],
+        x: &Rows,
+    ) -> Result<(), EngineError> {
         let vocab = head.bias.len();
         let mut logits = vec![0.0; rules.len() * vocab];
         self.logits(head, rules.len(), x, &mut logits)?;
         let device = self.device.as_mut().expect("only a device is asked");
-        if device.watched.breaks.swap(false, Ordering::Relaxed) {
+        if device
+            .watched
+            .breaks_first_row
+            .swap(false, Ordering::Relaxed)
+        {
             logits[0] = f32::NAN;
         }
         let rows = logits.chunks_mut(vocab).zip(rules);
         let drawn: Vec<_> = rows
             .map(|(logits, rule)| {
                 let is_finite = logits.iter().all(|logit| logit.is_finite());
-                is_finite.then(|| pick(logits, rule))
+                is_finite.then(|| draw_plainly(logits, rule))
             })
             .collect();
         if !drawn.is_empty() {
@@ -474,13 +494,13 @@ impl Ops for Plain {
         Ok(())
     }
 
-    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+    fn fetch_drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
         let device = self.device.as_mut().expect("only a device is asked");
         tokens.extend(device.queued.pop_front().expect("a draw is under way"));
         Ok(())
     }
 
-    fn is_drawn(&mut self) -> bool {
+    fn is_draw_ready(&mut self) -> bool {
         false
     }
 
@@ -532,25 +552,29 @@ impl Ops for Plain {
     }
 }
 
-/// An engine over the plain ops.
-pub(crate) fn engine(dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
-    over(Plain::default(), dir, limits)
+/// An engine over the plain operations, with draws on the host.
+pub(crate) fn engine(dir: &Path, limits: EngineLimits) -> Result<ModelEngine<PlainOps>, String> {
+    engine_over(PlainOps::default(), dir, limits)
 }
 
-/// One whose ops draw, as a device does.
+/// An engine whose operations draw tokens, as a device does.
 pub(crate) fn device_engine(
     dir: &Path,
     limits: EngineLimits,
-) -> Result<(ModelEngine<Plain>, Arc<Watched>), String> {
-    let device = Device::default();
+) -> Result<(ModelEngine<PlainOps>, Arc<PlainDeviceProbe>), String> {
+    let device = PlainDevice::default();
     let watched = Arc::clone(&device.watched);
-    let plain = Plain {
+    let plain = PlainOps {
         device: Some(device),
     };
-    Ok((over(plain, dir, limits)?, watched))
+    Ok((engine_over(plain, dir, limits)?, watched))
 }
 
-fn over(plain: Plain, dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
+fn engine_over(
+    plain: PlainOps,
+    dir: &Path,
+    limits: EngineLimits,
+) -> Result<ModelEngine<PlainOps>, String> {
     let checkpoint =
         cleave_engine::checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let weights = Weights::load(&plain, &checkpoint, None, &mut |_| {});

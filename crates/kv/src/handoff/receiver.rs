@@ -1,247 +1,226 @@
-//! The receiving worker's end.
+//! The receiving end of a hand-off.
 //!
-//! Owns: which bytes of which reserved block have come, the verdict, and the quarantine of blocks
-//! that the sender writes to itself.
-//! Never: lets a write reach a block for another generation, from another sender, or twice; never
-//! depends on the order in which frames and seal arrive.
-//! Invariant: `Landed` is said at most once, and only when the seal fits and every byte is in the
-//! pool; after `Landed` or `Ended` every frame is discarded. A block may still be written to until
-//! [`Receiver::settled`].
+//! Owns: the record of the bytes that arrived for each reserved block, the verdict, and the
+//! quarantine of blocks that the sender writes to itself.
+//! Never: accepts a write for another generation, from another sender, or twice; never depends on
+//! the order in which frames and seal arrive.
+//! Invariant: `Landed` is emitted at most once, and only when the seal matches and every byte is in
+//! the pool; after `Landed` or `Ended` every frame is discarded. A block may still be written to
+//! until [`HandoffReceiver::is_settled`].
 
-use super::{Digest, Writer};
+use super::{HandoffDigest, PoolWriter};
 use crate::{BlockPart, Packet, Seal};
-use cleave_domain::{BlockHash, BlockRef, Cause, Failure, HandoffId, TokenId, WorkerRef};
+use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId, TokenId, WorkerRef};
 use std::collections::{BTreeSet, VecDeque};
 
-/// What was reserved.
+/// The reservation that a hand-off fills.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Expected {
-    /// The attempt.
+pub struct ExpectedHandoff {
     pub handoff: HandoffId,
-    /// Who alone may write.
+    /// The only worker that may write.
     pub sender: WorkerRef,
-    /// Leading blocks of the sequence that are here already.
+    /// Leading blocks of the sequence that are already here.
     pub present: u32,
-    /// Where the others go, in order.
+    /// The reserved blocks for the others, in order.
     pub blocks: Vec<BlockRef>,
-    /// Bytes of each block.
     pub block_bytes: u32,
-    /// Tokens of each block.
     pub block_tokens: u32,
-    /// Tokens of the vocabulary: a seal with another one is damaged, or of another model.
+    /// The size of the vocabulary: a seal with another token is damaged, or of another model.
     pub vocab_size: u32,
-    /// Tokens of the sequence when it was reserved.
+    /// The length of the sequence at the time of the reservation.
     pub tokens: u32,
-    /// Their hash, as in [`Seal::content`].
+    /// The hash of those tokens, as in [`Seal::content`].
     pub content: BlockHash,
-    /// Who writes the frames to the blocks.
-    pub writer: Writer,
+    /// The worker that writes the frames to the blocks.
+    pub writer: PoolWriter,
 }
 
-/// What happened.
+/// An event for the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Input {
-    /// A frame came.
+pub enum ReceiverInput {
     Frame {
-        /// From whom.
+        /// The worker that sent it.
         from: WorkerRef,
-        /// Where it wants to go.
+        /// The block that it names.
         block: BlockRef,
-        /// Which bytes.
+        /// The byte range of the sequence.
         part: BlockPart,
-        /// Their checksum; `None` if what came does not have the checksum that was sent with it.
+        /// The checksum of the payload; `None` if the payload does not match the checksum sent with
+        /// it.
         checksum: Option<u64>,
     },
-    /// The seal came.
     Seal {
-        /// From whom.
+        /// The worker that sent it.
         from: WorkerRef,
-        /// What.
         seal: Seal,
     },
-    /// The sender no longer wants it.
+    /// The sender no longer wants the hand-off.
     Abandoned {
-        /// Who says so.
+        /// The worker that sent it.
         from: WorkerRef,
-        /// Why.
-        cause: Cause,
+        cause: AbandonCause,
     },
-    /// The write of these bytes is over.
+    /// The write of these bytes has ended.
     Imported {
-        /// Which.
         part: BlockPart,
-        /// Whether they are in the pool; if not, why.
+        /// `Ok` if they are in the pool.
         outcome: Result<(), Failure>,
     },
     /// The link to the sender broke.
     LinkLost,
-    /// The worker no longer wants it: the sender is told why.
-    GivenUp {
-        /// Why.
-        cause: Cause,
-    },
-    /// The sender writes nothing of this any more.
+    /// This worker no longer wants the hand-off: the reason is sent to the sender.
+    GiveUp { cause: AbandonCause },
+    /// The sender no longer writes anything of this hand-off.
     Stopped {
-        /// Who says so.
+        /// The worker that sent it.
         from: WorkerRef,
     },
-    /// Nothing that the sender still does can reach the blocks.
-    Severed,
-    /// Nothing came for a while: a sender that was asked to stop is asked again.
-    StoodStill,
+    /// The sender is fenced: it can no longer reach the blocks.
+    Fenced,
+    /// No packet arrived for a while: a sender that was sent `Stop` is sent it again.
+    Stalled,
 }
 
-/// What must be done, in this order.
+/// An action for the driver; actions are performed in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Output {
-    /// Write the frame's payload into the pool, then `Imported`.
-    Import {
-        /// Which frame.
-        part: BlockPart,
-        /// To where.
-        block: BlockRef,
-    },
-    /// Drop the frame's payload.
-    Discard {
-        /// Which frame.
-        part: BlockPart,
-    },
-    /// Say this to the sender.
+pub enum ReceiverOutput {
+    /// Write the payload of the frame into the pool, then report `Imported`.
+    Import { part: BlockPart, block: BlockRef },
+    /// Drop the payload of the frame.
+    Discard { part: BlockPart },
+    /// Send this to the sender.
     Send(Packet),
-    /// Everything is here.
+    /// The hand-off has landed.
     Landed {
-        /// Output tokens drawn since the reservation; the last one's KV is not here.
+        /// Output tokens drawn since the reservation; the KV of the last one is not here.
         output: Vec<TokenId>,
     },
-    /// It will never land; said once.
-    Ended(Cause),
+    /// The hand-off will never land; emitted once.
+    Ended(AbandonCause),
 }
 
-/// See the module.
+/// The receiving end of one hand-off.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Receiver {
-    expected: Expected,
-    state: State,
-    /// Frames accepted. None overlaps another.
+pub struct HandoffReceiver {
+    expected: ExpectedHandoff,
+    state: ReceiverState,
+    /// The accepted frames, none of which overlaps another.
     accepted: BTreeSet<BlockPart>,
-    /// For each reserved block, the bytes accepted.
+    /// The bytes accepted for each reserved block.
     accepted_bytes: Vec<u32>,
-    /// Frames accepted whose write is not over.
+    /// The accepted frames whose write has not ended.
     importing: BTreeSet<BlockPart>,
-    digest: Digest,
-    /// The sender may write to the blocks itself, at any time.
-    at_large: bool,
-    outputs: VecDeque<Output>,
+    digest: HandoffDigest,
+    /// Whether the sender may write to the blocks itself at any time.
+    sender_may_write: bool,
+    outputs: VecDeque<ReceiverOutput>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum State {
+enum ReceiverState {
     Receiving { seal: Option<Seal> },
     Landed,
     Ended,
 }
 
-/// Where a frame belongs.
-enum Place {
-    /// Bytes of reserved block `.0` that did not come yet.
+/// The check of a frame against the reservation and the accepted frames.
+enum FramePlacement {
+    /// New bytes of reserved block `.0`.
     New(usize),
-    /// This very frame came before.
-    Repeated,
-    /// Damaged, overlapping, too much, or not for a block that was reserved.
-    Nowhere,
+    /// The same frame was accepted before.
+    Duplicate,
+    /// Damaged, overlapping, too long, or not for a reserved block.
+    Invalid,
 }
 
-impl Receiver {
-    /// Expects the blocks of one hand-off.
-    pub fn new(expected: Expected) -> Self {
+impl HandoffReceiver {
+    pub fn new(expected: ExpectedHandoff) -> Self {
         Self {
             accepted_bytes: vec![0; expected.blocks.len()],
-            at_large: expected.writer == Writer::Sender,
+            sender_may_write: expected.writer == PoolWriter::Sender,
             expected,
-            state: State::Receiving { seal: None },
+            state: ReceiverState::Receiving { seal: None },
             accepted: BTreeSet::new(),
             importing: BTreeSet::new(),
-            digest: Digest::default(),
+            digest: HandoffDigest::default(),
             outputs: VecDeque::new(),
         }
     }
 
-    /// The one who may write.
+    /// The only worker that may write.
     pub fn sender(&self) -> WorkerRef {
         self.expected.sender
     }
 
-    /// Bytes accepted.
     pub fn bytes(&self) -> u64 {
         self.accepted_bytes.iter().copied().map(u64::from).sum()
     }
 
-    /// Whether the verdict is still out.
-    pub fn open(&self) -> bool {
-        matches!(self.state, State::Receiving { .. })
+    /// Whether the hand-off has neither landed nor ended.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, ReceiverState::Receiving { .. })
     }
 
-    /// Whether the seal came and the verdict is still out: then only bytes are missing.
-    pub fn sealed(&self) -> bool {
-        matches!(self.state, State::Receiving { seal: Some(_) })
+    /// Whether the seal arrived and only bytes are missing.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.state, ReceiverState::Receiving { seal: Some(_) })
     }
 
-    /// Whether everything came.
-    pub fn landed(&self) -> bool {
-        self.state == State::Landed
+    pub fn has_landed(&self) -> bool {
+        self.state == ReceiverState::Landed
     }
 
-    /// Whether it is over, and the sender may still write to the blocks.
-    pub fn quarantined(&self) -> bool {
-        self.state == State::Ended && self.at_large
+    /// Whether the hand-off has ended while the sender may still write to the blocks.
+    pub fn is_quarantined(&self) -> bool {
+        self.state == ReceiverState::Ended && self.sender_may_write
     }
 
-    /// Whether no write of this worker's to a reserved block is under way.
-    pub fn idle(&self) -> bool {
+    /// Whether no write of this worker to a reserved block is in progress.
+    pub fn is_idle(&self) -> bool {
         self.importing.is_empty()
     }
 
-    /// Whether no write to a reserved block is under way, nor can be.
-    pub fn settled(&self) -> bool {
-        self.idle() && !self.quarantined()
+    /// Whether no write to a reserved block is in progress or can begin.
+    pub fn is_settled(&self) -> bool {
+        self.is_idle() && !self.is_quarantined()
     }
 
-    /// Takes in what happened.
-    pub fn handle(&mut self, input: Input) {
+    pub fn handle(&mut self, input: ReceiverInput) {
         let sender = self.expected.sender;
         match input {
-            Input::Frame { from, part, .. } if from != sender || !self.open() => {
-                self.outputs.push_back(Output::Discard { part });
+            ReceiverInput::Frame { from, part, .. } if from != sender || !self.is_open() => {
+                self.outputs.push_back(ReceiverOutput::Discard { part });
             }
-            Input::Frame {
+            ReceiverInput::Frame {
                 block,
                 part,
                 checksum,
                 ..
-            } => self.frame(block, part, checksum),
-            Input::Seal { from, seal } if from == sender => self.seal(seal),
-            Input::Abandoned { from, cause } if from == sender => self.end(cause),
-            Input::Seal { .. } | Input::Abandoned { .. } => {}
-            Input::Imported { part, outcome } => self.imported(part, outcome),
-            Input::LinkLost => self.end(Cause::Failed(Failure::LinkLost)),
-            Input::GivenUp { cause } => self.give_up(cause),
-            // Whoever says that it stopped before it was asked says it of something else.
-            Input::Stopped { from } if from == sender && !self.open() => self.at_large = false,
-            Input::Stopped { .. } => {}
-            Input::Severed => {
-                self.at_large = false;
-                self.end(Cause::Failed(Failure::LinkLost));
+            } => self.handle_frame(block, part, checksum),
+            ReceiverInput::Seal { from, seal } if from == sender => self.handle_seal(seal),
+            ReceiverInput::Abandoned { from, cause } if from == sender => self.end(cause),
+            ReceiverInput::Seal { .. } | ReceiverInput::Abandoned { .. } => {}
+            ReceiverInput::Imported { part, outcome } => self.handle_imported(part, outcome),
+            ReceiverInput::LinkLost => self.end(AbandonCause::Failed(Failure::LinkLost)),
+            ReceiverInput::GiveUp { cause } => self.give_up(cause),
+            // A `Stopped` that was not requested refers to something else.
+            ReceiverInput::Stopped { from } if from == sender && !self.is_open() => {
+                self.sender_may_write = false
             }
-            Input::StoodStill => self.ask_to_stop(),
+            ReceiverInput::Stopped { .. } => {}
+            ReceiverInput::Fenced => {
+                self.sender_may_write = false;
+                self.end(AbandonCause::Failed(Failure::LinkLost));
+            }
+            ReceiverInput::Stalled => self.send_stop_if_quarantined(),
         }
     }
 
-    /// What to do next.
-    pub fn poll(&mut self) -> Option<Output> {
+    /// The next action, if any.
+    pub fn poll(&mut self) -> Option<ReceiverOutput> {
         self.outputs.pop_front()
     }
 
-    /// Asserts the invariant.
     pub fn check(&self) {
         let mut bytes = vec![0; self.accepted_bytes.len()];
         let mut last = None;
@@ -259,32 +238,35 @@ impl Receiver {
             "more than a block"
         );
         assert!(self.importing.is_subset(&self.accepted), "unasked import");
-        if self.state == State::Landed {
-            assert!(self.settled(), "landed before the last import");
+        if self.state == ReceiverState::Landed {
+            assert!(self.is_settled(), "landed before the last import");
         }
-        if self.expected.writer == Writer::Receiver {
-            assert!(!self.at_large, "the sender cannot write");
+        if self.expected.writer == PoolWriter::Receiver {
+            assert!(!self.sender_may_write, "the sender cannot write");
         }
     }
 
-    fn frame(&mut self, block: BlockRef, part: BlockPart, checksum: Option<u64>) {
-        match (self.place(block, part), checksum) {
-            (Place::New(i), Some(checksum)) => {
+    fn handle_frame(&mut self, block: BlockRef, part: BlockPart, checksum: Option<u64>) {
+        match (self.placement(block, part), checksum) {
+            (FramePlacement::New(i), Some(checksum)) => {
                 self.accepted_bytes[i] += part.len;
                 self.accepted.insert(part);
                 self.importing.insert(part);
-                self.digest.add(part, checksum);
-                self.outputs.push_back(Output::Import { part, block });
+                self.digest.add_frame(part, checksum);
+                self.outputs
+                    .push_back(ReceiverOutput::Import { part, block });
             }
-            (Place::Repeated, _) => self.outputs.push_back(Output::Discard { part }),
-            (Place::Nowhere, _) | (Place::New(_), None) => {
-                self.outputs.push_back(Output::Discard { part });
-                self.give_up(Cause::Failed(Failure::Corrupt));
+            (FramePlacement::Duplicate, _) => {
+                self.outputs.push_back(ReceiverOutput::Discard { part })
+            }
+            (FramePlacement::Invalid, _) | (FramePlacement::New(_), None) => {
+                self.outputs.push_back(ReceiverOutput::Discard { part });
+                self.give_up(AbandonCause::Failed(Failure::Corrupt));
             }
         }
     }
 
-    fn place(&self, block: BlockRef, part: BlockPart) -> Place {
+    fn placement(&self, block: BlockRef, part: BlockPart) -> FramePlacement {
         let BlockPart {
             ordinal,
             offset,
@@ -292,19 +274,19 @@ impl Receiver {
         } = part;
         let index = ordinal.checked_sub(self.expected.present);
         let Some(i) = index.and_then(|index| usize::try_from(index).ok()) else {
-            return Place::Nowhere;
+            return FramePlacement::Invalid;
         };
         let end = offset.checked_add(len);
         if self.expected.blocks.get(i) != Some(&block)
             || len == 0
             || end.is_none_or(|end| end > self.expected.block_bytes)
         {
-            return Place::Nowhere;
+            return FramePlacement::Invalid;
         }
         if self.accepted.contains(&part) {
-            return Place::Repeated;
+            return FramePlacement::Duplicate;
         }
-        // Accepted frames do not overlap, so only the neighbours can.
+        // Accepted frames do not overlap, so only the neighbours can overlap this one.
         let here = |len| BlockPart {
             ordinal,
             offset,
@@ -318,74 +300,75 @@ impl Receiver {
                 && offset < other.offset + other.len
         };
         if before.is_some_and(overlaps) || after.is_some_and(overlaps) {
-            Place::Nowhere
+            FramePlacement::Invalid
         } else {
-            Place::New(i)
+            FramePlacement::New(i)
         }
     }
 
-    fn seal(&mut self, seal: Seal) {
+    fn handle_seal(&mut self, seal: Seal) {
         match &mut self.state {
-            State::Receiving { seal: known @ None } => {
+            ReceiverState::Receiving { seal: known @ None } => {
                 *known = Some(seal);
-                self.judge();
+                self.land_or_fail();
             }
-            State::Receiving { seal: Some(known) } if *known != seal => {
-                self.give_up(Cause::Failed(Failure::Corrupt));
+            ReceiverState::Receiving { seal: Some(known) } if *known != seal => {
+                self.give_up(AbandonCause::Failed(Failure::Corrupt));
             }
-            // A repeated seal means that the answer may be lost.
-            State::Landed => self.answer_landed(),
-            State::Ended => self.answer_abandoned(Cause::Cancelled),
-            State::Receiving { .. } => {}
+            // The sender repeats a seal if the answer may be lost.
+            ReceiverState::Landed => self.send_landed(),
+            ReceiverState::Ended => self.send_abandoned(AbandonCause::Cancelled),
+            ReceiverState::Receiving { .. } => {}
         }
     }
 
-    fn imported(&mut self, part: BlockPart, outcome: Result<(), Failure>) {
+    fn handle_imported(&mut self, part: BlockPart, outcome: Result<(), Failure>) {
         self.importing.remove(&part);
         match outcome {
-            Ok(()) => self.judge(),
-            Err(failure) => self.give_up(Cause::Failed(failure)),
+            Ok(()) => self.land_or_fail(),
+            Err(failure) => self.give_up(AbandonCause::Failed(failure)),
         }
     }
 
     /// Lands once seal, blocks and digest agree; fails once they no longer can.
-    fn judge(&mut self) {
-        let State::Receiving { seal: Some(seal) } = &self.state else {
+    fn land_or_fail(&mut self) {
+        let ReceiverState::Receiving { seal: Some(seal) } = &self.state else {
             return;
         };
         let vocab_size = self.expected.vocab_size;
         let foreign = seal.output.iter().any(|token| *token >= vocab_size);
-        let Some(blocks) = self.blocks_due(seal).filter(|_| !foreign) else {
-            return self.give_up(Cause::Failed(Failure::Corrupt));
+        let Some(blocks) = self.sealed_blocks(seal).filter(|_| !foreign) else {
+            return self.give_up(AbandonCause::Failed(Failure::Corrupt));
         };
         let (due, rest) = self.accepted_bytes.split_at(blocks);
         if rest.iter().any(|bytes| *bytes > 0) {
-            return self.give_up(Cause::Failed(Failure::Corrupt));
+            return self.give_up(AbandonCause::Failed(Failure::Corrupt));
         }
         if due.iter().any(|bytes| *bytes < self.expected.block_bytes) {
             return;
         }
-        if seal.digest != self.digest_due(seal) || seal.content != self.expected.content {
-            return self.give_up(Cause::Failed(Failure::Corrupt));
+        if seal.digest != self.expected_digest(seal) || seal.content != self.expected.content {
+            return self.give_up(AbandonCause::Failed(Failure::Corrupt));
         }
-        if self.settled() {
+        if self.is_settled() {
             let output = seal.output.clone();
-            self.state = State::Landed;
-            // It sealed after its last write.
-            self.at_large = false;
-            self.answer_landed();
-            self.outputs.push_back(Output::Landed { output });
+            self.state = ReceiverState::Landed;
+            // The sender sealed after its last write.
+            self.sender_may_write = false;
+            self.send_landed();
+            self.outputs.push_back(ReceiverOutput::Landed { output });
         }
     }
 
-    /// The digest that this seal has to carry.
-    fn digest_due(&self, seal: &Seal) -> u64 {
+    /// The digest that this seal must carry.
+    fn expected_digest(&self, seal: &Seal) -> u64 {
         self.digest
-            .close(seal.handoff, seal.blocks_count, seal.content, &seal.output)
+            .seal_digest(seal.handoff, seal.blocks_count, seal.content, &seal.output)
     }
 
-    /// How many of the reserved blocks the seal speaks of; `None` if it speaks of others.
-    fn blocks_due(&self, seal: &Seal) -> Option<usize> {
+    /// The number of reserved blocks that the seal covers; `None` if it does not match the
+    /// reservation.
+    fn sealed_blocks(&self, seal: &Seal) -> Option<usize> {
         let drawn = u32::try_from(seal.output.len()).ok()?.checked_sub(1)?;
         let position = self.expected.tokens.checked_add(drawn)?;
         let blocks = position.div_ceil(self.expected.block_tokens);
@@ -395,39 +378,39 @@ impl Receiver {
         fits.then_some(due as usize)
     }
 
-    fn answer_landed(&mut self) {
+    fn send_landed(&mut self) {
         let handoff = self.expected.handoff;
         let packet = Packet::Landed { handoff };
-        self.outputs.push_back(Output::Send(packet));
+        self.outputs.push_back(ReceiverOutput::Send(packet));
     }
 
-    fn answer_abandoned(&mut self, cause: Cause) {
+    fn send_abandoned(&mut self, cause: AbandonCause) {
         let handoff = self.expected.handoff;
         let packet = Packet::Abandoned { handoff, cause };
-        self.outputs.push_back(Output::Send(packet));
+        self.outputs.push_back(ReceiverOutput::Send(packet));
     }
 
-    fn give_up(&mut self, cause: Cause) {
-        if self.open() {
-            self.answer_abandoned(cause.clone());
+    fn give_up(&mut self, cause: AbandonCause) {
+        if self.is_open() {
+            self.send_abandoned(cause.clone());
             self.end(cause);
         }
     }
 
-    /// Ends without telling the sender: it knows, or cannot be told.
-    fn end(&mut self, cause: Cause) {
-        if self.open() {
-            self.state = State::Ended;
-            self.ask_to_stop();
-            self.outputs.push_back(Output::Ended(cause));
+    /// Ends without a packet to the sender, which knows of the end or cannot be reached.
+    fn end(&mut self, cause: AbandonCause) {
+        if self.is_open() {
+            self.state = ReceiverState::Ended;
+            self.send_stop_if_quarantined();
+            self.outputs.push_back(ReceiverOutput::Ended(cause));
         }
     }
 
-    fn ask_to_stop(&mut self) {
-        if self.quarantined() {
+    fn send_stop_if_quarantined(&mut self) {
+        if self.is_quarantined() {
             let handoff = self.expected.handoff;
             let packet = Packet::Stop { handoff };
-            self.outputs.push_back(Output::Send(packet));
+            self.outputs.push_back(ReceiverOutput::Send(packet));
         }
     }
 }

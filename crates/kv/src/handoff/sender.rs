@@ -1,287 +1,283 @@
-//! The sending worker's end.
+//! The sending end of a hand-off.
 //!
-//! Owns: which blocks were asked to be exported, what became of them, and when to seal.
-//! Never: lets go of its blocks while one is being read ([`Sender::settled`]), nor before the
-//! receiver has landed or either end gave up.
-//! Invariant: the seal is sent after every block left whole and the tokens drawn are known, and every
-//! repetition of it is equal to the first; `Done` or `Ended` is said at most once, and never both. `Stopped` is said only when no
-//! block is being read, and none will be.
+//! Owns: the record of the blocks to export, their outcomes, and the time of the seal. Never:
+//! releases its blocks while one is being read ([`HandoffSender::is_settled`]), nor before the
+//! receiver has landed or either end gave up. Invariant: the seal is sent after every block was
+//! exported whole and the drawn tokens are known, and every repetition of it equals the first;
+//! `Done` or `Ended` is emitted at most once, and never both. `Stopped` is sent only when
+//! no block is being read, and none will be.
 
-use super::Digest;
+use super::HandoffDigest;
 use crate::{Packet, Seal};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Cause, Failure, HandoffId, Target, TokenId, WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, TokenId,
+    WorkerRef,
 };
 use std::collections::{BTreeSet, VecDeque};
 
-/// What happened.
+/// An event for the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Input {
-    /// A block of the sequence will not change any more. Said in order, once for each block.
+pub enum SenderInput {
+    /// A block of the sequence is final. Reported in order, once for each block.
     Computed {
-        /// Which block of the sequence.
+        /// The index of the block in the sequence.
         ordinal: u32,
-        /// Where it is.
+        /// The block in the pool.
         from: BlockIndex,
     },
-    /// The reading of a block is over.
+    /// The export of a block has ended.
     Exported {
-        /// Which block of the sequence.
+        /// The index of the block in the sequence.
         ordinal: u32,
-        /// The digest of its frames and its bytes, or why it did not leave.
+        /// The digest and the number of bytes of its frames, or the failure.
         outcome: Result<(u64, u64), Failure>,
     },
-    /// All of the sequence is computed.
+    /// The whole sequence is computed.
     Sampled {
-        /// The hash of the tokens that the receiver was told of, as in [`Seal::content`].
+        /// The hash of the tokens that the receiver knows, as in [`Seal::content`].
         content: BlockHash,
-        /// Tokens drawn since the receiver reserved, `[tokens >= 1]`.
+        /// Tokens drawn since the reservation, `[tokens >= 1]`.
         output: Vec<TokenId>,
     },
-    /// The receiver has everything.
+    /// The hand-off has landed.
     Landed {
-        /// Who says so.
+        /// The worker that sent it.
         from: WorkerRef,
     },
-    /// The receiver no longer wants it.
+    /// The receiver no longer wants the hand-off.
     Abandoned {
-        /// Who says so.
+        /// The worker that sent it.
         from: WorkerRef,
-        /// Why.
-        cause: Cause,
+        cause: AbandonCause,
     },
-    /// The receiver wants no further write.
+    /// The receiver asks for an end of all writes.
     Stop {
-        /// Who says so.
+        /// The worker that sent it.
         from: WorkerRef,
     },
-    /// No answer to the seal came for a while: the seal or the answer may be lost.
+    /// The seal is not answered for a while: the seal or the answer may be lost.
     Unanswered,
     /// The link to the receiver broke.
     LinkLost,
-    /// The worker no longer wants it: the receiver is told why.
-    GivenUp {
-        /// Why.
-        cause: Cause,
-    },
+    /// This worker no longer wants the hand-off: the reason is sent to the receiver.
+    GiveUp { cause: AbandonCause },
 }
 
-/// What must be done, in this order.
+/// An action for the driver; actions are performed in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Output {
-    /// Copy a block out and send it, then `Exported`.
+pub enum SenderOutput {
+    /// Read a block and send it, then report `Exported`.
     Export {
-        /// From where.
+        /// The block of this pool.
         from: BlockIndex,
-        /// Which block of the sequence.
+        /// The index of the block in the sequence.
         ordinal: u32,
-        /// To where.
+        /// The block of the receiver's pool.
         block: BlockRef,
     },
-    /// Say this to the receiver.
+    /// Send this to the receiver.
     Send(Packet),
-    /// The receiver has everything.
+    /// The hand-off has landed.
     Done,
-    /// It will never land.
-    Ended(Cause),
+    /// The hand-off will never land.
+    Ended(AbandonCause),
 }
 
-/// See the module.
+/// The sending end of one hand-off.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Sender {
+pub struct HandoffSender {
     handoff: HandoffId,
-    target: Target,
-    state: State,
-    /// Blocks whose reading is not over.
+    target: HandoffTarget,
+    state: SenderState,
+    /// The blocks whose export has not ended.
     exporting: BTreeSet<u32>,
-    /// Blocks asked to be exported so far.
+    /// The number of blocks given to export so far.
     blocks_count: u32,
     bytes: u64,
-    digest: Digest,
-    /// The receiver waits to hear that nothing is written any more.
-    stopping: bool,
-    outputs: VecDeque<Output>,
+    digest: HandoffDigest,
+    /// Whether the receiver waits for `Stopped`.
+    stop_requested: bool,
+    outputs: VecDeque<SenderOutput>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum State {
+enum SenderState {
     /// The sequence is still being computed.
     Computing,
-    /// All is computed; blocks are still leaving.
-    Leaving {
+    /// The sequence is computed; exports are still in progress.
+    Exporting {
         content: BlockHash,
         output: Vec<TokenId>,
     },
-    /// Waits for the verdict.
+    /// The seal was sent; the verdict is awaited.
     Sealed(Seal),
     Closed,
 }
 
-impl Sender {
-    /// Will send the blocks of one hand-off to `target`.
-    pub fn new(handoff: HandoffId, target: Target) -> Self {
+impl HandoffSender {
+    pub fn new(handoff: HandoffId, target: HandoffTarget) -> Self {
         Self {
             handoff,
             target,
-            state: State::Computing,
+            state: SenderState::Computing,
             exporting: BTreeSet::new(),
             blocks_count: 0,
             bytes: 0,
-            digest: Digest::default(),
-            stopping: false,
+            digest: HandoffDigest::default(),
+            stop_requested: false,
             outputs: VecDeque::new(),
         }
     }
 
-    /// Who receives.
     pub fn receiver(&self) -> WorkerRef {
         self.target.worker
     }
 
-    /// Bytes that left.
+    /// The number of bytes exported.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Blocks asked to be exported so far.
+    /// The number of blocks given to export so far.
     pub fn blocks_count(&self) -> u32 {
         self.blocks_count
     }
 
-    /// Whether the seal was sent and the verdict is still out.
-    pub fn sealed(&self) -> bool {
-        matches!(self.state, State::Sealed(_))
+    /// Whether the seal was sent and the verdict is awaited.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.state, SenderState::Sealed(_))
     }
 
-    /// Whether the verdict is still out.
-    pub fn open(&self) -> bool {
-        self.state != State::Closed
+    /// Whether the hand-off has neither landed nor ended.
+    pub fn is_open(&self) -> bool {
+        self.state != SenderState::Closed
     }
 
     /// Whether no block is being read.
-    pub fn settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         self.exporting.is_empty()
     }
 
     /// Whether this block of the sequence is being read.
-    pub fn reads(&self, ordinal: u32) -> bool {
+    pub fn is_reading(&self, ordinal: u32) -> bool {
         self.exporting.contains(&ordinal)
     }
 
-    /// Takes in what happened.
-    pub fn handle(&mut self, input: Input) {
+    pub fn handle(&mut self, input: SenderInput) {
         let receiver = self.target.worker;
         match input {
-            Input::Computed { ordinal, from } => self.computed(ordinal, from),
-            Input::Exported { ordinal, outcome } => self.exported(ordinal, outcome),
-            Input::Sampled { content, output } => {
-                if self.state == State::Computing {
-                    self.state = State::Leaving { content, output };
-                    self.seal_if_whole();
+            SenderInput::Computed { ordinal, from } => self.handle_computed(ordinal, from),
+            SenderInput::Exported { ordinal, outcome } => self.handle_exported(ordinal, outcome),
+            SenderInput::Sampled { content, output } => {
+                if self.state == SenderState::Computing {
+                    self.state = SenderState::Exporting { content, output };
+                    self.send_seal_if_exported();
                 }
             }
-            Input::Landed { from } if from == receiver => self.landed(),
-            Input::Abandoned { from, cause } if from == receiver => self.end(cause),
-            Input::Stop { from } if from == receiver => self.stop(),
-            Input::Landed { .. } | Input::Abandoned { .. } | Input::Stop { .. } => {}
-            Input::Unanswered => {
-                if let State::Sealed(seal) = &self.state {
+            SenderInput::Landed { from } if from == receiver => self.handle_landed(),
+            SenderInput::Abandoned { from, cause } if from == receiver => self.end(cause),
+            SenderInput::Stop { from } if from == receiver => self.handle_stop(),
+            SenderInput::Landed { .. }
+            | SenderInput::Abandoned { .. }
+            | SenderInput::Stop { .. } => {}
+            SenderInput::Unanswered => {
+                if let SenderState::Sealed(seal) = &self.state {
                     let packet = Packet::Seal(seal.clone());
-                    self.outputs.push_back(Output::Send(packet));
+                    self.outputs.push_back(SenderOutput::Send(packet));
                 }
             }
-            Input::LinkLost => self.end(Cause::Failed(Failure::LinkLost)),
-            Input::GivenUp { cause } => self.give_up(cause),
+            SenderInput::LinkLost => self.end(AbandonCause::Failed(Failure::LinkLost)),
+            SenderInput::GiveUp { cause } => self.give_up(cause),
         }
     }
 
-    /// What to do next.
-    pub fn poll(&mut self) -> Option<Output> {
+    /// The next action, if any.
+    pub fn poll(&mut self) -> Option<SenderOutput> {
         self.outputs.pop_front()
     }
 
-    /// Asserts the invariant.
     pub fn check(&self) {
-        if self.sealed() {
-            assert!(self.settled(), "sealed with blocks unsent");
+        if self.is_sealed() {
+            assert!(self.is_settled(), "sealed with blocks unsent");
         }
         let target = self.target.present..self.target.present + self.blocks_count;
         assert!(self.exporting.iter().all(|i| target.contains(i)));
         assert!(self.blocks_count as usize <= self.target.blocks.len());
-        if self.stopping {
-            assert!(!self.open() && !self.settled(), "an answer is due");
+        if self.stop_requested {
+            assert!(!self.is_open() && !self.is_settled(), "an answer is due");
         }
     }
 
-    fn computed(&mut self, ordinal: u32, from: BlockIndex) {
+    fn handle_computed(&mut self, ordinal: u32, from: BlockIndex) {
         let Some(i) = ordinal.checked_sub(self.target.present) else {
             return;
         };
-        if !self.open() || i < self.blocks_count {
+        if !self.is_open() || i < self.blocks_count {
             return;
         }
         match self.target.blocks.get(i as usize) {
             Some(block) if i == self.blocks_count => {
                 self.blocks_count += 1;
                 self.exporting.insert(ordinal);
-                self.outputs.push_back(Output::Export {
+                self.outputs.push_back(SenderOutput::Export {
                     from,
                     ordinal,
                     block: *block,
                 });
             }
-            // More than was reserved, or out of order.
-            _ => self.give_up(Cause::Failed(Failure::Rejected)),
+            // More blocks than reserved, or out of order.
+            _ => self.give_up(AbandonCause::Failed(Failure::Rejected)),
         }
     }
 
-    fn exported(&mut self, ordinal: u32, outcome: Result<(u64, u64), Failure>) {
+    fn handle_exported(&mut self, ordinal: u32, outcome: Result<(u64, u64), Failure>) {
         if !self.exporting.remove(&ordinal) {
             return;
         }
         match outcome {
-            _ if !self.open() => self.stopped_if_settled(),
+            _ if !self.is_open() => self.send_stopped_if_settled(),
             Ok((digest, bytes)) => {
                 self.digest.merge(digest);
                 self.bytes += bytes;
-                self.seal_if_whole();
+                self.send_seal_if_exported();
             }
-            Err(failure) => self.give_up(Cause::Failed(failure)),
+            Err(failure) => self.give_up(AbandonCause::Failed(failure)),
         }
     }
 
-    /// The receiver ended before it landed, and does not let its blocks go before it is answered.
-    fn stop(&mut self) {
-        self.end(Cause::Cancelled);
-        self.stopping = true;
-        self.stopped_if_settled();
+    /// Handles a `Stop`: the receiver ended before it landed, and keeps its blocks in quarantine
+    /// until it is answered.
+    fn handle_stop(&mut self) {
+        self.end(AbandonCause::Cancelled);
+        self.stop_requested = true;
+        self.send_stopped_if_settled();
     }
 
-    fn stopped_if_settled(&mut self) {
-        if self.stopping && self.exporting.is_empty() {
-            self.stopping = false;
+    fn send_stopped_if_settled(&mut self) {
+        if self.stop_requested && self.exporting.is_empty() {
+            self.stop_requested = false;
             let handoff = self.handoff;
             let packet = Packet::Stopped { handoff };
-            self.outputs.push_back(Output::Send(packet));
+            self.outputs.push_back(SenderOutput::Send(packet));
         }
     }
 
-    fn landed(&mut self) {
+    fn handle_landed(&mut self) {
         match self.state {
-            State::Sealed(_) => {
-                self.state = State::Closed;
-                self.outputs.push_back(Output::Done);
+            SenderState::Sealed(_) => {
+                self.state = SenderState::Closed;
+                self.outputs.push_back(SenderOutput::Done);
             }
-            // Nothing can have landed before it was sealed.
-            State::Computing | State::Leaving { .. } => {
-                self.give_up(Cause::Failed(Failure::Corrupt));
+            // A hand-off cannot land before its seal.
+            SenderState::Computing | SenderState::Exporting { .. } => {
+                self.give_up(AbandonCause::Failed(Failure::Corrupt));
             }
-            State::Closed => {}
+            SenderState::Closed => {}
         }
     }
 
-    fn seal_if_whole(&mut self) {
-        if let State::Leaving { content, output } = &mut self.state
+    fn send_seal_if_exported(&mut self) {
+        if let SenderState::Exporting { content, output } = &mut self.state
             && self.exporting.is_empty()
         {
             let (handoff, blocks_count) = (self.handoff, self.blocks_count);
@@ -289,32 +285,35 @@ impl Sender {
             let seal = Seal {
                 handoff,
                 blocks_count,
-                digest: self.digest.close(handoff, blocks_count, content, &output),
+                digest: self
+                    .digest
+                    .seal_digest(handoff, blocks_count, content, &output),
                 content,
                 output,
             };
-            self.state = State::Sealed(seal.clone());
-            self.outputs.push_back(Output::Send(Packet::Seal(seal)));
+            self.state = SenderState::Sealed(seal.clone());
+            self.outputs
+                .push_back(SenderOutput::Send(Packet::Seal(seal)));
         }
     }
 
-    fn give_up(&mut self, cause: Cause) {
-        if self.open() {
+    fn give_up(&mut self, cause: AbandonCause) {
+        if self.is_open() {
             let handoff = self.handoff;
             let packet = Packet::Abandoned {
                 handoff,
                 cause: cause.clone(),
             };
-            self.outputs.push_back(Output::Send(packet));
+            self.outputs.push_back(SenderOutput::Send(packet));
             self.end(cause);
         }
     }
 
-    /// Ends without telling the receiver: it knows, or cannot be told.
-    fn end(&mut self, cause: Cause) {
-        if self.open() {
-            self.state = State::Closed;
-            self.outputs.push_back(Output::Ended(cause));
+    /// Ends without a packet to the receiver, which knows of the end or cannot be reached.
+    fn end(&mut self, cause: AbandonCause) {
+        if self.is_open() {
+            self.state = SenderState::Closed;
+            self.outputs.push_back(SenderOutput::Ended(cause));
         }
     }
 }

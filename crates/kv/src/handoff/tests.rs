@@ -1,15 +1,15 @@
-//! Both ends against each other, with a link in between that the test plays.
+//! Tests of both ends against each other, over a link that the test simulates.
 
 mod seals;
 
-use super::{Digest, Writer, receiver, sender};
+use super::{HandoffDigest, PoolWriter, receiver, sender};
 use crate::{BlockPart, Packet, Seal};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation,
-    Target, WorkerId, WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, FlightId, Generation, HandoffId,
+    HandoffTarget, Incarnation, WorkerId, WorkerRef,
 };
-use receiver::{Expected, Receiver};
-use sender::Sender;
+use receiver::{ExpectedHandoff, HandoffReceiver};
+use sender::HandoffSender;
 
 const VOCAB_SIZE: u32 = 100;
 const CONTENT: BlockHash = BlockHash([3; 16]);
@@ -33,19 +33,20 @@ fn block(block: u32, generation: u32) -> BlockRef {
     }
 }
 
-/// Ten tokens in blocks of four; block 0 is there already, 1 and 2 are to come, 3 is room to grow.
-fn pair() -> (Sender, Receiver) {
-    pair_with(Writer::Receiver)
+/// Ten tokens in blocks of four; block 0 is present, blocks 1 and 2 are to be sent, block 3 is
+/// reserved for growth.
+fn pair() -> (HandoffSender, HandoffReceiver) {
+    pair_with(PoolWriter::Receiver)
 }
 
-fn pair_with(writer: Writer) -> (Sender, Receiver) {
+fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
     let blocks = vec![block(5, 3), block(7, 0), block(8, 0)];
-    let target = Target {
+    let target = HandoffTarget {
         worker: worker(2, 1),
         present: 1,
         blocks: blocks.clone(),
     };
-    let expected = Expected {
+    let expected = ExpectedHandoff {
         handoff: HANDOFF,
         sender: worker(1, 1),
         present: 1,
@@ -57,7 +58,10 @@ fn pair_with(writer: Writer) -> (Sender, Receiver) {
         content: CONTENT,
         writer,
     };
-    (Sender::new(HANDOFF, target), Receiver::new(expected))
+    (
+        HandoffSender::new(HANDOFF, target),
+        HandoffReceiver::new(expected),
+    )
 }
 
 fn part(ordinal: u32, offset: u32, len: u32) -> BlockPart {
@@ -72,8 +76,8 @@ fn checksum(part: BlockPart) -> u64 {
     u64::from(part.ordinal) * 100 + u64::from(part.offset)
 }
 
-fn frame(part: BlockPart, block: BlockRef) -> receiver::Input {
-    receiver::Input::Frame {
+fn frame(part: BlockPart, block: BlockRef) -> receiver::ReceiverInput {
+    receiver::ReceiverInput::Frame {
         from: worker(1, 1),
         block,
         part,
@@ -81,35 +85,35 @@ fn frame(part: BlockPart, block: BlockRef) -> receiver::Input {
     }
 }
 
-fn seal(seal: Seal) -> receiver::Input {
+fn seal(seal: Seal) -> receiver::ReceiverInput {
     let from = worker(1, 1);
-    receiver::Input::Seal { from, seal }
+    receiver::ReceiverInput::Seal { from, seal }
 }
 
-/// The frames of a whole hand-off, and its seal, as the sender makes them.
-fn sent() -> (Vec<receiver::Input>, Seal) {
+/// The frames and the seal of a whole hand-off, as the sender makes them.
+fn sent_handoff() -> (Vec<receiver::ReceiverInput>, Seal) {
     let (mut sender, _) = pair();
     let mut frames = Vec::new();
     let mut sealed = None;
     for ordinal in 0..3 {
         let from = BlockIndex(ordinal);
-        sender.handle(sender::Input::Computed { ordinal, from });
+        sender.handle(sender::SenderInput::Computed { ordinal, from });
     }
     let (content, output) = (CONTENT, vec![42]);
-    sender.handle(sender::Input::Sampled { content, output });
+    sender.handle(sender::SenderInput::Sampled { content, output });
     while let Some(output) = sender.poll() {
         match output {
-            sender::Output::Export { ordinal, block, .. } => {
+            sender::SenderOutput::Export { ordinal, block, .. } => {
                 assert!(sealed.is_none(), "sealed too early");
-                let mut digest = Digest::default();
+                let mut digest = HandoffDigest::default();
                 for part in [part(ordinal, 0, 6), part(ordinal, 6, 2)] {
-                    digest.add(part, checksum(part));
+                    digest.add_frame(part, checksum(part));
                     frames.push(frame(part, block));
                 }
                 let outcome = Ok((digest.value(), 8));
-                sender.handle(sender::Input::Exported { ordinal, outcome });
+                sender.handle(sender::SenderInput::Exported { ordinal, outcome });
             }
-            sender::Output::Send(Packet::Seal(seal)) => sealed = Some(seal),
+            sender::SenderOutput::Send(Packet::Seal(seal)) => sealed = Some(seal),
             other => panic!("unexpected {other:?}"),
         }
         sender.check();
@@ -117,33 +121,33 @@ fn sent() -> (Vec<receiver::Input>, Seal) {
     (frames, sealed.expect("sealed"))
 }
 
-fn written(part: BlockPart) -> receiver::Input {
+fn written(part: BlockPart) -> receiver::ReceiverInput {
     let outcome = Ok(());
-    receiver::Input::Imported { part, outcome }
+    receiver::ReceiverInput::Imported { part, outcome }
 }
 
-/// Feeds, then lists what comes out; imports are done at once.
-fn feed(receiver: &mut Receiver, inputs: &[receiver::Input]) -> Vec<String> {
+/// Feeds inputs and lists the outputs; imports complete at once.
+fn feed(receiver: &mut HandoffReceiver, inputs: &[receiver::ReceiverInput]) -> Vec<String> {
     let mut said = Vec::new();
     for input in inputs {
         receiver.handle(input.clone());
         while let Some(output) = receiver.poll() {
             said.push(match &output {
-                receiver::Output::Import { part, block } => {
+                receiver::ReceiverOutput::Import { part, block } => {
                     let (from, to) = (part.offset, part.offset + part.len);
                     format!("import {}[{from}..{to}] to {}", part.ordinal, block.block)
                 }
-                receiver::Output::Discard { .. } => "discard".into(),
-                receiver::Output::Send(Packet::Landed { .. }) => "send landed".into(),
-                receiver::Output::Send(Packet::Abandoned { cause, .. }) => {
+                receiver::ReceiverOutput::Discard { .. } => "discard".into(),
+                receiver::ReceiverOutput::Send(Packet::Landed { .. }) => "send landed".into(),
+                receiver::ReceiverOutput::Send(Packet::Abandoned { cause, .. }) => {
                     format!("send abandoned {cause:?}")
                 }
-                receiver::Output::Send(Packet::Stop { .. }) => "send stop".into(),
-                receiver::Output::Send(packet) => panic!("unexpected {packet:?}"),
-                receiver::Output::Landed { output } => format!("landed {output:?}"),
-                receiver::Output::Ended(cause) => format!("ended {cause:?}"),
+                receiver::ReceiverOutput::Send(Packet::Stop { .. }) => "send stop".into(),
+                receiver::ReceiverOutput::Send(packet) => panic!("unexpected {packet:?}"),
+                receiver::ReceiverOutput::Landed { output } => format!("landed {output:?}"),
+                receiver::ReceiverOutput::Ended(cause) => format!("ended {cause:?}"),
             });
-            if let receiver::Output::Import { part, .. } = output {
+            if let receiver::ReceiverOutput::Import { part, .. } = output {
                 receiver.handle(written(part));
             }
         }
@@ -155,8 +159,8 @@ fn feed(receiver: &mut Receiver, inputs: &[receiver::Input]) -> Vec<String> {
 const CORRUPT: [&str; 2] = ["send abandoned Failed(Corrupt)", "ended Failed(Corrupt)"];
 
 #[test]
-fn a_whole_hand_off_lands_and_says_so_again_when_asked_again() {
-    let (frames, sealed) = sent();
+fn a_landed_hand_off_repeats_its_answer_to_a_repeated_seal() {
+    let (frames, sealed) = sent_handoff();
     let (_, mut receiver) = pair();
     assert_eq!(
         feed(&mut receiver, &frames),
@@ -174,11 +178,12 @@ fn a_whole_hand_off_lands_and_says_so_again_when_asked_again() {
     assert_eq!(feed(&mut receiver, &frames[..1]), ["discard"]);
 }
 
+// Invariant: I4.
 #[test]
-fn no_order_of_frames_and_seal_matters() {
-    let (mut inputs, sealed) = sent();
+fn frames_and_seal_land_in_any_order() {
+    let (mut inputs, sealed) = sent_handoff();
     inputs.push(seal(sealed));
-    // Every order of five inputs: the number, read in factorial base, picks each next one.
+    // Every order of five inputs: the digits of the number in factorial base select the next one.
     for mut number in 0..120_usize {
         let mut left = inputs.clone();
         let mut order = Vec::new();
@@ -194,9 +199,10 @@ fn no_order_of_frames_and_seal_matters() {
     }
 }
 
+// Invariant: I4.
 #[test]
 fn nothing_lands_before_the_last_import() {
-    let (frames, sealed) = sent();
+    let (frames, sealed) = sent_handoff();
     let (_, mut receiver) = pair();
     for frame in &frames {
         receiver.handle(frame.clone());
@@ -206,17 +212,18 @@ fn nothing_lands_before_the_last_import() {
     for part in [part(1, 0, 6), part(1, 6, 2), part(2, 6, 2)] {
         assert!(feed(&mut receiver, &[written(part)]).is_empty());
     }
-    assert!(!receiver.settled());
+    assert!(!receiver.is_settled());
     let said = feed(&mut receiver, &[written(part(2, 0, 6))]);
     assert_eq!(said, ["send landed", "landed [42]"]);
 }
 
+// Invariant: I2.
 #[test]
-fn doubled_and_foreign_packets_do_no_harm() {
-    let (frames, sealed) = sent();
+fn duplicate_and_foreign_packets_are_discarded() {
+    let (frames, sealed) = sent_handoff();
     let (_, mut receiver) = pair();
     for from in [worker(1, 2), worker(3, 1)] {
-        let foreign = receiver::Input::Frame {
+        let foreign = receiver::ReceiverInput::Frame {
             from,
             block: block(5, 3),
             part: part(1, 0, 6),
@@ -224,21 +231,23 @@ fn doubled_and_foreign_packets_do_no_harm() {
         };
         assert_eq!(feed(&mut receiver, &[foreign]), ["discard"]);
         let seal = sealed.clone();
-        let foreign = receiver::Input::Seal { from, seal };
+        let foreign = receiver::ReceiverInput::Seal { from, seal };
         assert!(feed(&mut receiver, &[foreign]).is_empty());
-        let cause = Cause::Cancelled;
-        let foreign = receiver::Input::Abandoned { from, cause };
+        let cause = AbandonCause::Cancelled;
+        let foreign = receiver::ReceiverInput::Abandoned { from, cause };
         assert!(feed(&mut receiver, &[foreign]).is_empty());
     }
-    assert!(receiver.open() && receiver.bytes() == 0);
+    assert!(receiver.is_open() && receiver.bytes() == 0);
     assert_eq!(feed(&mut receiver, &frames).len(), 4);
     assert_eq!(feed(&mut receiver, &frames[..2]), ["discard", "discard"]);
 }
 
+// Invariant: I2.
+// Lesson: 2.
 #[test]
-fn lesson_02_a_frame_that_does_not_fit_fails_closed() {
+fn an_invalid_frame_fails_the_hand_off() {
     let good = part(1, 2, 4);
-    let damaged = receiver::Input::Frame {
+    let damaged = receiver::ReceiverInput::Frame {
         from: worker(1, 1),
         block: block(5, 3),
         part: good,
@@ -270,12 +279,15 @@ fn lesson_02_a_frame_that_does_not_fit_fails_closed() {
 }
 
 #[test]
-fn giving_up_is_said_once_and_to_the_other_end() {
-    let cause = Cause::Failed(Failure::LeaseExpired);
+fn giving_up_is_sent_to_the_other_end_once() {
+    let cause = AbandonCause::Failed(Failure::LeaseExpired);
     let (_, mut receiver) = pair();
     feed(&mut receiver, &[]);
-    let up = receiver::Input::GivenUp { cause };
-    let said = feed(&mut receiver, &[up.clone(), up, receiver::Input::LinkLost]);
+    let up = receiver::ReceiverInput::GiveUp { cause };
+    let said = feed(
+        &mut receiver,
+        &[up.clone(), up, receiver::ReceiverInput::LinkLost],
+    );
     assert_eq!(
         said,
         [
@@ -285,67 +297,69 @@ fn giving_up_is_said_once_and_to_the_other_end() {
     );
 
     let (mut sender, _) = pair();
-    sender.handle(sender::Input::LinkLost);
-    let cause = Cause::Cancelled;
-    sender.handle(sender::Input::GivenUp { cause });
-    let cause = Cause::Failed(Failure::LinkLost);
+    sender.handle(sender::SenderInput::LinkLost);
+    let cause = AbandonCause::Cancelled;
+    sender.handle(sender::SenderInput::GiveUp { cause });
+    let cause = AbandonCause::Failed(Failure::LinkLost);
     let said: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
-    assert_eq!(said, [sender::Output::Ended(cause)]);
+    assert_eq!(said, [sender::SenderOutput::Ended(cause)]);
 }
 
+// Lesson: 5.
 #[test]
-fn lesson_05_a_block_that_could_not_be_copied_ends_both_ends() {
+fn a_failed_copy_ends_the_hand_off_at_its_end() {
     let broken = || Failure::Engine("cannot".into());
     let (mut sender, mut receiver) = pair();
     let (ordinal, from) = (1, BlockIndex(0));
-    sender.handle(sender::Input::Computed { ordinal, from });
-    assert!(!sender.settled());
+    sender.handle(sender::SenderInput::Computed { ordinal, from });
+    assert!(!sender.is_settled());
     let outcome = Err(broken());
-    sender.handle(sender::Input::Exported { ordinal, outcome });
-    assert!(sender.settled() && !sender.open());
+    sender.handle(sender::SenderInput::Exported { ordinal, outcome });
+    assert!(sender.is_settled() && !sender.is_open());
 
     receiver.handle(frame(part(1, 0, 8), block(5, 3)));
     let (part, outcome) = (part(1, 0, 8), Err(broken()));
-    receiver.handle(receiver::Input::Imported { part, outcome });
-    assert!(receiver.settled() && !receiver.open());
+    receiver.handle(receiver::ReceiverInput::Imported { part, outcome });
+    assert!(receiver.is_settled() && !receiver.is_open());
 }
 
+// Invariant: I3.
 #[test]
-fn a_block_stays_with_its_writer_until_the_write_is_over() {
+fn a_receiver_is_settled_only_after_its_last_import() {
     let (_, mut receiver) = pair();
     receiver.handle(frame(part(1, 0, 8), block(5, 3)));
-    receiver.handle(receiver::Input::LinkLost);
-    assert!(!receiver.settled());
+    receiver.handle(receiver::ReceiverInput::LinkLost);
+    assert!(!receiver.is_settled());
     receiver.handle(written(part(1, 0, 8)));
-    assert!(receiver.settled());
+    assert!(receiver.is_settled());
 }
 
 #[test]
-fn a_sender_believes_only_its_receiver_and_only_after_the_seal() {
+fn landed_counts_only_from_the_receiver_after_the_seal() {
     let (mut sender, _) = pair();
-    let landed = |from| sender::Input::Landed { from };
+    let landed = |from| sender::SenderInput::Landed { from };
     sender.handle(landed(worker(2, 2)));
     assert_eq!(sender.poll(), None);
     sender.handle(landed(worker(2, 1)));
     let said: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
-    let cause = Cause::Failed(Failure::Corrupt);
-    assert_eq!(said.last(), Some(&sender::Output::Ended(cause)));
+    let cause = AbandonCause::Failed(Failure::Corrupt);
+    assert_eq!(said.last(), Some(&sender::SenderOutput::Ended(cause)));
 }
 
-/// A sequence that moves seals the tokens drawn on the way too: for every number of them, with room
-/// for eight more than the ten that were told of.
+/// A migrated sequence also seals the tokens drawn during the migration: for every number of them,
+/// with room for eight more than the ten known to the receiver.
 #[test]
-fn blocks_reserved_ahead_may_be_filled_or_not() {
+fn blocks_reserved_for_growth_may_stay_unused() {
     for present in 0..3 {
         for drawn in 1..=9_u32 {
             let blocks: Vec<_> = (present..5).map(|i| block(i, 0)).collect();
-            let target = Target {
+            let target = HandoffTarget {
                 worker: worker(2, 1),
                 present,
                 blocks: blocks.clone(),
             };
-            let mut sender = Sender::new(HANDOFF, target);
-            let mut receiver = Receiver::new(Expected {
+            let mut sender = HandoffSender::new(HANDOFF, target);
+            let mut receiver = HandoffReceiver::new(ExpectedHandoff {
                 handoff: HANDOFF,
                 sender: worker(1, 1),
                 present,
@@ -355,28 +369,28 @@ fn blocks_reserved_ahead_may_be_filled_or_not() {
                 vocab_size: VOCAB_SIZE,
                 tokens: 10,
                 content: CONTENT,
-                writer: Writer::Receiver,
+                writer: PoolWriter::Receiver,
             });
-            // The last token drawn has no KV.
+            // The last drawn token has no KV.
             let due = (10 + drawn - 1).div_ceil(4);
             for ordinal in 0..due {
                 let from = BlockIndex(ordinal);
-                sender.handle(sender::Input::Computed { ordinal, from });
+                sender.handle(sender::SenderInput::Computed { ordinal, from });
             }
             let (content, output) = (CONTENT, vec![7; drawn as usize]);
-            sender.handle(sender::Input::Sampled { content, output });
+            sender.handle(sender::SenderInput::Sampled { content, output });
             let mut said = Vec::new();
             while let Some(output) = sender.poll() {
                 match output {
-                    sender::Output::Export { ordinal, block, .. } => {
+                    sender::SenderOutput::Export { ordinal, block, .. } => {
                         let whole = part(ordinal, 0, 8);
-                        let mut digest = Digest::default();
-                        digest.add(whole, checksum(whole));
+                        let mut digest = HandoffDigest::default();
+                        digest.add_frame(whole, checksum(whole));
                         said.extend(feed(&mut receiver, &[frame(whole, block)]));
                         let outcome = Ok((digest.value(), 8));
-                        sender.handle(sender::Input::Exported { ordinal, outcome });
+                        sender.handle(sender::SenderInput::Exported { ordinal, outcome });
                     }
-                    sender::Output::Send(Packet::Seal(sealed)) => {
+                    sender::SenderOutput::Send(Packet::Seal(sealed)) => {
                         for off in [-1_i32, 1] {
                             let mut wrong = sealed.clone();
                             wrong.blocks_count = sealed.blocks_count.wrapping_add_signed(off);
@@ -390,86 +404,89 @@ fn blocks_reserved_ahead_may_be_filled_or_not() {
             }
             let imports = said.iter().filter(|said| said.starts_with("import"));
             assert_eq!(imports.count() as u32, due - present, "{present} {drawn}");
-            assert!(receiver.landed(), "{present} {drawn}: {said:?}");
+            assert!(receiver.has_landed(), "{present} {drawn}: {said:?}");
         }
     }
 }
 
+// Invariant: I21.
+// Lesson: 2.
 #[test]
-fn lesson_02_a_writer_of_its_own_is_waited_for() {
+fn blocks_stay_in_quarantine_until_the_sender_stopped() {
     let up = || {
-        let cause = Cause::Cancelled;
-        receiver::Input::GivenUp { cause }
+        let cause = AbandonCause::Cancelled;
+        receiver::ReceiverInput::GiveUp { cause }
     };
-    let stopped = |from| receiver::Input::Stopped { from };
-    let (_, mut receiver) = pair_with(Writer::Sender);
-    // Nobody asked yet.
+    let stopped = |from| receiver::ReceiverInput::Stopped { from };
+    let (_, mut receiver) = pair_with(PoolWriter::Sender);
+    // `Stop` was not sent yet.
     assert!(feed(&mut receiver, &[stopped(worker(1, 1))]).is_empty());
     assert_eq!(
         feed(&mut receiver, &[up()]),
         ["send abandoned Cancelled", "send stop", "ended Cancelled"]
     );
-    assert!(receiver.quarantined() && !receiver.settled() && receiver.idle());
-    let again = receiver::Input::StoodStill;
+    assert!(receiver.is_quarantined() && !receiver.is_settled() && receiver.is_idle());
+    let again = receiver::ReceiverInput::Stalled;
     assert_eq!(
         feed(&mut receiver, std::slice::from_ref(&again)),
         ["send stop"]
     );
     feed(
         &mut receiver,
-        &[stopped(worker(1, 2)), receiver::Input::LinkLost],
+        &[stopped(worker(1, 2)), receiver::ReceiverInput::LinkLost],
     );
-    assert!(!receiver.settled());
+    assert!(!receiver.is_settled());
     feed(&mut receiver, &[stopped(worker(1, 1))]);
-    assert!(receiver.settled());
+    assert!(receiver.is_settled());
     assert!(feed(&mut receiver, &[again]).is_empty());
 
-    // However it ends, but for landing; and a sender that is cut off has stopped.
-    let cause = Cause::Finished;
+    // The same holds for every end but landing, and a fenced sender counts as stopped.
+    let cause = AbandonCause::Finished;
     let from = worker(1, 1);
-    let abandoned = receiver::Input::Abandoned { from, cause };
-    for end in [abandoned, receiver::Input::LinkLost] {
-        let (_, mut receiver) = pair_with(Writer::Sender);
+    let abandoned = receiver::ReceiverInput::Abandoned { from, cause };
+    for end in [abandoned, receiver::ReceiverInput::LinkLost] {
+        let (_, mut receiver) = pair_with(PoolWriter::Sender);
         assert_eq!(feed(&mut receiver, &[end])[0], "send stop");
-        assert!(!receiver.settled());
-        assert!(feed(&mut receiver, &[receiver::Input::Severed]).is_empty());
-        assert!(receiver.settled());
+        assert!(!receiver.is_settled());
+        assert!(feed(&mut receiver, &[receiver::ReceiverInput::Fenced]).is_empty());
+        assert!(receiver.is_settled());
     }
-    let (frames, sealed) = sent();
-    let (_, mut receiver) = pair_with(Writer::Sender);
+    let (frames, sealed) = sent_handoff();
+    let (_, mut receiver) = pair_with(PoolWriter::Sender);
     feed(&mut receiver, &frames);
     feed(&mut receiver, &[seal(sealed)]);
-    assert!(receiver.landed() && receiver.settled());
+    assert!(receiver.has_landed() && receiver.is_settled());
 
-    // What this worker writes itself has no other writer.
+    // With `PoolWriter::Receiver` no other worker writes.
     let (_, mut receiver) = pair();
     feed(&mut receiver, &[up()]);
-    assert!(receiver.settled() && !receiver.quarantined());
+    assert!(receiver.is_settled() && !receiver.is_quarantined());
 }
 
+// Lesson: 2.
 #[test]
-fn lesson_02_stopped_is_said_once_nothing_is_written_any_more() {
+fn stopped_is_sent_only_after_the_last_export() {
     let (mut sender, _) = pair();
-    let stop = |from| sender::Input::Stop { from };
-    let said = |sender: &mut Sender| -> Vec<_> {
+    let stop = |from| sender::SenderInput::Stop { from };
+    let said = |sender: &mut HandoffSender| -> Vec<_> {
         sender.check();
         std::iter::from_fn(|| sender.poll()).collect()
     };
     let (ordinal, from) = (1, BlockIndex(0));
-    sender.handle(sender::Input::Computed { ordinal, from });
+    sender.handle(sender::SenderInput::Computed { ordinal, from });
     said(&mut sender);
     sender.handle(stop(worker(2, 2)));
-    assert!(sender.open());
+    assert!(sender.is_open());
     sender.handle(stop(worker(2, 1)));
     assert_eq!(
         said(&mut sender),
-        [sender::Output::Ended(Cause::Cancelled)],
+        [sender::SenderOutput::Ended(AbandonCause::Cancelled)],
         "a block is being written"
     );
     let outcome = Err(Failure::LinkLost);
-    sender.handle(sender::Input::Exported { ordinal, outcome });
+    sender.handle(sender::SenderInput::Exported { ordinal, outcome });
     let handoff = HANDOFF;
-    let stopped = [sender::Output::Send(Packet::Stopped { handoff })];
+    let stopped = [sender::SenderOutput::Send(Packet::Stopped { handoff })];
     assert_eq!(said(&mut sender), stopped);
     sender.handle(stop(worker(2, 1)));
     assert_eq!(said(&mut sender), stopped, "the answer may have been lost");

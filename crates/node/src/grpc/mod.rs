@@ -1,22 +1,24 @@
-//! Lines between processes: one gRPC stream per worker and router, dialled by the worker.
+//! Connections between processes: one gRPC stream per worker and router, dialled by the worker.
 //!
-//! Owns: the conversation at the start, heartbeats both ways, reconnecting. Never: shows a wire
-//! type to anyone else. Invariant: a stream on which nothing was heard for as long as an end allows
-//! is lost to that end, and the other one beats often enough for it: no end may ask for less than
+//! Owns: the exchange at the start, heartbeats both ways, reconnecting. Never shows a wire type to
+//! other modules. Invariant: a stream on which an end receives nothing for as long as it allows is
+//! lost to that end, and the other end sends heartbeats often enough; no end may ask for less than
 //! [`SILENCE_MIN`].
 
-mod desk;
+mod inbound;
+mod message_limit;
+mod model_registry;
 mod resolve;
 mod service;
 mod uplink;
 mod window;
 
-pub(crate) use desk::ModelDesk;
+pub(crate) use model_registry::ModelRegistry;
 pub(crate) use resolve::{local_address, watch_names};
-pub(crate) use service::fleet_service;
+pub(crate) use service::fleet_routes;
 pub(crate) use uplink::Uplink;
 
-use crate::wire::{HELLO_BYTES_MAX, ORDER_BYTES_MAX};
+use crate::wire::{EMISSIONS_BYTES_MAX, HELLO_BYTES_MAX, ORDER_BYTES_MAX};
 use service::StreamError;
 use std::error::Error;
 use std::time::Duration;
@@ -30,28 +32,30 @@ const HELLO_MAX: Duration = Duration::from_secs(60);
 /// How long a router may take to read a tokenizer before it welcomes.
 const WELCOME_MAX: Duration = Duration::from_secs(120);
 /// Largest message from a worker: its hello. The codec has a limit for each kind.
-const UPWARD_BYTES_MAX: usize = HELLO_BYTES_MAX + CHECK_ROOM;
+const UPWARD_BYTES_MAX: usize = HELLO_BYTES_MAX + CHECKSUM_BYTES_MAX;
+/// Largest message from a worker after its hello: output tokens with their scores.
+const LATER_BYTES_MAX: usize = EMISSIONS_BYTES_MAX + CHECKSUM_BYTES_MAX;
 /// Largest message from a router: an order.
-const DOWNWARD_BYTES_MAX: usize = ORDER_BYTES_MAX + CHECK_ROOM;
+const DOWNWARD_BYTES_MAX: usize = ORDER_BYTES_MAX + CHECKSUM_BYTES_MAX;
 /// Room for a message's checksum.
-const CHECK_ROOM: usize = 64;
+const CHECKSUM_BYTES_MAX: usize = 64;
 /// Messages between the pump and the socket; the line behind it holds the rest.
 const STREAM_ITEMS_MAX: usize = 256;
-/// The most often that a stream is kept alive, whatever silence the other end allows.
-const BEAT_MIN: Duration = Duration::from_millis(20);
-/// The shortest silence that may be taken for loss: five beats of the quickest.
+/// The shortest interval between heartbeats, whatever silence the other end allows.
+const HEARTBEAT_INTERVAL_MIN: Duration = Duration::from_millis(20);
+/// The shortest silence that may count as a loss: five of the quickest heartbeats.
 pub(crate) const SILENCE_MIN: Duration = Duration::from_millis(100);
 /// Router ids are drawn from so many; the numbers above are this process's own.
 const ROUTERS_MAX: u64 = 1 << 24;
 
-/// How often to say something to an end that takes `silence` for loss.
-fn beat_for(silence: Duration) -> Duration {
-    (silence / 4).clamp(BEAT_MIN, Duration::from_secs(1))
+/// The interval of heartbeats for an end that takes `silence` for a loss.
+fn heartbeat_interval(silence: Duration) -> Duration {
+    (silence / 4).clamp(HEARTBEAT_INTERVAL_MIN, Duration::from_secs(1))
 }
 
 /// The next message, unless the other side is silent for too long. A process that was itself
 /// stopped meanwhile cannot tell whose silence that was: it listens for once more.
-async fn heard<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, StreamError> {
+async fn next_message<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, StreamError> {
     for _ in 0..2 {
         let asked = Instant::now();
         if let Ok(message) = timeout(silence, words.message()).await {
@@ -64,15 +68,16 @@ async fn heard<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, Stre
     Err(StreamError::Silent(silence))
 }
 
-/// An error's own text with those of all its causes: the outermost often only says that there was one,
-/// and the innermost not where. A cause that repeats what is around it is left out.
+/// An error's own text with those of all its causes: the outermost often only says that there was
+/// one, and the innermost not where. A cause that repeats what is around it is left out.
 fn with_causes(text: impl Into<String>, error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes.fold(text.into(), |text, cause| {
         let cause = cause.to_string();
-        match text.contains(&cause) {
-            true => text,
-            false => format!("{text}: {cause}"),
+        if text.contains(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
         }
     })
 }
@@ -92,9 +97,9 @@ mod tests {
     }
 
     #[test]
-    fn no_silence_that_may_be_asked_for_is_shorter_than_a_few_beats() {
+    fn every_allowed_silence_holds_four_heartbeats() {
         for silence in [SILENCE_MIN, Duration::from_secs(5), Duration::from_secs(60)] {
-            assert!(beat_for(silence) * 4 <= silence, "{silence:?}");
+            assert!(heartbeat_interval(silence) * 4 <= silence, "{silence:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which routers there are: names become addresses, again and again, because a headless service's
+//! The addresses of routers: names are resolved again and again, because a headless service's
 //! addresses come and go.
 
 use std::collections::BTreeSet;
@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use tracing::warn;
 
 /// How often a name is looked up, and how soon again when that failed.
-const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
-const LOOK_UP_AGAIN: Duration = Duration::from_secs(1);
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
+const RESOLVE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Keeps `found` at the addresses of `names` (`host:port` each).
 pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSet<SocketAddr>>) {
@@ -27,7 +27,7 @@ pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSe
             }
         }
         found.send_if_modified(|known| {
-            // A resolver that is down for a moment takes no router away.
+            // A resolver that fails for a moment removes no router.
             if failed {
                 addresses.extend(known.iter().copied());
             }
@@ -35,9 +35,10 @@ pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSe
             *known = addresses;
             changed
         });
-        let pause = match failed {
-            true => LOOK_UP_AGAIN,
-            false => LOOK_UP_EVERY,
+        let pause = if failed {
+            RESOLVE_RETRY_PAUSE
+        } else {
+            RESOLVE_INTERVAL
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

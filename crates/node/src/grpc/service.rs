@@ -1,17 +1,21 @@
 //! The router's end of a worker's stream.
 //!
-//! Owns: the conversation, and who is turned away, with the reason. Never: hears a
-//! worker before it was welcomed. Invariant: all workers that are welcome have one tokenizer and one
-//! context, and say nothing of themselves that could not be.
+//! Owns: the exchange at the start, and refusing workers, with the reason. Never handles a message
+//! of a worker before it was welcomed. Invariant: all welcomed workers have one tokenizer and one
+//! context, and registrations that passed every check.
 
-use super::desk::ModelDesk;
-use super::window::{Window, speak};
-use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, beat_for, heard, with_causes};
-use crate::door::{RouterDoor, Visit};
-use crate::line::{Introduction, Upward};
+use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
+use super::message_limit::limited;
+use super::model_registry::{ModelRegistry, ModelStay};
+use super::window::{MessageWindow, send_all};
+use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, heartbeat_interval, with_causes};
+use crate::acceptor::{RouterAcceptor, WorkerSession};
+use crate::connection::{FromWorker, Registration};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
-use crate::wire::{PROTOCOL, WireError, nanos, proto};
+use crate::wire::{FleetWireError, PROTOCOL, nanos, proto};
+use axum::Router;
 use axum::extract::ConnectInfo;
+use axum::middleware::map_request;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -20,16 +24,18 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-/// The gRPC service, to be mounted where HTTP is served.
-pub(crate) fn fleet_service(door: RouterDoor, desk: ModelDesk) -> FleetServer<FleetService> {
-    FleetServer::new(FleetService { door, desk }).max_decoding_message_size(UPWARD_BYTES_MAX)
+/// The gRPC service, to be served at this path.
+pub(crate) fn fleet_routes(path: &str, door: RouterAcceptor, registry: ModelRegistry) -> Router {
+    let service = FleetServer::new(FleetService { door, registry });
+    let service = service.max_decoding_message_size(UPWARD_BYTES_MAX);
+    let limit = map_request(async |request: axum::extract::Request| request.map(limited));
+    Router::new().route_service(path, service).layer(limit)
 }
 
-/// See [`fleet_service`].
 #[derive(Clone)]
 pub(crate) struct FleetService {
-    door: RouterDoor,
-    desk: ModelDesk,
+    door: RouterAcceptor,
+    registry: ModelRegistry,
 }
 
 #[tonic::async_trait]
@@ -43,16 +49,16 @@ impl Fleet for FleetService {
         let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
         let from = request.extensions().get::<ConnectInfo<SocketAddr>>();
         let from = from.map(|ConnectInfo(from)| *from);
-        let mut end = RouterEnd {
+        let mut end = WorkerStream {
             service: self.clone(),
             name: String::new(),
             words: request.into_inner(),
             out,
         };
         tokio::spawn(async move {
-            if let Err(error) = end.converse().await {
+            if let Err(error) = end.run().await {
                 warn!(name = end.name, ?from, %error, "a worker's stream ended");
-                end.tell_of_damage(&error);
+                end.report_damage(&error);
             }
         });
         Ok(Response::new(ReceiverStream::new(words)))
@@ -69,7 +75,7 @@ pub(super) enum StreamError {
     #[error("{}", with_causes(.0.message(), .0.as_ref()))]
     Status(Box<Status>),
     #[error("{0}")]
-    Wire(#[from] WireError),
+    Wire(#[from] FleetWireError),
     #[error("turned away: {0}")]
     Rejected(String),
     #[error("another worker has the name of this one")]
@@ -86,23 +92,22 @@ impl From<Status> for StreamError {
     }
 }
 
-impl From<crate::door::Stopped> for StreamError {
-    fn from(_: crate::door::Stopped) -> Self {
+impl From<crate::acceptor::DriverStopped> for StreamError {
+    fn from(_: crate::acceptor::DriverStopped) -> Self {
         Self::Stopped
     }
 }
 
-/// One worker's stream.
-struct RouterEnd {
+struct WorkerStream {
     service: FleetService,
-    /// As it calls itself; empty until it has said hello.
+    /// The worker's name; empty until its hello.
     name: String,
     words: Streaming<proto::Upward>,
     out: mpsc::Sender<Result<proto::Downward, Status>>,
 }
 
-impl RouterEnd {
-    async fn converse(&mut self) -> Result<(), StreamError> {
+impl WorkerStream {
+    async fn run(&mut self) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.door.silence;
         let greeting = proto::Greeting {
@@ -110,42 +115,54 @@ impl RouterEnd {
             router: self.service.door.router.0,
             silence_nanos: nanos(silence),
         };
-        say(&self.out, Kind::Greeting(greeting)).await?;
-        let introduction = match self.hello().await {
+        send(&self.out, Kind::Greeting(greeting)).await?;
+        let introduction = match self.receive_hello().await {
             Ok(introduction) => introduction,
             Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
             Err(error) => return Err(error),
         };
-        let desk = self.service.desk.clone();
-        let ticket = match desk.accept(&introduction.name, &introduction.files).await {
-            Ok(ticket) => ticket,
+        let registry = self.service.registry.clone();
+        let accepted = registry.accept(&introduction.name, &introduction.files);
+        let stay = match accepted.await {
+            Ok(stay) => stay,
             Err(reason) => return self.reject(reason).await,
         };
-        let ended = self.attend(introduction).await;
-        desk.leave(ticket).await;
+        let ended = self.serve_worker(introduction, stay).await;
+        registry.leave(stay);
         ended
     }
 
-    /// Hears a worker that is welcome, until its stream ends.
-    async fn attend(&mut self, introduction: Introduction) -> Result<(), StreamError> {
+    /// Serves a welcomed worker until its stream ends.
+    async fn serve_worker(
+        &mut self,
+        introduction: Registration,
+        stay: ModelStay,
+    ) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.door.silence;
-        say(&self.out, Kind::Welcome(proto::Welcome {})).await?;
-        let beat = beat_for(introduction.silence);
+        send(&self.out, Kind::Welcome(proto::Welcome {})).await?;
+        let beat = heartbeat_interval(introduction.silence);
         let (visit, downward) = self.service.door.join(introduction).await?;
-        let window = Window::default();
-        let ended = tokio::select! {
-            error = speak::<proto::Downward>(downward, &self.out, beat, &window) => error,
-            error = listen(&mut self.words, &visit, silence, &window) => error,
+        let window = MessageWindow::default();
+        let stands_by = async {
+            visit.waits_for_name().await;
+            // A worker that waits for its name decides nothing about the model.
+            self.service.registry.leave(stay);
+            std::future::pending().await
         };
-        visit.leave().await;
+        let ended = tokio::select! {
+            error = send_all::<proto::Downward>(downward, &self.out, beat, &window) => error,
+            error = receive_all(&mut self.words, &visit, silence, &window) => error,
+            error = stands_by => error,
+        };
+        visit.close().await;
         match ended {
             StreamError::Closed | StreamError::Stopped => Ok(()),
             error => Err(error),
         }
     }
 
-    async fn hello(&mut self) -> Result<Introduction, StreamError> {
+    async fn receive_hello(&mut self) -> Result<Registration, StreamError> {
         use proto::upward::Kind;
         let first = timeout(HELLO_MAX, self.words.message()).await;
         let first = first.map_err(|_| StreamError::Silent(HELLO_MAX))??;
@@ -168,12 +185,12 @@ impl RouterEnd {
             "a worker says hello"
         );
         let introduction = hello.try_into();
-        introduction.map_err(|error: WireError| StreamError::Rejected(error.to_string()))
+        introduction.map_err(|error: FleetWireError| StreamError::Rejected(error.to_string()))
     }
 
-    /// The worker learns why its stream ends, if there is room for it: it cannot see damage to its own
-    /// messages.
-    fn tell_of_damage(&self, error: &StreamError) {
+    /// Sends the worker the reason why its stream ends, if there is room: it cannot see damage to
+    /// its own messages.
+    fn report_damage(&self, error: &StreamError) {
         if let StreamError::Status(status) = error
             && status.code() == Code::DataLoss
         {
@@ -185,12 +202,12 @@ impl RouterEnd {
         let rejection = proto::Rejection {
             reason: reason.clone(),
         };
-        say(&self.out, proto::downward::Kind::Rejection(rejection)).await?;
+        send(&self.out, proto::downward::Kind::Rejection(rejection)).await?;
         Err(StreamError::Rejected(reason))
     }
 }
 
-async fn say(
+async fn send(
     out: &mpsc::Sender<Result<proto::Downward, Status>>,
     kind: proto::downward::Kind,
 ) -> Result<(), StreamError> {
@@ -198,61 +215,45 @@ async fn say(
     out.send(Ok(word)).await.map_err(|_| StreamError::Closed)
 }
 
-async fn listen(
-    words: &mut Streaming<proto::Upward>,
-    visit: &Visit,
-    silence: Duration,
-    window: &Window,
-) -> StreamError {
-    loop {
-        let heard = match heard(words, silence).await {
-            Ok(message) => receive(message, visit, window).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = heard {
-            return error;
-        }
+impl MessageHandler<proto::Upward> for WorkerSession {
+    async fn handle(&self, content: FromWorker) -> Result<(), StreamError> {
+        Ok(self.receive(content).await?)
     }
 }
 
-/// Handles one message of the stream.
-async fn receive(
-    message: proto::Upward,
-    visit: &Visit,
-    window: &Window,
-) -> Result<(), StreamError> {
-    use proto::upward::Kind;
-    match message.kind {
-        Some(Kind::Beat(beat)) => return window.confirm(beat),
-        Some(Kind::Batch(batch)) => {
-            for message in batch.messages {
-                visit.hear(word(message)?).await?;
+impl InboundMessage for proto::Upward {
+    type Content = FromWorker;
+
+    fn framing(self) -> MessageFraming<Self> {
+        use proto::upward::Kind;
+        match self.kind {
+            Some(Kind::Beat(beat)) => MessageFraming::Beat(beat),
+            Some(Kind::Batch(batch)) => MessageFraming::Batch(batch.messages),
+            _ => MessageFraming::One(self),
+        }
+    }
+
+    fn content(self) -> Result<FromWorker, StreamError> {
+        use proto::upward::Kind;
+        match self.kind {
+            Some(Kind::Report(report)) => Ok(FromWorker::Report(report.try_into()?)),
+            Some(Kind::Emissions(proto::Emissions { tokens })) => {
+                let tokens = tokens.into_iter().map(TryInto::try_into);
+                Ok(FromWorker::Emissions(tokens.collect::<Result<_, _>>()?))
             }
+            Some(Kind::Pass(pass)) => {
+                let (handoff, pass) = pass.try_into()?;
+                Ok(FromWorker::Grant {
+                    handoff,
+                    grant: pass,
+                })
+            }
+            Some(Kind::Link(link)) => Ok(FromWorker::Link(link.try_into()?)),
+            Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
+            Some(Kind::Beat(_) | Kind::Batch(_)) => {
+                Err(StreamError::Unexpected("beat or batch within a batch"))
+            }
+            None => Err(FleetWireError::Missing("upward.kind").into()),
         }
-        _ => visit.hear(word(message)?).await?,
-    }
-    window.receive();
-    Ok(())
-}
-
-/// The content of a message that is neither a beat nor a batch.
-fn word(message: proto::Upward) -> Result<Upward, StreamError> {
-    use proto::upward::Kind;
-    match message.kind {
-        Some(Kind::Report(report)) => Ok(Upward::Report(report.try_into()?)),
-        Some(Kind::Emissions(proto::Emissions { tokens })) => {
-            let tokens = tokens.into_iter().map(TryInto::try_into);
-            Ok(Upward::Emissions(tokens.collect::<Result<_, _>>()?))
-        }
-        Some(Kind::Pass(pass)) => {
-            let (handoff, pass) = pass.try_into()?;
-            Ok(Upward::Pass { handoff, pass })
-        }
-        Some(Kind::Link(link)) => Ok(Upward::Link(link.try_into()?)),
-        Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
-        Some(Kind::Beat(_) | Kind::Batch(_)) => {
-            Err(StreamError::Unexpected("beat or batch within a batch"))
-        }
-        None => Err(WireError::Missing("upward.kind").into()),
     }
 }

@@ -1,29 +1,32 @@
 //! The worker's end: it dials every router and stays connected.
 //!
 //! Owns: which addresses are dialled, how soon again, and that each router is joined once. Never:
-//! gives up. Invariant: what a router says of itself is checked before this worker introduces itself.
+//! gives up. Invariant: the description that a router sends is checked before this worker sends
+//! its registration.
 
+use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
 use super::resolve::local_address;
 use super::service::StreamError;
 use super::watch_names;
-use super::window::{Window, speak};
+use super::window::{MessageWindow, send_all};
 use super::{
     DIAL_MAX, DOWNWARD_BYTES_MAX, ROUTERS_MAX, SILENCE_MIN, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
-    WELCOME_MAX, beat_for, heard, with_causes,
+    WELCOME_MAX, heartbeat_interval, next_message, with_causes,
 };
-use crate::door::{Call, WorkerDoor};
-use crate::line::Downward;
+use crate::acceptor::{RouterSession, WorkerAcceptor};
+use crate::connection::ToWorker;
 use crate::wire::proto::fleet_client::FleetClient;
-use crate::wire::{PROTOCOL, WireError, nanos, proto, within};
+use crate::wire::{FleetWireError, PROTOCOL, nanos, proto, within};
 use cleave_domain::RouterId;
 use cleave_tls::tokio_rustls::client::TlsStream;
-use cleave_tls::{Explained, Line, PeerTls};
-use cleave_transfer::Addresses;
+use cleave_tls::{ExplainedStream, PeerProtocol, PeerTls};
+use cleave_transfer::DataAddresses;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
@@ -36,25 +39,24 @@ use tower::{Service, service_fn};
 use tracing::{info, warn};
 
 /// The first pause after a lost connection, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// A worker's connections to its routers.
 #[derive(Debug)]
 pub(crate) struct Uplink {
-    /// Where routers come in. Its introduction's data address may have an unspecified host, which
-    /// each connection fills in.
-    pub(crate) door: WorkerDoor,
-    /// `host:port` each.
+    /// Accepts the routers. The data address of its registration may have an unspecified host,
+    /// which each connection fills in.
+    pub(crate) door: WorkerAcceptor,
+    /// Addresses of the routers, `host:port` each.
     pub(crate) routers: Vec<String>,
-    /// By which it knows a router, and shows who it is.
+    /// Certificates that authenticate routers to this worker, and this worker to them.
     pub(crate) peers: Option<PeerTls>,
-    /// Routers connected now.
     pub(crate) connected: watch::Sender<usize>,
 }
 
-/// What the connections of one worker share.
-struct Shared {
-    door: WorkerDoor,
+/// The state that the connections of one worker share.
+struct UplinkState {
+    door: WorkerAcceptor,
     peers: Option<PeerTls>,
     connected: watch::Sender<usize>,
     /// A name may resolve to several addresses of one router: it is joined once.
@@ -64,7 +66,7 @@ struct Shared {
 impl Uplink {
     /// Stays connected for as long as it is polled.
     pub(crate) async fn run(self) {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(UplinkState {
             door: self.door,
             peers: self.peers,
             connected: self.connected,
@@ -93,15 +95,15 @@ impl Uplink {
 /// Connects again and again, until the address belongs to no router any more. A connection that
 /// stands is kept even then: the name says where to dial, not whom to serve.
 async fn stay_connected(
-    shared: Arc<Shared>,
+    shared: Arc<UplinkState>,
     address: SocketAddr,
     addresses: watch::Receiver<BTreeSet<SocketAddr>>,
 ) {
-    let (first, longest) = PAUSES;
+    let (first, longest) = DIAL_PAUSES;
     let mut pause = first;
     let mut told = String::new();
     while addresses.borrow().contains(&address) && !shared.door.inbox.is_closed() {
-        let error = match converse(&shared, address).await {
+        let error = match connect_once(&shared, address).await {
             Ok(()) => {
                 pause = first;
                 "the router closed the connection".to_owned()
@@ -123,7 +125,7 @@ async fn stay_connected(
 }
 
 /// One connection, from dial to end. `Ok` if it stood.
-async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkError> {
+async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), UplinkError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(DIAL_MAX)
         .tcp_nodelay(true)
@@ -133,32 +135,32 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
         None => endpoint.connect().await?,
         Some(peers) => {
             endpoint
-                .connect_with_connector(secured(peers, address))
+                .connect_with_connector(tls_connector(peers, address))
                 .await?
         }
     };
     let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
     let mut words = open(channel, words).await?;
-    let (router, beat) = greeting(&mut words).await?;
-    let Some(_seat) = Seat::take(shared, router) else {
-        return Err(UplinkError::Twice(router));
+    let (router, beat) = receive_greeting(&mut words).await?;
+    let Some(_seat) = RouterClaim::take(shared, router) else {
+        return Err(UplinkError::AlreadyConnected(router));
     };
-    introduce(shared, address, &out).await?;
-    welcome(&mut words).await?;
+    send_hello(shared, address, &out).await?;
+    receive_welcome(&mut words).await?;
     info!(%address, %router, "connected to a router");
     let (call, upward) = shared.door.join(router).await.map_err(StreamError::from)?;
     shared.connected.send_modify(|count| *count += 1);
-    let window = Window::default();
-    let silence = shared.door.introduction.silence;
+    let window = MessageWindow::default();
+    let silence = shared.door.registration.silence;
     let ended = tokio::select! {
-        error = speak::<proto::Upward>(upward, &out, beat, &window) => error,
-        error = listen(&mut words, &call, silence, &window) => error,
+        error = send_all::<proto::Upward>(upward, &out, beat, &window) => error,
+        error = receive_all(&mut words, &call, silence, &window) => error,
     };
     shared.connected.send_modify(|count| *count -= 1);
-    call.leave().await;
+    call.close().await;
     if let StreamError::NameTaken = ended {
-        let silence = shared.door.introduction.silence;
-        return Err(stand_by(&mut words, &out, beat, silence).await.into());
+        let silence = shared.door.registration.silence;
+        return Err(wait_for_name(&mut words, &out, beat, silence).await.into());
     }
     match ended {
         StreamError::Stopped => info!(%address, %router, "left a router: this process is stopping"),
@@ -167,9 +169,10 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     Ok(())
 }
 
-/// The router has another worker of this name: it keeps the connection, and ends it when the name is free.
-/// Says why it ended. The router is dialled again soon, and less often each time that this is in vain.
-async fn stand_by(
+/// The router has another worker of this name: it keeps the connection, and ends it when the name
+/// is free. Says why it ended. The router is dialled again soon, and less often each time that this
+/// is in vain.
+async fn wait_for_name(
     words: &mut Streaming<proto::Downward>,
     out: &mpsc::Sender<proto::Upward>,
     beat: Duration,
@@ -177,16 +180,16 @@ async fn stand_by(
 ) -> StreamError {
     let (_nothing, silent) = mpsc::channel(1);
     // Only beats travel, and beats are not counted.
-    let window = Window::default();
+    let window = MessageWindow::default();
     let listen = async {
         loop {
-            if let Err(error) = heard(words, silence).await {
+            if let Err(error) = next_message(words, silence).await {
                 return error;
             }
         }
     };
     let ended = tokio::select! {
-        error = speak::<proto::Upward>(silent, out, beat, &window) => error,
+        error = send_all::<proto::Upward>(silent, out, beat, &window) => error,
         error = listen => error,
     };
     match ended {
@@ -196,7 +199,7 @@ async fn stand_by(
 }
 
 /// Dials the router at this address, who must show that it is of this fleet.
-fn secured(
+fn tls_connector(
     peers: &PeerTls,
     address: SocketAddr,
 ) -> impl Service<Uri, Response = SecureStream, Error = io::Error, Future: Send> + use<> {
@@ -206,15 +209,15 @@ fn secured(
         async move {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
-            let shaken = timeout(DIAL_MAX, peers.connect(stream, Line::Control)).await;
+            let shaken = timeout(DIAL_MAX, peers.connect(stream, PeerProtocol::Control)).await;
             let slow =
                 |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake takes too long");
-            Ok(TokioIo::new(Explained(shaken.map_err(slow)??)))
+            Ok(TokioIo::new(ExplainedStream(shaken.map_err(slow)??)))
         }
     })
 }
 
-type SecureStream = TokioIo<Explained<TlsStream<TcpStream>>>;
+type SecureStream = TokioIo<ExplainedStream<TlsStream<TcpStream>>>;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -224,9 +227,9 @@ enum UplinkError {
     #[error("{0}")]
     Stream(#[from] StreamError),
     #[error("no answer within {0:?}: is this a Cleave router?")]
-    Slow(Duration),
+    NoAnswer(Duration),
     #[error("router {0} is connected already under another address")]
-    Twice(RouterId),
+    AlreadyConnected(RouterId),
     #[error("cannot tell which address of this machine the router sees: {0}; name one")]
     Address(io::Error),
 }
@@ -239,22 +242,22 @@ async fn open(
         .max_decoding_message_size(DOWNWARD_BYTES_MAX)
         .max_encoding_message_size(UPWARD_BYTES_MAX);
     let opened = timeout(DIAL_MAX, client.join(ReceiverStream::new(words))).await;
-    let opened = opened.map_err(|_| UplinkError::Slow(DIAL_MAX))?;
+    let opened = opened.map_err(|_| UplinkError::NoAnswer(DIAL_MAX))?;
     Ok(opened.map_err(StreamError::from)?.into_inner())
 }
 
-/// Which router it is, and how often it wants to hear something.
-async fn greeting(
+/// Receives the greeting: the router's id, and the interval at which it wants heartbeats.
+async fn receive_greeting(
     words: &mut Streaming<proto::Downward>,
 ) -> Result<(RouterId, Duration), UplinkError> {
     use proto::downward::Kind;
     match first(words, DIAL_MAX).await? {
-        Kind::Greeting(greeting) => Ok(greeted(&greeting)?),
+        Kind::Greeting(greeting) => Ok(check_greeting(&greeting)?),
         _ => Err(StreamError::Unexpected("message in place of a greeting").into()),
     }
 }
 
-fn greeted(greeting: &proto::Greeting) -> Result<(RouterId, Duration), StreamError> {
+fn check_greeting(greeting: &proto::Greeting) -> Result<(RouterId, Duration), StreamError> {
     let proto::Greeting {
         protocol,
         router,
@@ -265,20 +268,20 @@ fn greeted(greeting: &proto::Greeting) -> Result<(RouterId, Duration), StreamErr
             "the router speaks protocol {protocol}, this worker {PROTOCOL}: run the same release"
         )));
     }
-    within("greeting.router", router, (0, ROUTERS_MAX - 1))?;
-    let silences = (nanos(SILENCE_MIN), u64::MAX);
+    within("greeting.router", router, 0..=ROUTERS_MAX - 1)?;
+    let silences = nanos(SILENCE_MIN)..=u64::MAX;
     within("greeting.silence_nanos", silence_nanos, silences)?;
     let silence = Duration::from_nanos(silence_nanos);
-    Ok((RouterId(router), beat_for(silence)))
+    Ok((RouterId(router), heartbeat_interval(silence)))
 }
 
-async fn introduce(
-    shared: &Shared,
+async fn send_hello(
+    shared: &UplinkState,
     address: SocketAddr,
     out: &mpsc::Sender<proto::Upward>,
 ) -> Result<(), UplinkError> {
-    let mut introduction = shared.door.introduce();
-    if let Ok(mut addresses) = Addresses::parse(&introduction.data_address)
+    let mut introduction = shared.door.registration_now();
+    if let Ok(mut addresses) = DataAddresses::parse(&introduction.data_address)
         && let Some(Ok(mut data)) = addresses.tcp.as_deref().map(str::parse::<SocketAddr>)
         && data.ip().is_unspecified()
     {
@@ -287,10 +290,10 @@ async fn introduce(
         introduction.data_address = addresses.to_string();
     }
     let hello = proto::upward::Kind::Hello(introduction.into());
-    Ok(say(out, hello).await?)
+    Ok(send(out, hello).await?)
 }
 
-async fn welcome(words: &mut Streaming<proto::Downward>) -> Result<(), UplinkError> {
+async fn receive_welcome(words: &mut Streaming<proto::Downward>) -> Result<(), UplinkError> {
     use proto::downward::Kind;
     match first(words, WELCOME_MAX).await? {
         Kind::Welcome(proto::Welcome {}) => Ok(()),
@@ -304,37 +307,34 @@ async fn first(
     patience: Duration,
 ) -> Result<proto::downward::Kind, UplinkError> {
     let message = timeout(patience, words.message()).await;
-    let message = message.map_err(|_| UplinkError::Slow(patience))?;
+    let message = message.map_err(|_| UplinkError::NoAnswer(patience))?;
     let message = message.map_err(StreamError::from)?;
     let kind = message.ok_or(StreamError::Closed)?.kind;
-    Ok(kind.ok_or(StreamError::Wire(WireError::Missing("downward.kind")))?)
+    Ok(kind.ok_or(StreamError::Wire(FleetWireError::Missing("downward.kind")))?)
 }
 
 /// The one connection to a router.
-struct Seat<'a> {
-    shared: &'a Shared,
+struct RouterClaim<'a> {
+    shared: &'a UplinkState,
     router: RouterId,
 }
 
-impl<'a> Seat<'a> {
-    fn take(shared: &'a Shared, router: RouterId) -> Option<Self> {
-        let mut routers = shared
-            .routers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+impl<'a> RouterClaim<'a> {
+    fn take(shared: &'a UplinkState, router: RouterId) -> Option<Self> {
+        let mut routers = shared.routers.lock();
         routers.insert(router).then_some(Self { shared, router })
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for RouterClaim<'_> {
     fn drop(&mut self) {
         let routers = self.shared.routers.lock();
-        let mut routers = routers.unwrap_or_else(PoisonError::into_inner);
+        let mut routers = routers;
         routers.remove(&self.router);
     }
 }
 
-async fn say(
+async fn send(
     out: &mpsc::Sender<proto::Upward>,
     kind: proto::upward::Kind,
 ) -> Result<(), StreamError> {
@@ -342,90 +342,70 @@ async fn say(
     out.send(word).await.map_err(|_| StreamError::Closed)
 }
 
-async fn listen(
-    words: &mut Streaming<proto::Downward>,
-    call: &Call,
-    silence: Duration,
-    window: &Window,
-) -> StreamError {
-    loop {
-        let heard = match heard(words, silence).await {
-            Ok(message) => receive(message, call, window).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = heard {
-            return error;
+impl MessageHandler<proto::Downward> for RouterSession {
+    async fn handle(&self, content: ToWorker) -> Result<(), StreamError> {
+        let is_last = matches!(content, ToWorker::NameTaken { .. });
+        self.receive(content).await?;
+        if is_last {
+            return Err(StreamError::NameTaken);
         }
+        Ok(())
     }
 }
 
-/// Handles one message of the stream.
-async fn receive(
-    message: proto::Downward,
-    call: &Call,
-    window: &Window,
-) -> Result<(), StreamError> {
-    use proto::downward::Kind;
-    match message.kind {
-        Some(Kind::Beat(beat)) => return window.confirm(beat),
-        Some(Kind::Batch(batch)) => {
-            for message in batch.messages {
-                handle(word(message)?, call).await?;
+impl InboundMessage for proto::Downward {
+    type Content = ToWorker;
+
+    fn framing(self) -> MessageFraming<Self> {
+        use proto::downward::Kind;
+        match self.kind {
+            Some(Kind::Beat(beat)) => MessageFraming::Beat(beat),
+            Some(Kind::Batch(batch)) => MessageFraming::Batch(batch.messages),
+            _ => MessageFraming::One(self),
+        }
+    }
+
+    fn content(self) -> Result<ToWorker, StreamError> {
+        use proto::downward::Kind;
+        match self.kind {
+            Some(Kind::Order(mut order)) => {
+                let mark = order.mark.take();
+                Ok(ToWorker::Order {
+                    order: order.try_into()?,
+                    context: mark.map(|mark| Arc::new(mark.into())),
+                })
             }
-        }
-        _ => handle(word(message)?, call).await?,
-    }
-    window.receive();
-    Ok(())
-}
-
-async fn handle(word: Downward, call: &Call) -> Result<(), StreamError> {
-    let last = matches!(word, Downward::NameTaken { .. });
-    call.hear(word).await?;
-    match last {
-        true => Err(StreamError::NameTaken),
-        false => Ok(()),
-    }
-}
-
-/// The content of a message that is neither a beat nor a batch.
-fn word(message: proto::Downward) -> Result<Downward, StreamError> {
-    use proto::downward::Kind;
-    match message.kind {
-        Some(Kind::Order(mut order)) => {
-            let mark = order.mark.take();
-            Ok(Downward::Order {
-                order: order.try_into()?,
-                mark: mark.map(|mark| Arc::new(mark.into())),
-            })
-        }
-        Some(Kind::Peer(proto::Peer {
-            worker,
-            data_address,
-        })) => {
-            let worker = worker.ok_or(WireError::Missing("peer.worker"))?.into();
-            Ok(Downward::Peer {
+            Some(Kind::Peer(proto::Peer {
                 worker,
                 data_address,
-            })
+            })) => {
+                let worker = worker.ok_or(FleetWireError::Missing("peer.worker"))?.into();
+                Ok(ToWorker::Peer {
+                    worker,
+                    data_address,
+                })
+            }
+            Some(Kind::Pass(pass)) => {
+                let (handoff, pass) = pass.try_into()?;
+                Ok(ToWorker::Grant {
+                    handoff,
+                    grant: pass,
+                })
+            }
+            Some(Kind::PeerGone(worker)) => Ok(ToWorker::PeerGone {
+                worker: worker.into(),
+            }),
+            Some(Kind::NameTaken(proto::NameTaken { data_address })) => {
+                Ok(ToWorker::NameTaken { data_address })
+            }
+            Some(Kind::Greeting(_) | Kind::Welcome(_) | Kind::Rejection(_)) => {
+                Err(StreamError::Unexpected("greeting in mid-stream"))
+            }
+            Some(Kind::Beat(_) | Kind::Batch(_)) => {
+                Err(StreamError::Unexpected("beat or batch within a batch"))
+            }
+            None => Err(FleetWireError::Missing("downward.kind").into()),
         }
-        Some(Kind::Pass(pass)) => {
-            let (handoff, pass) = pass.try_into()?;
-            Ok(Downward::Pass { handoff, pass })
-        }
-        Some(Kind::PeerGone(worker)) => Ok(Downward::PeerGone {
-            worker: worker.into(),
-        }),
-        Some(Kind::NameTaken(proto::NameTaken { data_address })) => {
-            Ok(Downward::NameTaken { data_address })
-        }
-        Some(Kind::Greeting(_) | Kind::Welcome(_) | Kind::Rejection(_)) => {
-            Err(StreamError::Unexpected("greeting in mid-stream"))
-        }
-        Some(Kind::Beat(_) | Kind::Batch(_)) => {
-            Err(StreamError::Unexpected("beat or batch within a batch"))
-        }
-        None => Err(WireError::Missing("downward.kind").into()),
     }
 }
 
@@ -434,22 +414,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_router_had_an_id_or_a_patience_that_no_router_has() {
+    fn a_greeting_out_of_bounds_is_refused() {
         let sound = proto::Greeting {
             protocol: PROTOCOL,
             router: ROUTERS_MAX - 1,
             silence_nanos: 100_000_000,
         };
-        let (router, beat) = greeted(&sound).unwrap();
+        let (router, beat) = check_greeting(&sound).unwrap();
         assert_eq!(router, RouterId(ROUTERS_MAX - 1));
         assert_eq!(beat, Duration::from_millis(25));
         let mut foreign = sound;
         foreign.router = u64::MAX;
-        let error = greeted(&foreign).unwrap_err().to_string();
+        let error = check_greeting(&foreign).unwrap_err().to_string();
         assert!(error.contains("greeting.router") && error.contains("18446744073709551615"));
         let mut hasty = sound;
         hasty.silence_nanos = 10_000_000;
-        let error = greeted(&hasty).unwrap_err().to_string();
+        let error = check_greeting(&hasty).unwrap_err().to_string();
         assert!(error.contains("greeting.silence_nanos"), "{error}");
     }
 }

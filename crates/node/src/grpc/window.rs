@@ -1,16 +1,17 @@
 //! Flow control of one stream, by messages.
 //!
-//! Owns: how many messages one end may have under way, and the making of one message from those that
-//! wait. Never: knows what a message says. Invariant: at most [`UNCONFIRMED_MAX`] messages beside
-//! beats are under way to an end that has not confirmed them, and messages keep their order.
+//! Owns: how many messages one end may have under way, and the making of one message from those
+//! that wait. Never: knows what a message says. Invariant: at most [`UNCONFIRMED_MAX`] messages
+//! beside beats are under way to an end that has not confirmed them, and messages keep their order.
 //!
-//! HTTP/2 bounds bytes under way, not messages. An end that was stopped for seconds finds thousands of
-//! small messages in its socket, and its HTTP/2 library ends a connection on which too many small
-//! frames wait at once (`too_many_data_frames`: 256 bytes less its length for each frame, 25,600
-//! in all at least). Bounded here, the rest waits in the sender's line and travels as few large messages.
+//! HTTP/2 bounds bytes under way, not messages. An end that was stopped for seconds finds thousands
+//! of small messages in its socket, and its HTTP/2 library ends a connection on which too many
+//! small frames wait at once (`too_many_data_frames`: 256 bytes less its length for each frame,
+//! 25,600 in all at least). Bounded here, the rest waits in the sender's line and travels as few
+//! large messages.
 
 use super::service::StreamError;
-use crate::line::{Downward, Upward};
+use crate::connection::{FromWorker, ToWorker};
 use crate::wire::{BATCH_BYTES_MAX, proto};
 use prost::Message;
 use std::time::Duration;
@@ -24,17 +25,18 @@ const CONFIRM_EVERY: u64 = 8;
 /// Messages that travel as one, at most.
 const BATCH_ITEMS_MAX: usize = 1024;
 
-/// One end's counts of messages in both directions of a stream, shared by its sending and its receiving half.
+/// One end's counts of messages in both directions of a stream, shared by its sending and its
+/// receiving half.
 #[derive(Debug, Default)]
-pub(super) struct Window {
+pub(super) struct MessageWindow {
     sent: watch::Sender<u64>,
     confirmed: watch::Sender<u64>,
     received: watch::Sender<u64>,
 }
 
-impl Window {
+impl MessageWindow {
     /// A message that is no beat was received and handled.
-    pub(super) fn receive(&self) {
+    pub(super) fn count_received(&self) {
         self.received.send_modify(|count| *count += 1);
     }
 
@@ -56,7 +58,7 @@ impl Window {
 }
 
 /// A message of one direction, as it travels.
-pub(super) trait Outgoing: Message + Sized {
+pub(super) trait OutboundMessage: Message + Sized {
     /// As the line has it.
     type Word;
     /// As the stream takes it.
@@ -70,11 +72,11 @@ pub(super) trait Outgoing: Message + Sized {
 }
 
 /// Sends what the line gives, and beats, until either end is gone.
-pub(super) async fn speak<M: Outgoing>(
+pub(super) async fn send_all<M: OutboundMessage>(
     mut words: mpsc::Receiver<M::Word>,
     out: &mpsc::Sender<M::Item>,
     beat: Duration,
-    window: &Window,
+    window: &MessageWindow,
 ) -> StreamError {
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -91,7 +93,7 @@ pub(super) async fn speak<M: Outgoing>(
             message = next(&mut held, &mut words), if has_room => match message {
                 Some(message) => {
                     window.sent.send_modify(|count| *count += 1);
-                    gather(message, &mut words, &mut held)
+                    fill_batch(message, &mut words, &mut held)
                 }
                 None => return StreamError::Stopped,
             },
@@ -111,8 +113,12 @@ pub(super) async fn speak<M: Outgoing>(
     }
 }
 
-/// The message that is held back, or the next of the line. Loses none if it is dropped while it waits.
-async fn next<M: Outgoing>(held: &mut Option<M>, words: &mut mpsc::Receiver<M::Word>) -> Option<M> {
+/// The message that is held back, or the next of the line. Loses none if it is dropped while it
+/// waits.
+async fn next<M: OutboundMessage>(
+    held: &mut Option<M>,
+    words: &mut mpsc::Receiver<M::Word>,
+) -> Option<M> {
     match held.take() {
         Some(message) => Some(message),
         None => words.recv().await.map(M::of),
@@ -120,7 +126,11 @@ async fn next<M: Outgoing>(held: &mut Option<M>, words: &mut mpsc::Receiver<M::W
 }
 
 /// The first message, and behind it those that wait and fit; one that does not fit is held back.
-fn gather<M: Outgoing>(first: M, words: &mut mpsc::Receiver<M::Word>, held: &mut Option<M>) -> M {
+fn fill_batch<M: OutboundMessage>(
+    first: M,
+    words: &mut mpsc::Receiver<M::Word>,
+    held: &mut Option<M>,
+) -> M {
     let mut bytes = framed_bytes(&first);
     let mut messages = vec![first];
     while messages.len() < BATCH_ITEMS_MAX && bytes < BATCH_BYTES_MAX {
@@ -147,19 +157,22 @@ fn framed_bytes(message: &impl Message) -> usize {
     1 + prost::length_delimiter_len(bytes) + bytes
 }
 
-impl Outgoing for proto::Upward {
-    type Word = Upward;
+impl OutboundMessage for proto::Upward {
+    type Word = FromWorker;
     type Item = Self;
 
-    fn of(word: Upward) -> Self {
+    fn of(word: FromWorker) -> Self {
         use proto::upward::Kind;
         let kind = match word {
-            Upward::Report(report) => Kind::Report(report.into()),
-            Upward::Emissions(tokens) => Kind::Emissions(proto::Emissions {
+            FromWorker::Report(report) => Kind::Report(report.into()),
+            FromWorker::Emissions(tokens) => Kind::Emissions(proto::Emissions {
                 tokens: tokens.into_iter().map(Into::into).collect(),
             }),
-            Upward::Pass { handoff, pass } => Kind::Pass((handoff, pass).into()),
-            Upward::Link(link) => Kind::Link(link.into()),
+            FromWorker::Grant {
+                handoff,
+                grant: pass,
+            } => Kind::Pass((handoff, pass).into()),
+            FromWorker::Link(link) => Kind::Link(link.into()),
         };
         Self { kind: Some(kind) }
     }
@@ -182,27 +195,33 @@ impl Outgoing for proto::Upward {
     }
 }
 
-impl Outgoing for proto::Downward {
-    type Word = Downward;
+impl OutboundMessage for proto::Downward {
+    type Word = ToWorker;
     type Item = Result<Self, tonic::Status>;
 
-    fn of(word: Downward) -> Self {
+    fn of(word: ToWorker) -> Self {
         use proto::downward::Kind;
         let kind = match word {
-            Downward::Order { order, mark } => Kind::Order(proto::Order {
+            ToWorker::Order {
+                order,
+                context: mark,
+            } => Kind::Order(proto::Order {
                 mark: mark.map(|mark| mark.as_ref().into()),
                 ..order.into()
             }),
-            Downward::Peer {
+            ToWorker::Peer {
                 worker,
                 data_address,
             } => Kind::Peer(proto::Peer {
                 worker: Some(worker.into()),
                 data_address,
             }),
-            Downward::Pass { handoff, pass } => Kind::Pass((handoff, pass).into()),
-            Downward::PeerGone { worker } => Kind::PeerGone(worker.into()),
-            Downward::NameTaken { data_address } => {
+            ToWorker::Grant {
+                handoff,
+                grant: pass,
+            } => Kind::Pass((handoff, pass).into()),
+            ToWorker::PeerGone { worker } => Kind::PeerGone(worker.into()),
+            ToWorker::NameTaken { data_address } => {
                 Kind::NameTaken(proto::NameTaken { data_address })
             }
         };
@@ -230,25 +249,25 @@ impl Outgoing for proto::Downward {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Emission, FlightId, HandoffId, Sampled};
+    use cleave_domain::{Emission, FlightId, HandoffId, SampledToken};
     use proto::upward::Kind;
 
     const NEVER: Duration = Duration::from_secs(1 << 30);
 
-    fn token(index: u32) -> Upward {
+    fn token(index: u32) -> FromWorker {
         let handoff = HandoffId {
             flight: FlightId(1),
             attempt: 0,
         };
         let emission = Emission {
             index,
-            sampled: Sampled {
+            sampled: SampledToken {
                 token: index,
                 scores: None,
             },
             prompt: None,
         };
-        Upward::Emissions(vec![(handoff, emission)])
+        FromWorker::Emissions(vec![(handoff, emission)])
     }
 
     /// Output tokens' indices within a message, in their order.
@@ -265,12 +284,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stopped_end_finds_few_messages_and_every_token() {
+    async fn a_stopped_receiver_finds_few_messages_and_all_tokens() {
         const TOKENS: u32 = 5000;
-        let window = Window::default();
+        let window = MessageWindow::default();
         let (line, words) = mpsc::channel(TOKENS as usize);
         let (out, mut stream) = mpsc::channel(TOKENS as usize);
-        let sender = speak::<proto::Upward>(words, &out, NEVER, &window);
+        let sender = send_all::<proto::Upward>(words, &out, NEVER, &window);
         let reader = async {
             // One at a time, as a busy worker's steps give them, and nobody confirms.
             for index in 0..TOKENS {
@@ -304,14 +323,15 @@ mod tests {
     fn no_batch_is_longer_than_a_reader_takes() {
         let (line, mut words) = mpsc::channel(100_000);
         let large = (0..20_000).map(|index| match token(index) {
-            Upward::Emissions(tokens) => tokens[0].clone(),
+            FromWorker::Emissions(tokens) => tokens[0].clone(),
             other => panic!("{other:?}"),
         });
         // Between many small messages one that no batch has room for.
         for index in 0..20_000 {
             line.try_send(token(index)).unwrap();
         }
-        line.try_send(Upward::Emissions(large.collect())).unwrap();
+        line.try_send(FromWorker::Emissions(large.collect()))
+            .unwrap();
         line.try_send(token(20_000)).unwrap();
         let mut held = None;
         let (mut count, mut alone) = (0, 0);
@@ -319,7 +339,7 @@ mod tests {
             .take()
             .or_else(|| words.try_recv().ok().map(proto::Upward::of))
         {
-            let message = gather(first, &mut words, &mut held);
+            let message = fill_batch(first, &mut words, &mut held);
             if message.encoded_len() > BATCH_BYTES_MAX + 8 {
                 assert!(matches!(message.kind, Some(Kind::Emissions(_))));
                 alone += 1;
@@ -333,14 +353,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn received_messages_are_confirmed_before_the_next_beat() {
-        let window = Window::default();
+        let window = MessageWindow::default();
         let (_line, words) = mpsc::channel(1);
         let (out, mut stream) = mpsc::channel(8);
-        let sender = speak::<proto::Upward>(words, &out, NEVER, &window);
+        let sender = send_all::<proto::Upward>(words, &out, NEVER, &window);
         let reader = async {
             assert!(indices(stream.recv().await.unwrap()).is_empty());
             for _ in 0..CONFIRM_EVERY {
-                window.receive();
+                window.count_received();
             }
             let beat = stream.recv().await.unwrap().kind.unwrap();
             let received = CONFIRM_EVERY;
@@ -354,7 +374,7 @@ mod tests {
 
     #[test]
     fn more_than_was_sent_is_never_confirmed() {
-        let window = Window::default();
+        let window = MessageWindow::default();
         window.confirm(proto::Beat { received: 0 }).unwrap();
         let error = window.confirm(proto::Beat { received: 1 }).unwrap_err();
         assert!(error.to_string().contains("never sent"), "{error}");

@@ -1,14 +1,15 @@
-//! What a proxy tells of one request, and what it is answered.
+//! The exchange with a proxy about one request.
 //!
-//! Owns: the order of answers that Envoy demands. Never: keeps a byte of an answer on its way to the
-//! client; each leaves as it came. Invariant: the request's headers are answered once, by an endpoint
-//! or by the answer that the client gets instead; after the former every byte of a body is given back once, in
-//! order, and after the latter nothing more is said or kept.
+//! Owns: the order of answers that Envoy demands. Never keeps a byte of the response to the client;
+//! each leaves as it came. Invariant: the request's headers are answered once, by an endpoint or by
+//! an immediate response; after an endpoint every byte of a body is given back once, in order, and
+//! after an immediate response nothing more is sent or kept.
 //!
-//! Where the request's body is streamed both ways, its headers are answered when it is whole: what it
-//! begins with says where it belongs. Otherwise headers alone must do.
+//! Where the request's body is streamed both ways, its headers are answered when it is complete,
+//! since its beginning decides where it goes. Otherwise the headers alone must do.
 
-use super::choose::Choice;
+use super::choose::PickerChoice;
+use super::pick_request::{PickRequest, allowed_endpoints, body_key, session_key};
 use super::proto::header_value_option::AppendAction;
 use super::proto::processing_request::Request as Word;
 use super::proto::processing_response::Response as Answer;
@@ -18,140 +19,141 @@ use super::proto::{
     ProcessingResponse, ProtocolConfiguration, StreamedBodyResponse, TrailersResponse,
     body_mutation,
 };
-use super::wish::{Wish, beginning, session, subset};
 use bytes::{Bytes, BytesMut};
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use std::net::SocketAddr;
 
-/// The header and the metadata by which the endpoint is told.
+/// The header and the metadata that name the endpoint.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 const NAMESPACE: &str = "envoy.lb";
-/// As the routers' own limit.
+/// The same as the routers' own limit.
 const BODY_BYTES_MAX: usize = 8 << 20;
-/// Proxies take no longer pieces of a body: 64 KiB with what is around them.
+/// Proxies take pieces of a body up to 64 KiB with their framing.
 const PIECE_BYTES_MAX: usize = 60 << 10;
 
-/// See the module.
 #[derive(Debug)]
-pub(crate) struct Conversation {
-    wish: Wish,
-    /// The request's, until it is whole.
+pub(crate) struct ExtProcConversation {
+    pick: PickRequest,
+    /// The request's body, until it is complete.
     body: BytesMut,
-    duplex: Duplex,
-    stand: Stand,
+    duplex: DuplexBodies,
+    state: ExtProcState,
 }
 
-/// How far a conversation is.
+/// The state of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stand {
+enum ExtProcState {
     /// The headers wait for their answer.
-    Open,
-    /// They have it; what comes passes.
-    Sent,
-    /// The client has an answer of ours, and the proxy nothing more to tell.
+    AwaitingBody,
+    /// The headers are answered; later parts pass through.
+    Routed,
+    /// The client got an immediate response; the proxy sends nothing more.
     Over,
 }
 
-/// Which bodies are streamed both ways.
+/// The bodies that are streamed both ways.
 #[derive(Clone, Copy, Debug)]
-struct Duplex {
+struct DuplexBodies {
     request: bool,
     response: bool,
 }
 
-impl Default for Conversation {
+impl Default for ExtProcConversation {
     fn default() -> Self {
         Self {
-            wish: Wish::default(),
+            pick: PickRequest::default(),
             body: BytesMut::new(),
             // As the endpoint-picker protocol has it.
-            duplex: Duplex {
+            duplex: DuplexBodies {
                 request: true,
                 response: true,
             },
-            stand: Stand::Open,
+            state: ExtProcState::AwaitingBody,
         }
     }
 }
 
-impl Conversation {
-    /// Takes a word; what is to be said to it, in order.
-    pub(crate) fn hear(
+impl ExtProcConversation {
+    /// Handles a message; gives the answers, in order.
+    pub(crate) fn handle(
         &mut self,
         word: ProcessingRequest,
-        choose: impl FnOnce(&Wish) -> Choice,
+        choose: impl FnOnce(&PickRequest) -> PickerChoice,
     ) -> Vec<ProcessingResponse> {
-        if self.stand == Stand::Over {
+        if self.state == ExtProcState::Over {
             return Vec::new();
         }
-        // With the first word; bodies are not streamed one way and then the other.
+        // Sent with the first message; the modes do not change later.
         if let Some(modes) = &word.protocol_config
-            && self.stand == Stand::Open
+            && self.state == ExtProcState::AwaitingBody
             && self.body.is_empty()
         {
             self.duplex = duplex(modes);
         }
-        if let Some(subset) = subset(word.metadata_context.as_ref()) {
-            self.wish.subset = Some(subset);
+        if let Some(subset) = allowed_endpoints(word.metadata_context.as_ref()) {
+            self.pick.subset = Some(subset);
         }
         match word.request {
-            Some(Word::RequestHeaders(_)) if self.stand != Stand::Open => Vec::new(),
+            Some(Word::RequestHeaders(_)) if self.state != ExtProcState::AwaitingBody => Vec::new(),
             Some(Word::RequestHeaders(headers)) => {
-                self.wish.key = session(&headers);
-                match headers.end_of_stream || !self.duplex.request {
-                    true => self.decide(choose),
-                    false => Vec::new(),
+                self.pick.key = session_key(&headers);
+                if headers.end_of_stream || !self.duplex.request {
+                    self.decide(choose)
+                } else {
+                    Vec::new()
                 }
             }
-            Some(Word::RequestBody(body)) if self.duplex.request => match self.stand {
-                Stand::Open => self.gather(body, choose),
-                Stand::Sent | Stand::Over => vec![pass_on(body)],
+            Some(Word::RequestBody(body)) if self.duplex.request => match self.state {
+                ExtProcState::AwaitingBody => self.append_body(body, choose),
+                ExtProcState::Routed | ExtProcState::Over => vec![request_body_response(body)],
             },
-            Some(Word::RequestBody(_)) => vec![say(Answer::RequestBody(unchanged()))],
+            Some(Word::RequestBody(_)) => vec![response_of(Answer::RequestBody(unchanged()))],
             Some(Word::RequestTrailers(_)) => {
-                let mut answers = match self.stand {
-                    Stand::Open => self.decide(choose),
-                    Stand::Sent | Stand::Over => Vec::new(),
+                let mut answers = match self.state {
+                    ExtProcState::AwaitingBody => self.decide(choose),
+                    ExtProcState::Routed | ExtProcState::Over => Vec::new(),
                 };
-                if self.stand == Stand::Sent {
-                    answers.extend(self.pieces().into_iter().map(pass_on));
-                    answers.push(say(Answer::RequestTrailers(TrailersResponse {})));
+                if self.state == ExtProcState::Routed {
+                    answers.extend(self.pieces().into_iter().map(request_body_response));
+                    answers.push(response_of(Answer::RequestTrailers(TrailersResponse {})));
                 }
                 answers
             }
             Some(Word::ResponseHeaders(_)) => {
-                vec![say(Answer::ResponseHeaders(HeadersResponse::default()))]
+                vec![response_of(Answer::ResponseHeaders(
+                    HeadersResponse::default(),
+                ))]
             }
             Some(Word::ResponseBody(body)) if self.duplex.response => {
-                vec![say(Answer::ResponseBody(returned(body)))]
+                vec![response_of(Answer::ResponseBody(streamed_back(body)))]
             }
-            Some(Word::ResponseBody(_)) => vec![say(Answer::ResponseBody(unchanged()))],
+            Some(Word::ResponseBody(_)) => vec![response_of(Answer::ResponseBody(unchanged()))],
             Some(Word::ResponseTrailers(_)) => {
-                vec![say(Answer::ResponseTrailers(TrailersResponse {}))]
+                vec![response_of(Answer::ResponseTrailers(TrailersResponse {}))]
             }
             None => Vec::new(),
         }
     }
 
-    fn gather(
+    fn append_body(
         &mut self,
         HttpBody {
             body,
             end_of_stream,
         }: HttpBody,
-        choose: impl FnOnce(&Wish) -> Choice,
+        choose: impl FnOnce(&PickRequest) -> PickerChoice,
     ) -> Vec<ProcessingResponse> {
         if self.body.len() + body.len() > BODY_BYTES_MAX {
             let message = "The request body is too large.";
-            return self.refuse(413, ("body_too_large", message));
+            return self.refuse(413, "body_too_large", message);
         }
         self.body.extend_from_slice(&body);
         if !end_of_stream {
             return Vec::new();
         }
         let mut answers = self.decide(choose);
-        if self.stand == Stand::Sent {
+        if self.state == ExtProcState::Routed {
             let mut pieces = self.pieces();
             match pieces.last_mut() {
                 Some(last) => last.end_of_stream = true,
@@ -160,7 +162,7 @@ impl Conversation {
                     ..HttpBody::default()
                 }),
             }
-            answers.extend(pieces.into_iter().map(pass_on));
+            answers.extend(pieces.into_iter().map(request_body_response));
         }
         answers
     }
@@ -179,48 +181,52 @@ impl Conversation {
         pieces
     }
 
-    /// The endpoint, or the answer that the client gets instead.
-    fn decide(&mut self, choose: impl FnOnce(&Wish) -> Choice) -> Vec<ProcessingResponse> {
-        if self.wish.key.is_none() {
-            self.wish.key = beginning(&self.body);
+    /// Answers with the endpoint, or with an immediate response.
+    fn decide(
+        &mut self,
+        choose: impl FnOnce(&PickRequest) -> PickerChoice,
+    ) -> Vec<ProcessingResponse> {
+        if self.pick.key.is_none() {
+            self.pick.key = body_key(&self.body);
         }
-        match choose(&self.wish) {
-            Choice::Endpoint(address) => {
-                self.stand = Stand::Sent;
-                vec![endpoint(address)]
+        match choose(&self.pick) {
+            PickerChoice::Endpoint(address) => {
+                self.state = ExtProcState::Routed;
+                vec![endpoint_response(address)]
             }
-            Choice::Full => {
+            PickerChoice::Full => {
                 let message = "All routers are at their limit; try again.";
-                self.refuse(429, ("queue_full", message))
+                self.refuse(429, "queue_full", message)
             }
-            Choice::Nobody => self.refuse(503, ("no_endpoint", "No router is ready.")),
+            PickerChoice::NoneReady => self.refuse(503, "no_endpoint", "No router is ready."),
         }
     }
 
-    fn refuse(&mut self, status: i32, (code, message): (&str, &str)) -> Vec<ProcessingResponse> {
-        self.stand = Stand::Over;
+    fn refuse(&mut self, status: i32, code: &str, message: &str) -> Vec<ProcessingResponse> {
+        self.state = ExtProcState::Over;
         self.body = BytesMut::new();
-        vec![instead(status, code, message)]
+        vec![immediate_response(status, code, message)]
     }
 }
 
-fn duplex(modes: &ProtocolConfiguration) -> Duplex {
+fn duplex(modes: &ProtocolConfiguration) -> DuplexBodies {
     let both_ways = BodySendMode::FullDuplexStreamed;
-    Duplex {
+    DuplexBodies {
         request: modes.request_body_mode() == both_ways,
         response: modes.response_body_mode() == both_ways,
     }
 }
 
-fn say(response: Answer) -> ProcessingResponse {
+fn response_of(response: Answer) -> ProcessingResponse {
     ProcessingResponse {
         response: Some(response),
         dynamic_metadata: None,
     }
 }
 
-/// The request goes there: told twice, since proxies look at one or the other.
-fn endpoint(address: SocketAddr) -> ProcessingResponse {
+/// Sends the request to this endpoint: named twice, since proxies read either the header or the
+/// metadata.
+fn endpoint_response(address: SocketAddr) -> ProcessingResponse {
     let address = address.to_string();
     let value = |kind| Value { kind: Some(kind) };
     let inner = Struct {
@@ -253,7 +259,7 @@ fn with_header(key: &str, value: &str) -> HeaderMutation {
     }
 }
 
-/// In place of whatever the client sent under this name.
+/// Replaces what the client sent under this name.
 fn header(key: &str, value: &str) -> HeaderValueOption {
     HeaderValueOption {
         header: Some(HeaderValue {
@@ -265,8 +271,8 @@ fn header(key: &str, value: &str) -> HeaderValueOption {
     }
 }
 
-/// The client's answer, in the shape that a router's errors have.
-fn instead(status: i32, code: &str, message: &str) -> ProcessingResponse {
+/// An immediate response to the client, in the format of a router's errors.
+fn immediate_response(status: i32, code: &str, message: &str) -> ProcessingResponse {
     let kind = match status {
         429 => "rate_limit_error",
         503 => "service_unavailable_error",
@@ -286,7 +292,7 @@ fn instead(status: i32, code: &str, message: &str) -> ProcessingResponse {
         let reason = header("x-llm-d-request-dropped-reason", "rejected-saturated");
         headers.set_headers.push(reason);
     }
-    say(Answer::ImmediateResponse(ImmediateResponse {
+    response_of(Answer::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: status }),
         headers: Some(headers),
         body: error.to_string().into(),
@@ -298,8 +304,8 @@ fn unchanged() -> BodyResponse {
     BodyResponse::default()
 }
 
-/// A chunk, as it came.
-fn returned(
+/// Gives a chunk back unchanged.
+fn streamed_back(
     HttpBody {
         body,
         end_of_stream,
@@ -319,9 +325,9 @@ fn returned(
     }
 }
 
-/// Of the request's body.
-fn pass_on(piece: HttpBody) -> ProcessingResponse {
-    say(Answer::RequestBody(returned(piece)))
+/// Gives back a piece of the request's body.
+fn request_body_response(piece: HttpBody) -> ProcessingResponse {
+    response_of(Answer::RequestBody(streamed_back(piece)))
 }
 
 #[cfg(test)]
@@ -329,7 +335,7 @@ mod tests {
     use super::*;
     use crate::picker::proto::{HeaderMap, HttpHeaders, HttpTrailers, Metadata};
 
-    const THERE: Choice = Choice::Endpoint(SocketAddr::new(
+    const THERE: PickerChoice = PickerChoice::Endpoint(SocketAddr::new(
         std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         8001,
     ));
@@ -403,120 +409,119 @@ mod tests {
 
     #[track_caller]
     fn check(
-        conversation: &mut Conversation,
+        conversation: &mut ExtProcConversation,
         word: ProcessingRequest,
-        (choice, expected): (Choice, &[&str]),
+        choice: PickerChoice,
+        expected: &[&str],
     ) {
-        let answers = conversation.hear(word, |_| choice);
+        let answers = conversation.handle(word, |_| choice);
         let answers: Vec<String> = answers.iter().map(told).collect();
         assert_eq!(answers, expected);
     }
 
     #[test]
-    fn a_body_was_answered_before_its_headers_or_out_of_order() {
-        let talk = &mut Conversation::default();
-        check(talk, headers(false), (THERE, &[]));
-        check(talk, body("{\"prompt\"", false), (THERE, &[]));
+    fn headers_are_answered_before_the_body_in_order() {
+        let talk = &mut ExtProcConversation::default();
+        check(talk, headers(false), THERE, &[]);
+        check(talk, body("{\"prompt\"", false), THERE, &[]);
         let all = ["to 127.0.0.1:8001", "asked {\"prompt\": \"a\"}|"];
-        check(talk, body(": \"a\"}", true), (THERE, &all));
-        assert_eq!(talk.wish.key.as_deref(), Some(&b"a"[..]));
+        check(talk, body(": \"a\"}", true), THERE, &all);
+        assert_eq!(talk.pick.key.as_deref(), Some(&b"a"[..]));
         let answer = word(Word::ResponseHeaders(HttpHeaders::default()));
-        check(talk, answer, (THERE, &["answer"]));
+        check(talk, answer, THERE, &["answer"]);
         let chunk = |text: &'static str, end_of_stream| {
             word(Word::ResponseBody(HttpBody {
                 body: text.into(),
                 end_of_stream,
             }))
         };
-        check(
-            talk,
-            chunk("data: 1", false),
-            (THERE, &["answered data: 1"]),
-        );
-        check(talk, chunk("", true), (THERE, &["answered |"]));
+        check(talk, chunk("data: 1", false), THERE, &["answered data: 1"]);
+        check(talk, chunk("", true), THERE, &["answered |"]);
     }
 
     #[test]
-    fn a_request_without_a_body_or_with_trailers_got_no_endpoint() {
-        let talk = &mut Conversation::default();
-        check(talk, headers(true), (THERE, &["to 127.0.0.1:8001"]));
-        let talk = &mut Conversation::default();
-        check(talk, headers(false), (THERE, &[]));
-        check(talk, body("{}", false), (THERE, &[]));
+    fn requests_without_body_or_with_trailers_get_an_endpoint() {
+        let talk = &mut ExtProcConversation::default();
+        check(talk, headers(true), THERE, &["to 127.0.0.1:8001"]);
+        let talk = &mut ExtProcConversation::default();
+        check(talk, headers(false), THERE, &[]);
+        check(talk, body("{}", false), THERE, &[]);
         let trailers = word(Word::RequestTrailers(HttpTrailers::default()));
         let all = ["to 127.0.0.1:8001", "asked {}", "trailers"];
-        check(talk, trailers, (THERE, &all));
+        check(talk, trailers, THERE, &all);
     }
 
     #[test]
-    fn a_proxy_that_streams_one_way_waited_for_its_headers() {
-        let talk = &mut Conversation::default();
+    fn a_buffering_proxy_is_answered_at_the_headers() {
+        let talk = &mut ExtProcConversation::default();
         let mut first = headers(false);
         first.protocol_config = Some(ProtocolConfiguration {
             request_body_mode: BodySendMode::Buffered.into(),
             response_body_mode: BodySendMode::None.into(),
         });
-        check(talk, first, (THERE, &["to 127.0.0.1:8001"]));
-        check(talk, body("{}", true), (THERE, &["asked as it is"]));
+        check(talk, first, THERE, &["to 127.0.0.1:8001"]);
+        check(talk, body("{}", true), THERE, &["asked as it is"]);
     }
 
     #[test]
-    fn whom_nobody_can_serve_was_sent_somewhere() {
+    fn unservable_requests_get_an_immediate_response() {
         for (choice, status) in [
-            (Choice::Full, "instead 429"),
-            (Choice::Nobody, "instead 503"),
+            (PickerChoice::Full, "instead 429"),
+            (PickerChoice::NoneReady, "instead 503"),
         ] {
-            let talk = &mut Conversation::default();
-            check(talk, headers(false), (choice, &[]));
-            check(talk, body("{}", true), (choice, &[status]));
+            let talk = &mut ExtProcConversation::default();
+            check(talk, headers(false), choice, &[]);
+            check(talk, body("{}", true), choice, &[status]);
         }
-        let talk = &mut Conversation::default();
-        check(talk, headers(false), (THERE, &[]));
+        let talk = &mut ExtProcConversation::default();
+        check(talk, headers(false), THERE, &[]);
         let half = "x".repeat(BODY_BYTES_MAX / 2 + 1);
-        check(talk, body(&half, false), (THERE, &[]));
-        check(talk, body(&half, false), (THERE, &["instead 413"]));
+        check(talk, body(&half, false), THERE, &[]);
+        check(talk, body(&half, false), THERE, &["instead 413"]);
     }
 
     #[test]
-    fn a_proxy_that_went_on_after_its_answer_was_answered_again_and_filled_the_memory() {
-        let talk = &mut Conversation::default();
+    fn messages_after_the_final_answer_are_ignored() {
+        let talk = &mut ExtProcConversation::default();
         let half = "x".repeat(BODY_BYTES_MAX / 2 + 1);
-        check(talk, headers(false), (THERE, &[]));
-        check(talk, body(&half, false), (THERE, &[]));
-        check(talk, body(&half, false), (THERE, &["instead 413"]));
-        check(talk, body(&half, true), (THERE, &[]));
-        check(talk, headers(true), (THERE, &[]));
+        check(talk, headers(false), THERE, &[]);
+        check(talk, body(&half, false), THERE, &[]);
+        check(talk, body(&half, false), THERE, &["instead 413"]);
+        check(talk, body(&half, true), THERE, &[]);
+        check(talk, headers(true), THERE, &[]);
         assert_eq!(talk.body.capacity(), 0);
-        let talk = &mut Conversation::default();
-        check(talk, headers(true), (THERE, &["to 127.0.0.1:8001"]));
-        check(talk, headers(true), (THERE, &[]));
-        check(talk, body("late", true), (THERE, &["asked late|"]));
+        let talk = &mut ExtProcConversation::default();
+        check(talk, headers(true), THERE, &["to 127.0.0.1:8001"]);
+        check(talk, headers(true), THERE, &[]);
+        check(talk, body("late", true), THERE, &["asked late|"]);
         assert_eq!(talk.body.capacity(), 0);
     }
 
     #[test]
-    fn a_long_body_came_back_in_pieces_that_no_proxy_takes() {
-        let talk = &mut Conversation::default();
+    fn a_long_body_returns_in_pieces_a_proxy_takes() {
+        let talk = &mut ExtProcConversation::default();
         let long = "x".repeat(2 * PIECE_BYTES_MAX);
         let piece = format!("asked {}", "x".repeat(PIECE_BYTES_MAX));
         let last = format!("{piece}|");
-        check(talk, headers(false), (THERE, &[]));
+        check(talk, headers(false), THERE, &[]);
         check(
             talk,
             body(&long, true),
-            (THERE, &["to 127.0.0.1:8001", &piece, &last]),
+            THERE,
+            &["to 127.0.0.1:8001", &piece, &last],
         );
-        let talk = &mut Conversation::default();
-        check(talk, headers(false), (THERE, &[]));
+        let talk = &mut ExtProcConversation::default();
+        check(talk, headers(false), THERE, &[]);
         check(
             talk,
             body("", true),
-            (THERE, &["to 127.0.0.1:8001", "asked |"]),
+            THERE,
+            &["to 127.0.0.1:8001", "asked |"],
         );
     }
 
     #[test]
-    fn the_proxys_subset_was_not_heard() {
+    fn the_proxys_subset_hint_is_respected() {
         let value = |kind| Value { kind: Some(kind) };
         let listed = ["127.0.0.1:8001", " 127.0.0.1:8002", "no address"];
         let list = listed.map(|one| value(Kind::StringValue(one.into())));
@@ -533,9 +538,9 @@ mod tests {
                 filter_metadata: [("envoy.lb.subset_hint".to_owned(), hint)].into(),
             });
             let mut seen = None;
-            Conversation::default().hear(first, |wish| {
+            ExtProcConversation::default().handle(first, |wish| {
                 seen.clone_from(&wish.subset);
-                Choice::Nobody
+                PickerChoice::NoneReady
             });
             let ports = seen.unwrap().into_iter().map(|address| address.port());
             assert_eq!(ports.collect::<Vec<_>>(), [8001, 8002]);

@@ -1,83 +1,82 @@
 //! The routers that a picker knows.
 //!
-//! Owns: asking each, again and again, whether it is ready and how much it has. Never: asks on a request's
-//! way. Invariant: a router that has not answered when last asked is not ready.
+//! Owns: polling each router for its readiness and load. Never asks on a request's path. Invariant:
+//! a router that did not answer its last poll is not ready.
 
-use super::choose::{Choice, Seat, choose};
-use super::wish::Wish;
-use crate::ask::{Asker, Away, Load};
+use super::choose::{EndpointState, PickerChoice, choose};
+use super::pick_request::PickRequest;
 use crate::grpc::watch_names;
+use crate::peer_router::{PeerRouterClient, PeerRouterLoad, PeerRouterUnavailable};
 use crate::telemetry::PickerSeries;
 use futures::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
-/// How often each router is asked.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+/// How often each router is polled.
+const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// See the module.
 #[derive(Debug)]
-pub(crate) struct Endpoints {
-    known: Mutex<Known>,
+pub(crate) struct PickerEndpoints {
+    known: Mutex<KnownRouters>,
     series: PickerSeries,
-    /// Whether all were asked once.
-    asked: watch::Sender<bool>,
+    /// Whether all were polled once.
+    all_probed: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    routers: BTreeMap<SocketAddr, Told>,
+struct KnownRouters {
+    routers: BTreeMap<SocketAddr, RouterStatus>,
     turn: u64,
 }
 
-/// What a router said when last asked.
+/// A router's last answer.
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct RouterStatus {
     ready: bool,
-    /// Why it is not, if it was asked.
-    away: Option<Away>,
+    /// Why it is not ready, if it was polled.
+    unavailable: Option<PeerRouterUnavailable>,
     load: u64,
     load_max: Option<u64>,
-    /// Requests sent there that its word cannot have counted.
-    sent: u64,
+    /// Requests sent there that its last answer cannot include.
+    requests_sent_since: u64,
 }
 
-/// Where routers are asked, and how.
+/// The client and the port for polling routers.
 #[derive(Clone, Debug)]
-pub(crate) struct Way {
-    pub(crate) asker: Asker,
-    /// The port, if it is another one than that of requests.
+pub(crate) struct StatusProbe {
+    pub(crate) asker: PeerRouterClient,
+    /// The port, if it differs from that of requests.
     pub(crate) port: Option<u16>,
 }
 
-impl Endpoints {
+impl PickerEndpoints {
     pub(crate) fn new(series: PickerSeries) -> Self {
         Self {
             known: Mutex::default(),
             series,
-            asked: watch::Sender::new(false),
+            all_probed: watch::Sender::new(false),
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, KnownRouters> {
+        self.known.lock()
     }
 
-    /// Chooses, and remembers it until the router's next word.
-    pub(crate) fn choose(&self, wish: &Wish) -> Choice {
+    /// Chooses, and counts the request until the router's next answer.
+    pub(crate) fn choose(&self, wish: &PickRequest) -> PickerChoice {
         let mut known = self.known();
-        let seats: Vec<Seat> = known
+        let seats: Vec<EndpointState> = known
             .routers
             .iter()
-            .map(|(address, told)| Seat {
+            .map(|(address, told)| EndpointState {
                 address: *address,
                 ready: told.ready,
-                load: told.load + told.sent,
+                load: told.load + told.requests_sent_since,
                 load_max: told.load_max,
             })
             .collect();
@@ -85,28 +84,29 @@ impl Endpoints {
         let choice = choose(
             &seats,
             wish.subset.as_ref(),
-            (wish.key.as_deref(), known.turn),
+            wish.key.as_deref(),
+            known.turn,
         );
-        if let Choice::Endpoint(address) = choice
+        if let PickerChoice::Endpoint(address) = choice
             && let Some(told) = known.routers.get_mut(&address)
         {
-            told.sent += 1;
+            told.requests_sent_since += 1;
         }
         choice
     }
 
-    /// Returns once all routers were asked.
-    pub(crate) async fn asked(&self) {
-        let mut asked = self.asked.subscribe();
-        // The other end is this value's own.
+    /// Returns once all routers were polled.
+    pub(crate) async fn all_probed(&self) {
+        let mut asked = self.all_probed.subscribe();
+        // The sender is part of this value.
         let _ = asked.wait_for(|asked| *asked).await;
     }
 
-    /// Keeps asking the routers of these names, until dropped.
-    pub(crate) async fn watch(&self, names: Vec<String>, way: Way) {
+    /// Keeps polling the routers of these names, until dropped.
+    pub(crate) async fn watch(&self, names: Vec<String>, way: StatusProbe) {
         let (tell, mut found) = watch::channel(BTreeSet::new());
         let ask = async {
-            let mut ticks = interval(ASK_EVERY);
+            let mut ticks = interval(PROBE_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             // The names' first look-up.
             let _ = found.changed().await;
@@ -116,9 +116,9 @@ impl Endpoints {
                 self.known()
                     .routers
                     .retain(|one, _| addresses.contains(one));
-                join_all(addresses.iter().map(|one| self.ask(&way, *one))).await;
-                self.tell();
-                self.asked.send_replace(true);
+                join_all(addresses.iter().map(|one| self.probe(&way, *one))).await;
+                self.update_series();
+                self.all_probed.send_replace(true);
             }
         };
         tokio::select! {
@@ -127,33 +127,48 @@ impl Endpoints {
         }
     }
 
-    async fn ask(&self, way: &Way, address: SocketAddr) {
-        let sent = self.known().routers.entry(address).or_default().sent;
+    async fn probe(&self, way: &StatusProbe, address: SocketAddr) {
+        let sent = self
+            .known()
+            .routers
+            .entry(address)
+            .or_default()
+            .requests_sent_since;
         let asked = SocketAddr::new(address.ip(), way.port.unwrap_or(address.port()));
         let answer = way.asker.ready_load(asked).await;
         let mut known = self.known();
         let told = known.routers.entry(address).or_default();
-        // Its word may have counted what was sent while it was asked; then that counts twice, once.
-        told.sent -= sent;
-        told.hear(address, answer);
+        // The answer may include requests sent while it was under way; those count twice until the
+        // next one.
+        told.requests_sent_since -= sent;
+        told.update(address, answer);
     }
 
-    fn tell(&self) {
+    fn update_series(&self) {
         let known = self.known();
         let ready = known.routers.values().filter(|told| told.ready).count();
-        self.series.knows(ready, known.routers.len() - ready);
+        self.series
+            .set_endpoints(ready, known.routers.len() - ready);
     }
 }
 
-impl Told {
-    fn hear(&mut self, router: SocketAddr, answer: Result<Load, Away>) {
+impl RouterStatus {
+    fn update(
+        &mut self,
+        router: SocketAddr,
+        answer: Result<PeerRouterLoad, PeerRouterUnavailable>,
+    ) {
         match &answer {
             Ok(_) if !self.ready => info!(%router, "the endpoint picker finds this router ready"),
-            Err(Away::NotReady) if self.away != answer.as_ref().err().cloned() => {
+            Err(PeerRouterUnavailable::NotReady)
+                if self.unavailable != answer.as_ref().err().cloned() =>
+            {
                 info!(%router, "the endpoint picker finds this router not ready");
             }
-            Err(Away::Unasked(reason)) if self.away != answer.as_ref().err().cloned() => {
-                warn!(%router, reason, "the endpoint picker cannot ask this router and sends nobody there");
+            Err(PeerRouterUnavailable::NoAnswer(reason))
+                if self.unavailable != answer.as_ref().err().cloned() =>
+            {
+                warn!(%router, reason, "the endpoint picker cannot poll this router and sends it no requests");
             }
             _ => {}
         }
@@ -162,6 +177,6 @@ impl Told {
             self.load = load.server_load;
             self.load_max = load.server_load_max;
         }
-        self.away = answer.err();
+        self.unavailable = answer.err();
     }
 }

@@ -1,71 +1,75 @@
-//! What a proxy tells a picker, for tests and libFuzzer.
+//! Messages of a proxy to a picker, for tests and libFuzzer.
 //!
-//! Owns: the reading of drawn bytes as the words of one conversation, and what must hold of its answers. Never:
-//! opens a socket; knows how an answer is made. Invariant: any bytes are some conversation, and each of its words
-//! goes through the decoder that a proxy's would.
+//! Owns: reading drawn bytes as the messages of one conversation, and what must hold for its
+//! answers. Never opens a socket, or knows how an answer is made. Invariant: any bytes are some
+//! conversation, and each message goes through the decoder that a proxy's messages do.
 
-use super::Choice;
-use super::conversation::Conversation;
+use super::PickerChoice;
+use super::conversation::ExtProcConversation;
 use super::proto::processing_request::Request as Word;
 use super::proto::processing_response::Response as Answer;
 use super::proto::{BodyResponse, ProcessingRequest, body_mutation};
 use prost::Message;
 use std::net::SocketAddr;
 
-/// What was heard and said of one conversation.
+/// The messages and answers of one conversation.
 #[derive(Default)]
-struct Told {
-    heard: Vec<u8>,
-    given_back: Vec<u8>,
+struct ExtProcTranscript {
+    request_body: Vec<u8>,
+    body_returned: Vec<u8>,
     heads: usize,
     refused: bool,
 }
 
-/// Words of one conversation, each behind its length, after a byte that says what is chosen.
+/// Messages of one conversation, length-delimited, after a byte that sets the choice.
 ///
 /// # Panics
-/// If headers are answered twice, a refusal is followed by anything, or a body comes back as another.
+/// If headers are answered twice, a refusal is followed by anything, or a body comes back as
+/// another.
 pub(crate) fn conversation(bytes: &[u8]) {
     let Some((choice, mut words)) = bytes.split_first() else {
         return;
     };
     let choice = match choice % 4 {
-        0 => Choice::Nobody,
-        1 => Choice::Full,
-        _ => Choice::Endpoint(SocketAddr::from(([127, 0, 0, 1], 8001))),
+        0 => PickerChoice::NoneReady,
+        1 => PickerChoice::Full,
+        _ => PickerChoice::Endpoint(SocketAddr::from(([127, 0, 0, 1], 8001))),
     };
-    let (mut talk, mut told) = (Conversation::default(), Told::default());
+    let (mut talk, mut told) = (ExtProcConversation::default(), ExtProcTranscript::default());
     while let Ok(word) = ProcessingRequest::decode_length_delimited(&mut words) {
         if let Some(Word::RequestBody(body)) = &word.request {
-            told.heard.extend_from_slice(&body.body);
+            told.request_body.extend_from_slice(&body.body);
         }
-        for answer in talk.hear(word, |_| choice) {
+        for answer in talk.handle(word, |_| choice) {
             assert!(!told.refused, "something was said after a refusal");
             match answer.response.expect("an answer says something") {
                 Answer::RequestHeaders(_) => told.heads += 1,
                 Answer::ImmediateResponse(_) => told.refused = true,
-                Answer::RequestBody(body) => told.take(&body),
+                Answer::RequestBody(body) => told.add_returned(&body),
                 _ => {}
             }
         }
     }
     let answers = told.heads + usize::from(told.refused);
     assert!(answers <= 1, "headers were answered {answers} times");
-    assert!(told.heard.starts_with(&told.given_back), "another body");
+    assert!(
+        told.request_body.starts_with(&told.body_returned),
+        "another body"
+    );
 }
 
-impl Told {
-    fn take(&mut self, body: &BodyResponse) {
+impl ExtProcTranscript {
+    fn add_returned(&mut self, body: &BodyResponse) {
         assert_eq!(self.heads, 1, "a body before its headers");
         let mutation = body.response.as_ref();
         let mutation = mutation.and_then(|it| it.body_mutation.as_ref()?.mutation.as_ref());
         match mutation {
             Some(body_mutation::Mutation::StreamedResponse(piece)) => {
-                self.given_back.extend_from_slice(&piece.body);
+                self.body_returned.extend_from_slice(&piece.body);
             }
             Some(body_mutation::Mutation::Body(_)) => panic!("a body was replaced"),
             // As it is: the proxy has it.
-            None => self.heard.clear(),
+            None => self.request_body.clear(),
         }
     }
 }

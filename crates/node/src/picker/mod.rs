@@ -1,23 +1,23 @@
-//! The endpoint picker: where a gateway's proxy sends each request, among several routers.
+//! The endpoint picker: chooses a router for each request of a gateway's proxy.
 //!
-//! Owns: Envoy's external-processing service as the Gateway API Inference Extension uses it (endpoint-picker
-//! protocol 1.0.0), its health, and what is known of the routers. Never: chooses workers: that is the
-//! brain's of the router it chose. Invariant: only an endpoint that was ready when last asked is
-//! named, and of a subset that the proxy gave only its members.
+//! Owns: Envoy's external-processing service as the Gateway API Inference Extension uses it
+//! (endpoint-picker protocol 1.0.0), its health, and the known state of the routers. Never chooses
+//! workers: the chosen router's brain does. Invariant: only an endpoint that was ready at its last
+//! poll is named, and of a subset that the proxy gave only a member.
 //!
-//! Every router may be a picker: what it knows it asks the routers themselves, again and again, so there
-//! is no leader and nothing to agree on.
+//! Every router may be a picker: it polls the routers themselves, so that there is no leader and
+//! nothing to agree on.
 
 mod choose;
 mod conversation;
 mod endpoints;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod pick_request;
 #[cfg(test)]
 mod tests;
-mod wish;
 
-/// The generated types.
+/// Types that the build generates from Envoy's protocol.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -30,18 +30,18 @@ mod proto {
     tonic::include_proto!("envoy.service.ext_proc.v3");
 }
 
-pub(crate) use choose::Choice;
+pub(crate) use choose::PickerChoice;
 
 use crate::NodeError;
-use crate::ask::Asker;
-use crate::http::Trust;
-use crate::server::{Faces, HttpLimits, Server, bind};
+use crate::http::RouterTls;
+use crate::peer_router::PeerRouterClient;
+use crate::server::{HttpLimits, HttpServer, PortRoutes, bind};
 use crate::telemetry::{PickerSeries, Telemetry};
 use axum::Router;
 use axum::body::Body;
-use cleave_tls::FrontTls;
-use conversation::Conversation;
-use endpoints::{Endpoints, Way};
+use cleave_tls::ServerTls;
+use conversation::ExtProcConversation;
+use endpoints::{PickerEndpoints, StatusProbe};
 use proto::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
 use proto::{ProcessingRequest, ProcessingResponse};
 use std::net::SocketAddr;
@@ -55,33 +55,32 @@ use tonic_health::server::HealthReporter;
 
 /// Answers of one conversation that wait for the proxy.
 const STREAM_ITEMS_MAX: usize = 64;
-/// What proxies and gateways ask about.
+/// The services whose health proxies and gateways ask for.
 const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 const LIVENESS: &str = "liveness";
 const READINESS: &str = "readiness";
 
-/// A picker's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PickerOptions {
     /// `host:port` for the proxy's gRPC.
     pub listen: String,
-    /// How it is secured.
+    /// TLS on the proxy's connections.
     pub tls: ProxyTls,
     /// `host:port` of the routers; a name stands for all its addresses, looked up again and again.
     pub endpoints: Vec<String>,
-    /// The port of each at which it is asked how it is. Default the one of requests.
+    /// The port at which each router is polled. Default the port of requests.
     pub admin_port: Option<u16>,
 }
 
-/// How a proxy speaks to a picker.
+/// TLS between a proxy and a picker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyTls {
-    /// By TLS, and is shown the front's certificate; a self-signed one where the front has none.
+    /// TLS with the front's certificate; a self-signed one where the front has none.
     #[default]
     Front,
-    /// By TLS, and is shown a self-signed certificate, which it cannot verify.
+    /// TLS with a self-signed certificate, which the proxy cannot verify.
     SelfSigned,
-    /// In clear (h2c).
+    /// No TLS: the proxy connects in clear (h2c).
     Off,
 }
 
@@ -89,19 +88,19 @@ pub enum ProxyTls {
 #[derive(Debug)]
 pub(crate) struct Picker {
     pub(crate) address: SocketAddr,
-    server: Server,
+    server: HttpServer,
     health: HealthReporter,
     watch: JoinHandle<()>,
     open: watch::Receiver<usize>,
 }
 
 impl Picker {
-    /// Binds the port and begins to ask the routers how they are; until each was asked once it is alive, and
+    /// Binds the port and begins to poll the routers; until each was polled once it is alive, but
     /// not ready.
     pub(crate) async fn start(
         options: PickerOptions,
         telemetry: &Telemetry,
-        trust: Trust,
+        trust: RouterTls,
     ) -> Result<Self, NodeError> {
         let PickerOptions {
             listen,
@@ -109,14 +108,14 @@ impl Picker {
             endpoints: names,
             admin_port,
         } = options;
-        let shown = shown(tls, trust.front)?;
+        let shown = certificate_shown(tls, trust.front)?;
         let listener = bind(&listen).await?;
-        let endpoints = Arc::new(Endpoints::new(telemetry.picker.clone()));
+        let endpoints = Arc::new(PickerEndpoints::new(telemetry.picker.clone()));
         let (health, health_service) = tonic_health::server::health_reporter();
-        say(&health, &[LIVENESS], ServingStatus::Serving).await;
-        say(&health, &[READINESS, SERVICE], ServingStatus::NotServing).await;
+        set_health(&health, &[LIVENESS], ServingStatus::Serving).await;
+        set_health(&health, &[READINESS, SERVICE], ServingStatus::NotServing).await;
         let (tell_open, open) = watch::channel(0);
-        let service = ExternalProcessorServer::new(Desk {
+        let service = ExternalProcessorServer::new(ExtProcService {
             endpoints: Arc::clone(&endpoints),
             series: telemetry.picker.clone(),
             open: tell_open,
@@ -124,17 +123,17 @@ impl Picker {
         let routes = Router::new()
             .route_service(&format!("/{SERVICE}/{{*method}}"), service)
             .route_service("/grpc.health.v1.Health/{*method}", health_service);
-        let terms = (HttpLimits::default(), telemetry.servers.clone());
-        let server = Server::start(listener, faces(routes, shown), terms)?;
-        let way = Way {
-            asker: Asker::new(trust.peers),
+        let (limits, series) = (HttpLimits::default(), telemetry.servers.clone());
+        let server = HttpServer::start(listener, faces(routes, shown), limits, series)?;
+        let way = StatusProbe {
+            asker: PeerRouterClient::new(trust.peers),
             port: admin_port,
         };
         let told = health.clone();
         let watch = tokio::spawn(async move {
             let serve = async {
-                endpoints.asked().await;
-                say(&told, &[READINESS, SERVICE], ServingStatus::Serving).await;
+                endpoints.all_probed().await;
+                set_health(&told, &[READINESS, SERVICE], ServingStatus::Serving).await;
             };
             tokio::join!(endpoints.watch(names, way), serve);
         });
@@ -147,16 +146,16 @@ impl Picker {
         })
     }
 
-    /// Asks proxies to go elsewhere; who comes all the same is served.
-    pub(crate) async fn leave(&self) {
+    /// Asks proxies to go elsewhere; requests that still come are served.
+    pub(crate) async fn set_not_ready(&self) {
         let status = ServingStatus::NotServing;
-        say(&self.health, &[READINESS, SERVICE], status).await;
+        set_health(&self.health, &[READINESS, SERVICE], status).await;
     }
 
-    /// Returns once no request is spoken about: a proxy ends those whose picker is gone.
+    /// Returns once no conversation is open: a proxy ends requests whose picker is gone.
     pub(crate) async fn idle(&self) {
         let mut open = self.open.clone();
-        // The desk, which counts, lives as long as the server.
+        // The service, which counts, lives as long as the server.
         let _ = open.wait_for(|open| *open == 0).await;
     }
 
@@ -166,63 +165,66 @@ impl Picker {
     }
 }
 
-/// What proxies are shown, if they speak TLS.
-fn shown(tls: ProxyTls, front: Option<FrontTls>) -> Result<Option<FrontTls>, NodeError> {
+/// The certificate for proxies, if they use TLS.
+fn certificate_shown(
+    tls: ProxyTls,
+    front: Option<ServerTls>,
+) -> Result<Option<ServerTls>, NodeError> {
     Ok(match (tls, front) {
         (ProxyTls::Off, _) => None,
         (ProxyTls::Front, Some(front)) => Some(front),
-        (ProxyTls::Front, None) | (ProxyTls::SelfSigned, _) => Some(FrontTls::self_signed()?.0),
+        (ProxyTls::Front, None) | (ProxyTls::SelfSigned, _) => Some(ServerTls::self_signed()?.0),
     })
 }
 
-/// Proxies speak TLS or in clear; those that do not speak as the port does are told so.
-fn faces(routes: Router, shown: Option<FrontTls>) -> Faces {
+/// Routes for TLS or for clear connections; a proxy of the other kind gets an error that says so.
+fn faces(routes: Router, shown: Option<ServerTls>) -> PortRoutes {
     let Some(tls) = shown else {
-        return Faces::clear(routes);
+        return PortRoutes::clear(routes);
     };
-    Faces {
-        clear: Router::new().fallback(async || no_clear()),
+    PortRoutes {
+        clear: Router::new().fallback(async || tls_required()),
         secure: Some((tls, routes)),
         peers: None,
     }
 }
 
-fn no_clear() -> axum::response::Response {
-    let reason = "this endpoint picker speaks TLS: let the gateway, or start the router with --ext-proc-tls off";
+fn tls_required() -> axum::response::Response {
+    let reason = "this endpoint picker requires TLS: enable it in the gateway, or start the router with --ext-proc-tls off";
     Status::unavailable(reason).into_http::<Body>()
 }
 
-async fn say(health: &HealthReporter, services: &[&str], status: ServingStatus) {
+async fn set_health(health: &HealthReporter, services: &[&str], status: ServingStatus) {
     for service in services {
         health.set_service_status(*service, status).await;
     }
 }
 
-/// Where proxies come in.
-struct Desk {
-    endpoints: Arc<Endpoints>,
+/// The gRPC service for proxies.
+struct ExtProcService {
+    endpoints: Arc<PickerEndpoints>,
     series: PickerSeries,
     open: watch::Sender<usize>,
 }
 
 /// Counts a conversation for as long as it lives.
-struct Open(watch::Sender<usize>);
+struct OpenConversation(watch::Sender<usize>);
 
-impl Open {
+impl OpenConversation {
     fn count(open: &watch::Sender<usize>) -> Self {
         open.send_modify(|open| *open += 1);
         Self(open.clone())
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConversation {
     fn drop(&mut self) {
         self.0.send_modify(|open| *open -= 1);
     }
 }
 
 #[tonic::async_trait]
-impl ExternalProcessor for Desk {
+impl ExternalProcessor for ExtProcService {
     type ProcessStream = ReceiverStream<Result<ProcessingResponse, Status>>;
 
     async fn process(
@@ -232,18 +234,18 @@ impl ExternalProcessor for Desk {
         let mut words = request.into_inner();
         let (tell, answers) = mpsc::channel(STREAM_ITEMS_MAX);
         let (endpoints, series) = (Arc::clone(&self.endpoints), self.series.clone());
-        let open = Open::count(&self.open);
+        let open = OpenConversation::count(&self.open);
         tokio::spawn(async move {
             let _open = open;
-            let mut conversation = Conversation::default();
-            // The proxy says when it is over; an error is its leaving.
+            let mut conversation = ExtProcConversation::default();
+            // The proxy ends the stream; an error means that it has left.
             while let Ok(Some(word)) = words.message().await {
-                let choose = |wish: &wish::Wish| {
+                let choose = |wish: &pick_request::PickRequest| {
                     let choice = endpoints.choose(wish);
-                    series.chose(choice);
+                    series.count_choice(choice);
                     choice
                 };
-                for answer in conversation.hear(word, choose) {
+                for answer in conversation.handle(word, choose) {
                     if tell.send(Ok(answer)).await.is_err() {
                         return;
                     }

@@ -1,4 +1,4 @@
-//! What a gateway meets at a picker's port, over real sockets.
+//! A gateway's requests to a picker's port, over real sockets.
 
 #[path = "../../../../tests/harness/authority.rs"]
 mod authority;
@@ -8,7 +8,7 @@ use super::proto::processing_request::Request as Word;
 use super::proto::processing_response::Response as Answer;
 use super::proto::{HttpHeaders, ProcessingRequest};
 use super::*;
-use authority::Authority;
+use authority::TestAuthority;
 use axum::routing::get;
 use cleave_tls::CertificateFiles;
 use cleave_tls::rustls::client::WebPkiServerVerifier;
@@ -33,22 +33,22 @@ use tower::service_fn;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whom a gateway believes.
+/// The certificates that a gateway accepts.
 #[derive(Clone, Copy)]
-enum Belief<'a> {
-    /// It speaks in clear.
+enum GatewayTrust<'a> {
+    /// None: it connects in clear.
     Clear,
-    /// Whoever is there, as gateways do by default.
-    Anybody,
-    /// Those for whom this authority vouches.
-    Authority(&'a Authority),
+    /// Any certificate, as gateways do by default.
+    AnyCertificate,
+    /// Certificates of this authority.
+    Authority(&'a TestAuthority),
 }
 
-/// Takes every certificate, but no signature that is not of its key.
+/// Accepts every certificate, but only signatures by its key.
 #[derive(Debug)]
-struct Anybody(Arc<WebPkiServerVerifier>);
+struct AcceptAnyCertificate(Arc<WebPkiServerVerifier>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _shown: &CertificateDer<'_>,
@@ -83,12 +83,12 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-fn gateway_tls(belief: Belief<'_>) -> Option<TlsConnector> {
-    let some = Authority::new();
+fn gateway_tls(belief: GatewayTrust<'_>) -> Option<TlsConnector> {
+    let some = TestAuthority::new();
     let (authority, is_anybody) = match belief {
-        Belief::Clear => return None,
-        Belief::Anybody => (&some, true),
-        Belief::Authority(authority) => (authority, false),
+        GatewayTrust::Clear => return None,
+        GatewayTrust::AnyCertificate => (&some, true),
+        GatewayTrust::Authority(authority) => (authority, false),
     };
     let mut roots = RootCertStore::empty();
     let trusted = CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap();
@@ -99,18 +99,24 @@ fn gateway_tls(belief: Belief<'_>) -> Option<TlsConnector> {
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap();
-    let mut config = match is_anybody {
-        true => config
+    let mut config = if is_anybody {
+        config
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(verifier.build().unwrap()))),
-        false => config.with_root_certificates(roots),
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(
+                verifier.build().unwrap(),
+            )))
+    } else {
+        config.with_root_certificates(roots)
     }
     .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
     Some(TlsConnector::from(Arc::new(config)))
 }
 
-async fn dial(picker: SocketAddr, belief: Belief<'_>) -> Result<Channel, tonic::transport::Error> {
+async fn dial(
+    picker: SocketAddr,
+    belief: GatewayTrust<'_>,
+) -> Result<Channel, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{picker}")).unwrap();
     let Some(tls) = gateway_tls(belief) else {
         return endpoint.connect().await;
@@ -128,8 +134,8 @@ async fn dial(picker: SocketAddr, belief: Belief<'_>) -> Result<Channel, tonic::
     endpoint.connect_with_connector(dial).await
 }
 
-/// Where a request without a body is sent, or what is wrong.
-async fn picked(picker: SocketAddr, belief: Belief<'_>) -> Result<String, String> {
+/// The endpoint for a request without a body, or the error.
+async fn picked(picker: SocketAddr, belief: GatewayTrust<'_>) -> Result<String, String> {
     let channel = dial(picker, belief).await;
     let channel = channel.map_err(|error| format!("{error:?}"))?;
     let headers = HttpHeaders {
@@ -154,28 +160,28 @@ async fn picked(picker: SocketAddr, belief: Belief<'_>) -> Result<String, String
     }
 }
 
-/// A router that is ready, as far as a picker sees one.
-async fn router(telemetry: &Telemetry) -> Server {
+/// A router that is ready, as a picker sees it.
+async fn router(telemetry: &Telemetry) -> HttpServer {
     let routes = Router::new()
         .route("/ready", get(async || "ready"))
         .route("/load", get(async || "{\"server_load\": 3}"));
     let listener = bind("127.0.0.1:0").await.unwrap();
-    let terms = (HttpLimits::default(), telemetry.servers.clone());
-    Server::start(listener, Faces::clear(routes), terms).unwrap()
+    let (limits, series) = (HttpLimits::default(), telemetry.servers.clone());
+    HttpServer::start(listener, PortRoutes::clear(routes), limits, series).unwrap()
 }
 
 /// A picker that knows one router, which is ready.
-async fn picker(tls: ProxyTls, front: Option<FrontTls>) -> (Picker, Server) {
+async fn picker(tls: ProxyTls, front: Option<ServerTls>) -> (Picker, HttpServer) {
     let telemetry = Telemetry::default();
     let router = router(&telemetry).await;
     let options = PickerOptions {
         listen: "127.0.0.1:0".into(),
         tls,
-        // Requests would go elsewhere than questions.
+        // Requests would go to another port than polls.
         endpoints: vec![THERE.into()],
         admin_port: Some(router.address.port()),
     };
-    let trust = Trust { front, peers: None };
+    let trust = RouterTls { front, peers: None };
     let picker = Picker::start(options, &telemetry, trust).await.unwrap();
     let ready = "cleave_picker_endpoints{state=\"ready\"} 1";
     let knows = async {
@@ -189,8 +195,8 @@ async fn picker(tls: ProxyTls, front: Option<FrontTls>) -> (Picker, Server) {
 
 const THERE: &str = "127.0.0.1:9";
 
-fn front(folder: &Path) -> FrontTls {
-    FrontTls::open(&CertificateFiles {
+fn front(folder: &Path) -> ServerTls {
+    ServerTls::open(&CertificateFiles {
         certificate: folder.join("tls.crt"),
         key: folder.join("tls.key"),
     })
@@ -198,36 +204,42 @@ fn front(folder: &Path) -> FrontTls {
 }
 
 #[tokio::test]
-async fn a_gateway_found_a_picker_that_speaks_in_clear_only() {
+async fn a_picker_speaks_tls_with_the_current_certificate() {
     let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (Authority::new(), Authority::new());
+    let (old, new) = (TestAuthority::new(), TestAuthority::new());
     old.sign(folder.path(), "picker.example");
     let tls = front(folder.path());
     let follow = tokio::spawn(tls.clone().follow());
     let (picker, router) = picker(ProxyTls::Front, Some(tls)).await;
     let at = picker.address;
-    assert_eq!(picked(at, Belief::Authority(&old)).await.unwrap(), THERE);
-    assert_eq!(picked(at, Belief::Anybody).await.unwrap(), THERE);
-    let told = picked(at, Belief::Authority(&new)).await.unwrap_err();
+    assert_eq!(
+        picked(at, GatewayTrust::Authority(&old)).await.unwrap(),
+        THERE
+    );
+    assert_eq!(
+        picked(at, GatewayTrust::AnyCertificate).await.unwrap(),
+        THERE
+    );
+    let told = picked(at, GatewayTrust::Authority(&new)).await.unwrap_err();
     assert!(told.contains("InvalidCertificate"), "{told}");
-    let told = picked(at, Belief::Clear).await.unwrap_err();
+    let told = picked(at, GatewayTrust::Clear).await.unwrap_err();
     assert!(told.contains("--ext-proc-tls off"), "{told}");
-    // Another certificate is in force soon, and the one before is not any more.
+    // A new certificate takes effect soon, and the old one is no longer shown.
     new.sign(folder.path(), "picker.example");
-    let changed = async { while picked(at, Belief::Authority(&new)).await.is_err() {} };
+    let changed = async { while picked(at, GatewayTrust::Authority(&new)).await.is_err() {} };
     timeout(PATIENCE, changed)
         .await
         .expect("it is seen in time");
-    assert!(picked(at, Belief::Authority(&old)).await.is_err());
+    assert!(picked(at, GatewayTrust::Authority(&old)).await.is_err());
     follow.abort();
     picker.stop().await;
     router.stop().await;
 }
 
 #[tokio::test]
-async fn a_picker_without_a_certificate_spoke_in_clear_or_to_nobody() {
+async fn a_picker_without_a_certificate_self_signs_one() {
     let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     authority.sign(folder.path(), "picker.example");
     for (tls, front) in [
         (ProxyTls::Front, None),
@@ -236,21 +248,35 @@ async fn a_picker_without_a_certificate_spoke_in_clear_or_to_nobody() {
     ] {
         let (picker, router) = picker(tls, front).await;
         let at = picker.address;
-        assert_eq!(picked(at, Belief::Anybody).await.unwrap(), THERE);
-        assert!(picked(at, Belief::Authority(&authority)).await.is_err());
-        assert!(picked(at, Belief::Clear).await.is_err());
+        assert_eq!(
+            picked(at, GatewayTrust::AnyCertificate).await.unwrap(),
+            THERE
+        );
+        assert!(
+            picked(at, GatewayTrust::Authority(&authority))
+                .await
+                .is_err()
+        );
+        assert!(picked(at, GatewayTrust::Clear).await.is_err());
         picker.stop().await;
         router.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_picker_that_was_to_speak_in_clear_showed_a_certificate() {
+async fn a_picker_with_tls_off_speaks_in_clear() {
     let folder = tempfile::tempdir().unwrap();
-    Authority::new().sign(folder.path(), "picker.example");
+    TestAuthority::new().sign(folder.path(), "picker.example");
     let (picker, router) = picker(ProxyTls::Off, Some(front(folder.path()))).await;
-    assert_eq!(picked(picker.address, Belief::Clear).await.unwrap(), THERE);
-    assert!(picked(picker.address, Belief::Anybody).await.is_err());
+    assert_eq!(
+        picked(picker.address, GatewayTrust::Clear).await.unwrap(),
+        THERE
+    );
+    assert!(
+        picked(picker.address, GatewayTrust::AnyCertificate)
+            .await
+            .is_err()
+    );
     picker.stop().await;
     router.stop().await;
 }

@@ -1,30 +1,30 @@
 //! The classes of a policy's file.
 //!
-//! Owns: their keys, and which numbers can be. Never: looks at what leads to a class.
+//! Owns: their keys, and the ranges of their numbers. Never checks how a class is reached.
 
-use super::tree::{Flaws, Node, Value};
-use cleave_domain::{SloClass, Unmet};
+use super::yaml::{Diagnostics, YamlNode, YamlValue};
+use cleave_domain::{OnSloMiss, SloClass};
 use serde_saphyr::Location;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Each class is some dozen series of metrics.
+/// Each class creates about a dozen metric series.
 const CLASSES_MAX: usize = 64;
 /// A name is a header's value and a metric's label.
 const NAME_CHARS_MAX: usize = 64;
 
-/// A class, and where it stands.
-pub(super) struct Placed {
+/// A class with its positions in the file.
+pub(super) struct PlacedClass {
     pub(super) class: SloClass,
-    /// Its name's place.
+    /// The position of its name.
     pub(super) at: Location,
-    /// Of the class that it is downgraded to.
+    /// The position of the class that it is downgraded to.
     pub(super) downgrade_at: Location,
 }
 
-pub(super) fn classes(node: &Node, flaws: &mut Flaws) -> Vec<Placed> {
+pub(super) fn classes(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedClass> {
     let entries = flaws.list(node, "classes");
-    if entries.is_empty() && matches!(node.value, Value::List(_)) {
+    if entries.is_empty() && matches!(node.value, YamlValue::List(_)) {
         flaws.add(node.referenced, "a policy has at least one class");
     }
     if entries.len() > CLASSES_MAX {
@@ -32,7 +32,7 @@ pub(super) fn classes(node: &Node, flaws: &mut Flaws) -> Vec<Placed> {
         flaws.add(entries[CLASSES_MAX].referenced, says);
     }
     let mut seen = BTreeMap::new();
-    let mut placed: Vec<Placed> = Vec::new();
+    let mut placed: Vec<PlacedClass> = Vec::new();
     for entry in entries {
         let Some(one) = class(entry, flaws) else {
             continue;
@@ -52,9 +52,9 @@ pub(super) fn classes(node: &Node, flaws: &mut Flaws) -> Vec<Placed> {
 }
 
 /// A class whose numbers are wrong counts as one with the defaults, so that rules find it.
-fn class(node: &Node, flaws: &mut Flaws) -> Option<Placed> {
+fn class(node: &YamlNode, flaws: &mut Diagnostics) -> Option<PlacedClass> {
     let mut fields = flaws.fields(node, "a class")?;
-    let name = fields.need("name", flaws);
+    let name = fields.take_required("name", flaws);
     let [ttft, tpot, e2e] = ["ttft", "tpot", "e2e"].map(|key| fields.take(key));
     let attainment = fields.take("attainment");
     let priority = fields.take("priority");
@@ -62,7 +62,7 @@ fn class(node: &Node, flaws: &mut Flaws) -> Option<Placed> {
     let queue_max = fields.take("queue_max");
     let unmet = fields.take("unmet");
     let by_name = fields.take("by_name");
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
 
     let defaults = SloClass::default();
     let times = [(ttft, "ttft"), (tpot, "tpot"), (e2e, "e2e")];
@@ -79,23 +79,23 @@ fn class(node: &Node, flaws: &mut Flaws) -> Option<Placed> {
         }
     }
     let attainment = attainment.and_then(|node| flaws.permille(node, "attainment"));
-    let priority = priority.and_then(|node| flaws.whole(node, "priority", &(-1000..=1000)));
-    let weight = weight.and_then(|node| flaws.whole(node, "weight", &(1..=1000)));
-    let queue_max = queue_max.and_then(|node| flaws.whole(node, "queue_max", &(1..=1 << 20)));
-    let by_name = by_name.and_then(|node| flaws.truth(node, "by_name"));
+    let priority = priority.and_then(|node| flaws.integer(node, "priority", &(-1000..=1000)));
+    let weight = weight.and_then(|node| flaws.integer(node, "weight", &(1..=1000)));
+    let queue_max = queue_max.and_then(|node| flaws.integer(node, "queue_max", &(1..=1 << 20)));
+    let by_name = by_name.and_then(|node| flaws.boolean(node, "by_name"));
     let unmet = unmet.and_then(|node| unmet_of(node, flaws));
-    let (unmet, downgrade_at) = unmet.unwrap_or((Unmet::Reject, node.referenced));
+    let (unmet, downgrade_at) = unmet.unwrap_or((OnSloMiss::Reject, node.referenced));
     let name_node = name?;
-    Some(Placed {
+    Some(PlacedClass {
         class: SloClass {
             name: name_of(name_node, flaws)?,
             ttft: ttft.map(|(time, _)| time),
             tpot: tpot.map(|(time, _)| time),
             e2e: e2e.map(|(time, _)| time),
             attainment_permille: attainment.unwrap_or(defaults.attainment_permille),
-            priority: priority.map_or(defaults.priority, small),
-            weight: weight.map_or(defaults.weight, small),
-            queue_max: queue_max.map(small),
+            priority: priority.map_or(defaults.priority, narrow_checked),
+            weight: weight.map_or(defaults.weight, narrow_checked),
+            queue_max: queue_max.map(narrow_checked),
             unmet,
             by_name: by_name.unwrap_or(defaults.by_name),
         },
@@ -105,7 +105,7 @@ fn class(node: &Node, flaws: &mut Flaws) -> Option<Placed> {
 }
 
 /// A name that can stand in a header and a label.
-pub(super) fn name_of(node: &Node, flaws: &mut Flaws) -> Option<String> {
+pub(super) fn name_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<String> {
     let name = flaws.text(node, "name")?;
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.chars().all(fits) && name.len() <= NAME_CHARS_MAX {
@@ -119,37 +119,37 @@ pub(super) fn name_of(node: &Node, flaws: &mut Flaws) -> Option<String> {
     None
 }
 
-/// `reject`, `{queue: 2s}` or `{downgrade: NAME}`; and where the last name stands.
-fn unmet_of(node: &Node, flaws: &mut Flaws) -> Option<(Unmet, Location)> {
-    let wrong = |flaws: &mut Flaws| {
+/// `reject`, `{queue: 2s}` or `{downgrade: NAME}`; and the position of the name in it.
+fn unmet_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<(OnSloMiss, Location)> {
+    let wrong = |flaws: &mut Diagnostics| {
         let says = "`unmet` is reject, {queue: 2s} or {downgrade: CLASS}: one of them";
         flaws.add(node.referenced, says);
         None
     };
-    if node.value == Value::Text("reject".to_owned()) {
-        return Some((Unmet::Reject, node.referenced));
+    if node.value == YamlValue::Text("reject".to_owned()) {
+        return Some((OnSloMiss::Reject, node.referenced));
     }
-    let Value::Map(_) = &node.value else {
+    let YamlValue::Map(_) = &node.value else {
         return wrong(flaws);
     };
     let mut fields = flaws.fields(node, "`unmet`")?;
     let (queue, downgrade) = (fields.take("queue"), fields.take("downgrade"));
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
     match (queue, downgrade) {
         (Some(queue), None) => {
             let wait: Duration = flaws.time(queue, "queue")?;
-            Some((Unmet::Queue(wait), queue.referenced))
+            Some((OnSloMiss::Queue(wait), queue.referenced))
         }
         (None, Some(class)) => {
             let name = flaws.text(class, "downgrade")?;
-            Some((Unmet::Downgrade(name), class.referenced))
+            Some((OnSloMiss::Downgrade(name), class.referenced))
         }
         _ => wrong(flaws),
     }
 }
 
-/// Of a number whose bounds were checked.
-pub(super) fn small<T: TryFrom<i64>>(number: i64) -> T {
+/// Narrows a number whose bounds were checked.
+pub(super) fn narrow_checked<T: TryFrom<i64>>(number: i64) -> T {
     let small = T::try_from(number).ok();
     small.expect("its bounds were checked")
 }

@@ -1,27 +1,26 @@
 //! The SLO policy as a file.
 //!
-//! Owns: the keys of the file, what each may be, and following the file while it changes. Never:
-//! judges a request. Invariant: a policy that comes out of here keeps every promise of
-//! [`SloPolicy`]; whoever gave a file that does not is told every mistake in it, with its line and
-//! column and what to write in its place.
+//! Owns: the keys of the file, the ranges of their values, and following the file while it changes.
+//! Never judges a request. Invariant: a policy from here keeps the invariant of [`SloPolicy`]; of
+//! any other file every mistake is reported, with its line and column and the correction.
 
 mod class;
-mod reach;
+mod consistency;
 mod rule;
 mod scaling;
 #[cfg(test)]
 mod tests;
-mod tree;
 mod watch;
+mod yaml;
 
-pub(crate) use watch::{Reload, Watch};
+pub(crate) use watch::{PolicyReload, PolicyWatcher};
 
-use cleave_domain::{SloPolicy, Trust};
+use cleave_domain::{HeaderTrust, SloPolicy};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tree::Flaws;
+use yaml::Diagnostics;
 
 /// A file larger than any ConfigMap is not a policy.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -31,7 +30,6 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct PolicyFile {
     path: PathBuf,
     policy: Arc<SloPolicy>,
-    /// As it was read.
     bytes: Vec<u8>,
 }
 
@@ -39,7 +37,7 @@ impl PolicyFile {
     /// Reads and checks it.
     ///
     /// # Errors
-    /// If it cannot be read, or says something that cannot be.
+    /// If it cannot be read, or has mistakes.
     pub fn open(path: &Path) -> Result<Self, PolicyError> {
         let bytes = read(path).map_err(|error| PolicyError::Unreadable(path.to_owned(), error))?;
         let policy = check(path, &bytes)?;
@@ -50,46 +48,44 @@ impl PolicyFile {
         })
     }
 
-    /// Names its content in a metric's label.
+    /// The digest of its content, for a metric's label.
     pub(crate) fn digest(&self) -> String {
         watch::digest(&self.bytes)
     }
 
-    /// What it says.
     pub fn policy(&self) -> &Arc<SloPolicy> {
         &self.policy
     }
 }
 
-/// Why a file is no policy.
+/// The reason why a file is no policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// It cannot be read.
     #[error("cannot read the policy {}", .0.display())]
     Unreadable(PathBuf, #[source] io::Error),
     /// It says what cannot be.
-    #[error("{}", told(.0, .1))]
-    Wrong(PathBuf, Vec<Flaw>),
+    #[error("{}", error_text(.0, .1))]
+    Wrong(PathBuf, Vec<Diagnostic>),
 }
 
 /// One mistake in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flaw {
-    /// From 1 on; 0 if it has no place.
+pub struct Diagnostic {
+    /// From 1 on; 0 if the position is unknown.
     pub line: u64,
-    /// From 1 on.
     pub column: u64,
-    /// What is wrong, and what to do.
-    pub says: String,
+    /// The mistake, and its correction.
+    pub message: String,
 }
 
-impl fmt::Display for Flaw {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.line, self.column, self.says)
+        write!(f, "{}:{}: {}", self.line, self.column, self.message)
     }
 }
 
-fn told(path: &Path, flaws: &[Flaw]) -> String {
+fn error_text(path: &Path, flaws: &[Diagnostic]) -> String {
     let path = path.display();
     let count = match flaws.len() {
         1 => "a mistake".to_owned(),
@@ -102,7 +98,7 @@ fn told(path: &Path, flaws: &[Flaw]) -> String {
     )
 }
 
-/// Small files only: a slip of the path may name anything.
+/// Reads small files only: a wrong path may name anything.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     cleave_files::read(path, FILE_BYTES_MAX)
 }
@@ -115,9 +111,9 @@ fn check(path: &Path, bytes: &[u8]) -> Result<SloPolicy, PolicyError> {
     parse(text).map_err(|flaws| PolicyError::Wrong(path.to_owned(), flaws))
 }
 
-/// The policy that a text says, or everything that is wrong with it.
-pub(crate) fn parse(text: &str) -> Result<SloPolicy, Vec<Flaw>> {
-    let mut flaws = Flaws::default();
+/// The policy in a text, or all its mistakes.
+pub(crate) fn parse(text: &str) -> Result<SloPolicy, Vec<Diagnostic>> {
+    let mut flaws = Diagnostics::default();
     let policy = read_policy(text, &mut flaws);
     match (policy, flaws.into_sorted()) {
         (Some(policy), flaws) if flaws.is_empty() => Ok(policy),
@@ -125,22 +121,22 @@ pub(crate) fn parse(text: &str) -> Result<SloPolicy, Vec<Flaw>> {
     }
 }
 
-fn read_policy(text: &str, flaws: &mut Flaws) -> Option<SloPolicy> {
-    let tree = tree::parse(text, flaws)?;
+fn read_policy(text: &str, flaws: &mut Diagnostics) -> Option<SloPolicy> {
+    let tree = yaml::parse(text, flaws)?;
     let mut fields = flaws.fields(&tree, "a policy")?;
     let default_class = fields.take("default_class");
-    let classes = fields.need("classes", flaws);
+    let classes = fields.take_required("classes", flaws);
     let rules = fields.take("rules");
     let tenants = fields.take("tenants");
     let trust = fields.take("trust");
     let scaling = fields.take("scaling");
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
 
-    let trust = trust.map_or_else(Trust::default, |node| rule::trust(node, flaws));
+    let trust = trust.map_or_else(HeaderTrust::default, |node| rule::trust(node, flaws));
     let classes = class::classes(classes?, flaws);
     let tenants = tenants.map_or_else(Vec::new, |node| rule::tenants(node, flaws));
     let rules = rules.map_or_else(Vec::new, |node| rule::rules(node, flaws));
-    let draft = reach::Draft {
+    let draft = consistency::PolicyDraft {
         at: tree.referenced,
         default_class,
         classes,

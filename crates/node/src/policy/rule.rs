@@ -1,44 +1,44 @@
 //! The rules, tenants and trust of a policy's file.
 //!
-//! Owns: their keys, and what can be. Never: looks whether a rule's class exists.
+//! Owns: their keys, and the ranges of their numbers. Never checks whether a rule's class exists.
 
-use super::class::{name_of, small};
-use super::tree::{Flaws, Node, Value};
-use cleave_domain::{Quota, Rule, Tenant, Trust};
+use super::class::{name_of, narrow_checked};
+use super::yaml::{Diagnostics, YamlNode, YamlValue};
+use cleave_domain::{HeaderTrust, SloRule, Tenant, TenantQuota};
 use serde_saphyr::Location;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Every request is held against them.
+/// Every request is compared with all of them.
 const RULES_MAX: usize = 1024;
 
-/// A rule, and where it stands.
+/// A rule with its positions in the file.
 pub(super) struct PlacedRule {
-    pub(super) rule: Rule,
+    pub(super) rule: SloRule,
     pub(super) at: Location,
     pub(super) class_at: Location,
     pub(super) tenant_at: Location,
 }
 
-/// A tenant, and where its name stands.
+/// A tenant with the position of its name.
 pub(super) struct PlacedTenant {
     pub(super) tenant: Tenant,
-    /// It was to have keys, whatever became of them.
+    /// Whether the file gives it keys, valid or not.
     pub(super) is_keyed: bool,
     pub(super) at: Location,
 }
 
-pub(super) fn trust(node: &Node, flaws: &mut Flaws) -> Trust {
-    let defaults = Trust::default();
+pub(super) fn trust(node: &YamlNode, flaws: &mut Diagnostics) -> HeaderTrust {
+    let defaults = HeaderTrust::default();
     let Some(mut fields) = flaws.fields(node, "`trust`") else {
         return defaults;
     };
     let keys = ["targets", "tenant", "require_key", "shared_prefixes"];
     let nodes = keys.map(|key| (key, fields.take(key)));
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
     let [targets, tenant, require_key, shared_prefixes] =
-        nodes.map(|(key, node)| flaws.truth(node?, key));
-    Trust {
+        nodes.map(|(key, node)| flaws.boolean(node?, key));
+    HeaderTrust {
         targets: targets.unwrap_or(defaults.targets),
         tenant: tenant.unwrap_or(defaults.tenant),
         require_key: require_key.unwrap_or(defaults.require_key),
@@ -46,7 +46,7 @@ pub(super) fn trust(node: &Node, flaws: &mut Flaws) -> Trust {
     }
 }
 
-pub(super) fn rules(node: &Node, flaws: &mut Flaws) -> Vec<PlacedRule> {
+pub(super) fn rules(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedRule> {
     let entries = flaws.list(node, "rules");
     if entries.len() > RULES_MAX {
         let says = format!("there are more than {RULES_MAX} rules");
@@ -56,14 +56,14 @@ pub(super) fn rules(node: &Node, flaws: &mut Flaws) -> Vec<PlacedRule> {
     rules.collect()
 }
 
-fn rule(node: &Node, flaws: &mut Flaws) -> Option<PlacedRule> {
+fn rule(node: &YamlNode, flaws: &mut Diagnostics) -> Option<PlacedRule> {
     let mut fields = flaws.fields(node, "a rule")?;
     let header = fields.take("header");
     let tenant = fields.take("tenant");
     let model = fields.take("model");
     let length = fields.take("prompt_tokens");
-    let class = fields.need("class", flaws);
-    fields.end(flaws);
+    let class = fields.take_required("class", flaws);
+    fields.reject_unknown(flaws);
 
     let at = node.referenced;
     let mut sound = true;
@@ -79,7 +79,7 @@ fn rule(node: &Node, flaws: &mut Flaws) -> Option<PlacedRule> {
     let class_node = class?;
     let class = flaws.text(class_node, "class")?;
     sound.then(|| PlacedRule {
-        rule: Rule {
+        rule: SloRule {
             header: header.flatten(),
             tenant: name.flatten(),
             model: model.flatten(),
@@ -93,10 +93,10 @@ fn rule(node: &Node, flaws: &mut Flaws) -> Option<PlacedRule> {
 }
 
 /// A header's name, and its value unless any will do.
-fn header_of(node: &Node, flaws: &mut Flaws) -> Option<(String, Option<String>)> {
+fn header_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<(String, Option<String>)> {
     let mut fields = flaws.fields(node, "`header`")?;
-    let (name, value) = (fields.need("name", flaws), fields.take("value"));
-    fields.end(flaws);
+    let (name, value) = (fields.take_required("name", flaws), fields.take("value"));
+    fields.reject_unknown(flaws);
     let value = match value {
         Some(value) => Some(flaws.text(value, "value")?),
         None => None,
@@ -126,17 +126,17 @@ fn header_of(node: &Node, flaws: &mut Flaws) -> Option<(String, Option<String>)>
     Some((name, value))
 }
 
-fn length_of(node: &Node, flaws: &mut Flaws) -> Option<RangeInclusive<u32>> {
+fn length_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<RangeInclusive<u32>> {
     let mut fields = flaws.fields(node, "`prompt_tokens`")?;
     let (min, max) = (fields.take("min"), fields.take("max"));
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
     let all = 0..=i64::from(u32::MAX);
     let least = match min {
-        Some(node) => flaws.whole(node, "min", &all)?,
+        Some(node) => flaws.integer(node, "min", &all)?,
         None => *all.start(),
     };
     let most = match max {
-        Some(node) => flaws.whole(node, "max", &all)?,
+        Some(node) => flaws.integer(node, "max", &all)?,
         None => *all.end(),
     };
     if min.is_none() && max.is_none() {
@@ -149,10 +149,10 @@ fn length_of(node: &Node, flaws: &mut Flaws) -> Option<RangeInclusive<u32>> {
         flaws.add(node.referenced, says);
         return None;
     }
-    Some(small(least)..=small(most))
+    Some(narrow_checked(least)..=narrow_checked(most))
 }
 
-pub(super) fn tenants(node: &Node, flaws: &mut Flaws) -> Vec<PlacedTenant> {
+pub(super) fn tenants(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedTenant> {
     let mut names = BTreeMap::new();
     let mut keys = BTreeMap::new();
     let mut placed = Vec::new();
@@ -174,12 +174,12 @@ pub(super) fn tenants(node: &Node, flaws: &mut Flaws) -> Vec<PlacedTenant> {
 }
 
 fn tenant(
-    node: &Node,
+    node: &YamlNode,
     keys: &mut BTreeMap<[u8; 32], u64>,
-    flaws: &mut Flaws,
+    flaws: &mut Diagnostics,
 ) -> Option<PlacedTenant> {
     let mut fields = flaws.fields(node, "a tenant")?;
-    let name = fields.need("name", flaws);
+    let name = fields.take_required("name", flaws);
     let share = fields.take("share");
     let quota = QuotaNodes {
         requests: fields.take("requests_per_minute"),
@@ -188,15 +188,15 @@ fn tenant(
         priority: fields.take("priority_min"),
     };
     let digests = fields.take("api_key_sha256");
-    // One whose last key was taken away must not become one that is believed by its name.
+    // A tenant whose last key was removed must not become one that is believed by its name.
     let keys_taken_away = match digests {
-        Some(node) => (node.value == Value::List(Vec::new())).then_some(node.referenced),
+        Some(node) => (node.value == YamlValue::List(Vec::new())).then_some(node.referenced),
         None => fields.place("api_key_sha256"),
     };
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
 
     let quota = quota.read(flaws);
-    let share = share.and_then(|node| flaws.whole(node, "share", &(1..=1_000_000)));
+    let share = share.and_then(|node| flaws.integer(node, "share", &(1..=1_000_000)));
     if let Some(at) = keys_taken_away {
         let says = "`api_key_sha256` is empty: give a key, or drop the line if the tenant is to be \
                     known by its name alone";
@@ -220,7 +220,7 @@ fn tenant(
         tenant: Tenant {
             name: name_of(node, flaws)?,
             key_digests,
-            share: share.map_or(1, small),
+            share: share.map_or(1, narrow_checked),
             quota,
         },
         is_keyed: digests.is_some() || keys_taken_away.is_some(),
@@ -228,41 +228,42 @@ fn tenant(
     })
 }
 
-/// What a tenant's quota may be made of.
+/// The nodes of a tenant's quota.
 struct QuotaNodes<'a> {
-    requests: Option<&'a Node>,
-    tokens: Option<&'a Node>,
-    streams: Option<&'a Node>,
-    priority: Option<&'a Node>,
+    requests: Option<&'a YamlNode>,
+    tokens: Option<&'a YamlNode>,
+    streams: Option<&'a YamlNode>,
+    priority: Option<&'a YamlNode>,
 }
 
 impl QuotaNodes<'_> {
-    fn read(&self, flaws: &mut Flaws) -> Quota {
+    fn read(&self, flaws: &mut Diagnostics) -> TenantQuota {
         let Self {
             requests,
             tokens,
             streams,
             priority,
         } = self;
-        let mut count = |node: &Option<&Node>, key| {
-            let number = flaws.whole((*node)?, key, &(1..=i64::from(u32::MAX)));
-            number.map(small)
+        let mut count = |node: &Option<&YamlNode>, key| {
+            let number = flaws.integer((*node)?, key, &(1..=i64::from(u32::MAX)));
+            number.map(narrow_checked)
         };
         let requests_per_minute = count(requests, "requests_per_minute");
         let tokens_per_minute = count(tokens, "tokens_per_minute");
         let streams_max = count(streams, "streams_max");
-        let priority = priority.and_then(|node| flaws.whole(node, "priority_min", &(-1000..=1000)));
-        Quota {
+        let priority =
+            priority.and_then(|node| flaws.integer(node, "priority_min", &(-1000..=1000)));
+        TenantQuota {
             requests_per_minute,
             tokens_per_minute,
             streams_max,
-            priority_min: priority.map(small),
+            priority_min: priority.map(narrow_checked),
         }
     }
 }
 
-/// 64 hexadecimal digits.
-fn digest_of(node: &Node, flaws: &mut Flaws) -> Option<[u8; 32]> {
+/// Reads the SHA-256 of a key, 64 hexadecimal digits.
+fn digest_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<[u8; 32]> {
     let text = flaws.text(node, "api_key_sha256")?;
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len() == 64);

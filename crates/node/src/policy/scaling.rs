@@ -1,12 +1,12 @@
-//! How a fleet grows and shrinks, in a policy's file.
+//! The `scaling` section of a policy's file.
 //!
-//! Owns: the keys of `scaling`, and which numbers can be. Never: says how many workers there are to be.
+//! Owns: its keys, and the ranges of their numbers. Never decides how many workers there are to be.
 
-use super::class::small;
-use super::tree::{Flaws, Node, Value};
-use cleave_domain::{PoolScaling, Role, Scaling, ScalingMode};
+use super::class::narrow_checked;
+use super::yaml::{Diagnostics, YamlNode, YamlValue};
+use cleave_domain::{PoolScaling, Role, ScalingMode, ScalingPolicy};
 
-/// More than any fleet has.
+/// Far above any fleet.
 const DEVICES_MAX: i64 = 100_000;
 const POOLS: [(Role, &str); 3] = [
     (Role::Prefill, "prefill"),
@@ -14,27 +14,27 @@ const POOLS: [(Role, &str); 3] = [
     (Role::Both, "both"),
 ];
 
-pub(super) fn scaling(node: &Node, flaws: &mut Flaws) -> Option<Scaling> {
+pub(super) fn scaling(node: &YamlNode, flaws: &mut Diagnostics) -> Option<ScalingPolicy> {
     let mut fields = flaws.fields(node, "`scaling`")?;
     let mode = fields.take("mode");
-    let devices_max = fields.need("devices_max", flaws);
-    let pools = fields.need("pools", flaws);
+    let devices_max = fields.take_required("devices_max", flaws);
+    let pools = fields.take_required("pools", flaws);
     let flip = fields.take("flip");
     let idle_after = fields.take("idle_after");
     let start_max = fields.take("start_max");
     let turns_max = fields.take("turns_max");
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
 
-    let devices = devices_max.and_then(|n| flaws.whole(n, "devices_max", &(1..=DEVICES_MAX)));
-    let mut scaling = Scaling::new(devices.map_or(1, small));
+    let devices = devices_max.and_then(|n| flaws.integer(n, "devices_max", &(1..=DEVICES_MAX)));
+    let mut scaling = ScalingPolicy::new(devices.map_or(1, narrow_checked));
     scaling.mode = mode.map_or(scaling.mode, |node| mode_of(node, flaws));
-    scaling.flip = flip.and_then(|n| flaws.truth(n, "flip")).unwrap_or(true);
+    scaling.flip = flip.and_then(|n| flaws.boolean(n, "flip")).unwrap_or(true);
     let idle_after = idle_after.and_then(|n| flaws.time(n, "idle_after"));
     scaling.idle_after = idle_after.unwrap_or(scaling.idle_after);
     let start_max = start_max.and_then(|n| flaws.time(n, "start_max"));
     scaling.start_max = start_max.unwrap_or(scaling.start_max);
-    let turns = turns_max.and_then(|n| flaws.whole(n, "turns_max", &(2..=3600)));
-    scaling.turns_max = turns.map_or(scaling.turns_max, small);
+    let turns = turns_max.and_then(|n| flaws.integer(n, "turns_max", &(2..=3600)));
+    scaling.turns_max = turns.map_or(scaling.turns_max, narrow_checked);
 
     let pools_node = pools?;
     let mut named = flaws.fields(pools_node, "`pools`")?;
@@ -43,15 +43,15 @@ pub(super) fn scaling(node: &Node, flaws: &mut Flaws) -> Option<Scaling> {
             *scaling.pool_mut(role) = pool(node, role, flaws)?;
         }
     }
-    named.end(flaws);
+    named.reject_unknown(flaws);
     devices?;
     check(&scaling, pools_node, flaws).then_some(scaling)
 }
 
-fn mode_of(node: &Node, flaws: &mut Flaws) -> ScalingMode {
+fn mode_of(node: &YamlNode, flaws: &mut Diagnostics) -> ScalingMode {
     match &node.value {
-        Value::Text(word) if word == "act" => ScalingMode::Act,
-        Value::Text(word) if word == "advise" => ScalingMode::Advise,
+        YamlValue::Text(word) if word == "act" => ScalingMode::Act,
+        YamlValue::Text(word) if word == "advise" => ScalingMode::Advise,
         _ => {
             let says = "`mode` is act (workers are started and stopped, and change their leg) or \
                         advise (numbers are shown, and nothing changes)";
@@ -61,27 +61,27 @@ fn mode_of(node: &Node, flaws: &mut Flaws) -> ScalingMode {
     }
 }
 
-fn pool(node: &Node, role: Role, flaws: &mut Flaws) -> Option<PoolScaling> {
+fn pool(node: &YamlNode, role: Role, flaws: &mut Diagnostics) -> Option<PoolScaling> {
     let mut fields = flaws.fields(node, "a pool")?;
     let min = fields.take("min");
-    let max = fields.need("max", flaws);
+    let max = fields.take_required("max", flaws);
     let devices = fields.take("devices");
     let up_after = fields.take("up_after");
     let down_after = fields.take("down_after");
-    fields.end(flaws);
+    fields.reject_unknown(flaws);
 
-    let defaults = PoolScaling::none(role);
+    let defaults = PoolScaling::absent(role);
     let max_node = max?;
-    let max = flaws.whole(max_node, "max", &(0..=4096));
-    let min_of = |node| flaws.whole(node, "min", &(0..=4096));
+    let max = flaws.integer(max_node, "max", &(0..=4096));
+    let min_of = |node| flaws.integer(node, "min", &(0..=4096));
     let min = min.map_or(Some(0), min_of);
-    let devices = devices.map_or(Some(1), |n| flaws.whole(n, "devices", &(1..=1024)));
+    let devices = devices.map_or(Some(1), |n| flaws.integer(n, "devices", &(1..=1024)));
     let up_after = up_after.map_or(Some(defaults.up_after), |n| flaws.time(n, "up_after"));
     let down_after = down_after.map_or(Some(defaults.down_after), |n| flaws.time(n, "down_after"));
     let pool = PoolScaling {
-        min: small(min?),
-        max: small(max?),
-        devices: small(devices?),
+        min: narrow_checked(min?),
+        max: narrow_checked(max?),
+        devices: narrow_checked(devices?),
         up_after: up_after?,
         down_after: down_after?,
     };
@@ -95,9 +95,9 @@ fn pool(node: &Node, role: Role, flaws: &mut Flaws) -> Option<PoolScaling> {
     Some(pool)
 }
 
-/// Whether such a fleet can be, and can serve.
-fn check(scaling: &Scaling, pools: &Node, flaws: &mut Flaws) -> bool {
-    if !scaling.serves() {
+/// Checks that such a fleet can exist, and can serve.
+fn check(scaling: &ScalingPolicy, pools: &YamlNode, flaws: &mut Diagnostics) -> bool {
+    if !scaling.can_serve() {
         let says = "no request could be served: `pools` needs `prefill` and `decode` with a `max` \
                     above 0, or `both`";
         flaws.add(pools.referenced, says);
@@ -110,7 +110,7 @@ fn check(scaling: &Scaling, pools: &Node, flaws: &mut Flaws) -> bool {
         };
         POOLS.into_iter().map(of).sum()
     };
-    let least = pools_of(|pool| pool.min).max(pair(scaling));
+    let least = pools_of(|pool| pool.min).max(devices_min(scaling));
     let devices_max = scaling.devices_max;
     if least > u64::from(devices_max) {
         let says = format!(
@@ -123,8 +123,8 @@ fn check(scaling: &Scaling, pools: &Node, flaws: &mut Flaws) -> bool {
     true
 }
 
-/// Devices of the least fleet that serves.
-fn pair(scaling: &Scaling) -> u64 {
+/// The devices of the smallest fleet that serves.
+fn devices_min(scaling: &ScalingPolicy) -> u64 {
     let (prefill, decode, both) = (&scaling.prefill, &scaling.decode, &scaling.both);
     let split = u64::from(prefill.devices) + u64::from(decode.devices);
     match (prefill.max > 0 && decode.max > 0, both.max > 0) {

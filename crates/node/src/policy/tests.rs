@@ -1,14 +1,14 @@
-//! Every mistake that a policy's file can have, told at its line and column.
+//! Every mistake that a policy's file can have, reported at its line and column.
 
 use super::*;
-use cleave_domain::{Quota, SloClass, Unmet};
+use cleave_domain::{OnSloMiss, SloClass, TenantQuota};
 use std::time::Duration;
 
-/// What users are shown first.
+/// The example that users start from.
 const EXAMPLE: &str = include_str!("../../../../assets/policy.yaml");
 
 #[test]
-fn the_example_says_what_its_comments_say() {
+fn the_example_policy_parses_as_its_comments_say() {
     let policy = parse(EXAMPLE).unwrap();
     let names: Vec<_> = policy.classes.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["interactive", "standard", "batch"]);
@@ -22,22 +22,22 @@ fn the_example_says_what_its_comments_say() {
         priority: 0,
         weight: 1,
         queue_max: Some(256),
-        unmet: Unmet::Reject,
+        unmet: OnSloMiss::Reject,
         by_name: true,
     };
     assert_eq!(policy.classes[0], interactive);
     let standard = &policy.classes[1];
-    assert_eq!(standard.unmet, Unmet::Queue(Duration::from_secs(5)));
+    assert_eq!(standard.unmet, OnSloMiss::Queue(Duration::from_secs(5)));
     assert_eq!(policy.tenants.len(), 2);
     assert_eq!(policy.tenants[0].share, 3);
-    let quota = Quota {
+    let quota = TenantQuota {
         requests_per_minute: Some(600),
         tokens_per_minute: Some(200_000),
         streams_max: Some(32),
         priority_min: Some(0),
     };
     assert_eq!(policy.tenants[1].quota, quota);
-    assert_eq!(policy.tenants[0].quota, Quota::default());
+    assert_eq!(policy.tenants[0].quota, TenantQuota::default());
     assert_eq!(policy.rules.len(), 3);
     let scaling = policy.scaling.expect("the example has some");
     assert_eq!((scaling.devices_max, scaling.prefill.max), (8, 6));
@@ -46,7 +46,7 @@ fn the_example_says_what_its_comments_say() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn missing_keys_have_their_defaults() {
     let policy = parse("classes:\n- name: only\n").unwrap();
     let only = SloClass {
         name: "only".to_owned(),
@@ -54,10 +54,10 @@ fn what_is_left_out_has_its_default() {
     };
     assert_eq!(policy.classes, [only]);
     assert_eq!(policy.default_class, "only");
-    assert_eq!(policy.trust, Trust::default());
+    assert_eq!(policy.trust, HeaderTrust::default());
 }
 
-/// Each text, and all that is said about it.
+/// Texts with mistakes; the snapshot holds everything that is reported about them.
 const WRONG: &[(&str, &str)] = &[
     ("empty", ""),
     ("not a map", "- a\n- b\n"),
@@ -169,19 +169,19 @@ fn every_mistake_is_told_at_its_place() {
 }
 
 #[test]
-fn a_file_that_is_too_much_was_told_in_the_parsers_words() {
+fn an_oversized_policy_has_an_error_of_its_own() {
     for text in [
         "[".repeat(100) + &"]".repeat(100),
         format!("classes: [{}]", "x,".repeat(300_000)),
     ] {
         let flaws = parse(&text).unwrap_err();
-        let says = &flaws[0].says;
+        let says = &flaws[0].message;
         assert!(says.contains("than any policy needs"), "{says}");
     }
 }
 
 #[test]
-fn what_is_in_the_way_of_a_policy_is_said_with_its_path() {
+fn policy_errors_name_the_path_and_the_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("policy.yaml");
     let missing = PolicyFile::open(&path).unwrap_err();
@@ -198,8 +198,9 @@ fn what_is_in_the_way_of_a_policy_is_said_with_its_path() {
     assert!(matches!(large, PolicyError::Unreadable(..)));
 }
 
+// Invariant: I35.
 #[test]
-fn a_swapped_link_is_noticed_and_a_bad_file_is_told_once() {
+fn a_swapped_symlink_reloads_and_a_bad_file_reports_once() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let path = at("policy.yaml");
@@ -212,12 +213,12 @@ fn a_swapped_link_is_noticed_and_a_bad_file_is_told_once() {
     };
     publish("..1", "classes:\n- name: one\n");
     std::os::unix::fs::symlink("..data/policy.yaml", &path).unwrap();
-    let mut watch = Watch::new(PolicyFile::open(&path).unwrap());
-    let mut name = || match watch.look() {
-        Some(Reload::Changed(policy, _)) => policy.default_class.clone(),
-        Some(Reload::Same(_)) => "same".to_owned(),
-        Some(Reload::Rejected(_)) => "rejected".to_owned(),
-        Some(Reload::Unreadable(_)) => "unreadable".to_owned(),
+    let mut watch = PolicyWatcher::new(PolicyFile::open(&path).unwrap());
+    let mut name = || match watch.poll_file() {
+        Some(PolicyReload::Changed(policy, _)) => policy.default_class.clone(),
+        Some(PolicyReload::Same(_)) => "same".to_owned(),
+        Some(PolicyReload::Rejected(_)) => "rejected".to_owned(),
+        Some(PolicyReload::Unreadable(_)) => "unreadable".to_owned(),
         None => "nothing".to_owned(),
     };
     assert_eq!(name(), "nothing");
@@ -240,5 +241,5 @@ fn a_damaged_policy_is_refused_with_a_reason_and_a_place() {
         EXAMPLE.as_bytes().to_vec(),
         b"classes:\n- {name: one, ttft: 1s, tpot: 50ms}\n- {name: two, unmet: queue}\ndefault: one\n".to_vec(),
     ];
-    cleave_fuzz::hold("policy", &samples, 4_000, crate::fuzzing::policy);
+    cleave_fuzz::check_samples("policy", &samples, 4_000, crate::fuzzing::policy);
 }

@@ -1,10 +1,10 @@
-//! A policy's file while it changes.
+//! Follows a policy's file.
 //!
-//! Owns: noticing that the file says something else, and reading it. Never: acts on what it says.
-//! Invariant: a file that is no policy changes nothing, and is told once, not at every look.
+//! Owns: noticing that the file changed, and reading it. Never acts on its content. Invariant: an
+//! invalid file changes nothing, and is reported once, not at every look.
 //!
-//! The bytes are compared, not the times: a ConfigMap is a link to a folder that is swapped, and what
-//! matters is what is read through it.
+//! Bytes are compared, not times: a ConfigMap is a symlink to a folder that is swapped, and only
+//! the content read through it counts.
 
 use super::{PolicyError, PolicyFile, check, read};
 use cleave_domain::SloPolicy;
@@ -14,62 +14,61 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-/// How often a file is looked at.
+/// How often the file is read.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// What a look at the file brought.
+/// The result of a look at the file.
 #[derive(Debug)]
-pub(crate) enum Reload {
-    /// It is another policy, of bytes with that digest.
+pub(crate) enum PolicyReload {
+    /// It is another policy, with the digest of its bytes.
     Changed(Arc<SloPolicy>, String),
-    /// The text changed, or a signal asked, and it says the same.
+    /// The bytes changed, or a signal asked, and the policy is the same.
     Same(String),
-    /// It is no policy; the one before stays.
+    /// It is no valid policy; the previous one stays.
     Rejected(PolicyError),
-    /// It cannot be read; the one before stays.
+    /// It cannot be read; the previous one stays.
     Unreadable(PolicyError),
 }
 
-/// Names bytes in a metric's label.
+/// The digest of bytes, for a metric's label.
 pub(super) fn digest(bytes: &[u8]) -> String {
     format!("{:016x}", cleave_transfer::checksum(bytes))
 }
 
-/// See the module.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct PolicyWatcher {
     file: PolicyFile,
-    seen: Seen,
+    seen: LastPolicyRead,
 }
 
-/// What the last look found.
+/// The result of the last look.
 #[derive(Debug, PartialEq)]
-enum Seen {
+enum LastPolicyRead {
     Bytes(Vec<u8>),
-    /// It could not be read, and that was told.
+    /// It could not be read, and that was reported.
     Unreadable,
-    /// Whatever the next look finds is told.
-    Nothing,
+    /// None: the result of the next look is reported in any case.
+    ForceReport,
 }
 
-impl Watch {
+impl PolicyWatcher {
     pub(crate) fn new(file: PolicyFile) -> Self {
-        let seen = Seen::Bytes(file.bytes.clone());
+        let seen = LastPolicyRead::Bytes(file.bytes.clone());
         Self { file, seen }
     }
 
     /// Looks again and again, at once after SIGHUP, for as long as it is polled.
-    pub(crate) async fn run(mut self, mut tell: impl FnMut(Reload)) {
+    pub(crate) async fn run(mut self, mut tell: impl FnMut(PolicyReload)) {
         let mut hangup = signal(SignalKind::hangup())
             .inspect_err(|error| warn!(%error, "SIGHUP will not reload the policy"))
             .ok();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(PERIOD) => {}
-                () = hung_up(hangup.as_mut()) => self.seen = Seen::Nothing,
+                () = hangup_received(hangup.as_mut()) => self.seen = LastPolicyRead::ForceReport,
             }
             let looked = spawn_blocking(move || {
-                let reload = self.look();
+                let reload = self.poll_file();
                 (self, reload)
             });
             // Without a thread to look, the process is ending.
@@ -83,38 +82,38 @@ impl Watch {
         }
     }
 
-    /// What is new since the last look.
-    pub(crate) fn look(&mut self) -> Option<Reload> {
+    /// The change since the last look, if any.
+    pub(crate) fn poll_file(&mut self) -> Option<PolicyReload> {
         let path = &self.file.path;
         let bytes = match read(path) {
             Ok(bytes) => bytes,
-            Err(_) if self.seen == Seen::Unreadable => return None,
+            Err(_) if self.seen == LastPolicyRead::Unreadable => return None,
             Err(error) => {
-                self.seen = Seen::Unreadable;
+                self.seen = LastPolicyRead::Unreadable;
                 let error = PolicyError::Unreadable(path.clone(), error);
-                return Some(Reload::Unreadable(error));
+                return Some(PolicyReload::Unreadable(error));
             }
         };
-        let found = Seen::Bytes(bytes);
+        let found = LastPolicyRead::Bytes(bytes);
         if found == self.seen {
             return None;
         }
         self.seen = found;
-        let Seen::Bytes(bytes) = &self.seen else {
+        let LastPolicyRead::Bytes(bytes) = &self.seen else {
             return None;
         };
         Some(match check(path, bytes) {
-            Ok(policy) if policy == *self.file.policy => Reload::Same(digest(bytes)),
+            Ok(policy) if policy == *self.file.policy => PolicyReload::Same(digest(bytes)),
             Ok(policy) => {
                 self.file.policy = Arc::new(policy);
-                Reload::Changed(Arc::clone(&self.file.policy), digest(bytes))
+                PolicyReload::Changed(Arc::clone(&self.file.policy), digest(bytes))
             }
-            Err(error) => Reload::Rejected(error),
+            Err(error) => PolicyReload::Rejected(error),
         })
     }
 }
 
-async fn hung_up(signal: Option<&mut Signal>) {
+async fn hangup_received(signal: Option<&mut Signal>) {
     let heard = match signal {
         Some(signal) => signal.recv().await,
         None => None,

@@ -1,91 +1,90 @@
-//! What was given to a client and waits for it.
+//! Events sent to a client that it has not taken yet.
 //!
-//! Owns: how much a client was given since it last took something, and the two facts that the brain
-//! hears of it: it stalls once that is more than it may be, and flows again with the first thing it
-//! takes. So a reader that is slow and steady never stalls for long. Never: blocks or drops anything:
-//! a flight has `max_tokens` tokens at most, so what waits is bounded, and the engine that draws them
-//! waits for nobody.
-//! Invariant: `Stalled` and `Flowing` of a flight alternate, in the order in which they became true:
-//! both are said under the lock that decides them.
+//! Owns: how many events were sent since the client last took one, and the two facts about it for
+//! the brain: the client stalls once the count exceeds its limit, and flows again with the first
+//! event it takes. So a slow but steady reader never stalls for long. Never blocks or drops
+//! anything: a flight has at most `max_tokens` tokens, so that the queue is bounded, and the engine
+//! does not wait.
+//! Invariant: `Stalled` and `Flowing` of a flight alternate, in the order in which they became
+//! true: both are sent under the lock that decides them.
 //!
-//! A client that does not read fills its socket first; the HTTP face draws an event from here only
-//! when the socket has room for it. So what waits here is more than a socket holds.
+//! A client that does not read fills its socket first; the HTTP server takes an event from here
+//! only when the socket has room for it. So the events that wait here come on top of a full socket.
 
 use super::driver::RouterEvent;
 use cleave_api::FlightEvent;
 use cleave_domain::FlightId;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
-/// The giving end.
 #[derive(Debug)]
-pub(crate) struct Backlog {
+pub(crate) struct ClientBacklog {
     events: mpsc::UnboundedSender<FlightEvent>,
-    gauge: Arc<Gauge>,
+    gauge: Arc<StallDetector>,
 }
 
-/// The client's end.
 #[derive(Debug)]
-pub(crate) struct Receiver {
+pub(crate) struct ClientReceiver {
     events: mpsc::UnboundedReceiver<FlightEvent>,
-    gauge: Arc<Gauge>,
+    gauge: Arc<StallDetector>,
 }
 
 #[derive(Debug)]
-struct Gauge {
+struct StallDetector {
     flight: FlightId,
-    /// More than so many events given while none is taken are a stall.
-    untaken_max: u32,
+    /// The client stalls when more events than this are sent while none is taken.
+    unread_max: u32,
     driver: mpsc::UnboundedSender<RouterEvent>,
-    state: Mutex<State>,
+    state: Mutex<StallState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StallState {
     /// Given since the client last took one.
-    untaken: u32,
+    unread: u32,
     stalled: bool,
 }
 
-/// Both ends for one flight; the driver hears when its client stalls.
-pub(crate) fn line(
+/// Both ends of one flight's channel; the driver is notified when its client stalls.
+pub(crate) fn client_channel(
     flight: FlightId,
     untaken_max: u32,
     driver: mpsc::UnboundedSender<RouterEvent>,
-) -> (Backlog, Receiver) {
+) -> (ClientBacklog, ClientReceiver) {
     let (events, received) = mpsc::unbounded_channel();
-    let gauge = Arc::new(Gauge {
+    let gauge = Arc::new(StallDetector {
         flight,
-        untaken_max,
+        unread_max: untaken_max,
         driver,
         state: Mutex::default(),
     });
-    let backlog = Backlog {
+    let backlog = ClientBacklog {
         events,
         gauge: Arc::clone(&gauge),
     };
-    let receiver = Receiver {
+    let receiver = ClientReceiver {
         events: received,
         gauge,
     };
     (backlog, receiver)
 }
 
-impl Backlog {
-    /// Gives the client something; nobody hears it if it has left.
+impl ClientBacklog {
+    /// Sends an event to the client; the event is dropped if the client has left.
     pub(crate) fn send(&self, event: FlightEvent) {
-        // Counted first: taking it is then the later of the two.
-        self.gauge.given();
+        // Counted before it is sent: `taken` then always comes later.
+        self.gauge.event_sent();
         let _ = self.events.send(event);
     }
 }
 
-impl Receiver {
+impl ClientReceiver {
     pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
         let event = self.events.poll_recv(context);
         if let Poll::Ready(Some(_)) = &event {
-            self.gauge.taken();
+            self.gauge.event_taken();
         }
         event
     }
@@ -93,34 +92,34 @@ impl Receiver {
     #[cfg(test)]
     pub(crate) fn try_recv(&mut self) -> Option<FlightEvent> {
         let event = self.events.try_recv().ok()?;
-        self.gauge.taken();
+        self.gauge.event_taken();
         Some(event)
     }
 }
 
-impl Gauge {
-    fn given(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.untaken = state.untaken.saturating_add(1);
-        if state.untaken > self.untaken_max && !state.stalled {
+impl StallDetector {
+    fn event_sent(&self) {
+        let mut state = self.state.lock();
+        state.unread = state.unread.saturating_add(1);
+        if state.unread > self.unread_max && !state.stalled {
             state.stalled = true;
-            self.say(RouterEvent::Stalled {
+            self.notify_driver(RouterEvent::Stalled {
                 flight: self.flight,
             });
         }
     }
 
-    fn taken(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.untaken = 0;
+    fn event_taken(&self) {
+        let mut state = self.state.lock();
+        state.unread = 0;
         if std::mem::take(&mut state.stalled) {
-            self.say(RouterEvent::Flowing {
+            self.notify_driver(RouterEvent::Flowing {
                 flight: self.flight,
             });
         }
     }
 
-    fn say(&self, event: RouterEvent) {
+    fn notify_driver(&self, event: RouterEvent) {
         // A stopped driver has ended every flight.
         let _ = self.driver.send(event);
     }
@@ -129,12 +128,12 @@ impl Gauge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Emission, Sampled};
+    use cleave_domain::{Emission, SampledToken};
 
     fn token() -> FlightEvent {
         FlightEvent::Token(Emission {
             index: 0,
-            sampled: Sampled {
+            sampled: SampledToken {
                 token: 1,
                 scores: None,
             },
@@ -142,7 +141,7 @@ mod tests {
         })
     }
 
-    /// What the driver hears.
+    /// The next event that the driver receives, as text.
     fn said(heard: &mut mpsc::UnboundedReceiver<RouterEvent>) -> String {
         match heard.try_recv() {
             Ok(RouterEvent::Stalled { flight }) => format!("stalled {flight}"),
@@ -153,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_does_not_read_is_said_to_stall_once_and_to_flow_once() {
+    fn an_unread_stream_stalls_once_and_flows_once() {
         let (driver, mut heard) = mpsc::unbounded_channel();
-        let (backlog, mut receiver) = line(FlightId(3), 4, driver);
+        let (backlog, mut receiver) = client_channel(FlightId(3), 4, driver);
         for _ in 0..4 {
             backlog.send(token());
         }
@@ -173,9 +172,9 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_reads_all_the_time_was_cut_off_for_being_slower_than_the_model() {
+    fn a_slow_but_steady_reader_never_stalls() {
         let (driver, mut heard) = mpsc::unbounded_channel();
-        let (backlog, mut receiver) = line(FlightId(3), 4, driver);
+        let (backlog, mut receiver) = client_channel(FlightId(3), 4, driver);
         for _ in 0..1000 {
             backlog.send(token());
             backlog.send(token());

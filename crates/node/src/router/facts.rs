@@ -1,35 +1,39 @@
-//! What a router's driver reads out of what its brain says.
+//! Reads the notes and the readiness of a router's brain for its driver.
 //!
-//! Owns: whose flight a note is about, and readiness in words. Never: keeps or decides anything.
-//! Invariant: a note or a readiness that is new is looked at here before it compiles.
+//! Owns: the flight that a note is about, and the text of a readiness. Never keeps or decides
+//! anything. Invariant: the matches are exhaustive, so that a new note or readiness does not
+//! compile before it is handled here.
 
 use cleave_domain::FlightId;
-use cleave_router::{Note, Readiness};
+use cleave_router::{RouterNote, RouterReadiness};
 
-/// Whose flight a note is about, if it is about one.
-pub(super) fn flight_of(note: &Note) -> Option<FlightId> {
+/// The flight that a note is about, if any.
+pub(super) fn flight_of(note: &RouterNote) -> Option<FlightId> {
     match note {
-        Note::Decided(decision) => Some(decision.flight),
-        Note::Judged { flight, .. } | Note::CancelFreed { flight, .. } => Some(*flight),
-        Note::Placed { handoff, .. }
-        | Note::PassedOver { handoff, .. }
-        | Note::Retried { handoff, .. }
-        | Note::Moving { handoff, .. }
-        | Note::Moved { handoff, .. }
-        | Note::Stayed { handoff, .. } => Some(handoff.flight),
-        Note::Stale { .. } | Note::WorkerStuck { .. } | Note::Fleet { .. } => None,
+        RouterNote::Decided(decision) => Some(decision.flight),
+        RouterNote::Judged { flight, .. } | RouterNote::CancelFreed { flight, .. } => Some(*flight),
+        RouterNote::Placed { handoff, .. }
+        | RouterNote::PassedOver { handoff, .. }
+        | RouterNote::Retried { handoff, .. }
+        | RouterNote::Moving { handoff, .. }
+        | RouterNote::Moved { handoff, .. }
+        | RouterNote::MigrationAborted { handoff, .. } => Some(handoff.flight),
+        RouterNote::Stale { .. }
+        | RouterNote::WorkerStuck { .. }
+        | RouterNote::PrefixDropped { .. }
+        | RouterNote::Fleet { .. } => None,
     }
 }
 
-/// In words, for whoever asks `/ready`.
-pub(super) fn words(readiness: Readiness) -> cleave_api::Readiness {
+/// The text that `/ready` answers with.
+pub(super) fn readiness_text(readiness: RouterReadiness) -> cleave_api::ServingReadiness {
     let reason = match readiness {
-        Readiness::Ready => return cleave_api::Readiness::Ready,
-        Readiness::Draining => return cleave_api::Readiness::Draining,
-        Readiness::NoPair { prefill, decode } => format!(
+        RouterReadiness::Ready => return cleave_api::ServingReadiness::Ready,
+        RouterReadiness::Draining => return cleave_api::ServingReadiness::Draining,
+        RouterReadiness::NoPair { prefill, decode } => format!(
             "no pair of workers with equal fingerprints is connected ({prefill} prefill, {decode} \
              decode)"
         ),
     };
-    cleave_api::Readiness::NotReady(reason)
+    cleave_api::ServingReadiness::NotReady(reason)
 }

@@ -1,23 +1,23 @@
 //! Tokens on their way to clients, past the router's brain.
 //!
-//! Owns: the stream of each flight, and the order of its tokens. Connections hand emissions in as
-//! they come: a decode worker's token may overtake the prefill worker's, and while a sequence moves
-//! two workers emit; so early ones wait here.
-//! Never: decides how a flight ends, or which attempts are over; the brain's words do.
-//! Invariant: a client sees every index once, in order, and then one ending. What the brain is told
-//! the client was given is exactly that, for nothing of an attempt below the fence goes out after
-//! it. A flight that is said to be done while a token is missing ends as failed, never as a shorter
-//! text.
+//! Owns: the stream of each flight, and the order of its tokens. Connections pass emissions in as
+//! they arrive: a token of the decode worker may overtake one of the prefill worker, and while a
+//! sequence migrates two workers emit; so early tokens wait here.
+//! Never decides how a flight ends, or which attempts are over: the brain's outputs do.
+//! Invariant: a client sees every index once, in order, and then one ending. The tokens that the
+//! brain counts as given are exactly those that the client was given, since nothing of an attempt
+//! below the fence goes out after it. A flight that is reported done while a token is missing ends
+//! as failed, never as a shorter text.
 
-use super::added::Added;
-use super::backlog::{Backlog, Receiver};
+use super::backlog::{ClientBacklog, ClientReceiver};
+use super::overhead::RouterOverhead;
 use crate::telemetry::RouterMeters;
-use crate::trace::{Mark, Story, Told, Traces, Turn};
+use crate::trace::{AttemptChange, FlightOutcome, FlightSpan, RequestContext, Traces};
 use cleave_api::FlightEvent;
 use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, Timing, TokenId, Usage,
+    Emission, Ending, Failure, FlightId, HandoffId, Request, RequestStageTimes, TokenId, TokenUsage,
 };
-use cleave_router::{Note, TokenStream};
+use cleave_router::{RouterNote, TokenStream};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::sync::Arc;
@@ -27,53 +27,53 @@ use tracing::field::display;
 
 /// All flights of one router. Shared by the connections, which emit, and the driver, which ends.
 #[derive(Debug)]
-pub(crate) struct Flights {
-    open: DashMap<FlightId, Flight>,
+pub(crate) struct OpenFlights {
+    open: DashMap<FlightId, OpenFlight>,
     meters: RouterMeters,
     traces: Traces,
 }
 
 #[derive(Debug)]
-struct Flight {
-    client: Backlog,
-    added: Arc<Added>,
-    /// It may have so many tokens; whatever a worker says, more do not wait or go out.
+struct OpenFlight {
+    client: ClientBacklog,
+    overhead: Arc<RouterOverhead>,
+    /// The limit on its tokens; further ones from a worker neither wait nor go out.
     tokens_max: u32,
-    /// What came, each with the attempt that emitted it.
+    /// Received tokens, each with the attempt that emitted it.
     tokens: TokenStream<(u32, Emission)>,
     /// All output tokens that the client was given.
     generated: Vec<TokenId>,
     /// The attempt that emitted the last of them, and when it went out.
     last: Option<(u32, Instant)>,
     prompt_tokens: u32,
-    /// As the attempt that drew the first token found them.
+    /// As found by the attempt that drew the first token.
     cached_tokens: u32,
-    /// As logs and workers know its request.
-    mark: Arc<Mark>,
-    /// If its trace is recorded.
-    story: Option<Box<Story>>,
+    /// The request's id and trace, as logs and workers have them.
+    context: Arc<RequestContext>,
+    /// Its span, if its trace is recorded.
+    span: Option<Box<FlightSpan>>,
 }
 
 /// How a flight ends.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct End {
+pub(crate) struct FlightEnd {
     pub(crate) ending: Ending,
-    /// Of one that is done: the brain knows how many there were.
+    /// The number of tokens drawn, of a flight that is done.
     pub(crate) output_tokens: Option<u32>,
-    pub(crate) timing: Timing,
+    pub(crate) timing: RequestStageTimes,
 }
 
-impl From<Ending> for End {
+impl From<Ending> for FlightEnd {
     fn from(ending: Ending) -> Self {
         Self {
             ending,
             output_tokens: None,
-            timing: Timing::default(),
+            timing: RequestStageTimes::default(),
         }
     }
 }
 
-impl Flights {
+impl OpenFlights {
     pub(crate) fn new(meters: RouterMeters, traces: Traces) -> Self {
         Self {
             open: DashMap::new(),
@@ -82,139 +82,146 @@ impl Flights {
         }
     }
 
-    #[cfg(test)]
-    fn count(&self) -> usize {
+    /// Flights that have not ended.
+    pub(crate) fn count(&self) -> usize {
         self.open.len()
     }
 
-    /// Opens a flight's stream; its client's trace goes on in the flight's.
+    /// Opens a flight's stream, as part of its client's trace.
     pub(crate) fn open(
         &self,
-        (flight, mark): (FlightId, Mark),
+        flight: FlightId,
+        context: RequestContext,
         request: &Request,
-        (client, stream): (Backlog, Receiver),
-    ) -> (Receiver, Arc<Added>) {
-        let added = self.meters.added();
-        let opened = Flight {
+        client: ClientBacklog,
+        stream: ClientReceiver,
+    ) -> (ClientReceiver, Arc<RouterOverhead>) {
+        let added = self.meters.start_overhead();
+        let opened = OpenFlight {
             client,
-            added: Arc::clone(&added),
+            overhead: Arc::clone(&added),
             tokens_max: request.stop.max_tokens,
             tokens: TokenStream::default(),
             generated: Vec::new(),
             last: None,
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             cached_tokens: 0,
-            story: Story::begin(&self.traces, &mark),
-            mark: Arc::new(mark),
+            span: FlightSpan::begin(&self.traces, &context),
+            context: Arc::new(context),
         };
         self.open.insert(flight, opened);
         (stream, added)
     }
 
-    /// As its request is called in logs.
-    pub(crate) fn mark(&self, flight: FlightId) -> Option<Arc<Mark>> {
-        self.open.get(&flight).map(|open| Arc::clone(&open.mark))
+    /// The request's id and trace, for logs.
+    pub(crate) fn request_context(&self, flight: FlightId) -> Option<Arc<RequestContext>> {
+        self.open.get(&flight).map(|open| Arc::clone(&open.context))
     }
 
-    /// What goes with an order for this attempt.
-    pub(crate) fn mark_of(&self, handoff: HandoffId) -> Option<Arc<Mark>> {
+    /// The request's id, and the span for an order of this attempt.
+    pub(crate) fn order_context(&self, handoff: HandoffId) -> Option<Arc<RequestContext>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
-        let Flight { mark, story, .. } = &mut *open;
+        let OpenFlight {
+            context: mark,
+            span: story,
+            ..
+        } = &mut *open;
         Some(match story {
-            Some(story) => Arc::new(story.mark(mark, handoff)),
+            Some(story) => Arc::new(story.order_context(mark, handoff)),
             None => Arc::clone(mark),
         })
     }
 
-    /// Whether any trace may be recorded.
+    /// Whether there is a trace collector.
     pub(crate) fn are_recorded(&self) -> bool {
-        self.traces.are_sent()
+        self.traces.has_collector()
     }
 
-    /// The brain noted something of it.
-    pub(crate) fn noted(&self, flight: FlightId, note: &Note) {
+    /// Adds a note of the brain to the flight's span.
+    pub(crate) fn record_note(&self, flight: FlightId, note: &RouterNote) {
         if let Some(mut open) = self.open.get_mut(&flight)
-            && let Some(story) = &mut open.story
+            && let Some(story) = &mut open.span
         {
-            story.hear(note);
+            story.handle_note(note);
         }
     }
 
-    /// Both legs of an attempt have a worker.
+    /// Both legs of an attempt have a worker: the router's clock stops.
     pub(crate) fn placed(&self, flight: FlightId) {
         if let Some(open) = self.open.get(&flight) {
-            open.added.rest();
+            open.overhead.pause();
         }
     }
 
-    /// It waits for a place.
-    pub(crate) fn waits(&self, flight: FlightId) {
+    /// The flight waits for a place: the router's clock stops.
+    pub(crate) fn queued(&self, flight: FlightId) {
         if let Some(open) = self.open.get(&flight) {
-            open.added.rest();
+            open.overhead.pause();
         }
     }
 
-    /// A worker's word for the flight was read then, and all that follows from it is done.
-    pub(crate) fn answered(&self, flight: FlightId, read: Instant) {
+    /// Adds the time since a worker's report was read, once everything that follows from it is
+    /// done.
+    pub(crate) fn add_overhead(&self, flight: FlightId, read: Instant) {
         if let Some(open) = self.open.get(&flight) {
-            open.added.add(read.elapsed());
+            open.overhead.add(read.elapsed());
         }
     }
 
-    /// Takes a token from a worker. Attempts below the fence, doubled tokens and ended flights are
-    /// silence: what two attempts draw is the same, and what goes out first is what counts.
+    /// Takes a token from a worker. Tokens of fenced attempts, duplicates, and tokens of ended
+    /// flights are dropped: two attempts draw equal tokens, and the first one that goes out counts.
     pub(crate) fn emit(&self, handoff: HandoffId, emission: Emission) {
         if let Entry::Occupied(mut entry) = self.open.entry(handoff.flight) {
             entry
                 .get_mut()
-                .take((handoff.attempt, emission), &self.meters);
+                .accept(handoff.attempt, emission, &self.meters);
         }
     }
 
-    /// Attempts up to this one are over. Says what the client was given; what waited behind a gap
-    /// was not.
+    /// Fences attempts up to this one. Gives the tokens that the client was given; tokens behind a
+    /// gap are not among them.
     pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
         open.tokens.fence(handoff.attempt);
         Some(open.generated.as_slice().into())
     }
 
-    /// Says what the client was given so far.
-    pub(crate) fn given(&self, flight: FlightId) -> Option<Arc<[TokenId]>> {
+    /// The tokens that the client was given so far.
+    pub(crate) fn tokens_given(&self, flight: FlightId) -> Option<Arc<[TokenId]>> {
         let open = self.open.get(&flight)?;
         Some(open.generated.as_slice().into())
     }
 
-    /// How many tokens that is.
-    pub(crate) fn given_count(&self, flight: FlightId) -> u32 {
+    /// The number of tokens that the client was given.
+    pub(crate) fn tokens_given_count(&self, flight: FlightId) -> u32 {
         let open = self.open.get(&flight);
         open.map_or(0, |open| open.tokens.count())
     }
 
     /// Ends a flight, after the last token. Gives the ending that its client sees.
-    pub(crate) fn end(&self, flight: FlightId, end: End) -> Option<Ending> {
+    pub(crate) fn end(&self, flight: FlightId, end: FlightEnd) -> Option<Ending> {
         let (_, mut open) = self.open.remove(&flight)?;
-        let End {
+        let FlightEnd {
             ending,
             output_tokens,
             timing,
         } = end;
-        let (ending, usage) = open.sum_up(flight, (ending, output_tokens));
-        // Before its client hears of it, so that the request's span outlasts the flight's.
-        if let Some(story) = open.story.take() {
-            let told = Told {
+        let (ending, usage) = open.final_ending(flight, ending, output_tokens);
+        // Before its client is notified, so that the request's span outlasts the flight's.
+        if let Some(story) = open.span.take() {
+            let told = FlightOutcome {
                 ending: &ending,
                 usage,
                 timing,
             };
-            story.tell(&self.traces, &told);
+            story.send_spans(&self.traces, &told);
         }
-        open.close(ending.clone(), (usage, timing));
+        open.send_end(ending.clone(), usage, timing);
         self.meters.ended(&ending);
         Some(ending)
     }
 
-    /// Ends all that is left.
+    /// Ends all flights that are left.
     pub(crate) fn end_all(&self, ending: &Ending) {
         let flights: Vec<FlightId> = self.open.iter().map(|entry| *entry.key()).collect();
         for flight in flights {
@@ -223,72 +230,74 @@ impl Flights {
     }
 }
 
-impl Flight {
-    fn take(&mut self, (attempt, emission): (u32, Emission), meters: &RouterMeters) {
+impl OpenFlight {
+    fn accept(&mut self, attempt: u32, emission: Emission, meters: &RouterMeters) {
         let index = emission.index;
         if index >= self.tokens_max {
-            meters.exceeded();
+            meters.token_beyond_limit();
             return;
         }
         self.tokens.accept(attempt, index, (attempt, emission));
         while let Some((_, (attempt, mut emission))) = self.tokens.poll() {
-            // Every attempt runs the prompt; what the first token brings is what the client is told.
+            // Every attempt runs the prompt; only the facts that come with the first token count.
             match &emission.prompt {
                 Some(facts) if emission.index == 0 => self.cached_tokens = facts.cached_tokens,
                 _ => emission.prompt = None,
             }
             self.generated.push(emission.sampled.token);
-            self.turn(attempt, meters);
+            self.record_attempt_change(attempt, meters);
             // A client that has left is cancelled by its stream's drop.
             if emission.index == 0 {
-                self.added.pass_on();
+                self.overhead.resume();
             }
             self.client.send(FlightEvent::Token(emission));
         }
     }
 
-    /// A token of this attempt goes out now. If the one before it came of another attempt, the gap
-    /// between them is a pause that its client saw.
-    fn turn(&mut self, attempt: u32, meters: &RouterMeters) {
+    /// Records that a token of this attempt goes out. If the one before came from another attempt,
+    /// the gap between them is a pause that the client saw.
+    fn record_attempt_change(&mut self, attempt: u32, meters: &RouterMeters) {
         let now = Instant::now();
-        if let Some(story) = &mut self.story {
-            story.token();
+        if let Some(story) = &mut self.span {
+            story.token_sent();
         }
         let Some((before, at)) = self.last.replace((attempt, now)) else {
             return;
         };
         if before != attempt {
-            let turn = match self.tokens.is_fenced(before) {
-                true => Turn::Resumed,
-                false => Turn::Migrated,
+            let turn = if self.tokens.is_fenced(before) {
+                AttemptChange::Resumed
+            } else {
+                AttemptChange::Migrated
             };
             let pause = now - at;
             meters.paused(turn, pause);
             let tokens = self.generated.len() - 1;
-            if let Some(story) = &mut self.story {
-                story.turned(turn, (attempt, tokens, pause));
+            if let Some(story) = &mut self.span {
+                story.attempt_changed(turn, attempt, tokens, pause);
             }
         }
     }
 
-    /// The ending that its client is to hear.
-    fn sum_up(
+    /// The ending that the client gets.
+    fn final_ending(
         &self,
         flight: FlightId,
-        (ending, output_tokens): (Ending, Option<u32>),
-    ) -> (Ending, Usage) {
+        ending: Ending,
+        output_tokens: Option<u32>,
+    ) -> (Ending, TokenUsage) {
         let passed = self.tokens.count();
         let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {
             Ending::Done { .. } if lacks => {
-                let request_id = &*self.mark.request_id;
-                let trace_id = self.mark.trace.map(display);
-                error!(request_id, trace_id, %flight, passed, drawn = output_tokens, "a flight is done and lacks a token");
+                let request_id = &*self.context.request_id;
+                let trace_id = self.context.trace.map(display);
+                error!(request_id, trace_id, %flight, passed, drawn = output_tokens, "a flight was reported done and lacks a token: it ends as failed");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
         };
-        let usage = Usage {
+        let usage = TokenUsage {
             prompt_tokens: self.prompt_tokens,
             output_tokens: self.tokens.count(),
             cached_tokens: self.cached_tokens,
@@ -296,8 +305,7 @@ impl Flight {
         (ending, usage)
     }
 
-    /// Says it.
-    fn close(self, ending: Ending, (usage, timing): (Usage, Timing)) {
+    fn send_end(self, ending: Ending, usage: TokenUsage, timing: RequestStageTimes) {
         let event = FlightEvent::Ended {
             ending,
             usage,
@@ -313,26 +321,32 @@ mod tests {
     use crate::router::backlog;
     use crate::telemetry::Telemetry;
     use cleave_domain::{
-        FinishReason, PrefillTiming, PromptFacts, Sampled, Sampling, Slo, StopRules,
+        FinishReason, PrefillTiming, PromptFacts, RequestSlo, SampledToken, SamplingParams,
+        StopRules,
     };
     use tokio::sync::mpsc;
 
     const FLIGHT: FlightId = FlightId(7);
 
-    struct Desk {
-        flights: Flights,
-        stream: Receiver,
+    struct OpenFlightsFixture {
+        flights: OpenFlights,
+        stream: ClientReceiver,
         telemetry: Telemetry,
     }
 
-    /// One open flight.
-    fn desk() -> Desk {
+    fn open_flight() -> OpenFlightsFixture {
         let telemetry = Telemetry::default();
-        let flights = Flights::new(RouterMeters::new(&telemetry.router), Traces::default());
+        let flights = OpenFlights::new(RouterMeters::new(&telemetry.router), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
-        let line = backlog::line(FLIGHT, u32::MAX, driver);
-        let (stream, _) = flights.open((FLIGHT, Mark::default()), &request(), line);
-        Desk {
+        let (client, stream) = backlog::client_channel(FLIGHT, u32::MAX, driver);
+        let (stream, _) = flights.open(
+            FLIGHT,
+            RequestContext::default(),
+            &request(),
+            client,
+            stream,
+        );
+        OpenFlightsFixture {
             flights,
             stream,
             telemetry,
@@ -343,7 +357,7 @@ mod tests {
         Request {
             prompt: [1, 2, 3].into(),
             generated: [].into(),
-            sampling: Sampling::greedy(),
+            sampling: SamplingParams::greedy(),
             stop: StopRules {
                 max_tokens: 9,
                 min_tokens: 0,
@@ -351,15 +365,15 @@ mod tests {
             },
             priority: 0,
             cache_salt: 0,
-            slo: Slo::default(),
+            slo: RequestSlo::default(),
         }
     }
 
-    /// Of a worker that found two tokens of the prompt cached.
+    /// A token of a worker that found two prompt tokens cached.
     fn emission(index: u32) -> Emission {
         Emission {
             index,
-            sampled: Sampled {
+            sampled: SampledToken {
                 token: 100 + index,
                 scores: None,
             },
@@ -382,12 +396,12 @@ mod tests {
         }
     }
 
-    fn given(flights: &Flights) -> Vec<u32> {
-        flights.given(FLIGHT).unwrap().to_vec()
+    fn given(flights: &OpenFlights) -> Vec<u32> {
+        flights.tokens_given(FLIGHT).unwrap().to_vec()
     }
 
-    fn heard(mut stream: Receiver) -> (Vec<u32>, Option<Ending>, Usage) {
-        let (mut tokens, mut ended, mut used) = (Vec::new(), None, Usage::default());
+    fn received(mut stream: ClientReceiver) -> (Vec<u32>, Option<Ending>, TokenUsage) {
+        let (mut tokens, mut ended, mut used) = (Vec::new(), None, TokenUsage::default());
         while let Some(event) = stream.try_recv() {
             assert!(ended.is_none(), "nothing follows the ending");
             match event {
@@ -404,8 +418,8 @@ mod tests {
         (tokens, ended, used)
     }
 
-    fn drawn(tokens: u32) -> End {
-        End {
+    fn drawn(tokens: u32) -> FlightEnd {
+        FlightEnd {
             output_tokens: Some(tokens),
             ..DONE.into()
         }
@@ -415,20 +429,21 @@ mod tests {
         reason: FinishReason::Length,
     };
 
+    // Invariant: I12.
     #[test]
     fn a_decode_token_that_overtakes_the_first_one_waits() {
-        let Desk {
+        let OpenFlightsFixture {
             flights, stream, ..
-        } = desk();
+        } = open_flight();
         for index in [2, 1, 0, 1, 3] {
             flights.emit(attempt(0), emission(index));
         }
         flights.end(FLIGHT, DONE.into());
         flights.emit(attempt(0), emission(4));
-        let (tokens, ending, usage) = heard(stream);
+        let (tokens, ending, usage) = received(stream);
         assert_eq!(tokens, [100, 101, 102, 103]);
         assert_eq!(ending, Some(DONE));
-        let expected = Usage {
+        let expected = TokenUsage {
             prompt_tokens: 3,
             output_tokens: 4,
             cached_tokens: 2,
@@ -437,14 +452,15 @@ mod tests {
         assert_eq!(flights.count(), 0);
     }
 
+    // Invariant: I12.
     #[test]
-    fn a_retry_repeats_no_token_and_past_attempts_are_silent() {
-        let Desk {
+    fn a_retry_repeats_no_token_and_fences_past_attempts() {
+        let OpenFlightsFixture {
             flights, stream, ..
-        } = desk();
+        } = open_flight();
         flights.emit(attempt(0), emission(0));
         flights.emit(attempt(0), emission(2));
-        // What waited behind the gap was not given, and does not go out later.
+        // A token behind the gap was not given, and does not go out later.
         assert_eq!(flights.fence(attempt(0)).as_deref(), Some(&[100][..]));
         assert_eq!(given(&flights), [100]);
         flights.emit(attempt(0), emission(1));
@@ -455,18 +471,18 @@ mod tests {
         flights.emit(attempt(0), emission(2));
         assert_eq!(given(&flights), [100, 101]);
         flights.end(FLIGHT, DONE.into());
-        let (tokens, _, usage) = heard(stream);
+        let (tokens, _, usage) = received(stream);
         assert_eq!(tokens, [100, 101]);
         assert_eq!(usage.cached_tokens, 2, "the first facts count");
     }
 
     #[test]
-    fn while_a_sequence_moves_both_workers_are_heard() {
-        let Desk {
+    fn both_workers_of_a_migration_may_emit() {
+        let OpenFlightsFixture {
             flights,
             stream,
             telemetry,
-        } = desk();
+        } = open_flight();
         flights.emit(attempt(0), emission(0));
         assert_eq!(given(&flights), [100]);
         // The new worker's first token overtakes the old one's last.
@@ -474,7 +490,7 @@ mod tests {
         flights.emit(attempt(0), emission(1));
         flights.emit(attempt(1), emission(3));
         flights.end(FLIGHT, DONE.into());
-        assert_eq!(heard(stream).0, [100, 101, 102, 103]);
+        assert_eq!(received(stream).0, [100, 101, 102, 103]);
         let text = telemetry.text();
         for line in [
             "cleave_stream_pause_seconds_count{kind=\"migrated\"} 1",
@@ -485,36 +501,36 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_told_apart_from_a_retry_that_nobody_saw() {
-        let Desk {
+    fn a_retry_before_the_first_token_is_no_pause() {
+        let OpenFlightsFixture {
             flights,
             stream,
             telemetry,
-        } = desk();
+        } = open_flight();
         flights.fence(attempt(0));
         flights.emit(attempt(1), emission(0));
         flights.fence(attempt(1));
         flights.emit(attempt(2), emission(1));
         flights.end(FLIGHT, DONE.into());
-        assert_eq!(heard(stream).0, [100, 101]);
+        assert_eq!(received(stream).0, [100, 101]);
         let text = telemetry.text();
         assert!(text.contains("cleave_stream_pause_seconds_count{kind=\"resumed\"} 1"));
     }
 
     #[test]
-    fn a_worker_that_says_more_than_was_asked_for_filled_the_memory() {
-        let Desk {
+    fn tokens_beyond_max_tokens_are_dropped_and_counted() {
+        let OpenFlightsFixture {
             flights,
             stream,
             telemetry,
-        } = desk();
+        } = open_flight();
         for index in [0, 9, 10, 1 << 20] {
             flights.emit(attempt(0), emission(index));
         }
         let waits = flights.open.get(&FLIGHT).unwrap().tokens.has_gap();
         assert!(!waits, "nine tokens were asked for");
         flights.end(FLIGHT, drawn(1));
-        assert_eq!(heard(stream).0, [100]);
+        assert_eq!(received(stream).0, [100]);
         let text = telemetry.text();
         assert!(
             text.contains("cleave_tokens_beyond_limit_total 3"),
@@ -522,27 +538,29 @@ mod tests {
         );
     }
 
+    // Lesson: 16.
     #[test]
-    fn lesson_16_a_missing_tail_is_a_failure_and_not_a_shorter_text() {
-        let Desk {
+    fn a_missing_last_token_fails_the_flight() {
+        let OpenFlightsFixture {
             flights, stream, ..
-        } = desk();
+        } = open_flight();
         flights.emit(attempt(0), emission(0));
         flights.end(FLIGHT, drawn(2));
-        let (tokens, ending, _) = heard(stream);
+        let (tokens, ending, _) = received(stream);
         assert_eq!(tokens, [100]);
         assert_eq!(ending, Some(Ending::Failed(Failure::WorkerLost)));
         assert_eq!(flights.fence(attempt(0)), None, "it is over");
     }
 
+    // Lesson: 16.
     #[test]
-    fn lesson_16_a_gap_at_the_end_is_a_failure_and_not_a_shorter_text() {
-        let Desk {
+    fn a_gap_at_the_end_fails_the_flight() {
+        let OpenFlightsFixture {
             flights, stream, ..
-        } = desk();
+        } = open_flight();
         flights.emit(attempt(0), emission(1));
         flights.end(FLIGHT, DONE.into());
-        let (tokens, ending, _) = heard(stream);
+        let (tokens, ending, _) = received(stream);
         assert!(tokens.is_empty());
         assert!(matches!(ending, Some(Ending::Failed(_))), "{ending:?}");
     }

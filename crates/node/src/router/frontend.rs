@@ -1,35 +1,38 @@
-//! The router as the HTTP face sees it.
+//! The router's side of the HTTP API.
 //!
-//! Owns: how many streams are open, and the numbers of flights. Never: decides what becomes of a
-//! request. Invariant: a stream counts from its submission until its client has let go of it, for
-//! until then what it was given is kept.
+//! Owns: how many streams are open, and the numbers of flights. Never decides what happens to a
+//! request. Invariant: a stream counts from its submission until its client has dropped it, since
+//! its events are kept until then.
 
-use super::added::Added;
-use super::backlog::{self, Receiver};
+use super::backlog::{self, ClientReceiver};
+use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
 use super::driver::RouterEvent;
-use super::flights::Flights;
-use super::lookout::{ClassSight, Lookout, Sight};
-use super::roster::Roster;
-use crate::health::Pulse;
-use crate::scaling::{Answers, Standing, shown};
+use super::flights::OpenFlights;
+use super::overhead::RouterOverhead;
+use super::roster::WorkerRoster;
+use crate::health::HealthMonitor;
+use crate::scaling::{ScalingStatus, ScalingStatusReader, dashboard_scaling};
 use crate::telemetry::Telemetry;
-use crate::trace::Mark;
-use crate::views::Novelty;
+use crate::trace::RequestContext;
+use crate::views::CommandNovelty;
 use cleave_api::{
-    Board, Caller, ClassRow, CommandError, Enough, FlightEvent, FlightStream, Frontend, Handoffs,
-    Operator, Progress, RETRY_AFTER, Readiness, RequestSpan, ScalingAnswer, ScalingView, Streams,
-    TraceParent, WorkerCommand, WorkerView,
+    ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
+    Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServingProgress,
+    ServingReadiness, StopSignal, StreamCounts, SubmissionContext, TraceParent, WorkerCommand,
+    WorkerView,
 };
 use cleave_domain::{
-    Ending, FlightId, Refusal, Request, RouterId, ScalingMode, SloPolicy, Timing, Usage,
+    Ending, FlightId, Refusal, Request, RequestStageTimes, RouterId, ScalingMode, SloPolicy,
+    TokenUsage,
 };
-use cleave_router::{CancelReason, Command, Outside};
+use cleave_router::{CancelReason, OperatorRequest, OutsideQueue};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -38,63 +41,65 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 #[derive(Debug)]
 pub(crate) struct RouterFrontend {
     pub(crate) router: RouterId,
-    pub(crate) flights: Arc<Flights>,
-    pub(crate) roster: Arc<Roster>,
-    pub(crate) lookout: Arc<Lookout>,
-    /// What one client may be given before it takes something, or counts as a slow reader.
+    pub(crate) flights: Arc<OpenFlights>,
+    pub(crate) roster: Arc<WorkerRoster>,
+    pub(crate) dashboard: Arc<Dashboard>,
+    /// Events that one client may be given before it takes one; with more it counts as a slow
+    /// reader.
     pub(crate) backlog_max: u32,
-    /// Streams that may be opened beside those that are; the brain's own limits are lower.
+    /// Permits for further streams; the brain's own limits are lower.
     pub(crate) streams: Arc<Semaphore>,
     pub(crate) streams_max: usize,
-    /// Bounded by the open streams, one submission and one cancellation each, and two words for each
-    /// backlog that builds up; and by the commands that workers may leave unanswered.
+    /// Bounded by the open streams, with one submission, one cancellation and two backlog changes
+    /// each, and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
-    /// What requests are promised from now on.
+    /// The SLO policy for new requests.
     pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,
-    /// How many workers there are to be.
-    pub(crate) answers: Answers,
-    pub(crate) readiness: watch::Receiver<Readiness>,
+    /// The number of workers wanted.
+    pub(crate) scaling: ScalingStatusReader,
+    pub(crate) readiness: watch::Receiver<ServingReadiness>,
     pub(crate) telemetry: Telemetry,
-    /// The engines of this process, if it has any: when one hangs, so does the service.
-    pub(crate) pulses: Mutex<Vec<Arc<Pulse>>>,
-    pub(crate) number: AtomicU64,
+    /// The health of this process's engines, if it has any: when one hangs, so does the service.
+    pub(crate) monitors: Mutex<Vec<Arc<HealthMonitor>>>,
+    pub(crate) flights_submitted: AtomicU64,
 }
 
 impl Frontend for RouterFrontend {
     fn submit(&self, request: Request) -> FlightStream {
-        self.submit_for(request, Caller::default())
+        self.submit_for(request, SubmissionContext::default())
     }
 
-    fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
-        let Caller {
-            enough,
+    fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
+        let SubmissionContext {
+            stop_signal: enough,
             request_id,
             trace,
         } = caller;
         let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
             let full = Refusal::QueueFull { retry_after };
-            let promises = &self.telemetry.promises;
+            let promises = &self.telemetry.slo;
             let judgement = promises.turned_away(&request.slo.class, &full);
-            self.lookout.turned_away(&judgement);
+            self.dashboard.turned_away(&judgement);
             return ended(Ending::Refused(full));
         };
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let number = self.flights_submitted.fetch_add(1, Ordering::Relaxed);
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
-        let line = backlog::line(flight, self.backlog_max, self.driver.clone());
-        let mark = Mark { request_id, trace };
-        let (events, added) = self.flights.open((flight, mark), &request, line);
+        let (client, stream) =
+            backlog::client_channel(flight, self.backlog_max, self.driver.clone());
+        let context = RequestContext { request_id, trace };
+        let (events, added) = self.flights.open(flight, context, &request, client, stream);
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
             let refused = Ending::Refused(Refusal::Draining);
             self.flights.end(flight, refused.into());
         }
-        let client = Client {
+        let client = ClientStream {
             flight,
             events,
-            added,
+            overhead: added,
             driver: self.driver.clone(),
             enough,
             taken: 0,
@@ -108,39 +113,41 @@ impl Frontend for RouterFrontend {
         Arc::clone(&self.policy.borrow())
     }
 
-    fn readiness(&self) -> Readiness {
+    fn readiness(&self) -> ServingReadiness {
         if self.driver.is_closed() {
-            return Readiness::Draining;
+            return ServingReadiness::Draining;
         }
         self.readiness.borrow().clone()
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn worker_wait_max(&self) -> Option<Duration> {
         let policy = self.policy.borrow();
         let scaling = policy.scaling.as_ref()?;
-        let comes = scaling.mode == ScalingMode::Act && scaling.serves();
+        let comes = scaling.mode == ScalingMode::Act && scaling.can_serve();
         comes.then_some(scaling.start_max)
     }
 
-    fn wait_outside(&self, count: u32) {
-        // A stopped driver wants nobody any more.
-        let place = Outside::Here;
-        let _ = self.driver.send(RouterEvent::Wait { place, count });
+    fn report_waiting_requests(&self, count: u32) {
+        // A stopped driver wants no workers any more.
+        let place = OutsideQueue::Here;
+        let _ = self
+            .driver
+            .send(RouterEvent::WaitingOutside { place, count });
     }
 
-    fn progress(&self) -> Progress {
-        let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+    fn progress(&self) -> ServingProgress {
+        let pulses = self.monitors.lock();
         match pulses.iter().find_map(|pulse| pulse.check().err()) {
-            None => Progress::Moving,
-            Some(reason) => Progress::Stalled(reason),
+            None => ServingProgress::Advancing,
+            Some(reason) => ServingProgress::Stalled(reason),
         }
     }
 
-    fn board(&self) -> Option<Board> {
+    fn fleet_snapshot(&self) -> Option<FleetSnapshot> {
         if self.driver.is_closed() {
             return None;
         }
-        let Sight {
+        let DashboardSnapshot {
             uptime,
             flights,
             stages,
@@ -149,26 +156,26 @@ impl Frontend for RouterFrontend {
             history,
             events,
             decisions,
-        } = self.lookout.sight();
+        } = self.dashboard.snapshot();
         let (workers, links) = self.roster.rows();
-        let scaling = shown(&self.answers.standing(), &workers, decisions);
-        let (goodput, devices) = self.telemetry.promises.goodput();
-        Some(Board {
+        let scaling = dashboard_scaling(&self.scaling.status(), &workers, decisions);
+        let (goodput, devices) = self.telemetry.slo.goodput();
+        Some(FleetSnapshot {
             uptime,
             workers,
             flights,
             stages,
             classes: class_rows(&self.policy(), classes, &goodput),
             devices,
-            handoffs: Handoffs { links, ..handoffs },
+            handoffs: HandoffTotals { links, ..handoffs },
             history,
             events,
             scaling,
         })
     }
 
-    fn streams(&self) -> Streams {
-        Streams {
+    fn streams(&self) -> StreamCounts {
+        StreamCounts {
             open: self.streams_max - self.streams.available_permits(),
             max: Some(self.streams_max),
         }
@@ -179,7 +186,7 @@ impl Frontend for RouterFrontend {
     }
 
     fn end_span(&self, span: RequestSpan) {
-        self.telemetry.traces.tell(&span);
+        self.telemetry.traces.send_request_span(&span);
     }
 
     fn metrics(&self) -> String {
@@ -187,17 +194,17 @@ impl Frontend for RouterFrontend {
     }
 }
 
-/// The classes of the policy in its order, then what else was judged.
+/// The classes of the policy in its order, then other classes that were judged.
 fn class_rows(
     policy: &SloPolicy,
-    mut judged: BTreeMap<String, ClassSight>,
+    mut judged: BTreeMap<String, ClassSnapshot>,
     goodput: &[(String, f64)],
 ) -> Vec<ClassRow> {
     let rate = |name: &str| {
         let found = goodput.iter().find(|(class, _)| class == name);
         found.map_or(0.0, |(_, rate)| *rate)
     };
-    let row = |name: &str, sight: ClassSight| ClassRow {
+    let row = |name: &str, sight: ClassSnapshot| ClassRow {
         name: name.to_owned(),
         minute: sight.minute.verdicts,
         total: sight.total,
@@ -227,16 +234,16 @@ impl Operator for RouterFrontend {
     }
 
     fn scaling(&self) -> Option<ScalingView> {
-        let (mode, decision) = match self.answers.standing() {
-            Standing::Off => return None,
-            Standing::Listening(mode) => (mode, None),
-            Standing::Said(mode, decision) => (mode, Some(decision)),
+        let (mode, decision) = match self.scaling.status() {
+            ScalingStatus::Off => return None,
+            ScalingStatus::Starting(mode) => (mode, None),
+            ScalingStatus::Decided(mode, decision) => (mode, Some(decision)),
         };
         Some(ScalingView {
             mode,
-            answer: decision.map(|decision| ScalingAnswer {
+            answer: decision.map(|decision| ScalingDecision {
                 wanted: decision.wanted,
-                own: decision.own,
+                decided_here: decision.own,
                 rate: decision.rate,
                 prefill_load: decision.prefill_load,
                 decode_load: decision.decode_load,
@@ -248,12 +255,12 @@ impl Operator for RouterFrontend {
 
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
         let (view, novelty) = self.roster.command(worker, command)?;
-        if novelty == Novelty::Said {
+        if novelty == CommandNovelty::Pending {
             return Ok(view);
         }
         let command = match command {
-            WorkerCommand::Drain => Command::Drain,
-            WorkerCommand::Serve(role) => Command::Serve(role),
+            WorkerCommand::Drain => OperatorRequest::Drain,
+            WorkerCommand::SetRole(role) => OperatorRequest::Serve(role),
         };
         let worker = view.worker.worker;
         let told = RouterEvent::Commanded { worker, command };
@@ -263,7 +270,7 @@ impl Operator for RouterFrontend {
 }
 
 fn ended(ending: Ending) -> FlightStream {
-    let (usage, timing) = (Usage::default(), Timing::default());
+    let (usage, timing) = (TokenUsage::default(), RequestStageTimes::default());
     let event = FlightEvent::Ended {
         ending,
         usage,
@@ -273,20 +280,20 @@ fn ended(ending: Ending) -> FlightStream {
 }
 
 /// A client's end of a flight. Dropped before the ending, it cancels.
-struct Client {
+struct ClientStream {
     flight: FlightId,
-    events: Receiver,
-    added: Arc<Added>,
+    events: ClientReceiver,
+    overhead: Arc<RouterOverhead>,
     driver: mpsc::UnboundedSender<RouterEvent>,
-    enough: Enough,
-    /// Tokens that it took.
+    enough: StopSignal,
+    /// Tokens that the client took.
     taken: u32,
     ended: bool,
-    /// What it was given is in memory for as long as this is held.
+    /// Held for as long as events for the client are in memory.
     _counted: OwnedSemaphorePermit,
 }
 
-impl Stream for Client {
+impl Stream for ClientStream {
     type Item = FlightEvent;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
@@ -294,7 +301,7 @@ impl Stream for Client {
         match &event {
             Poll::Ready(Some(FlightEvent::Token(_))) => {
                 if self.taken == 0 {
-                    self.added.tell();
+                    self.overhead.observe_once();
                 }
                 self.taken += 1;
             }
@@ -305,14 +312,15 @@ impl Stream for Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for ClientStream {
     fn drop(&mut self) {
         if !self.ended {
             let flight = self.flight;
             let output_tokens = self.taken;
-            let why = match self.enough.is_said() {
-                true => CancelReason::Enough { output_tokens },
-                false => CancelReason::Left,
+            let why = if self.enough.is_set() {
+                CancelReason::Enough { output_tokens }
+            } else {
+                CancelReason::Left
             };
             // Without a driver there is nothing left to cancel.
             let _ = self.driver.send(RouterEvent::Cancelled { flight, why });
@@ -325,14 +333,14 @@ mod tests {
     use super::*;
     use crate::telemetry::RouterMeters;
     use crate::trace::Traces;
-    use cleave_domain::{FinishReason, Sampling, Slo, StopRules};
+    use cleave_domain::{FinishReason, RequestSlo, SamplingParams, StopRules};
     use futures::FutureExt;
 
     fn request() -> Request {
         Request {
             prompt: [1, 2, 3].into(),
             generated: [].into(),
-            sampling: Sampling::greedy(),
+            sampling: SamplingParams::greedy(),
             stop: StopRules {
                 max_tokens: 9,
                 min_tokens: 0,
@@ -340,31 +348,31 @@ mod tests {
             },
             priority: 0,
             cache_salt: 0,
-            slo: Slo::default(),
+            slo: RequestSlo::default(),
         }
     }
 
     #[test]
-    fn clients_that_ask_and_never_read_held_more_than_they_may() {
+    fn an_unread_stream_counts_until_it_is_dropped() {
         let telemetry = Telemetry::default();
         let meters = RouterMeters::new(&telemetry.router);
-        let flights = Arc::new(Flights::new(meters, Traces::default()));
+        let flights = Arc::new(OpenFlights::new(meters, Traces::default()));
         let (driver, _heard) = mpsc::unbounded_channel();
         let frontend = RouterFrontend {
             router: RouterId(7),
             flights: Arc::clone(&flights),
             roster: Arc::default(),
-            lookout: Arc::default(),
+            dashboard: Arc::default(),
             backlog_max: 4,
             streams: Arc::new(Semaphore::new(1)),
             streams_max: 1,
             driver,
             policy: watch::channel(Arc::default()).1,
-            answers: Answers::new(watch::channel(Standing::Off).1),
-            readiness: watch::channel(Readiness::Ready).1,
+            scaling: ScalingStatusReader::new(watch::channel(ScalingStatus::Off).1),
+            readiness: watch::channel(ServingReadiness::Ready).1,
             telemetry,
-            pulses: Mutex::default(),
-            number: AtomicU64::new(0),
+            monitors: Mutex::default(),
+            flights_submitted: AtomicU64::new(0),
         };
         let refused = |stream: &mut FlightStream| {
             let event = stream.next().now_or_never().flatten();
@@ -374,11 +382,11 @@ mod tests {
         };
         let unread = frontend.submit(request());
         let (open, max) = (1, Some(1));
-        assert_eq!(frontend.streams(), Streams { open, max });
+        assert_eq!(frontend.streams(), StreamCounts { open, max });
         let reason = FinishReason::Length;
         let flight = FlightId::new(RouterId(7), 0);
         flights.end(flight, Ending::Done { reason }.into());
-        // It has ended, and all it was given is still there.
+        // It has ended, and its events are still in memory.
         assert!(refused(&mut frontend.submit(request())));
         drop(unread);
         assert!(!refused(&mut frontend.submit(request())));

@@ -1,45 +1,47 @@
 //! The router's body.
 //!
-//! Owns: the driver around the brain, the streams to clients, what the HTTP face sees.
+//! Owns: the driver around the brain, the streams to clients, and the interface to the HTTP server.
+//! Never decides. Invariant: every open stream ends, even after a panic of the driver.
 
-mod added;
 mod backlog;
+mod dashboard;
 mod driver;
 mod facts;
-mod fellows;
 mod flights;
 mod frontend;
-mod joining;
-mod lookout;
+mod grants;
+mod join_warnings;
 mod orders;
-mod passes;
+mod overhead;
+mod peer_routers;
 mod roster;
 mod standby;
 
-pub(crate) use added::Added;
+pub(crate) use dashboard::{HandoffLoss, RequestVerdict};
 pub(crate) use driver::RouterEvent;
-pub(crate) use flights::Flights;
-pub(crate) use lookout::Judgement;
+pub(crate) use flights::OpenFlights;
+pub(crate) use overhead::RouterOverhead;
 
-use crate::ask::Asker;
-use crate::door::RouterDoor;
-use crate::health::Pulse;
-use crate::policy::{Reload, Watch};
-use crate::scaling::{Answers, Standing};
-use crate::tape::Recorder;
-use crate::telemetry::{PolicySeries, PromiseMeters, RouterMeters, Telemetry};
+use crate::acceptor::RouterAcceptor;
+use crate::health::HealthMonitor;
+use crate::peer_router::PeerRouterClient;
+use crate::policy::{PolicyReload, PolicyWatcher};
+use crate::scaling::{ScalingStatus, ScalingStatusReader};
+use crate::tape::TapeRecorder;
+use crate::telemetry::{PolicySeries, RouterMeters, SloMeters, Telemetry};
 use crate::trace::Traces;
 use crate::{NodeError, RouterOptions};
-use cleave_api::{Frontend, Readiness};
+use cleave_api::{Frontend, ServingReadiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
-use driver::{Driver, Ears, Hands};
-use fellows::watch_fellows;
+use dashboard::Dashboard;
+use driver::{RouterDriver, RouterEffects, RouterInbox};
 use frontend::RouterFrontend;
-use lookout::Lookout;
-use roster::Roster;
+use parking_lot::Mutex;
+use peer_routers::watch_peer_routers;
+use roster::WorkerRoster;
 use std::error::Error;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -51,54 +53,54 @@ const INBOX_MAX: usize = 4096;
 /// A router that runs.
 #[derive(Debug)]
 pub(crate) struct RouterBody {
-    pub(crate) door: RouterDoor,
+    pub(crate) acceptor: RouterAcceptor,
     frontend: Arc<RouterFrontend>,
     driver: mpsc::UnboundedSender<RouterEvent>,
-    readiness: watch::Receiver<Readiness>,
+    readiness: watch::Receiver<ServingReadiness>,
     drained: watch::Receiver<bool>,
-    pub(crate) pulse: Arc<Pulse>,
-    /// How many workers there are to be.
-    pub(crate) answers: Answers,
+    pub(crate) monitor: Arc<HealthMonitor>,
+    /// The number of workers wanted.
+    pub(crate) scaling: ScalingStatusReader,
     traces: Traces,
     task: JoinHandle<()>,
     /// Follows the policy's file.
     watch: Option<JoinHandle<()>>,
     /// Asks the fleet's other routers.
-    fellows: Option<JoinHandle<()>>,
+    peer_routers: Option<JoinHandle<()>>,
 }
 
-/// How flights end that are cut off.
-fn stopping() -> Ending {
+/// The ending of flights that are cut off.
+fn stopping_ending() -> Ending {
     Ending::Failed(Failure::Draining)
 }
 
-/// Passes on what the policy's file says next. The brain hears of it before any request that goes by
-/// it, since both come by the same way.
-async fn follow(
-    watch: Watch,
+/// Forwards changes of the policy's file. The brain gets a policy before any request under it,
+/// since both use the same channel.
+async fn follow_policy(
+    watch: PolicyWatcher,
     series: PolicySeries,
-    (driver, tell): (
-        mpsc::UnboundedSender<RouterEvent>,
-        watch::Sender<Arc<SloPolicy>>,
-    ),
+    driver: mpsc::UnboundedSender<RouterEvent>,
+    policy_sender: watch::Sender<Arc<SloPolicy>>,
 ) {
     let heard = watch.run(|reload| {
         series.count(&reload);
         match reload {
-            Reload::Changed(policy, _) => {
+            PolicyReload::Changed(policy, _) => {
                 info!(classes = policy.classes.len(), "the policy changed");
                 let event = RouterEvent::PolicyChanged {
                     policy: Arc::clone(&policy),
                 };
                 if driver.send(event).is_ok() {
-                    tell.send_replace(policy);
+                    policy_sender.send_replace(policy);
                 }
             }
-            Reload::Same(_) => info!("the policy's file was read again and says the same"),
-            Reload::Rejected(error) => error!("{error}\nthe policy before stays"),
-            Reload::Unreadable(error) => {
+            PolicyReload::Same(_) => {
+                info!("the policy file was read again: the policy is unchanged")
+            }
+            PolicyReload::Rejected(error) => error!("{error}\nthe previous policy stays in force"),
+            PolicyReload::Unreadable(error) => {
                 let reason = error.source().map(ToString::to_string);
-                warn!(reason, "{error}; the policy before stays");
+                warn!(reason, "{error}; the previous policy stays in force");
             }
         }
     });
@@ -106,9 +108,8 @@ async fn follow(
 }
 
 impl RouterBody {
-    /// Starts the driver.
     pub(crate) fn start(options: &RouterOptions, telemetry: &Telemetry) -> Result<Self, NodeError> {
-        // Drawn anew at each start, so that a late word about an old life harms nothing.
+        // Drawn anew at each start, so that a late message about an old incarnation has no effect.
         let router = RouterId(rand::random_range(0..1 << 24));
         let mut limits = options.limits.clone();
         limits.me = router;
@@ -116,40 +117,41 @@ impl RouterBody {
             limits.policy = Arc::clone(file.policy());
         }
         let meters = RouterMeters::new(&telemetry.router);
-        let promises = PromiseMeters::new(&telemetry.promises, &limits.policy);
+        let promises = SloMeters::new(&telemetry.slo, &limits.policy);
         let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
         let traces = telemetry.traces.clone();
-        let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
-        let roster = Arc::new(Roster::default());
-        let lookout = Arc::new(Lookout::default());
+        let flights = Arc::new(OpenFlights::new(meters.clone(), traces.clone()));
+        let roster = Arc::new(WorkerRoster::default());
+        let lookout = Arc::new(Dashboard::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
-        let starting = Readiness::NotReady("starting".into());
+        let starting = ServingReadiness::NotReady("starting".into());
         let (tell_readiness, readiness) = watch::channel(starting);
         let (tell_drained, drained) = watch::channel(false);
-        let begins = Standing::of(limits.policy.scaling.as_ref(), &Standing::Off);
+        let begins =
+            ScalingStatus::after_policy_change(limits.policy.scaling.as_ref(), &ScalingStatus::Off);
         let (tell_scaling, scaling) = watch::channel(begins);
-        let answers = Answers::new(scaling);
-        let hands = Hands {
+        let answers = ScalingStatusReader::new(scaling);
+        let hands = RouterEffects {
             flights: Arc::clone(&flights),
             roster: Arc::clone(&roster),
             meters,
-            promises,
-            lookout: Arc::clone(&lookout),
-            recorder: Recorder::create(options.tape.as_deref())?,
+            slo: promises,
+            dashboard: Arc::clone(&lookout),
+            recorder: TapeRecorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
             drained: tell_drained,
             scaling: tell_scaling,
             scaling_series: telemetry.scaling.clone(),
         };
-        let ears = Ears { workers, clients };
-        let body = Driver::new(limits, ears, hands);
-        let pulse = Arc::new(Pulse::new(Duration::MAX));
+        let ears = RouterInbox { workers, clients };
+        let body = RouterDriver::new(limits, ears, hands);
+        let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
         let (watched, left) = (Arc::clone(&pulse), Arc::clone(&flights));
         let task = tokio::spawn(async move {
             watched.watch(body.run()).await;
-            // After a panic nobody else would.
-            left.end_all(&stopping());
+            // After a panic nothing else would end them.
+            left.end_all(&stopping_ending());
         });
         let streams_max = options.limits.flights_max as usize + options.limits.queue_max as usize;
         let streams_max = streams_max.min(Semaphore::MAX_PERMITS);
@@ -157,67 +159,74 @@ impl RouterBody {
             router,
             flights: Arc::clone(&flights),
             roster,
-            lookout,
+            dashboard: lookout,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
             streams_max,
             driver: driver.clone(),
             policy,
-            answers: answers.clone(),
+            scaling: answers.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
-            pulses: Mutex::new(vec![Arc::clone(&pulse)]),
-            number: AtomicU64::new(0),
+            monitors: Mutex::new(vec![Arc::clone(&pulse)]),
+            flights_submitted: AtomicU64::new(0),
         };
         let watch = options.policy.clone().map(|file| {
             let series = PolicySeries::clone(&telemetry.policy);
-            series.holds(&file);
-            tokio::spawn(follow(
-                Watch::new(file),
+            series.begin_with(&file);
+            tokio::spawn(follow_policy(
+                PolicyWatcher::new(file),
                 series,
-                (driver.clone(), tell_policy),
+                driver.clone(),
+                tell_policy,
             ))
         });
-        let door = RouterDoor {
+        let door = RouterAcceptor {
             router,
             inbox,
             flights,
             silence: options.silence_max,
         };
         Ok(Self {
-            door,
+            acceptor: door,
             frontend: Arc::new(frontend),
             driver,
             readiness,
             drained,
-            pulse,
-            answers,
+            monitor: pulse,
+            scaling: answers,
             traces,
             task,
             watch,
-            fellows: None,
+            peer_routers: None,
         })
     }
 
-    /// For the HTTP face, or whoever else wants sequences.
+    /// The interface for the HTTP server and other submitters.
     pub(crate) fn frontend(&self) -> Arc<dyn Frontend> {
         Arc::clone(&self.frontend) as Arc<dyn Frontend>
     }
 
-    /// Hears from now on who waits at the routers of these names; `own` are this router's ports.
-    pub(crate) fn ask_fellows(&mut self, names: &[String], own: Vec<u16>, asker: Asker) {
-        let asks = watch_fellows(names.to_vec(), (own, asker), self.driver.clone());
-        self.fellows = (!names.is_empty()).then(|| tokio::spawn(asks));
+    /// Polls from now on the routers of these names for waiting requests; `own` are this router's
+    /// ports.
+    pub(crate) fn watch_peer_routers(
+        &mut self,
+        names: &[String],
+        own: Vec<u16>,
+        asker: PeerRouterClient,
+    ) {
+        let asks = watch_peer_routers(names.to_vec(), own, asker, self.driver.clone());
+        self.peer_routers = (!names.is_empty()).then(|| tokio::spawn(asks));
     }
 
-    /// Answers for an engine of this process too.
-    pub(crate) fn vouch_for(&self, pulse: Arc<Pulse>) {
-        let pulses = self.frontend.pulses.lock();
-        pulses.unwrap_or_else(PoisonError::into_inner).push(pulse);
+    /// Includes an engine of this process in the health.
+    pub(crate) fn add_monitor(&self, pulse: Arc<HealthMonitor>) {
+        let mut pulses = self.frontend.monitors.lock();
+        pulses.push(pulse);
     }
 
     /// Changes whenever a request would find a worker, or none.
-    pub(crate) fn readiness(&self) -> watch::Receiver<Readiness> {
+    pub(crate) fn readiness(&self) -> watch::Receiver<ServingReadiness> {
         self.readiness.clone()
     }
 
@@ -231,12 +240,12 @@ impl RouterBody {
 
     /// Ends what is left, with the reason, and stops.
     pub(crate) async fn stop(self) {
-        self.door.flights.end_all(&stopping());
+        self.acceptor.flights.end_all(&stopping_ending());
         let _ = self.driver.send(RouterEvent::Stop);
-        for task in self.watch.iter().chain(&self.fellows) {
+        for task in self.watch.iter().chain(&self.peer_routers) {
             task.abort();
         }
-        // It ends by itself when told, and catches its own panics.
+        // The driver ends on `Stop`, and catches its own panics.
         let _ = self.task.await;
         self.traces.flush().await;
     }

@@ -1,10 +1,11 @@
-//! What else a worker must know before it can follow an order.
+//! Facts that a worker needs before it can carry out an order.
 //!
-//! Never: says anything. Invariant: an order that is new is looked at here before it compiles.
+//! Never sends anything. Invariant: the matches are exhaustive, so that a new order does not
+//! compile before it is handled here.
 
 use cleave_domain::{HandoffId, Order, WorkerRef};
 
-/// The other worker that this one will have to reach.
+/// The other worker that this one must reach for the order.
 pub(super) fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
     let peer = match order {
         Order::Reserve(reserve) => reserve.sender,
@@ -14,13 +15,13 @@ pub(super) fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
         | Order::Cancel { .. }
         | Order::Drain
         | Order::Serve { .. }
-        | Order::PassOn(_) => return None,
+        | Order::Relay(_) => return None,
     };
     (peer != worker).then_some(peer)
 }
 
-/// The hand-off whose blocks it will write into a pool, and whose that is.
-pub(super) fn sends(order: &Order) -> Option<(HandoffId, WorkerRef)> {
+/// The hand-off whose blocks the worker will write into a pool, and the pool's worker.
+pub(super) fn sender_handoff(order: &Order) -> Option<(HandoffId, WorkerRef)> {
     match order {
         Order::Prefill(prefill) => Some((prefill.handoff, prefill.target.worker)),
         Order::Migrate(migrate) => Some((migrate.handoff, migrate.target.worker)),
@@ -29,14 +30,14 @@ pub(super) fn sends(order: &Order) -> Option<(HandoffId, WorkerRef)> {
         | Order::Cancel { .. }
         | Order::Drain
         | Order::Serve { .. }
-        | Order::PassOn(_) => None,
+        | Order::Relay(_) => None,
     }
 }
 
-/// The hand-off that it begins to work for.
-pub(super) fn begins(order: &Order) -> Option<HandoffId> {
+/// The hand-off that the order begins.
+pub(super) fn handoff_begun(order: &Order) -> Option<HandoffId> {
     match order {
         Order::Reserve(reserve) => Some(reserve.handoff),
-        order => sends(order).map(|(handoff, _)| handoff),
+        order => sender_handoff(order).map(|(handoff, _)| handoff),
     }
 }

@@ -1,47 +1,50 @@
 //! The workers as an operator sees them.
 //!
-//! Owns: one view per connected worker, kept up by the driver from what it hears, and read by the
-//! HTTP face. Never: decides anything: what a worker is fit for the brain knows, from the same
-//! words. Invariant: a view is there exactly as long as the worker is connected, and shows links to
-//! workers that are.
+//! Owns: one view per connected worker, kept current by the driver from the reports it gets, and
+//! read by the HTTP server. Never decides anything: the brain judges workers from the same reports.
+//! Invariant: a view exists exactly as long as its worker is connected, and shows links to
+//! connected workers only.
 
-use crate::line::{Activity, Introduction, LinkState};
-use crate::views::{self, Commands, Novelty};
+use crate::connection::{LinkState, Registration, WorkerActivity};
+use crate::views::{self, CommandNovelty, PendingCommands};
 use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
-use cleave_domain::{Progress, Report, WorkerId, WorkerRef};
-use cleave_router::Note;
+use cleave_domain::{Report, StepProgress, WorkerId, WorkerRef};
+use cleave_router::RouterNote;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+use tracing::warn;
 
-/// Links of one worker to others that are not connected: after a router's restart they join one by
-/// one, and bring what they measured before.
+/// Links of one worker to others that are not connected: after a router's restart workers join one
+/// by one, and report earlier measurements.
 const LINKS_AHEAD_MAX: usize = 1024;
 
-/// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Roster {
-    workers: Mutex<BTreeMap<WorkerId, Entry>>,
+pub(crate) struct WorkerRoster {
+    workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RosterEntry {
     view: WorkerView,
     draining: bool,
     in_process: bool,
-    commands: Commands,
+    commands: PendingCommands,
     links: BTreeMap<WorkerId, LinkState>,
-    /// Their sums, once somebody looked and until one changes: a large fleet has a million.
+    /// Sums of the links, from the first request until a link changes: a large fleet has a million
+    /// links.
     link_sums: Option<Vec<LinkRow>>,
-    counts: Counts,
-    activity: Arc<Activity>,
-    /// Its tokens when somebody looked last, and when that was.
-    looked: Option<(Instant, u64)>,
+    counts: WorkerCounts,
+    warned_of_prefixes: bool,
+    activity: Arc<WorkerActivity>,
+    /// The time and the token count of the last request.
+    rate_sampled: Option<(Instant, u64)>,
 }
 
-/// What the router did with a worker since it joined.
+/// Counts of the router's actions on a worker since it joined.
 #[derive(Debug, Default)]
-struct Counts {
+struct WorkerCounts {
     prefills: u64,
     decodes: u64,
     moves_in: u64,
@@ -49,23 +52,24 @@ struct Counts {
     passed_over: u64,
 }
 
-impl Roster {
-    pub(crate) fn join(&self, introduction: &Introduction, activity: Arc<Activity>) {
-        let entry = Entry {
-            view: views::joined(introduction),
+impl WorkerRoster {
+    pub(crate) fn join(&self, introduction: &Registration, activity: Arc<WorkerActivity>) {
+        let entry = RosterEntry {
+            view: views::initial_view(introduction),
             draining: false,
             in_process: introduction.data_address.is_empty(),
-            commands: Commands::default(),
+            commands: PendingCommands::default(),
             links: BTreeMap::new(),
             link_sums: None,
-            counts: Counts::default(),
+            counts: WorkerCounts::default(),
+            warned_of_prefixes: false,
             activity,
-            looked: None,
+            rate_sampled: None,
         };
         self.lock().insert(introduction.worker.worker, entry);
     }
 
-    /// Says what it was called and whether it was about to leave, if it was there.
+    /// Removes a worker; gives its name and state, if it was there.
     pub(crate) fn leave(&self, worker: WorkerRef) -> Option<(String, WorkerState)> {
         let mut workers = self.lock();
         let left = workers.remove(&worker.worker);
@@ -78,15 +82,15 @@ impl Roster {
         left
     }
 
-    /// What a worker is called.
+    /// The name of a worker.
     pub(crate) fn name(&self, worker: &WorkerRef) -> String {
         let workers = self.lock();
         let entry = workers.get(&worker.worker);
         entry.map_or_else(|| worker.to_string(), |entry| entry.view.name.clone())
     }
 
-    /// A worker said something that an operator may want to know.
-    pub(crate) fn hear(&self, worker: WorkerRef, report: &Report) {
+    /// Updates a worker's view from its report.
+    pub(crate) fn handle_report(&self, worker: WorkerRef, report: &Report) {
         let mut workers = self.lock();
         let Some(entry) = workers.get_mut(&worker.worker) else {
             return;
@@ -99,28 +103,28 @@ impl Roster {
             }
             Report::Draining => {
                 entry.draining = true;
-                entry.commands.drains();
+                entry.commands.drain_began();
             }
             Report::Serves { role } => {
                 entry.view.role = *role;
-                entry.commands.serves(*role);
+                entry.commands.role_changed(*role);
             }
             Report::Reserved { .. }
             | Report::Refused { .. }
             | Report::Prefilled { .. }
             | Report::Landed { .. }
-            | Report::Stayed { .. }
-            | Report::Crowded { .. }
+            | Report::MigrationAborted { .. }
+            | Report::MemoryPressure { .. }
             | Report::Finished { .. }
             | Report::LegFailed { .. }
             | Report::Released { .. }
             | Report::Prefix { .. }
-            | Report::PassedOn(_) => {}
+            | Report::Relayed(_) => {}
         }
     }
 
     /// A worker measured a link.
-    pub(crate) fn measured(&self, worker: WorkerRef, link: LinkState) {
+    pub(crate) fn link_measured(&self, worker: WorkerRef, link: LinkState) {
         let mut workers = self.lock();
         let peer = link.peer.worker;
         let here = workers.contains_key(&peer);
@@ -133,35 +137,40 @@ impl Roster {
         }
     }
 
-    /// The brain noted something of workers.
-    pub(crate) fn count(&self, note: &Note) {
+    /// Counts placements and migrations from the brain's notes.
+    pub(crate) fn handle_note(&self, note: &RouterNote) {
         let mut workers = self.lock();
-        let mut at = |worker: &WorkerRef, count: fn(&mut Counts) -> &mut u64| {
+        let mut at = |worker: &WorkerRef, count: fn(&mut WorkerCounts) -> &mut u64| {
             if let Some(entry) = workers.get_mut(&worker.worker) {
                 *count(&mut entry.counts) += 1;
             }
         };
         match note {
-            Note::Placed {
+            RouterNote::Placed {
                 prefill, decode, ..
             } => {
                 at(prefill, |counts| &mut counts.prefills);
                 at(decode, |counts| &mut counts.decodes);
             }
-            Note::Moving { from, to, .. } => {
+            RouterNote::Moving { from, to, .. } => {
                 at(from, |counts| &mut counts.moves_out);
                 at(to, |counts| &mut counts.moves_in);
             }
-            Note::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
-            Note::Stale { .. }
-            | Note::Decided(_)
-            | Note::Judged { .. }
-            | Note::Retried { .. }
-            | Note::Moved { .. }
-            | Note::Stayed { .. }
-            | Note::CancelFreed { .. }
-            | Note::WorkerStuck { .. }
-            | Note::Fleet { .. } => {}
+            RouterNote::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
+            RouterNote::PrefixDropped { worker, .. } => {
+                if let Some(entry) = workers.get_mut(&worker.worker) {
+                    entry.warn_of_dropped_prefixes();
+                }
+            }
+            RouterNote::Stale { .. }
+            | RouterNote::Decided(_)
+            | RouterNote::Judged { .. }
+            | RouterNote::Retried { .. }
+            | RouterNote::Moved { .. }
+            | RouterNote::MigrationAborted { .. }
+            | RouterNote::CancelFreed { .. }
+            | RouterNote::WorkerStuck { .. }
+            | RouterNote::Fleet { .. } => {}
         }
     }
 
@@ -190,7 +199,7 @@ impl Roster {
                 views::add_links(&mut links, sum);
             }
         }
-        let row = |entry: &mut Entry| {
+        let row = |entry: &mut RosterEntry| {
             let device = entry.view.device.as_ref();
             let there = device.and_then(|device| devices.get(device));
             entry.row(now, there.map_or(0, |there| there - 1))
@@ -200,42 +209,53 @@ impl Roster {
         (rows, links.into_values().collect())
     }
 
-    /// How a worker will stand once it has done this, and whether it is to be told.
+    /// The worker's view once it has carried out the command, and whether the command must be sent.
     pub(crate) fn command(
         &self,
         name: &str,
         command: WorkerCommand,
-    ) -> Result<(WorkerView, Novelty), CommandError> {
+    ) -> Result<(WorkerView, CommandNovelty), CommandError> {
         let mut workers = self.lock();
         let mut named = workers.values_mut().filter(|entry| entry.view.name == name);
-        let entry = named.next().ok_or(CommandError::Unknown)?;
+        let entry = named.next().ok_or(CommandError::UnknownWorker)?;
         if entry.in_process && command == WorkerCommand::Drain {
             return Err(CommandError::SameProcess);
         }
-        let novelty = entry.commands.take(command)?;
+        let novelty = entry.commands.accept(command)?;
         let id = entry.view.worker.worker;
         let view = workers[&id].view(&workers);
-        Ok((views::after(view, command), novelty))
+        Ok((views::view_after(view, command), novelty))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Entry>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, RosterEntry>> {
+        self.workers.lock()
     }
 }
 
-impl Entry {
-    fn state(&self) -> WorkerState {
-        match (self.draining, self.view.load.progress) {
-            (true, _) => WorkerState::Draining,
-            (false, Progress::Stuck) => WorkerState::Stuck,
-            (false, Progress::Moving) => WorkerState::Ready,
+impl RosterEntry {
+    /// Warns the operator once for each incarnation of a worker; the metric counts all.
+    fn warn_of_dropped_prefixes(&mut self) {
+        if !std::mem::replace(&mut self.warned_of_prefixes, true) {
+            warn!(
+                name = self.view.name,
+                "a worker reports more cached prefixes than its blocks and offload tiers can hold; some are \
+                 dropped, and requests may miss its cache"
+            );
         }
     }
 
-    /// As the page shows it; `sharing` others take the same device.
+    fn state(&self) -> WorkerState {
+        match (self.draining, self.view.load.progress) {
+            (true, _) => WorkerState::Draining,
+            (false, StepProgress::Stuck) => WorkerState::Stuck,
+            (false, StepProgress::Moving) => WorkerState::Ready,
+        }
+    }
+
+    /// The worker's row on the dashboard; `sharing` is how many others use the same device.
     fn row(&mut self, now: Instant, sharing: u32) -> WorkerRow {
-        let tokens = self.activity.tokens();
-        let looked = self.looked.replace((now, tokens));
+        let tokens = self.activity.tokens_count();
+        let looked = self.rate_sampled.replace((now, tokens));
         let rate = looked.and_then(|(at, before)| {
             let spent = now.saturating_duration_since(at).as_secs_f64();
             (spent > 0.0).then(|| (tokens - before) as f64 / spent)
@@ -257,22 +277,22 @@ impl Entry {
             running: load.sequences_running,
             waiting: load.sequences_waiting,
             queue_tokens: load.queue_tokens,
-            backlog: load.backlog.ahead(i32::MAX, None),
+            backlog: load.backlog.work_ahead(i32::MAX, None),
             blocks_held: blocks_count.saturating_sub(load.blocks_free),
             blocks_count: *blocks_count,
-            step: self.activity.step(),
-            heard: self.activity.silence(),
+            last_step: self.activity.step_time(),
+            since_report: self.activity.silence(),
             tokens_per_second: rate,
             placed: self.counts.prefills + self.counts.decodes,
         }
     }
 
-    fn view(&self, workers: &BTreeMap<WorkerId, Entry>) -> WorkerView {
+    fn view(&self, workers: &BTreeMap<WorkerId, RosterEntry>) -> WorkerView {
         let link = |(peer, link): (&WorkerId, &LinkState)| {
             let name = workers.get(peer)?.view.name.clone();
-            Some(views::link(name, link))
+            Some(views::link_view(name, link))
         };
-        let Counts {
+        let WorkerCounts {
             prefills,
             decodes,
             moves_in,
@@ -301,12 +321,12 @@ mod tests {
     use cleave_domain::Role;
     use std::time::Duration;
 
-    fn named(number: u64, data_address: &str) -> Introduction {
-        Introduction {
+    fn named(number: u64, data_address: &str) -> Registration {
+        Registration {
             worker: life(number),
             name: format!("w{number}"),
             data_address: data_address.to_owned(),
-            ..sample::introduction()
+            ..sample::registration()
         }
     }
 
@@ -326,7 +346,7 @@ mod tests {
         }
     }
 
-    fn peers(roster: &Roster, name: &str) -> Vec<String> {
+    fn peers(roster: &WorkerRoster, name: &str) -> Vec<String> {
         let views = roster.views();
         let view = views.into_iter().find(|view| view.name == name);
         let links = view.expect("it is connected").links;
@@ -334,13 +354,13 @@ mod tests {
     }
 
     #[test]
-    fn links_to_workers_that_had_left_were_kept_for_ever() {
-        let roster = Roster::default();
+    fn links_to_workers_that_left_are_dropped() {
+        let roster = WorkerRoster::default();
         roster.join(&named(1, "h:1"), Arc::default());
         roster.join(&named(2, "h:2"), Arc::default());
-        roster.measured(life(1), link(2));
+        roster.link_measured(life(1), link(2));
         // Measured before it joined here.
-        roster.measured(life(1), link(3));
+        roster.link_measured(life(1), link(3));
         assert_eq!(peers(&roster, "w1"), ["w2"]);
         roster.join(&named(3, "h:3"), Arc::default());
         assert_eq!(peers(&roster, "w1"), ["w2", "w3"]);
@@ -349,49 +369,52 @@ mod tests {
         assert!(peers(&roster, "w1").is_empty());
         assert!(roster.lock()[&WorkerId(1)].links.is_empty());
         for peer in 100..100 + 2 * LINKS_AHEAD_MAX as u64 {
-            roster.measured(life(1), link(peer));
+            roster.link_measured(life(1), link(peer));
         }
         let kept = roster.lock()[&WorkerId(1)].links.len();
         assert_eq!(kept, LINKS_AHEAD_MAX);
         roster.join(&named(9, "h:9"), Arc::default());
-        roster.measured(life(1), link(9));
+        roster.link_measured(life(1), link(9));
         assert_eq!(peers(&roster, "w1"), ["w9"]);
     }
 
     #[test]
-    fn a_command_was_passed_on_as_often_as_it_was_repeated() {
-        let roster = Roster::default();
+    fn a_repeated_command_is_sent_once() {
+        let roster = WorkerRoster::default();
         roster.join(&named(1, "h:1"), Arc::default());
         let take = |command| roster.command("w1", command);
-        let serve = WorkerCommand::Serve(Role::Prefill);
+        let serve = WorkerCommand::SetRole(Role::Prefill);
         let (view, novelty) = take(serve).unwrap();
-        assert_eq!((view.role, novelty), (Role::Prefill, Novelty::New));
+        assert_eq!((view.role, novelty), (Role::Prefill, CommandNovelty::New));
         let (view, novelty) = take(serve).unwrap();
-        assert_eq!((view.role, novelty), (Role::Prefill, Novelty::Said));
+        assert_eq!(
+            (view.role, novelty),
+            (Role::Prefill, CommandNovelty::Pending)
+        );
         let role = Role::Prefill;
-        roster.hear(life(1), &Report::Serves { role });
-        assert_eq!(take(serve).unwrap().1, Novelty::New);
-        assert_eq!(take(WorkerCommand::Drain).unwrap().1, Novelty::New);
+        roster.handle_report(life(1), &Report::Serves { role });
+        assert_eq!(take(serve).unwrap().1, CommandNovelty::New);
+        assert_eq!(take(WorkerCommand::Drain).unwrap().1, CommandNovelty::New);
         let (view, novelty) = take(WorkerCommand::Drain).unwrap();
         assert_eq!(
             (view.state, novelty),
-            (WorkerState::Draining, Novelty::Said)
+            (WorkerState::Draining, CommandNovelty::Pending)
         );
-        // Another life of it has heard nothing.
+        // A new incarnation has received no command.
         roster.leave(life(1));
-        assert_eq!(take(WorkerCommand::Drain), Err(CommandError::Unknown));
+        assert_eq!(take(WorkerCommand::Drain), Err(CommandError::UnknownWorker));
         roster.join(&named(1, "h:1"), Arc::default());
-        assert_eq!(take(WorkerCommand::Drain).unwrap().1, Novelty::New);
+        assert_eq!(take(WorkerCommand::Drain).unwrap().1, CommandNovelty::New);
     }
 
     #[test]
-    fn a_worker_that_could_not_be_taken_back_was_drained() {
-        let roster = Roster::default();
+    fn a_worker_in_the_router_process_cannot_be_drained() {
+        let roster = WorkerRoster::default();
         roster.join(&named(1, ""), Arc::default());
         let drained = roster.command("w1", WorkerCommand::Drain);
         assert_eq!(drained, Err(CommandError::SameProcess));
         assert_eq!(roster.views()[0].state, WorkerState::Ready);
-        let served = roster.command("w1", WorkerCommand::Serve(Role::Both));
+        let served = roster.command("w1", WorkerCommand::SetRole(Role::Both));
         assert_eq!(served.unwrap().0.role, Role::Both);
     }
 }

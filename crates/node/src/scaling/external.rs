@@ -1,9 +1,10 @@
 //! Kubernetes' external metrics API, for a plain HPA.
 //!
-//! Owns: its discovery documents, its one metric, label selectors. Never: knows a namespace: a router has one
-//! fleet. Invariant: a selector that is not understood is an error and selects nothing.
+//! Owns: its discovery documents, its one metric, label selectors. Never distinguishes namespaces:
+//! a router has one fleet. Invariant: a selector that cannot be parsed is an error and selects
+//! nothing.
 
-use super::{Answers, POOLS, Unknown};
+use super::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -18,8 +19,8 @@ const VERSION: &str = "external.metrics.k8s.io/v1beta1";
 /// The one metric: workers wanted, by the label `pool`.
 const METRIC: &str = "cleave_workers_wanted";
 
-/// Everything under `/apis`, and what an API server asks to see whether anybody is there.
-pub(crate) fn external_metrics_routes(answers: Answers) -> Router {
+/// Everything under `/apis`, and the health paths that an API server asks.
+pub(crate) fn external_metrics_routes(answers: ScalingStatusReader) -> Router {
     let metric = format!("/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}");
     Router::new()
         .route("/apis", get(groups))
@@ -70,11 +71,11 @@ async fn resources() -> Json<Value> {
 }
 
 async fn unknown() -> Response {
-    refuse(StatusCode::NOT_FOUND, "NotFound", "there is nothing here")
+    error_status(StatusCode::NOT_FOUND, "NotFound", "no such path")
 }
 
-/// As Kubernetes says it.
-fn refuse(code: StatusCode, reason: &str, message: &str) -> Response {
+/// An error in Kubernetes' format.
+fn error_status(code: StatusCode, reason: &str, message: &str) -> Response {
     let status = json!({
         "kind": "Status",
         "apiVersion": "v1",
@@ -89,41 +90,45 @@ fn refuse(code: StatusCode, reason: &str, message: &str) -> Response {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Selected {
+struct SelectorQuery {
     #[serde(default)]
     label_selector: String,
 }
 
 async fn values(
-    State(answers): State<Answers>,
+    State(answers): State<ScalingStatusReader>,
     Path((_, metric)): Path<(String, String)>,
-    Query(Selected { label_selector }): Query<Selected>,
+    Query(SelectorQuery { label_selector }): Query<SelectorQuery>,
 ) -> Response {
     if metric != METRIC {
         let message = format!("there is no metric {metric}; there is {METRIC}");
-        return refuse(StatusCode::NOT_FOUND, "NotFound", &message);
+        return error_status(StatusCode::NOT_FOUND, "NotFound", &message);
     }
-    let terms = match terms(&label_selector) {
+    let terms = match parse_selector(&label_selector) {
         Ok(terms) => terms,
-        Err(message) => return refuse(StatusCode::BAD_REQUEST, "BadRequest", &message),
+        Err(message) => return error_status(StatusCode::BAD_REQUEST, "BadRequest", &message),
     };
     let wanted = match answers.wanted() {
         Ok(wanted) => wanted,
-        Err(unknown @ (Unknown::Off | Unknown::Listening | Unknown::Advises)) => {
+        Err(
+            unknown @ (ScalingUnavailable::Off
+            | ScalingUnavailable::Starting
+            | ScalingUnavailable::AdviseOnly),
+        ) => {
             let code = StatusCode::SERVICE_UNAVAILABLE;
-            return refuse(code, "ServiceUnavailable", &unknown.to_string());
+            return error_status(code, "ServiceUnavailable", &unknown.to_string());
         }
     };
     let now = prost_types::Timestamp::from(SystemTime::now()).to_string();
     let chosen = POOLS
         .into_iter()
-        .filter(|(pool, _)| terms.iter().all(|term| term.fits(pool)));
+        .filter(|(pool, _)| terms.iter().all(|term| term.matches(pool)));
     let items = chosen.map(|(pool, role)| {
         json!({
             "metricName": METRIC,
             "metricLabels": {"pool": pool},
             "timestamp": now,
-            "value": wanted.of(role).to_string(),
+            "value": wanted.for_role(role).to_string(),
         })
     });
     Json(json!({
@@ -137,36 +142,39 @@ async fn values(
 
 /// One condition of a label selector, on our one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Term {
+pub(super) struct SelectorTerm {
     pub(super) key: String,
-    /// The values meant; none for whether the label is there at all.
+    /// The values to match; `None` tests whether the label exists.
     pub(super) values: Option<Vec<String>>,
-    /// Those that fit are not meant.
-    pub(super) not: bool,
+    /// Whether the condition is negated.
+    pub(super) is_negated: bool,
 }
 
-impl Term {
-    pub(super) fn fits(&self, pool: &str) -> bool {
+impl SelectorTerm {
+    pub(super) fn matches(&self, pool: &str) -> bool {
         let there = self.key == "pool";
         let named = |values: &Vec<String>| there && values.iter().any(|value| value == pool);
-        self.values.as_ref().map_or(there, named) != self.not
+        self.values.as_ref().map_or(there, named) != self.is_negated
     }
 }
 
 /// `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`, with commas between.
-pub(super) fn terms(selector: &str) -> Result<Vec<Term>, String> {
+pub(super) fn parse_selector(selector: &str) -> Result<Vec<SelectorTerm>, String> {
     let mut terms = Vec::new();
     let mut rest = selector.trim();
     while !rest.is_empty() {
         let end = end_of_term(rest);
         let (one, more) = rest.split_at(end);
-        terms.push(term(one.trim()).ok_or_else(|| format!("the label selector `{one}` is none"))?);
+        terms.push(
+            parse_term(one.trim())
+                .ok_or_else(|| format!("cannot parse the label selector `{one}`"))?,
+        );
         rest = more.strip_prefix(',').unwrap_or(more).trim();
     }
     Ok(terms)
 }
 
-/// At the first comma outside of brackets.
+/// The end of the first term: the first comma outside of brackets.
 fn end_of_term(text: &str) -> usize {
     let mut depth = 0i32;
     let found = text.char_indices().find(|(_, c)| {
@@ -176,7 +184,7 @@ fn end_of_term(text: &str) -> usize {
     found.map_or(text.len(), |(at, _)| at)
 }
 
-fn term(text: &str) -> Option<Term> {
+fn parse_term(text: &str) -> Option<SelectorTerm> {
     let of = |key: &str, values: Option<Vec<String>>, not| {
         let key = key.trim();
         let plain = |text: &str, signs: &str| {
@@ -185,10 +193,10 @@ fn term(text: &str) -> Option<Term> {
         };
         let mut meant = values.iter().flatten();
         let sound = !key.is_empty() && plain(key, "-_./") && meant.all(|one| plain(one, "-_."));
-        sound.then(|| Term {
+        sound.then(|| SelectorTerm {
             key: key.to_owned(),
             values,
-            not,
+            is_negated: not,
         })
     };
     if let Some((key, list)) = text.split_once('(') {
@@ -222,10 +230,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_selector_selects_as_kubernetes_says() {
+    fn label_selectors_select_as_in_kubernetes() {
         let chosen = |selector: &str| -> Result<Vec<&str>, String> {
-            let terms = terms(selector)?;
-            let fits = |pool: &&str| terms.iter().all(|term| term.fits(pool));
+            let terms = parse_selector(selector)?;
+            let fits = |pool: &&str| terms.iter().all(|term| term.matches(pool));
             Ok(POOLS
                 .into_iter()
                 .map(|(pool, _)| pool)

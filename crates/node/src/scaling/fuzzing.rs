@@ -1,29 +1,29 @@
-//! What orchestrators ask about scaling, for tests and libFuzzer.
+//! Questions of orchestrators about scaling, for tests and libFuzzer.
 //!
-//! Owns: the reading of drawn bytes as such questions, and what must hold of the answers. Never: opens a port;
-//! decides how many workers there are to be. Invariant: each pool has a number of its own, so that an answer for
-//! another pool is seen.
+//! Owns: reading drawn bytes as such questions, and what must hold for the answers. Never opens a
+//! port, or decides how many workers there are to be. Invariant: each pool has another number, so
+//! that an answer for the wrong pool is noticed.
 
-use super::external::{Term, terms};
+use super::external::{SelectorTerm, parse_selector};
 use super::keda::proto::GetMetricsRequest;
 use super::keda::proto::external_scaler_server::ExternalScaler;
 use super::keda::{ScalerService, pool};
-use super::{Answers, Standing};
-use cleave_domain::{PoolCounts, ScalingMode, Wanted};
-use cleave_planner::scaling::Decision;
+use super::{ScalingStatus, ScalingStatusReader};
+use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
+use cleave_planner::scaling::ScalerDecision;
 use futures::FutureExt;
 use prost::Message;
 use tokio::sync::watch;
 use tonic::Request;
 
-/// Each pool is to have another number of workers.
+/// A different number of workers for each pool.
 const WORKERS: PoolCounts = PoolCounts {
     prefill: 3,
     decode: 5,
     both: 7,
 };
 
-/// What KEDA asks for a value.
+/// A request of KEDA for a metric's value.
 ///
 /// # Panics
 /// If another pool's number is answered, or under a name that was not asked for.
@@ -31,16 +31,16 @@ pub(crate) fn metrics(bytes: &[u8]) {
     let Ok(asked) = GetMetricsRequest::decode(bytes) else {
         return;
     };
-    let wanted = Wanted {
+    let wanted = FleetTarget {
         workers: WORKERS,
-        ..Wanted::default()
+        ..FleetTarget::default()
     };
-    let decision = Decision {
+    let decision = ScalerDecision {
         wanted,
-        ..Decision::default()
+        ..ScalerDecision::default()
     };
-    let (_tell, standing) = watch::channel(Standing::Said(ScalingMode::Act, decision));
-    let service = ScalerService::new(Answers::new(standing));
+    let (_tell, standing) = watch::channel(ScalingStatus::Decided(ScalingMode::Act, decision));
+    let service = ScalerService::new(ScalingStatusReader::new(standing));
     let answer = service.get_metrics(Request::new(asked.clone()));
     let answer = answer.now_or_never().expect("it waits for nobody");
     let object = asked.scaled_object_ref.unwrap_or_default();
@@ -53,28 +53,32 @@ pub(crate) fn metrics(bytes: &[u8]) {
     };
     let (name, role) = pool(&object).expect("a pool was answered for");
     assert_eq!(object.scaler_metadata["pool"], name);
-    assert_eq!(value.metric_value, i64::from(WORKERS.of(role)));
+    assert_eq!(value.metric_value, i64::from(WORKERS.for_role(role)));
     assert_eq!(value.metric_name, asked.metric_name);
 }
 
 /// A label selector of Kubernetes.
 ///
 /// # Panics
-/// If one that is understood reads otherwise once it is written as Kubernetes does.
+/// If a selector that was understood reads differently once it is written as Kubernetes writes it.
 pub(crate) fn selector(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else {
         return;
     };
-    let Ok(read) = terms(text) else {
+    let Ok(read) = parse_selector(text) else {
         return;
     };
-    let written: Vec<String> = read.iter().map(written).collect();
-    let again = terms(&written.join(",")).expect("what is written is understood");
+    let written: Vec<String> = read.iter().map(term_text).collect();
+    let again = parse_selector(&written.join(",")).expect("what is written is understood");
     assert_eq!(again, read);
 }
 
-fn written(term: &Term) -> String {
-    let Term { key, values, not } = term;
+fn term_text(term: &SelectorTerm) -> String {
+    let SelectorTerm {
+        key,
+        values,
+        is_negated: not,
+    } = term;
     match (values, not) {
         (Some(values), false) => format!("{key} in ({})", values.join(",")),
         (Some(values), true) => format!("{key} notin ({})", values.join(",")),
@@ -83,7 +87,7 @@ fn written(term: &Term) -> String {
     }
 }
 
-/// As KEDA and an API server ask, for [`metrics`].
+/// Requests of KEDA and of an API server, for [`metrics`].
 #[cfg(test)]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     use super::keda::proto::ScaledObjectRef;

@@ -1,9 +1,9 @@
 //! KEDA's external scaler.
 //!
-//! Owns: its five methods. Never: remembers who asked. Invariant: every method answers from the same word of
-//! the brain, which is the same at every router that shares workers with another.
+//! Owns: its five methods. Never keeps state of a caller. Invariant: every method answers from the
+//! brain's last decision, which is the same at every router that shares workers with another.
 
-use super::{Answers, POOLS, Unknown};
+use super::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use cleave_domain::Role;
 use futures::Stream;
 use futures::stream::{self, StreamExt};
@@ -22,29 +22,30 @@ use proto::{
 };
 
 /// The gRPC service, to be mounted where workers dial.
-pub(crate) fn scaler_service(answers: Answers) -> ExternalScalerServer<ScalerService> {
+pub(crate) fn scaler_service(answers: ScalingStatusReader) -> ExternalScalerServer<ScalerService> {
     ExternalScalerServer::new(ScalerService::new(answers))
 }
 
-/// See [`scaler_service`].
 #[derive(Clone, Debug)]
 pub(crate) struct ScalerService {
-    answers: Answers,
+    answers: ScalingStatusReader,
 }
 
-type Answered<T> = Result<Response<T>, Status>;
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ScalerResult<T> = Result<Response<T>, Status>;
+type ScalerStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-impl From<Unknown> for Status {
-    fn from(unknown: Unknown) -> Self {
+impl From<ScalingUnavailable> for Status {
+    fn from(unknown: ScalingUnavailable) -> Self {
         match unknown {
-            Unknown::Listening => Self::unavailable(unknown.to_string()),
-            Unknown::Off | Unknown::Advises => Self::failed_precondition(unknown.to_string()),
+            ScalingUnavailable::Starting => Self::unavailable(unknown.to_string()),
+            ScalingUnavailable::Off | ScalingUnavailable::AdviseOnly => {
+                Self::failed_precondition(unknown.to_string())
+            }
         }
     }
 }
 
-/// Of which pool, by its trigger's metadata.
+/// The pool that the trigger's metadata names.
 pub(super) fn pool(object: &ScaledObjectRef) -> Result<(&'static str, Role), Status> {
     let named = object.scaler_metadata.get("pool");
     let found = POOLS
@@ -73,21 +74,21 @@ fn spec(pool: &str) -> GetMetricSpecResponse {
 }
 
 impl ScalerService {
-    pub(super) fn new(answers: Answers) -> Self {
+    pub(super) fn new(answers: ScalingStatusReader) -> Self {
         Self { answers }
     }
 
     fn wanted(&self, role: Role) -> Result<u32, Status> {
-        Ok(self.answers.wanted()?.of(role))
+        Ok(self.answers.wanted()?.for_role(role))
     }
 }
 
 #[tonic::async_trait]
 impl ExternalScaler for ScalerService {
-    type StreamIsActiveStream = Streamed<IsActiveResponse>;
-    type StreamMetricSpecStream = Streamed<GetMetricSpecResponse>;
+    type StreamIsActiveStream = ScalerStream<IsActiveResponse>;
+    type StreamMetricSpecStream = ScalerStream<GetMetricSpecResponse>;
 
-    async fn is_active(&self, request: Request<ScaledObjectRef>) -> Answered<IsActiveResponse> {
+    async fn is_active(&self, request: Request<ScaledObjectRef>) -> ScalerResult<IsActiveResponse> {
         let (_, role) = pool(request.get_ref())?;
         let result = self.wanted(role)? > 0;
         Ok(Response::new(IsActiveResponse { result }))
@@ -96,12 +97,15 @@ impl ExternalScaler for ScalerService {
     async fn stream_is_active(
         &self,
         request: Request<ScaledObjectRef>,
-    ) -> Answered<Self::StreamIsActiveStream> {
+    ) -> ScalerResult<Self::StreamIsActiveStream> {
         let (_, role) = pool(request.get_ref())?;
         let begin = (self.answers.clone(), None);
         let said = stream::unfold(begin, move |(mut answers, before)| async move {
             loop {
-                let now = answers.wanted().ok().map(|wanted| wanted.of(role) > 0);
+                let now = answers
+                    .wanted()
+                    .ok()
+                    .map(|wanted| wanted.for_role(role) > 0);
                 if let Some(result) = now.filter(|_| now != before) {
                     let response = IsActiveResponse { result };
                     return Some((Ok(response), (answers, now)));
@@ -117,7 +121,7 @@ impl ExternalScaler for ScalerService {
     async fn get_metric_spec(
         &self,
         request: Request<ScaledObjectRef>,
-    ) -> Answered<GetMetricSpecResponse> {
+    ) -> ScalerResult<GetMetricSpecResponse> {
         let (pool, _) = pool(request.get_ref())?;
         Ok(Response::new(spec(pool)))
     }
@@ -125,7 +129,7 @@ impl ExternalScaler for ScalerService {
     async fn get_metrics(
         &self,
         request: Request<GetMetricsRequest>,
-    ) -> Answered<GetMetricsResponse> {
+    ) -> ScalerResult<GetMetricsResponse> {
         let GetMetricsRequest {
             scaled_object_ref,
             metric_name,
@@ -150,11 +154,11 @@ impl ExternalScaler for ScalerService {
         }))
     }
 
-    /// It never changes; the stream stays open for as long as the router answers at all.
+    /// A spec never changes; the stream stays open for as long as the router answers.
     async fn stream_metric_spec(
         &self,
         request: Request<ScaledObjectRef>,
-    ) -> Answered<Self::StreamMetricSpecStream> {
+    ) -> ScalerResult<Self::StreamMetricSpecStream> {
         let (pool, _) = pool(request.get_ref())?;
         let mut answers = self.answers.clone();
         let first = stream::iter([Ok(spec(pool))]);
@@ -166,10 +170,10 @@ impl ExternalScaler for ScalerService {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Standing;
+    use super::super::ScalingStatus;
     use super::*;
-    use cleave_domain::{PoolCounts, ScalingMode, Wanted};
-    use cleave_planner::scaling::Decision;
+    use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
+    use cleave_planner::scaling::ScalerDecision;
     use tokio::sync::watch;
 
     fn object(pool: &str) -> ScaledObjectRef {
@@ -179,32 +183,33 @@ mod tests {
         }
     }
 
-    fn said(mode: ScalingMode, decode: u32) -> Standing {
+    fn said(mode: ScalingMode, decode: u32) -> ScalingStatus {
         let workers = PoolCounts {
             decode,
             ..PoolCounts::default()
         };
-        let wanted = Wanted {
+        let wanted = FleetTarget {
             workers,
-            ..Wanted::default()
+            ..FleetTarget::default()
         };
-        let decision = Decision {
+        let decision = ScalerDecision {
             wanted,
-            ..Decision::default()
+            ..ScalerDecision::default()
         };
-        Standing::Said(mode, decision)
+        ScalingStatus::Decided(mode, decision)
     }
 
+    // Invariant: I43.
     #[tokio::test]
-    async fn a_number_was_answered_where_nothing_was_known_or_nothing_was_to_change() {
-        let (tell, standing) = watch::channel(Standing::Off);
-        let service = ScalerService::new(Answers::new(standing));
+    async fn no_number_is_answered_when_unknown_or_advisory() {
+        let (tell, standing) = watch::channel(ScalingStatus::Off);
+        let service = ScalerService::new(ScalingStatusReader::new(standing));
         let ask = || service.is_active(Request::new(object("decode")));
         assert_eq!(
             ask().await.unwrap_err().code(),
             tonic::Code::FailedPrecondition
         );
-        tell.send_replace(Standing::Listening(ScalingMode::Act));
+        tell.send_replace(ScalingStatus::Starting(ScalingMode::Act));
         assert_eq!(ask().await.unwrap_err().code(), tonic::Code::Unavailable);
         tell.send_replace(said(ScalingMode::Advise, 3));
         assert_eq!(
@@ -223,9 +228,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_five_methods_answer_from_one_word() {
+    async fn all_scaler_methods_answer_from_one_decision() {
         let (tell, standing) = watch::channel(said(ScalingMode::Act, 0));
-        let service = ScalerService::new(Answers::new(standing));
+        let service = ScalerService::new(ScalingStatusReader::new(standing));
         let streamed = service
             .stream_is_active(Request::new(object("decode")))
             .await;

@@ -1,23 +1,24 @@
-//! How many workers there are to be, as whoever starts them is told.
+//! The number of workers wanted, for the orchestrators that start them.
 //!
-//! Owns: the last answer of the router's brain, and the two ways in which orchestrators ask for it. Never:
-//! decides; starts or stops a worker. Invariant: where nothing is known, or nothing is to change, that is
-//! an error and never a number: an orchestrator leaves everything as it is then.
+//! Owns: the last decision of the router's brain, and the two interfaces by which orchestrators ask
+//! for it. Never decides; never starts or stops a worker. Invariant: where nothing is known, or
+//! nothing is to change, the answer is an error and never a number: orchestrators then change
+//! nothing.
 
+mod dashboard;
 mod external;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod https;
 mod keda;
-mod listen;
-mod shown;
 
+pub(crate) use dashboard::{RecentDecisions, dashboard_scaling};
 pub(crate) use external::external_metrics_routes;
+pub(crate) use https::ExternalMetricsServer;
 pub(crate) use keda::scaler_service;
-pub(crate) use listen::Secured;
-pub(crate) use shown::{Decisions, shown};
 
-use cleave_domain::{PoolCounts, Role, Scaling, ScalingMode};
-use cleave_planner::scaling::Decision;
+use cleave_domain::{PoolCounts, Role, ScalingMode, ScalingPolicy};
+use cleave_planner::scaling::ScalerDecision;
 use tokio::sync::watch;
 
 /// Every pool, by its name.
@@ -27,59 +28,59 @@ pub(crate) const POOLS: [(&str, Role); 3] = [
     ("both", Role::Both),
 ];
 
-/// What the router's brain has said.
+/// The scaling decision of the router's brain, as far as there is one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Standing {
-    /// Its policy does not say that the fleet changes.
+pub(crate) enum ScalingStatus {
+    /// The policy has no scaling.
     #[default]
     Off,
-    /// It has just begun, and says nothing before it knows the fleet.
-    Listening(ScalingMode),
-    /// So many.
-    Said(ScalingMode, Decision),
+    /// The brain has just started, and decides nothing before it knows the fleet.
+    Starting(ScalingMode),
+    /// The last decision of the brain.
+    Decided(ScalingMode, ScalerDecision),
 }
 
-impl Standing {
-    pub(crate) fn of(scaling: Option<&Scaling>, before: &Self) -> Self {
+impl ScalingStatus {
+    pub(crate) fn after_policy_change(scaling: Option<&ScalingPolicy>, before: &Self) -> Self {
         match (scaling, before) {
             (None, _) => Self::Off,
-            (Some(scaling), Self::Said(_, decision)) => Self::Said(scaling.mode, *decision),
-            (Some(scaling), _) => Self::Listening(scaling.mode),
+            (Some(scaling), Self::Decided(_, decision)) => Self::Decided(scaling.mode, *decision),
+            (Some(scaling), _) => Self::Starting(scaling.mode),
         }
     }
 }
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unknown {
+pub(crate) enum ScalingUnavailable {
     #[error("the router's policy has no `scaling`")]
     Off,
     #[error("the router has just started and does not know its workers yet")]
-    Listening,
+    Starting,
     #[error("the policy says `mode: advise`: nothing is to change")]
-    Advises,
+    AdviseOnly,
 }
 
-/// Where answers are read; clones read the same.
+/// Reads the scaling status; clones read the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Answers(watch::Receiver<Standing>);
+pub(crate) struct ScalingStatusReader(watch::Receiver<ScalingStatus>);
 
-impl Answers {
-    pub(crate) fn new(standing: watch::Receiver<Standing>) -> Self {
+impl ScalingStatusReader {
+    pub(crate) fn new(standing: watch::Receiver<ScalingStatus>) -> Self {
         Self(standing)
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn status(&self) -> ScalingStatus {
         self.0.borrow().clone()
     }
 
     /// How many workers each pool is to have.
-    pub(crate) fn wanted(&self) -> Result<PoolCounts, Unknown> {
+    pub(crate) fn wanted(&self) -> Result<PoolCounts, ScalingUnavailable> {
         match &*self.0.borrow() {
-            Standing::Off => Err(Unknown::Off),
-            Standing::Listening(_) => Err(Unknown::Listening),
-            Standing::Said(ScalingMode::Advise, _) => Err(Unknown::Advises),
-            Standing::Said(ScalingMode::Act, decision) => Ok(decision.wanted.workers),
+            ScalingStatus::Off => Err(ScalingUnavailable::Off),
+            ScalingStatus::Starting(_) => Err(ScalingUnavailable::Starting),
+            ScalingStatus::Decided(ScalingMode::Advise, _) => Err(ScalingUnavailable::AdviseOnly),
+            ScalingStatus::Decided(ScalingMode::Act, decision) => Ok(decision.wanted.workers),
         }
     }
 

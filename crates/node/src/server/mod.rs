@@ -1,28 +1,29 @@
-//! Listening: connections from strangers, and what each may cost.
+//! Listening: connections of any client, and the limits on each.
 //!
-//! Owns: accepting, TLS, who is a client and who a peer, and every limit on connections. Never: knows a
-//! route. Invariant: no more connections stand than the limit says, and none stands that neither does
-//! nor waits for anything for longer than the limits say.
+//! Owns: accepting, TLS, telling clients from peers, and every limit on connections. Never knows a
+//! route. Invariant: no more connections are open than the limit says, and none is idle or stalled
+//! for longer than the limits say.
 //!
-//! One port may have three faces ([`Faces`]): what is said in clear, what is said under the front's
-//! certificate, and what peers say. A connection's first bytes tell which it is, so clients and workers
-//! still need one address only; and a face that is not there cannot be reached.
+//! One port may have three sets of routes ([`PortRoutes`]): for connections in clear, for TLS under
+//! the front's certificate, and for peers. A connection's first bytes tell which one it gets, so
+//! that clients and workers need one address only; and routes that a port lacks cannot be reached.
 
 mod connection;
-mod files;
+mod half_close;
 mod limits;
+mod open_files;
 #[cfg(test)]
 mod tests;
 mod watch;
 
-pub(crate) use files::fit;
 pub use limits::HttpLimits;
+pub(crate) use open_files::fit_to_open_files;
 
 use crate::NodeError;
 use crate::telemetry::ServerSeries;
 use axum::Router;
 use cleave_tls::tokio_rustls::LazyConfigAcceptor;
-use cleave_tls::{FrontTls, Line, PeerTls, rustls};
+use cleave_tls::{PeerProtocol, PeerTls, ServerTls, rustls};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,28 +33,28 @@ use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, warn};
-use watch::Reason;
+use watch::ConnectionCloseReason;
 
 /// How long answers under way may take to leave when the server stops.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
-/// The pause after the system would not hand out a connection: it is short of something.
-const SHORTAGE: Duration = Duration::from_millis(100);
-/// The first byte of a TLS handshake, which no request begins with.
-const HANDSHAKE: u8 = 0x16;
+/// The pause after a failed accept: the system is short of files or memory.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The first byte of a TLS handshake; no HTTP request begins with it.
+const TLS_HANDSHAKE_BYTE: u8 = 0x16;
 
-/// What there is behind one port.
+/// The routes behind one port.
 #[derive(Clone, Debug)]
-pub(crate) struct Faces {
-    /// For what comes in clear.
+pub(crate) struct PortRoutes {
+    /// For connections in clear.
     pub(crate) clear: Router,
     /// For clients that speak TLS.
-    pub(crate) secure: Option<(FrontTls, Router)>,
+    pub(crate) secure: Option<(ServerTls, Router)>,
     /// For peers, who show a certificate.
     pub(crate) peers: Option<(PeerTls, Router)>,
 }
 
-impl Faces {
-    /// The one that there is without TLS.
+impl PortRoutes {
+    /// Only routes in clear, without TLS.
     pub(crate) fn clear(clear: Router) -> Self {
         Self {
             clear,
@@ -71,33 +72,34 @@ pub(crate) async fn bind(address: &str) -> Result<TcpListener, NodeError> {
 
 /// A server that runs.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct HttpServer {
     pub(crate) address: SocketAddr,
     stop: channel::Sender<bool>,
     task: JoinHandle<()>,
 }
 
-/// What every connection of a server shares.
+/// The state that every connection of a server shares.
 #[derive(Clone, Debug)]
-struct Shared {
-    faces: Arc<Faces>,
+struct HttpServerState {
+    routes: Arc<PortRoutes>,
     limits: HttpLimits,
     series: ServerSeries,
     stopping: channel::Receiver<bool>,
 }
 
-impl Server {
+impl HttpServer {
     /// Serves HTTP/1.1 and HTTP/2, whichever the client speaks.
     pub(crate) fn start(
         listener: TcpListener,
-        faces: Faces,
-        (limits, series): (HttpLimits, ServerSeries),
+        faces: PortRoutes,
+        limits: HttpLimits,
+        series: ServerSeries,
     ) -> Result<Self, NodeError> {
         let local = listener.local_addr();
         let address = local.map_err(|error| NodeError::Bind("the listener".into(), error))?;
         let (stop, stopping) = channel::channel(false);
-        let shared = Shared {
-            faces: Arc::new(faces),
+        let shared = HttpServerState {
+            routes: Arc::new(faces),
             limits,
             series,
             stopping,
@@ -118,9 +120,9 @@ impl Server {
     }
 }
 
-/// Until it is told to stop, or its server is dropped; then waits for the connections that stand.
-async fn accept(listener: TcpListener, shared: Shared) {
-    let count = shared.limits.connections_max as usize;
+/// Accepts until it is stopped, or its server is dropped; then waits for the open connections.
+async fn accept(listener: TcpListener, shared: HttpServerState) {
+    let count = shared.limits.connections() as usize;
     let places = Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
     let mut stopping = shared.stopping.clone();
     let mut connections = JoinSet::new();
@@ -133,28 +135,29 @@ async fn accept(listener: TcpListener, shared: Shared) {
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!(%error, "cannot take a connection");
-                tokio::time::sleep(SHORTAGE).await;
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 continue;
             }
         };
-        // Closed at once: a balancer tries another server, and those who are here keep what they have.
+        // Closed at once: a balancer tries another server, and open connections keep their
+        // resources.
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            shared.series.let_go("full");
+            shared.series.connection_ended("full");
             continue;
         };
         let shared = shared.clone();
         connections.spawn(async move {
             shared.series.open.inc();
-            let ended = shared.greet(stream, from).await;
+            let ended = shared.route_connection(stream, from).await;
             shared.series.open.dec();
             match ended {
                 Ok(()) => {}
-                Err(Ended::LetGo(reason)) => {
-                    debug!(%from, ?reason, "a connection was let go");
-                    shared.series.let_go(reason.word());
+                Err(ConnectionEnd::Closed(reason)) => {
+                    debug!(%from, ?reason, "connection closed by the server");
+                    shared.series.connection_ended(reason.label());
                 }
-                Err(Ended::Broken(error)) => debug!(%from, %error, "a connection ended"),
+                Err(ConnectionEnd::Broken(error)) => debug!(%from, %error, "a connection ended"),
             }
             drop(place);
         });
@@ -165,72 +168,84 @@ async fn accept(listener: TcpListener, shared: Shared) {
 
 /// Why a connection ended before it was done.
 #[derive(Debug)]
-enum Ended {
-    LetGo(Reason),
+enum ConnectionEnd {
+    Closed(ConnectionCloseReason),
     Broken(io::Error),
 }
 
-impl Shared {
-    /// Finds out who it is, and serves them.
-    async fn greet(&self, stream: TcpStream, from: SocketAddr) -> Result<(), Ended> {
-        // Tokens are small and wait for nothing.
+impl HttpServerState {
+    /// Detects the kind of a connection, and serves it.
+    async fn route_connection(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+    ) -> Result<(), ConnectionEnd> {
+        // Tokens are small and must not wait for further bytes.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
-        let Faces {
+        let PortRoutes {
             clear,
             secure,
             peers,
-        } = self.faces.as_ref();
+        } = self.routes.as_ref();
         if secure.is_none() && peers.is_none() {
             return self.serve(stream, from, clear).await;
         }
         let mut byte = [0];
         let peeked = timeout(self.limits.idle_max, stream.peek(&mut byte)).await;
-        let peeked = peeked.map_err(|_| Ended::LetGo(Reason::Idle))?;
-        match peeked.map_err(Ended::Broken)? {
+        let peeked = peeked.map_err(|_| ConnectionEnd::Closed(ConnectionCloseReason::Idle))?;
+        match peeked.map_err(ConnectionEnd::Broken)? {
             0 => Ok(()),
-            _ if byte[0] != HANDSHAKE => self.serve(stream, from, clear).await,
-            _ => self.shake_hands(stream, from).await,
+            _ if byte[0] != TLS_HANDSHAKE_BYTE => self.serve(stream, from, clear).await,
+            _ => self.serve_tls(stream, from).await,
         }
     }
 
-    async fn shake_hands(&self, stream: TcpStream, from: SocketAddr) -> Result<(), Ended> {
+    async fn serve_tls(&self, stream: TcpStream, from: SocketAddr) -> Result<(), ConnectionEnd> {
         let begin = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream);
-        let hello = self.in_time(begin).await?;
+        let hello = self.within_headers_wait(begin).await?;
         let name = hello.client_hello();
-        let meant = PeerTls::is_meant(name.server_name());
-        match self.faces.as_ref() {
-            Faces {
+        let meant = PeerTls::is_peer_name(name.server_name());
+        match self.routes.as_ref() {
+            PortRoutes {
                 peers: Some((tls, routes)),
                 ..
             } if meant => {
-                let stream = self.in_time(tls.take(hello, Line::Control)).await;
+                let stream = self
+                    .within_headers_wait(tls.accept_started(hello, PeerProtocol::Control))
+                    .await;
                 let stream = stream.inspect_err(|ended| {
-                    if let Ended::Broken(error) = ended {
-                        warn!(%from, %error, "turned away: no peer of this fleet");
-                        self.series.let_go("no_peer");
+                    if let ConnectionEnd::Broken(error) = ended {
+                        warn!(%from, %error, "connection refused: the client is no peer of this fleet");
+                        self.series.connection_ended("no_peer");
                     }
                 })?;
                 self.serve(stream, from, routes).await
             }
-            Faces {
+            PortRoutes {
                 secure: Some((tls, routes)),
                 ..
             } => {
-                let stream = self.in_time(hello.into_stream(tls.config())).await?;
+                let stream = self
+                    .within_headers_wait(hello.into_stream(tls.config()))
+                    .await?;
                 self.serve(stream, from, routes).await
             }
-            Faces { .. } => Err(Ended::Broken(io::Error::other(
-                "clients speak to this port in clear",
+            PortRoutes { .. } => Err(ConnectionEnd::Broken(io::Error::other(
+                "this port accepts clients without TLS only",
             ))),
         }
     }
 
-    /// A handshake is a request's headers, as far as a slow client goes.
-    async fn in_time<T>(&self, shaking: impl Future<Output = io::Result<T>>) -> Result<T, Ended> {
+    /// Applies the time limit on request headers to a handshake.
+    async fn within_headers_wait<T>(
+        &self,
+        shaking: impl Future<Output = io::Result<T>>,
+    ) -> Result<T, ConnectionEnd> {
         let shaken = timeout(self.limits.headers_wait_max, shaking).await;
-        let shaken = shaken.map_err(|_| Ended::LetGo(Reason::SlowHeaders))?;
-        shaken.map_err(Ended::Broken)
+        let shaken =
+            shaken.map_err(|_| ConnectionEnd::Closed(ConnectionCloseReason::SlowHeaders))?;
+        shaken.map_err(ConnectionEnd::Broken)
     }
 }

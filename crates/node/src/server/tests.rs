@@ -1,4 +1,6 @@
-//! What strangers do to a port, over real sockets.
+//! Hostile and slow clients at a port, over real sockets.
+
+mod half_close;
 
 use super::*;
 use crate::telemetry::Telemetry;
@@ -15,19 +17,18 @@ const SHORT: Duration = Duration::from_millis(300);
 
 fn limits() -> HttpLimits {
     HttpLimits {
-        connections_max: 400,
+        connections_max: Some(400),
         ..HttpLimits::default()
     }
 }
 
-struct Port {
-    server: Server,
+struct PortFixture {
+    server: HttpServer,
     telemetry: Telemetry,
-    /// Lets `/wait` answer.
     go: Arc<Notify>,
 }
 
-async fn port(limits: HttpLimits) -> Port {
+async fn port(limits: HttpLimits) -> PortFixture {
     let go = Arc::new(Notify::new());
     let wait = Arc::clone(&go);
     let endless = async || {
@@ -46,21 +47,21 @@ async fn port(limits: HttpLimits) -> Port {
         .route("/endless", get(endless));
     let telemetry = Telemetry::default();
     let listener = bind("127.0.0.1:0").await.unwrap();
-    let terms = (limits, telemetry.servers.clone());
-    let server = Server::start(listener, Faces::clear(routes), terms).unwrap();
-    Port {
+    let series = telemetry.servers.clone();
+    let server = HttpServer::start(listener, PortRoutes::clear(routes), limits, series).unwrap();
+    PortFixture {
         server,
         telemetry,
         go,
     }
 }
 
-impl Port {
+impl PortFixture {
     async fn dial(&self) -> TcpStream {
         TcpStream::connect(self.server.address).await.unwrap()
     }
 
-    fn let_go(&self, reason: &str) -> bool {
+    fn has_closed_for(&self, reason: &str) -> bool {
         let line = format!("cleave_connections_let_go_total{{reason=\"{reason}\"}} 0");
         !self.telemetry.text().contains(&line)
     }
@@ -68,7 +69,7 @@ impl Port {
 
 /// Sends these bytes and reads until the other end closes.
 async fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> String {
-    // It may have closed already, and said why.
+    // The server may have closed already, after its answer.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let read = timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
@@ -94,14 +95,14 @@ async fn ask(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn headers_that_never_end_kept_a_connection() {
+async fn endless_headers_close_the_connection() {
     let limits = HttpLimits {
         headers_wait_max: SHORT,
         ..limits()
     };
     let port = port(limits).await;
     let mut slow = port.dial().await;
-    // A first request is answered; the second one trickles for as long as anybody listens.
+    // A first request is answered; the headers of the second one never end.
     ask(&mut slow).await;
     let (mut reads, mut writes) = slow.into_split();
     let trickle = async {
@@ -122,7 +123,7 @@ async fn headers_that_never_end_kept_a_connection() {
         }
     });
     ended.await.expect("it is closed in time");
-    assert!(port.let_go("slow_headers"));
+    assert!(port.has_closed_for("slow_headers"));
     assert!(
         exchange(&mut port.dial().await, LAST)
             .await
@@ -131,7 +132,7 @@ async fn headers_that_never_end_kept_a_connection() {
 }
 
 #[tokio::test]
-async fn headers_without_measure_were_kept_in_memory() {
+async fn oversized_headers_are_refused() {
     let port = port(limits()).await;
     let request = |headers: &str| format!("GET / HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
     let long = |bytes: usize| request(&format!("x: {}\r\n", "y".repeat(bytes)));
@@ -140,14 +141,14 @@ async fn headers_without_measure_were_kept_in_memory() {
         limits::HEADERS_BYTES_MAX as usize,
         limits::HEADERS_COUNT_MAX,
     );
-    // What is within the limits is served, and what is a little beyond them is not.
+    // A request within the limits is served, and one a little beyond them is not.
     for text in [long(bytes / 2), many(count - 1)] {
         let answer = exchange(&mut port.dial().await, text.as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
     for text in [long(2 * bytes), many(count), long(1 << 20), many(1000)] {
         let answer = exchange(&mut port.dial().await, text.as_bytes()).await;
-        // Whoever is still writing may find the connection reset before the answer.
+        // A client that is still writing may get a reset before the answer.
         assert!(
             answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
             "{answer}"
@@ -160,8 +161,9 @@ async fn headers_without_measure_were_kept_in_memory() {
     );
 }
 
+// Invariant: I45.
 #[tokio::test]
-async fn more_connections_than_may_be_took_the_place_of_those_that_were_there() {
+async fn connections_beyond_the_limit_are_closed_at_once() {
     let port = port(limits()).await;
     let mut first = port.dial().await;
     ask(&mut first).await;
@@ -169,7 +171,7 @@ async fn more_connections_than_may_be_took_the_place_of_those_that_were_there() 
     for _ in 0..1000 {
         crowd.push(port.dial().await);
     }
-    // Those beyond the limit are closed, and 399 of them stand.
+    // Connections beyond the limit are closed, and 399 of these stay.
     let mut closed = 0;
     for stream in &mut crowd {
         let answer = async {
@@ -181,7 +183,7 @@ async fn more_connections_than_may_be_took_the_place_of_those_that_were_there() 
         closed += usize::from(!matches!(answered, Ok(1)));
     }
     assert_eq!(closed, 1000 - 399);
-    assert!(port.let_go("full"));
+    assert!(port.has_closed_for("full"));
     ask(&mut first).await;
     drop(crowd);
     // Places are free again.
@@ -195,7 +197,7 @@ async fn more_connections_than_may_be_took_the_place_of_those_that_were_there() 
 }
 
 #[tokio::test]
-async fn connections_without_a_request_stood_for_ever_and_those_with_one_did_not() {
+async fn idle_connections_are_closed_and_busy_ones_are_not() {
     let limits = HttpLimits {
         idle_max: SHORT,
         ..limits()
@@ -210,13 +212,13 @@ async fn connections_without_a_request_stood_for_ever_and_those_with_one_did_not
     for idle in [&mut used, &mut silent] {
         assert_eq!(exchange(idle, b"").await, "", "closed without a word");
     }
-    assert!(port.let_go("idle"));
+    assert!(port.has_closed_for("idle"));
     port.go.notify_one();
     assert!(exchange(&mut busy, b"").await.contains("waited"));
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_kept_its_answer_in_memory() {
+async fn a_client_that_reads_nothing_is_closed() {
     let limits = HttpLimits {
         stall_max: SHORT,
         ..limits()
@@ -226,7 +228,7 @@ async fn a_client_that_takes_nothing_kept_its_answer_in_memory() {
     let endless = b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n";
     stream.write_all(endless).await.unwrap();
     let gone = async {
-        while !port.let_go("stalled") {
+        while !port.has_closed_for("stalled") {
             tokio::task::yield_now().await;
         }
     };
@@ -234,7 +236,7 @@ async fn a_client_that_takes_nothing_kept_its_answer_in_memory() {
 }
 
 #[tokio::test]
-async fn a_client_of_http2_that_gives_no_window_kept_its_answer_in_memory() {
+async fn an_http2_client_that_gives_no_window_is_closed() {
     let limits = HttpLimits {
         stall_max: SHORT,
         ..limits()
@@ -254,9 +256,9 @@ async fn a_client_of_http2_that_gives_no_window_kept_its_answer_in_memory() {
             .unwrap()
     };
     let unread = sender.send_request(get("/endless")).await.unwrap();
-    // The connection itself moves: what is read on it is not what is not read.
+    // The connection itself makes progress, while one answer on it is not read.
     let gone = async {
-        while !port.let_go("stalled") {
+        while !port.has_closed_for("stalled") {
             if let Ok(answer) = sender.send_request(get("/")).await {
                 // It may be cut off in the middle.
                 let _ = answer.into_body().collect().await;
@@ -278,7 +280,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn http2_had_other_limits() {
+async fn http2_has_the_same_limits() {
     let limits = HttpLimits {
         streams_max: 2,
         ..limits()
@@ -298,11 +300,12 @@ async fn http2_had_other_limits() {
         let answer = timeout(PATIENCE, sender.send_request(request))
             .await
             .unwrap();
-        // Told so, or cut off.
+        // Refused by an answer, or cut off.
         let served = answer.is_ok_and(|answer| answer.status() == 200);
         assert_eq!(served, fits, "{length}");
     }
-    // Three requests that wait, of two that may be there: the third is refused as one to be tried again.
+    // Three requests that wait, of two that may be there: the third is refused as one to be tried
+    // again.
     let mut stream = port.dial().await;
     let mut words = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     words.extend(frame(4, 0, 0, &[]));
@@ -329,7 +332,7 @@ async fn http2_had_other_limits() {
 }
 
 #[tokio::test]
-async fn requests_taken_back_as_fast_as_they_are_sent_cost_a_client_nothing() {
+async fn a_flood_of_stream_resets_closes_the_connection() {
     let port = port(limits()).await;
     let (mut reads, mut writes) = port.dial().await.into_split();
     let flood = async {

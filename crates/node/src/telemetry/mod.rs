@@ -8,24 +8,24 @@ mod page;
 mod picker;
 mod policy;
 mod process;
-mod promises;
 mod router;
 mod scaling;
 mod server;
+mod slo;
 mod worker;
 
 pub use page::metrics_page;
 pub(crate) use picker::PickerSeries;
 pub(crate) use policy::PolicySeries;
-pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
-pub(crate) use router::{RouterMeters, reason as failure_name, refused as refusal_name};
+pub(crate) use router::{RouterMeters, failure_name, refusal_name};
 pub(crate) use scaling::ScalingSeries;
 pub(crate) use server::ServerSeries;
-pub use worker::Ceilings;
+pub(crate) use slo::{SloMeters, SloSeries as PromiseSeries};
+pub use worker::DeviceCeilings;
 pub(crate) use worker::WorkerMeters;
 
 use crate::trace::{TraceError, TraceOptions, TraceSeries, Traces};
-use cleave_api::Book;
+use cleave_api::MetricRegistry;
 use process::ProcessSeries;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -37,25 +37,24 @@ use std::sync::atomic::AtomicU64;
 /// All series of a process. Clones are the same ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
-    book: Arc<Book>,
-    pub(crate) workers: worker::Series,
-    pub(crate) router: router::Series,
-    pub(crate) promises: PromiseSeries,
+    book: Arc<MetricRegistry>,
+    pub(crate) workers: worker::WorkerSeries,
+    pub(crate) router: router::RouterSeries,
+    pub(crate) slo: PromiseSeries,
     pub(crate) policy: PolicySeries,
     pub(crate) picker: PickerSeries,
     pub(crate) scaling: ScalingSeries,
     pub(crate) servers: ServerSeries,
     process: ProcessSeries,
     pub(crate) trace_series: TraceSeries,
-    /// Where spans go.
     pub(crate) traces: Traces,
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        let mut book = Book::default();
-        let workers = worker::Series::register(&mut book);
-        let router = router::Series::register(&mut book);
+        let mut book = MetricRegistry::default();
+        let workers = worker::WorkerSeries::register(&mut book);
+        let router = router::RouterSeries::register(&mut book);
         let promises = PromiseSeries::register(&mut book);
         let policy = PolicySeries::register(&mut book);
         let picker = PickerSeries::register(&mut book);
@@ -67,7 +66,7 @@ impl Default for Telemetry {
             book: Arc::new(book),
             workers,
             router,
-            promises,
+            slo: promises,
             policy,
             picker,
             scaling,
@@ -80,7 +79,8 @@ impl Default for Telemetry {
 }
 
 impl Telemetry {
-    /// With traces to the collector that the options name, if any. Must be called within a tokio runtime.
+    /// With traces to the collector that the options name, if any. Must be called within a tokio
+    /// runtime.
     pub(crate) fn with_traces(options: &TraceOptions) -> Result<Self, TraceError> {
         let telemetry = Self::default();
         let traces = Traces::to(options, &telemetry.trace_series)?;
@@ -92,7 +92,7 @@ impl Telemetry {
 
     /// The OpenMetrics text, without the closing `# EOF`.
     pub(crate) fn text(&self) -> String {
-        self.promises.refresh();
+        self.slo.refresh();
         self.process.refresh();
         self.book.text()
     }
@@ -107,15 +107,15 @@ fn seconds() -> Histogram {
     Histogram::new(BOUNDS)
 }
 
-/// From 0.01 ms to 100 ms, in steps of about a quarter: what takes a part of a millisecond.
-fn split_seconds() -> Histogram {
+/// From 0.01 ms to 100 ms, in steps of about a quarter: for times below a millisecond.
+fn submillisecond_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_01, 10_f64.powf(0.1), 41))
 }
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 
-/// Times to the first token: a class's target is some tenths of a second to some seconds, and a bound is near
-/// each that is usual.
+/// Times to the first token: a class's target is some tenths of a second to some seconds, and a
+/// bound is near each that is usual.
 fn first_token_seconds() -> Histogram {
     const BOUNDS: [f64; 20] = [
         0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0,
@@ -133,7 +133,8 @@ fn gap_seconds() -> Histogram {
     Histogram::new(BOUNDS)
 }
 
-/// Of real times by predicted ones: about right is the middle; a factor of two either way is seen.
+/// Ratios of real times to predicted ones: 1 is in the middle, and a factor of two either way is
+/// visible.
 fn ratios() -> Histogram {
     const BOUNDS: [f64; 14] = [
         0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0, 100.0,
@@ -141,16 +142,16 @@ fn ratios() -> Histogram {
     Histogram::new(BOUNDS)
 }
 
-type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
-fn ratio_histograms<L>() -> Histograms<L>
+fn ratio_histograms<L>() -> HistogramFamily<L>
 where
     L: Clone + std::hash::Hash + Eq + EncodeLabelSet,
 {
     Family::new_with_constructor(ratios as fn() -> Histogram)
 }
 
-fn histograms<L>() -> Histograms<L>
+fn histograms<L>() -> HistogramFamily<L>
 where
     L: Clone + std::hash::Hash + Eq + EncodeLabelSet,
 {

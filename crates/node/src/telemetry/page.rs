@@ -1,7 +1,8 @@
 //! The page that documents every metric.
 //!
-//! Owns: its form. Never: says anything that the registries do not. Invariant: what `/metrics` may have is on
-//! it: it is read from the same registries, with one series shown of each family.
+//! Owns: the page's form. Never adds anything to the registries' texts. Invariant: every metric
+//! that `/metrics` may have is on it, since it is read from the same registries, with one series
+//! shown of each family.
 
 use super::Telemetry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,24 +14,25 @@ Everything that `/metrics` of a router (and of `cleave serve`) or of a worker (`
 `cleave metrics`; a test holds it against the binary.
 
 Labels are bounded: `worker` and `peer` by the fleet, `class` by the policy (others count as `other`), `route` by the
-routes there are; no other label's values are anybody's choice. Names of tenants stand in labels only if the policy
-names them. `vllm:` series are other systems' names for ours, for autoscalers and pickers that read them.
+routes there are; no other label has values that a client can choose. Names of tenants are in labels only if the policy
+has them. `vllm:` series repeat ours under the names that autoscalers and pickers of other systems read.
 
 | metric | type | labels | what it is |
 |---|---|---|---|
 ";
 
 #[derive(Default)]
-struct Entry {
+struct MetricEntry {
     kind: String,
     help: String,
     labels: BTreeSet<String>,
 }
 
-/// `docs/metrics.md`.
+/// Returns the content of `docs/metrics.md`.
 pub fn metrics_page() -> String {
-    let text = cleave_api::metrics_described() + &Telemetry::default().book.described();
-    let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+    let text =
+        cleave_api::metrics_described() + &Telemetry::default().book.text_with_empty_series();
+    let mut entries: BTreeMap<String, MetricEntry> = BTreeMap::new();
     let mut family = String::new();
     for line in text.lines() {
         let mut words = line.splitn(4, ' ');
@@ -52,7 +54,7 @@ pub fn metrics_page() -> String {
     }
     let mut page = HEAD.to_owned();
     for (name, entry) in entries {
-        let Entry { kind, help, labels } = entry;
+        let MetricEntry { kind, help, labels } = entry;
         let suffix = if kind == "counter" { "_total" } else { "" };
         let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
         let labels = labels.join(", ");

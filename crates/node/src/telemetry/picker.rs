@@ -1,39 +1,42 @@
-//! What the endpoint picker chose, and among whom.
+//! Series of the endpoint picker: its choices, and the routers that it knows.
 //!
 //! Owns: these series. Never: chooses. Invariant: every outcome is there from the start, as a zero.
 
-use crate::picker::Choice;
-use cleave_api::Book;
+use crate::picker::PickerChoice;
+use cleave_api::MetricRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct PickerOutcomeLabels {
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Standing {
+struct EndpointStateLabels {
     state: &'static str,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct PickerSeries {
-    requests: Family<Outcome, Counter>,
-    endpoints: Family<Standing, Gauge>,
+    requests: Family<PickerOutcomeLabels, Counter>,
+    endpoints: Family<EndpointStateLabels, Gauge>,
 }
 
 impl PickerSeries {
-    pub(super) fn register(book: &mut Book) -> Self {
+    pub(super) fn register(book: &mut MetricRegistry) -> Self {
         let series = Self {
             requests: Family::default(),
             endpoints: Family::default(),
         };
         for outcome in ["picked", "full", "nobody"] {
-            drop(series.requests.get_or_create(&Outcome { outcome }));
+            drop(
+                series
+                    .requests
+                    .get_or_create(&PickerOutcomeLabels { outcome }),
+            );
         }
         book.register(
             "cleave_picker_requests",
@@ -43,26 +46,30 @@ impl PickerSeries {
         );
         book.register(
             "cleave_picker_endpoints",
-            "Routers that the endpoint picker knows: ready or away, when last asked; none without \
+            "Routers that the endpoint picker knows, by their last answer: ready or away; no series without \
              --ext-proc-listen",
             series.endpoints.clone(),
         );
         series
     }
 
-    pub(crate) fn chose(&self, choice: Choice) {
+    pub(crate) fn count_choice(&self, choice: PickerChoice) {
         let outcome = match choice {
-            Choice::Endpoint(_) => "picked",
-            Choice::Full => "full",
-            Choice::Nobody => "nobody",
+            PickerChoice::Endpoint(_) => "picked",
+            PickerChoice::Full => "full",
+            PickerChoice::NoneReady => "nobody",
         };
-        self.requests.get_or_create(&Outcome { outcome }).inc();
+        self.requests
+            .get_or_create(&PickerOutcomeLabels { outcome })
+            .inc();
     }
 
-    pub(crate) fn knows(&self, ready: usize, away: usize) {
+    pub(crate) fn set_endpoints(&self, ready: usize, away: usize) {
         for (state, count) in [("ready", ready), ("away", away)] {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
-            self.endpoints.get_or_create(&Standing { state }).set(count);
+            self.endpoints
+                .get_or_create(&EndpointStateLabels { state })
+                .set(count);
         }
     }
 }

@@ -1,12 +1,12 @@
-//! What the process takes of its machine, and which release it is.
+//! Series of the process's use of its machine, and of its release.
 //!
-//! Owns: these series, under the names that Prometheus's own libraries give them. Never: fails: what the
-//! system does not tell stays as it was. Invariant: read when asked for, and at no other time.
+//! Owns: these series, under the names of Prometheus's own libraries. Never fails: a value that the
+//! system does not give stays unchanged. Invariant: read only when `/metrics` is.
 //!
 //! Source: proc_pid_stat(5), proc_pid_status(5).
 
 use super::FloatGauge;
-use cleave_api::Book;
+use cleave_api::MetricRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,15 +14,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use std::fs;
 use std::sync::atomic::AtomicU64;
 
-/// Of every Linux that Rust runs on.
+/// Clock ticks per second in `/proc`, on every Linux that Rust runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Build {
+struct BuildLabels {
     version: &'static str,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessSeries {
     cpu: Counter<f64, AtomicU64>,
@@ -32,35 +31,39 @@ pub(crate) struct ProcessSeries {
 }
 
 impl ProcessSeries {
-    pub(super) fn register(book: &mut Book) -> Self {
+    pub(super) fn register(book: &mut MetricRegistry) -> Self {
         let series = Self {
             cpu: Counter::default(),
             resident: Gauge::default(),
             files: Gauge::default(),
             started: FloatGauge::default(),
         };
-        let build: Family<Build, Gauge> = Family::default();
+        let build: Family<BuildLabels, Gauge> = Family::default();
         let version = env!("CARGO_PKG_VERSION");
-        build.get_or_create(&Build { version }).set(1);
-        book.register("cleave_build_info", "1 for the release that runs", build);
+        build.get_or_create(&BuildLabels { version }).set(1);
+        book.register(
+            "cleave_build_info",
+            "1, with the version of the running release",
+            build,
+        );
         book.register(
             "process_cpu_seconds",
-            "Processor time of this process",
+            "Processor time used by this process, in user and system mode",
             series.cpu.clone(),
         );
         book.register(
             "process_resident_memory_bytes",
-            "Memory of this process that is resident",
+            "Resident memory of this process",
             series.resident.clone(),
         );
         book.register(
             "process_open_fds",
-            "File descriptors that this process has open",
+            "Open file descriptors of this process",
             series.files.clone(),
         );
         book.register(
             "process_start_time_seconds",
-            "When this process started, in seconds since 1970",
+            "Start time of this process, in seconds since 1970",
             series.started.clone(),
         );
         series
@@ -91,7 +94,7 @@ impl ProcessSeries {
     }
 }
 
-/// Bytes in memory.
+/// The resident memory in bytes.
 fn resident() -> Option<i64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -113,8 +116,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_process_takes_is_told() {
-        let mut book = Book::default();
+    fn process_memory_files_and_cpu_are_reported() {
+        let mut book = MetricRegistry::default();
         let series = ProcessSeries::register(&mut book);
         series.refresh();
         assert!(series.resident.get() > 1 << 20);

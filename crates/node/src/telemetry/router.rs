@@ -3,12 +3,12 @@
 //! Owns: each name with its help, and what a note adds to it. Never: notes anything itself.
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
-use super::{Histograms, histograms, seconds, split_seconds};
-use crate::router::Added;
-use crate::trace::{Mark, Turn, named};
-use cleave_api::Book;
-use cleave_domain::{Aim, Ending, Failure, Refusal, Role};
-use cleave_router::{CancelStage, Census, Decision, MoveReason, Note};
+use super::{HistogramFamily, histograms, seconds, submillisecond_seconds};
+use crate::router::{HandoffLoss, RouterOverhead};
+use crate::trace::{AttemptChange, RequestContext, log_ids};
+use cleave_api::MetricRegistry;
+use cleave_domain::{Ending, Failure, Refusal, Role, SloMetric};
+use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -21,59 +21,67 @@ use tracing::field::display;
 use tracing::{debug, info, warn};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
+struct RouterKindLabels {
     kind: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Staged {
+struct CancelStageLabels {
     stage: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Connected {
+struct HandoffOutcomeLabels {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkerRoleLabels {
     role: String,
 }
 
 /// The series of this process's router, if it has one.
 #[derive(Clone, Debug)]
-pub(crate) struct Series {
+pub(crate) struct RouterSeries {
     flights: Gauge,
     flights_waiting: Gauge,
-    workers: Family<Connected, Gauge>,
-    placed: Family<Kind, Counter>,
+    workers: Family<WorkerRoleLabels, Gauge>,
+    standing_by: Gauge,
+    placed: Family<RouterKindLabels, Counter>,
     cached_tokens: Counter,
     placement_wait: Histogram,
     added: Histogram,
-    retries: Family<Kind, Counter>,
-    passed_over: Family<Kind, Counter>,
+    retries: Family<RouterKindLabels, Counter>,
+    passed_over: Family<RouterKindLabels, Counter>,
     stale: Counter,
-    ended: Family<Kind, Counter>,
-    cancel_seconds: Histograms<Staged>,
+    ended: Family<RouterKindLabels, Counter>,
+    cancel_seconds: HistogramFamily<CancelStageLabels>,
     resumed: Counter,
     resumed_tokens: Counter,
-    moves: Family<Kind, Counter>,
+    moves: Family<RouterKindLabels, Counter>,
     moved: Counter,
-    stayed: Family<Kind, Counter>,
+    moves_aborted: Family<RouterKindLabels, Counter>,
     move_seconds: Histogram,
-    pause_seconds: Histograms<Kind>,
+    pause_seconds: HistogramFamily<RouterKindLabels>,
     stuck: Counter,
     exceeded: Counter,
-    passes: Gauge,
-    handoffs: Counter,
+    grants: Gauge,
+    handoffs: Family<HandoffOutcomeLabels, Counter>,
+    prefix_dropped: Counter,
     handoff_bytes: Counter,
 }
 
-impl Series {
-    pub(super) fn register(book: &mut Book) -> Self {
+impl RouterSeries {
+    pub(super) fn register(book: &mut MetricRegistry) -> Self {
         let series = Self {
             flights: Gauge::default(),
             flights_waiting: Gauge::default(),
             workers: Family::default(),
+            standing_by: Gauge::default(),
             placed: Family::default(),
             cached_tokens: Counter::default(),
             placement_wait: seconds(),
-            added: split_seconds(),
+            added: submillisecond_seconds(),
             retries: Family::default(),
             passed_over: Family::default(),
             stale: Counter::default(),
@@ -83,13 +91,14 @@ impl Series {
             resumed_tokens: Counter::default(),
             moves: Family::default(),
             moved: Counter::default(),
-            stayed: Family::default(),
+            moves_aborted: Family::default(),
             move_seconds: seconds(),
             pause_seconds: histograms(),
             stuck: Counter::default(),
             exceeded: Counter::default(),
-            passes: Gauge::default(),
-            handoffs: Counter::default(),
+            grants: Gauge::default(),
+            handoffs: Family::default(),
+            prefix_dropped: Counter::default(),
             handoff_bytes: Counter::default(),
         };
         series.register_flights(book);
@@ -99,77 +108,87 @@ impl Series {
         series
     }
 
-    fn register_flights(&self, book: &mut Book) {
+    fn register_flights(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_flights",
-            "Flights that have not ended",
+            "Flights (sequences in the router) that have not ended",
             self.flights.clone(),
         );
         book.register(
             "cleave_flights_waiting",
-            "Flights waiting for room",
+            "Flights that wait to be placed",
             self.flights_waiting.clone(),
         );
         book.register(
             "cleave_flights_ended",
-            "Flights by how they ended",
+            "Flights that ended: done, refused, cancelled or failed",
             self.ended.clone(),
         );
         book.register(
             "cleave_cancel_to_free_seconds",
-            "From the client's leaving to every block free on both pools, by how far the flight had come",
+            "Time from a client's departure until all blocks of its flight are free in both pools, by stage",
             self.cancel_seconds.clone(),
         );
     }
 
-    fn register_limits(&self, book: &mut Book) {
+    fn register_limits(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_tokens_beyond_limit",
-            "Tokens from workers beyond what their request may have, dropped: a defect of a worker",
+            "Tokens from workers beyond the max_tokens of their request, dropped: a defect of a worker",
             self.exceeded.clone(),
         );
         book.register(
             "cleave_router_passes",
-            "Passes to write to what a worker reserved, whose senders have not been told",
-            self.passes.clone(),
+            "Write grants for reserved blocks that were not sent to their senders yet",
+            self.grants.clone(),
+        );
+        book.register(
+            "cleave_prefixes_dropped",
+            "Cached prefix blocks dropped because a worker reported more than the router keeps of one",
+            self.prefix_dropped.clone(),
         );
     }
 
-    fn register_placement(&self, book: &mut Book) {
+    fn register_placement(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_workers",
             "Connected workers by role",
             self.workers.clone(),
         );
         book.register(
+            "cleave_workers_standing_by",
+            "Connected workers that wait because another worker has their name",
+            self.standing_by.clone(),
+        );
+        book.register(
             "cleave_placements",
-            "Attempts placed: on two workers, or both legs on one",
+            "Attempts placed: disaggregated (two workers) or aggregated (both legs on one)",
             self.placed.clone(),
         );
         book.register(
             "cleave_router_handoffs",
-            "Hand-offs that landed, as this router heard of them: prompts that another worker computed, and running \
-             sequences that moved",
+            "Hand-offs by outcome as reported to this router, of prompts computed on another worker and of \
+             migrations: landed, or refused, failed or lost at a worker",
             self.handoffs.clone(),
         );
         book.register(
             "cleave_router_handoff_bytes",
-            "KV bytes of these hand-offs, without what their receivers had cached",
+            "KV bytes of landed hand-offs, without the blocks that their receivers had cached",
             self.handoff_bytes.clone(),
         );
         book.register(
             "cleave_placement_cached_tokens",
-            "Prompt tokens believed cached where they were placed",
+            "Prompt tokens that the router expected in the cache of the worker it chose",
             self.cached_tokens.clone(),
         );
         book.register(
             "cleave_placement_wait_seconds",
-            "From submission to placement",
+            "Time from submission to placement",
             self.placement_wait.clone(),
         );
         book.register(
             "cleave_router_added_seconds",
-            "What the router adds to the time to first token: choosing, ordering and passing on, not waiting",
+            "Time that the router adds to the time to first token: placement, orders, forwarding; not waiting",
             self.added.clone(),
         );
         book.register(
@@ -184,7 +203,7 @@ impl Series {
         );
         book.register(
             "cleave_stale_reports",
-            "Reports of past attempts or lives, ignored",
+            "Reports of past attempts or incarnations, ignored",
             self.stale.clone(),
         );
         book.register(
@@ -194,7 +213,7 @@ impl Series {
         );
     }
 
-    fn register_turns(&self, book: &mut Book) {
+    fn register_turns(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_streams_resumed",
             "Streams continued by another attempt after their worker failed in mid-stream",
@@ -202,155 +221,212 @@ impl Series {
         );
         book.register(
             "cleave_resumed_tokens",
-            "Output tokens that resumed streams had, whose KV was computed again",
+            "Output tokens of resumed streams whose KV was computed again",
             self.resumed_tokens.clone(),
         );
         book.register(
             "cleave_moves",
-            "Running sequences that were to move to another worker, by reason",
+            "Migrations of running sequences ordered, by reason",
             self.moves.clone(),
         );
         book.register(
             "cleave_moves_done",
-            "Running sequences that moved",
+            "Migrations of running sequences completed",
             self.moved.clone(),
         );
         book.register(
             "cleave_moves_stayed",
-            "Running sequences that were to move and went on where they were, by reason",
-            self.stayed.clone(),
+            "Migrations given up, by reason: the sequence continued on its worker",
+            self.moves_aborted.clone(),
         );
         book.register(
             "cleave_move_seconds",
-            "From the order to move to running on the other worker",
+            "Time from the order to migrate until the sequence runs on the other worker",
             self.move_seconds.clone(),
         );
         book.register(
             "cleave_stream_pause_seconds",
-            "Gap between two tokens of a stream where another attempt took over: resumed after a \
-             failure, or migrated",
+            "Time between two tokens of a stream where another attempt took over: resumed (after a \
+             failure) or migrated",
             self.pause_seconds.clone(),
         );
     }
 }
 
-/// The router's hand on its series.
+/// Counts into a router's series.
 #[derive(Clone, Debug)]
 pub(crate) struct RouterMeters {
-    series: Series,
+    series: RouterSeries,
 }
 
 impl RouterMeters {
-    pub(crate) fn new(series: &Series) -> Self {
+    pub(crate) fn new(series: &RouterSeries) -> Self {
         for kind in ["done", "refused", "cancelled", "failed"] {
-            drop(series.ended.get_or_create(&Kind { kind }));
+            drop(series.ended.get_or_create(&RouterKindLabels { kind }));
         }
         for kind in ["disaggregated", "aggregated"] {
-            drop(series.placed.get_or_create(&Kind { kind }));
+            drop(series.placed.get_or_create(&RouterKindLabels { kind }));
         }
-        for reason in [MoveReason::Drain, MoveReason::Role, MoveReason::Crowded] {
-            let kind = why(reason);
-            drop(series.moves.get_or_create(&Kind { kind }));
+        for reason in [
+            MoveReason::Drain,
+            MoveReason::Role,
+            MoveReason::MemoryPressure,
+        ] {
+            let kind = move_reason_name(reason);
+            drop(series.moves.get_or_create(&RouterKindLabels { kind }));
         }
-        for turn in [Turn::Resumed, Turn::Migrated] {
+        let missed = HandoffLoss::ALL.map(HandoffLoss::name);
+        for outcome in [LANDED].into_iter().chain(missed) {
+            drop(
+                series
+                    .handoffs
+                    .get_or_create(&HandoffOutcomeLabels { outcome }),
+            );
+        }
+        for turn in [AttemptChange::Resumed, AttemptChange::Migrated] {
             let kind = turn.name();
-            drop(series.pause_seconds.get_or_create(&Kind { kind }));
+            drop(
+                series
+                    .pause_seconds
+                    .get_or_create(&RouterKindLabels { kind }),
+            );
         }
         for stage in STAGES {
-            let stage = name(stage);
-            drop(series.cancel_seconds.get_or_create(&Staged { stage }));
+            let stage = cancel_stage_name(stage);
+            drop(
+                series
+                    .cancel_seconds
+                    .get_or_create(&CancelStageLabels { stage }),
+            );
         }
         Self {
             series: series.clone(),
         }
     }
 
-    /// For one flight.
-    pub(crate) fn added(&self) -> Arc<Added> {
-        Added::begin(self.series.added.clone())
+    /// Starts the overhead clock of one flight.
+    pub(crate) fn start_overhead(&self) -> Arc<RouterOverhead> {
+        RouterOverhead::start(self.series.added.clone())
     }
 
     /// A client saw a pause where another attempt took over.
-    pub(crate) fn paused(&self, turn: Turn, pause: Duration) {
+    pub(crate) fn paused(&self, turn: AttemptChange, pause: Duration) {
         let kind = turn.name();
-        let pauses = self.series.pause_seconds.get_or_create(&Kind { kind });
+        let pauses = self
+            .series
+            .pause_seconds
+            .get_or_create(&RouterKindLabels { kind });
         pauses.observe(pause.as_secs_f64());
     }
 
-    /// So many passes are kept.
-    pub(crate) fn passes(&self, count: usize) {
+    /// Sets the number of write grants that are kept.
+    pub(crate) fn set_grants(&self, count: usize) {
         self.series
-            .passes
+            .grants
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    /// Sets the number of workers that wait for their name.
+    pub(crate) fn set_standing_by(&self, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.series.standing_by.set(count);
+    }
+
     /// Blocks of one worker landed at another.
-    pub(crate) fn handed_over(&self, bytes: u64) {
-        self.series.handoffs.inc();
+    pub(crate) fn handoff_landed(&self, bytes: u64) {
+        self.count_handoff(LANDED);
         self.series.handoff_bytes.inc_by(bytes);
     }
 
-    /// A worker emitted a token beyond what its request may have.
-    pub(crate) fn exceeded(&self) {
+    /// A hand-off did not land.
+    pub(crate) fn handoff_lost(&self, loss: HandoffLoss) {
+        self.count_handoff(loss.name());
+    }
+
+    fn count_handoff(&self, outcome: &'static str) {
+        let handoffs = self
+            .series
+            .handoffs
+            .get_or_create(&HandoffOutcomeLabels { outcome });
+        handoffs.inc();
+    }
+
+    /// A worker emitted a token beyond its request's limit.
+    pub(crate) fn token_beyond_limit(&self) {
         self.series.exceeded.inc();
     }
 
-    /// Counts what the brain noted, and logs it with the name of the request that it is about.
-    pub(crate) fn count(&self, note: &Note, mark: Option<&Arc<Mark>>) {
-        let (request_id, trace) = named(mark);
+    /// Counts a note of the brain, and logs it with the id of its request.
+    pub(crate) fn count(&self, note: &RouterNote, mark: Option<&Arc<RequestContext>>) {
+        let (request_id, trace) = log_ids(mark);
         let trace_id = trace.map(display);
         match note {
-            // As JSON, for whoever wants to know why a request went where it went.
-            Note::Decided(decision) => {
-                debug!(target: "decision", request_id, trace_id, record = %Record(decision));
+            // As JSON, for operators who ask why a request was placed as it was.
+            RouterNote::Decided(decision) => {
+                debug!(target: "decision", request_id, trace_id, record = %DecisionJson(decision));
             }
             note => debug!(request_id, trace_id, ?note),
         }
         let series = &self.series;
         match note {
-            Note::Placed {
+            RouterNote::Placed {
                 handoff: _,
                 prefill,
                 decode,
                 cached_tokens,
                 waited,
             } => {
-                let kind = match prefill == decode {
-                    true => "aggregated",
-                    false => "disaggregated",
+                let kind = if prefill == decode {
+                    "aggregated"
+                } else {
+                    "disaggregated"
                 };
-                series.placed.get_or_create(&Kind { kind }).inc();
+                series
+                    .placed
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
                 series.cached_tokens.inc_by(u64::from(*cached_tokens));
                 series.placement_wait.observe(waited.as_secs_f64());
             }
-            Note::PassedOver {
+            RouterNote::PassedOver {
                 handoff: _,
                 worker: _,
                 refusal,
             } => {
-                let kind = refusal.as_ref().map_or("silent", refused);
-                series.passed_over.get_or_create(&Kind { kind }).inc();
+                let kind = refusal.as_ref().map_or("silent", refusal_name);
+                series
+                    .passed_over
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
             }
-            Note::Stale { .. } => drop(series.stale.inc()),
-            Note::Decided(_) | Note::Judged { .. } => {}
-            Note::Retried { .. }
-            | Note::Moving { .. }
-            | Note::Moved { .. }
-            | Note::Stayed { .. } => self.count_turn(note),
-            Note::CancelFreed {
+            RouterNote::Stale { .. } => drop(series.stale.inc()),
+            RouterNote::Decided(_) | RouterNote::Judged { .. } => {}
+            RouterNote::Retried { .. }
+            | RouterNote::Moving { .. }
+            | RouterNote::Moved { .. }
+            | RouterNote::MigrationAborted { .. } => self.count_attempt_change(note),
+            RouterNote::CancelFreed {
                 flight: _,
                 took,
                 stage,
             } => {
-                let stage = name(*stage);
-                let spans = series.cancel_seconds.get_or_create(&Staged { stage });
+                let stage = cancel_stage_name(*stage);
+                let spans = series
+                    .cancel_seconds
+                    .get_or_create(&CancelStageLabels { stage });
                 spans.observe(took.as_secs_f64());
             }
-            Note::WorkerStuck { worker } => {
-                warn!(%worker, "a worker makes no progress and is passed over");
+            RouterNote::WorkerStuck { worker } => {
+                warn!(%worker, "a worker makes no progress and gets no new work");
                 series.stuck.inc();
             }
-            Note::Fleet {
+            RouterNote::PrefixDropped {
+                worker: _,
+                dropped_count,
+            } => {
+                series.prefix_dropped.inc_by(*dropped_count as u64);
+            }
+            RouterNote::Fleet {
                 workers,
                 flights,
                 flights_waiting,
@@ -362,49 +438,55 @@ impl RouterMeters {
         }
     }
 
-    /// Another attempt takes over, or was to.
-    fn count_turn(&self, note: &Note) {
+    /// Counts the takeover of a stream by another attempt, or one that was given up.
+    fn count_attempt_change(&self, note: &RouterNote) {
         let series = &self.series;
         match note {
-            Note::Retried {
+            RouterNote::Retried {
                 handoff,
                 failure,
                 generated_tokens,
             } => {
                 info!(%handoff, ?failure, generated_tokens, "attempt failed, trying again");
-                let kind = reason(failure);
-                series.retries.get_or_create(&Kind { kind }).inc();
+                let kind = failure_name(failure);
+                series
+                    .retries
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
                 if *generated_tokens > 0 {
                     series.resumed.inc();
                     series.resumed_tokens.inc_by(u64::from(*generated_tokens));
                 }
             }
-            Note::Moving {
+            RouterNote::Moving {
                 handoff: _,
                 from: _,
                 to: _,
                 why: reason,
             } => {
-                let kind = why(*reason);
-                series.moves.get_or_create(&Kind { kind }).inc();
+                let kind = move_reason_name(*reason);
+                series.moves.get_or_create(&RouterKindLabels { kind }).inc();
             }
-            Note::Moved { handoff: _, took } => {
+            RouterNote::Moved { handoff: _, took } => {
                 series.moved.inc();
                 series.move_seconds.observe(took.as_secs_f64());
             }
-            Note::Stayed {
+            RouterNote::MigrationAborted {
                 handoff: _,
                 failure,
             } => {
-                let kind = reason(failure);
-                series.stayed.get_or_create(&Kind { kind }).inc();
+                let kind = failure_name(failure);
+                series
+                    .moves_aborted
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
             }
             other => debug_assert!(false, "counted elsewhere: {other:?}"),
         }
     }
 
-    fn workers(&self, census: Census) {
-        let Census {
+    fn workers(&self, census: RoleCounts) {
+        let RoleCounts {
             prefill,
             decode,
             both,
@@ -417,7 +499,10 @@ impl RouterMeters {
         ];
         for (role, count) in counts {
             let role = role.to_string();
-            let gauge = self.series.workers.get_or_create(&Connected { role });
+            let gauge = self
+                .series
+                .workers
+                .get_or_create(&WorkerRoleLabels { role });
             gauge.set(i64::from(count));
         }
     }
@@ -429,14 +514,17 @@ impl RouterMeters {
             Ending::Cancelled => "cancelled",
             Ending::Failed(_) => "failed",
         };
-        self.series.ended.get_or_create(&Kind { kind }).inc();
+        self.series
+            .ended
+            .get_or_create(&RouterKindLabels { kind })
+            .inc();
     }
 }
 
-/// A decision, written only if somebody reads it.
-struct Record<'a>(&'a Decision);
+/// A decision as JSON, made only if it is logged.
+struct DecisionJson<'a>(&'a PlacementDecision);
 
-impl fmt::Display for Record<'_> {
+impl fmt::Display for DecisionJson<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match serde_json::to_string(self.0) {
             Ok(json) => f.write_str(&json),
@@ -444,6 +532,9 @@ impl fmt::Display for Record<'_> {
         }
     }
 }
+
+/// The outcome of a hand-off that landed; see [`HandoffLoss`] for the others.
+const LANDED: &str = "landed";
 
 const STAGES: [CancelStage; 5] = [
     CancelStage::Queued,
@@ -453,7 +544,7 @@ const STAGES: [CancelStage; 5] = [
     CancelStage::Decoding,
 ];
 
-fn name(stage: CancelStage) -> &'static str {
+fn cancel_stage_name(stage: CancelStage) -> &'static str {
     match stage {
         CancelStage::Queued => "queued",
         CancelStage::Reserving => "reserving",
@@ -463,15 +554,15 @@ fn name(stage: CancelStage) -> &'static str {
     }
 }
 
-fn why(reason: MoveReason) -> &'static str {
+fn move_reason_name(reason: MoveReason) -> &'static str {
     match reason {
         MoveReason::Drain => "drain",
         MoveReason::Role => "role",
-        MoveReason::Crowded => "crowded",
+        MoveReason::MemoryPressure => "crowded",
     }
 }
 
-pub(crate) fn refused(refusal: &Refusal) -> &'static str {
+pub(crate) fn refusal_name(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::QueueFull { .. } => "queue_full",
         Refusal::NoBlocks { .. } => "no_blocks",
@@ -481,14 +572,14 @@ pub(crate) fn refused(refusal: &Refusal) -> &'static str {
         Refusal::Draining => "draining",
         Refusal::WrongWorker => "wrong_worker",
         Refusal::Late { aim, .. } => match aim {
-            Aim::Ttft => "slo_ttft_unreachable",
-            Aim::Tpot => "slo_tpot_unreachable",
-            Aim::EndToEnd => "slo_e2e_unreachable",
+            SloMetric::Ttft => "slo_ttft_unreachable",
+            SloMetric::Tpot => "slo_tpot_unreachable",
+            SloMetric::EndToEnd => "slo_e2e_unreachable",
         },
     }
 }
 
-pub(crate) fn reason(failure: &Failure) -> &'static str {
+pub(crate) fn failure_name(failure: &Failure) -> &'static str {
     match failure {
         Failure::WorkerLost => "worker_lost",
         Failure::WorkerStuck => "worker_stuck",
@@ -500,7 +591,7 @@ pub(crate) fn reason(failure: &Failure) -> &'static str {
         Failure::Engine(_) => "engine",
         Failure::OutOfBlocks => "out_of_blocks",
         Failure::Draining => "draining",
-        Failure::RetriesSpent(last) => reason(last),
+        Failure::RetriesSpent(last) => failure_name(last),
     }
 }
 
@@ -508,11 +599,11 @@ pub(crate) fn reason(failure: &Failure) -> &'static str {
 mod tests {
     use super::*;
     use cleave_domain::FlightId;
-    use cleave_router::Decided;
+    use cleave_router::DecisionOutcome;
 
     #[test]
-    fn a_decision_in_the_log_reads_back_as_what_was_decided() {
-        let decision = Decision {
+    fn a_logged_decision_reads_back_unchanged() {
+        let decision = PlacementDecision {
             flight: FlightId(7),
             class: "fast".to_owned(),
             tenant: String::new(),
@@ -520,14 +611,14 @@ mod tests {
             ttft_permille: 1100,
             tpot_permille: 1000,
             considered: Vec::new(),
-            outcome: Decided::Refused(Refusal::Late {
-                aim: Aim::Ttft,
+            outcome: DecisionOutcome::Refused(Refusal::Late {
+                aim: SloMetric::Ttft,
                 predicted: Duration::from_millis(812),
                 retry_after: Duration::from_millis(300),
             }),
         };
-        let written = Record(&decision).to_string();
-        let read: Decision = serde_json::from_str(&written).unwrap();
+        let written = DecisionJson(&decision).to_string();
+        let read: PlacementDecision = serde_json::from_str(&written).unwrap();
         assert_eq!(read, decision);
     }
 }

@@ -1,38 +1,37 @@
-//! How many workers are wanted, and why.
+//! Series of the number of workers wanted, with the reasons.
 //!
-//! Owns: these series. Never: decides. Invariant: each pool has exactly one reason; without `scaling` in the
-//! policy there is no series at all.
+//! Owns: these series. Never: decides. Invariant: each pool has exactly one reason; without
+//! `scaling` in the policy there is no series at all.
 
 use super::FloatGauge;
-use cleave_api::Book;
+use cleave_api::MetricRegistry;
 use cleave_domain::Role;
-use cleave_planner::scaling::Decision;
+use cleave_planner::scaling::ScalerDecision;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Pool {
+struct ScalingPoolLabels {
     pool: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Why {
+struct ScalingReasonLabels {
     pool: String,
     reason: &'static str,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ScalingSeries {
-    wanted: Family<Pool, Gauge>,
-    legs: Family<Pool, Gauge>,
-    reason: Family<Why, Gauge>,
-    load: Family<Pool, FloatGauge>,
+    wanted: Family<ScalingPoolLabels, Gauge>,
+    legs: Family<ScalingPoolLabels, Gauge>,
+    reason: Family<ScalingReasonLabels, Gauge>,
+    load: Family<ScalingPoolLabels, FloatGauge>,
 }
 
 impl ScalingSeries {
-    pub(super) fn register(book: &mut Book) -> Self {
+    pub(super) fn register(book: &mut MetricRegistry) -> Self {
         let series = Self {
             wanted: Family::default(),
             legs: Family::default(),
@@ -41,41 +40,43 @@ impl ScalingSeries {
         };
         book.register(
             "cleave_workers_wanted",
-            "Workers that are to be started, by the leg that they are started with",
+            "Number of workers wanted, by the role that they are started with",
             series.wanted.clone(),
         );
         book.register(
             "cleave_legs_wanted",
-            "Workers that are to serve each leg; some may serve another one than they were started with",
+            "Number of workers wanted for each leg; some may serve another leg than they were started with",
             series.legs.clone(),
         );
         book.register(
             "cleave_scaling_reason",
-            "1 for why so many workers are wanted",
+            "1 for the reason of the present number of workers wanted, by pool",
             series.reason.clone(),
         );
         book.register(
             "cleave_scaling_load",
-            "Workers' worth of prompts and of streams, before anything is rounded or held",
+            "Load of prompts and of streams in numbers of workers, before rounding and delays",
             series.load.clone(),
         );
         series
     }
 
-    pub(crate) fn show(&self, decision: &Decision) {
+    pub(crate) fn show(&self, decision: &ScalerDecision) {
         self.reason.clear();
         let wanted = &decision.wanted;
         for role in [Role::Prefill, Role::Decode, Role::Both] {
             let pool = role.to_string();
-            let label = Pool { pool: pool.clone() };
-            let reason = wanted.reasons.of(role).name();
+            let label = ScalingPoolLabels { pool: pool.clone() };
+            let reason = wanted.reasons.for_role(role).name();
             self.wanted
                 .get_or_create(&label)
-                .set(wanted.workers.of(role).into());
+                .set(wanted.workers.for_role(role).into());
             self.legs
                 .get_or_create(&label)
-                .set(wanted.legs.of(role).into());
-            self.reason.get_or_create(&Why { pool, reason }).set(1);
+                .set(wanted.legs.for_role(role).into());
+            self.reason
+                .get_or_create(&ScalingReasonLabels { pool, reason })
+                .set(1);
         }
         let loads = [
             (Role::Prefill, decision.prefill_load),
@@ -83,7 +84,9 @@ impl ScalingSeries {
         ];
         for (role, load) in loads {
             let pool = role.to_string();
-            self.load.get_or_create(&Pool { pool }).set(load);
+            self.load
+                .get_or_create(&ScalingPoolLabels { pool })
+                .set(load);
         }
     }
 

@@ -1,16 +1,16 @@
 //! Series of a process's listeners.
 
-use cleave_api::Book;
+use cleave_api::MetricRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-/// Why a connection was let go before its client left it.
+/// The reasons for which the server closes a connection.
 const REASONS: [&str; 5] = ["full", "idle", "no_peer", "slow_headers", "stalled"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LetGo {
+struct ConnectionEndLabels {
     reason: &'static str,
 }
 
@@ -18,34 +18,36 @@ struct LetGo {
 #[derive(Clone, Debug)]
 pub(crate) struct ServerSeries {
     pub(crate) open: Gauge,
-    let_go: Family<LetGo, Counter>,
+    ended: Family<ConnectionEndLabels, Counter>,
 }
 
 impl ServerSeries {
-    pub(super) fn register(book: &mut Book) -> Self {
+    pub(super) fn register(book: &mut MetricRegistry) -> Self {
         let series = Self {
             open: Gauge::default(),
-            let_go: Family::default(),
+            ended: Family::default(),
         };
         book.register(
             "cleave_connections",
-            "Connections of clients and workers that stand",
+            "Open connections of clients and workers",
             series.open.clone(),
         );
         book.register(
             "cleave_connections_let_go",
-            "Connections that the server ended, by reason: full (as many as may be), idle, no_peer (no \
-             certificate of the fleet), slow_headers, stalled (the client took nothing)",
-            series.let_go.clone(),
+            "Connections closed by the server, by reason: full (at the limit on connections), idle, no_peer (no \
+             certificate of this fleet), slow_headers, stalled (the client read nothing)",
+            series.ended.clone(),
         );
         for reason in REASONS {
-            drop(series.let_go.get_or_create(&LetGo { reason }));
+            drop(series.ended.get_or_create(&ConnectionEndLabels { reason }));
         }
         series
     }
 
-    /// A connection was ended for this reason, one of those that the help names.
-    pub(crate) fn let_go(&self, reason: &'static str) {
-        self.let_go.get_or_create(&LetGo { reason }).inc();
+    /// The server closed a connection, for one of the reasons in the help.
+    pub(crate) fn connection_ended(&self, reason: &'static str) {
+        self.ended
+            .get_or_create(&ConnectionEndLabels { reason })
+            .inc();
     }
 }

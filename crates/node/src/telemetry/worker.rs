@@ -1,19 +1,19 @@
-//! What a worker's notes and load add to its series.
+//! Counts a worker's notes and load into its series.
 //!
-//! Owns: one worker's labels, and the zeros from which its series begin. Never: concludes anything:
-//! whether it is stuck, and how busy it is, its brain's load says. Invariant: when a worker changes its
-//! role, its gauges are shown under the new one alone.
+//! Owns: one worker's labels, and its series at zero. Never concludes anything: the brain's load
+//! says whether the worker is stuck, and how busy it is. Invariant: when a worker changes its role,
+//! its gauges are shown under the new role alone.
 
 mod series;
 mod tier;
-mod used;
+mod utilisation;
 
-pub(crate) use series::Series;
-pub use used::Ceilings;
+pub(crate) use series::WorkerSeries;
+pub use utilisation::DeviceCeilings;
 
-use super::{FloatGauge, Histograms};
-use cleave_domain::{Capacity, Load, Progress, Role, Work, WorkerId, WorkerRef};
-use cleave_sched::{Drafting, Note};
+use super::{FloatGauge, HistogramFamily};
+use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
+use cleave_sched::{DraftOutcome, WorkerNote};
 use cleave_transfer::{LinkSpeed, Transport};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -21,30 +21,30 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use std::time::Duration;
 use tracing::warn;
-use used::Used;
+use utilisation::DeviceUtilisation;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Worker {
+struct WorkerLabels {
     worker: String,
     role: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Sorted {
+struct WorkerKindLabels {
     worker: String,
     role: String,
     kind: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Peer {
+struct WorkerPeerLabels {
     worker: String,
     role: String,
     peer: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Carried {
+struct PeerTransportLabels {
     worker: String,
     role: String,
     peer: String,
@@ -52,22 +52,22 @@ struct Carried {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Model {
+struct WorkerModelLabels {
     worker: String,
     role: String,
     model_name: String,
 }
 
-/// Named as pickers know it.
+/// Labels by the names that pickers know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CacheShape {
+struct CacheConfigLabels {
     worker: String,
     model_name: String,
     block_size: String,
     num_gpu_blocks: String,
 }
 
-/// What becomes of hand-offs at one end.
+/// The outcomes of hand-offs at one worker.
 const HANDOFFS: [&str; 7] = [
     "sealed",
     "landed",
@@ -78,7 +78,7 @@ const HANDOFFS: [&str; 7] = [
     "failed",
 ];
 
-/// What a pool's blocks may be; see the help of `cleave_pool_blocks`.
+/// The states of a pool's blocks; see the help of `cleave_pool_blocks`.
 const BLOCKS: [&str; 8] = [
     "held",
     "free",
@@ -90,55 +90,52 @@ const BLOCKS: [&str; 8] = [
     "swapped",
 ];
 
-/// One worker's hand on its series.
+/// Counts into one worker's series.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerMeters {
-    series: Series,
-    worker: Worker,
+    series: WorkerSeries,
+    worker: WorkerLabels,
     model: String,
-    /// What the gauges show, to be shown again under another role.
-    pool: Option<Note>,
-    /// Likewise.
-    load: Load,
-    /// Likewise.
-    tiers: Option<Note>,
-    /// Of a block.
+    /// The last notes and load, to be shown again under another role.
+    pool: Option<WorkerNote>,
+    load: WorkerLoad,
+    tiers: Option<WorkerNote>,
     block_bytes: u32,
-    /// What its device can do, if that is known.
-    ceilings: Option<Ceilings>,
-    used: Used,
+    /// The device's limits, if they are known.
+    ceilings: Option<DeviceCeilings>,
+    used: DeviceUtilisation,
 }
 
 impl WorkerMeters {
-    pub(crate) fn new(series: &Series, name: &str, role: Role, model: &str) -> Self {
+    pub(crate) fn new(series: &WorkerSeries, name: &str, role: Role, model: &str) -> Self {
         let meters = Self {
             series: series.clone(),
-            worker: Worker {
+            worker: WorkerLabels {
                 worker: name.to_owned(),
                 role: role.to_string(),
             },
             model: model.to_owned(),
             pool: None,
-            load: Load::default(),
+            load: WorkerLoad::default(),
             tiers: None,
             block_bytes: 0,
             ceilings: None,
-            used: Used::default(),
+            used: DeviceUtilisation::default(),
         };
-        meters.begin();
+        meters.create_at_zero();
         meters
     }
 
-    /// How much of this is used is shown from now on.
-    pub(crate) fn with_ceilings(mut self, ceilings: Option<Ceilings>) -> Self {
+    /// Shows from now on how much of the device is used.
+    pub(crate) fn with_ceilings(mut self, ceilings: Option<DeviceCeilings>) -> Self {
         self.ceilings = ceilings;
         self
     }
 
-    /// The size of its pool is shown from now on.
+    /// Shows from now on the size of its pool.
     pub(crate) fn with_capacity(mut self, capacity: Capacity) -> Self {
         self.block_bytes = capacity.block_bytes;
-        let shape = CacheShape {
+        let shape = CacheConfigLabels {
             worker: self.worker.worker.clone(),
             model_name: self.model.clone(),
             block_size: capacity.block_tokens.to_string(),
@@ -148,113 +145,114 @@ impl WorkerMeters {
         self
     }
 
-    /// Every series of the hand-off and of the pool, at zero.
-    fn begin(&self) {
+    /// Creates every series of the hand-off and of the pool, at zero.
+    fn create_at_zero(&self) {
         let series = &self.series;
         for kind in HANDOFFS {
-            drop(series.handoffs.get_or_create(&self.sorted(kind)));
+            drop(series.handoffs.get_or_create(&self.kind_labels(kind)));
         }
         for kind in ["sent", "received"] {
-            drop(series.handoff_bytes.get_or_create(&self.sorted(kind)));
-            drop(series.handoff_blocks.get_or_create(&self.sorted(kind)));
+            drop(series.handoff_bytes.get_or_create(&self.kind_labels(kind)));
+            drop(series.handoff_blocks.get_or_create(&self.kind_labels(kind)));
         }
         for kind in ["out", "in"] {
-            drop(series.swap_blocks.get_or_create(&self.sorted(kind)));
+            drop(series.swap_blocks.get_or_create(&self.kind_labels(kind)));
         }
         for kind in BLOCKS {
-            drop(series.blocks.get_or_create(&self.sorted(kind)));
+            drop(series.blocks.get_or_create(&self.kind_labels(kind)));
         }
         for counter in [
             &series.frames_discarded,
-            &series.passes_refused,
+            &series.writes_refused,
             &series.preemptions,
             &series.recomputed_tokens,
         ] {
             drop(counter.get_or_create(&self.worker));
         }
         drop(series.stuck.get_or_create(&self.worker));
-        drop(series.passes.get_or_create(&self.worker));
+        drop(series.grants.get_or_create(&self.worker));
         self.begin_tier();
-        drop(series.vllm_running.get_or_create(&self.model()));
-        drop(series.vllm_waiting.get_or_create(&self.model()));
-        drop(series.vllm_usage.get_or_create(&self.model()));
+        drop(series.vllm_running.get_or_create(&self.model_labels()));
+        drop(series.vllm_waiting.get_or_create(&self.model_labels()));
+        drop(series.vllm_usage.get_or_create(&self.model_labels()));
     }
 
-    /// From now on the worker serves other legs: counters begin anew under that role, and gauges
-    /// show there what they showed before.
-    pub(crate) fn serves(&mut self, role: Role) {
+    /// The worker serves other legs from now on: counters begin anew under that role, and gauges
+    /// keep their values under it.
+    pub(crate) fn role_changed(&mut self, role: Role) {
         let role = role.to_string();
         if role == self.worker.role {
             return;
         }
         let series = &self.series;
         for kind in BLOCKS {
-            series.blocks.remove(&self.sorted(kind));
+            series.blocks.remove(&self.kind_labels(kind));
         }
         series.stuck.remove(&self.worker);
-        series.passes.remove(&self.worker);
+        series.grants.remove(&self.worker);
         self.end_tier();
         series.mfu.remove(&self.worker);
         series.mbu.remove(&self.worker);
-        let model = self.model();
+        let model = self.model_labels();
         series.vllm_running.remove(&model);
         series.vllm_waiting.remove(&model);
         series.vllm_usage.remove(&model);
         self.worker.role = role;
-        self.begin();
+        self.create_at_zero();
         if let Some(pool) = self.pool.take() {
             self.count(&pool);
         }
         if let Some(tiers) = self.tiers.take() {
             self.count(&tiers);
         }
-        self.loaded(self.load);
+        self.load_changed(self.load);
     }
 
     pub(crate) fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
-        let labels = self.peer(peer.worker);
+        let labels = self.peer_labels(peer.worker);
         let bandwidth = self.series.link_bandwidth.get_or_create(&labels);
         bandwidth.set(speed.bytes_per_second as f64);
         let latency = self.series.link_latency.get_or_create(&labels);
         latency.set(speed.latency.as_secs_f64());
         for transport in Transport::ALL {
-            let labels = self.carried(peer.worker, transport);
-            match transport == speed.transport {
-                true => drop(self.series.link_transport.get_or_create(&labels).set(1)),
-                false => drop(self.series.link_transport.remove(&labels)),
+            let labels = self.transport_labels(peer.worker, transport);
+            if transport == speed.transport {
+                self.series.link_transport.get_or_create(&labels).set(1);
+            } else {
+                self.series.link_transport.remove(&labels);
             }
         }
     }
 
-    /// No life of that worker is known any more: its series end.
+    /// No incarnation of that worker is known any more: its series end.
     pub(crate) fn link_forgotten(&self, peer: WorkerId) {
-        let labels = self.peer(peer);
+        let labels = self.peer_labels(peer);
         self.series.link_bandwidth.remove(&labels);
         self.series.link_latency.remove(&labels);
         self.series.link_fallbacks.remove(&labels);
         for transport in Transport::ALL {
-            let labels = self.carried(peer, transport);
+            let labels = self.transport_labels(peer, transport);
             self.series.link_transport.remove(&labels);
         }
     }
 
-    pub(crate) fn passes(&self, count: usize) {
-        let passes = self.series.passes.get_or_create(&self.worker);
+    pub(crate) fn set_grants(&self, count: usize) {
+        let passes = self.series.grants.get_or_create(&self.worker);
         passes.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn pass_refused(&self) {
-        self.series.passes_refused.get_or_create(&self.worker).inc();
+    pub(crate) fn write_refused(&self) {
+        self.series.writes_refused.get_or_create(&self.worker).inc();
     }
 
     pub(crate) fn link_fell_back(&self, peer: WorkerRef) {
-        let labels = self.peer(peer.worker);
+        let labels = self.peer_labels(peer.worker);
         self.series.link_fallbacks.get_or_create(&labels).inc();
     }
 
-    fn carried(&self, peer: WorkerId, transport: Transport) -> Carried {
-        let Peer { worker, role, peer } = self.peer(peer);
-        Carried {
+    fn transport_labels(&self, peer: WorkerId, transport: Transport) -> PeerTransportLabels {
+        let WorkerPeerLabels { worker, role, peer } = self.peer_labels(peer);
+        PeerTransportLabels {
             worker,
             role,
             peer,
@@ -262,95 +260,101 @@ impl WorkerMeters {
         }
     }
 
-    fn peer(&self, peer: WorkerId) -> Peer {
-        Peer {
+    fn peer_labels(&self, peer: WorkerId) -> WorkerPeerLabels {
+        WorkerPeerLabels {
             worker: self.worker.worker.clone(),
             role: self.worker.role.clone(),
             peer: peer.to_string(),
         }
     }
 
-    /// How busy the worker is, and whether it gets anywhere.
-    pub(crate) fn loaded(&mut self, load: Load) {
+    /// The worker's load, or whether it makes progress, changed.
+    pub(crate) fn load_changed(&mut self, load: WorkerLoad) {
         self.load = load;
-        let stuck = u32::from(load.progress == Progress::Stuck);
+        let stuck = u32::from(load.progress == StepProgress::Stuck);
         set(&self.series.stuck, &self.worker, stuck);
-        let model = self.model();
+        let model = self.model_labels();
         set(&self.series.vllm_running, &model, load.sequences_running);
         set(&self.series.vllm_waiting, &model, load.sequences_waiting);
     }
 
-    /// Counts what the brain noted.
-    pub(crate) fn count(&mut self, note: &Note) {
+    /// Counts a note of the brain.
+    pub(crate) fn count(&mut self, note: &WorkerNote) {
         match note {
-            Note::Sealed { .. }
-            | Note::Landed { .. }
-            | Note::Joined { .. }
-            | Note::HandoffFailed { .. }
-            | Note::FrameDiscarded { .. }
-            | Note::MovedOut { .. }
-            | Note::Stayed { .. } => self.count_handoff(note),
-            Note::Stepped { .. }
-            | Note::Drafted { .. }
-            | Note::PrefixLooked { .. }
-            | Note::PrefillStarted { .. }
-            | Note::Repeated { .. }
-            | Note::CancelFreed { .. }
-            | Note::Stuck { .. } => self.count_work(note),
-            Note::Kept { .. } | Note::Fetched { .. } | Note::Tiers { .. } => self.count_tier(note),
-            Note::Preempted { .. }
-            | Note::SwappedOut { .. }
-            | Note::SwappedIn { .. }
-            | Note::Pool { .. } => self.count_blocks(note),
+            WorkerNote::Sealed { .. }
+            | WorkerNote::Landed { .. }
+            | WorkerNote::Joined { .. }
+            | WorkerNote::HandoffFailed { .. }
+            | WorkerNote::FrameDiscarded { .. }
+            | WorkerNote::MigratedOut { .. }
+            | WorkerNote::MigrationAborted { .. } => self.count_handoff(note),
+            WorkerNote::Stepped { .. }
+            | WorkerNote::Drafted { .. }
+            | WorkerNote::PrefixLookedUp { .. }
+            | WorkerNote::PrefillStarted { .. }
+            | WorkerNote::Repeated { .. }
+            | WorkerNote::CancelFreed { .. }
+            | WorkerNote::Stuck { .. } => self.count_work(note),
+            WorkerNote::Offloaded { .. }
+            | WorkerNote::Fetched { .. }
+            | WorkerNote::Tiers { .. } => self.count_tier(note),
+            WorkerNote::Preempted { .. }
+            | WorkerNote::SwappedOut { .. }
+            | WorkerNote::SwappedIn { .. }
+            | WorkerNote::Pool { .. } => self.count_blocks(note),
         }
     }
 
-    fn count_handoff(&self, note: &Note) {
+    fn count_handoff(&self, note: &WorkerNote) {
         let (series, worker) = (&self.series, &self.worker);
         match note {
-            Note::Sealed {
+            WorkerNote::Sealed {
                 handoff: _,
                 bytes,
                 blocks,
                 took,
             } => {
-                self.moved("sealed", "sent", (*bytes, *blocks));
+                self.count_moved_blocks("sealed", "sent", (*bytes, *blocks));
                 observe(&series.send_seconds, worker, *took);
             }
-            Note::Landed {
+            WorkerNote::Landed {
                 handoff: _,
                 bytes,
                 blocks,
                 took,
                 exposed,
             } => {
-                self.moved("landed", "received", (*bytes, *blocks));
+                self.count_moved_blocks("landed", "received", (*bytes, *blocks));
                 observe(&series.handoff_seconds, worker, *took);
                 observe(&series.exposed_seconds, worker, *exposed);
             }
-            Note::Joined { .. } => add(&series.handoffs, &self.sorted("joined"), 1),
-            Note::HandoffFailed { .. } => add(&series.handoffs, &self.sorted("failed"), 1),
-            Note::FrameDiscarded { .. } => add(&series.frames_discarded, worker, 1),
-            Note::MovedOut {
+            WorkerNote::Joined { .. } => add(&series.handoffs, &self.kind_labels("joined"), 1),
+            WorkerNote::HandoffFailed { .. } => {
+                add(&series.handoffs, &self.kind_labels("failed"), 1)
+            }
+            WorkerNote::FrameDiscarded { .. } => add(&series.frames_discarded, worker, 1),
+            WorkerNote::MigratedOut {
                 handoff: _,
                 bytes,
                 blocks,
                 took,
                 still,
             } => {
-                self.moved("moved", "sent", (*bytes, *blocks));
+                self.count_moved_blocks("moved", "sent", (*bytes, *blocks));
                 observe(&series.move_seconds, worker, *took);
-                observe(&series.still_seconds, worker, *still);
+                observe(&series.pause_seconds, worker, *still);
             }
-            Note::Stayed { .. } => add(&series.handoffs, &self.sorted("stayed"), 1),
-            other => elsewhere(other),
+            WorkerNote::MigrationAborted { .. } => {
+                add(&series.handoffs, &self.kind_labels("stayed"), 1)
+            }
+            other => assert_not_counted_here(other),
         }
     }
 
-    fn count_work(&mut self, note: &Note) {
+    fn count_work(&mut self, note: &WorkerNote) {
         let (series, worker) = (&self.series, &self.worker);
         match note {
-            Note::Stepped {
+            WorkerNote::Stepped {
                 prefill_tokens,
                 decode_sequences,
                 took,
@@ -360,54 +364,54 @@ impl WorkerMeters {
                 self.stepped(*prefill_tokens, *decode_sequences, *took);
                 self.compare(work, *predicted, *took);
             }
-            Note::Drafted {
+            WorkerNote::Drafted {
                 drafted_tokens,
                 accepted_tokens,
                 drafting,
             } => self.drafted([*drafted_tokens, *accepted_tokens], *drafting),
-            Note::PrefixLooked {
+            WorkerNote::PrefixLookedUp {
                 prompt_tokens,
                 cached_tokens,
             } => {
                 add(&series.prompt_tokens, worker, u64::from(*prompt_tokens));
                 add(&series.cached_tokens, worker, u64::from(*cached_tokens));
             }
-            Note::PrefillStarted { waited } => observe(&series.prefill_wait, worker, *waited),
-            Note::Repeated { .. } => add(&series.orders_repeated, worker, 1),
-            Note::CancelFreed { took } => observe(&series.cancel_seconds, worker, *took),
-            // The gauge follows the load, which also says when it is over.
-            Note::Stuck { running } => warn!(
+            WorkerNote::PrefillStarted { waited } => observe(&series.prefill_wait, worker, *waited),
+            WorkerNote::Repeated { .. } => add(&series.orders_repeated, worker, 1),
+            WorkerNote::CancelFreed { took } => observe(&series.cancel_seconds, worker, *took),
+            // The gauge follows the load, which also shows when this is over.
+            WorkerNote::Stuck { running } => warn!(
                 worker = worker.worker,
                 ?running,
-                "the step under way takes too long"
+                "the present step exceeds its time limit"
             ),
-            other => elsewhere(other),
+            other => assert_not_counted_here(other),
         }
     }
 
-    fn count_blocks(&mut self, note: &Note) {
+    fn count_blocks(&mut self, note: &WorkerNote) {
         let (series, worker) = (&self.series, &self.worker);
         match note {
-            Note::Preempted {
+            WorkerNote::Preempted {
                 handoff: _,
                 recomputed_tokens,
             } => {
                 add(&series.preemptions, worker, 1);
-                add(&series.handoffs, &self.sorted("recomputed"), 1);
+                add(&series.handoffs, &self.kind_labels("recomputed"), 1);
                 let tokens = u64::from(*recomputed_tokens);
                 add(&series.recomputed_tokens, worker, tokens);
             }
-            Note::SwappedOut {
+            WorkerNote::SwappedOut {
                 handoff: _,
                 blocks,
                 took,
             } => self.swapped("out", *blocks, *took),
-            Note::SwappedIn {
+            WorkerNote::SwappedIn {
                 handoff: _,
                 blocks,
                 took,
             } => self.swapped("in", *blocks, *took),
-            Note::Pool {
+            WorkerNote::Pool {
                 blocks_held,
                 blocks_free,
                 blocks_cached,
@@ -431,23 +435,23 @@ impl WorkerMeters {
                 ]);
                 self.pool = Some(note.clone());
             }
-            other => elsewhere(other),
+            other => assert_not_counted_here(other),
         }
     }
 
-    fn drafted(&self, tokens: [u32; 2], drafting: Drafting) {
+    fn drafted(&self, tokens: [u32; 2], drafting: DraftOutcome) {
         for (kind, tokens) in ["drafted", "accepted"].into_iter().zip(tokens) {
             let tokens = u64::from(tokens);
-            add(&self.series.draft_tokens, &self.sorted(kind), tokens);
+            add(&self.series.draft_tokens, &self.kind_labels(kind), tokens);
         }
         let kind = match drafting {
-            Drafting::Drafted => "drafted",
-            Drafting::NoGuess => "no_guess",
-            Drafting::NoGain => "no_gain",
-            Drafting::NoTime => "no_time",
-            Drafting::NoRoom => "no_room",
+            DraftOutcome::Drafted => "drafted",
+            DraftOutcome::NoGuess => "no_guess",
+            DraftOutcome::NoGain => "no_gain",
+            DraftOutcome::NoTime => "no_time",
+            DraftOutcome::NoRoom => "no_room",
         };
-        add(&self.series.draft_steps, &self.sorted(kind), 1);
+        add(&self.series.draft_steps, &self.kind_labels(kind), 1);
     }
 
     fn stepped(&self, prefill_tokens: u32, decode_sequences: u32, took: Duration) {
@@ -456,15 +460,15 @@ impl WorkerMeters {
             (0, _) => "decode",
             _ => "mixed",
         };
-        observe(&self.series.step_seconds, &self.sorted(kind), took);
+        observe(&self.series.step_seconds, &self.kind_labels(kind), took);
         for (kind, tokens) in [("prefill", prefill_tokens), ("decode", decode_sequences)] {
             let tokens = u64::from(tokens);
-            add(&self.series.step_tokens, &self.sorted(kind), tokens);
+            add(&self.series.step_tokens, &self.kind_labels(kind), tokens);
         }
     }
 
-    /// Against what was predicted, and what the device can do.
-    fn compare(&mut self, work: &Work, predicted: Duration, took: Duration) {
+    /// Compares a step with its prediction, and with the device's limits.
+    fn compare(&mut self, work: &StepWork, predicted: Duration, took: Duration) {
         if took.is_zero() {
             return;
         }
@@ -480,16 +484,21 @@ impl WorkerMeters {
         }
     }
 
-    fn moved(&self, outcome: &'static str, direction: &'static str, moved: (u64, u32)) {
+    fn count_moved_blocks(
+        &self,
+        outcome: &'static str,
+        direction: &'static str,
+        moved: (u64, u32),
+    ) {
         let (bytes, blocks) = moved;
-        add(&self.series.handoffs, &self.sorted(outcome), 1);
-        let direction = self.sorted(direction);
+        add(&self.series.handoffs, &self.kind_labels(outcome), 1);
+        let direction = self.kind_labels(direction);
         add(&self.series.handoff_bytes, &direction, bytes);
         add(&self.series.handoff_blocks, &direction, u64::from(blocks));
     }
 
     fn swapped(&self, direction: &'static str, blocks: u32, took: Duration) {
-        let labels = self.sorted(direction);
+        let labels = self.kind_labels(direction);
         add(&self.series.swap_blocks, &labels, u64::from(blocks));
         observe(&self.series.swap_seconds, &labels, took);
     }
@@ -497,22 +506,22 @@ impl WorkerMeters {
     /// In the order of [`BLOCKS`].
     fn pool(&self, counts: [u32; BLOCKS.len()]) {
         for (kind, blocks) in BLOCKS.into_iter().zip(counts) {
-            set(&self.series.blocks, &self.sorted(kind), blocks);
+            set(&self.series.blocks, &self.kind_labels(kind), blocks);
         }
         let [held, free, ..] = counts;
         let count = f64::from(held) + f64::from(free);
-        let usage = self.series.vllm_usage.get_or_create(&self.model());
+        let usage = self.series.vllm_usage.get_or_create(&self.model_labels());
         usage.set(f64::from(held) / count.max(1.0));
     }
 
-    fn sorted(&self, kind: &'static str) -> Sorted {
-        let Worker { worker, role } = self.worker.clone();
-        Sorted { worker, role, kind }
+    fn kind_labels(&self, kind: &'static str) -> WorkerKindLabels {
+        let WorkerLabels { worker, role } = self.worker.clone();
+        WorkerKindLabels { worker, role, kind }
     }
 
-    fn model(&self) -> Model {
-        let Worker { worker, role } = self.worker.clone();
-        Model {
+    fn model_labels(&self) -> WorkerModelLabels {
+        let WorkerLabels { worker, role } = self.worker.clone();
+        WorkerModelLabels {
             worker,
             role,
             model_name: self.model.clone(),
@@ -521,7 +530,7 @@ impl WorkerMeters {
 }
 
 /// Only [`WorkerMeters::count`] sorts notes.
-fn elsewhere(note: &Note) {
+fn assert_not_counted_here(note: &WorkerNote) {
     debug_assert!(false, "counted elsewhere: {note:?}");
 }
 
@@ -539,7 +548,7 @@ where
     family.get_or_create(labels).set(i64::from(value));
 }
 
-fn observe<L>(family: &Histograms<L>, labels: &L, span: Duration)
+fn observe<L>(family: &HistogramFamily<L>, labels: &L, span: Duration)
 where
     L: Clone + std::hash::Hash + Eq,
 {
@@ -552,8 +561,9 @@ mod tests {
     use crate::telemetry::Telemetry;
     use cleave_domain::HandoffId;
 
+    // Lesson: 34.
     #[test]
-    fn lesson_34_the_transfer_path_is_counted_under_the_promised_names() {
+    fn transfer_series_keep_their_documented_names() {
         let telemetry = Telemetry::default();
         let mut meters = WorkerMeters::new(&telemetry.workers, "p0", Role::Prefill, "demo");
         let zero = telemetry.text();
@@ -563,14 +573,14 @@ mod tests {
             ),
             "{zero}"
         );
-        meters.count(&Note::Landed {
+        meters.count(&WorkerNote::Landed {
             handoff: HandoffId::default(),
             bytes: 4096,
             blocks: 2,
             took: Duration::from_millis(3),
             exposed: Duration::from_millis(1),
         });
-        meters.count(&Note::Pool {
+        meters.count(&WorkerNote::Pool {
             blocks_held: 25,
             blocks_free: 75,
             blocks_cached: 10,
@@ -582,11 +592,11 @@ mod tests {
             blocks_leaked: 0,
             blocks_swapped: 8,
         });
-        meters.loaded(Load {
+        meters.load_changed(WorkerLoad {
             sequences_running: 3,
             sequences_waiting: 4,
-            progress: Progress::Stuck,
-            ..Load::default()
+            progress: StepProgress::Stuck,
+            ..WorkerLoad::default()
         });
         let text = telemetry.text();
         for line in [
@@ -602,7 +612,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        meters.serves(Role::Both);
+        meters.role_changed(Role::Both);
         let text = telemetry.text();
         assert!(text.contains("cleave_pool_blocks{worker=\"p0\",role=\"both\",kind=\"held\"} 25"));
         let pools = text
@@ -616,7 +626,7 @@ mod tests {
             "vllm:num_requests_running{worker=\"p0\",role=\"both\",model_name=\"demo\"} 3"
         ));
         assert!(text.contains("cleave_worker_stuck{worker=\"p0\",role=\"both\"} 1"));
-        meters.loaded(Load::default());
+        meters.load_changed(WorkerLoad::default());
         let text = telemetry.text();
         assert!(text.contains("cleave_worker_stuck{worker=\"p0\",role=\"both\"} 0"));
         assert!(!text.contains("# EOF"));

@@ -1,26 +1,27 @@
-//! Traces: one for each request, over the HTTP face, the router, both legs and the transfer between them.
+//! Traces: one for each request, over the HTTP server, the router, both legs and the transfer
+//! between them.
 //!
-//! Owns: which requests are recorded, the ids of spans, and their way to an OpenTelemetry collector.
-//! Never: holds anything up: spans are put together when what they tell is over, and go through a bounded
-//! queue that drops, and counts, what it has no room for. Invariant: whether a trace is recorded is decided
-//! once, where it begins; without a collector nothing is put together at all.
+//! Owns: which requests are recorded, the ids of spans, and their way to an OpenTelemetry
+//! collector. Never delays anything: a span is built when its work is over, and goes through a
+//! bounded queue that drops, and counts, spans beyond its limit. Invariant: whether a trace is
+//! recorded is decided once, where it begins; without a collector no span is built.
 //!
-//! `POST /v1/…` (HTTP face) → `flight` (a sequence) → `attempt` (router) → `prefill` → `transfer.send`, and
-//! `decode` → `transfer.receive` (workers).
+//! `POST /v1/…` (HTTP server) → `flight` (a sequence) → `attempt` (router) → `prefill` →
+//! `transfer.send`, and `decode` → `transfer.receive` (workers).
 
-mod legs;
-mod mark;
-mod outbox;
-mod request;
+mod flight_span;
+mod request_context;
+mod request_span;
 mod sampler;
-mod story;
+mod span_queue;
+mod worker_spans;
 
-pub(crate) use legs::Legs;
-pub(crate) use mark::Mark;
-pub use outbox::TraceError;
-pub(crate) use outbox::TraceSeries;
-pub use sampler::{SampleError, Sampler};
-pub(crate) use story::{Story, Told, Turn, named};
+pub(crate) use flight_span::{AttemptChange, FlightOutcome, FlightSpan, log_ids};
+pub(crate) use request_context::RequestContext;
+pub use sampler::{TraceSampler, TraceSamplerError};
+pub use span_queue::TraceError;
+pub(crate) use span_queue::TraceSeries;
+pub(crate) use worker_spans::WorkerSpans;
 
 use cleave_api::{RequestSpan, TraceParent};
 use opentelemetry::trace::{
@@ -28,43 +29,43 @@ use opentelemetry::trace::{
 };
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
-use outbox::Outbox;
+use span_queue::SpanQueue;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Where spans go, and of which requests.
+/// The collector of spans, and the requests that are recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceOptions {
-    /// An OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`. Default none: then no trace is
-    /// recorded.
+    /// An OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`. Default none: then no
+    /// trace is recorded.
     pub endpoint: Option<String>,
-    /// Which traces that begin here are recorded. Default all, and of clients' traces those that they
-    /// record.
-    pub sampler: Sampler,
+    /// The sampler of traces that begin here. Default: all, and of clients' traces those that the
+    /// clients record.
+    pub sampler: TraceSampler,
 }
 
-/// The process's hand on its traces. Clones are the same.
+/// The process's traces. Clones share one queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traces {
-    outbox: Option<Arc<Outbox>>,
-    sampler: Sampler,
+    queue: Option<Arc<SpanQueue>>,
+    sampler: TraceSampler,
 }
 
 impl Traces {
     /// Sends to the collector of `options`, if it names one. Must be called within a tokio runtime.
     pub(crate) fn to(options: &TraceOptions, series: &TraceSeries) -> Result<Self, TraceError> {
         let outbox = options.endpoint.as_deref();
-        let outbox = outbox.map(|endpoint| Outbox::open(endpoint, series));
+        let outbox = outbox.map(|endpoint| SpanQueue::open(endpoint, series));
         Ok(Self {
-            outbox: outbox.transpose()?.map(Arc::new),
+            queue: outbox.transpose()?.map(Arc::new),
             sampler: options.sampler,
         })
     }
 
-    /// The span that a request's work belongs to. Without a collector the client's own, for logs.
+    /// The span for a request's work. Without a collector it is the client's own span, for logs.
     pub(crate) fn begin(&self, client: Option<TraceParent>) -> Option<TraceParent> {
-        if self.outbox.is_none() {
+        if self.queue.is_none() {
             return client;
         }
         let trace = client.map_or_else(rand::random, |client| client.trace);
@@ -77,44 +78,44 @@ impl Traces {
     }
 
     /// Whether there is a collector.
-    pub(crate) fn are_sent(&self) -> bool {
-        self.outbox.is_some()
+    pub(crate) fn has_collector(&self) -> bool {
+        self.queue.is_some()
     }
 
-    /// Whether spans of this trace are put together here.
+    /// Whether spans of this trace are built here.
     pub(crate) fn records(&self, trace: Option<TraceParent>) -> bool {
-        self.outbox.is_some() && trace.is_some_and(|trace| trace.is_recorded())
+        self.queue.is_some() && trace.is_some_and(|trace| trace.is_recorded())
     }
 
-    /// A request is over.
-    pub(crate) fn tell(&self, request: &RequestSpan) {
+    /// Sends the span of a request that is over.
+    pub(crate) fn send_request_span(&self, request: &RequestSpan) {
         if self.records(Some(request.span)) {
-            self.send(request::piece(request));
+            self.send(request_span::request_span(request));
         }
     }
 
-    pub(crate) fn send(&self, piece: Piece) {
-        if let Some(outbox) = &self.outbox {
+    pub(crate) fn send(&self, piece: SpanBuilder) {
+        if let Some(outbox) = &self.queue {
             outbox.send(piece.finish());
         }
     }
 
-    /// Sends what waits; gives up after a moment if nobody takes it.
+    /// Sends all queued spans; gives up after a moment if the collector does not take them.
     pub(crate) async fn flush(&self) {
-        if let Some(outbox) = &self.outbox {
+        if let Some(outbox) = &self.queue {
             outbox.flush().await;
         }
     }
 }
 
-/// Of a span that begins here; never zero.
+/// The id of a new span; never zero.
 fn new_span() -> u64 {
     rand::random::<u64>().max(1)
 }
 
-/// A span that is being put together.
+/// A span that is being built.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct SpanBuilder {
     name: Cow<'static, str>,
     kind: SpanKind,
     /// Its trace and its own id.
@@ -127,7 +128,7 @@ pub(crate) struct Piece {
     status: Status,
 }
 
-impl Piece {
+impl SpanBuilder {
     /// A child of `parent`.
     fn under(parent: TraceParent, name: &'static str, began: SystemTime) -> Self {
         let span = TraceParent {
@@ -147,22 +148,22 @@ impl Piece {
         }
     }
 
-    fn put(&mut self, key: &'static str, value: impl Into<opentelemetry::Value>) {
+    fn set(&mut self, key: &'static str, value: impl Into<opentelemetry::Value>) {
         self.attributes.push(KeyValue::new(key, value));
     }
 
-    fn count(&mut self, key: &'static str, count: impl TryInto<i64>) {
-        self.put(key, count.try_into().unwrap_or(i64::MAX));
+    fn set_count(&mut self, key: &'static str, count: impl TryInto<i64>) {
+        self.set(key, count.try_into().unwrap_or(i64::MAX));
     }
 
-    fn note(&mut self, name: &'static str, attributes: Vec<KeyValue>) {
+    fn add_event(&mut self, name: &'static str, attributes: Vec<KeyValue>) {
         let event = Event::new(name, SystemTime::now(), attributes, 0);
         self.events.push(event);
     }
 
-    /// What broke it, in one word.
+    /// Marks the span as failed, with a one-word reason.
     fn fail(&mut self, reason: &'static str) {
-        self.put("error.type", reason);
+        self.set("error.type", reason);
         self.status = Status::error(reason);
     }
 
@@ -182,7 +183,7 @@ impl Piece {
             span_kind: self.kind,
             name: self.name,
             start_time: self.began,
-            // Another thread's clock may be read a moment earlier.
+            // Another thread may read the clock a moment earlier.
             end_time: self.ended.max(self.began),
             attributes: self.attributes,
             dropped_attributes_count: 0,

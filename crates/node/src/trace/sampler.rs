@@ -1,60 +1,57 @@
-//! Which traces are recorded.
+//! The choice of the traces that are recorded.
 //!
-//! Owns: OpenTelemetry's names for it. Never: draws anything: a trace's own id decides, so every service that
-//! sees it decides alike. Invariant: a client that records its trace has ours recorded with it, unless the
-//! sampler's name says that clients are not asked.
+//! Owns: OpenTelemetry's names for samplers. Never draws a random number: a trace's own id decides,
+//! so that every service that sees it decides alike. Invariant: a trace that its client records is
+//! recorded here too, unless the sampler's name ignores clients.
 
 use cleave_api::TraceParent;
 
-/// See the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampler {
+pub struct TraceSampler {
     /// The share of traces recorded, 0 to 1, where no client decides.
     ratio: f64,
-    clients: Clients,
+    clients: ClientSampling,
 }
 
 /// Whether a client's decision counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Clients {
-    Decide,
+enum ClientSampling {
+    Followed,
     Ignored,
 }
 
-/// What is wrong with a sampler's name or argument.
+/// Errors in a sampler's name or argument.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SampleError {
-    /// No such sampler.
+pub enum TraceSamplerError {
     #[error(
         "OTEL_TRACES_SAMPLER={0}: known are always_on, always_off, traceidratio, and each of them with \
          parentbased_ before it"
     )]
     Name(String),
-    /// Not a share.
     #[error("{0} is not a share of 0 to 1")]
     Ratio(String),
 }
 
-impl Default for Sampler {
+impl Default for TraceSampler {
     fn default() -> Self {
         Self {
             ratio: 1.0,
-            clients: Clients::Decide,
+            clients: ClientSampling::Followed,
         }
     }
 }
 
-impl Sampler {
+impl TraceSampler {
     /// Records this share of the traces that begin here, and those that clients record.
     ///
     /// # Errors
     /// `Ratio` unless it is 0 to 1.
-    pub fn share(text: &str) -> Result<Self, SampleError> {
+    pub fn share(text: &str) -> Result<Self, TraceSamplerError> {
         let ratio = text
             .parse()
             .ok()
             .filter(|ratio| (0.0..=1.0).contains(ratio));
-        let ratio = ratio.ok_or_else(|| SampleError::Ratio(text.to_owned()))?;
+        let ratio = ratio.ok_or_else(|| TraceSamplerError::Ratio(text.to_owned()))?;
         Ok(Self {
             ratio,
             ..Self::default()
@@ -66,23 +63,23 @@ impl Sampler {
     ///
     /// # Errors
     /// `Name` or `Ratio`.
-    pub fn named(name: &str, argument: Option<&str>) -> Result<Self, SampleError> {
+    pub fn named(name: &str, argument: Option<&str>) -> Result<Self, TraceSamplerError> {
         let (plain, clients) = match name.strip_prefix("parentbased_") {
-            Some(plain) => (plain, Clients::Decide),
-            None => (name, Clients::Ignored),
+            Some(plain) => (plain, ClientSampling::Followed),
+            None => (name, ClientSampling::Ignored),
         };
         let ratio = match plain {
             "always_on" => 1.0,
             "always_off" => 0.0,
             "traceidratio" => Self::share(argument.unwrap_or("1"))?.ratio,
-            _ => return Err(SampleError::Name(name.to_owned())),
+            _ => return Err(TraceSamplerError::Name(name.to_owned())),
         };
         Ok(Self { ratio, clients })
     }
 
     pub(super) fn records(&self, trace: u128, client: Option<TraceParent>) -> bool {
         match client {
-            Some(client) if self.clients == Clients::Decide => client.is_recorded(),
+            Some(client) if self.clients == ClientSampling::Followed => client.is_recorded(),
             // As OpenTelemetry's libraries do: by the 63 low bits.
             _ => {
                 self.ratio >= 1.0
@@ -97,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_decides_and_how_many() {
+    fn samplers_follow_the_client_or_the_ratio() {
         let client = |flags| {
             Some(TraceParent {
                 trace: u128::MAX,
@@ -105,20 +102,20 @@ mod tests {
                 flags,
             })
         };
-        let of = |name, argument| Sampler::named(name, argument).unwrap();
+        let of = |name, argument| TraceSampler::named(name, argument).unwrap();
         assert!(of("always_on", None).records(u128::MAX, client(0)));
         assert!(!of("always_off", None).records(0, client(1)));
         assert!(of("parentbased_always_off", None).records(0, client(1)));
         assert!(!of("parentbased_always_off", None).records(0, None));
-        assert!(!Sampler::default().records(0, client(0)));
-        assert!(Sampler::default().records(u128::MAX, None));
-        let tenth = Sampler::share("0.1").unwrap();
+        assert!(!TraceSampler::default().records(0, client(0)));
+        assert!(TraceSampler::default().records(u128::MAX, None));
+        let tenth = TraceSampler::share("0.1").unwrap();
         let ids = (0..1000_u128).map(|id| id.wrapping_mul(0x9e37_79b9_7f4a_7c15_u128));
         let recorded = ids.filter(|id| tenth.records(*id, None)).count();
         assert!((50..200).contains(&recorded), "{recorded}");
-        assert!(Sampler::named("jaeger_remote", None).is_err());
+        assert!(TraceSampler::named("jaeger_remote", None).is_err());
         for bad in ["2", "-1", "NaN", "x", ""] {
-            assert!(Sampler::share(bad).is_err(), "{bad}");
+            assert!(TraceSampler::share(bad).is_err(), "{bad}");
         }
     }
 }

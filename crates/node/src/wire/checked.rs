@@ -1,15 +1,15 @@
 //! The codec between router and worker: protobuf closed by a checksum.
 //!
-//! Owns: the nine bytes behind every message: the key of a protobuf field that no message has
-//! ([`CHECK_KEY`]: number 15, eight bytes), then XXH3-64 of everything before that key. Never: gives a
-//! message on whose checksum does not fit. Invariant: a message in which any bit was flipped is an
-//! error, and never another message; and nothing is decoded before its checksum, its length and the number
-//! of its items are known to be allowed, for an empty item of two bytes costs a hundred in memory.
+//! Owns: the nine bytes after every message: the key of a protobuf field that no message has
+//! ([`CHECK_KEY`]: number 15, eight bytes), then XXH3-64 of everything before that key. Never
+//! passes on a message whose checksum does not match. Invariant: a message with any flipped bit is
+//! an error, and never another message; and nothing is decoded before its checksum, its length and
+//! the number of its items are checked, since an empty item of two bytes costs a hundred in memory.
 //!
-//! The checksum is a field at the end because releases before it skip fields that they do not know:
-//! they still read which protocol the other side speaks, and say so. A message of such a release has no
-//! checksum, and is refused with words of its own. Only the last nine bytes count: a field of that key
-//! inside a message is damage like any other, since nobody writes one.
+//! The checksum is a field at the end because earlier releases skip unknown fields: they can still
+//! read which protocol the other side speaks, and report it. A message of such a release has no
+//! checksum, and is refused with an error of its own. Only the last nine bytes count: a field of
+//! that key inside a message is damage like any other, since no sender writes one.
 
 use super::proto;
 use bytes::{Buf, BufMut, Bytes};
@@ -34,58 +34,58 @@ pub(crate) const HELLO_BYTES_MAX: usize = 96 << 20;
 /// The longest order: a prompt of a few million tokens.
 pub(crate) const ORDER_BYTES_MAX: usize = 32 << 20;
 /// The longest message of output tokens: the scores of a long prompt.
-const EMISSIONS_BYTES_MAX: usize = 32 << 20;
+pub(crate) const EMISSIONS_BYTES_MAX: usize = 32 << 20;
 /// The longest message of any other kind: a report of some 400,000 cached blocks.
 const OTHER_BYTES_MAX: usize = 8 << 20;
 /// Items of a message at most: output tokens of one step, or fields of a hello.
 const ITEMS_MAX: usize = 1 << 18;
 
-/// Why a message was not taken.
+/// The reason why a message was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CheckError {
-    /// It ends without one.
+pub(crate) enum MessageCheckError {
+    /// The message ends without a checksum.
     #[error("a message has no checksum: does the other side run another release?")]
     Missing,
-    /// It does not fit.
+    /// The checksum does not match.
     #[error("a message was damaged on the way ({0}): its checksum does not fit")]
     Damaged(&'static str),
-    /// It fits, and the message is longer than any of its kind.
+    /// The checksum matches, and the message is longer than any of its kind.
     #[error("a message ({0}) is too long: {1} bytes, and at most {2} are read")]
     TooLong(&'static str, usize, usize),
-    /// It fits, and the message has more items than any of its kind.
+    /// The checksum matches, and the message has more items than any of its kind.
     #[error("a message ({0}) has more than {ITEMS_MAX} items")]
     TooMany(&'static str),
-    /// It fits, and what it closes is no message.
+    /// The checksum matches, and the content is no message.
     #[error("a message is no protobuf: does the other side run another release?")]
     Unreadable,
 }
 
-impl From<CheckError> for Status {
-    fn from(error: CheckError) -> Self {
+impl From<MessageCheckError> for Status {
+    fn from(error: MessageCheckError) -> Self {
         Self::data_loss(error.to_string())
     }
 }
 
 /// Limits of a kind of message, known before it is decoded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind {
-    /// For people.
+pub(crate) struct MessageKind {
+    /// The name of the kind, for errors.
     name: &'static str,
     bytes_max: usize,
 }
 
-const fn kind(name: &'static str, bytes_max: usize) -> Kind {
-    Kind { name, bytes_max }
+const fn kind(name: &'static str, bytes_max: usize) -> MessageKind {
+    MessageKind { name, bytes_max }
 }
 
 /// A message of one of the two directions: one field, whose number is its kind.
-pub(crate) trait Directed: Message + Default {
+pub(crate) trait FleetMessage: Message + Default {
     /// The kind of that number.
-    fn kind(field: u32) -> Option<Kind>;
+    fn kind(field: u32) -> Option<MessageKind>;
 }
 
-impl Directed for proto::Upward {
-    fn kind(field: u32) -> Option<Kind> {
+impl FleetMessage for proto::Upward {
+    fn kind(field: u32) -> Option<MessageKind> {
         Some(match field {
             1 => kind("hello", HELLO_BYTES_MAX),
             2 => kind("report", OTHER_BYTES_MAX),
@@ -99,8 +99,8 @@ impl Directed for proto::Upward {
     }
 }
 
-impl Directed for proto::Downward {
-    fn kind(field: u32) -> Option<Kind> {
+impl FleetMessage for proto::Downward {
+    fn kind(field: u32) -> Option<MessageKind> {
         Some(match field {
             1 => kind("greeting", OTHER_BYTES_MAX),
             2 => kind("welcome", OTHER_BYTES_MAX),
@@ -118,14 +118,14 @@ impl Directed for proto::Downward {
 }
 
 /// The kind that the first key names; damaged bytes may name none.
-fn first_kind<M: Directed>(message: &[u8]) -> Option<Kind> {
+fn first_kind<M: FleetMessage>(message: &[u8]) -> Option<MessageKind> {
     let key = *message.first()?;
     M::kind(u32::from(key >> 3))
 }
 
-/// Counts the fields of the one message inside of `message`. A second field beside it would be read and
-/// thrown away, and nobody sends one.
-fn items(mut message: &[u8]) -> Option<usize> {
+/// Counts the fields of the one message inside `message`. A second field beside it would be read
+/// and dropped; no sender writes one.
+fn count_items(mut message: &[u8]) -> Option<usize> {
     if message.is_empty() {
         return Some(0);
     }
@@ -144,7 +144,7 @@ fn items(mut message: &[u8]) -> Option<usize> {
 }
 
 /// Appends a message and its checksum.
-pub(crate) fn close(message: &impl Message) -> Vec<u8> {
+pub(crate) fn encode_checked(message: &impl Message) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(message.encoded_len() + CHECK_BYTES);
     message
         .encode(&mut bytes)
@@ -155,30 +155,29 @@ pub(crate) fn close(message: &impl Message) -> Vec<u8> {
     bytes
 }
 
-/// Reads a message whose checksum fits.
-pub(crate) fn open<M: Directed>(bytes: &[u8]) -> Result<M, CheckError> {
+/// Decodes a message whose checksum matches.
+pub(crate) fn decode_checked<M: FleetMessage>(bytes: &[u8]) -> Result<M, MessageCheckError> {
     let (message, check) = match bytes.split_last_chunk::<CHECK_BYTES>() {
         Some((message, [CHECK_KEY, check @ ..])) => (message, u64::from_le_bytes(*check)),
-        _ => return Err(CheckError::Missing),
+        _ => return Err(MessageCheckError::Missing),
     };
     let kind = first_kind::<M>(message);
     let name = kind.map_or("unreadable", |kind| kind.name);
     if checksum(message) != check {
-        return Err(CheckError::Damaged(name));
+        return Err(MessageCheckError::Damaged(name));
     }
     let bytes_max = kind.map_or(OTHER_BYTES_MAX, |kind| kind.bytes_max);
     if message.len() > bytes_max {
-        return Err(CheckError::TooLong(name, message.len(), bytes_max));
+        return Err(MessageCheckError::TooLong(name, message.len(), bytes_max));
     }
-    match items(message) {
+    match count_items(message) {
         Some(count) if count <= ITEMS_MAX => {}
-        Some(_) => return Err(CheckError::TooMany(name)),
-        None => return Err(CheckError::Unreadable),
+        Some(_) => return Err(MessageCheckError::TooMany(name)),
+        None => return Err(MessageCheckError::Unreadable),
     }
-    M::decode(message).map_err(|_| CheckError::Unreadable)
+    M::decode(message).map_err(|_| MessageCheckError::Unreadable)
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct CheckedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -190,8 +189,8 @@ impl<T, U> Default for CheckedCodec<T, U> {
 
 impl<T, U> Codec for CheckedCodec<T, U>
 where
-    T: Directed + Send + 'static,
-    U: Directed + Send + 'static,
+    T: FleetMessage + Send + 'static,
+    U: FleetMessage + Send + 'static,
 {
     type Encode = T;
     type Decode = U;
@@ -207,40 +206,40 @@ where
     }
 }
 
-/// The writing half.
 #[derive(Debug)]
 pub(crate) struct CheckedEncoder<T>(PhantomData<T>);
 
-impl<T: Directed> Encoder for CheckedEncoder<T> {
+impl<T: FleetMessage> Encoder for CheckedEncoder<T> {
     type Item = T;
     type Error = Status;
 
     fn encode(&mut self, message: T, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        out.put(Bytes::from(close(&message)));
+        out.put(Bytes::from(encode_checked(&message)));
         Ok(())
     }
 }
 
-/// The reading half.
 #[derive(Debug)]
 pub(crate) struct CheckedDecoder<U>(PhantomData<U>);
 
-impl<U: Directed> Decoder for CheckedDecoder<U> {
+impl<U: FleetMessage> Decoder for CheckedDecoder<U> {
     type Item = U;
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let bytes = bytes.copy_to_bytes(bytes.remaining());
-        Ok(Some(open(&bytes)?))
+        Ok(Some(decode_checked(&bytes)?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::drawn::{emission, handoff, introduction, link_state, order, report, worker};
+    use crate::wire::strategies::{
+        emission, handoff, link_state, order, registration, report, worker,
+    };
     use cleave_domain::{Order, Report, WorkerRef};
-    use cleave_transfer::Pass;
+    use cleave_transfer::WriteGrant;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use proptest::strategy::Union;
@@ -250,9 +249,9 @@ mod tests {
     fn upward() -> impl Strategy<Value = proto::Upward> {
         use proto::upward::Kind;
         let tokens = (handoff(), emission()).prop_map(proto::Tokens::from);
-        let pass = (handoff(), any::<[u8; 32]>().prop_map(Pass));
+        let pass = (handoff(), any::<[u8; 32]>().prop_map(WriteGrant));
         let kinds: [BoxedStrategy<Kind>; 7] = [
-            introduction()
+            registration()
                 .prop_map(|hello| Kind::Hello(hello.into()))
                 .boxed(),
             report()
@@ -283,7 +282,7 @@ mod tests {
 
     fn downward() -> impl Strategy<Value = proto::Downward> {
         use proto::downward::Kind;
-        let pass = (handoff(), any::<[u8; 32]>().prop_map(Pass));
+        let pass = (handoff(), any::<[u8; 32]>().prop_map(WriteGrant));
         let greeting = (any::<u32>(), any::<u64>(), any::<u64>());
         let address = || "[a-z0-9:.]{0,20}";
         let greet = |(protocol, router, silence_nanos)| {
@@ -331,16 +330,17 @@ mod tests {
         Union::new(kinds).prop_map(|kind| proto::Downward { kind: Some(kind) })
     }
 
-    /// Flips every bit of an encoded message, one at a time. Very long ones are tried in every byte.
-    fn flip_each_bit<M: Directed + PartialEq + Debug>(message: &M) {
-        let mut bytes = close(message);
-        assert_eq!(open::<M>(&bytes).as_ref(), Ok(message));
+    /// Flips every bit of an encoded message, one at a time. Very long ones are tried in every
+    /// byte.
+    fn flip_each_bit<M: FleetMessage + PartialEq + Debug>(message: &M) {
+        let mut bytes = encode_checked(message);
+        assert_eq!(decode_checked::<M>(&bytes).as_ref(), Ok(message));
         let bits = if bytes.len() > 4096 { 1 } else { 8 };
         for at in 0..bytes.len() {
             for bit in 0..bits {
                 let bit = (bit + at) % 8;
                 bytes[at] ^= 1 << bit;
-                let read = open::<M>(&bytes);
+                let read = decode_checked::<M>(&bytes);
                 assert!(read.is_err(), "bit {bit} of byte {at}: {read:?}");
                 bytes[at] ^= 1 << bit;
             }
@@ -348,43 +348,44 @@ mod tests {
     }
 
     proptest! {
+        // Invariant: I50.
         #[test]
-        fn one_flipped_bit_is_an_error_and_never_another_message(up in upward(), down in downward()) {
+        fn a_flipped_bit_is_always_an_error(up in upward(), down in downward()) {
             flip_each_bit(&up);
             flip_each_bit(&down);
         }
 
         #[test]
-        fn a_message_cut_short_is_refused(down in downward(), keep in 0usize..10_000) {
-            let bytes = close(&down);
-            prop_assert!(open::<proto::Downward>(&bytes[..keep % bytes.len()]).is_err());
+        fn a_truncated_message_is_an_error(down in downward(), keep in 0usize..10_000) {
+            let bytes = encode_checked(&down);
+            prop_assert!(decode_checked::<proto::Downward>(&bytes[..keep % bytes.len()]).is_err());
         }
 
         #[test]
         fn bytes_from_outside_are_an_error_and_never_a_panic(bytes in vec(any::<u8>(), 0..200)) {
-            prop_assert!(open::<proto::Upward>(&bytes).is_err());
+            prop_assert!(decode_checked::<proto::Upward>(&bytes).is_err());
         }
     }
 
     #[test]
     fn a_message_is_measured_before_it_is_decoded() {
         use proto::upward::Kind;
-        let up = |kind| close(&proto::Upward { kind: Some(kind) });
+        let up = |kind| encode_checked(&proto::Upward { kind: Some(kind) });
         let empty = proto::Upward::default();
         let messages = vec![empty; BATCH_BYTES_MAX];
         let batch = up(Kind::Batch(proto::UpwardBatch { messages }));
-        let error = open::<proto::Upward>(&batch).unwrap_err();
+        let error = decode_checked::<proto::Upward>(&batch).unwrap_err();
         assert!(
-            matches!(error, CheckError::TooLong("batch", _, _)),
+            matches!(error, MessageCheckError::TooLong("batch", _, _)),
             "{error}"
         );
         let tokens = vec![proto::Tokens::default(); ITEMS_MAX];
         let most = proto::Emissions { tokens };
-        assert!(open::<proto::Upward>(&up(Kind::Emissions(most.clone()))).is_ok());
+        assert!(decode_checked::<proto::Upward>(&up(Kind::Emissions(most.clone()))).is_ok());
         let mut more = most;
         more.tokens.push(proto::Tokens::default());
-        let error = open::<proto::Upward>(&up(Kind::Emissions(more))).unwrap_err();
-        assert_eq!(error, CheckError::TooMany("emissions"));
+        let error = decode_checked::<proto::Upward>(&up(Kind::Emissions(more))).unwrap_err();
+        assert_eq!(error, MessageCheckError::TooMany("emissions"));
     }
 
     #[test]
@@ -394,8 +395,8 @@ mod tests {
         let check = checksum(&bytes);
         bytes.push(CHECK_KEY);
         bytes.put_u64_le(check);
-        let error = open::<proto::Upward>(&bytes).unwrap_err();
-        assert_eq!(error, CheckError::Unreadable);
+        let error = decode_checked::<proto::Upward>(&bytes).unwrap_err();
+        assert_eq!(error, MessageCheckError::Unreadable);
     }
 
     fn beat() -> proto::Upward {
@@ -413,33 +414,40 @@ mod tests {
         let kind = Some(proto::downward::Kind::Greeting(greeting));
         let greeting = proto::Downward { kind };
         let old = greeting.encode_to_vec();
-        assert_eq!(open::<proto::Downward>(&old), Err(CheckError::Missing));
-        assert_eq!(open::<proto::Downward>(&[]), Err(CheckError::Missing));
-        let read = proto::Downward::decode(close(&greeting).as_slice());
+        assert_eq!(
+            decode_checked::<proto::Downward>(&old),
+            Err(MessageCheckError::Missing)
+        );
+        assert_eq!(
+            decode_checked::<proto::Downward>(&[]),
+            Err(MessageCheckError::Missing)
+        );
+        let read = proto::Downward::decode(encode_checked(&greeting).as_slice());
         assert_eq!(read.unwrap(), greeting, "older releases skip the checksum");
     }
 
     #[test]
     fn an_error_names_the_kind_of_message() {
-        let mut bytes = close(&beat());
+        let mut bytes = encode_checked(&beat());
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
-        let error = open::<proto::Upward>(&bytes).unwrap_err();
-        assert_eq!(error, CheckError::Damaged("beat"));
+        let error = decode_checked::<proto::Upward>(&bytes).unwrap_err();
+        assert_eq!(error, MessageCheckError::Damaged("beat"));
         let status = Status::from(error);
         assert_eq!(status.code(), tonic::Code::DataLoss);
         assert!(status.message().contains("damaged on the way (beat)"));
     }
 
-    /// The checksum is the last field. One inside is read as part of the message, which has no such field.
+    /// The checksum is the last field. One inside is read as part of the message, which has no such
+    /// field.
     #[test]
-    fn a_second_checksum_closes_nothing() {
-        let mut bytes = close(&beat());
+    fn only_the_last_checksum_counts() {
+        let mut bytes = encode_checked(&beat());
         let inner = bytes.clone();
         bytes.extend(&inner[inner.len() - CHECK_BYTES..]);
-        let error = open::<proto::Upward>(&bytes).unwrap_err();
-        assert_eq!(error, CheckError::Damaged("beat"));
-        let twice = [inner, close(&beat())].concat();
-        assert!(open::<proto::Upward>(&twice).is_err());
+        let error = decode_checked::<proto::Upward>(&bytes).unwrap_err();
+        assert_eq!(error, MessageCheckError::Damaged("beat"));
+        let twice = [inner, encode_checked(&beat())].concat();
+        assert!(decode_checked::<proto::Upward>(&twice).is_err());
     }
 }

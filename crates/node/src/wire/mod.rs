@@ -1,36 +1,39 @@
-//! Protobuf and the domain's words, into each other.
+//! Conversions between protobuf messages and domain types.
 //!
-//! Owns: every conversion; the generated types stay in `node`. Never: lets a message through that
-//! lacks something, or says something that no worker could be: [`WireError`] names the field.
-//! Invariant: what is converted there and back is equal. Conversions name every field, so that a
-//! field added to the domain does not compile until it travels too.
+//! Owns: every conversion; the generated types stay in `node`. Never accepts a message that lacks a
+//! field, or with values that no worker could have: [`FleetWireError`] names the field. Invariant:
+//! a value converted there and back is equal. Conversions name every field, so that a field added
+//! to the domain does not compile until it is sent too.
 
 mod checked;
-#[cfg(test)]
-mod drawn;
-mod hello;
 mod order;
 mod price;
+mod registration;
 mod report;
 mod request;
 #[cfg(test)]
 pub(crate) mod sample;
 mod scaling;
 #[cfg(test)]
+mod strategies;
+#[cfg(test)]
 mod tests;
 
-pub(crate) use checked::{BATCH_BYTES_MAX, CheckedCodec, HELLO_BYTES_MAX, ORDER_BYTES_MAX};
+pub(crate) use checked::{
+    BATCH_BYTES_MAX, CheckedCodec, EMISSIONS_BYTES_MAX, HELLO_BYTES_MAX, ORDER_BYTES_MAX,
+};
 #[cfg(test)]
-pub(crate) use checked::{close as close_message, open as open_message};
+pub(crate) use checked::{decode_checked as open_message, encode_checked as close_message};
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, WorkerId,
     WorkerRef,
 };
-use cleave_transfer::Pass;
+use cleave_transfer::WriteGrant;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The generated types.
+/// Types that the build generates from the fleet's protocol.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -42,12 +45,12 @@ pub(crate) mod proto {
     tonic::include_proto!("cleave.fleet.v1");
 }
 
-/// Grows when a message changes its meaning; both ends must agree.
+/// Incremented when a message changes its meaning; both ends must agree.
 pub(crate) const PROTOCOL: u32 = 5;
 
-/// What a message from outside lacks.
+/// The reason why a message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WireError {
+pub enum FleetWireError {
     /// A message field that is always sent.
     #[error("message lacks `{0}`: does the other side run another release?")]
     Missing(&'static str),
@@ -57,31 +60,23 @@ pub enum WireError {
     /// A byte string of the wrong length.
     #[error("`{field}` has {len} bytes in place of {wanted}")]
     Length {
-        /// Which.
         field: &'static str,
-        /// What came.
         len: usize,
-        /// What should have.
         wanted: usize,
     },
     /// A list that is too long, too short or out of order.
-    #[error("`{field}` {flaw}")]
+    #[error("`{field}` {problem}")]
     List {
-        /// Which.
         field: &'static str,
-        /// What is wrong with it.
-        flaw: &'static str,
+        problem: &'static str,
     },
     /// A number that makes no sense.
     #[error("`{field}` is {value}, and may be {least} to {most}")]
     Bounds {
-        /// Which.
         field: &'static str,
-        /// What came.
         value: u64,
         /// The least that makes sense.
         least: u64,
-        /// The most.
         most: u64,
     },
     /// A worker's name that cannot be one.
@@ -93,27 +88,28 @@ pub enum WireError {
 pub(crate) fn within(
     field: &'static str,
     value: u64,
-    (least, most): (u64, u64),
-) -> Result<(), WireError> {
-    match (least..=most).contains(&value) {
-        true => Ok(()),
-        false => Err(WireError::Bounds {
+    bounds: RangeInclusive<u64>,
+) -> Result<(), FleetWireError> {
+    if bounds.contains(&value) {
+        Ok(())
+    } else {
+        Err(FleetWireError::Bounds {
             field,
             value,
-            least,
-            most,
-        }),
+            least: *bounds.start(),
+            most: *bounds.end(),
+        })
     }
 }
 
 /// A message field, which protobuf always makes optional.
-fn required<T>(field: Option<T>, name: &'static str) -> Result<T, WireError> {
-    field.ok_or(WireError::Missing(name))
+fn required<T>(field: Option<T>, name: &'static str) -> Result<T, FleetWireError> {
+    field.ok_or(FleetWireError::Missing(name))
 }
 
 /// An enum field's value, whatever number came.
-fn role_of(number: i32, name: &'static str) -> Result<proto::Role, WireError> {
-    proto::Role::try_from(number).map_err(|_| WireError::Unknown(name))
+fn role_of(number: i32, name: &'static str) -> Result<proto::Role, FleetWireError> {
+    proto::Role::try_from(number).map_err(|_| FleetWireError::Unknown(name))
 }
 
 /// Lengths of time beyond 584 years are 584 years.
@@ -157,8 +153,9 @@ impl From<HandoffId> for proto::HandoffId {
     }
 }
 
-impl From<(HandoffId, Pass)> for proto::Pass {
-    fn from((handoff, Pass(pass)): (HandoffId, Pass)) -> Self {
+impl From<(HandoffId, WriteGrant)> for proto::Pass {
+    fn from(issued: (HandoffId, WriteGrant)) -> Self {
+        let (handoff, WriteGrant(pass)) = issued;
         Self {
             handoff: Some(handoff.into()),
             pass: pass.to_vec(),
@@ -166,16 +163,16 @@ impl From<(HandoffId, Pass)> for proto::Pass {
     }
 }
 
-impl TryFrom<proto::Pass> for (HandoffId, Pass) {
-    type Error = WireError;
+impl TryFrom<proto::Pass> for (HandoffId, WriteGrant) {
+    type Error = FleetWireError;
 
-    fn try_from(wire: proto::Pass) -> Result<Self, WireError> {
+    fn try_from(wire: proto::Pass) -> Result<Self, FleetWireError> {
         let proto::Pass { handoff, pass } = wire;
         let pass = pass
             .try_into()
-            .map_err(|_| WireError::Missing("pass.pass"))?;
-        let handoff = handoff.ok_or(WireError::Missing("pass.handoff"))?;
-        Ok((handoff.into(), Pass(pass)))
+            .map_err(|_| FleetWireError::Missing("pass.pass"))?;
+        let handoff = handoff.ok_or(FleetWireError::Missing("pass.handoff"))?;
+        Ok((handoff.into(), WriteGrant(pass)))
     }
 }
 
@@ -224,11 +221,11 @@ fn hashes_out(hashes: Vec<BlockHash>) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn hashes_in(hashes: Vec<Vec<u8>>, field: &'static str) -> Result<Vec<BlockHash>, WireError> {
+fn hashes_in(hashes: Vec<Vec<u8>>, field: &'static str) -> Result<Vec<BlockHash>, FleetWireError> {
     let hash = |bytes: Vec<u8>| {
         let len = bytes.len();
         let bytes = <[u8; 16]>::try_from(bytes);
-        bytes.map(BlockHash).map_err(|_| WireError::Length {
+        bytes.map(BlockHash).map_err(|_| FleetWireError::Length {
             field,
             len,
             wanted: 16,

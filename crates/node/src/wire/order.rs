@@ -1,7 +1,9 @@
 //! From a router to a worker.
 
-use super::{WireError, blocks_in, blocks_out, nanos, proto, required, role_of};
-use cleave_domain::{Due, DueUnmet, Migrate, Order, Prefill, Reserve, Role, Target};
+use super::{FleetWireError, blocks_in, blocks_out, nanos, proto, required, role_of};
+use cleave_domain::{
+    Deadline, HandoffTarget, MigrateOrder, OnDeadlineMiss, Order, PrefillOrder, ReserveOrder, Role,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ impl From<Order> for proto::Order {
             Order::Cancel { handoff } => Kind::Cancel(handoff.into()),
             Order::Drain => Kind::Drain(proto::Nothing {}),
             Order::Serve { role } => Kind::Serve(proto::Role::from(role).into()),
-            Order::PassOn(voice) => Kind::PassOn(Arc::unwrap_or_clone(voice).into()),
+            Order::Relay(voice) => Kind::PassOn(Arc::unwrap_or_clone(voice).into()),
         };
         Self {
             kind: Some(kind),
@@ -28,9 +30,9 @@ impl From<Order> for proto::Order {
 }
 
 impl TryFrom<proto::Order> for Order {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(order: proto::Order) -> Result<Self, WireError> {
+    fn try_from(order: proto::Order) -> Result<Self, FleetWireError> {
         use proto::order::Kind;
         Ok(match required(order.kind, "order.kind")? {
             Kind::Reserve(reserve) => Self::Reserve(reserve.try_into()?),
@@ -46,14 +48,14 @@ impl TryFrom<proto::Order> for Order {
             Kind::Serve(role) => Self::Serve {
                 role: Role::try_from(role_of(role, "order.serve")?)?,
             },
-            Kind::PassOn(voice) => Self::PassOn(Arc::new(voice.try_into()?)),
+            Kind::PassOn(voice) => Self::Relay(Arc::new(voice.try_into()?)),
         })
     }
 }
 
-impl From<Migrate> for proto::Migrate {
-    fn from(migrate: Migrate) -> Self {
-        let Migrate {
+impl From<MigrateOrder> for proto::Migrate {
+    fn from(migrate: MigrateOrder) -> Self {
+        let MigrateOrder {
             handoff,
             of,
             target,
@@ -68,10 +70,10 @@ impl From<Migrate> for proto::Migrate {
     }
 }
 
-impl TryFrom<proto::Migrate> for Migrate {
-    type Error = WireError;
+impl TryFrom<proto::Migrate> for MigrateOrder {
+    type Error = FleetWireError;
 
-    fn try_from(migrate: proto::Migrate) -> Result<Self, WireError> {
+    fn try_from(migrate: proto::Migrate) -> Result<Self, FleetWireError> {
         let proto::Migrate {
             handoff,
             of,
@@ -87,9 +89,9 @@ impl TryFrom<proto::Migrate> for Migrate {
     }
 }
 
-impl From<Reserve> for proto::Reserve {
-    fn from(reserve: Reserve) -> Self {
-        let Reserve {
+impl From<ReserveOrder> for proto::Reserve {
+    fn from(reserve: ReserveOrder) -> Self {
+        let ReserveOrder {
             handoff,
             request,
             sender,
@@ -110,10 +112,10 @@ impl From<Reserve> for proto::Reserve {
     }
 }
 
-impl TryFrom<proto::Reserve> for Reserve {
-    type Error = WireError;
+impl TryFrom<proto::Reserve> for ReserveOrder {
+    type Error = FleetWireError;
 
-    fn try_from(reserve: proto::Reserve) -> Result<Self, WireError> {
+    fn try_from(reserve: proto::Reserve) -> Result<Self, FleetWireError> {
         let proto::Reserve {
             handoff,
             request,
@@ -135,9 +137,9 @@ impl TryFrom<proto::Reserve> for Reserve {
     }
 }
 
-impl From<Prefill> for proto::Prefill {
-    fn from(prefill: Prefill) -> Self {
-        let Prefill {
+impl From<PrefillOrder> for proto::Prefill {
+    fn from(prefill: PrefillOrder) -> Self {
+        let PrefillOrder {
             handoff,
             request,
             target,
@@ -154,10 +156,10 @@ impl From<Prefill> for proto::Prefill {
     }
 }
 
-impl TryFrom<proto::Prefill> for Prefill {
-    type Error = WireError;
+impl TryFrom<proto::Prefill> for PrefillOrder {
+    type Error = FleetWireError;
 
-    fn try_from(prefill: proto::Prefill) -> Result<Self, WireError> {
+    fn try_from(prefill: proto::Prefill) -> Result<Self, FleetWireError> {
         let proto::Prefill {
             handoff,
             request,
@@ -175,12 +177,12 @@ impl TryFrom<proto::Prefill> for Prefill {
     }
 }
 
-impl From<Due> for proto::Due {
-    fn from(due: Due) -> Self {
-        let Due { left, unmet } = due;
+impl From<Deadline> for proto::Due {
+    fn from(due: Deadline) -> Self {
+        let Deadline { left, unmet } = due;
         let unmet = match unmet {
-            DueUnmet::Refuse => proto::DueUnmet::Refuse,
-            DueUnmet::Serve => proto::DueUnmet::Serve,
+            OnDeadlineMiss::Refuse => proto::DueUnmet::Refuse,
+            OnDeadlineMiss::Serve => proto::DueUnmet::Serve,
         };
         Self {
             left_nanos: nanos(left),
@@ -189,14 +191,14 @@ impl From<Due> for proto::Due {
     }
 }
 
-impl TryFrom<proto::Due> for Due {
-    type Error = WireError;
+impl TryFrom<proto::Due> for Deadline {
+    type Error = FleetWireError;
 
-    fn try_from(due: proto::Due) -> Result<Self, WireError> {
+    fn try_from(due: proto::Due) -> Result<Self, FleetWireError> {
         let unmet = match due.unmet() {
-            proto::DueUnmet::Refuse => DueUnmet::Refuse,
-            proto::DueUnmet::Serve => DueUnmet::Serve,
-            proto::DueUnmet::Unspecified => return Err(WireError::Unknown("due.unmet")),
+            proto::DueUnmet::Refuse => OnDeadlineMiss::Refuse,
+            proto::DueUnmet::Serve => OnDeadlineMiss::Serve,
+            proto::DueUnmet::Unspecified => return Err(FleetWireError::Unknown("due.unmet")),
         };
         let proto::Due {
             left_nanos,
@@ -209,9 +211,9 @@ impl TryFrom<proto::Due> for Due {
     }
 }
 
-impl From<Target> for proto::Target {
-    fn from(target: Target) -> Self {
-        let Target {
+impl From<HandoffTarget> for proto::Target {
+    fn from(target: HandoffTarget) -> Self {
+        let HandoffTarget {
             worker,
             present,
             blocks,
@@ -224,10 +226,10 @@ impl From<Target> for proto::Target {
     }
 }
 
-impl TryFrom<proto::Target> for Target {
-    type Error = WireError;
+impl TryFrom<proto::Target> for HandoffTarget {
+    type Error = FleetWireError;
 
-    fn try_from(target: proto::Target) -> Result<Self, WireError> {
+    fn try_from(target: proto::Target) -> Result<Self, FleetWireError> {
         let proto::Target {
             worker,
             present,

@@ -1,9 +1,9 @@
-//! What a worker's work costs and what a request's stages took, on the wire.
+//! Prices of a worker's work, and times of a request's stages, on the wire.
 //!
-//! Owns: these conversions. Never: lets prices through that a router would search or interpolate to
-//! a panic: knots and links are in strictly ascending order, and not too many.
+//! Owns: these conversions. Never accepts prices that would make a router panic when it searches or
+//! interpolates them: rows and links must be in strictly ascending order, and not too many.
 
-use super::{WireError, nanos, proto, required};
+use super::{FleetWireError, nanos, proto, required};
 use cleave_domain::{DecodeTiming, LinkPrice, PrefillTiming, Prices, RowPrice, WorkerId};
 use std::time::Duration;
 
@@ -41,9 +41,9 @@ impl From<Prices> for proto::Prices {
 }
 
 impl TryFrom<proto::Prices> for Prices {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(prices: proto::Prices) -> Result<Self, WireError> {
+    fn try_from(prices: proto::Prices) -> Result<Self, FleetWireError> {
         let proto::Prices {
             rows,
             pair_picos,
@@ -53,7 +53,12 @@ impl TryFrom<proto::Prices> for Prices {
             links,
             error_permille,
         } = prices;
-        let flaw = |field, flaw| Err(WireError::List { field, flaw });
+        let flaw = |field, flaw| {
+            Err(FleetWireError::List {
+                field,
+                problem: flaw,
+            })
+        };
         if rows.len() > ROWS_MAX {
             return flaw("prices.rows", "has more than 1024 entries");
         }
@@ -69,7 +74,7 @@ impl TryFrom<proto::Prices> for Prices {
         let row = |proto::RowPrice { rows, nanos }| RowPrice { rows, nanos };
         let to = |proto::LinkTo { worker, price }| {
             let price = required(price, "prices.links.price")?;
-            Ok::<_, WireError>((WorkerId(worker), price.into()))
+            Ok::<_, FleetWireError>((WorkerId(worker), price.into()))
         };
         Ok(Self {
             rows: rows.into_iter().map(row).collect(),

@@ -2,12 +2,12 @@
 
 use super::request::{pairs_in, pairs_out};
 use super::{
-    WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required, role_of,
+    FleetWireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required, role_of,
 };
-use crate::line::LinkState;
+use crate::connection::LinkState;
 use cleave_domain::{
-    Aim, Backlog, Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal,
-    Report, Sampled, Scores,
+    Emission, Failure, FinishReason, HandoffId, PrefillBacklog, PromptFacts, Refusal, Report,
+    SampledToken, SloMetric, StepProgress, TokenScores, WorkerLoad,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,16 +52,16 @@ impl From<Report> for proto::Report {
                 failure: Some(failure.into()),
             }),
             Report::Released { handoff } => Kind::Released(handoff.into()),
-            Report::Stayed { handoff, failure } => Kind::Stayed(proto::Stayed {
+            Report::MigrationAborted { handoff, failure } => Kind::Stayed(proto::Stayed {
                 handoff: Some(handoff.into()),
                 failure: Some(failure.into()),
             }),
-            Report::Crowded { handoff } => Kind::Crowded(handoff.into()),
+            Report::MemoryPressure { handoff } => Kind::Crowded(handoff.into()),
             Report::Load(load) => Kind::Load(load.into()),
             Report::Prices(prices) => Kind::Prices(prices.into()),
             Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
-            Report::PassedOn(voice) => Kind::PassedOn(Arc::unwrap_or_clone(voice).into()),
+            Report::Relayed(voice) => Kind::PassedOn(Arc::unwrap_or_clone(voice).into()),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
                 stored: hashes_out(stored),
                 evicted: hashes_out(evicted),
@@ -72,9 +72,9 @@ impl From<Report> for proto::Report {
 }
 
 impl TryFrom<proto::Report> for Report {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(report: proto::Report) -> Result<Self, WireError> {
+    fn try_from(report: proto::Report) -> Result<Self, FleetWireError> {
         use proto::report::Kind;
         Ok(match required(report.kind, "report.kind")? {
             Kind::Reserved(proto::Reserved {
@@ -105,11 +105,11 @@ impl TryFrom<proto::Report> for Report {
             Kind::Released(handoff) => Self::Released {
                 handoff: handoff.into(),
             },
-            Kind::Stayed(proto::Stayed { handoff, failure }) => Self::Stayed {
+            Kind::Stayed(proto::Stayed { handoff, failure }) => Self::MigrationAborted {
                 handoff: required(handoff, "stayed.handoff")?.into(),
                 failure: required(failure, "stayed.failure")?.try_into()?,
             },
-            Kind::Crowded(handoff) => Self::Crowded {
+            Kind::Crowded(handoff) => Self::MemoryPressure {
                 handoff: handoff.into(),
             },
             Kind::Load(load) => Self::Load(load.try_into()?),
@@ -118,7 +118,7 @@ impl TryFrom<proto::Report> for Report {
                 role: role_of(role, "report.serves")?.try_into()?,
             },
             Kind::Draining(proto::Draining {}) => Self::Draining,
-            Kind::PassedOn(voice) => Self::PassedOn(Arc::new(voice.try_into()?)),
+            Kind::PassedOn(voice) => Self::Relayed(Arc::new(voice.try_into()?)),
             Kind::Prefix(proto::Prefix { stored, evicted }) => Self::Prefix {
                 stored: hashes_in(stored, "prefix.stored")?,
                 evicted: hashes_in(evicted, "prefix.evicted")?,
@@ -128,9 +128,9 @@ impl TryFrom<proto::Report> for Report {
 }
 
 impl TryFrom<proto::Finished> for Report {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(finished: proto::Finished) -> Result<Self, WireError> {
+    fn try_from(finished: proto::Finished) -> Result<Self, FleetWireError> {
         let reason = finished.reason();
         let proto::Finished {
             handoff,
@@ -159,20 +159,20 @@ impl From<FinishReason> for proto::FinishReason {
 }
 
 impl TryFrom<proto::FinishReason> for FinishReason {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(reason: proto::FinishReason) -> Result<Self, WireError> {
+    fn try_from(reason: proto::FinishReason) -> Result<Self, FleetWireError> {
         match reason {
             proto::FinishReason::Stop => Ok(Self::Stop),
             proto::FinishReason::Length => Ok(Self::Length),
-            proto::FinishReason::Unspecified => Err(WireError::Unknown("finished.reason")),
+            proto::FinishReason::Unspecified => Err(FleetWireError::Unknown("finished.reason")),
         }
     }
 }
 
-impl From<Load> for proto::Load {
-    fn from(load: Load) -> Self {
-        let Load {
+impl From<WorkerLoad> for proto::Load {
+    fn from(load: WorkerLoad) -> Self {
+        let WorkerLoad {
             queue_tokens,
             sequences_waiting,
             sequences_running,
@@ -180,14 +180,14 @@ impl From<Load> for proto::Load {
             progress,
             context_tokens,
             streams,
-            backlog: Backlog { micros },
+            backlog: PrefillBacklog { micros },
             tpot_least,
             step_left,
             orders_heard,
         } = load;
         let progress = match progress {
-            Progress::Moving => proto::Progress::Moving,
-            Progress::Stuck => proto::Progress::Stuck,
+            StepProgress::Moving => proto::Progress::Moving,
+            StepProgress::Stuck => proto::Progress::Stuck,
         };
         Self {
             queue_tokens,
@@ -205,14 +205,14 @@ impl From<Load> for proto::Load {
     }
 }
 
-impl TryFrom<proto::Load> for Load {
-    type Error = WireError;
+impl TryFrom<proto::Load> for WorkerLoad {
+    type Error = FleetWireError;
 
-    fn try_from(load: proto::Load) -> Result<Self, WireError> {
+    fn try_from(load: proto::Load) -> Result<Self, FleetWireError> {
         let progress = match load.progress() {
-            proto::Progress::Moving => Progress::Moving,
-            proto::Progress::Stuck => Progress::Stuck,
-            proto::Progress::Unspecified => return Err(WireError::Unknown("load.progress")),
+            proto::Progress::Moving => StepProgress::Moving,
+            proto::Progress::Stuck => StepProgress::Stuck,
+            proto::Progress::Unspecified => return Err(FleetWireError::Unknown("load.progress")),
         };
         let proto::Load {
             queue_tokens,
@@ -231,9 +231,9 @@ impl TryFrom<proto::Load> for Load {
         let micros = match bands {
             ([first, second, third], []) => [*first, *second, *third],
             _ => {
-                return Err(WireError::List {
+                return Err(FleetWireError::List {
                     field: "load.backlog_micros",
-                    flaw: "does not have three times nine entries",
+                    problem: "does not have three times nine entries",
                 });
             }
         };
@@ -245,7 +245,7 @@ impl TryFrom<proto::Load> for Load {
             progress,
             context_tokens,
             streams,
-            backlog: Backlog { micros },
+            backlog: PrefillBacklog { micros },
             tpot_least: tpot_least_nanos.map(Duration::from_nanos),
             step_left: Duration::from_nanos(step_left_nanos),
             orders_heard,
@@ -279,9 +279,9 @@ impl From<Refusal> for proto::Refusal {
 }
 
 impl TryFrom<proto::Refusal> for Refusal {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(refusal: proto::Refusal) -> Result<Self, WireError> {
+    fn try_from(refusal: proto::Refusal) -> Result<Self, FleetWireError> {
         use proto::refusal::Kind;
         Ok(match required(refusal.kind, "refusal.kind")? {
             Kind::QueueFull(nanos) => Self::QueueFull {
@@ -312,25 +312,25 @@ impl TryFrom<proto::Refusal> for Refusal {
     }
 }
 
-impl From<Aim> for proto::Aim {
-    fn from(aim: Aim) -> Self {
+impl From<SloMetric> for proto::Aim {
+    fn from(aim: SloMetric) -> Self {
         match aim {
-            Aim::Ttft => Self::Ttft,
-            Aim::Tpot => Self::Tpot,
-            Aim::EndToEnd => Self::EndToEnd,
+            SloMetric::Ttft => Self::Ttft,
+            SloMetric::Tpot => Self::Tpot,
+            SloMetric::EndToEnd => Self::EndToEnd,
         }
     }
 }
 
-impl TryFrom<proto::Aim> for Aim {
-    type Error = WireError;
+impl TryFrom<proto::Aim> for SloMetric {
+    type Error = FleetWireError;
 
-    fn try_from(aim: proto::Aim) -> Result<Self, WireError> {
+    fn try_from(aim: proto::Aim) -> Result<Self, FleetWireError> {
         match aim {
             proto::Aim::Ttft => Ok(Self::Ttft),
             proto::Aim::Tpot => Ok(Self::Tpot),
             proto::Aim::EndToEnd => Ok(Self::EndToEnd),
-            proto::Aim::Unspecified => Err(WireError::Unknown("late.aim")),
+            proto::Aim::Unspecified => Err(FleetWireError::Unknown("late.aim")),
         }
     }
 }
@@ -356,10 +356,10 @@ impl From<Failure> for proto::Failure {
 }
 
 impl TryFrom<proto::Failure> for Failure {
-    type Error = WireError;
+    type Error = FleetWireError;
 
     /// Nests as deep as the decoder allowed (a hundred).
-    fn try_from(failure: proto::Failure) -> Result<Self, WireError> {
+    fn try_from(failure: proto::Failure) -> Result<Self, FleetWireError> {
         use proto::failure::Kind;
         Ok(match required(failure.kind, "failure.kind")? {
             Kind::WorkerLost(proto::Nothing {}) => Self::WorkerLost,
@@ -395,9 +395,9 @@ impl From<LinkState> for proto::LinkState {
 }
 
 impl TryFrom<proto::LinkState> for LinkState {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(link: proto::LinkState) -> Result<Self, WireError> {
+    fn try_from(link: proto::LinkState) -> Result<Self, FleetWireError> {
         let proto::LinkState {
             peer,
             transport,
@@ -414,7 +414,8 @@ impl TryFrom<proto::LinkState> for LinkState {
 }
 
 impl From<(HandoffId, Emission)> for proto::Tokens {
-    fn from((handoff, emission): (HandoffId, Emission)) -> Self {
+    fn from(emitted: (HandoffId, Emission)) -> Self {
+        let (handoff, emission) = emitted;
         let Emission {
             index,
             sampled,
@@ -440,9 +441,9 @@ impl From<(HandoffId, Emission)> for proto::Tokens {
 }
 
 impl TryFrom<proto::Tokens> for (HandoffId, Emission) {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(tokens: proto::Tokens) -> Result<Self, WireError> {
+    fn try_from(tokens: proto::Tokens) -> Result<Self, FleetWireError> {
         let proto::Tokens {
             handoff,
             index,
@@ -454,7 +455,7 @@ impl TryFrom<proto::Tokens> for (HandoffId, Emission) {
                          scores,
                          timing,
                      }| {
-            Ok::<_, WireError>(PromptFacts {
+            Ok::<_, FleetWireError>(PromptFacts {
                 cached_tokens,
                 scores: scores.into_iter().map(Into::into).collect(),
                 timing: required(timing, "prompt.timing")?.into(),
@@ -469,11 +470,11 @@ impl TryFrom<proto::Tokens> for (HandoffId, Emission) {
     }
 }
 
-impl From<Sampled> for proto::Sampled {
-    fn from(sampled: Sampled) -> Self {
-        let Sampled { token, scores } = sampled;
+impl From<SampledToken> for proto::Sampled {
+    fn from(sampled: SampledToken) -> Self {
+        let SampledToken { token, scores } = sampled;
         let scores = scores.map(
-            |Scores {
+            |TokenScores {
                  normalizer,
                  chosen,
                  top,
@@ -487,7 +488,7 @@ impl From<Sampled> for proto::Sampled {
     }
 }
 
-impl From<proto::Sampled> for Sampled {
+impl From<proto::Sampled> for SampledToken {
     fn from(sampled: proto::Sampled) -> Self {
         let proto::Sampled { token, scores } = sampled;
         let scores = scores.map(
@@ -495,7 +496,7 @@ impl From<proto::Sampled> for Sampled {
                  normalizer,
                  chosen,
                  top,
-             }| Scores {
+             }| TokenScores {
                 normalizer,
                 chosen,
                 top: pairs_in(top),

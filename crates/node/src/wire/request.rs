@@ -1,7 +1,7 @@
 //! A request on the wire.
 
-use super::{WireError, nanos, proto, required};
-use cleave_domain::{Request, Sampling, Slo, StopRules, TokenId};
+use super::{FleetWireError, nanos, proto, required};
+use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
 use std::time::Duration;
 
 pub(super) fn pairs_out(pairs: Vec<(TokenId, f32)>) -> Vec<proto::TokenNumber> {
@@ -38,9 +38,9 @@ impl From<&Request> for proto::Request {
 }
 
 impl TryFrom<proto::Request> for Request {
-    type Error = WireError;
+    type Error = FleetWireError;
 
-    fn try_from(request: proto::Request) -> Result<Self, WireError> {
+    fn try_from(request: proto::Request) -> Result<Self, FleetWireError> {
         let proto::Request {
             prompt,
             generated,
@@ -62,9 +62,9 @@ impl TryFrom<proto::Request> for Request {
     }
 }
 
-impl From<&Sampling> for proto::Sampling {
-    fn from(sampling: &Sampling) -> Self {
-        let Sampling {
+impl From<&SamplingParams> for proto::Sampling {
+    fn from(sampling: &SamplingParams) -> Self {
+        let SamplingParams {
             temperature,
             top_k,
             top_p,
@@ -93,7 +93,7 @@ impl From<&Sampling> for proto::Sampling {
     }
 }
 
-impl From<proto::Sampling> for Sampling {
+impl From<proto::Sampling> for SamplingParams {
     fn from(sampling: proto::Sampling) -> Self {
         let proto::Sampling {
             temperature,
@@ -154,9 +154,9 @@ impl From<proto::StopRules> for StopRules {
     }
 }
 
-impl From<&Slo> for proto::Slo {
-    fn from(slo: &Slo) -> Self {
-        let Slo {
+impl From<&RequestSlo> for proto::Slo {
+    fn from(slo: &RequestSlo) -> Self {
+        let RequestSlo {
             class,
             tenant,
             ttft,
@@ -175,7 +175,7 @@ impl From<&Slo> for proto::Slo {
     }
 }
 
-impl From<proto::Slo> for Slo {
+impl From<proto::Slo> for RequestSlo {
     fn from(slo: proto::Slo) -> Self {
         let proto::Slo {
             class,

@@ -1,13 +1,13 @@
-//! A worker as tests introduce it.
+//! A worker's registration, for tests.
 
-use crate::line::Introduction;
+use crate::connection::Registration;
 use cleave_api::ModelFiles;
 use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription, WorkerRef};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) fn introduction() -> Introduction {
-    Introduction {
+pub(crate) fn registration() -> Registration {
+    Registration {
         worker: WorkerRef::default(),
         name: "w".to_owned(),
         description: WorkerDescription {

@@ -1,20 +1,22 @@
-//! What routers tell each other about scaling, on the wire.
+//! The scaling data that routers send each other, on the wire.
 //!
-//! Owns: these conversions. Never: sums anything up. Invariant: a voice has no more classes than a policy.
+//! Owns: these conversions. Never adds anything up. Invariant: a message has no more classes than a
+//! policy may have.
 
-use super::{WireError, proto, required, within};
+use super::{FleetWireError, proto, required, within};
 use cleave_domain::{
-    Demand, Flow, Kept, PoolCounts, Reasons, Role, RouterId, ScalingReason, Voice, Wanted,
+    FleetDemand, FleetTarget, PoolCounts, RequestFlow, Role, RouterId, ScalingGossip,
+    ScalingReason, ScalingReasons, SloOutcomes,
 };
 
 /// More than any policy has.
 const CLASSES_MAX: u64 = 1024;
-/// In this order on the wire.
+/// The order of the pools on the wire.
 const POOLS: [Role; 3] = [Role::Prefill, Role::Decode, Role::Both];
 
-impl From<Voice> for proto::Voice {
-    fn from(voice: Voice) -> Self {
-        let Voice {
+impl From<ScalingGossip> for proto::Voice {
+    fn from(voice: ScalingGossip) -> Self {
+        let ScalingGossip {
             router: RouterId(router),
             number,
             demand,
@@ -29,10 +31,10 @@ impl From<Voice> for proto::Voice {
     }
 }
 
-impl TryFrom<proto::Voice> for Voice {
-    type Error = WireError;
+impl TryFrom<proto::Voice> for ScalingGossip {
+    type Error = FleetWireError;
 
-    fn try_from(voice: proto::Voice) -> Result<Self, WireError> {
+    fn try_from(voice: proto::Voice) -> Result<Self, FleetWireError> {
         let proto::Voice {
             router,
             number,
@@ -48,9 +50,9 @@ impl TryFrom<proto::Voice> for Voice {
     }
 }
 
-impl From<Demand> for proto::Demand {
-    fn from(demand: Demand) -> Self {
-        let Demand {
+impl From<FleetDemand> for proto::Demand {
+    fn from(demand: FleetDemand) -> Self {
+        let FleetDemand {
             slow,
             quick,
             classes,
@@ -69,10 +71,10 @@ impl From<Demand> for proto::Demand {
     }
 }
 
-impl TryFrom<proto::Demand> for Demand {
-    type Error = WireError;
+impl TryFrom<proto::Demand> for FleetDemand {
+    type Error = FleetWireError;
 
-    fn try_from(demand: proto::Demand) -> Result<Self, WireError> {
+    fn try_from(demand: proto::Demand) -> Result<Self, FleetWireError> {
         let proto::Demand {
             slow,
             quick,
@@ -82,7 +84,7 @@ impl TryFrom<proto::Demand> for Demand {
             open,
         } = demand;
         let count = classes.len() as u64;
-        within("demand.classes", count, (0, CLASSES_MAX))?;
+        within("demand.classes", count, 0..=CLASSES_MAX)?;
         Ok(Self {
             slow: required(slow, "demand.slow")?.into(),
             quick: required(quick, "demand.quick")?.into(),
@@ -94,9 +96,9 @@ impl TryFrom<proto::Demand> for Demand {
     }
 }
 
-impl From<Flow> for proto::Flow {
-    fn from(flow: Flow) -> Self {
-        let Flow {
+impl From<RequestFlow> for proto::Flow {
+    fn from(flow: RequestFlow) -> Self {
+        let RequestFlow {
             arrivals,
             prompt_tokens,
             pairs,
@@ -117,7 +119,7 @@ impl From<Flow> for proto::Flow {
     }
 }
 
-impl From<proto::Flow> for Flow {
+impl From<proto::Flow> for RequestFlow {
     fn from(flow: proto::Flow) -> Self {
         let proto::Flow {
             arrivals,
@@ -140,9 +142,9 @@ impl From<proto::Flow> for Flow {
     }
 }
 
-impl From<Kept> for proto::Kept {
-    fn from(kept: Kept) -> Self {
-        let Kept {
+impl From<SloOutcomes> for proto::Kept {
+    fn from(kept: SloOutcomes) -> Self {
+        let SloOutcomes {
             arrivals,
             judged,
             missed_prefill,
@@ -157,7 +159,7 @@ impl From<Kept> for proto::Kept {
     }
 }
 
-impl From<proto::Kept> for Kept {
+impl From<proto::Kept> for SloOutcomes {
     fn from(kept: proto::Kept) -> Self {
         let proto::Kept {
             arrivals,
@@ -174,16 +176,16 @@ impl From<proto::Kept> for Kept {
     }
 }
 
-impl From<Wanted> for proto::Wanted {
-    fn from(wanted: Wanted) -> Self {
-        let Wanted {
+impl From<FleetTarget> for proto::Wanted {
+    fn from(wanted: FleetTarget) -> Self {
+        let FleetTarget {
             workers,
             legs,
             reasons,
         } = wanted;
         let place = |role| {
             let all = ScalingReason::ALL.iter();
-            let place = all.take_while(|reason| **reason != reasons.of(role));
+            let place = all.take_while(|reason| **reason != reasons.for_role(role));
             place.count() as u32
         };
         Self {
@@ -194,22 +196,22 @@ impl From<Wanted> for proto::Wanted {
     }
 }
 
-impl TryFrom<proto::Wanted> for Wanted {
-    type Error = WireError;
+impl TryFrom<proto::Wanted> for FleetTarget {
+    type Error = FleetWireError;
 
-    fn try_from(wanted: proto::Wanted) -> Result<Self, WireError> {
+    fn try_from(wanted: proto::Wanted) -> Result<Self, FleetWireError> {
         let proto::Wanted {
             workers,
             legs,
             reasons: places,
         } = wanted;
         let pools = POOLS.len() as u64;
-        within("wanted.reasons", places.len() as u64, (pools, pools))?;
-        let mut reasons = Reasons::default();
+        within("wanted.reasons", places.len() as u64, pools..=pools)?;
+        let mut reasons = ScalingReasons::default();
         for (role, place) in POOLS.into_iter().zip(places) {
             let last = ScalingReason::ALL.len() as u64 - 1;
-            within("wanted.reasons", place.into(), (0, last))?;
-            *reasons.of_mut(role) = ScalingReason::ALL[place as usize];
+            within("wanted.reasons", place.into(), 0..=last)?;
+            *reasons.for_role_mut(role) = ScalingReason::ALL[place as usize];
         }
         Ok(Self {
             workers: required(workers, "wanted.workers")?.into(),

@@ -1,12 +1,12 @@
-//! What is converted there and back is equal, through the encoded bytes.
+//! Values converted there and back, through the encoded bytes, are equal.
 
-use super::drawn::{emission, handoff, introduction, link_state, order, report};
-use super::{WireError, proto};
-use crate::line::{Introduction, LinkState};
+use super::strategies::{emission, handoff, link_state, order, registration, report};
+use super::{FleetWireError, proto};
+use crate::connection::{LinkState, Registration};
 use cleave_domain::{
-    Emission, HandoffId, LinkPrice, Load, Order, Prices, Report, RowPrice, WorkerId,
+    Emission, HandoffId, LinkPrice, Order, Prices, Report, RowPrice, WorkerId, WorkerLoad,
 };
-use cleave_transfer::Pass;
+use cleave_transfer::WriteGrant;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -45,13 +45,13 @@ proptest! {
     }
 
     #[test]
-    fn every_introduction_comes_back(introduction in introduction()) {
+    fn every_registration_comes_back(introduction in registration()) {
         let wire = travel(&proto::Hello::from(introduction.clone()));
-        prop_assert_eq!(Introduction::try_from(wire).unwrap(), introduction);
+        prop_assert_eq!(Registration::try_from(wire).unwrap(), introduction);
     }
 
     #[test]
-    fn damage_is_an_error_and_never_a_panic(bytes in vec(any::<u8>(), 0..200)) {
+    fn random_bytes_are_an_error_and_never_a_panic(bytes in vec(any::<u8>(), 0..200)) {
         if let Ok(upward) = proto::Upward::decode(bytes.as_slice())
             && let Some(proto::upward::Kind::Report(report)) = upward.kind
         {
@@ -64,12 +64,12 @@ proptest! {
 }
 
 #[test]
-fn a_damaged_message_is_refused_or_what_it_says() {
+fn a_damaged_message_is_refused_or_round_trips() {
     let mut runner = TestRunner::deterministic();
     let mut samples = Vec::new();
     let mut keep = |kind: u8, message: Vec<u8>| samples.push([vec![kind], message].concat());
     for _ in 0..40 {
-        keep(0, drawn::<_, proto::Hello>(introduction(), &mut runner));
+        keep(0, drawn::<_, proto::Hello>(registration(), &mut runner));
         keep(1, drawn::<_, proto::Report>(report(), &mut runner));
         keep(2, drawn::<_, proto::Order>(order(), &mut runner));
         let tokens = (handoff(), emission());
@@ -77,7 +77,7 @@ fn a_damaged_message_is_refused_or_what_it_says() {
     }
     for _ in 0..5 {
         keep(4, drawn::<_, proto::LinkState>(link_state(), &mut runner));
-        let pass = (handoff(), any::<[u8; 32]>().prop_map(Pass));
+        let pass = (handoff(), any::<[u8; 32]>().prop_map(WriteGrant));
         keep(5, drawn::<_, proto::Pass>(pass, &mut runner));
     }
     let mark = proto::Mark {
@@ -97,7 +97,7 @@ fn a_damaged_message_is_refused_or_what_it_says() {
     for selector in ["pool=decode", "pool in (decode, both),!app", "a.b/c!=d"] {
         keep(9, selector.as_bytes().to_vec());
     }
-    cleave_fuzz::hold("grpc", &samples, 20_000, crate::fuzzing::grpc);
+    cleave_fuzz::check_samples("grpc", &samples, 20_000, crate::fuzzing::grpc);
 }
 
 fn drawn<S: Strategy, M: Message + From<S::Value>>(from: S, runner: &mut TestRunner) -> Vec<u8> {
@@ -105,15 +105,16 @@ fn drawn<S: Strategy, M: Message + From<S::Value>>(from: S, runner: &mut TestRun
     M::from(value).encode_to_vec()
 }
 
+// Invariant: I16.
 #[test]
-fn what_is_missing_is_named() {
+fn errors_name_the_missing_field() {
     let empty = proto::Order {
         kind: None,
         mark: None,
     };
     assert_eq!(
         Order::try_from(empty),
-        Err(WireError::Missing("order.kind"))
+        Err(FleetWireError::Missing("order.kind"))
     );
     let hash = proto::Prefix {
         stored: vec![vec![1, 2, 3]],
@@ -130,7 +131,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn prices_out_of_order_stopped_the_router() {
+fn unordered_or_oversized_prices_are_refused() {
     let report = |prices: Prices| Report::try_from(proto::Report::from(Report::Prices(prices)));
     let row = |rows| RowPrice { rows, nanos: 1 };
     let flaw = |rows: Vec<RowPrice>, links: Vec<u64>| {
@@ -157,7 +158,7 @@ fn prices_out_of_order_stopped_the_router() {
         progress: proto::Progress::Moving.into(),
         ..proto::Load::default()
     };
-    let error = Load::try_from(load).unwrap_err().to_string();
+    let error = WorkerLoad::try_from(load).unwrap_err().to_string();
     assert_eq!(
         error,
         "`load.backlog_micros` does not have three times nine entries"
@@ -165,18 +166,18 @@ fn prices_out_of_order_stopped_the_router() {
 }
 
 #[test]
-fn a_worker_that_could_not_be_stopped_the_router() {
-    let sound = || proto::Hello::from(super::sample::introduction());
-    assert!(Introduction::try_from(sound()).is_ok());
+fn an_impossible_registration_is_refused() {
+    let sound = || proto::Hello::from(super::sample::registration());
+    assert!(Registration::try_from(sound()).is_ok());
     let refused = |field: &str, value: u64, spoil: &dyn Fn(&mut proto::Hello)| {
         let mut hello = sound();
         spoil(&mut hello);
-        let error = Introduction::try_from(hello).unwrap_err().to_string();
+        let error = Registration::try_from(hello).unwrap_err().to_string();
         let says = error.contains(&format!("`{field}`")) && error.contains(&value.to_string());
         assert!(says, "{field} {value}: {error}");
     };
-    type Field = fn(&mut proto::Capacity) -> &mut u32;
-    let fields: [(&str, Field); 6] = [
+    type CapacityField = fn(&mut proto::Capacity) -> &mut u32;
+    let fields: [(&str, CapacityField); 6] = [
         ("capacity.block_tokens", |c| &mut c.block_tokens),
         ("capacity.block_bytes", |c| &mut c.block_bytes),
         ("capacity.blocks_count", |c| &mut c.blocks_count),
@@ -203,7 +204,7 @@ fn a_worker_that_could_not_be_stopped_the_router() {
     for name in ["", "a\nb", "a\"b", "a/b", "a b", long.as_str()] {
         let mut hello = sound();
         hello.name = name.to_owned();
-        let error = Introduction::try_from(hello).unwrap_err().to_string();
+        let error = Registration::try_from(hello).unwrap_err().to_string();
         assert!(error.starts_with("`hello.name`"), "{name:?}: {error}");
     }
 }

@@ -1,38 +1,38 @@
-//! Which peers the routers have named, and which routers stand by each.
+//! The peers that the routers have named, and which routers vouch for each.
 //!
-//! Never: compares lives; a peer is known for as long as one router says so.
+//! Never compares incarnations; a peer is known for as long as one router names it.
 
 use cleave_domain::{RouterId, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Lives of other workers, by what the connected routers said last.
+/// Incarnations of other workers, as the connected routers last reported them.
 #[derive(Debug, Default)]
-pub(crate) struct Directory {
+pub(crate) struct PeerDirectory {
     named: BTreeMap<WorkerRef, BTreeSet<RouterId>>,
 }
 
-impl Directory {
-    /// A router says that this life is there.
-    pub(crate) fn name(&mut self, peer: WorkerRef, router: RouterId) {
+impl PeerDirectory {
+    /// A router reports that this incarnation is connected.
+    pub(crate) fn add(&mut self, peer: WorkerRef, router: RouterId) {
         self.named.entry(peer).or_default().insert(router);
     }
 
-    /// A router says that it is over. Gives it back if nobody says otherwise.
-    pub(crate) fn strike(&mut self, peer: WorkerRef, router: RouterId) -> Vec<WorkerRef> {
-        self.strike_where(router, |named| named == peer)
+    /// A router reports that it is gone. Gives it back if no other router names it.
+    pub(crate) fn remove(&mut self, peer: WorkerRef, router: RouterId) -> Vec<WorkerRef> {
+        self.remove_where(router, |named| named == peer)
     }
 
-    /// A router is gone. Gives the peers that only it had named.
-    pub(crate) fn strike_all(&mut self, router: RouterId) -> Vec<WorkerRef> {
-        self.strike_where(router, |_| true)
+    /// A router is gone. Gives the peers that only this router had named.
+    pub(crate) fn remove_router(&mut self, router: RouterId) -> Vec<WorkerRef> {
+        self.remove_where(router, |_| true)
     }
 
-    /// Whether any life of the worker is known.
-    pub(crate) fn has(&self, worker: WorkerId) -> bool {
+    /// Whether any incarnation of the worker is known.
+    pub(crate) fn knows(&self, worker: WorkerId) -> bool {
         self.named.keys().any(|peer| peer.worker == worker)
     }
 
-    fn strike_where(
+    fn remove_where(
         &mut self,
         router: RouterId,
         which: impl Fn(WorkerRef) -> bool,
@@ -61,18 +61,19 @@ mod tests {
         }
     }
 
+    // Lesson: 15.
     #[test]
-    fn lesson_15_a_peer_is_known_while_one_router_stands_by_it() {
+    fn a_peer_is_known_while_any_router_names_it() {
         let (first, second) = (RouterId(1), RouterId(2));
-        let mut directory = Directory::default();
-        directory.name(life(7, 9), first);
-        directory.name(life(7, 9), second);
-        directory.name(life(7, 3), first);
-        assert_eq!(directory.strike(life(7, 9), first), []);
-        assert_eq!(directory.strike(life(7, 9), first), []);
-        assert_eq!(directory.strike_all(first), [life(7, 3)]);
-        assert!(directory.has(WorkerId(7)));
-        assert_eq!(directory.strike(life(7, 9), second), [life(7, 9)]);
-        assert!(!directory.has(WorkerId(7)));
+        let mut directory = PeerDirectory::default();
+        directory.add(life(7, 9), first);
+        directory.add(life(7, 9), second);
+        directory.add(life(7, 3), first);
+        assert_eq!(directory.remove(life(7, 9), first), []);
+        assert_eq!(directory.remove(life(7, 9), first), []);
+        assert_eq!(directory.remove_router(first), [life(7, 3)]);
+        assert!(directory.knows(WorkerId(7)));
+        assert_eq!(directory.remove(life(7, 9), second), [life(7, 9)]);
+        assert!(!directory.knows(WorkerId(7)));
     }
 }

@@ -1,88 +1,93 @@
 //! The engine's host: a thread of its own, or a task where steps are priced and compute nothing. It
 //! takes steps, block reads and block writes from one queue, in order; that order alone keeps them
-//! apart.
+//! from interfering.
 //!
-//! Sequences that are swapped to host memory and back take their turn in the same queue, and so do blocks of the
-//! prefix cache that are copied to host memory or brought back.
+//! Swaps of sequences to host memory and back take their turn in the same queue, and so do copies
+//! of prefix-cache blocks to host memory and back.
 //!
-//! Where a device copies by itself, blocks that leave and arrive do not come here at all: the `porter` has them.
+//! A device that copies by itself does not use this queue for blocks that leave and arrive: the
+//! `kv_copier` copies them.
 //!
-//! One exception: once `write_bytes_max` bytes have been written since the last step, a step goes
-//! ahead of the writes, swaps and such blocks before it, so that neither arriving hand-offs nor a shortage hold up
-//! running sequences for longer than that. A swap is made in goes of as much, and its rest goes to the
-//! end of the queue. It is safe because a brain gives no block to a step before the write to it, or
-//! the swap that reads it, has been answered.
+//! One exception to the order: once `write_bytes_max` bytes have been written since the last step,
+//! a step goes ahead of the writes, swaps and tier copies before it, so that neither arriving
+//! hand-offs nor a memory shortage delay running sequences for longer. A swap is done in passes of
+//! that size, and its rest goes to the end of the queue. This is safe because a brain gives no
+//! block to a step before the write to it, or the swap that reads it, has been answered.
 //!
-//! An engine that takes a step while it runs the one before has it begun as soon as it is asked for, and
-//! results are collected in order. Meanwhile the queue goes on: blocks are copied while the device runs.
-//! The thread sleeps until it is asked for something, and looks up now and then whether a step is over
-//! ([`LOOK_AGAIN`], [`LOOK_LATER`]). So a step is begun at once, and its result is late by no more than
-//! that, by what the system adds to a sleep (50 µs on Linux) and by the one copy under way.
+//! An engine that takes a step while the previous one runs has it begun as soon as it is queued,
+//! and results are collected in order. Meanwhile the queue goes on: blocks are copied while the
+//! device runs. The thread sleeps until it is woken, and polls now and then whether a step is over
+//! ([`POLL_INTERVAL_IDLE`], [`POLL_INTERVAL_BUSY`]). So a step is begun at once, and its result is
+//! late by no more than the poll interval, what the system adds to a sleep (50 µs on Linux), and
+//! the one copy under way.
 //!
-//! Invariant: every piece of work taken is answered once, also when it is dropped or panics; steps are
-//! answered in their order.
+//! Invariant: every piece of work is answered once, even if it is dropped or panics; steps are
+//! answered in order.
 
-use super::overlap::Steps;
-use super::pace::{Pace, StepTime};
-use super::porter::Porter;
-use super::queue::Queue;
-use super::swap::{Cellar, Progress, Swap};
-use super::tier::{self, Brought, Incoming, Incomings, Keeper, Shelving};
-use crate::health::{Pulse, words};
+use super::kv_copier::KvCopier;
+use super::overlap::StepExecution;
+use super::pace::{StepPacer, StepTime};
+use super::queue::EngineQueue;
+use super::swap::{HostSwapPool, SwapJob, SwapProgress};
+use super::tier::{self, LoadedBlock, OffloadJob, PendingLoad, PendingLoads, TierIo};
+use crate::health::{HealthMonitor, panic_message};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
 use cleave_engine::{DeviceBlocks, Engine, EngineError};
-use cleave_kv::{BlockPart, handoff::Digest};
-use cleave_sched::{Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, SwapOutcome};
-use cleave_transfer::{Destination, Frame, Payload, Permit};
+use cleave_kv::{BlockPart, handoff::HandoffDigest};
+use cleave_sched::{
+    BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, SwapOutcome, WorkerInput,
+};
+use cleave_transfer::{Frame, PayloadDestination, ReceivedPayload, SendPermit};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tracing::error;
 
-/// How long the host sleeps at most while the device runs its only step, and would wait after it. A look
-/// costs 5 to 20 µs of a processor.
-const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// And while it has another one: only clients wait for what is over.
-const LOOK_LATER: Duration = Duration::from_micros(200);
+/// The longest sleep while the device runs its only step and would idle after it. A poll costs 5 to
+/// 20 µs of a processor.
+const POLL_INTERVAL_IDLE: Duration = Duration::from_micros(50);
+/// The longest sleep while the device has another step queued: only clients wait for the result.
+const POLL_INTERVAL_BUSY: Duration = Duration::from_micros(200);
 
-/// Steps in a row that a device may fail. One may be due to what was asked for; a device that does nothing else
-/// is no device, and its streams are better off with another worker.
+/// Steps in a row that a device may fail. One failure may be due to its request; a device that only
+/// fails is broken, and its streams are better off on another worker.
 const DEVICE_FAILURES_MAX: u32 = 8;
 
-/// Bytes on their way into the pool.
+/// Received bytes to be written into the pool.
 #[derive(Debug)]
-pub(crate) struct Import {
+pub(crate) struct BlockImport {
     pub(crate) handoff: HandoffId,
     pub(crate) part: BlockPart,
     pub(crate) block: BlockRef,
-    pub(crate) payload: Payload,
+    pub(crate) payload: ReceivedPayload,
 }
 
-/// What the engine is asked to do.
+/// Work for the engine's thread.
 #[derive(Debug)]
-pub(crate) enum Work {
+pub(crate) enum EngineWork {
     Step(StepPlan),
-    Read(Export, Permit),
-    Write(Import),
-    Swap(Swap),
-    /// Drop what was swapped out of this.
+    Read(BlockExport, SendPermit),
+    Write(BlockImport),
+    Swap(SwapJob),
+    /// Drops the blocks swapped out for this hand-off.
     SwapDrop(HandoffId),
-    /// A block of the prefix cache goes to host memory.
-    Shelve(Shelving),
-    /// Such blocks are about to come back.
-    Fetch(Incoming),
-    Bring(Brought),
-    /// They are not waited for any more.
+    /// Copies a block of the prefix cache to host memory.
+    Offload(OffloadJob),
+    /// Announces blocks that are about to come back.
+    Fetch(PendingLoad),
+    Load(LoadedBlock),
+    /// Stops waiting for blocks that have not come back.
     FetchStop(HandoffId),
 }
 
-impl Import {
-    pub(super) fn answer(&self, outcome: ImportOutcome) -> Input {
-        Input::Imported {
+impl BlockImport {
+    pub(super) fn answer(&self, outcome: ImportOutcome) -> WorkerInput {
+        WorkerInput::Imported {
             handoff: self.handoff,
             part: self.part,
             outcome,
@@ -90,9 +95,9 @@ impl Import {
     }
 }
 
-/// What bounds the host's work.
+/// Limits of the host's work.
 #[derive(Clone, Debug)]
-pub(crate) struct EngineLimits {
+pub(crate) struct EngineHostLimits {
     pub(crate) block_bytes: u32,
     pub(crate) write_bytes_max: u64,
     pub(crate) swap_bytes_max: u64,
@@ -102,37 +107,39 @@ pub(crate) struct EngineLimits {
 /// The driver's side of the host. Dropping it ends the host after the work under way.
 #[derive(Debug)]
 pub(crate) struct EngineHost {
-    pub(super) queue: Arc<Queue>,
-    /// Where blocks are copied beside the engine.
-    porter: Option<Porter>,
-    /// Where blocks are kept below the pool.
-    pub(super) keeper: Option<Keeper>,
-    /// The thread, if the engine has one: it may sleep between two looks at the device.
+    pub(super) queue: Arc<EngineQueue>,
+    /// Copies blocks without the engine, on devices that can.
+    kv_copier: Option<KvCopier>,
+    /// Keeps blocks below the pool.
+    pub(super) tier_io: Option<TierIo>,
+    /// The engine's thread, if it has one: it may sleep between two polls of the device.
     thread: Option<Thread>,
 }
 
 impl EngineHost {
-    /// Starts the host. Answers go to `answers`; it holds one per piece of work. Must be called within
-    /// a tokio runtime.
+    /// Starts the host. Its answers go to `answers`, one for each piece of work. Must be called
+    /// within a tokio runtime.
     pub(crate) fn start(
-        (engine, blocks): (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
-        tier: Option<tier::Opened>,
-        (limits, pulse): (EngineLimits, Arc<Pulse>),
-        answers: mpsc::UnboundedSender<Input>,
+        engine: Box<dyn Engine>,
+        blocks: Option<Arc<dyn DeviceBlocks>>,
+        tier: Option<tier::OpenedTier>,
+        limits: EngineHostLimits,
+        monitor: Arc<HealthMonitor>,
+        answers: mpsc::UnboundedSender<WorkerInput>,
     ) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue {
+        let queue = Arc::new(EngineQueue {
             state: Mutex::default(),
             changed: Notify::new(),
             write_bytes_max: limits.write_bytes_max,
         });
         let time = limits.time.clone();
         let porter = blocks.clone().map(|blocks| {
-            let told = (Arc::clone(&pulse), answers.clone());
-            Porter::start(blocks, limits.block_bytes, told)
+            let monitor = Arc::clone(&monitor);
+            KvCopier::start(blocks, limits.block_bytes, monitor, answers.clone())
         });
         let porter = porter.transpose()?;
-        let mut bench = Bench::new((engine, blocks), limits, pulse);
-        bench.incomings = tier.as_ref().map(|tier| Incomings::new(tier.shelves()));
+        let mut bench = EngineThread::new(engine, blocks, limits, monitor);
+        bench.pending_loads = tier.as_ref().map(|tier| PendingLoads::new(tier.store()));
         let running = run(bench, Arc::clone(&queue), answers.clone());
         let thread = match time {
             StepTime::Measured => {
@@ -149,20 +156,21 @@ impl EngineHost {
         };
         let keeper = tier.map(|tier| tier.start(&queue, thread.clone(), answers));
         Ok(Self {
-            keeper: keeper.transpose()?,
+            tier_io: keeper.transpose()?,
             queue,
-            porter,
+            kv_copier: porter,
             thread,
         })
     }
 
-    /// Queues work. The queue is bounded by what fills it: as many steps as the engine takes, reads by
-    /// credit at the receivers, writes by the credit granted to senders, swaps by the sequences that have no other
-    /// work then: one of each at most, and one word to drop what it left.
-    pub(crate) fn push(&self, work: Work) {
-        let work = match (work, &self.porter) {
-            (Work::Read(export, permit), Some(porter)) => return porter.read(export, permit),
-            (Work::Write(import), Some(porter)) => return porter.write(import),
+    /// Queues work. The queue is bounded by its sources: as many steps as the engine takes, reads
+    /// by credit at the receivers, writes by the credit granted to senders, and swaps by the
+    /// sequences that have no other work then: one of each at most, and one entry to drop what it
+    /// left.
+    pub(crate) fn push(&self, work: EngineWork) {
+        let work = match (work, &self.kv_copier) {
+            (EngineWork::Read(export, permit), Some(porter)) => return porter.read(export, permit),
+            (EngineWork::Write(import), Some(porter)) => return porter.write(import),
             (work, _) => work,
         };
         self.queue.lock().work.push_back(work);
@@ -176,18 +184,18 @@ impl EngineHost {
         }
     }
 
-    /// Drops what has not begun of a hand-off, and answers it.
-    pub(crate) fn forget(&self, handoff: HandoffId) -> Vec<Input> {
-        let mut answers = match &self.porter {
+    /// Drops the queued work of a hand-off that has not begun, and answers it.
+    pub(crate) fn forget(&self, handoff: HandoffId) -> Vec<WorkerInput> {
+        let mut answers = match &self.kv_copier {
             Some(porter) => porter.forget(handoff),
             None => Vec::new(),
         };
         self.queue.lock().work.retain(|work| match work {
-            Work::Read(export, _) if export.handoff == handoff => {
+            EngineWork::Read(export, _) if export.handoff == handoff => {
                 answers.push(export.answer(ExportOutcome::Dropped));
                 false
             }
-            Work::Write(import) if import.handoff == handoff => {
+            EngineWork::Write(import) if import.handoff == handoff => {
                 answers.push(import.answer(ImportOutcome::Dropped));
                 false
             }
@@ -196,19 +204,20 @@ impl EngineHost {
         answers
     }
 
-    /// Drops what a hand-off has in host memory. Copies that have not begun are answered here.
-    pub(crate) fn drop_swapped(&self, handoff: HandoffId) -> Vec<Input> {
+    /// Drops the blocks that a hand-off has in host memory. Swaps that have not begun are answered
+    /// here.
+    pub(crate) fn drop_swapped(&self, handoff: HandoffId) -> Vec<WorkerInput> {
         let mut answers = Vec::new();
         let mut state = self.queue.lock();
         state.work.retain(|work| match work {
-            Work::Swap(swap) if swap.handoff == handoff => {
+            EngineWork::Swap(swap) if swap.handoff == handoff => {
                 answers.push(swap.answer(SwapOutcome::Dropped));
                 false
             }
             _ => true,
         });
         // After the copy that may be under way.
-        state.work.push_back(Work::SwapDrop(handoff));
+        state.work.push_back(EngineWork::SwapDrop(handoff));
         drop(state);
         self.wake();
         answers
@@ -222,50 +231,54 @@ impl Drop for EngineHost {
     }
 }
 
-/// What the host owns.
-pub(super) struct Bench {
+/// The state of the engine's thread.
+pub(super) struct EngineThread {
     engine: Box<dyn Engine>,
-    /// The pool beside the engine, if it has one: copies there wait for no step.
+    /// The pool, if the device exposes it: copies there wait for no step.
     pub(super) blocks: Option<Arc<dyn DeviceBlocks>>,
-    pub(super) steps: Steps,
-    pub(super) pace: Pace,
-    pub(super) limits: EngineLimits,
-    pulse: Arc<Pulse>,
-    health: Health,
-    /// Steps that the device failed since it last did one.
+    pub(super) steps: StepExecution,
+    pub(super) pace: StepPacer,
+    pub(super) limits: EngineHostLimits,
+    monitor: Arc<HealthMonitor>,
+    health: EngineHealth,
+    /// Device failures since the last step that succeeded.
     device_failures: u32,
-    pub(super) cellar: Cellar,
-    /// Blocks that come back, if any are kept.
-    pub(super) incomings: Option<Incomings>,
+    pub(super) swap_pool: HostSwapPool,
+    /// Blocks that are being loaded back, if there is a tier.
+    pub(super) pending_loads: Option<PendingLoads>,
 }
 
-/// Whether the engine panicked, and whether the brain knows.
-enum Health {
-    Sound,
-    Broke(String),
-    Told,
+/// Whether the engine failed, and whether the brain was notified.
+enum EngineHealth {
+    Healthy,
+    Failed(String),
+    Reported,
 }
 
-/// What the host does next.
-enum Next {
-    Work(Work),
-    /// Takes the result of the oldest step that was begun.
+/// The next action of the host.
+enum EngineAction {
+    Work(EngineWork),
+    /// Takes the result of the oldest begun step.
     Collect,
-    /// The time of a step has passed.
-    Passed(Input),
+    /// The priced time of a step has passed.
+    TimeElapsed(WorkerInput),
     End,
 }
 
-async fn run(mut bench: Bench, queue: Arc<Queue>, answers: mpsc::UnboundedSender<Input>) {
+async fn run(
+    mut bench: EngineThread,
+    queue: Arc<EngineQueue>,
+    answers: mpsc::UnboundedSender<WorkerInput>,
+) {
     loop {
-        let [answer, lost] = match next(&mut bench, &queue).await {
-            Next::Work(work) => bench.take(work, &queue),
-            Next::Collect => bench.collect(),
-            Next::Passed(answer) => {
-                bench.beat();
+        let [answer, lost] = match next_action(&mut bench, &queue).await {
+            EngineAction::Work(work) => bench.take(work, &queue),
+            EngineAction::Collect => bench.collect(),
+            EngineAction::TimeElapsed(answer) => {
+                bench.step_ended();
                 [Some(answer), None]
             }
-            Next::End => return,
+            EngineAction::End => return,
         };
         let mut facts = answer.into_iter().chain(lost);
         if facts.any(|fact| answers.send(fact).is_err()) {
@@ -274,153 +287,158 @@ async fn run(mut bench: Bench, queue: Arc<Queue>, answers: mpsc::UnboundedSender
     }
 }
 
-async fn next(bench: &mut Bench, queue: &Queue) -> Next {
-    // Only where the host has a thread of its own: nobody else is held up.
+async fn next_action(bench: &mut EngineThread, queue: &EngineQueue) -> EngineAction {
+    // Only where the host has a thread of its own: parking it delays no other task.
     while bench.flies() {
-        let span = match bench.has_another() {
-            true => LOOK_LATER,
-            false => LOOK_AGAIN,
+        let span = if bench.has_another() {
+            POLL_INTERVAL_BUSY
+        } else {
+            POLL_INTERVAL_IDLE
         };
         if bench.is_done() {
-            return Next::Collect;
+            return EngineAction::Collect;
         }
-        match queue.look() {
-            Some(Some(work)) => return Next::Work(work),
-            // The driver is gone; what was begun is waited for.
-            Some(None) => return Next::Collect,
+        match queue.try_next() {
+            Some(Some(work)) => return EngineAction::Work(work),
+            // The driver is gone; begun steps are still waited for.
+            Some(None) => return EngineAction::Collect,
             None => thread::park_timeout(span),
         }
     }
     tokio::select! {
         biased;
-        answer = bench.pace.over() => Next::Passed(answer),
-        work = queue.next() => work.map_or(Next::End, Next::Work),
+        answer = bench.pace.step_over() => EngineAction::TimeElapsed(answer),
+        work = queue.next() => work.map_or(EngineAction::End, EngineAction::Work),
     }
 }
 
-impl Bench {
+impl EngineThread {
     pub(super) fn new(
-        (mut engine, blocks): (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
-        limits: EngineLimits,
-        pulse: Arc<Pulse>,
+        mut engine: Box<dyn Engine>,
+        blocks: Option<Arc<dyn DeviceBlocks>>,
+        limits: EngineHostLimits,
+        monitor: Arc<HealthMonitor>,
     ) -> Self {
         let steps = match (&limits.time, engine.overlap()) {
-            (StepTime::Measured, Some(_)) => Steps::Overlap(VecDeque::new()),
-            // Time that is priced passes by itself, whatever computes nothing meanwhile.
-            (StepTime::Priced(_), _) | (StepTime::Measured, None) => Steps::OneByOne,
+            (StepTime::Measured, Some(_)) => StepExecution::Overlap(VecDeque::new()),
+            // Priced time passes by itself, even for an engine that could overlap steps.
+            (StepTime::Priced(_), _) | (StepTime::Measured, None) => StepExecution::OneByOne,
         };
         Self {
             engine,
             blocks,
             steps,
-            pace: Pace::new(limits.time.clone()),
-            pulse,
-            health: Health::Sound,
+            pace: StepPacer::new(limits.time.clone()),
+            monitor,
+            health: EngineHealth::Healthy,
             device_failures: 0,
-            cellar: Cellar::new(limits.swap_bytes_max),
-            incomings: None,
+            swap_pool: HostSwapPool::new(limits.swap_bytes_max),
+            pending_loads: None,
             limits,
         }
     }
 
-    /// Does one piece of work. Gives its answer, and the loss of the engine if that panicked in it.
-    fn take(&mut self, work: Work, queue: &Queue) -> [Option<Input>; 2] {
-        // What is done while a step runs, or its time passes, is not what the engine is busy with.
-        if !self.steps_run() {
-            self.pulse.begin();
+    /// Does one piece of work. Gives its answer, and the loss of the engine if it panicked.
+    fn take(&mut self, work: EngineWork, queue: &EngineQueue) -> [Option<WorkerInput>; 2] {
+        // Work done while a step runs, or while its time passes, does not count as the engine being
+        // busy.
+        if !self.has_step_under_way() {
+            self.monitor.step_began();
         }
         let answer = match work {
-            Work::Step(plan) => self.step(plan),
-            Work::Read(export, permit) => Some(self.read(&export, permit)),
-            Work::Write(import) => Some(self.write(&import)),
-            Work::Swap(swap) => match self.swap(swap) {
-                Progress::More(rest) => queue.put_back(rest),
-                Progress::Over(answer) => Some(answer),
+            EngineWork::Step(plan) => self.step(plan),
+            EngineWork::Read(export, permit) => Some(self.read(&export, permit)),
+            EngineWork::Write(import) => Some(self.write(&import)),
+            EngineWork::Swap(swap) => match self.swap(swap) {
+                SwapProgress::More(rest) => queue.requeue(rest),
+                SwapProgress::Over(answer) => Some(answer),
             },
-            Work::SwapDrop(handoff) => {
-                drop(self.cellar.take(handoff));
+            EngineWork::SwapDrop(handoff) => {
+                drop(self.swap_pool.take(handoff));
                 None
             }
-            Work::Shelve(shelving) => Some(self.shelve(shelving)),
-            Work::Fetch(incoming) => {
-                if let Some(incomings) = &mut self.incomings {
+            EngineWork::Offload(shelving) => Some(self.shelve(shelving)),
+            EngineWork::Fetch(incoming) => {
+                if let Some(incomings) = &mut self.pending_loads {
                     incomings.begin(incoming);
                 }
                 None
             }
-            Work::Bring(brought) => self.bring(brought),
-            Work::FetchStop(handoff) => {
-                let incomings = self.incomings.as_mut();
+            EngineWork::Load(brought) => self.bring(brought),
+            EngineWork::FetchStop(handoff) => {
+                let incomings = self.pending_loads.as_mut();
                 incomings.and_then(|incomings| incomings.end(handoff, FetchOutcome::Stopped))
             }
         };
-        if !self.steps_run() {
-            self.pulse.end();
+        if !self.has_step_under_way() {
+            self.monitor.step_ended();
         }
-        [answer, self.lost()]
+        [answer, self.take_failure()]
     }
 
     /// Whether a step is under way.
-    fn steps_run(&self) -> bool {
+    fn has_step_under_way(&self) -> bool {
         self.pace.is_pending() || self.flies()
     }
 
-    /// A step is over: the engine is busy with the next one from now on, or with nothing.
-    pub(super) fn beat(&self) {
-        match self.steps_run() {
-            true => self.pulse.begin(),
-            false => self.pulse.end(),
+    /// Called when a step is over: from now on the engine is busy with the next one, or idle.
+    pub(super) fn step_ended(&self) {
+        if self.has_step_under_way() {
+            self.monitor.step_began()
+        } else {
+            self.monitor.step_ended()
         }
     }
 
-    /// After the answer to the work it panicked in, the loss of the engine; said once.
-    pub(super) fn lost(&mut self) -> Option<Input> {
-        let Health::Broke(reason) = &mut self.health else {
+    /// The loss of the engine, reported once, after the answer to the work that it panicked in.
+    pub(super) fn take_failure(&mut self) -> Option<WorkerInput> {
+        let EngineHealth::Failed(reason) = &mut self.health else {
             return None;
         };
         let reason = std::mem::take(reason);
-        self.health = Health::Told;
-        Some(Input::EngineLost { reason })
+        self.health = EngineHealth::Reported;
+        Some(WorkerInput::EngineLost { reason })
     }
 
-    /// Runs or begins a step; its answer may have to wait until it is over, or its time has passed.
-    fn step(&mut self, plan: StepPlan) -> Option<Input> {
-        if matches!(self.steps, Steps::Overlap(_)) {
+    /// Runs or begins a step; its answer may have to wait until the step or its priced time is
+    /// over.
+    fn step(&mut self, plan: StepPlan) -> Option<WorkerInput> {
+        if matches!(self.steps, StepExecution::Overlap(_)) {
             return self.begin(plan);
         }
         let began = Instant::now();
-        let result = self.guarded(|engine| engine.step(&plan));
+        let result = self.catch_engine_panic(|engine| engine.step(&plan));
         self.stepped(&plan, began, result)
     }
 
-    /// Answers a step that is over, unless its time has yet to pass.
+    /// Answers a step that is over, unless its priced time has yet to pass.
     pub(super) fn stepped(
         &mut self,
         plan: &StepPlan,
         began: Instant,
         result: Result<Result<StepResult, EngineError>, String>,
-    ) -> Option<Input> {
-        let (slot, reason) = match result {
+    ) -> Option<WorkerInput> {
+        let (slots, reason) = match result {
             Ok(Ok(result)) => {
                 self.device_failures = 0;
-                return self.pace.stepped(plan, (result, began));
+                return self.pace.stepped(plan, result, began);
             }
-            Ok(Err(error)) => (error.slot(), self.step_failed(&error)),
-            Err(panic) => (None, panic),
+            Ok(Err(error)) => (error.slots().to_vec(), self.note_step_error(&error)),
+            Err(panic) => (Vec::new(), panic),
         };
-        self.pace.failed();
+        self.pace.step_failed();
         error!(step = %plan.step, %reason, "step failed");
-        Some(Input::StepFailed {
+        Some(WorkerInput::StepFailed {
             step: plan.step,
-            slot,
+            slots,
             reason,
         })
     }
 
-    /// Sends a block in frames, each copied once, into what carries it.
-    fn read(&mut self, export: &Export, mut permit: Permit) -> Input {
+    /// Sends a block in frames; each is copied once, straight into the transport's buffer.
+    fn read(&mut self, export: &BlockExport, mut permit: SendPermit) -> WorkerInput {
         let block_bytes = self.limits.block_bytes;
-        let mut digest = Digest::default();
+        let mut digest = HandoffDigest::default();
         let mut offset = 0;
         while offset < block_bytes {
             let len = permit.frame_bytes_max().min(block_bytes - offset);
@@ -429,15 +447,17 @@ impl Bench {
                 offset,
                 len,
             };
-            let sent = self.guarded(|engine| send(engine, (export, part), &mut permit));
+            let sent = self.catch_engine_panic(|engine| send(engine, export, part, &mut permit));
             let reason = match sent {
                 Ok(Ok(checksum)) => {
-                    digest.add(part, checksum);
+                    digest.add_frame(part, checksum);
                     offset += len;
                     continue;
                 }
-                Ok(Err(Unsent::LinkBroken)) => return export.answer(ExportOutcome::Dropped),
-                Ok(Err(Unsent::Engine(error))) => self.failed(&error),
+                Ok(Err(BlockSendError::LinkBroken)) => {
+                    return export.answer(ExportOutcome::Dropped);
+                }
+                Ok(Err(BlockSendError::Engine(error))) => self.note_error(&error),
                 Err(panic) => panic,
             };
             error!(block = %export.from, %reason, "cannot read a block");
@@ -449,80 +469,81 @@ impl Bench {
         })
     }
 
-    fn write(&mut self, import: &Import) -> Input {
+    fn write(&mut self, import: &BlockImport) -> WorkerInput {
         let block = import.block.block;
-        let reason = match self.guarded(|engine| write(engine, import)) {
+        let reason = match self.catch_engine_panic(|engine| write(engine, import)) {
             Ok(Ok(true)) => return import.answer(ImportOutcome::Written),
             Ok(Ok(false)) => {
                 error!(%block, "bytes of a block changed on their way");
                 return import.answer(ImportOutcome::Damaged);
             }
-            Ok(Err(error)) => self.failed(&error),
+            Ok(Err(error)) => self.note_error(&error),
             Err(panic) => panic,
         };
         error!(%block, %reason, "cannot write a block");
         import.answer(ImportOutcome::Broken)
     }
 
-    /// Runs the engine; a panic in it is a value here, and the end of this worker's health.
-    pub(super) fn guarded<T>(
+    /// Calls the engine; a panic in it becomes an error, and makes this worker unhealthy.
+    pub(super) fn catch_engine_panic<T>(
         &mut self,
         use_it: impl FnOnce(&mut dyn Engine) -> T,
     ) -> Result<T, String> {
         let engine = self.engine.as_mut();
         let caught = catch_unwind(AssertUnwindSafe(|| use_it(engine)));
         caught.map_err(|panic| {
-            let reason = format!("the engine panicked: {}", words(panic.as_ref()));
-            self.broke(&reason);
+            let reason = format!("the engine panicked: {}", panic_message(panic.as_ref()));
+            self.engine_failed(&reason);
             reason
         })
     }
 
-    /// The words of an error, which may be the end of this worker's health too.
-    pub(super) fn failed(&mut self, error: &EngineError) -> String {
+    /// The text of an error; a lost device also makes this worker unhealthy.
+    pub(super) fn note_error(&mut self, error: &EngineError) -> String {
         let reason = error.to_string();
         if matches!(error, EngineError::Lost(_)) {
-            self.broke(&reason);
+            self.engine_failed(&reason);
         }
         reason
     }
 
-    /// As [`Bench::failed`]; so many failures of the device in a row are its loss.
-    fn step_failed(&mut self, error: &EngineError) -> String {
-        let reason = self.failed(error);
+    /// As [`EngineThread::failed`]; too many device failures in a row count as its loss.
+    fn note_step_error(&mut self, error: &EngineError) -> String {
+        let reason = self.note_error(error);
         if matches!(error, EngineError::Device(_)) {
             self.device_failures += 1;
         }
         if self.device_failures >= DEVICE_FAILURES_MAX {
             let count = self.device_failures;
-            self.broke(&format!(
+            self.engine_failed(&format!(
                 "{count} steps in a row failed, the last: {reason}"
             ));
         }
         reason
     }
 
-    fn broke(&mut self, reason: &str) {
-        self.pulse.broke(reason);
-        self.health = match std::mem::replace(&mut self.health, Health::Told) {
-            Health::Sound => Health::Broke(reason.to_owned()),
+    fn engine_failed(&mut self, reason: &str) {
+        self.monitor.report_failure(reason);
+        self.health = match std::mem::replace(&mut self.health, EngineHealth::Reported) {
+            EngineHealth::Healthy => EngineHealth::Failed(reason.to_owned()),
             known => known,
         };
     }
 }
 
-/// Why a part of a block was not sent.
-enum Unsent {
+/// The reason why a part of a block was not sent.
+enum BlockSendError {
     Engine(EngineError),
     LinkBroken,
 }
 
-/// Sends one part; says what its checksum is.
+/// Sends one part; gives its checksum.
 fn send(
     engine: &dyn Engine,
-    (export, part): (&Export, BlockPart),
-    permit: &mut Permit,
-) -> Result<u64, Unsent> {
+    export: &BlockExport,
+    part: BlockPart,
+    permit: &mut SendPermit,
+) -> Result<u64, BlockSendError> {
     let frame = Frame {
         handoff: export.handoff,
         block: export.block,
@@ -530,33 +551,33 @@ fn send(
     };
     if let Some(block) = engine.host_block(export.from) {
         return permit
-            .copy(frame, &block[range(part)])
-            .map_err(|_| Unsent::LinkBroken);
+            .send_copy(frame, &block[range(part)])
+            .map_err(|_| BlockSendError::LinkBroken);
     }
     let buffer = permit.buffer(part.len);
     let read = engine.read_block(export.from, part.offset as usize, buffer);
-    read.map_err(Unsent::Engine)?;
-    permit.send(frame).map_err(|_| Unsent::LinkBroken)
+    read.map_err(BlockSendError::Engine)?;
+    permit.send(frame).map_err(|_| BlockSendError::LinkBroken)
 }
 
-/// Writes one part; says whether it is what was sent.
-fn write(engine: &mut dyn Engine, import: &Import) -> Result<bool, EngineError> {
-    let mut place = Place {
+/// Writes one part; gives whether its bytes are those that were sent.
+fn write(engine: &mut dyn Engine, import: &BlockImport) -> Result<bool, EngineError> {
+    let mut place = PoolDestination {
         engine,
         block: import.block.block,
         part: import.part,
     };
-    import.payload.land(&mut place)
+    import.payload.write_verified(&mut place)
 }
 
-/// A part of a block in the pool.
-struct Place<'a> {
+/// A part of a block in the pool, as the destination of a payload.
+struct PoolDestination<'a> {
     engine: &'a mut dyn Engine,
     block: BlockIndex,
     part: BlockPart,
 }
 
-impl Destination for Place<'_> {
+impl PayloadDestination for PoolDestination<'_> {
     type Error = EngineError;
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
@@ -569,7 +590,7 @@ impl Destination for Place<'_> {
     }
 }
 
-/// Where it is in its block.
+/// The byte range of a part within its block.
 pub(super) fn range(part: BlockPart) -> std::ops::Range<usize> {
     part.offset as usize..part.offset as usize + part.len as usize
 }

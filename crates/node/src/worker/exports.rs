@@ -1,30 +1,30 @@
 //! Blocks that wait for credit, per receiver.
 //!
 //! A block is read out of the pool only when the receiver has room for it: what waits here is a few
-//! numbers, not bytes, and waits in nobody's way.
+//! numbers, not bytes, and delays no other receiver.
 
 use cleave_domain::{HandoffId, WorkerRef};
-use cleave_sched::{Export, ExportOutcome, Input};
+use cleave_sched::{BlockExport, ExportOutcome, WorkerInput};
 use std::collections::{BTreeMap, VecDeque};
 
-/// In the order in which the brain asked, per receiver.
+/// In the order of the brain's exports, per receiver.
 #[derive(Debug, Default)]
-pub(crate) struct Exports {
-    waiting: BTreeMap<WorkerRef, VecDeque<Export>>,
+pub(crate) struct ExportQueue {
+    waiting: BTreeMap<WorkerRef, VecDeque<BlockExport>>,
 }
 
-impl Exports {
-    pub(crate) fn push(&mut self, export: Export) {
+impl ExportQueue {
+    pub(crate) fn push(&mut self, export: BlockExport) {
         self.waiting.entry(export.to).or_default().push_back(export);
     }
 
     /// The next block that waits for this receiver.
-    pub(crate) fn next(&self, peer: WorkerRef) -> Option<&Export> {
+    pub(crate) fn next(&self, peer: WorkerRef) -> Option<&BlockExport> {
         self.waiting.get(&peer)?.front()
     }
 
-    /// The same, which waits no longer.
-    pub(crate) fn pop(&mut self, peer: WorkerRef) -> Option<Export> {
+    /// Takes the next block that waits for this receiver.
+    pub(crate) fn pop(&mut self, peer: WorkerRef) -> Option<BlockExport> {
         let queue = self.waiting.get_mut(&peer)?;
         let export = queue.pop_front();
         if queue.is_empty() {
@@ -33,15 +33,15 @@ impl Exports {
         export
     }
 
-    /// Drops what waits for a receiver that is out of reach, and answers it.
-    pub(crate) fn drop_peer(&mut self, peer: WorkerRef) -> Vec<Input> {
+    /// Drops the blocks that wait for an unreachable receiver, and answers them.
+    pub(crate) fn drop_peer(&mut self, peer: WorkerRef) -> Vec<WorkerInput> {
         let dropped = self.waiting.remove(&peer).unwrap_or_default();
-        let answer = |export: &Export| export.answer(ExportOutcome::Dropped);
+        let answer = |export: &BlockExport| export.answer(ExportOutcome::Dropped);
         dropped.iter().map(answer).collect()
     }
 
-    /// Drops what waits of a hand-off, and answers it.
-    pub(crate) fn forget(&mut self, handoff: HandoffId) -> Vec<Input> {
+    /// Drops the waiting blocks of a hand-off, and answers them.
+    pub(crate) fn forget(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
         let mut answers = Vec::new();
         self.waiting.retain(|_, queue| {
             queue.retain(|export| {
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
     use cleave_domain::{FlightId, WorkerId};
 
-    fn export(flight: u64, to: u64, ordinal: u32) -> Export {
-        Export {
+    fn export(flight: u64, to: u64, ordinal: u32) -> BlockExport {
+        BlockExport {
             handoff: HandoffId {
                 flight: FlightId(flight),
                 attempt: 0,
@@ -78,9 +78,11 @@ mod tests {
         }
     }
 
+    // Invariant: I3.
+    // Lesson: 2.
     #[test]
-    fn lesson_02_every_export_is_answered_once_or_handed_out() {
-        let mut exports = Exports::default();
+    fn every_export_is_answered_once_or_handed_out() {
+        let mut exports = ExportQueue::default();
         for (flight, to, ordinal) in [(1, 8, 0), (2, 8, 0), (1, 8, 1), (1, 9, 2)] {
             exports.push(export(flight, to, ordinal));
         }

@@ -1,14 +1,12 @@
-//! The body's facts in the brain's words, and the brain's in the body's.
-//!
-//! Never: remembers anything.
+//! Translations between facts of the body and inputs of the brain.
 
 use crate::wire::nanos;
 use cleave_domain::{HandoffId, LinkPrice, WorkerRef};
 use cleave_kv::Packet;
-use cleave_sched::{Condition, Input, Note};
+use cleave_sched::{PayloadCondition, WorkerInput, WorkerNote};
 use cleave_transfer::LinkSpeed;
 
-/// Half the shortest round trip, and what is measured one way.
+/// Half the shortest round trip, and the bandwidth measured in one direction.
 pub(super) fn price_of(speed: LinkSpeed) -> LinkPrice {
     const PICOS: u64 = 1_000_000_000_000;
     LinkPrice {
@@ -17,38 +15,38 @@ pub(super) fn price_of(speed: LinkSpeed) -> LinkPrice {
     }
 }
 
-/// Which hand-off a note is about, if it is about one.
-pub(super) fn handoff_of(note: &Note) -> Option<HandoffId> {
+/// The hand-off that a note is about, if any.
+pub(super) fn handoff_of(note: &WorkerNote) -> Option<HandoffId> {
     match note {
-        Note::Sealed { handoff, .. }
-        | Note::Landed { handoff, .. }
-        | Note::Joined { handoff }
-        | Note::HandoffFailed { handoff, .. }
-        | Note::Repeated { handoff }
-        | Note::FrameDiscarded { handoff }
-        | Note::Preempted { handoff, .. }
-        | Note::SwappedOut { handoff, .. }
-        | Note::SwappedIn { handoff, .. }
-        | Note::Fetched { handoff, .. }
-        | Note::MovedOut { handoff, .. }
-        | Note::Stayed { handoff, .. } => Some(*handoff),
-        Note::Stepped { .. }
-        | Note::Drafted { .. }
-        | Note::PrefixLooked { .. }
-        | Note::PrefillStarted { .. }
-        | Note::Stuck { .. }
-        | Note::CancelFreed { .. }
-        | Note::Kept { .. }
-        | Note::Tiers { .. }
-        | Note::Pool { .. } => None,
+        WorkerNote::Sealed { handoff, .. }
+        | WorkerNote::Landed { handoff, .. }
+        | WorkerNote::Joined { handoff }
+        | WorkerNote::HandoffFailed { handoff, .. }
+        | WorkerNote::Repeated { handoff }
+        | WorkerNote::FrameDiscarded { handoff }
+        | WorkerNote::Preempted { handoff, .. }
+        | WorkerNote::SwappedOut { handoff, .. }
+        | WorkerNote::SwappedIn { handoff, .. }
+        | WorkerNote::Fetched { handoff, .. }
+        | WorkerNote::MigratedOut { handoff, .. }
+        | WorkerNote::MigrationAborted { handoff, .. } => Some(*handoff),
+        WorkerNote::Stepped { .. }
+        | WorkerNote::Drafted { .. }
+        | WorkerNote::PrefixLookedUp { .. }
+        | WorkerNote::PrefillStarted { .. }
+        | WorkerNote::Stuck { .. }
+        | WorkerNote::CancelFreed { .. }
+        | WorkerNote::Offloaded { .. }
+        | WorkerNote::Tiers { .. }
+        | WorkerNote::Pool { .. } => None,
     }
 }
 
-/// What a sender that cannot write here would say.
-pub(super) fn stopped(from: WorkerRef, handoff: HandoffId) -> Input {
-    Input::Arrived {
+/// The input that a sender's answer would be, for a sender that cannot write here.
+pub(super) fn stopped(from: WorkerRef, handoff: HandoffId) -> WorkerInput {
+    WorkerInput::Arrived {
         from,
         packet: Packet::Stopped { handoff },
-        condition: Condition::Intact,
+        condition: PayloadCondition::Intact,
     }
 }

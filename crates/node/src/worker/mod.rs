@@ -1,42 +1,43 @@
 //! The worker's body.
 //!
-//! Owns: the driver around the brain, the engine's host, the worker's links.
+//! Owns: the driver around the brain, the engine's host and the worker's links. Never decides.
+//! Invariant: the driver waits for no engine, link or router.
 
-mod desk;
+mod admin;
 mod directory;
 mod driver;
 mod engine;
 mod exports;
 mod facts;
+mod kv_copier;
 mod overlap;
 mod pace;
 mod pools;
-mod porter;
 mod queue;
 mod stops;
 mod swap;
 mod tier;
 
-pub(crate) use desk::Desk;
+pub(crate) use admin::WorkerAdmin;
 pub(crate) use driver::WorkerEvent;
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
-use crate::door::WorkerDoor;
-use crate::health::Pulse;
-use crate::line::Introduction;
-use crate::tape::Recorder;
+use crate::acceptor::WorkerAcceptor;
+use crate::connection::Registration;
+use crate::health::HealthMonitor;
+use crate::tape::TapeRecorder;
 use crate::telemetry::{Telemetry, WorkerMeters};
-use crate::trace::Legs;
+use crate::trace::WorkerSpans;
 use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
-use cleave_sched::{Lookup, Writer};
+use cleave_sched::{LookupLimits, PoolWriter};
 use cleave_tls::PeerTls;
-use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Nixl, Passes, Pools};
-use driver::{Driver, Ears, Hands, LinkPrices};
-use engine::{EngineHost, EngineLimits};
+use cleave_transfer::{GrantIssuer, Links, LinksConfig, Listeners, LocalNet, Nixl, PoolSharing};
+use driver::{LinkPriceSource, WorkerDriver, WorkerEffects, WorkerInbox};
+use engine::{EngineHost, EngineHostLimits};
 use pools::DevicePools;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,16 +50,16 @@ const INBOX_MAX: usize = 4096;
 /// Packets and frames that wait for the driver, besides what credit allows on the way.
 const LINK_EVENTS_MAX: usize = 1024;
 
-/// What a worker is made of.
-pub(crate) struct Parts {
+/// Everything that a worker is started from.
+pub(crate) struct WorkerParts {
     pub(crate) options: WorkerOptions,
     pub(crate) engine: Box<dyn Engine>,
     pub(crate) files: Arc<ModelFiles>,
-    /// Where other workers of this process are.
+    /// The network to other workers of this process.
     pub(crate) net: LocalNet,
-    /// Where workers of other processes reach this one, and by which addresses.
+    /// The listeners for workers of other processes, and the addresses to announce.
     pub(crate) data: Option<(Listeners, String)>,
-    /// By which it and they know each other.
+    /// The certificates by which this worker and its peers know each other.
     pub(crate) peers: Option<PeerTls>,
     /// NVIDIA's transfer library, if it is there.
     pub(crate) nixl: Option<Arc<Nixl>>,
@@ -67,9 +68,9 @@ pub(crate) struct Parts {
 /// A worker that runs.
 #[derive(Debug)]
 pub(crate) struct WorkerBody {
-    pub(crate) door: WorkerDoor,
-    pub(crate) pulse: Arc<Pulse>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) acceptor: WorkerAcceptor,
+    pub(crate) monitor: Arc<HealthMonitor>,
+    pub(crate) admin: Arc<WorkerAdmin>,
     drained: watch::Receiver<bool>,
     driver: JoinHandle<()>,
     data: Option<JoinHandle<()>>,
@@ -77,8 +78,8 @@ pub(crate) struct WorkerBody {
 
 impl WorkerBody {
     /// Starts the engine's host, the driver and, if there is a listener, the data server.
-    pub(crate) fn start(parts: Parts, telemetry: &Telemetry) -> Result<Self, NodeError> {
-        let Parts {
+    pub(crate) fn start(parts: WorkerParts, telemetry: &Telemetry) -> Result<Self, NodeError> {
+        let WorkerParts {
             options,
             mut engine,
             files,
@@ -91,7 +92,7 @@ impl WorkerBody {
         let me = identity(&options.name);
         let steps_in_flight = steps_in_flight(engine.as_mut());
         let speculation = speculation(engine.as_ref(), options.speculation);
-        let pulse = Arc::new(Pulse::new(options.step_max));
+        let pulse = Arc::new(HealthMonitor::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
         let blocks = match options.step_time {
@@ -99,7 +100,7 @@ impl WorkerBody {
             StepTime::Priced(_) => None,
         };
         let pools = blocks.clone().filter(|_| options.writes_to_pools);
-        let tier = tier::Opened::open(
+        let tier = tier::OpenedTier::open(
             &options.tier,
             &description.fingerprint,
             description.capacity.block_bytes,
@@ -109,22 +110,22 @@ impl WorkerBody {
             .as_ref()
             .map(|tier| (tier.host_blocks, tier.disk_blocks));
         let found = tier.as_ref().map(|tier| tier.found.clone());
-        let told = (limits, Arc::clone(&pulse));
-        let host = EngineHost::start((engine, blocks), tier, told, answers);
+        let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&pulse), answers);
         let host = host.map_err(NodeError::Thread)?;
         let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
-        let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn Pools>);
+        let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn PoolSharing>);
         let writer = match pools {
-            // See `cleave_transfer::Pools` for why that is safe for peers that send frames, too.
-            Some(_) => Writer::Sender,
-            None => Writer::Receiver,
+            // See `cleave_transfer::PoolSharing` for why that is safe for peers that send frames,
+            // too.
+            Some(_) => PoolWriter::Sender,
+            None => PoolWriter::Receiver,
         };
-        // Within a process nobody can say that he is somebody else.
-        let passes = data.is_some().then(|| Passes::new(rand::random()));
+        // Workers of one process cannot impersonate each other, so they need no grants.
+        let passes = data.is_some().then(|| GrantIssuer::new(rand::random()));
         let links_config = LinksConfig {
             pools,
-            peers,
-            passes: passes.clone(),
+            peer_tls: peers,
+            grants: passes.clone(),
             nixl,
             ..links_config(&options, me, &description)
         };
@@ -132,7 +133,7 @@ impl WorkerBody {
         let (tell_drained, drained) = watch::channel(false);
         let (listeners, data_address) = data.unzip();
         let (inbox, outside) = mpsc::channel(INBOX_MAX);
-        let introduction = Introduction {
+        let introduction = Registration {
             worker: me,
             name: options.name.clone(),
             description: WorkerDescription {
@@ -148,50 +149,50 @@ impl WorkerBody {
             silence: options.silence_max,
             files,
         };
-        let desk = Arc::new(Desk::new(&introduction, inbox.clone()));
+        let desk = Arc::new(WorkerAdmin::new(&introduction, inbox.clone()));
         let model = &introduction.files.name;
-        let hands = Hands {
+        let hands = WorkerEffects {
             engine: host,
             links: links.clone(),
-            passes,
+            grants: passes,
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
                 .with_ceilings(options.ceilings)
                 .with_capacity(description.capacity),
-            legs: Legs::new(telemetry.traces.clone(), options.name.clone()),
-            recorder: Recorder::create(options.tape.as_deref())?,
+            spans: WorkerSpans::new(telemetry.traces.clone(), options.name.clone()),
+            recorder: TapeRecorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
             data_address: introduction.data_address.clone(),
             link_prices: match options.step_time {
-                StepTime::Measured => LinkPrices::Measured,
-                StepTime::Priced(_) => LinkPrices::Given,
+                StepTime::Measured => LinkPriceSource::Measured,
+                StepTime::Priced(_) => LinkPriceSource::Given,
             },
-            desk: Arc::clone(&desk),
+            admin: Arc::clone(&desk),
             drained: tell_drained,
         };
-        let ears = Ears {
+        let ears = WorkerInbox {
             inbox: outside,
             links: heard,
             engine: engine_answers,
         };
         let (host_blocks, disk_blocks) = below.unwrap_or_default();
-        let limits = cleave_sched::Limits {
+        let limits = cleave_sched::WorkerLimits {
             writer,
             speculation,
             host_blocks,
             disk_blocks,
-            ..brain_limits(&options, (me, steps_in_flight), &description)
+            ..brain_limits(&options, me, steps_in_flight, &description)
         };
-        let driver = Driver::new(limits, found.unwrap_or_default(), ears, hands);
+        let driver = WorkerDriver::new(limits, found.unwrap_or_default(), ears, hands);
         let watched = Arc::clone(&pulse);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
         Ok(Self {
-            door: WorkerDoor {
-                introduction,
+            acceptor: WorkerAcceptor {
+                registration: introduction,
                 role: desk.role(),
                 inbox,
             },
-            pulse,
-            desk,
+            monitor: pulse,
+            admin: desk,
             drained,
             driver,
             data: listeners.map(|listeners| tokio::spawn(links.serve(listeners))),
@@ -201,15 +202,14 @@ impl WorkerBody {
     /// Accepts nothing new and waits until nothing is left here.
     pub(crate) async fn drain(&mut self) {
         // A stopped driver holds nothing.
-        if self.door.inbox.send(WorkerEvent::Drain).await.is_ok() {
+        if self.acceptor.inbox.send(WorkerEvent::Drain).await.is_ok() {
             let _ = self.drained.wait_for(|drained| *drained).await;
         }
     }
 
-    /// Stops at once.
     pub(crate) async fn stop(self) {
-        let _ = self.door.inbox.send(WorkerEvent::Stop).await;
-        // It ends by itself when told, and catches its own panics.
+        let _ = self.acceptor.inbox.send(WorkerEvent::Stop).await;
+        // The driver ends on `Stop`, and catches its own panics.
         let _ = self.driver.await;
         if let Some(data) = self.data {
             data.abort();
@@ -217,7 +217,7 @@ impl WorkerBody {
     }
 }
 
-/// The same name is the same worker; each start is another life, later by the clock.
+/// Equal names are the same worker; each start is a new incarnation, ordered by the clock.
 fn identity(name: &str) -> WorkerRef {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = since.unwrap_or_default().as_micros();
@@ -227,8 +227,8 @@ fn identity(name: &str) -> WorkerRef {
     }
 }
 
-fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineLimits {
-    EngineLimits {
+fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineHostLimits {
+    EngineHostLimits {
         block_bytes: engine.capacity.block_bytes,
         write_bytes_max: options.import_bytes_per_step,
         swap_bytes_max: swap_bytes(options, engine),
@@ -249,11 +249,12 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
 
 fn brain_limits(
     options: &WorkerOptions,
-    (me, steps_in_flight): (WorkerRef, u32),
+    me: WorkerRef,
+    steps_in_flight: u32,
     engine: &EngineDescription,
-) -> cleave_sched::Limits {
+) -> cleave_sched::WorkerLimits {
     let block_bytes = u64::from(engine.capacity.block_bytes);
-    cleave_sched::Limits {
+    cleave_sched::WorkerLimits {
         me,
         role: options.role,
         capacity: engine.capacity,
@@ -264,10 +265,10 @@ fn brain_limits(
         prefix_cache: options.prefix_cache,
         step_max: options.step_max,
         swap_blocks: u32::try_from(swap_bytes(options, engine) / block_bytes).unwrap_or(u32::MAX),
-        // Known once the disk was looked at.
+        // Known once the tier is open.
         host_blocks: 0,
         disk_blocks: 0,
-        writer: Writer::Receiver,
+        writer: PoolWriter::Receiver,
         prices: match &options.prices {
             Some(prices) => prices.clone(),
             None => options.step_time.prices(),
@@ -277,22 +278,22 @@ fn brain_limits(
     }
 }
 
-/// No more guesses than the engine verifies; none if that is none.
-pub fn speculation(engine: &dyn Engine, wanted: Option<Lookup>) -> Option<Lookup> {
+/// Limits the number of drafts to what the engine verifies; `None` if it verifies none.
+pub fn speculation(engine: &dyn Engine, wanted: Option<LookupLimits>) -> Option<LookupLimits> {
     let wanted = wanted?;
     let drafts_max = wanted.drafts_max.min(engine.drafts_max());
     if drafts_max == 0 {
         let device = &engine.describe().device;
-        info!(%device, "no tokens are guessed: the device draws its tokens itself, one in each step");
+        info!(%device, "speculation is off: the device samples its tokens itself, one in each step");
         return None;
     }
-    Some(Lookup {
+    Some(LookupLimits {
         drafts_max,
         ..wanted
     })
 }
 
-/// As many as the engine takes at a time.
+/// The number of steps that the engine takes at a time.
 fn steps_in_flight(engine: &mut dyn Engine) -> u32 {
     let count = match engine.overlap() {
         Some(_) => STEPS_IN_FLIGHT_MAX,
@@ -301,7 +302,7 @@ fn steps_in_flight(engine: &mut dyn Engine) -> u32 {
     u32::try_from(count).expect("steps in flight are few")
 }
 
-/// Host memory to swap to.
+/// Bytes of host memory for swapping.
 fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
     let capacity = &engine.capacity;
     let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
@@ -311,15 +312,15 @@ fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::LinkState;
+    use crate::connection::LinkState;
     use cleave_api::{Operator, WorkerState};
     use cleave_domain::{BlockIndex, Capacity, Role, RouterId, StepPlan, StepResult};
     use cleave_engine::EngineError;
 
-    /// An engine that is never asked for anything.
-    struct Idle(EngineDescription);
+    /// An engine that is never used.
+    struct UnusedEngine(EngineDescription);
 
-    impl Engine for Idle {
+    impl Engine for UnusedEngine {
         fn describe(&self) -> &EngineDescription {
             &self.0
         }
@@ -341,12 +342,12 @@ mod tests {
         }
     }
 
-    fn idle(options: WorkerOptions) -> WorkerBody {
-        let introduction = crate::wire::sample::introduction();
+    fn unused_worker(options: WorkerOptions) -> WorkerBody {
+        let introduction = crate::wire::sample::registration();
         let capacity: Capacity = introduction.description.capacity;
-        let parts = Parts {
+        let parts = WorkerParts {
             options,
-            engine: Box::new(Idle(EngineDescription {
+            engine: Box::new(UnusedEngine(EngineDescription {
                 capacity,
                 fingerprint: introduction.description.fingerprint.clone(),
                 vocab_size: 100,
@@ -364,21 +365,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_router_that_had_left_before_it_joined_stayed_for_ever() {
+    async fn a_router_lost_while_joining_is_lost_to_the_brain() {
         let tape = std::env::temp_dir().join(format!("cleave-phantom-{}", std::process::id()));
         let mut options = WorkerOptions::new("w", Role::Both);
         options.tape = Some(tape.clone());
-        let body = idle(options);
-        // It has something to tell routers that join.
-        body.desk.measured(&LinkState {
+        let body = unused_worker(options);
+        // It has a link to report to routers that join.
+        body.admin.link_measured(&LinkState {
             peer: WorkerRef::default(),
             transport: "tcp".into(),
             bytes_per_second: 1,
             latency: std::time::Duration::ZERO,
         });
-        let (call, words) = body.door.join(RouterId(7)).await.unwrap();
+        let (call, words) = body.acceptor.join(RouterId(7)).await.unwrap();
         drop(words);
-        call.leave().await;
+        call.close().await;
         body.stop().await;
         let text = std::fs::read_to_string(&tape).unwrap();
         std::fs::remove_file(&tape).unwrap();
@@ -391,10 +392,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_worker_that_a_signal_drains_was_shown_as_ready() {
-        let mut body = idle(WorkerOptions::new("w", Role::Both));
+    async fn a_worker_drained_by_a_signal_is_shown_draining() {
+        let mut body = unused_worker(WorkerOptions::new("w", Role::Both));
         body.drain().await;
-        assert_eq!(body.desk.workers()[0].state, WorkerState::Draining);
+        assert_eq!(body.admin.workers()[0].state, WorkerState::Draining);
         body.stop().await;
     }
 }

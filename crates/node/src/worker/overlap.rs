@@ -1,92 +1,93 @@
-//! Steps that are begun before the one before them is over.
+//! Steps that are begun before the previous one is over.
 //!
-//! Owns: those that the engine has, in order. Never: decides which, or that the engine has two: its brain
-//! does. Lives on the engine's thread.
-//! Invariant: each is answered once, in the order in which they were begun, also one that the engine would
-//! not take or that panicked.
+//! Owns: the begun steps, in order. Never decides which steps, or that the engine has two: its
+//! brain does. Lives on the engine's thread.
+//! Invariant: each step is answered once, in the order in which they were begun, even one that the
+//! engine refused or that panicked.
 
-use super::engine::Bench;
+use super::engine::EngineThread;
 use cleave_domain::StepPlan;
 use cleave_engine::{Engine, EngineError, Overlap};
-use cleave_sched::Input;
+use cleave_sched::WorkerInput;
 use std::collections::VecDeque;
 use std::time::Instant;
 
 /// How an engine takes steps.
-pub(super) enum Steps {
+pub(super) enum StepExecution {
     /// Each is over when the call returns.
     OneByOne,
-    /// They are begun and collected; those between, the oldest first.
-    Overlap(VecDeque<Begun>),
+    /// Steps are begun and collected; the begun ones, oldest first.
+    Overlap(VecDeque<BegunStep>),
 }
 
-/// A step between the two.
-pub(super) struct Begun {
+/// A step that was begun and not collected.
+pub(super) struct BegunStep {
     plan: StepPlan,
     at: Instant,
-    /// How the engine would not take it; that is said when its turn has come.
+    /// The error if the engine refused it; reported when the step's turn has come.
     refused: Option<Result<EngineError, String>>,
 }
 
-impl Bench {
+impl EngineThread {
     /// Begins a step; it is answered at once if the engine does not take it and has no other.
-    pub(super) fn begin(&mut self, plan: StepPlan) -> Option<Input> {
+    pub(super) fn begin(&mut self, plan: StepPlan) -> Option<WorkerInput> {
         let at = Instant::now();
-        let begun = self.guarded(|engine| overlap(engine).begin(&plan));
+        let begun = self.catch_engine_panic(|engine| overlap(engine).begin(&plan));
         let refused = match begun {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(Ok(error)),
             Err(panic) => Some(Err(panic)),
         };
-        let Steps::Overlap(steps) = &mut self.steps else {
-            unreachable!("an engine of the other kind runs steps");
+        let StepExecution::Overlap(steps) = &mut self.steps else {
+            unreachable!("only an engine that overlaps steps begins them");
         };
         let at_once = refused.is_some() && steps.is_empty();
-        steps.push_back(Begun { plan, at, refused });
+        steps.push_back(BegunStep { plan, at, refused });
         if at_once { self.answer_oldest() } else { None }
     }
 
     /// Whether a step was begun and not collected.
     pub(super) fn flies(&self) -> bool {
-        matches!(&self.steps, Steps::Overlap(steps) if !steps.is_empty())
+        matches!(&self.steps, StepExecution::Overlap(steps) if !steps.is_empty())
     }
 
     /// Whether the engine has one more behind the oldest.
     pub(super) fn has_another(&self) -> bool {
-        matches!(&self.steps, Steps::Overlap(steps) if steps.len() > 1)
+        matches!(&self.steps, StepExecution::Overlap(steps) if steps.len() > 1)
     }
 
     /// Whether the oldest one can be answered without waiting.
     pub(super) fn is_done(&mut self) -> bool {
-        let Steps::Overlap(steps) = &self.steps else {
+        let StepExecution::Overlap(steps) = &self.steps else {
             return false;
         };
         let refused = steps.front().is_some_and(|begun| begun.refused.is_some());
-        // If that panics, the engine has nothing more to wait for.
+        // After a panic there is nothing more to wait for.
         refused
             || self
-                .guarded(|engine| overlap(engine).is_done())
+                .catch_engine_panic(|engine| overlap(engine).is_done())
                 .unwrap_or(true)
     }
 
-    /// Waits for the oldest one. Gives its answer, and the loss of the engine if that panicked in it.
-    pub(super) fn collect(&mut self) -> [Option<Input>; 2] {
+    /// Waits for the oldest one. Gives its answer, and the loss of the engine if that panicked in
+    /// it.
+    pub(super) fn collect(&mut self) -> [Option<WorkerInput>; 2] {
         let answer = self.answer_oldest();
-        self.beat();
-        [answer, self.lost()]
+        self.step_ended();
+        [answer, self.take_failure()]
     }
 
-    fn answer_oldest(&mut self) -> Option<Input> {
-        let Steps::Overlap(steps) = &mut self.steps else {
+    fn answer_oldest(&mut self) -> Option<WorkerInput> {
+        let StepExecution::Overlap(steps) = &mut self.steps else {
             return None;
         };
-        let Begun { plan, at, refused } = steps.pop_front()?;
+        let BegunStep { plan, at, refused } = steps.pop_front()?;
         let result = match refused {
-            None => self.guarded(|engine| overlap(engine).collect()),
+            None => self.catch_engine_panic(|engine| overlap(engine).collect()),
             Some(refused) => refused.map(Err),
         };
         let result = match result {
-            // One that panicked may have kept what it was asked for then.
+            // An engine that panicked may still hold an earlier step.
             Ok(Ok(other)) if other.step != plan.step => Err(format!(
                 "the engine gave the result of {} in place of {}",
                 other.step, plan.step
@@ -105,45 +106,45 @@ fn overlap(engine: &mut dyn Engine) -> &mut dyn Overlap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::Pulse;
-    use crate::worker::engine::{EngineHost, EngineLimits, Work};
+    use crate::health::HealthMonitor;
+    use crate::worker::engine::{EngineHost, EngineHostLimits, EngineWork};
     use crate::worker::pace::StepTime;
-    use crate::worker::swap::{Swap, Way};
+    use crate::worker::swap::{SwapDirection, SwapJob};
     use cleave_domain::{BlockIndex, FlightId, HandoffId, SlotIndex, StepId, StepResult};
     use cleave_engine::EngineDescription;
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
     use tokio::sync::mpsc as facts;
 
-    /// What a device is told to do with a step.
+    /// How the test lets a step end.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Fate {
+    enum ScriptedStepEnd {
         Ends,
         /// It ends, and its result is given again in place of the next one's.
         Repeats,
         Breaks,
-        ComputesNoNumber,
+        YieldsNotFinite,
         Panics,
     }
 
-    /// A device whose steps end when the test says so, and that tells what it is asked to do.
-    struct Device {
-        told: mpsc::Sender<String>,
-        fates: mpsc::Receiver<Fate>,
-        next: Option<Fate>,
+    /// A device whose steps end when the test says so, and that reports each call.
+    struct ScriptedEngine {
+        reports: mpsc::Sender<String>,
+        ends: mpsc::Receiver<ScriptedStepEnd>,
+        next: Option<ScriptedStepEnd>,
         begun: VecDeque<StepId>,
-        /// It does not take this.
+        /// The step that it refuses.
         refuses: StepId,
     }
 
-    impl Device {
-        fn tell(&self, what: String) {
-            // The test may have seen enough.
-            let _ = self.told.send(what);
+    impl ScriptedEngine {
+        fn report(&self, what: String) {
+            // The test may have stopped listening.
+            let _ = self.reports.send(what);
         }
     }
 
-    impl Engine for Device {
+    impl Engine for ScriptedEngine {
         fn describe(&self) -> &EngineDescription {
             unreachable!("nobody asks")
         }
@@ -157,7 +158,7 @@ mod tests {
         }
 
         fn read_block(&self, _: BlockIndex, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
-            self.tell("read".into());
+            self.report("read".into());
             Ok(())
         }
 
@@ -170,9 +171,9 @@ mod tests {
         }
     }
 
-    impl Overlap for Device {
+    impl Overlap for ScriptedEngine {
         fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
-            self.tell(format!("begin {}", plan.step));
+            self.report(format!("begin {}", plan.step));
             if plan.step == self.refuses {
                 return Err(EngineError::Plan("not this one".into()));
             }
@@ -181,98 +182,102 @@ mod tests {
         }
 
         fn is_done(&mut self) -> bool {
-            self.next = self.next.or_else(|| self.fates.try_recv().ok());
+            self.next = self.next.or_else(|| self.ends.try_recv().ok());
             self.next.is_some()
         }
 
         fn collect(&mut self) -> Result<StepResult, EngineError> {
             let step = self.begun.pop_front().expect("a step was begun");
-            let fate = self.next.take().or_else(|| self.fates.recv().ok());
+            let fate = self.next.take().or_else(|| self.ends.recv().ok());
             match fate.expect("the test says how it ends") {
-                Fate::Ends => Ok(StepResult {
+                ScriptedStepEnd::Ends => Ok(StepResult {
                     step,
                     ..StepResult::default()
                 }),
-                Fate::Repeats => {
+                ScriptedStepEnd::Repeats => {
                     self.begun.push_front(step);
                     Ok(StepResult {
                         step,
                         ..StepResult::default()
                     })
                 }
-                Fate::Breaks => Err(EngineError::Device("on fire".into())),
-                Fate::ComputesNoNumber => Err(EngineError::NotFinite(SlotIndex(0))),
-                Fate::Panics => panic!("a kernel that is not there"),
+                ScriptedStepEnd::Breaks => Err(EngineError::Device("on fire".into())),
+                ScriptedStepEnd::YieldsNotFinite => Err(EngineError::NotFinite(vec![SlotIndex(0)])),
+                ScriptedStepEnd::Panics => panic!("a kernel that is not there"),
             }
         }
     }
 
     /// The test's side of a host with such a device.
-    struct Stage {
+    struct OverlapFixture {
         host: EngineHost,
-        pulse: Arc<Pulse>,
-        told: mpsc::Receiver<String>,
-        fates: mpsc::Sender<Fate>,
-        answers: facts::UnboundedReceiver<Input>,
+        monitor: Arc<HealthMonitor>,
+        reports: mpsc::Receiver<String>,
+        ends: mpsc::Sender<ScriptedStepEnd>,
+        answers: facts::UnboundedReceiver<WorkerInput>,
     }
 
-    const LIMITS: EngineLimits = EngineLimits {
+    const LIMITS: EngineHostLimits = EngineHostLimits {
         block_bytes: 8,
         write_bytes_max: u64::MAX,
         swap_bytes_max: u64::MAX,
         time: StepTime::Measured,
     };
 
-    impl Stage {
-        /// With a device that does not take step `refuses`.
+    impl OverlapFixture {
+        /// With a device that refuses step `refuses`.
         fn new(refuses: u64) -> Self {
             let (tell, told) = mpsc::channel();
             let (fates, decided) = mpsc::channel();
-            let device = Device {
-                told: tell,
-                fates: decided,
+            let device = ScriptedEngine {
+                reports: tell,
+                ends: decided,
                 next: None,
                 begun: VecDeque::new(),
                 refuses: StepId(refuses),
             };
             let (tell, answers) = facts::unbounded_channel();
-            let pulse = Arc::new(Pulse::new(Duration::from_secs(60)));
+            let pulse = Arc::new(HealthMonitor::new(Duration::from_secs(60)));
             let watched = Arc::clone(&pulse);
             let device: Box<dyn Engine> = Box::new(device);
-            let host = EngineHost::start((device, None), None, (LIMITS, watched), tell).unwrap();
+            let host = EngineHost::start(device, None, None, LIMITS, watched, tell).unwrap();
             Self {
                 host,
-                pulse,
-                told,
-                fates,
+                monitor: pulse,
+                reports: told,
+                ends: fates,
                 answers,
             }
         }
 
-        fn begin(&self, number: u64) {
+        fn begin_step(&self, number: u64) {
             self.host.push(step(number));
             assert_eq!(
-                self.told.recv().unwrap(),
+                self.reports.recv().unwrap(),
                 format!("begin {}", StepId(number))
             );
         }
 
         async fn answer(&mut self) -> String {
             match self.answers.recv().await.unwrap() {
-                Input::Stepped { result, .. } => format!("stepped {}", result.step),
-                Input::StepFailed { step, slot, reason } => match slot {
-                    Some(slot) => format!("failed {step} for {slot}: {reason}"),
-                    None => format!("failed {step}: {reason}"),
+                WorkerInput::Stepped { result, .. } => format!("stepped {}", result.step),
+                WorkerInput::StepFailed {
+                    step,
+                    slots,
+                    reason,
+                } => match slots[..] {
+                    [slot] => format!("failed {step} for {slot}: {reason}"),
+                    _ => format!("failed {step}: {reason}"),
                 },
-                Input::EngineLost { .. } => "lost".into(),
-                Input::SwappedOut { .. } => "swapped".into(),
+                WorkerInput::EngineLost { .. } => "lost".into(),
+                WorkerInput::SwappedOut { .. } => "swapped".into(),
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    fn step(number: u64) -> Work {
-        Work::Step(StepPlan {
+    fn step(number: u64) -> EngineWork {
+        EngineWork::Step(StepPlan {
             step: StepId(number),
             ..StepPlan::default()
         })
@@ -286,133 +291,137 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_device_waited_for_the_host_between_two_steps() {
-        let mut stage = Stage::new(0);
-        stage.begin(1);
-        stage.begin(2);
+    async fn a_second_step_is_begun_while_the_first_runs() {
+        let mut stage = OverlapFixture::new(0);
+        stage.begin_step(1);
+        stage.begin_step(2);
         for number in 1..9 {
-            stage.fates.send(Fate::Ends).unwrap();
+            stage.ends.send(ScriptedStepEnd::Ends).unwrap();
             assert_eq!(stage.answer().await, format!("stepped {}", StepId(number)));
             // The next one runs, and the one behind it is begun before that is over.
-            stage.begin(number + 2);
+            stage.begin_step(number + 2);
         }
     }
 
     #[tokio::test]
     async fn blocks_are_copied_while_steps_are_under_way() {
-        let mut stage = Stage::new(0);
-        stage.begin(1);
-        stage.begin(2);
-        let swap = Swap::new(handoff(), vec![BlockIndex(0)], Way::Out);
-        stage.host.push(Work::Swap(swap));
+        let mut stage = OverlapFixture::new(0);
+        stage.begin_step(1);
+        stage.begin_step(2);
+        let swap = SwapJob::new(handoff(), vec![BlockIndex(0)], SwapDirection::Out);
+        stage.host.push(EngineWork::Swap(swap));
         assert_eq!(stage.answer().await, "swapped");
-        stage.fates.send(Fate::Ends).unwrap();
-        stage.fates.send(Fate::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s1");
         assert_eq!(stage.answer().await, "stepped s2");
     }
 
     #[tokio::test]
-    async fn a_step_that_was_refused_is_answered_in_its_turn() {
-        let mut stage = Stage::new(2);
-        stage.begin(1);
-        stage.begin(2);
-        stage.fates.send(Fate::Ends).unwrap();
+    async fn a_refused_step_is_answered_in_order() {
+        let mut stage = OverlapFixture::new(2);
+        stage.begin_step(1);
+        stage.begin_step(2);
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s1");
         let refused = "failed s2: impossible step: not this one";
         assert_eq!(stage.answer().await, refused);
-        stage.begin(2);
+        stage.begin_step(2);
         assert_eq!(stage.answer().await, refused);
     }
 
     #[tokio::test]
-    async fn a_broken_step_or_a_panic_leaves_none_unanswered() {
-        let mut stage = Stage::new(0);
-        stage.begin(1);
-        stage.begin(2);
-        stage.fates.send(Fate::Breaks).unwrap();
+    async fn a_failed_or_panicked_step_leaves_none_unanswered() {
+        let mut stage = OverlapFixture::new(0);
+        stage.begin_step(1);
+        stage.begin_step(2);
+        stage.ends.send(ScriptedStepEnd::Breaks).unwrap();
         assert_eq!(stage.answer().await, "failed s1: device failed: on fire");
-        stage.begin(3);
-        stage.fates.send(Fate::Panics).unwrap();
+        stage.begin_step(3);
+        stage.ends.send(ScriptedStepEnd::Panics).unwrap();
         let panic = "the engine panicked: a kernel that is not there";
         assert_eq!(stage.answer().await, format!("failed s2: {panic}"));
         assert_eq!(stage.answer().await, "lost");
-        stage.fates.send(Fate::Panics).unwrap();
+        stage.ends.send(ScriptedStepEnd::Panics).unwrap();
         assert_eq!(stage.answer().await, format!("failed s3: {panic}"));
     }
 
     #[tokio::test]
-    async fn a_device_that_failed_every_step_kept_its_streams() {
-        let mut stage = Stage::new(0);
+    async fn eight_device_failures_in_a_row_lose_the_engine() {
+        let mut stage = OverlapFixture::new(0);
         let fates = [
-            vec![Fate::Breaks; 7],
-            // What a model computes is not the device's failure, and what it did once it can do.
-            vec![Fate::ComputesNoNumber; 9],
-            vec![Fate::Ends],
-            vec![Fate::Breaks; 7],
+            vec![ScriptedStepEnd::Breaks; 7],
+            // Numbers that are not finite are the model's failure, not the device's; and one
+            // success resets the count.
+            vec![ScriptedStepEnd::YieldsNotFinite; 9],
+            vec![ScriptedStepEnd::Ends],
+            vec![ScriptedStepEnd::Breaks; 7],
         ];
         let mut number = 0;
         for fate in fates.concat() {
             number += 1;
-            stage.begin(number);
-            stage.fates.send(fate).unwrap();
+            stage.begin_step(number);
+            stage.ends.send(fate).unwrap();
             let answer = stage.answer().await;
             assert!(answer.contains(&StepId(number).to_string()), "{answer}");
             let named = answer.contains(&format!("for {}", SlotIndex(0)));
-            assert_eq!(named, fate == Fate::ComputesNoNumber, "{answer}");
-            assert_eq!(stage.pulse.check(), Ok(()), "{number}");
+            assert_eq!(named, fate == ScriptedStepEnd::YieldsNotFinite, "{answer}");
+            assert_eq!(stage.monitor.check(), Ok(()), "{number}");
         }
-        stage.begin(number + 1);
-        stage.fates.send(Fate::Breaks).unwrap();
+        stage.begin_step(number + 1);
+        stage.ends.send(ScriptedStepEnd::Breaks).unwrap();
         let failed = format!("failed {}: device failed: on fire", StepId(number + 1));
         assert_eq!(stage.answer().await, failed);
         assert_eq!(stage.answer().await, "lost");
-        assert!(stage.pulse.check().is_err());
+        assert!(stage.monitor.check().is_err());
     }
 
-    /// The brain would have waited for the other one for ever.
+    /// Otherwise the brain would wait for the missing result forever.
     #[tokio::test]
-    async fn the_result_of_another_step_left_one_unanswered() {
-        let mut stage = Stage::new(0);
-        stage.begin(1);
-        stage.begin(2);
-        stage.fates.send(Fate::Repeats).unwrap();
+    async fn the_result_of_another_step_fails_the_step() {
+        let mut stage = OverlapFixture::new(0);
+        stage.begin_step(1);
+        stage.begin_step(2);
+        stage.ends.send(ScriptedStepEnd::Repeats).unwrap();
         assert_eq!(stage.answer().await, "stepped s1");
-        stage.fates.send(Fate::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         let other = "failed s2: the engine gave the result of s1 in place of s2";
         assert_eq!(stage.answer().await, other);
     }
 
     #[tokio::test]
-    async fn a_host_that_is_let_go_waits_for_what_it_began() {
-        let mut stage = Stage::new(0);
-        stage.begin(1);
-        stage.begin(2);
+    async fn a_dropped_host_still_answers_begun_steps() {
+        let mut stage = OverlapFixture::new(0);
+        stage.begin_step(1);
+        stage.begin_step(2);
         drop(stage.host);
-        stage.fates.send(Fate::Ends).unwrap();
-        stage.fates.send(Fate::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         for number in 1..3 {
             let answer = stage.answers.recv().await.unwrap();
-            assert!(matches!(answer, Input::Stepped { result, .. } if result.step.0 == number));
+            assert!(
+                matches!(answer, WorkerInput::Stepped { result, .. } if result.step.0 == number)
+            );
         }
         assert_eq!(stage.answers.recv().await, None);
     }
 
+    // Lesson: 12.
     #[tokio::test(start_paused = true)]
-    async fn lesson_12_each_of_two_steps_has_its_own_time() {
-        let mut stage = Stage::new(0);
-        let pulse = Arc::clone(&stage.pulse);
+    async fn overlapped_steps_have_separate_time_limits() {
+        let mut stage = OverlapFixture::new(0);
+        let pulse = Arc::clone(&stage.monitor);
         let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
-        stage.begin(1);
-        stage.begin(2);
+        stage.begin_step(1);
+        stage.begin_step(2);
         pass(59).await;
-        stage.fates.send(Fate::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s1");
         pass(59).await;
         assert_eq!(pulse.check(), Ok(()));
         pass(2).await;
         assert!(pulse.check().is_err());
-        stage.fates.send(Fate::Ends).unwrap();
+        stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s2");
         assert_eq!(pulse.check(), Ok(()));
     }

@@ -1,35 +1,33 @@
 //! A device's pool as links see it.
 //!
-//! Owns: the words of one for the other. Never: copies on a thread that drives tasks: links measure elsewhere, and the
-//! porter has threads of its own.
+//! Owns: the translation of types between them. Never copies on a thread that drives tasks: links
+//! measure elsewhere, and `kv_copier` has threads of its own.
 
 use super::engine::range;
 use cleave_engine::{BlockSpan, DeviceBlocks, PeerBlocks};
-use cleave_transfer::{DirectPart, PeerPool, Pools};
+use cleave_transfer::{DirectCopy, PeerPool, PoolSharing};
 use std::sync::Arc;
 
-/// This worker's pool.
 #[derive(Debug)]
 pub(crate) struct DevicePools(pub(crate) Arc<dyn DeviceBlocks>);
 
-/// A peer's.
 #[derive(Debug)]
-struct Opened(Arc<dyn PeerBlocks>);
+struct OpenedPeerPool(Arc<dyn PeerBlocks>);
 
-impl Pools for DevicePools {
+impl PoolSharing for DevicePools {
     fn handle(&self) -> Result<Vec<u8>, String> {
         self.0.handle().map_err(|error| error.to_string())
     }
 
     fn open(&self, handle: &[u8]) -> Result<Arc<dyn PeerPool>, String> {
         let opened = self.0.open(handle).map_err(|error| error.to_string())?;
-        Ok(Arc::new(Opened(opened)))
+        Ok(Arc::new(OpenedPeerPool(opened)))
     }
 }
 
-impl PeerPool for Opened {
-    fn write(&self, parts: &[DirectPart]) -> Result<Vec<u64>, String> {
-        let part = |direct: &DirectPart| {
+impl PeerPool for OpenedPeerPool {
+    fn write(&self, parts: &[DirectCopy]) -> Result<Vec<u64>, String> {
+        let part = |direct: &DirectCopy| {
             let of = range(direct.part);
             let span = BlockSpan {
                 block: direct.from,

@@ -1,24 +1,22 @@
 //! Senders that were asked to stop and have not answered.
 //!
-//! Owns: which hand-offs wait for whom. Never: answers in a sender's place: whoever knows that it writes nothing here
-//! takes what waits for it.
+//! Owns: the hand-offs that wait for each sender. Never answers for a sender: the caller that knows
+//! that a sender can write nothing here takes its hand-offs.
 
 use cleave_domain::{HandoffId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Stops {
+pub(crate) struct PendingStops {
     asked: BTreeMap<WorkerRef, BTreeSet<HandoffId>>,
 }
 
-impl Stops {
-    /// It was asked, perhaps again.
-    pub(crate) fn ask(&mut self, sender: WorkerRef, handoff: HandoffId) {
+impl PendingStops {
+    /// The sender was asked to stop, perhaps again.
+    pub(crate) fn asked(&mut self, sender: WorkerRef, handoff: HandoffId) {
         self.asked.entry(sender).or_default().insert(handoff);
     }
 
-    /// It answered.
     pub(crate) fn answered(&mut self, sender: WorkerRef, handoff: HandoffId) {
         if let Some(asked) = self.asked.get_mut(&sender) {
             asked.remove(&handoff);
@@ -28,8 +26,8 @@ impl Stops {
         }
     }
 
-    /// Nothing more is expected of it.
-    pub(crate) fn take(&mut self, sender: WorkerRef) -> BTreeSet<HandoffId> {
+    /// Removes and gives the stops that a sender no longer needs to answer.
+    pub(crate) fn take_all(&mut self, sender: WorkerRef) -> BTreeSet<HandoffId> {
         self.asked.remove(&sender).unwrap_or_default()
     }
 }
@@ -46,20 +44,21 @@ mod tests {
         }
     }
 
+    // Lesson: 2.
     #[test]
-    fn lesson_02_what_waits_for_a_sender_is_known_until_it_answers() {
+    fn stops_stay_pending_until_their_sender_answers() {
         let worker = |number| WorkerRef {
             worker: WorkerId(number),
             ..WorkerRef::default()
         };
-        let mut stops = Stops::default();
+        let mut stops = PendingStops::default();
         for (sender, flight) in [(1, 1), (1, 2), (2, 3), (1, 2)] {
-            stops.ask(worker(sender), handoff(flight));
+            stops.asked(worker(sender), handoff(flight));
         }
         stops.answered(worker(2), handoff(1));
         stops.answered(worker(1), handoff(1));
-        assert_eq!(stops.take(worker(1)), BTreeSet::from([handoff(2)]));
-        assert!(stops.take(worker(1)).is_empty());
+        assert_eq!(stops.take_all(worker(1)), BTreeSet::from([handoff(2)]));
+        assert!(stops.take_all(worker(1)).is_empty());
         stops.answered(worker(2), handoff(3));
         assert!(stops.asked.is_empty(), "nothing is kept");
     }

@@ -1,71 +1,68 @@
-//! Blocks in host memory, kept for sequences that gave theirs up.
+//! Host memory for the blocks of swapped sequences.
 //!
-//! Owns: the copies, each under its hand-off's name. Never: decides who gives up blocks, or when they
-//! come back; copies more in one go than may be written between two steps. Lives on the engine's
-//! thread, so that no copy meets a step or another copy; where a device has its blocks beside the engine a copy waits
-//! for no step, since no step under way has the sequence.
-//! Invariant: no more bytes are kept than were allowed, and every copy asked for is answered once.
+//! Owns: the copies, each under its hand-off's id. Never decides which sequence is swapped, or when
+//! it returns; never copies more in one pass than may be written between two steps. Runs on the
+//! engine's thread, so that no copy meets a step or another copy; where the device exposes its
+//! blocks a copy waits for no step, since no step under way contains the sequence.
+//! Invariant: no more bytes are kept than allowed, and every copy is answered once.
 
-use super::engine::Bench;
+use super::engine::EngineThread;
 use cleave_domain::{BlockIndex, HandoffId};
 use cleave_engine::BlockSpan;
-use cleave_sched::{Input, SwapOutcome};
+use cleave_sched::{SwapOutcome, WorkerInput};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use tracing::error;
 
-/// A sequence's blocks, to be copied one way.
+/// A swap of one sequence's blocks in one direction.
 #[derive(Debug)]
-pub(crate) struct Swap {
+pub(crate) struct SwapJob {
     pub(crate) handoff: HandoffId,
     /// In the sequence's order.
     pub(crate) blocks: Vec<BlockIndex>,
-    pub(crate) way: Way,
-    /// Of those, how many have been copied.
+    pub(crate) direction: SwapDirection,
+    /// How many of the blocks have been copied.
     copied: usize,
-    /// How long that took; steps in between are not in it.
+    /// The time spent copying; steps in between do not count.
     took: Duration,
 }
 
-/// What came of one go at a copy.
+/// The result of one pass of a swap.
 #[derive(Debug)]
-pub(crate) enum Progress {
+pub(crate) enum SwapProgress {
     /// There is more to copy.
-    More(Swap),
-    /// It is over.
-    Over(Input),
+    More(SwapJob),
+    Over(WorkerInput),
 }
 
-/// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// To host memory.
+pub(crate) enum SwapDirection {
     Out,
     /// Back to the pool.
     In,
 }
 
-impl Swap {
-    pub(crate) fn new(handoff: HandoffId, blocks: Vec<BlockIndex>, way: Way) -> Self {
+impl SwapJob {
+    pub(crate) fn new(handoff: HandoffId, blocks: Vec<BlockIndex>, way: SwapDirection) -> Self {
         Self {
             handoff,
             blocks,
-            way,
+            direction: way,
             copied: 0,
             took: Duration::ZERO,
         }
     }
 
     /// The fact that answers it.
-    pub(crate) fn answer(&self, outcome: SwapOutcome) -> Input {
+    pub(crate) fn answer(&self, outcome: SwapOutcome) -> WorkerInput {
         let (handoff, took) = (self.handoff, self.took);
-        match self.way {
-            Way::Out => Input::SwappedOut {
+        match self.direction {
+            SwapDirection::Out => WorkerInput::SwappedOut {
                 handoff,
                 outcome,
                 took,
             },
-            Way::In => Input::SwappedIn {
+            SwapDirection::In => WorkerInput::SwappedIn {
                 handoff,
                 outcome,
                 took,
@@ -74,16 +71,16 @@ impl Swap {
     }
 }
 
-/// What is kept.
+/// The blocks of swapped sequences.
 #[derive(Debug)]
-pub(crate) struct Cellar {
+pub(crate) struct HostSwapPool {
     kept: BTreeMap<HandoffId, VecDeque<Vec<u8>>>,
     bytes: u64,
     bytes_max: u64,
 }
 
-impl Cellar {
-    /// Empty; takes memory only when something is kept.
+impl HostSwapPool {
+    /// Empty; memory is taken only when a block is kept.
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self {
             kept: BTreeMap::new(),
@@ -92,7 +89,7 @@ impl Cellar {
         }
     }
 
-    /// Room for one more block; `None` when there is none.
+    /// A buffer for one more block; `None` when the limit is reached.
     fn room(&self, block_bytes: usize) -> Option<Vec<u8>> {
         let bytes = self.bytes.checked_add(block_bytes as u64)?;
         if bytes > self.bytes_max {
@@ -133,32 +130,34 @@ impl Cellar {
     }
 }
 
-impl Bench {
+impl EngineThread {
     /// Copies some of a sequence's blocks out or back in: as many as may be written between two
-    /// steps, and one at least. What cannot be copied whole is not kept.
-    pub(crate) fn swap(&mut self, mut swap: Swap) -> Progress {
+    /// steps, and at least one. A sequence that cannot be copied whole is dropped.
+    pub(crate) fn swap(&mut self, mut swap: SwapJob) -> SwapProgress {
         let began = Instant::now();
         let copied = self.copy(&mut swap);
         swap.took += began.elapsed();
         let outcome = match copied {
-            Ok(()) if swap.copied < swap.blocks.len() => return Progress::More(swap),
+            Ok(()) if swap.copied < swap.blocks.len() => return SwapProgress::More(swap),
             Ok(()) => SwapOutcome::Copied,
             Err(reason) => {
-                let (handoff, way) = (swap.handoff, swap.way);
+                let (handoff, way) = (swap.handoff, swap.direction);
                 error!(%handoff, ?way, %reason, "cannot swap a sequence");
-                drop(self.cellar.take(swap.handoff));
+                drop(self.swap_pool.take(swap.handoff));
                 SwapOutcome::Broken
             }
         };
-        Progress::Over(swap.answer(outcome))
+        SwapProgress::Over(swap.answer(outcome))
     }
 
-    fn copy(&mut self, swap: &mut Swap) -> Result<(), String> {
-        if swap.way == Way::In {
-            let kept = self.cellar.count(swap.handoff) + swap.copied;
+    fn copy(&mut self, swap: &mut SwapJob) -> Result<(), String> {
+        if swap.direction == SwapDirection::In {
+            let kept = self.swap_pool.count(swap.handoff) + swap.copied;
             let wanted = swap.blocks.len();
             if kept != wanted {
-                return Err(format!("{kept} blocks are kept in place of {wanted}"));
+                return Err(format!(
+                    "{kept} blocks are in host memory in place of {wanted}"
+                ));
             }
         }
         let block_bytes = u64::from(self.limits.block_bytes.max(1));
@@ -170,9 +169,9 @@ impl Bench {
             .take(most)
             .collect();
         for block in rest {
-            match swap.way {
-                Way::Out => self.copy_out(swap.handoff, block)?,
-                Way::In => self.copy_in(swap.handoff, block)?,
+            match swap.direction {
+                SwapDirection::Out => self.copy_out(swap.handoff, block)?,
+                SwapDirection::In => self.copy_in(swap.handoff, block)?,
             }
             swap.copied += 1;
         }
@@ -180,33 +179,33 @@ impl Bench {
     }
 
     fn copy_out(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
-        let room = self.cellar.room(self.limits.block_bytes as usize);
+        let room = self.swap_pool.room(self.limits.block_bytes as usize);
         let mut bytes = room.ok_or("host memory for swapping is used up")?;
         let blocks = self.blocks.clone();
-        let read = self.guarded(|engine| match blocks {
+        let read = self.catch_engine_panic(|engine| match blocks {
             Some(blocks) => blocks
-                .read(&mut [(whole(block, bytes.len()), &mut bytes[..])])
+                .read(&mut [(whole_block(block, bytes.len()), &mut bytes[..])])
                 .map(drop),
             None => engine.read_block(block, 0, &mut bytes),
         });
-        read?.map_err(|error| self.failed(&error))?;
-        self.cellar.keep(handoff, bytes);
+        read?.map_err(|error| self.note_error(&error))?;
+        self.swap_pool.keep(handoff, bytes);
         Ok(())
     }
 
     fn copy_in(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
-        let kept = self.cellar.take_first(handoff);
-        let bytes = kept.ok_or("a kept block is gone")?;
+        let kept = self.swap_pool.take_first(handoff);
+        let bytes = kept.ok_or("a swapped block is not in host memory")?;
         let blocks = self.blocks.clone();
-        let written = self.guarded(|engine| match blocks {
-            Some(blocks) => blocks.write(&[(whole(block, bytes.len()), &bytes[..])]),
+        let written = self.catch_engine_panic(|engine| match blocks {
+            Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), &bytes[..])]),
             None => engine.write_block(block, 0, &bytes),
         });
-        written?.map_err(|error| self.failed(&error))
+        written?.map_err(|error| self.note_error(&error))
     }
 }
 
-fn whole(block: BlockIndex, len: usize) -> BlockSpan {
+fn whole_block(block: BlockIndex, len: usize) -> BlockSpan {
     BlockSpan {
         block,
         offset: 0,
@@ -217,21 +216,21 @@ fn whole(block: BlockIndex, len: usize) -> BlockSpan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::Pulse;
+    use crate::health::HealthMonitor;
     use crate::worker::StepTime;
-    use crate::worker::engine::EngineLimits;
-    use crate::worker::porter::tests::{BLOCK, Shelf as DeviceShelf};
+    use crate::worker::engine::EngineHostLimits;
+    use crate::worker::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf};
     use cleave_domain::{FlightId, StepPlan, StepResult};
     use cleave_engine::{DeviceBlocks, Engine, EngineDescription, EngineError};
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Blocks and nothing else.
-    struct Shelf {
+    /// An engine that has blocks and runs no steps.
+    struct BlocksOnlyEngine {
         blocks: Vec<[u8; BLOCK]>,
     }
 
-    impl Engine for Shelf {
+    impl Engine for BlocksOnlyEngine {
         fn describe(&self) -> &EngineDescription {
             unreachable!("nobody asks a shelf")
         }
@@ -256,57 +255,61 @@ mod tests {
         }
     }
 
-    fn bench(swap_bytes_max: usize) -> Bench {
-        bench_with(swap_bytes_max, usize::MAX)
+    fn engine_thread(swap_bytes_max: usize) -> EngineThread {
+        engine_thread_with(swap_bytes_max, usize::MAX)
     }
 
-    fn bench_with(swap_bytes_max: usize, write_bytes_max: usize) -> Bench {
+    fn engine_thread_with(swap_bytes_max: usize, write_bytes_max: usize) -> EngineThread {
         let blocks = (0..6).map(|i| [i; BLOCK]).collect();
-        bench_of(
-            (Box::new(Shelf { blocks }), None),
-            (swap_bytes_max, write_bytes_max),
+        engine_thread_of(
+            Box::new(BlocksOnlyEngine { blocks }),
+            None,
+            swap_bytes_max,
+            write_bytes_max,
         )
     }
 
-    fn bench_of(
-        engine: (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
-        (swap_bytes_max, write_bytes_max): (usize, usize),
-    ) -> Bench {
-        let limits = EngineLimits {
+    fn engine_thread_of(
+        engine: Box<dyn Engine>,
+        blocks: Option<Arc<dyn DeviceBlocks>>,
+        swap_bytes_max: usize,
+        write_bytes_max: usize,
+    ) -> EngineThread {
+        let limits = EngineHostLimits {
             block_bytes: BLOCK as u32,
             write_bytes_max: write_bytes_max as u64,
             swap_bytes_max: swap_bytes_max as u64,
             time: StepTime::Measured,
         };
-        let pulse = Arc::new(Pulse::new(Duration::MAX));
-        Bench::new(engine, limits, pulse)
+        let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
+        EngineThread::new(engine, blocks, limits, pulse)
     }
 
-    fn swap(flight: u64, way: Way, blocks: &[u32]) -> Swap {
+    fn swap(flight: u64, way: SwapDirection, blocks: &[u32]) -> SwapJob {
         let handoff = HandoffId {
             flight: FlightId(flight),
             attempt: 0,
         };
         let blocks = blocks.iter().copied().map(BlockIndex).collect();
-        Swap::new(handoff, blocks, way)
+        SwapJob::new(handoff, blocks, way)
     }
 
-    /// Of a copy that is over in one go.
-    fn outcome(progress: Progress) -> SwapOutcome {
+    /// The outcome of a swap that takes one pass.
+    fn outcome(progress: SwapProgress) -> SwapOutcome {
         match progress {
-            Progress::Over(
-                Input::SwappedOut { outcome, .. } | Input::SwappedIn { outcome, .. },
+            SwapProgress::Over(
+                WorkerInput::SwappedOut { outcome, .. } | WorkerInput::SwappedIn { outcome, .. },
             ) => outcome,
             other => panic!("{other:?}"),
         }
     }
 
-    /// The goes that a copy takes.
-    fn goes(bench: &mut Bench, mut swap: Swap) -> usize {
+    /// The number of passes that a swap takes.
+    fn passes_taken(bench: &mut EngineThread, mut swap: SwapJob) -> usize {
         for count in 1.. {
             match bench.swap(swap) {
-                Progress::More(rest) => swap = rest,
-                over @ Progress::Over(_) => {
+                SwapProgress::More(rest) => swap = rest,
+                over @ SwapProgress::Over(_) => {
                     assert_eq!(outcome(over), SwapOutcome::Copied);
                     return count;
                 }
@@ -315,65 +318,83 @@ mod tests {
         unreachable!("copies end")
     }
 
+    // Lesson: 26.
     #[test]
-    fn lesson_26_a_copy_is_made_in_goes_of_what_may_be_written_between_steps() {
-        let mut bench = bench_with(5 * BLOCK, 2 * BLOCK);
-        assert_eq!(goes(&mut bench, swap(1, Way::Out, &[0, 1, 2, 3, 4])), 3);
-        assert_eq!(goes(&mut bench, swap(1, Way::In, &[5, 4, 3, 2, 1])), 3);
+    fn a_swap_is_cut_to_what_may_be_written_between_steps() {
+        let mut bench = engine_thread_with(5 * BLOCK, 2 * BLOCK);
+        assert_eq!(
+            passes_taken(&mut bench, swap(1, SwapDirection::Out, &[0, 1, 2, 3, 4])),
+            3
+        );
+        assert_eq!(
+            passes_taken(&mut bench, swap(1, SwapDirection::In, &[5, 4, 3, 2, 1])),
+            3
+        );
         let mut bytes = [0; BLOCK];
-        let read = bench.guarded(|engine| engine.read_block(BlockIndex(5), 0, &mut bytes));
+        let read =
+            bench.catch_engine_panic(|engine| engine.read_block(BlockIndex(5), 0, &mut bytes));
         read.unwrap().unwrap();
         assert_eq!(bytes, [0; BLOCK], "the first is where it was put");
-        // All of it is free again; and one block is copied whatever the limit.
-        assert_eq!(bench.cellar.bytes, 0);
-        let mut bench = bench_with(5 * BLOCK, 0);
-        assert_eq!(goes(&mut bench, swap(1, Way::Out, &[0, 1])), 2);
+        // All memory is free again; and one block is copied whatever the limit.
+        assert_eq!(bench.swap_pool.bytes, 0);
+        let mut bench = engine_thread_with(5 * BLOCK, 0);
+        assert_eq!(
+            passes_taken(&mut bench, swap(1, SwapDirection::Out, &[0, 1])),
+            2
+        );
     }
 
-    /// The engine has no block to give: it would have to wait for its steps.
+    /// The engine has no block to give: a copy through it would fail.
     #[test]
-    fn blocks_beside_the_engine_were_copied_through_it() {
+    fn device_blocks_are_swapped_without_the_engine() {
         let blocks = (0..6).map(|i| [i; BLOCK]).collect();
         let beside = Arc::new(DeviceShelf::of(blocks));
-        let engine = Shelf { blocks: Vec::new() };
+        let engine = BlocksOnlyEngine { blocks: Vec::new() };
         let shared: Arc<dyn DeviceBlocks> = Arc::clone(&beside) as _;
-        let mut bench = bench_of((Box::new(engine), Some(shared)), (4 * BLOCK, usize::MAX));
-        let out = bench.swap(swap(1, Way::Out, &[5, 2]));
+        let mut bench = engine_thread_of(Box::new(engine), Some(shared), 4 * BLOCK, usize::MAX);
+        let out = bench.swap(swap(1, SwapDirection::Out, &[5, 2]));
         assert_eq!(outcome(out), SwapOutcome::Copied);
-        let back = bench.swap(swap(1, Way::In, &[0, 1]));
+        let back = bench.swap(swap(1, SwapDirection::In, &[0, 1]));
         assert_eq!(outcome(back), SwapOutcome::Copied);
         assert_eq!(beside.contents()[..2], [[5; BLOCK], [2; BLOCK]]);
     }
 
     #[test]
-    fn what_was_swapped_out_comes_back_elsewhere_and_unchanged() {
-        let mut bench = bench(4 * BLOCK);
-        let out = bench.swap(swap(1, Way::Out, &[5, 2]));
+    fn swapped_blocks_return_unchanged_to_other_indices() {
+        let mut bench = engine_thread(4 * BLOCK);
+        let out = bench.swap(swap(1, SwapDirection::Out, &[5, 2]));
         assert_eq!(outcome(out), SwapOutcome::Copied);
-        let back = bench.swap(swap(1, Way::In, &[0, 1]));
+        let back = bench.swap(swap(1, SwapDirection::In, &[0, 1]));
         assert_eq!(outcome(back), SwapOutcome::Copied);
         for (block, content) in [(0, 5), (1, 2), (5, 5)] {
             let mut bytes = [0; BLOCK];
-            let read = bench.guarded(|engine| engine.read_block(BlockIndex(block), 0, &mut bytes));
+            let read = bench
+                .catch_engine_panic(|engine| engine.read_block(BlockIndex(block), 0, &mut bytes));
             read.unwrap().unwrap();
             assert_eq!(bytes, [content; BLOCK]);
         }
         // It came back once.
-        let again = bench.swap(swap(1, Way::In, &[0, 1]));
+        let again = bench.swap(swap(1, SwapDirection::In, &[0, 1]));
         assert_eq!(outcome(again), SwapOutcome::Broken);
     }
 
     #[test]
-    fn host_memory_has_a_limit_and_what_does_not_fit_leaves_nothing() {
-        let mut bench = bench(3 * BLOCK);
-        let first = bench.swap(swap(1, Way::Out, &[0, 1]));
+    fn a_swap_over_the_memory_limit_keeps_nothing() {
+        let mut bench = engine_thread(3 * BLOCK);
+        let first = bench.swap(swap(1, SwapDirection::Out, &[0, 1]));
         assert_eq!(outcome(first), SwapOutcome::Copied);
-        let second = bench.swap(swap(2, Way::Out, &[2, 3]));
+        let second = bench.swap(swap(2, SwapDirection::Out, &[2, 3]));
         assert_eq!(outcome(second), SwapOutcome::Broken);
-        let unreadable = bench.swap(swap(3, Way::Out, &[9]));
+        let unreadable = bench.swap(swap(3, SwapDirection::Out, &[9]));
         assert_eq!(outcome(unreadable), SwapOutcome::Broken);
-        assert_eq!(bench.cellar.take(swap(1, Way::In, &[]).handoff).len(), 2);
-        let third = bench.swap(swap(2, Way::Out, &[2, 3, 4]));
+        assert_eq!(
+            bench
+                .swap_pool
+                .take(swap(1, SwapDirection::In, &[]).handoff)
+                .len(),
+            2
+        );
+        let third = bench.swap(swap(2, SwapDirection::Out, &[2, 3, 4]));
         assert_eq!(
             outcome(third),
             SwapOutcome::Copied,

@@ -1,10 +1,10 @@
 //! Before a model is there: ports are bound, and say so.
 
-use crate::abacus::{Abacus, Gate};
-use crate::{PATIENCE, files, http};
+use crate::hash_chain::{HashChainEngine, StepGate};
+use crate::{TEST_WAIT_MAX, files, http};
 use cleave_domain::Role;
 use cleave_engine::Engine;
-use cleave_node::{NodeError, RouterOptions, Serve, ServePorts, WorkerOptions, WorkerPorts};
+use cleave_node::{FleetNode, FleetPorts, NodeError, RouterOptions, WorkerOptions, WorkerPorts};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 #[tokio::test]
 async fn a_bound_port_answers_503_until_the_model_is_there() {
     let options = RouterOptions::default();
-    let ports = ServePorts::open("127.0.0.1:0", &options).await.unwrap();
+    let ports = FleetPorts::open("127.0.0.1:0", &options).await.unwrap();
     let address = ports.address().unwrap().to_string();
     for path in ["/health", "/ready", "/v1/models", "/anything"] {
         let answer = http(&address, path).await;
@@ -20,10 +20,10 @@ async fn a_bound_port_answers_503_until_the_model_is_there() {
         assert!(answer.contains("being loaded"), "{answer}");
     }
     // Nobody else has it meanwhile.
-    let second = ServePorts::open(&address, &options).await;
+    let second = FleetPorts::open(&address, &options).await;
     assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == address));
-    let engine: Box<dyn Engine> = Box::new(Abacus::new(&Gate::new()));
-    let serve = Serve {
+    let engine: Box<dyn Engine> = Box::new(HashChainEngine::new(&StepGate::new()));
+    let serve = FleetNode {
         listen: address.clone(),
         router: options,
         workers: vec![(WorkerOptions::new("b0", Role::Both), engine)],
@@ -31,14 +31,14 @@ async fn a_bound_port_answers_503_until_the_model_is_there() {
     };
     let running = serve.start_at(ports).await.unwrap();
     assert_eq!(running.address().to_string(), address);
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     let answer = http(&address, "/ready").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn a_workers_ports_are_bound_or_named() {
+async fn an_unavailable_worker_port_is_named() {
     let options = WorkerOptions::new("b0", Role::Both);
     let traces = Default::default();
     let open = async |data: &str, metrics: &str| {
@@ -66,7 +66,7 @@ async fn no_bound_port_keeps_a_connection_while_loading() {
         external_metrics_listen: Some("127.0.0.1:0".into()),
         ..RouterOptions::default()
     };
-    let ports = ServePorts::open("127.0.0.1:0", &options).await.unwrap();
+    let ports = FleetPorts::open("127.0.0.1:0", &options).await.unwrap();
     let external = ports.external_metrics_address().unwrap().unwrap();
     let answer = http(&external.to_string(), "/apis").await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
@@ -75,7 +75,7 @@ async fn no_bound_port_keeps_a_connection_while_loading() {
     let worker = WorkerPorts::open("127.0.0.1:0", None, &options, &traces);
     let worker = worker.await.unwrap();
     let mut early = TcpStream::connect(worker.data_address()).await.unwrap();
-    let read = timeout(PATIENCE, early.read(&mut [0])).await.unwrap();
+    let read = timeout(TEST_WAIT_MAX, early.read(&mut [0])).await.unwrap();
     // Closed, or reset.
     assert!(!matches!(read, Ok(1..)), "{read:?}");
 }

@@ -2,28 +2,31 @@
 //! need the KV that was handed over.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod abacus;
 #[path = "../../../../tests/harness/authority.rs"]
 mod authority;
+mod failover;
+mod hash_chain;
 mod loading;
+mod names;
 mod policy;
 #[path = "../../../../tests/chaos/proxy.rs"]
 mod proxy;
 mod secure;
-mod survive;
 mod tier;
 
-use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
-use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, Readiness};
+use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, ServingReadiness};
 use cleave_domain::{
-    Ending, Failure, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TapeLine,
-    TokenId, Usage,
+    Ending, Failure, FinishReason, Refusal, Request, RequestSlo, Role, SamplingParams, StopRules,
+    TapeRecord, TokenId, TokenUsage,
 };
 use cleave_node::{
-    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, TraceOptions,
+    FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, TraceOptions,
     WorkerNode, WorkerOptions,
 };
+use cleave_router::{RouterBrain, RouterInput, RouterLimits, RouterOutput};
+use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use futures::StreamExt;
+use hash_chain::{BLOCK_BYTES, BLOCKS, HashChainEngine, StepGate, expected};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -32,7 +35,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn files() -> ModelFiles {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
@@ -47,7 +50,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
     Request {
         prompt: prompt.into(),
         generated: [].into(),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens,
             min_tokens: 0,
@@ -55,11 +58,11 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         },
         priority: 0,
         cache_salt: 0,
-        slo: Slo::default(),
+        slo: RequestSlo::default(),
     }
 }
 
-async fn collect(mut stream: FlightStream) -> (Vec<TokenId>, Ending, Usage) {
+async fn collect(mut stream: FlightStream) -> (Vec<TokenId>, Ending, TokenUsage) {
     let all = async {
         let mut tokens = Vec::new();
         loop {
@@ -75,7 +78,9 @@ async fn collect(mut stream: FlightStream) -> (Vec<TokenId>, Ending, Usage) {
             }
         }
     };
-    timeout(PATIENCE, all).await.expect("an ending in time")
+    timeout(TEST_WAIT_MAX, all)
+        .await
+        .expect("an ending in time")
 }
 
 const DONE: Ending = Ending::Done {
@@ -91,24 +96,24 @@ async fn check(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], count: u32) {
     assert_eq!(usage.output_tokens, count);
 }
 
-async fn serve(roles: &[Role]) -> Running {
-    let gates: Vec<Gate> = roles.iter().map(|_| Gate::new()).collect();
+async fn serve(roles: &[Role]) -> RunningFleet {
+    let gates: Vec<StepGate> = roles.iter().map(|_| StepGate::new()).collect();
     serve_gated(roles, &gates).await
 }
 
-async fn serve_gated(roles: &[Role], gates: &[Gate]) -> Running {
+async fn serve_gated(roles: &[Role], gates: &[StepGate]) -> RunningFleet {
     let worker = |(i, role): (usize, &Role)| {
-        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&gates[i]));
+        let engine: Box<dyn cleave_engine::Engine> = Box::new(HashChainEngine::new(&gates[i]));
         (WorkerOptions::new(format!("{role}-{i}"), *role), engine)
     };
-    let serve = Serve {
+    let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: RouterOptions::default(),
         workers: roles.iter().enumerate().map(worker).collect(),
         files: files(),
     };
     let running = serve.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     running
 }
 
@@ -130,18 +135,18 @@ async fn router(listen: &str) -> RunningRouter {
     node.start().await.unwrap()
 }
 
-async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, Gate) {
-    let gate = Gate::new();
+async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, StepGate) {
+    let gate = StepGate::new();
     let node = worker_node(name, role, router, &gate);
     let running = node.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     (running, gate)
 }
 
-fn worker_node(name: &str, role: Role, router: &str, gate: &Gate) -> WorkerNode {
+fn worker_node(name: &str, role: Role, router: &str, gate: &StepGate) -> WorkerNode {
     WorkerNode {
         options: WorkerOptions::new(name, role),
-        engine: Box::new(Abacus::new(gate)),
+        engine: Box::new(HashChainEngine::new(gate)),
         files: files(),
         routers: vec![router.to_owned()],
         data_listen: "127.0.0.1:0".into(),
@@ -158,7 +163,9 @@ async fn until(holds: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, wait).await.expect("it holds in time");
+    timeout(TEST_WAIT_MAX, wait)
+        .await
+        .expect("it holds in time");
 }
 
 /// The value of a series, summed over its labels.
@@ -184,18 +191,18 @@ async fn one_process_serves_through_both_legs() {
     let landed = metric(&text, "cleave_handoffs_total", "landed");
     assert_eq!(landed, 4.0, "hand-offs are used, not recomputed\n{text}");
     assert!(metric(&text, "cleave_handoff_bytes_total", "received") >= 4.0 * BLOCK_BYTES as f64);
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn clients_and_workers_find_the_router_under_one_address() {
+async fn clients_and_workers_share_one_router_address() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let before = http(&address, "/ready").await;
     assert!(before.starts_with("HTTP/1.1 503"), "{before}");
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     let after = http(&address, "/ready").await;
     assert!(after.starts_with("HTTP/1.1 200"), "{after}");
     check(&router.frontend(), &prompt(1, 20), 4).await;
@@ -208,9 +215,9 @@ async fn clients_and_workers_find_the_router_under_one_address() {
     assert_eq!(metric(&text, "vllm:num_requests_running", "d0"), 0.0);
     assert!(text.contains("vllm:kv_cache_usage_perc"), "{text}");
     assert!(http(&metrics, "/ready").await.starts_with("HTTP/1.1 200"));
-    prefill.drain(PATIENCE).await;
-    decode.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    decode.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
@@ -220,11 +227,11 @@ async fn both_legs_on_one_worker_give_the_same_tokens() {
     check(&frontend, &prompt(1, 23), 9).await;
     let text = frontend.metrics();
     assert_eq!(metric(&text, "cleave_handoff_bytes_total", ""), 0.0);
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn many_at_once_do_not_mix() {
+async fn concurrent_flights_do_not_mix() {
     let running = serve(&[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode]).await;
     let frontend = running.frontend();
     let flights = (0..24).map(|salt| {
@@ -232,7 +239,7 @@ async fn many_at_once_do_not_mix() {
         async move { check(&frontend, &prompt(salt, 5 + salt), 7).await }
     });
     futures::future::join_all(flights).await;
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 /// Relays to `target`, counting bytes both ways.
@@ -268,7 +275,7 @@ async fn relay(
 }
 
 #[tokio::test]
-async fn apart_the_tokens_are_the_same_and_kv_never_passes_the_router() {
+async fn kv_never_passes_the_router() {
     let router = router("127.0.0.1:0").await;
     let (address, passed) = counting_proxy(router.address().to_string()).await;
     let mut workers = Vec::new();
@@ -280,7 +287,7 @@ async fn apart_the_tokens_are_the_same_and_kv_never_passes_the_router() {
     ] {
         workers.push(worker(name, role, &address).await.0);
     }
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     let joined = passed.load(Ordering::Relaxed);
     let frontend = router.frontend();
     let flights = (0..16).map(|salt| {
@@ -306,25 +313,26 @@ async fn apart_the_tokens_are_the_same_and_kv_never_passes_the_router() {
         "{passed} bytes passed the router, {moved} moved"
     );
     assert!(sum("cleave_link_bytes_per_second", "") > 0.0, "unmeasured");
-    // What let the blocks in is kept no longer than the hand-offs.
+    // Passes are kept no longer than the hand-offs that they permit.
     let passes = |text: String| metric(&text, "cleave_handoff_passes", "");
     until(|| workers.iter().map(|one| passes(one.metrics())).sum::<f64>() == 0.0).await;
     until(|| metric(&frontend.metrics(), "cleave_router_passes", "") == 0.0).await;
 
     for worker in workers {
-        worker.drain(PATIENCE).await;
+        worker.drain(TEST_WAIT_MAX).await;
     }
-    router.drain(PATIENCE).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
+// Lesson: 9.
 #[tokio::test]
-async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced() {
+async fn a_prefill_worker_lost_before_a_token_is_replaced() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let (first, first_gate) = worker("p0", Role::Prefill, &address).await;
     let (second, second_gate) = worker("p1", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     first_gate.shut();
     second_gate.shut();
     let prompt = prompt(3, 40);
@@ -333,17 +341,14 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
         () = first_gate.reached() => true,
         () = second_gate.reached() => false,
     };
-    let rest = match on_first {
-        true => {
-            first.stop().await;
-            second_gate.open();
-            second
-        }
-        false => {
-            second.stop().await;
-            first_gate.open();
-            first
-        }
+    let rest = if on_first {
+        first.stop().await;
+        second_gate.open();
+        second
+    } else {
+        second.stop().await;
+        first_gate.open();
+        first
     };
     let (tokens, ending, _) = collect(stream).await;
     assert_eq!(ending, DONE);
@@ -356,27 +361,27 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
     );
     first_gate.open();
     second_gate.open();
-    rest.drain(PATIENCE).await;
-    decode.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    rest.drain(TEST_WAIT_MAX).await;
+    decode.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
-/// What a bad network does, once it is told to, to the next piece of KV that passes it.
+/// The damage that a bad network does, once armed, to the next piece of KV that passes it.
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+enum NetworkHarm {
     FlipAByte,
     Cut,
 }
 
-/// No message but a frame is as long.
+/// Longer than every message but a frame.
 const LONG: usize = 2048;
 
 /// A decode worker behind a bad network, and a flight that has to survive it.
-async fn survives(harm: Harm) -> String {
+async fn survives_harm(harm: NetworkHarm) -> String {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut node = worker_node("d0", Role::Decode, &address, &Gate::new());
+    let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.data_address = Some(bad.local_addr().unwrap().to_string());
     let decode = node.start().await.unwrap();
     let behind = decode.data_address();
@@ -389,15 +394,15 @@ async fn survives(harm: Harm) -> String {
             let (far_read, far_write) = far.into_split();
             let idle = Arc::new(AtomicU64::new(0));
             tokio::spawn(relay(far_read, near_write, idle));
-            tokio::spawn(harmed(near_read, far_write, Arc::clone(&next)));
+            tokio::spawn(relay_harmed(near_read, far_write, Arc::clone(&next)));
         }
     });
     // One stream, so that what passes it is known.
-    let gate = Gate::new();
+    let gate = StepGate::new();
     let mut node = worker_node("p0", Role::Prefill, &address, &gate);
     node.options.streams_count = 1;
     let prefill = node.start().await.unwrap();
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     // One block, so that the link stands and is not harmed yet.
     check(&router.frontend(), &prompt(3, 3), 2).await;
     *pending.lock().unwrap() = Some(harm);
@@ -412,26 +417,27 @@ async fn survives(harm: Harm) -> String {
     let landed = metric(&decode.metrics(), "cleave_handoffs_total", "landed");
     assert_eq!(landed, 3.0);
     let text = router.frontend().metrics();
-    prefill.drain(PATIENCE).await;
-    decode.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    decode.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
     text
 }
 
-async fn harmed(
+async fn relay_harmed(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    pending: Arc<Mutex<Option<Harm>>>,
+    pending: Arc<Mutex<Option<NetworkHarm>>>,
 ) {
     let mut buffer = vec![0; 1 << 12];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        let harm = match read > LONG {
-            true => pending.lock().unwrap().take(),
-            false => None,
+        let harm = if read > LONG {
+            pending.lock().unwrap().take()
+        } else {
+            None
         };
         match harm {
-            Some(Harm::Cut) => return,
-            Some(Harm::FlipAByte) => buffer[LONG / 2] ^= 1,
+            Some(NetworkHarm::Cut) => return,
+            Some(NetworkHarm::FlipAByte) => buffer[LONG / 2] ^= 1,
             None => {}
         }
         if to.write_all(&buffer[..read]).await.is_err() {
@@ -440,9 +446,10 @@ async fn harmed(
     }
 }
 
+// Lesson: 2, 16.
 #[tokio::test]
-async fn lesson_02_lesson_16_kv_damaged_on_the_way_changes_no_token() {
-    let text = survives(Harm::FlipAByte).await;
+async fn kv_damaged_in_transit_changes_no_token() {
+    let text = survives_harm(NetworkHarm::FlipAByte).await;
     assert_eq!(
         metric(&text, "cleave_retries_total", "corrupt"),
         1.0,
@@ -450,15 +457,17 @@ async fn lesson_02_lesson_16_kv_damaged_on_the_way_changes_no_token() {
     );
 }
 
+// Lesson: 8.
 #[tokio::test]
-async fn lesson_08_a_link_cut_in_the_midst_of_a_hand_off_hangs_nobody() {
-    let text = survives(Harm::Cut).await;
+async fn a_link_cut_during_a_hand_off_hangs_nothing() {
+    let text = survives_harm(NetworkHarm::Cut).await;
     assert!(metric(&text, "cleave_retries_total", "") >= 1.0, "{text}");
 }
 
+// Lesson: 1, 13.
 #[tokio::test]
-async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
-    let gates = [Gate::new(), Gate::new()];
+async fn a_client_that_leaves_frees_both_pools() {
+    let gates = [StepGate::new(), StepGate::new()];
     let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
     let cancelled = || {
@@ -476,7 +485,7 @@ async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
         let prompt = prompt(salt, tokens - 40);
         let mut stream = frontend.submit(request(&prompt, 40));
         if salt > 0 {
-            let first = timeout(PATIENCE, stream.next()).await.unwrap();
+            let first = timeout(TEST_WAIT_MAX, stream.next()).await.unwrap();
             assert!(matches!(first, Some(FlightEvent::Token(_))), "{first:?}");
         }
         gate.reached().await;
@@ -491,35 +500,36 @@ async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
         2.0,
         "{text}"
     );
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
+// Lesson: 6.
 #[tokio::test]
-async fn lesson_06_a_router_that_starts_anew_finds_its_workers_again() {
+async fn workers_reconnect_to_a_restarted_router() {
     let first = router("127.0.0.1:0").await;
     let address = first.address().to_string();
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, first.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, first.ready()).await.unwrap();
     check(&first.frontend(), &prompt(1, 20), 4).await;
-    first.drain(PATIENCE).await;
+    first.drain(TEST_WAIT_MAX).await;
 
     let second = router(&address).await;
-    timeout(PATIENCE, second.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, second.ready()).await.unwrap();
     check(&second.frontend(), &prompt(2, 20), 4).await;
-    prefill.drain(PATIENCE).await;
-    decode.drain(PATIENCE).await;
-    second.drain(PATIENCE).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    decode.drain(TEST_WAIT_MAX).await;
+    second.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn the_elder_of_two_workers_of_one_name_is_cut_off_and_does_not_fight() {
+async fn the_older_of_two_workers_with_one_name_is_cut_off() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let (proxy, passed) = counting_proxy(address.clone()).await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (elder, _) = worker("d0", Role::Decode, &proxy).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(1, 20), 4).await;
     let (younger, _) = worker("d0", Role::Decode, &address).await;
     let ready = async |worker: &RunningWorker| {
@@ -531,7 +541,9 @@ async fn the_elder_of_two_workers_of_one_name_is_cut_off_and_does_not_fight() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, cut_off).await.expect("it is cut off");
+    timeout(TEST_WAIT_MAX, cut_off)
+        .await
+        .expect("it is cut off");
     let before = passed.load(Ordering::Relaxed);
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(1) {
@@ -545,18 +557,18 @@ async fn the_elder_of_two_workers_of_one_name_is_cut_off_and_does_not_fight() {
     assert_eq!(metric(&text, "cleave_workers", "decode"), 1.0, "{text}");
     assert_eq!(metric(&text, "cleave_retries_total", ""), 0.0, "{text}");
     elder.stop().await;
-    younger.drain(PATIENCE).await;
-    prefill.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    younger.drain(TEST_WAIT_MAX).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn what_is_known_of_a_peer_goes_with_its_life() {
+async fn link_series_end_with_the_peers_incarnation() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (first, _) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(1, 20), 4).await;
     let links = || {
         let text = prefill.metrics();
@@ -567,20 +579,20 @@ async fn what_is_known_of_a_peer_goes_with_its_life() {
     first.stop().await;
     until(|| links().is_empty()).await;
     let (second, _) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(2, 20), 4).await;
-    second.drain(PATIENCE).await;
-    prefill.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    second.drain(TEST_WAIT_MAX).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn garbage_at_any_port_hurts_nobody() {
+async fn garbage_at_any_port_changes_nothing() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     let ports = [
         address,
         prefill.data_address().to_string(),
@@ -603,22 +615,23 @@ async fn garbage_at_any_port_hurts_nobody() {
     check(&router.frontend(), &prompt(1, 20), 4).await;
     drop(strangers);
     check(&router.frontend(), &prompt(2, 20), 4).await;
-    prefill.drain(PATIENCE).await;
-    decode.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    decode.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
+// Lesson: 12.
 #[tokio::test]
-async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
+async fn a_panicked_engine_is_unhealthy_and_gets_no_work() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (broken, gate) = worker("d0", Role::Decode, &address).await;
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     assert!(health_of(&broken).await.starts_with("HTTP/1.1 200"));
-    gate.mine();
+    gate.panic_at_next_step();
     let stream = router.frontend().submit(request(&prompt(1, 20), 6));
-    until(|| router.frontend().readiness() != Readiness::Ready).await;
+    until(|| router.frontend().readiness() != ServingReadiness::Ready).await;
     let (sound, _) = worker("d1", Role::Decode, &address).await;
     let (tokens, ending, _) = collect(stream).await;
     // Its first token is out; whether the rest is drawn elsewhere is the router's choice, and
@@ -631,12 +644,12 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
     let health = health_of(&broken).await;
     assert!(health.starts_with("HTTP/1.1 503"), "{health}");
     assert!(health.contains("a bead fell off"), "{health}");
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(2, 20), 6).await;
     broken.stop().await;
-    prefill.drain(PATIENCE).await;
-    sound.drain(PATIENCE).await;
-    router.drain(PATIENCE).await;
+    prefill.drain(TEST_WAIT_MAX).await;
+    sound.drain(TEST_WAIT_MAX).await;
+    router.drain(TEST_WAIT_MAX).await;
 }
 
 async fn health_of(worker: &RunningWorker) -> String {
@@ -653,7 +666,7 @@ async fn exchange(address: &str, request: String) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer))
+    timeout(TEST_WAIT_MAX, stream.read_to_string(&mut answer))
         .await
         .unwrap()
         .unwrap();
@@ -662,23 +675,22 @@ async fn exchange(address: &str, request: String) -> String {
 
 /// Feeds a tape to a fresh brain of its kind, and demands the same outputs.
 macro_rules! replay {
-    ($path:expr, $kind:path, $sort:ident) => {{
-        use $kind::{Brain, Input, Limits, Output};
-        type Line = TapeLine<Limits, Input, Output>;
+    ($path:expr, $sort:ident, $brain:ty, $limits:ty, $input:ty, $output:ty) => {{
+        type ReplayedLine = TapeRecord<$limits, $input, $output>;
         let text = std::fs::read_to_string($path).unwrap();
-        let (mut brain, mut heard) = (None::<Brain>, 0);
+        let (mut brain, mut heard) = (None::<$brain>, 0);
         for line in text.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            match serde_json::from_value::<Line>(line[stringify!($sort)].clone()).unwrap() {
-                TapeLine::Born { limits } => brain = Some(Brain::new(limits)),
-                TapeLine::Heard { at, input } => {
+            match serde_json::from_value::<ReplayedLine>(line[stringify!($sort)].clone()).unwrap() {
+                TapeRecord::Started { limits } => brain = Some(<$brain>::new(limits)),
+                TapeRecord::Received { at, input } => {
                     let brain = brain.as_mut().unwrap();
                     assert_eq!(brain.poll(), None, "all was said to the input before");
                     brain.handle(at, input);
                     brain.check();
                     heard += 1;
                 }
-                TapeLine::Said { output } => {
+                TapeRecord::Emitted { output } => {
                     assert_eq!(brain.as_mut().unwrap().poll(), Some(output))
                 }
             }
@@ -687,12 +699,13 @@ macro_rules! replay {
     }};
 }
 
+// Invariant: I14.
 #[tokio::test]
-async fn what_was_taped_while_serving_replays_equal() {
+async fn tapes_of_a_serving_fleet_replay_equal() {
     let folder = std::env::temp_dir().join(format!("cleave-tapes-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let path = |name: &str| folder.join(name);
-    let mut serve = Serve {
+    let mut serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: RouterOptions::default(),
         workers: Vec::new(),
@@ -704,10 +717,10 @@ async fn what_was_taped_while_serving_replays_equal() {
         options.tape = Some(path(name));
         serve
             .workers
-            .push((options, Box::new(Abacus::new(&Gate::new()))));
+            .push((options, Box::new(HashChainEngine::new(&StepGate::new()))));
     }
     let running = serve.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     let frontend = running.frontend();
     let flights = (0..6).map(|salt| {
         let frontend = Arc::clone(&frontend);
@@ -715,52 +728,81 @@ async fn what_was_taped_while_serving_replays_equal() {
     });
     futures::future::join_all(flights).await;
     drop(frontend.submit(request(&prompt(7, 30), 50)));
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 
-    assert!(replay!(path("router"), cleave_router, Router) > 6 * 5);
-    assert!(replay!(path("prefill"), cleave_sched, Worker) > 6 * 3);
+    assert!(
+        replay!(
+            path("router"),
+            Router,
+            RouterBrain,
+            RouterLimits,
+            RouterInput,
+            RouterOutput
+        ) > 6 * 5
+    );
+    assert!(
+        replay!(
+            path("prefill"),
+            Worker,
+            WorkerBrain,
+            WorkerLimits,
+            WorkerInput,
+            WorkerOutput
+        ) > 6 * 3
+    );
     let prefill = std::fs::read_to_string(path("prefill")).unwrap();
     let told = prefill.contains("LinkMeasured");
     assert!(told, "its brain hears what its links cost");
-    assert!(replay!(path("decode"), cleave_sched, Worker) > 6 * 3);
+    assert!(
+        replay!(
+            path("decode"),
+            Worker,
+            WorkerBrain,
+            WorkerLimits,
+            WorkerInput,
+            WorkerOutput
+        ) > 6 * 3
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+// Lesson: 27.
 #[tokio::test]
-async fn lesson_27_drain_lets_flights_finish_and_takes_no_new_ones() {
-    let gates = [Gate::new(), Gate::new()];
+async fn drain_finishes_flights_and_refuses_new_ones() {
+    let gates = [StepGate::new(), StepGate::new()];
     let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
     let prompt = prompt(1, 30);
     gates[1].shut();
     let mut stream = frontend.submit(request(&prompt, 30));
-    let first = timeout(PATIENCE, stream.next()).await.unwrap();
+    let first = timeout(TEST_WAIT_MAX, stream.next()).await.unwrap();
     assert!(matches!(first, Some(FlightEvent::Token(_))));
-    let draining = tokio::spawn(running.drain(PATIENCE));
-    until(|| frontend.readiness() != Readiness::Ready).await;
+    let draining = tokio::spawn(running.drain(TEST_WAIT_MAX));
+    until(|| frontend.readiness() != ServingReadiness::Ready).await;
     let (tokens, ending, _) = collect(frontend.submit(request(&prompt, 3))).await;
     assert!(tokens.is_empty());
     assert_eq!(ending, Ending::Refused(Refusal::Draining));
     gates[1].open();
-    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    let rest: Vec<FlightEvent> = timeout(TEST_WAIT_MAX, stream.collect()).await.unwrap();
     assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
     assert_eq!(rest.len(), 30, "29 tokens and the ending");
-    timeout(PATIENCE, draining).await.unwrap().unwrap();
+    timeout(TEST_WAIT_MAX, draining).await.unwrap().unwrap();
 }
 
+// Lesson: 16.
 #[tokio::test]
-async fn lesson_16_a_flight_cut_off_at_the_deadline_says_so() {
-    let gates = [Gate::new(), Gate::new()];
+async fn a_flight_cut_at_the_drain_deadline_fails() {
+    let gates = [StepGate::new(), StepGate::new()];
     let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
     gates[1].shut();
     let mut stream = frontend.submit(request(&prompt(1, 30), 30));
-    let first = timeout(PATIENCE, stream.next()).await.unwrap();
+    let first = timeout(TEST_WAIT_MAX, stream.next()).await.unwrap();
     assert!(matches!(first, Some(FlightEvent::Token(_))));
-    timeout(PATIENCE, running.drain(Duration::ZERO))
+    timeout(TEST_WAIT_MAX, running.drain(Duration::ZERO))
         .await
         .unwrap();
-    let last = timeout(PATIENCE, stream.next()).await.unwrap();
+    let last = timeout(TEST_WAIT_MAX, stream.next()).await.unwrap();
     let Some(FlightEvent::Ended { ending, .. }) = last else {
         panic!("{last:?}");
     };

@@ -1,23 +1,23 @@
 //! The policy's file changes while requests are served.
 
-use crate::abacus::{Abacus, Gate, expected};
-use crate::{DONE, PATIENCE, check, collect, files, metric, prompt, request, until};
+use crate::hash_chain::{HashChainEngine, StepGate, expected};
+use crate::{DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, request, until};
 use cleave_api::{FlightEvent, Frontend};
-use cleave_domain::{Origin, Request, Role, TapeLine};
-use cleave_node::{PolicyFile, RouterOptions, Running, Serve, WorkerOptions};
-use cleave_router::{Input, Limits, Output};
+use cleave_domain::{Request, RequestOrigin, Role, TapeRecord};
+use cleave_node::{FleetNode, PolicyFile, RouterOptions, RunningFleet, WorkerOptions};
+use cleave_router::{RouterInput, RouterLimits, RouterOutput};
 use futures::StreamExt;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::time::timeout;
 
 /// A fleet of two that follows this file.
-async fn serve(policy: &Path, tape: &Path, gates: &[Gate; 2]) -> Running {
-    let worker = |(role, gate): (Role, &Gate)| {
-        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(gate));
+async fn serve(policy: &Path, tape: &Path, gates: &[StepGate; 2]) -> RunningFleet {
+    let worker = |(role, gate): (Role, &StepGate)| {
+        let engine: Box<dyn cleave_engine::Engine> = Box::new(HashChainEngine::new(gate));
         (WorkerOptions::new(role.to_string(), role), engine)
     };
-    let serve = Serve {
+    let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: RouterOptions {
             policy: Some(PolicyFile::open(policy).unwrap()),
@@ -32,7 +32,7 @@ async fn serve(policy: &Path, tape: &Path, gates: &[Gate; 2]) -> Running {
         files: files(),
     };
     let running = serve.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     running
 }
 
@@ -46,10 +46,10 @@ fn classes(names: &str) -> String {
 }
 
 /// A request that goes by the policy as it stands.
-fn promised(frontend: &Arc<dyn Frontend>, tokens: &[u32]) -> Request {
+fn request_by_policy(frontend: &Arc<dyn Frontend>, tokens: &[u32]) -> Request {
     let slo = frontend
         .policy()
-        .resolve(&Origin::default(), "m", 20)
+        .resolve(&RequestOrigin::default(), "m", 20)
         .unwrap();
     Request {
         slo,
@@ -61,8 +61,9 @@ fn reloads(frontend: &Arc<dyn Frontend>, outcome: &str) -> f64 {
     metric(&frontend.metrics(), "cleave_policy_reloads_total", outcome)
 }
 
+// Invariant: I35.
 #[tokio::test]
-async fn a_policy_that_changes_costs_no_request() {
+async fn a_policy_change_loses_no_request() {
     let folder = tempfile::tempdir().unwrap();
     let (policy, tape) = (
         folder.path().join("policy.yaml"),
@@ -74,22 +75,22 @@ async fn a_policy_that_changes_costs_no_request() {
         std::fs::rename(&next, &policy).unwrap();
     };
     write(&classes("a b"));
-    let gates = [Gate::new(), Gate::new()];
+    let gates = [StepGate::new(), StepGate::new()];
     let running = serve(&policy, &tape, &gates).await;
     let frontend = running.frontend();
     // One flight is in mid-stream, while others come and go.
     gates[1].shut();
     let long = prompt(1, 30);
     let mut stream = frontend.submit(request(&long, 40));
-    let first = timeout(PATIENCE, stream.next()).await.unwrap();
+    let first = timeout(TEST_WAIT_MAX, stream.next()).await.unwrap();
     assert!(matches!(first, Some(FlightEvent::Token(_))));
 
     write("default_class: c\nclasses:\n- name: c\n  ttft: 10m\n  tpot: 10m\n");
     until(|| reloads(&frontend, "changed") == 1.0).await;
     assert_eq!(frontend.policy().default_class, "c");
     let short = prompt(2, 20);
-    let after = frontend.submit(promised(&frontend, &short));
-    // A file with a mistake is told, and changes nothing.
+    let after = frontend.submit(request_by_policy(&frontend, &short));
+    // A file with a mistake is reported, and changes nothing.
     write("default_class: c\nclasses:\n- name: c\n  tttf: 10m\n");
     until(|| reloads(&frontend, "rejected") == 1.0).await;
     assert_eq!(frontend.policy().default_class, "c");
@@ -97,7 +98,7 @@ async fn a_policy_that_changes_costs_no_request() {
     gates[1].open();
     let (tokens, ending, _) = collect(after).await;
     assert_eq!((tokens, ending), (expected(&short, 9), DONE));
-    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    let rest: Vec<FlightEvent> = timeout(TEST_WAIT_MAX, stream.collect()).await.unwrap();
     assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
     assert_eq!(rest.len(), 40, "39 tokens and the ending");
 
@@ -111,25 +112,25 @@ async fn a_policy_that_changes_costs_no_request() {
     let text = frontend.metrics();
     assert_eq!(metric(&text, "cleave_flights_ended_total", "done"), 42.0);
     assert_eq!(metric(&text, "cleave_policy_info", "digest"), 1.0);
-    running.drain(PATIENCE).await;
-    brain_heard_of_it_first(&tape);
+    running.drain(TEST_WAIT_MAX).await;
+    check_policy_reached_brain_first(&tape);
 }
 
 /// No request that goes by a policy reaches the brain before the policy.
-fn brain_heard_of_it_first(tape: &Path) {
+fn check_policy_reached_brain_first(tape: &Path) {
     let text = std::fs::read_to_string(tape).unwrap();
     let mut changed = 0;
     let mut submitted = 0;
     for line in text.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
-        let TapeLine::<Limits, Input, Output>::Heard { input, .. } =
+        let TapeRecord::<RouterLimits, RouterInput, RouterOutput>::Received { input, .. } =
             serde_json::from_value(line["Router"].clone()).unwrap()
         else {
             continue;
         };
         match input {
-            Input::PolicyChanged { .. } => changed += 1,
-            Input::Submitted { request, .. } if request.slo.class == "c" => {
+            RouterInput::PolicyChanged { .. } => changed += 1,
+            RouterInput::Submitted { request, .. } if request.slo.class == "c" => {
                 assert_eq!(changed, 1);
                 submitted += 1;
             }

@@ -1,14 +1,14 @@
-//! Who is let in: clients by TLS and key, workers by certificate.
+//! Access: clients by TLS and key, workers by certificate.
 
-use crate::abacus::{Abacus, Gate};
-use crate::authority::Authority;
+use crate::authority::TestAuthority;
+use crate::hash_chain::{HashChainEngine, StepGate};
 use crate::{
-    PATIENCE, check, exchange, files, http, metric, prompt, router_with, until, worker_node,
+    TEST_WAIT_MAX, check, exchange, files, http, metric, prompt, router_with, until, worker_node,
 };
 use cleave_domain::Role;
 use cleave_node::{
-    CertificateFiles, PickerOptions, PolicyFile, ProxyTls, RouterNode, RouterOptions, Running,
-    Serve, WorkerOptions,
+    CertificateFiles, FleetNode, PickerOptions, PolicyFile, ProxyTls, RouterNode, RouterOptions,
+    RunningFleet, WorkerOptions,
 };
 use cleave_tls::PEER_NAME;
 use cleave_tls::rustls::pki_types::pem::PemObject;
@@ -22,19 +22,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-async fn serve(options: RouterOptions) -> Running {
+async fn serve(options: RouterOptions) -> RunningFleet {
     let worker = |role: Role| {
-        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+        let engine: Box<dyn cleave_engine::Engine> =
+            Box::new(HashChainEngine::new(&StepGate::new()));
         (WorkerOptions::new(role.to_string(), role), engine)
     };
-    let serve = Serve {
+    let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: options,
         workers: [Role::Prefill, Role::Decode].map(worker).into(),
         files: files(),
     };
     let running = serve.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     running
 }
 
@@ -45,8 +46,8 @@ fn certificate(folder: &Path) -> CertificateFiles {
     }
 }
 
-/// What a client that trusts `authority` is answered, speaking one of these protocols.
-async fn https(address: &str, authority: &Authority, alpn: &str) -> io::Result<String> {
+/// The answer to a client that trusts `authority` and speaks one of these protocols.
+async fn https(address: &str, authority: &TestAuthority, alpn: &str) -> io::Result<String> {
     let mut roots = RootCertStore::empty();
     let pem = authority.pem();
     roots
@@ -74,10 +75,11 @@ async fn https(address: &str, authority: &Authority, alpn: &str) -> io::Result<S
     Ok(answer)
 }
 
+// Invariant: I46.
 #[tokio::test]
-async fn clients_see_the_certificate_that_there_is_now() {
+async fn clients_see_the_current_certificate() {
     let folder = tempfile::tempdir().unwrap();
-    let (old, new) = (Authority::new(), Authority::new());
+    let (old, new) = (TestAuthority::new(), TestAuthority::new());
     old.sign(folder.path(), "localhost");
     let running = serve(RouterOptions {
         certificate: Some(certificate(folder.path())),
@@ -89,7 +91,7 @@ async fn clients_see_the_certificate_that_there_is_now() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     https(&address, &old, "h2").await.unwrap();
     assert!(https(&address, &new, "http/1.1").await.is_err());
-    // In clear nothing is told but that.
+    // In clear the answer names HTTPS and nothing else.
     let clear = http(&address, "/version").await;
     assert!(
         clear.starts_with("HTTP/1.1 400") && clear.contains("HTTPS"),
@@ -100,15 +102,15 @@ async fn clients_see_the_certificate_that_there_is_now() {
     assert!(https(&address, &old, "http/1.1").await.is_ok());
     new.sign(folder.path(), "localhost");
     let changed = async { while https(&address, &new, "http/1.1").await.is_err() {} };
-    timeout(PATIENCE, changed)
+    timeout(TEST_WAIT_MAX, changed)
         .await
         .expect("it is seen in time");
     assert!(https(&address, &old, "http/1.1").await.is_err());
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
-/// A wire whose bytes are kept.
-async fn tapped(target: std::net::SocketAddr, listener: TcpListener) -> Arc<Mutex<Vec<u8>>> {
+/// A TCP proxy that keeps the bytes that pass it.
+async fn tapped_wire(target: std::net::SocketAddr, listener: TcpListener) -> Arc<Mutex<Vec<u8>>> {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&heard);
     tokio::spawn(async move {
@@ -134,7 +136,7 @@ async fn tapped(target: std::net::SocketAddr, listener: TcpListener) -> Arc<Mute
 
 #[tokio::test]
 async fn workers_join_and_hand_over_only_by_certificate() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
     let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let [router_folder, prefill_folder, decode_folder, foreign_folder] = &folders;
     for folder in [router_folder, prefill_folder, decode_folder] {
@@ -147,10 +149,10 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     })
     .await;
     let address = router.address().to_string();
-    // Strangers first: one without a certificate, one with another fleet's.
+    // Foreign workers first: one without a certificate, one with another fleet's.
     let strangers = [None, Some(foreign_folder.path().to_owned())].map(|folder| {
         let name = format!("stranger-{}", folder.is_some());
-        let mut node = worker_node(&name, Role::Both, &address, &Gate::new());
+        let mut node = worker_node(&name, Role::Both, &address, &StepGate::new());
         node.options.peer_tls = folder;
         node
     });
@@ -158,21 +160,21 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     for node in strangers {
         turned_away.push(node.start().await.unwrap());
     }
-    // Where there is another address of this machine's own, nobody else's worker dials there who once
-    // knew the port as a peer's.
+    // Where there is another address of this machine's own, nobody else's worker dials there who
+    // once knew the port as a peer's.
     let tap = match TcpListener::bind("127.0.0.2:0").await {
         Ok(tap) => tap,
         Err(_) => TcpListener::bind("127.0.0.1:0").await.unwrap(),
     };
-    let mut decode = worker_node("d0", Role::Decode, &address, &Gate::new());
+    let mut decode = worker_node("d0", Role::Decode, &address, &StepGate::new());
     decode.options.peer_tls = Some(decode_folder.path().to_owned());
     decode.data_address = Some(tap.local_addr().unwrap().to_string());
     let decode = decode.start().await.unwrap();
-    let heard = tapped(decode.data_address(), tap).await;
-    let mut prefill = worker_node("p0", Role::Prefill, &address, &Gate::new());
+    let heard = tapped_wire(decode.data_address(), tap).await;
+    let mut prefill = worker_node("p0", Role::Prefill, &address, &StepGate::new());
     prefill.options.peer_tls = Some(prefill_folder.path().to_owned());
     let prefill = prefill.start().await.unwrap();
-    timeout(PATIENCE, router.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     for salt in 0..3 {
         check(&router.frontend(), &prompt(salt, 40), 9).await;
     }
@@ -191,19 +193,19 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     for worker in turned_away {
         worker.stop().await;
     }
-    router.drain(PATIENCE).await;
+    router.drain(TEST_WAIT_MAX).await;
     prefill.stop().await;
     decode.stop().await;
 }
 
 #[tokio::test]
-async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
+async fn a_picker_trusts_only_routers_of_its_fleet() {
+    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
     let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let [front, picker_folder, near_folder, far_folder] = &folders;
     ours.sign(front.path(), "llm.example");
     for (authority, folder) in [
-        (&Authority::new(), picker_folder),
+        (&TestAuthority::new(), picker_folder),
         (&ours, near_folder),
         (&theirs, far_folder),
     ] {
@@ -224,10 +226,10 @@ async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
     let mut workers = Vec::new();
     for (router, folder) in [(&near, near_folder), (&far, far_folder)] {
         let address = router.address().to_string();
-        let mut node = worker_node("w", Role::Both, &address, &Gate::new());
+        let mut node = worker_node("w", Role::Both, &address, &StepGate::new());
         node.options.peer_tls = Some(folder.path().to_owned());
         workers.push(node.start().await.unwrap());
-        timeout(PATIENCE, router.ready()).await.unwrap();
+        timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     }
     // Every port of a router answers those whom it knows.
     let asked = [near.address(), far.admin_address().unwrap()];
@@ -255,7 +257,7 @@ async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
         worker.stop().await;
     }
     for router in [picker, near, far] {
-        router.drain(PATIENCE).await;
+        router.drain(TEST_WAIT_MAX).await;
     }
 }
 
@@ -284,14 +286,14 @@ async fn operators_have_a_port_of_their_own() {
             "{path} {answer}"
         );
     }
-    // It leaves: that is said, and nothing else changes.
-    running.leave();
+    // It leaves: that is reported, and nothing else changes.
+    running.set_not_ready();
     for address in [&front, &admin] {
         assert!(http(address, "/ready").await.starts_with("HTTP/1.1 503"));
     }
     check(&running.frontend(), &prompt(3, 20), 4).await;
     assert!(complete(&front, "", 1).await.starts_with("HTTP/1.1 200"));
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 /// A completion of a prompt of 60 tokens, with this key.
@@ -316,8 +318,10 @@ async fn cached(address: &str, key: &str, salt: usize) -> u32 {
     digits.parse().unwrap()
 }
 
+// Invariant: I10.
+// Lesson: 7.
 #[tokio::test]
-async fn lesson_07_what_one_tenant_sent_showed_in_anothers_cached_tokens() {
+async fn cached_tokens_reveal_nothing_of_other_tenants() {
     let policy = |shared: bool| {
         let text = format!(
             "classes:\n- name: a\ntrust: {{shared_prefixes: {shared}}}\ntenants:\n\
@@ -335,14 +339,14 @@ async fn lesson_07_what_one_tenant_sent_showed_in_anothers_cached_tokens() {
     let running = serve(policy(false)).await;
     let address = running.address().to_string();
     let ask = async |key: &str, salt| cached(&address, key, salt).await;
-    // What either sees of a prompt is what it would see alone.
+    // Each tenant sees the cached prefix that it would see alone.
     assert_eq!(ask("one", 7).await, 0);
     assert_eq!(ask("two", 7).await, 0, "not the other's");
     assert_eq!(ask("nobody's", 7).await, 0, "not a tenant's");
     for key in ["one", "two", "nobody's"] {
         assert!(ask(key, 7).await > 0, "{key}: its own");
     }
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
     let running = serve(policy(true)).await;
     let address = running.address().to_string();
     assert_eq!(cached(&address, "one", 7).await, 0);
@@ -350,14 +354,14 @@ async fn lesson_07_what_one_tenant_sent_showed_in_anothers_cached_tokens() {
         cached(&address, "two", 7).await > 0,
         "where that is allowed"
     );
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 /// The log of this thread, a line for each event.
 #[derive(Clone, Default)]
-struct Logged(Arc<Mutex<Vec<String>>>);
+struct CapturedLog(Arc<Mutex<Vec<String>>>);
 
-impl Logged {
+impl CapturedLog {
     fn has(&self, words: &[&str]) -> bool {
         let lines = self.0.lock().unwrap();
         let fits = |line: &String| words.iter().all(|word| line.contains(word));
@@ -365,7 +369,7 @@ impl Logged {
     }
 }
 
-impl tracing::Subscriber for Logged {
+impl tracing::Subscriber for CapturedLog {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         metadata.target().starts_with("cleave")
     }
@@ -379,13 +383,13 @@ impl tracing::Subscriber for Logged {
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        struct Line(String);
-        impl tracing::field::Visit for Line {
+        struct CapturedLine(String);
+        impl tracing::field::Visit for CapturedLine {
             fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
                 self.0 += &format!("{field}={value:?} ");
             }
         }
-        let mut line = Line(String::new());
+        let mut line = CapturedLine(String::new());
         event.record(&mut line);
         self.0.lock().unwrap().push(line.0);
     }
@@ -396,10 +400,10 @@ impl tracing::Subscriber for Logged {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_refused_logs_why() {
-    let logged = Logged::default();
+async fn a_refused_worker_logs_the_reason() {
+    let logged = CapturedLog::default();
     let _guard = tracing::subscriber::set_default(logged.clone());
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
     let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let [router_folder, own, foreign, trusting] = &folders;
     ours.sign(router_folder.path(), PEER_NAME);
@@ -438,13 +442,13 @@ async fn a_worker_that_is_refused_logs_why() {
     ];
     for (name, address, folder, words) in cases {
         println!("{name}");
-        let mut node = worker_node(name, Role::Both, address, &Gate::new());
+        let mut node = worker_node(name, Role::Both, address, &StepGate::new());
         node.options.peer_tls = folder.map(Path::to_owned);
         let worker = node.start().await.unwrap();
         until(|| logged.has(words)).await;
         worker.stop().await;
         logged.0.lock().unwrap().clear();
     }
-    secure.drain(PATIENCE).await;
-    plain.drain(PATIENCE).await;
+    secure.drain(TEST_WAIT_MAX).await;
+    plain.drain(TEST_WAIT_MAX).await;
 }

@@ -1,18 +1,20 @@
-//! What a pool loses is kept below it, and comes back as it was.
+//! Blocks evicted from a pool are kept in a tier, and return unchanged.
 
-use super::abacus::{Abacus, BLOCK_BYTES, BLOCK_TOKENS, Gate, expected};
-use super::{DONE, PATIENCE, collect, files, metric, prompt, request, until};
+use super::hash_chain::{BLOCK_BYTES, BLOCK_TOKENS, HashChainEngine, StepGate, expected};
+use super::{DONE, TEST_WAIT_MAX, collect, files, metric, prompt, request, until};
 use cleave_api::Frontend;
 use cleave_domain::{Role, TokenId};
-use cleave_node::{DiskOptions, RouterOptions, Running, Serve, TierOptions, WorkerOptions};
+use cleave_node::{
+    DiskOptions, FleetNode, RouterOptions, RunningFleet, TierOptions, WorkerOptions,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::time::timeout;
 
 /// A folder that is gone with the test.
-struct Folder(PathBuf);
+struct TierFolder(PathBuf);
 
-impl Folder {
+impl TierFolder {
     fn new(name: &str) -> Self {
         let name = format!("cleave-tier-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -21,7 +23,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TierFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -37,11 +39,11 @@ fn options(host_blocks: usize, disk: Option<(&Path, usize)>) -> TierOptions {
     }
 }
 
-async fn serve(tier: TierOptions) -> Running {
-    serve_with(tier, Abacus::new(&Gate::new())).await
+async fn serve(tier: TierOptions) -> RunningFleet {
+    serve_with(tier, HashChainEngine::new(&StepGate::new())).await
 }
 
-async fn serve_with(tier: TierOptions, engine: Abacus) -> Running {
+async fn serve_with(tier: TierOptions, engine: HashChainEngine) -> RunningFleet {
     let worker = WorkerOptions {
         tier,
         ..WorkerOptions::new("both-0", Role::Both)
@@ -49,16 +51,20 @@ async fn serve_with(tier: TierOptions, engine: Abacus) -> Running {
     start(RouterOptions::default(), worker, engine).await
 }
 
-async fn start(router: RouterOptions, worker: WorkerOptions, engine: Abacus) -> Running {
+async fn start(
+    router: RouterOptions,
+    worker: WorkerOptions,
+    engine: HashChainEngine,
+) -> RunningFleet {
     let engine: Box<dyn cleave_engine::Engine> = Box::new(engine);
-    let serve = Serve {
+    let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router,
         workers: vec![(worker, engine)],
         files: files(),
     };
     let running = serve.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
     running
 }
 
@@ -112,7 +118,7 @@ async fn evict(frontend: &Arc<dyn Frontend>, before: usize) -> usize {
 }
 
 #[tokio::test]
-async fn an_evicted_prefix_comes_back_from_memory_and_no_token_changes() {
+async fn an_evicted_prefix_returns_from_memory_unchanged() {
     let running = serve(options(200, None)).await;
     let frontend = running.frontend();
     let prompt = prompt(1, TOKENS + 2);
@@ -132,11 +138,11 @@ async fn an_evicted_prefix_comes_back_from_memory_and_no_token_changes() {
         let kind = format!("kind=\"{kind}\"");
         until(|| metric(&frontend.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
     }
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn a_stream_that_lost_its_blocks_has_them_brought_back_and_no_token_changes() {
+async fn a_preempted_stream_reloads_its_blocks_unchanged() {
     let mut router = RouterOptions::default();
     // So little is set aside that more is admitted than the pool can hold.
     router.limits.expected_output_tokens = 1;
@@ -145,7 +151,7 @@ async fn a_stream_that_lost_its_blocks_has_them_brought_back_and_no_token_change
         swap_bytes: Some(0),
         ..WorkerOptions::new("both-0", Role::Both)
     };
-    let running = start(router, worker, Abacus::new(&Gate::new())).await;
+    let running = start(router, worker, HashChainEngine::new(&StepGate::new())).await;
     let frontend = running.frontend();
     let (long, short) = (prompt(1, 40), prompt(2, 40));
     let first = frontend.submit(request(&long, 80));
@@ -161,18 +167,18 @@ async fn a_stream_that_lost_its_blocks_has_them_brought_back_and_no_token_change
         let kind = format!("kind=\"{kind}\"");
         until(|| metric(&frontend.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
     }
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn a_worker_that_starts_again_finds_its_disk() {
-    let folder = Folder::new("again");
+async fn a_restarted_worker_finds_its_blocks_on_disk() {
+    let folder = TierFolder::new("again");
     let prompt = prompt(1, TOKENS + 2);
     let running = serve(options(100, Some((&folder.0, 300)))).await;
     let frontend = running.frontend();
     cached(&frontend, &prompt, 0).await;
     kept(&frontend, "disk", 20).await;
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
     drop(frontend);
     unlocked(&folder).await;
 
@@ -182,29 +188,31 @@ async fn a_worker_that_starts_again_finds_its_disk() {
     assert_eq!(fetched(&frontend), 20.0);
     // Another tenant's is not.
     assert_eq!(cached(&frontend, &prompt, 3).await, 0);
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
     drop(frontend);
     unlocked(&folder).await;
 
     // Nor is another model's.
-    let another = Abacus::new(&Gate::new()).another();
+    let another = HashChainEngine::new(&StepGate::new()).with_other_weights();
     let running = serve_with(options(100, Some((&folder.0, 300))), another).await;
     let frontend = running.frontend();
     assert_eq!(cached(&frontend, &prompt, 0).await, 0);
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
-/// A worker of the same model in another process would find the file locked; here threads let go of it
-/// when they end.
-async fn unlocked(folder: &Folder) {
+/// A worker of the same model in another process would find the file locked; here threads let go of
+/// it when they end.
+async fn unlocked(folder: &TierFolder) {
     let file = folder.0.join("kv-0.cleave");
     let locked = || std::fs::File::open(&file).unwrap().try_lock().is_err();
     until(|| !locked()).await;
 }
 
+// Invariant: I49.
+// Lesson: 7.
 #[tokio::test]
-async fn lesson_07_bytes_that_changed_on_disk_are_computed_and_never_used() {
-    let folder = Folder::new("changed");
+async fn blocks_changed_on_disk_are_recomputed() {
+    let folder = TierFolder::new("changed");
     let prompt = prompt(1, TOKENS + 2);
     // So little host memory that what is on disk is there only.
     let running = serve(options(8, Some((&folder.0, 300)))).await;
@@ -224,11 +232,11 @@ async fn lesson_07_bytes_that_changed_on_disk_are_computed_and_never_used() {
     let cached = cached(&frontend, &prompt, 0).await;
     assert!(cached < TOKENS, "{cached} were taken from what had changed");
     assert!(failures(&frontend, "corrupt") >= 1.0);
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }
 
 #[tokio::test]
-async fn a_tier_that_is_full_keeps_the_latest_and_no_more() {
+async fn a_full_tier_stays_within_its_limit() {
     let running = serve(options(24, None)).await;
     let frontend = running.frontend();
     for salt in 0..12 {
@@ -237,5 +245,5 @@ async fn a_tier_that_is_full_keeps_the_latest_and_no_more() {
         let blocks = metric(&text, "cleave_kv_tier_blocks", "kind=\"host\"");
         assert!(blocks <= 24.0, "{blocks}\n{text}");
     }
-    running.drain(PATIENCE).await;
+    running.drain(TEST_WAIT_MAX).await;
 }

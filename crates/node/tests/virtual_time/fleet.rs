@@ -1,14 +1,16 @@
-//! The fleet, and days for it.
+//! The fleet under test, and scenarios for it.
 
 use cleave_api::ModelFiles;
 use cleave_domain::{
-    Capacity, Fingerprint, Incarnation, LinkPrice, Prices, Role, RowPrice, Slo, SloClass,
-    SloPolicy, Time, Unmet, WorkerId, WorkerRef,
+    Capacity, Fingerprint, Incarnation, LinkPrice, OnSloMiss, Prices, RequestSlo, Role, RowPrice,
+    SloClass, SloPolicy, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::{Engine, EngineDescription, MockEngine};
-use cleave_node::{RouterOptions, Running, Serve, StepTime, WorkerOptions};
-use cleave_sched::Writer;
-use cleave_sim::goodput::{Arrival, Device, Part, Prompt, Scenario, VOCAB_SIZE};
+use cleave_node::{FleetNode, RouterOptions, RunningFleet, StepTime, WorkerOptions};
+use cleave_sched::PoolWriter;
+use cleave_sim::goodput::{
+    PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,12 +33,12 @@ const CAPACITY: Capacity = Capacity {
     context_tokens_max: 1024,
 };
 
-/// What a step costs besides rows and draws, in milliseconds. Virtual clocks tick in these, so everything
-/// costs whole ones; and no two workers are equally fast, so that little happens at the same moment
-/// without one being the other's cause: in which order it does then is the body's own.
+/// The cost of a step besides rows and draws, in milliseconds. Virtual clocks tick in milliseconds,
+/// so everything costs whole ones; and no two workers are equally fast, so that events rarely
+/// coincide without one causing the other: their order would then be the body's own.
 const STEP_MILLIS: [u64; 5] = [17, 23, 13, 19, 29];
 
-/// One more for each row, three for each draw.
+/// One millisecond more for each row, three for each draw.
 fn prices(place: usize) -> Prices {
     let knot = |rows: u32| RowPrice {
         rows,
@@ -62,10 +64,10 @@ fn options(place: usize) -> WorkerOptions {
     }
 }
 
-/// What the node tells the brain of this worker, told to the simulator's.
-fn device(place: usize) -> Device {
+/// The simulator's device with the same limits that the node gives to this worker's brain.
+fn device(place: usize) -> WorkerDevice {
     let options = options(place);
-    let limits = cleave_sched::Limits {
+    let limits = cleave_sched::WorkerLimits {
         me: WorkerRef {
             worker: WorkerId(cleave_transfer::checksum(options.name.as_bytes())),
             incarnation: Incarnation(0),
@@ -81,20 +83,20 @@ fn device(place: usize) -> Device {
         swap_blocks: 0,
         host_blocks: 0,
         disk_blocks: 0,
-        writer: Writer::Receiver,
+        writer: PoolWriter::Receiver,
         prices: prices(place),
         steps_in_flight: if overlaps(place) { 2 } else { 1 },
         speculation: None,
     };
-    Device {
+    WorkerDevice {
         limits,
-        real: prices(place),
-        host: LinkPrice::default(),
+        real_prices: prices(place),
+        host_link: LinkPrice::default(),
         devices_count: 1,
     }
 }
 
-/// What becomes of whom a target cannot be met for: refused, waits, becomes one of the first.
+/// Classes by what happens when a target cannot be met: refused, queued, downgraded to the second.
 const CLASSES: [&str; 3] = ["strict", "patient", "modest"];
 
 fn policy() -> SloPolicy {
@@ -105,9 +107,9 @@ fn policy() -> SloPolicy {
     };
     SloPolicy {
         classes: vec![
-            class(CLASSES[0], Unmet::Reject),
-            class(CLASSES[1], Unmet::Queue(Duration::from_secs(2))),
-            class(CLASSES[2], Unmet::Downgrade(CLASSES[1].to_owned())),
+            class(CLASSES[0], OnSloMiss::Reject),
+            class(CLASSES[1], OnSloMiss::Queue(Duration::from_secs(2))),
+            class(CLASSES[2], OnSloMiss::Downgrade(CLASSES[1].to_owned())),
         ],
         default_class: CLASSES[0].to_owned(),
         ..SloPolicy::default()
@@ -115,9 +117,9 @@ fn policy() -> SloPolicy {
 }
 
 /// Numbers of a seed (splitmix64).
-struct Dice(u64);
+struct DayRng(u64);
 
-impl Dice {
+impl DayRng {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -127,46 +129,46 @@ impl Dice {
     }
 }
 
-/// What is promised to those of a day to whom something is.
+/// The targets of a day's requests that have any.
 #[derive(Clone, Copy)]
-pub(crate) struct Promises {
-    /// One in so many is promised something.
+pub(crate) struct DayTargets {
+    /// One request in this many has targets.
     pub(crate) one_in: u64,
-    /// To the first token, at least and at most.
+    /// Time to first token, at least and at most.
     pub(crate) ttft_millis: (u64, u64),
-    /// Between tokens.
+    /// The time between output tokens.
     pub(crate) tpot_millis: u64,
 }
 
 /// A day of so many arrivals, `gap_millis` apart in the mean.
-pub(crate) fn day(seed: u64, (count, gap_millis): (u64, u64), promises: Promises) -> Scenario {
-    let mut dice = Dice(seed);
+pub(crate) fn day(seed: u64, count: u64, gap_millis: u64, promises: DayTargets) -> Scenario {
+    let mut dice = DayRng(seed);
     let mut at = Duration::from_secs(1);
     let arrival = |number: u64| {
         at += Duration::from_millis(1 + dice.below(2 * gap_millis));
         let tokens = 20 + dice.below(280) as u32;
-        // One in three begins as others do.
+        // One prompt in three shares its beginning with others.
         let prompt = match dice.below(3) {
             0 => {
-                let part = |name, tokens| Part { name, tokens };
-                Prompt {
+                let part = |name, tokens| RecipePart { name, tokens };
+                PromptRecipe {
                     parts: Arc::new([part(dice.below(4), 96), part(1000 + number, tokens)]),
                 }
             }
-            _ => Prompt::alone(1000 + number, tokens),
+            _ => PromptRecipe::unshared(1000 + number, tokens),
         };
         let promised = dice.below(promises.one_in) == 0;
         let within = |millis: u64| promised.then(|| Duration::from_millis(millis));
         let (least, most) = promises.ttft_millis;
-        Arrival {
+        RequestArrival {
             at: Time::ZERO + at,
             prompt,
             output_tokens: 1 + dice.below(14) as u32,
-            slo: Slo {
+            slo: RequestSlo {
                 class: CLASSES[dice.below(3) as usize].to_owned(),
                 ttft: within(least + dice.below(most - least)),
                 tpot: within(promises.tpot_millis),
-                ..Slo::default()
+                ..RequestSlo::default()
             },
             priority: 0,
         }
@@ -174,22 +176,22 @@ pub(crate) fn day(seed: u64, (count, gap_millis): (u64, u64), promises: Promises
     Scenario {
         devices: (0..LEGS.len()).map(device).collect(),
         routers_count: 1,
-        router: cleave_router::Limits {
+        router: cleave_router::RouterLimits {
             policy: Arc::new(policy()),
-            ..cleave_router::Limits::default()
+            ..cleave_router::RouterLimits::default()
         },
         arrivals: (0..count).map(arrival).collect(),
-        message: Duration::ZERO,
+        message_time: Duration::ZERO,
         noise_permille: 0,
         grain: Duration::from_millis(1),
         misses_max: BTreeMap::new(),
-        starter: None,
+        orchestrator: None,
         seed,
     }
 }
 
-/// The fleet of that day, ready to serve.
-pub(crate) async fn serve(router: RouterOptions) -> Running {
+/// The fleet of these scenarios, ready to serve.
+pub(crate) async fn serve(router: RouterOptions) -> RunningFleet {
     let worker = |place| {
         let description = EngineDescription {
             model: "mock".into(),
@@ -200,14 +202,15 @@ pub(crate) async fn serve(router: RouterOptions) -> Running {
             vocab_size: VOCAB_SIZE,
         };
         let engine = MockEngine::new(description).unwrap();
-        let engine: Box<dyn Engine> = match overlaps(place) {
-            true => Box::new(engine.overlapping()),
-            false => Box::new(engine),
+        let engine: Box<dyn Engine> = if overlaps(place) {
+            Box::new(engine.overlapping())
+        } else {
+            Box::new(engine)
         };
         (options(place), engine)
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
-    let serve = Serve {
+    let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router,
         workers: (0..LEGS.len()).map(worker).collect(),

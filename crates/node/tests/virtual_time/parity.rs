@@ -1,7 +1,7 @@
-//! This body and the simulator's drive the same brains; here they drive them through the same day, and
-//! must decide the same, in the same order, at the same moments.
+//! This body and the simulator's drive the same brains; here they drive them through the same day,
+//! and must decide the same, in the same order, at the same moments.
 
-use crate::fleet::{Promises, day, serve};
+use crate::fleet::{DayTargets, day, serve};
 use cleave_api::FlightEvent;
 use cleave_domain::Time;
 use cleave_node::RouterOptions;
@@ -46,11 +46,11 @@ async fn live(scenario: &Scenario, tape: &Path) -> Vec<Value> {
         let decides = note.get("Decided").is_some() || note.get("Placed").is_some();
         decides.then_some(note)
     });
-    notes.map(nameless).collect()
+    notes.map(without_identities).collect()
 }
 
-/// Without what two bodies name differently: lives of workers and of routers.
-fn nameless(mut note: Value) -> Value {
+/// Removes what two bodies name differently: incarnations of workers, and ids of routers.
+fn without_identities(mut note: Value) -> Value {
     fn strip(value: &mut Value) {
         match value {
             Value::Object(fields) => {
@@ -71,15 +71,15 @@ fn nameless(mut note: Value) -> Value {
 }
 
 async fn compare(seed: u64) -> String {
-    let promises = Promises {
+    let promises = DayTargets {
         one_in: 2,
         ttft_millis: (300, 2500),
         tpot_millis: 150,
     };
-    let scenario = day(seed, (150, 36), promises);
+    let scenario = day(seed, 150, 36, promises);
     let simulated: Vec<Value> = decisions(&scenario)
         .into_iter()
-        .map(|note| nameless(serde_json::to_value(note).unwrap()))
+        .map(|note| without_identities(serde_json::to_value(note).unwrap()))
         .collect();
     let file = format!("cleave-parity-{seed}-{}", std::process::id());
     let lived = live(&scenario, &std::env::temp_dir().join(file)).await;
@@ -93,15 +93,16 @@ async fn compare(seed: u64) -> String {
     Value::from(lived).to_string()
 }
 
+// Invariant: I32.
 #[tokio::test(start_paused = true)]
-async fn node_and_simulator_decided_differently_on_one_trace() {
+async fn node_and_simulator_decide_alike_on_one_trace() {
     let mut days = String::new();
-    // Where somebody asks in the very millisecond in which a step ends, either may be heard first; so it is
-    // in the day of seed 3.
+    // Where a request arrives in the very millisecond in which a step ends, either may be handled
+    // first; the day of seed 3 has such a case.
     for seed in [1, 2, 4, 5, 6, 7] {
         days += &compare(seed).await;
     }
-    // Not a day on which there was nothing to decide.
+    // The days must contain every kind of decision.
     let words = [
         "Placed",
         "Split",

@@ -1,166 +1,205 @@
-//! How many workers serve a fleet's promises: the controller's brain.
+//! The autoscaler's brain: how many workers meet a fleet's targets.
 //!
 //! - *Facts*: [`Scaler::handle`] takes one, with the time.
 //! - *Commands*: [`Scaler::poll`] gives one at a time; drain it before the next fact.
-//! - *Wake-ups*: [`Scaler::deadline`] says when to hand in [`Input::Stands`] with the fleet as it is.
+//! - *Wake-ups*: [`Scaler::deadline`] says when to hand in [`ScalerInput::FleetChanged`] with the
+//!   fleet as it is.
 //! - *Checks*: [`Scaler::check`] asserts every invariant.
 //!
-//! Each router has one. They tell each other what is asked through them, over the workers that they share,
-//! and add it up; the one with the smallest name decides, and the others repeat its answer, so that every
-//! router answers the same. Without a worker in common each goes by what it knows.
+//! Each router has one. Routers send each other their demand, over the workers that they share, and
+//! add it up; the one with the smallest id decides, and the others repeat its answer, so that every
+//! router answers the same. A router that shares no worker goes by its own demand.
 //!
-//! From demand to answer: `need` (how many workers of each leg by what work costs), `steady` (more soon, fewer
-//! late), `fit` (bounds, devices, another leg before another worker, how often a pool may turn).
+//! From demand to answer: `need` (workers of each leg, by prices), `steady` (grow soon, shrink
+//! late), `fit` (bounds, devices, flips before starts, limits on reversals).
 //!
 //! Owns: these decisions. Never: starts or stops a worker; knows a flight.
-//! Invariant: never more devices than there may be; never more turns in an hour than there may be; where
-//! anybody waits and workers are allowed, some are wanted.
+//! Invariant: never more devices than the limit; never more reversals in an hour than the limit;
+//! while a request waits and workers are allowed, some are wanted.
 
+mod bounds;
 mod demand;
-mod fit;
-mod habits;
 mod need;
+mod need_history;
 mod scaler;
-mod steady;
+mod trends;
 mod window;
 
 pub use scaler::Scaler;
 
 use cleave_domain::{
-    Aim, Capacity, Prices, Role, Scaling, SloPolicy, Verdict, Voice, Wanted, WorkerId,
+    Capacity, FleetTarget, Prices, Role, ScalingGossip, ScalingPolicy, SloMetric, SloPolicy,
+    SloVerdict, WorkerId,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What happened.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Input {
-    /// Other bounds and promises hold from now on.
-    Configured(Scaling, Arc<SloPolicy>),
-    /// A request arrived, whatever becomes of it.
+pub enum ScalerInput {
+    /// New bounds and targets.
+    Configured(ScalingPolicy, Arc<SloPolicy>),
+    /// A request arrived, whatever its outcome.
     Arrived {
-        /// Its class's name.
         class: String,
         /// Tokens of its prompt.
         prompt_tokens: u32,
     },
-    /// It was placed for the first time.
+    /// A request was placed for the first time.
     Placed {
-        /// Tokens of its prompt that were found cached.
+        /// Tokens of its prompt found in the cache.
         cached_tokens: u32,
     },
-    /// A request ended.
     Ended {
-        /// Its class's name.
         class: String,
-        /// What came of its promise.
-        came: Came,
-        /// Tokens of its answer, if that came to its end; otherwise zero.
+        came: PromiseOutcome,
+        /// Tokens of its answer if it was completed; otherwise zero.
         output_tokens: u32,
     },
-    /// Another router said this.
-    Heard(Arc<Voice>),
-    /// The fleet as it is; to be said at every deadline, and whenever somebody comes, goes or changes.
-    Stands(Fleet),
+    /// Gossip of another router arrived.
+    GossipReceived(Arc<ScalingGossip>),
+    /// The present fleet; due at every deadline, and whenever a worker comes, goes or changes.
+    FleetChanged(ScalerFleet),
 }
 
-/// What came of a request, as far as anything is learned from it.
+/// A request's outcome for its targets, as far as something is learned from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Came {
-    /// It kept its promise.
-    Good,
-    /// It was late or refused, for what workers of that leg could not do.
+pub enum PromiseOutcome {
+    /// It met its targets.
+    Met,
+    /// It was late or refused, because of the workers of that leg.
     Missed(Role),
-    /// It failed, was tried again, or its client left: that says nothing of how many workers there are.
-    Aside,
+    /// It failed, was retried, or its client left: such an outcome says nothing about the number of
+    /// workers.
+    NotCounted,
 }
 
-impl Came {
-    /// From a verdict; `of` is the target that could not be met where it was refused for one. Whoever
-    /// was served by a second attempt was not plainly served.
-    pub fn of(verdict: Verdict, plain: bool, of: Option<Aim>) -> Self {
+impl PromiseOutcome {
+    /// From a verdict; `of` is the target that could not be met if it was refused for one. A
+    /// request with a second attempt does not count.
+    pub fn from_verdict(verdict: SloVerdict, plain: bool, of: Option<SloMetric>) -> Self {
         let leg = |aim| match aim {
-            Aim::Ttft | Aim::EndToEnd => Role::Prefill,
-            Aim::Tpot => Role::Decode,
+            SloMetric::Ttft | SloMetric::EndToEnd => Role::Prefill,
+            SloMetric::Tpot => Role::Decode,
         };
         match verdict {
-            _ if !plain => Self::Aside,
-            Verdict::Good => Self::Good,
-            Verdict::Late { aim, stage } => Self::Missed(match aim {
-                Aim::EndToEnd if stage >= cleave_domain::Stage::Transfer => Role::Decode,
+            _ if !plain => Self::NotCounted,
+            SloVerdict::Good => Self::Met,
+            SloVerdict::Late { aim, stage } => Self::Missed(match aim {
+                SloMetric::EndToEnd if stage >= cleave_domain::RequestStage::Transfer => {
+                    Role::Decode
+                }
                 aim => leg(aim),
             }),
-            Verdict::Refused => of.map_or(Self::Aside, |aim| Self::Missed(leg(aim))),
-            Verdict::Failed | Verdict::Cancelled => Self::Aside,
+            SloVerdict::Refused => of.map_or(Self::NotCounted, |aim| Self::Missed(leg(aim))),
+            SloVerdict::Failed | SloVerdict::Cancelled => Self::NotCounted,
         }
     }
 }
 
 /// The fleet as a router knows it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Fleet {
-    /// Every worker that is connected.
-    pub members: Vec<Member>,
-    /// What a prompt costs on one of those that run prompts.
+pub struct ScalerFleet {
+    /// Every worker connected to the router.
+    pub members: Vec<ScalerMember>,
+    /// Prices and capacity of a worker that runs prompts.
     pub prefill: Option<(Prices, Capacity)>,
-    /// What a stream costs on one of those that generate.
+    /// Prices and capacity of a worker that decodes.
     pub decode: Option<(Prices, Capacity)>,
-    /// Tokens, prompt and output, of all streams that run or are promised room.
+    /// Tokens, prompt and output, of all streams that run or have reserved room.
     pub context_tokens: u64,
     /// Requests that wait for a place at this router, or for a worker's tokenizer.
     pub waiting: u32,
-    /// Tokens of their prompts.
     pub waiting_tokens: u64,
     /// Requests of this router that have not ended.
     pub open: u32,
 }
 
-/// A worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Who.
+pub struct ScalerMember {
     pub worker: WorkerId,
-    /// What it serves.
     pub role: Role,
-    /// What it was started to serve.
-    pub home: Role,
-    /// It drains, or makes no progress: nobody counts on it.
-    pub leaves: bool,
-    /// Tokens of what it is busy with.
+    /// The role with which it was started.
+    pub home_role: Role,
+    /// It drains, or makes no progress: its capacity does not count.
+    pub leaving: bool,
+    /// Tokens of its running work.
     pub busy_tokens: u64,
 }
 
-/// What the body must do, in this order.
+/// Work for the body, to be performed in this order.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// Tell it to the other routers, by some worker or several.
-    PassOn(Voice),
-    /// Let this worker serve that leg from now on.
-    Flip {
-        /// Which.
-        worker: WorkerId,
-        /// What it is to serve.
-        role: Role,
-    },
-    /// So many are wanted from now on.
-    Want(Decision),
+pub enum ScalerOutput {
+    /// Send this to the other routers, over one or several workers.
+    SendGossip(ScalingGossip),
+    /// Change this worker's role.
+    Flip { worker: WorkerId, role: Role },
+    /// The wanted numbers of workers, from now on.
+    Decided(ScalerDecision),
 }
 
-/// An answer, and what it was made of.
+/// An answer, and the numbers behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Decision {
-    /// How many.
-    pub wanted: Wanted,
-    /// Whether it is this router's own; otherwise another one's, repeated.
+pub struct ScalerDecision {
+    pub wanted: FleetTarget,
+    /// Whether this router decided; otherwise it repeats the leader's answer.
     pub own: bool,
-    /// Requests in a second, of all routers.
+    /// Requests per second, over all routers.
     pub rate: f64,
-    /// Prefill workers that would do, before anything was rounded or held.
+    /// Load of prompts in prefill workers, before rounding and stabilisation.
     pub prefill_load: f64,
-    /// Decode workers that would do.
+    /// Load of streams in decode workers.
     pub decode_load: f64,
-    /// Requests that wait, of all routers.
+    /// Waiting requests, over all routers.
     pub waiting: u32,
-    /// Workers that are wanted and not there yet.
+    /// Workers that are wanted and have not joined yet.
     pub starting: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::RequestStage;
+
+    #[test]
+    fn a_missed_promise_is_its_leg_s_unless_it_was_tried_again() {
+        let late =
+            |aim, stage| PromiseOutcome::from_verdict(SloVerdict::Late { aim, stage }, true, None);
+        let (prefill, decode) = (
+            PromiseOutcome::Missed(Role::Prefill),
+            PromiseOutcome::Missed(Role::Decode),
+        );
+        assert_eq!(late(SloMetric::Ttft, RequestStage::Transfer), prefill);
+        assert_eq!(late(SloMetric::Tpot, RequestStage::Prefill), decode);
+        // An answer that is late as a whole was late where most of its time went.
+        let whole = |stage| late(SloMetric::EndToEnd, stage);
+        assert_eq!(
+            [
+                whole(RequestStage::RouterQueue),
+                whole(RequestStage::Prefill)
+            ],
+            [prefill; 2]
+        );
+        assert_eq!(
+            [whole(RequestStage::Transfer), whole(RequestStage::Decode)],
+            [decode; 2]
+        );
+        let refused = |of| PromiseOutcome::from_verdict(SloVerdict::Refused, true, of);
+        assert_eq!(refused(Some(SloMetric::EndToEnd)), prefill);
+        assert_eq!(
+            [refused(Some(SloMetric::Tpot)), refused(None)],
+            [decode, PromiseOutcome::NotCounted]
+        );
+        assert_eq!(
+            PromiseOutcome::from_verdict(SloVerdict::Good, true, None),
+            PromiseOutcome::Met
+        );
+        assert_eq!(
+            PromiseOutcome::from_verdict(SloVerdict::Good, false, None),
+            PromiseOutcome::NotCounted
+        );
+        assert_eq!(
+            PromiseOutcome::from_verdict(SloVerdict::Failed, true, None),
+            PromiseOutcome::NotCounted
+        );
+    }
 }

@@ -1,10 +1,10 @@
-//! Admission's reading of a policy and of a request, below what scenario scripts show.
+//! Admission's reading of a policy and of a request, below the level of the scenario scripts.
 
 use super::*;
-use crate::event::{Input, Limits};
-use crate::forecast::Manners;
+use crate::event::{RouterInput, RouterLimits};
+use crate::forecast::PlacementPriority;
 use cleave_domain::{
-    Capacity, Fingerprint, Prices, Report, Role, RowPrice, Sampling, Slo, StopRules,
+    Capacity, Fingerprint, Prices, Report, RequestSlo, Role, RowPrice, SamplingParams, StopRules,
     WorkerDescription, WorkerRef,
 };
 
@@ -18,20 +18,21 @@ fn class(name: &str, ttft: Option<u64>, tpot: Option<u64>) -> SloClass {
 }
 
 /// A router with these classes; the first is the default.
-fn brain(classes: &[SloClass]) -> Brain {
+fn brain(classes: &[SloClass]) -> RouterBrain {
     let policy = SloPolicy {
         default_class: classes[0].name.clone(),
         classes: classes.to_vec(),
         ..SloPolicy::default()
     };
-    Brain::new(Limits {
+    RouterBrain::new(RouterLimits {
         policy: Arc::new(policy),
-        ..Limits::default()
+        ..RouterLimits::default()
     })
 }
 
-/// With one worker that has said its prices, and one request that waits for room there.
-fn with_flight(classes: &[SloClass], class: &SloClass) -> (Brain, Flight) {
+/// A router with one worker that has reported its prices, and one request that waits for room
+/// there.
+fn with_flight(classes: &[SloClass], class: &SloClass) -> (RouterBrain, FlightRecord) {
     let mut brain = brain(classes);
     let worker = WorkerRef::default();
     let description = WorkerDescription {
@@ -63,17 +64,17 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (Brain, Flight) {
         ],
         ..Prices::default()
     };
-    let joined = Input::WorkerJoined {
+    let joined = RouterInput::WorkerJoined {
         worker,
         description,
     };
     brain.handle(Time::ZERO, joined);
     let report = Report::Prices(prices);
-    brain.handle(Time::ZERO, Input::Told { worker, report });
+    brain.handle(Time::ZERO, RouterInput::WorkerReported { worker, report });
     let request = Request {
         prompt: [1, 2, 3].into(),
         generated: [].into(),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens: 300,
             min_tokens: 0,
@@ -81,22 +82,22 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (Brain, Flight) {
         },
         priority: 0,
         cache_salt: 0,
-        slo: Slo {
+        slo: RequestSlo {
             class: class.name.clone(),
             ttft: class.ttft,
             tpot: class.tpot,
-            ..Slo::default()
+            ..RequestSlo::default()
         },
     };
     let (flight, request) = (FlightId(1), Arc::new(request));
-    brain.handle(Time::ZERO, Input::Submitted { flight, request });
+    brain.handle(Time::ZERO, RouterInput::Submitted { flight, request });
     let flight = brain.flights[&flight].clone();
     brain.now = Time::from_nanos(7_000_000);
     (brain, flight)
 }
 
 #[test]
-fn somebody_gives_way_where_only_some_classes_have_targets() {
+fn classes_yield_only_where_some_have_targets() {
     let (chat, batch) = (class("chat", None, Some(40)), class("batch", None, None));
     let gives_way = |classes: &[SloClass]| brain(classes).anybody_gives_way();
     assert!(gives_way(&[chat.clone(), batch.clone()]));
@@ -107,7 +108,7 @@ fn somebody_gives_way_where_only_some_classes_have_targets() {
 }
 
 #[test]
-fn a_flight_is_of_the_class_in_whose_queue_it_stands() {
+fn a_flight_has_the_class_of_its_queue() {
     let classes = [
         class("chat", None, Some(40)),
         class("batch", Some(90), None),
@@ -119,7 +120,7 @@ fn a_flight_is_of_the_class_in_whose_queue_it_stands() {
 }
 
 #[test]
-fn a_need_counts_what_was_promised_and_what_answers_are_like() {
+fn a_need_reflects_targets_and_recent_answer_lengths() {
     let classes = [
         class("chat", Some(90), Some(40)),
         class("batch", None, None),
@@ -136,15 +137,15 @@ fn a_need_counts_what_was_promised_and_what_answers_are_like() {
         (classes[0].ttft, classes[0].tpot, None)
     );
     assert_eq!(
-        (need.waited, need.counted),
+        (need.waited, need.counted_wait),
         (Duration::from_millis(7), Duration::from_millis(7))
     );
     assert_eq!(
-        need.spares,
+        need.gap_left_to_others,
         Some(Duration::from_millis(35)),
         "an eighth less than 40 ms"
     );
-    assert_eq!(need.manners, Manners::New);
+    assert_eq!(need.priority_over_others, PlacementPriority::New);
     // As long as three quarters of the class's answers, and as 95 in a hundred.
     for tokens in 1..=32 {
         brain.tally.answered("chat", tokens);
@@ -161,35 +162,45 @@ fn a_need_counts_what_was_promised_and_what_answers_are_like() {
     let need = brain.need(&given).unwrap();
     assert_eq!((need.output, need.output_long), (5, 11));
     assert_eq!((need.ttft, need.tpot), (None, None));
-    assert_eq!(need.manners, Manners::Resumed);
-    // A class that waits counts from its placement on.
+    assert_eq!(need.priority_over_others, PlacementPriority::Resumed);
+    // The time of a class that may wait counts from its placement.
     let mut waits = flight;
-    waits.unmet = Unmet::Queue(Duration::from_secs(9));
-    assert_eq!(brain.need(&waits).unwrap().counted, Duration::ZERO);
-    brain.limits.mode = Mode::Load;
+    waits.on_miss = OnSloMiss::Queue(Duration::from_secs(9));
+    assert_eq!(brain.need(&waits).unwrap().counted_wait, Duration::ZERO);
+    brain.limits.mode = RoutingMode::Load;
     assert!(brain.need(&waits).is_none(), "times do not decide");
 }
 
 #[test]
-fn one_without_targets_gives_way_where_others_have_some() {
+fn a_request_without_targets_yields_to_those_with_some() {
     let classes = [class("chat", None, Some(40)), class("batch", None, None)];
     let (brain, flight) = with_flight(&classes, &classes[1]);
-    assert_eq!(brain.need(&flight).unwrap().manners, Manners::GivesWay);
-    assert_eq!(brain.stands(flight.place.flight), Stands::Aside);
+    assert_eq!(
+        brain.need(&flight).unwrap().priority_over_others,
+        PlacementPriority::Yielding
+    );
+    assert_eq!(brain.stands(flight.place.flight), OvertakeRule::Uncounted);
     let (mut brain, flight) = with_flight(&classes, &classes[0]);
     let id = flight.place.flight;
-    assert_eq!(brain.need(&flight).unwrap().manners, Manners::New);
-    assert_eq!(brain.stands(id), Stands::Patient);
+    assert_eq!(
+        brain.need(&flight).unwrap().priority_over_others,
+        PlacementPriority::New
+    );
+    assert_eq!(brain.stands(id), OvertakeRule::Counted);
     brain.flights.get_mut(&id).unwrap().overtaken = OVERTAKEN_MAX - 1;
-    assert_eq!(brain.stands(id), Stands::Patient);
+    assert_eq!(brain.stands(id), OvertakeRule::Counted);
     brain.count_overtaken(&[id]);
-    assert_eq!(brain.stands(id), Stands::Firm);
+    assert_eq!(brain.stands(id), OvertakeRule::Forbidden);
     brain.count_overtaken(&[id]);
-    assert_eq!(brain.stands(id), Stands::Firm);
+    assert_eq!(brain.stands(id), OvertakeRule::Forbidden);
     brain.flights.get_mut(&id).unwrap().overtaken = 0;
-    brain.limits.mode = Mode::Load;
-    assert_eq!(brain.stands(id), Stands::Firm, "by load nobody overtakes");
-    // Nothing in the line, and no other class with targets: no one to give way to.
+    brain.limits.mode = RoutingMode::Load;
+    assert_eq!(
+        brain.stands(id),
+        OvertakeRule::Forbidden,
+        "by load nobody overtakes"
+    );
+    // No flight waits, and no other class has targets, so there is nothing to yield to.
     let (brain, flight) = with_flight(&classes[1..], &classes[1]);
-    assert_eq!(brain.stands(flight.place.flight), Stands::Patient);
+    assert_eq!(brain.stands(flight.place.flight), OvertakeRule::Counted);
 }

@@ -1,13 +1,14 @@
-//! What must be true of a fleet after every fact.
+//! Invariants of the fleet, asserted after every fact in tests.
 //!
-//! Owns: the assertions. Never: changes anything. Invariant: whatever is counted or listed twice agrees.
+//! Owns: the assertions. Never: changes anything. Invariant: every count and list agrees with what
+//! it is derived from.
 
-use super::Fleet;
-use crate::devices::Devices;
+use super::RouterFleet;
+use crate::devices::SharedDevices;
 use cleave_domain::{FlightId, WorkerId};
 use std::collections::BTreeMap;
 
-impl Fleet {
+impl RouterFleet {
     pub(crate) fn check(&self) {
         let mut legs: BTreeMap<FlightId, u32> = BTreeMap::new();
         for worker in self.workers.values() {
@@ -26,13 +27,16 @@ impl Fleet {
             assert_eq!(
                 worker.stuck(),
                 self.stuck.contains(id),
-                "{id} is or is not stuck"
+                "the list of stuck workers is wrong about {id}"
             );
             let is_left = self.leaving.contains(id);
-            assert!(is_left || !worker.draining, "{id} drains in silence");
             assert!(
-                !is_left || worker.leaves().is_some(),
-                "{id} is left for no reason"
+                is_left || !worker.draining,
+                "{id} drains but is not listed as leaving"
+            );
+            assert!(
+                !is_left || worker.move_reason().is_some(),
+                "{id} is listed as leaving without a reason"
             );
         }
         let known = |id: &WorkerId| self.workers.contains_key(id);
@@ -41,14 +45,18 @@ impl Fleet {
             lists.into_iter().all(known),
             "a list holds a worker that is gone"
         );
-        let mut devices = Devices::default();
+        let mut devices = SharedDevices::default();
         for (id, worker) in &self.workers {
             devices.join(*id, worker.description.device.as_ref());
         }
-        assert_eq!(devices, self.devices, "a device has other workers");
+        assert_eq!(devices, self.devices, "the index of devices is wrong");
         let total = self.census.total() as usize;
-        assert_eq!(total, self.workers.len(), "the census is wrong");
-        assert_eq!(legs, self.legs, "open legs are miscounted");
+        assert_eq!(
+            total,
+            self.workers.len(),
+            "the number of workers by role is wrong"
+        );
+        assert_eq!(legs, self.legs, "the number of open legs is wrong");
         let grouped: usize = self.groups.values().map(|g| g.workers.len()).sum();
         assert_eq!(grouped, self.workers.len(), "a group holds a worker twice");
     }

@@ -1,14 +1,18 @@
-//! A world that keeps to its prices: workers run steps that take exactly what their prices say, prompts
-//! by when they must begin, in pieces that keep their streams' gaps. No message takes time.
+//! A world that keeps to its prices: workers run steps that take exactly the time of their prices,
+//! prompts in the order of their latest start, in chunks that keep their streams' gaps. No message
+//! takes time.
 
 use cleave_domain::{
-    Aim, Backlog, Capacity, DecodeTiming, DueUnmet, Ending, Fingerprint, FinishReason, FlightId,
-    HandoffId, Incarnation, LinkPrice, Load, Order, Prefill, PrefillTiming, Prices, Refusal,
-    Report, Request, Reserve, Role, RouterId, RowPrice, Sampling, Slo, StopRules, Time, Verdict,
-    Work, WorkerDescription, WorkerId, WorkerRef,
+    Capacity, DecodeTiming, Ending, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
+    LinkPrice, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, Refusal,
+    Report, Request, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SamplingParams, SloMetric,
+    SloVerdict, StepWork, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_planner::Predict;
-use cleave_router::{Brain, Decided, Input, Limits, Note, Output, PlaceReason};
+use cleave_router::{
+    DecisionOutcome, PlacementReason, RouterBrain, RouterInput, RouterLimits, RouterNote,
+    RouterOutput,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +34,8 @@ pub(crate) fn capacity() -> Capacity {
     }
 }
 
-/// A step of one row takes 5 ms; 20 µs more for each further one, 1 µs for a thousand tokens attended to.
+/// A step of one row takes 5 ms; 20 µs more for each further one, 1 µs for a thousand tokens
+/// attended to.
 pub(crate) fn prices() -> Prices {
     let knot = |rows: u32, micros: u64| RowPrice {
         rows,
@@ -49,11 +54,11 @@ pub(crate) fn prices() -> Prices {
     }
 }
 
-pub(crate) fn request(prompt: u32, max_tokens: u32, slo: Slo) -> Request {
+pub(crate) fn request(prompt: u32, max_tokens: u32, slo: RequestSlo) -> Request {
     Request {
         prompt: (0..prompt).collect(),
         generated: Arc::new([]),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens,
             min_tokens: 0,
@@ -66,9 +71,9 @@ pub(crate) fn request(prompt: u32, max_tokens: u32, slo: Slo) -> Request {
 }
 
 /// Numbers from a seed.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct PricedRng(pub(crate) u64);
 
-impl Dice {
+impl PricedRng {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self
             .0
@@ -78,18 +83,18 @@ impl Dice {
     }
 }
 
-struct Prompt {
+struct PricedPrompt {
     handoff: HandoffId,
     request: Arc<Request>,
     to: WorkerRef,
     done: u32,
     arrived: Time,
     begun: Option<Time>,
-    /// When it must begin, if it has to.
+    /// Its latest start, if it has a target.
     latest: Option<Time>,
 }
 
-struct Stream {
+struct PricedStream {
     handoff: HandoffId,
     context: u32,
     drawn: u32,
@@ -97,13 +102,13 @@ struct Stream {
     tpot: Option<Duration>,
     since: Time,
     first: Option<(Duration, Duration)>,
-    /// Whether it is in the step under way, and when it was in one last.
+    /// Whether it is in the step under way, and when it last was in one.
     runs: bool,
     ran: Time,
 }
 
-impl Stream {
-    /// One that has its first token.
+impl PricedStream {
+    /// A stream that has its first token.
     fn new(handoff: HandoffId, request: &Request, now: Time) -> Self {
         Self {
             handoff,
@@ -119,27 +124,26 @@ impl Stream {
     }
 }
 
-/// A stream that has all its tokens, how many those are, and how it began.
-type Over = (HandoffId, u32, DecodeTiming);
+/// A stream that has all its tokens, their number, and its timing.
+type PricedStreamEnd = (HandoffId, u32, DecodeTiming);
 
-/// When a step began, when it ends, and how many tokens of which prompts are in it.
-type UnderWay = (Time, Time, Vec<(HandoffId, u32)>);
+/// Start and end of a step, and the tokens of each prompt in it.
+type PricedStep = (Time, Time, Vec<(HandoffId, u32)>);
 
-struct Worker {
+struct PricedWorker {
     me: WorkerRef,
     prices: Prices,
     /// Orders of each router.
-    heard: Vec<u64>,
-    prompts: Vec<Prompt>,
-    streams: Vec<Stream>,
-    /// What was reserved, in blocks.
+    orders_received: Vec<u64>,
+    prompts: Vec<PricedPrompt>,
+    streams: Vec<PricedStream>,
+    /// Number of blocks reserved for each hand-off.
     reserved: BTreeMap<HandoffId, u32>,
     requests: BTreeMap<HandoffId, Arc<Request>>,
-    /// The step under way: when it began and ends, and of which prompt so many tokens.
-    step: Option<UnderWay>,
+    step: Option<PricedStep>,
 }
 
-impl Worker {
+impl PricedWorker {
     fn tpot_least(&self) -> Option<Duration> {
         let reserved = self
             .reserved
@@ -149,8 +153,8 @@ impl Worker {
         reserved.chain(running).min()
     }
 
-    /// Every stream of the step drew a token; these drew their last.
-    fn drew(&mut self, began: Time, now: Time) -> Vec<Over> {
+    /// Draws a token for every stream of the step; returns the streams that drew their last.
+    fn advance_streams(&mut self, began: Time, now: Time) -> Vec<PricedStreamEnd> {
         let mut over = Vec::new();
         for stream in self.streams.iter_mut().filter(|s| s.runs) {
             stream.runs = false;
@@ -166,8 +170,8 @@ impl Worker {
         over
     }
 
-    /// So many tokens of a prompt ran; gives it if those were its last.
-    fn computed(&mut self, handoff: HandoffId, tokens: u32) -> Option<Prompt> {
+    /// Adds computed tokens to a prompt; returns it if those were its last.
+    fn computed(&mut self, handoff: HandoffId, tokens: u32) -> Option<PricedPrompt> {
         let index = self.prompts.iter().position(|p| p.handoff == handoff)?;
         let prompt = &mut self.prompts[index];
         prompt.done += tokens;
@@ -179,13 +183,13 @@ impl Worker {
         self.reserved.values().sum()
     }
 
-    /// Streams without a target sit out where a step would take longer than the others' gap.
-    fn run_streams(&mut self) -> Work {
+    /// Streams without a target are deferred where a step would take longer than the others' gap.
+    fn run_streams(&mut self) -> StepWork {
         let gap = self.streams.iter().filter_map(|s| s.tpot).min();
         self.streams.sort_by_key(|s| (s.tpot.is_none(), s.ran));
-        let mut work = Work::default();
+        let mut work = StepWork::default();
         for stream in &mut self.streams {
-            let more = work + Work::decode(u64::from(stream.context));
+            let more = work + StepWork::decode(u64::from(stream.context));
             let fits = gap.is_none_or(|gap| self.prices.step(&more) <= gap - gap / 8);
             stream.runs = stream.tpot.is_some() || fits;
             if stream.runs {
@@ -195,7 +199,7 @@ impl Worker {
         work
     }
 
-    /// Whoever must begin first goes first; who is too late already goes last.
+    /// The order of prompts: by latest start, those that are late already last.
     fn key(&self, index: usize, now: Time) -> (bool, Time, Time, HandoffId) {
         let prompt = &self.prompts[index];
         let begun = prompt.begun.is_some();
@@ -210,7 +214,7 @@ impl Worker {
         }
         let mut work = self.run_streams();
         let mut chunks = Vec::new();
-        // What is lost on the way is made up for.
+        // A part of the gap is left to make up for time lost between steps.
         let gap = self.streams.iter().filter_map(|s| s.tpot).min();
         let gap = gap.map(|gap| gap - gap / 8);
         let mut room = 512;
@@ -222,7 +226,7 @@ impl Worker {
             let mut tokens = left.min(room);
             if let Some(gap) = gap {
                 let fits = |tokens: u32| {
-                    let piece = Work::prefill(prompt.done, tokens);
+                    let piece = StepWork::prefill(prompt.done, tokens);
                     self.prices.step(&(work + piece)) <= gap
                 };
                 let least = if chunks.is_empty() { 16 } else { 0 };
@@ -233,7 +237,7 @@ impl Worker {
             if tokens == 0 {
                 break;
             }
-            work += Work::prefill(prompt.done, tokens);
+            work += StepWork::prefill(prompt.done, tokens);
             work.draws += u32::from(tokens == left);
             prompt.begun.get_or_insert(now);
             chunks.push((prompt.handoff, tokens));
@@ -242,18 +246,21 @@ impl Worker {
         self.step = Some((now, now + self.prices.step(&work), chunks));
     }
 
-    /// By how much prompts take longer beside its streams.
+    /// Time of prompts beside its streams, in thousandths of their time alone.
     fn slowed_permille(&self) -> u32 {
-        let streams = self.streams.iter().fold(Work::default(), |sum, stream| {
-            sum + Work::decode(u64::from(stream.context))
-        });
+        let streams = self
+            .streams
+            .iter()
+            .fold(StepWork::default(), |sum, stream| {
+                sum + StepWork::decode(u64::from(stream.context))
+            });
         let gap = self.streams.iter().filter_map(|s| s.tpot).min();
         let gap = gap.map(|gap| gap - gap / 8);
-        cleave_planner::beside(&self.prices, &streams, gap, (512, BLOCK_TOKENS))
+        cleave_planner::slowdown_permille(&self.prices, &streams, gap, 512, BLOCK_TOKENS)
     }
 
-    /// Whether one that can be in time would not be, if so much work goes before it.
-    fn crowded(&self, now: Time, latest: Option<Time>, run: Duration) -> bool {
+    /// Whether a prompt that can be in time would not be, if this much work goes before it.
+    fn makes_others_late(&self, now: Time, latest: Option<Time>, run: Duration) -> bool {
         let mut others: Vec<(Time, Duration)> = self
             .prompts
             .iter()
@@ -273,8 +280,8 @@ impl Worker {
         })
     }
 
-    fn load(&self, now: Time, orders_heard: u64) -> Load {
-        let mut backlog = Backlog::default();
+    fn load(&self, now: Time, orders_heard: u64) -> WorkerLoad {
+        let mut backlog = PrefillBacklog::default();
         let mut queue_tokens = 0;
         for prompt in &self.prompts {
             let tokens = prompt.request.prompt.len() as u32 - prompt.done;
@@ -293,7 +300,7 @@ impl Worker {
             let prompt = self.requests[id].prompt.len() as u32;
             u64::from(of_running.get(id).copied().unwrap_or(prompt))
         });
-        Load {
+        WorkerLoad {
             queue_tokens,
             sequences_waiting: self.reserved.len() as u32 - running.min(self.reserved.len() as u32),
             sequences_running: running,
@@ -307,59 +314,60 @@ impl Worker {
                 .as_ref()
                 .map_or(Duration::ZERO, |(_, end, _)| end.since(now)),
             orders_heard,
-            ..Load::default()
+            ..WorkerLoad::default()
         }
     }
 }
 
-/// What became of a request.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct PricedOutcome {
     pub(crate) submitted: Time,
     pub(crate) class: String,
     pub(crate) tenant: String,
-    pub(crate) placed: Option<PlaceReason>,
+    pub(crate) placed: Option<PlacementReason>,
     pub(crate) refused: Option<(Time, Refusal)>,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) verdict: Option<SloVerdict>,
     pub(crate) output_tokens: u32,
     pub(crate) words: String,
 }
 
-pub(crate) struct World {
+pub(crate) struct PricedWorld {
     pub(crate) now: Time,
-    pub(crate) routers: Vec<Brain>,
-    workers: BTreeMap<WorkerId, Worker>,
+    pub(crate) routers: Vec<RouterBrain>,
+    workers: BTreeMap<WorkerId, PricedWorker>,
     arrivals: Vec<(Time, Request)>,
     landings: BTreeSet<(Time, WorkerId, HandoffId)>,
-    pub(crate) outcomes: BTreeMap<FlightId, Outcome>,
+    pub(crate) outcomes: BTreeMap<FlightId, PricedOutcome>,
     next: u64,
     pub(crate) refusals_by_workers: u32,
-    /// What workers were told of each flight's promise, last.
-    pub(crate) told: BTreeMap<FlightId, Slo>,
+    /// The targets last sent to workers for each flight.
+    pub(crate) slo_received: BTreeMap<FlightId, RequestSlo>,
 }
 
-impl World {
-    pub(crate) fn new(limits: &Limits, routers: usize, roles: &[Role]) -> Self {
+impl PricedWorld {
+    pub(crate) fn new(limits: &RouterLimits, routers: usize, roles: &[Role]) -> Self {
         let mut world = Self {
             now: Time::ZERO,
-            routers: (0..routers).map(|_| Brain::new(limits.clone())).collect(),
+            routers: (0..routers)
+                .map(|_| RouterBrain::new(limits.clone()))
+                .collect(),
             workers: BTreeMap::new(),
             arrivals: Vec::new(),
             landings: BTreeSet::new(),
             outcomes: BTreeMap::new(),
             next: 0,
             refusals_by_workers: 0,
-            told: BTreeMap::new(),
+            slo_received: BTreeMap::new(),
         };
         for (index, role) in roles.iter().enumerate() {
             let me = WorkerRef {
                 worker: WorkerId(index as u64 + 1),
                 incarnation: Incarnation(1),
             };
-            let worker = Worker {
+            let worker = PricedWorker {
                 me,
                 prices: prices(),
-                heard: vec![0; routers],
+                orders_received: vec![0; routers],
                 prompts: Vec::new(),
                 streams: Vec::new(),
                 reserved: BTreeMap::new(),
@@ -378,12 +386,12 @@ impl World {
             };
             for router in 0..routers {
                 let description = description.clone();
-                let joined = Input::WorkerJoined {
+                let joined = RouterInput::WorkerJoined {
                     worker: me,
                     description,
                 };
                 world.handle(router, joined);
-                world.told(router, me, Report::Prices(prices()));
+                world.send_report(router, me, Report::Prices(prices()));
             }
         }
         world
@@ -393,19 +401,19 @@ impl World {
         self.arrivals.push((at, request));
     }
 
-    fn told(&mut self, router: usize, worker: WorkerRef, report: Report) {
-        self.handle(router, Input::Told { worker, report });
+    fn send_report(&mut self, router: usize, worker: WorkerRef, report: Report) {
+        self.handle(router, RouterInput::WorkerReported { worker, report });
     }
 
-    fn tell_of(&mut self, worker: WorkerRef, handoff: HandoffId, report: Report) {
-        self.told(handoff.flight.router().0 as usize, worker, report);
+    fn send_report_of(&mut self, worker: WorkerRef, handoff: HandoffId, report: Report) {
+        self.send_report(handoff.flight.router().0 as usize, worker, report);
     }
 
     /// Gives the flight to a router.
     pub(crate) fn submit(&mut self, router: usize, request: Request) -> FlightId {
         let flight = FlightId::new(RouterId(router as u64), self.next);
         self.next += 1;
-        let outcome = Outcome {
+        let outcome = PricedOutcome {
             submitted: self.now,
             class: request.slo.class.clone(),
             tenant: request.slo.tenant.clone(),
@@ -417,28 +425,28 @@ impl World {
         };
         self.outcomes.insert(flight, outcome);
         let request = Arc::new(request);
-        self.handle(router, Input::Submitted { flight, request });
+        self.handle(router, RouterInput::Submitted { flight, request });
         flight
     }
 
-    fn handle(&mut self, router: usize, input: Input) {
+    fn handle(&mut self, router: usize, input: RouterInput) {
         self.routers[router].handle(self.now, input);
         self.routers[router].check();
         while let Some(output) = self.routers[router].poll() {
-            self.obey(router, output);
+            self.handle_output(router, output);
         }
     }
 
-    fn obey(&mut self, router: usize, output: Output) {
+    fn handle_output(&mut self, router: usize, output: RouterOutput) {
         match output {
-            Output::Tell { worker, order } => self.order(router, worker, order),
-            Output::End { flight, ending, .. } => {
+            RouterOutput::Order { worker, order } => self.order(router, worker, order),
+            RouterOutput::End { flight, ending, .. } => {
                 if let Ending::Refused(refusal) = ending {
                     let outcome = self.outcomes.get_mut(&flight).expect("was submitted");
                     outcome.refused = Some((self.now, refusal));
                 }
             }
-            Output::Note(Note::Judged {
+            RouterOutput::Note(RouterNote::Judged {
                 flight,
                 verdict,
                 output_tokens,
@@ -452,15 +460,18 @@ impl World {
                 outcome.output_tokens = output_tokens;
                 outcome.words = format!("{timing:?}\n{forecast:?}");
             }
-            Output::Note(Note::Decided(decision)) => {
+            RouterOutput::Note(RouterNote::Decided(decision)) => {
                 let flight = decision.flight;
                 let outcome = self.outcomes.get_mut(&flight).expect("was submitted");
-                if let Decided::Placed(reason) = decision.outcome {
+                if let DecisionOutcome::Placed(reason) = decision.outcome {
                     outcome.placed = Some(reason);
                 }
             }
-            Output::Note(_) | Output::Readiness(_) | Output::Drained | Output::Want(_) => {}
-            Output::Fence { handoff } | Output::Count { handoff } => {
+            RouterOutput::Note(_)
+            | RouterOutput::Readiness(_)
+            | RouterOutput::Drained
+            | RouterOutput::WorkersWanted(_) => {}
+            RouterOutput::Fence { handoff } | RouterOutput::Count { handoff } => {
                 panic!("{handoff} breaks in a world without faults")
             }
         }
@@ -468,7 +479,7 @@ impl World {
 
     fn order(&mut self, router: usize, who: WorkerRef, order: Order) {
         let worker = self.workers.get_mut(&who.worker).expect("exists");
-        worker.heard[router] += 1;
+        worker.orders_received[router] += 1;
         match order {
             Order::Reserve(order) => self.reserve(router, who, order),
             Order::Prefill(order) => self.prefill(router, who, order),
@@ -476,17 +487,18 @@ impl World {
                 worker.prompts.retain(|prompt| prompt.handoff != handoff);
                 worker.streams.retain(|stream| stream.handoff != handoff);
                 worker.reserved.remove(&handoff);
-                self.told(router, who, Report::Released { handoff });
+                self.send_report(router, who, Report::Released { handoff });
             }
             Order::Renew { .. } => {}
             other => panic!("{other:?} in a world without faults"),
         }
     }
 
-    fn reserve(&mut self, router: usize, who: WorkerRef, order: Reserve) {
+    fn reserve(&mut self, router: usize, who: WorkerRef, order: ReserveOrder) {
         let worker = self.workers.get_mut(&who.worker).expect("exists");
         let handoff = order.handoff;
-        self.told.insert(handoff.flight, order.request.slo.clone());
+        self.slo_received
+            .insert(handoff.flight, order.request.slo.clone());
         let tokens = order.request.prompt.len() as u32 + order.expected_output_tokens;
         let blocks = tokens.div_ceil(BLOCK_TOKENS);
         let free = capacity().blocks_count - worker.blocks_held();
@@ -504,10 +516,10 @@ impl World {
                 blocks: Vec::new(),
             }
         };
-        self.told(router, who, report);
+        self.send_report(router, who, report);
     }
 
-    fn prefill(&mut self, router: usize, who: WorkerRef, order: Prefill) {
+    fn prefill(&mut self, router: usize, who: WorkerRef, order: PrefillOrder) {
         let now = self.now;
         let worker = self.workers.get_mut(&who.worker).expect("exists");
         let run = worker
@@ -515,28 +527,30 @@ impl World {
             .prefill(0, order.request.prompt.len() as u32, 512);
         let slowed = |span: Duration| span * worker.slowed_permille() / 1000;
         let due = order.due.map(|due| now + due.left);
-        let firm = order.due.is_some_and(|due| due.unmet == DueUnmet::Refuse);
+        let firm = order
+            .due
+            .is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse);
         let before = worker
             .load(now, 0)
             .backlog
-            .ahead(0, due.map(|due| (due - run).since(now)));
+            .work_ahead(0, due.map(|due| (due - run).since(now)));
         let step = worker
             .step
             .as_ref()
             .map_or(Duration::ZERO, |(_, end, _)| end.since(now));
         let predicted = now + step.max(slowed(before)) + slowed(run);
         let late = due.is_some_and(|due| predicted > due + run / 4);
-        if firm && (late || worker.crowded(now, due.map(|due| due - run), run)) {
+        if firm && (late || worker.makes_others_late(now, due.map(|due| due - run), run)) {
             self.refusals_by_workers += 1;
             let handoff = order.handoff;
             let refusal = Refusal::Late {
-                aim: Aim::Ttft,
+                aim: SloMetric::Ttft,
                 predicted: predicted.since(now),
                 retry_after: millis(50),
             };
-            return self.told(router, who, Report::Refused { handoff, refusal });
+            return self.send_report(router, who, Report::Refused { handoff, refusal });
         }
-        worker.prompts.push(Prompt {
+        worker.prompts.push(PricedPrompt {
             handoff: order.handoff,
             request: order.request,
             to: order.target.worker,
@@ -556,20 +570,22 @@ impl World {
             return;
         }
         let request = Arc::clone(&worker.requests[&handoff]);
-        worker.streams.push(Stream::new(handoff, &request, now));
+        worker
+            .streams
+            .push(PricedStream::new(handoff, &request, now));
         worker.begin(now);
-        self.tell_of(me, handoff, Report::Landed { handoff });
+        self.send_report_of(me, handoff, Report::Landed { handoff });
     }
 
-    /// A prompt's first token is there: it runs on, leaves, or that was all.
-    fn handed_on(&mut self, id: WorkerId, prompt: &Prompt) -> Option<Over> {
+    /// Handles a prompt's first token: the sequence runs on here, is sent, or is complete.
+    fn handed_on(&mut self, id: WorkerId, prompt: &PricedPrompt) -> Option<PricedStreamEnd> {
         let now = self.now;
         let worker = self.workers.get_mut(&id).expect("exists");
         if prompt.request.stop.max_tokens == 1 {
             return Some((prompt.handoff, 1, DecodeTiming::default()));
         }
         if prompt.to == worker.me {
-            let stream = Stream::new(prompt.handoff, &prompt.request, now);
+            let stream = PricedStream::new(prompt.handoff, &prompt.request, now);
             worker.streams.push(stream);
         } else {
             let length = prompt.request.prompt.len() as u32;
@@ -589,7 +605,7 @@ impl World {
         let me = worker.me;
         let (began, _, chunks) = worker.step.take().expect("a step is under way");
         let mut words: Vec<(HandoffId, Report)> = Vec::new();
-        let mut over = worker.drew(began, now);
+        let mut over = worker.advance_streams(began, now);
         for (handoff, tokens) in chunks {
             let worker = self.workers.get_mut(&id).expect("exists");
             if let Some(prompt) = worker.computed(handoff, tokens) {
@@ -621,16 +637,16 @@ impl World {
         }
         worker.begin(now);
         let load = worker.load(now, 0);
-        let heard = worker.heard.clone();
+        let heard = worker.orders_received.clone();
         for (handoff, report) in words {
-            self.tell_of(me, handoff, report);
+            self.send_report_of(me, handoff, report);
         }
         for (router, orders_heard) in heard.into_iter().enumerate() {
-            let load = Load {
+            let load = WorkerLoad {
                 orders_heard,
                 ..load
             };
-            self.told(router, me, Report::Load(load));
+            self.send_report(router, me, Report::Load(load));
         }
     }
 
@@ -644,7 +660,7 @@ impl World {
                 .workers
                 .values()
                 .filter_map(|w| w.step.as_ref().map(|(_, end, _)| *end));
-            let wake = self.routers.iter().filter_map(Brain::deadline).min();
+            let wake = self.routers.iter().filter_map(RouterBrain::deadline).min();
             let step = steps.min();
             let busy = [arrival, landing, step].into_iter().flatten().min();
             let next = [busy, wake].into_iter().flatten().min();
@@ -660,7 +676,8 @@ impl World {
                 let (_, worker, handoff) = self.landings.pop_first().expect("is there");
                 self.landed(worker, handoff);
             } else if step == Some(at) {
-                let over = |w: &&Worker| w.step.as_ref().is_some_and(|(_, end, _)| *end == at);
+                let over =
+                    |w: &&PricedWorker| w.step.as_ref().is_some_and(|(_, end, _)| *end == at);
                 let id = self.workers.values().find(over).map(|w| w.me.worker);
                 self.stepped(id.expect("a step ends"));
             } else if arrival == Some(at) {
@@ -669,7 +686,7 @@ impl World {
                 self.submit(router, request);
             } else {
                 for router in 0..self.routers.len() {
-                    self.handle(router, Input::Woke);
+                    self.handle(router, RouterInput::Woke);
                 }
             }
         }
@@ -681,15 +698,15 @@ impl World {
             .all(|outcome| outcome.verdict.is_some())
     }
 
-    pub(crate) fn count(&self, of: impl Fn(&Outcome) -> bool) -> usize {
+    pub(crate) fn count(&self, of: impl Fn(&PricedOutcome) -> bool) -> usize {
         self.outcomes.values().filter(|outcome| of(outcome)).count()
     }
 
     pub(crate) fn good(&self) -> usize {
-        self.count(|outcome| outcome.verdict == Some(Verdict::Good))
+        self.count(|outcome| outcome.verdict == Some(SloVerdict::Good))
     }
 
     pub(crate) fn late(&self) -> usize {
-        self.count(|outcome| matches!(outcome.verdict, Some(Verdict::Late { .. })))
+        self.count(|outcome| matches!(outcome.verdict, Some(SloVerdict::Late { .. })))
     }
 }

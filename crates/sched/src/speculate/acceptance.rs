@@ -1,30 +1,30 @@
-//! How often guesses come true.
+//! How often drafts are accepted.
 //!
-//! Owns: two running counts. Never: forgets at once, or remembers for ever: what a sequence says changes.
-//! Invariant: whole numbers, so that equal histories give equal shares.
+//! Owns: two decaying counts. Never: forgets at once, or remembers for ever: the share changes as a
+//! sequence goes on.
+//! Invariant: integers only, so that equal histories give equal shares.
 
-/// One guess, in the parts that are counted.
+/// One draft, in the units that are counted.
 const ONE: u32 = 1 << 10;
-/// Guesses that a sequence's share is of, about.
+/// Number of recent drafts over which a sequence's share is formed, approximately.
 const SEQUENCE_MEMORY: u32 = 32;
-/// And a worker's.
 const WORKER_MEMORY: u32 = 1024;
-/// What is known of a worker's sequences counts in each as so many guesses.
+/// The worker's share counts in each sequence's as this many drafts.
 const PRIOR: u32 = 4;
 
-/// Guesses of one next token and those that came true, the late ones counting most.
+/// Drafts of a next token and accepted ones among them, recent ones weighing most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Acceptance {
+pub(crate) struct DraftAcceptance {
     true_parts: u32,
     all_parts: u32,
 }
 
-impl Acceptance {
-    pub(crate) fn of_sequence(&mut self, is_right: bool) {
+impl DraftAcceptance {
+    pub(crate) fn observe_for_sequence(&mut self, is_right: bool) {
         self.observe(is_right, SEQUENCE_MEMORY);
     }
 
-    pub(crate) fn of_worker(&mut self, is_right: bool) {
+    pub(crate) fn observe_for_worker(&mut self, is_right: bool) {
         self.observe(is_right, WORKER_MEMORY);
     }
 
@@ -36,9 +36,10 @@ impl Acceptance {
         self.true_parts += if is_right { ONE } else { 0 };
     }
 
-    /// How likely a sequence's next guess is right, in 0..1, by its own and by the worker's.
-    pub(crate) fn share(&self, worker: Self) -> f64 {
-        // Before anything is known, a guess is as likely right as wrong.
+    /// Probability that a sequence's next draft is accepted, in 0..1, from its own and the worker's
+    /// history.
+    pub(crate) fn probability(&self, worker: Self) -> f64 {
+        // Without any history, a draft is as likely accepted as not.
         let prior = share_of(worker.true_parts + ONE, worker.all_parts + 2 * ONE);
         let known = f64::from(PRIOR * ONE);
         let right = f64::from(self.true_parts) + prior * known;
@@ -54,31 +55,31 @@ fn share_of(part: u32, whole: u32) -> f64 {
 mod tests {
     use super::*;
 
-    fn after(observed: impl IntoIterator<Item = bool>) -> Acceptance {
-        let mut acceptance = Acceptance::default();
+    fn after(observed: impl IntoIterator<Item = bool>) -> DraftAcceptance {
+        let mut acceptance = DraftAcceptance::default();
         for is_right in observed {
-            acceptance.of_sequence(is_right);
+            acceptance.observe_for_sequence(is_right);
         }
         acceptance
     }
 
     #[test]
-    fn a_sequence_is_believed_more_than_its_worker_once_it_is_known() {
-        let nothing = Acceptance::default();
-        assert!((nothing.share(nothing) - 0.5).abs() < 1e-9);
-        let mut worker = Acceptance::default();
-        (0..1000).for_each(|_| worker.of_worker(false));
-        assert!(nothing.share(worker) < 0.01);
-        assert!(after([true; 20]).share(worker) > 0.75);
-        assert!(after([false; 20]).share(nothing) < 0.15);
+    fn own_history_outweighs_the_workers_after_some_drafts() {
+        let nothing = DraftAcceptance::default();
+        assert!((nothing.probability(nothing) - 0.5).abs() < 1e-9);
+        let mut worker = DraftAcceptance::default();
+        (0..1000).for_each(|_| worker.observe_for_worker(false));
+        assert!(nothing.probability(worker) < 0.01);
+        assert!(after([true; 20]).probability(worker) > 0.75);
+        assert!(after([false; 20]).probability(nothing) < 0.15);
     }
 
     #[test]
-    fn what_changed_is_noticed_within_some_guesses() {
-        let nothing = Acceptance::default();
+    fn acceptance_follows_a_change_within_forty_drafts() {
+        let nothing = DraftAcceptance::default();
         let turned = after([false; 500].into_iter().chain([true; 40]));
-        assert!(turned.share(nothing) > 0.6, "{turned:?}");
+        assert!(turned.probability(nothing) > 0.6, "{turned:?}");
         let back = after([true; 500].into_iter().chain([false; 40]));
-        assert!(back.share(nothing) < 0.4, "{back:?}");
+        assert!(back.probability(nothing) < 0.4, "{back:?}");
     }
 }

@@ -1,79 +1,82 @@
-//! How many guesses a step verifies.
+//! How many draft tokens a step verifies.
 //!
 //! Owns: the choice, as a function from a snapshot. Never: changes anything.
-//! Invariant: with the guesses chosen a step is predicted to draw more tokens in a second than without any, to keep
-//! what the streams in it were promised, and to hold no more rows than it may.
+//! Invariant: with the drafts chosen, a step is predicted to draw more tokens in a second than
+//! without any, to keep the targets of the streams in it, and to hold no more rows than it may.
 //!
-//! The first `k` guesses for a sequence of which each comes true with probability `p` if those before it did add
-//! `p + p² + … + p^k` tokens. So guesses are taken in the order of their own power, and of all beginnings of that list
-//! the best is chosen: what a row costs is a curve with steps, and the next row may be nearly free.
+//! The first `k` drafts of a sequence, each accepted with probability `p` if those before it were,
+//! add `p + p² + … + p^k` tokens. So drafts are taken in the order of their own power, and the best
+//! prefix of that list is chosen: the cost of rows is a curve with steps, and the next row may be
+//! nearly free.
 
-use crate::Drafting;
+use crate::DraftOutcome;
 use crate::batch;
-use cleave_domain::{Prices, Work};
+use cleave_domain::{Prices, StepWork};
 use cleave_planner::Predict;
 use std::time::Duration;
 
-/// Tokens in a second must be more by so much: prices err by some parts in a hundred.
+/// Least gain in tokens per second that is worth a draft: prices err by some per cent.
 const GAIN_LEAST: f64 = 1.05;
-/// Where nothing is known of prices, a guess is verified that is at least so likely right.
+/// Without prices, a draft is verified if it is accepted with at least this probability.
 const SHARE_LEAST: f64 = 0.5;
 
-/// A sequence that tokens were guessed for.
+/// A sequence with draft tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Drafter {
-    /// Its place in the step.
+pub(crate) struct DraftCandidate {
+    /// Its index in the step.
     pub(crate) place: usize,
-    /// Tokens that it has.
     pub(crate) tokens: u32,
-    /// Guesses that it has, and room for.
+    /// Drafts that it has, and room for.
     pub(crate) most: u32,
-    /// How likely the next one is right, in 0..1.
-    pub(crate) share: f64,
+    /// Probability that the next one is accepted, in 0..1.
+    pub(crate) probability: f64,
 }
 
-/// What the step holds without guesses.
+/// Content and prices of the step without drafts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Costs<'a> {
-    /// `None` where nothing is known.
+pub(crate) struct DraftCosts<'a> {
+    /// `None` while prices are unknown.
     pub(crate) prices: Option<&'a Prices>,
     /// Sequences that draw their next token.
     pub(crate) streams_count: usize,
-    /// Their work, without that of prompts.
-    pub(crate) decode: Work,
-    /// All there is.
-    pub(crate) held: batch::Placed,
+    /// Work of these sequences, without that of prompts.
+    pub(crate) decode: StepWork,
+    pub(crate) held: batch::BatchLoad,
     /// Rows that still fit.
     pub(crate) room: u32,
 }
 
-/// One more guess for a sequence.
+/// One more draft for a sequence.
 #[derive(Clone, Copy, Debug)]
-struct Further {
-    /// Which sequence, by its place among the drafters.
+struct NextDraft {
+    /// Index of the sequence among the drafters.
     drafter: usize,
-    /// Tokens before it.
-    before: u32,
-    /// How likely it and all before it are right.
-    worth: f64,
+    tokens_before: u32,
+    /// Probability that it and all before it are accepted.
+    probability: f64,
 }
 
-/// Guesses to verify of each sequence, and what that came to.
-pub(crate) fn counts(costs: &Costs<'_>, drafters: &[Drafter]) -> (Vec<u32>, Drafting) {
+/// Drafts to verify of each sequence, and the outcome.
+pub(crate) fn draft_counts(
+    costs: &DraftCosts<'_>,
+    drafters: &[DraftCandidate],
+) -> (Vec<u32>, DraftOutcome) {
     let none = vec![0; drafters.len()];
     if drafters.is_empty() {
-        return (none, Drafting::NoGuess);
+        return (none, DraftOutcome::NoGuess);
     }
-    let list = further(drafters);
+    let list = candidate_drafts(drafters);
     let fitting = &list[..list.len().min(costs.room as usize)];
     if fitting.is_empty() {
-        return (none, Drafting::NoRoom);
+        return (none, DraftOutcome::NoRoom);
     }
     let (taken, otherwise) = match costs.prices {
         Some(prices) => best(costs, prices, fitting),
         None => {
-            let likely = fitting.iter().take_while(|one| one.worth >= SHARE_LEAST);
-            (likely.count(), Drafting::NoGain)
+            let likely = fitting
+                .iter()
+                .take_while(|one| one.probability >= SHARE_LEAST);
+            (likely.count(), DraftOutcome::NoGain)
         }
     };
     let mut counts = none;
@@ -81,58 +84,66 @@ pub(crate) fn counts(costs: &Costs<'_>, drafters: &[Drafter]) -> (Vec<u32>, Draf
         counts[one.drafter] += 1;
     }
     let drafting = if taken > 0 {
-        Drafting::Drafted
+        DraftOutcome::Drafted
     } else {
         otherwise
     };
     (counts, drafting)
 }
 
-/// Every guess, the most likely first; of one sequence in their order.
-fn further(drafters: &[Drafter]) -> Vec<Further> {
-    let of = |(drafter, one): (usize, &Drafter)| {
-        let Drafter { tokens, share, .. } = *one;
+/// Every draft, the most likely first; those of one sequence stay in their order.
+fn candidate_drafts(drafters: &[DraftCandidate]) -> Vec<NextDraft> {
+    let of = |(drafter, one): (usize, &DraftCandidate)| {
+        let DraftCandidate {
+            tokens,
+            probability: share,
+            ..
+        } = *one;
         let mut worth = 1.0;
         (0..one.most).map(move |earlier| {
             worth *= share;
             let before = tokens + earlier;
-            Further {
+            NextDraft {
                 drafter,
-                before,
-                worth,
+                tokens_before: before,
+                probability: worth,
             }
         })
     };
     let mut list: Vec<_> = drafters.iter().enumerate().flat_map(of).collect();
-    // Stable: equal ones stay in their order.
-    list.sort_by(|one, other| other.worth.total_cmp(&one.worth));
+    // The sort is stable: equal ones stay in their order.
+    list.sort_by(|one, other| other.probability.total_cmp(&one.probability));
     list
 }
 
-/// How many of the list, and why none.
-fn best(costs: &Costs<'_>, prices: &Prices, list: &[Further]) -> (usize, Drafting) {
-    let Costs { decode, held, .. } = costs;
+/// Length of the best prefix of the list, and the reason if it is zero.
+fn best(costs: &DraftCosts<'_>, prices: &Prices, list: &[NextDraft]) -> (usize, DraftOutcome) {
+    let DraftCosts { decode, held, .. } = costs;
     let streams = costs.streams_count as f64;
     let (plain, whole) = (prices.step(decode), prices.step(&held.work));
+    // Without drafts the streams draw this many tokens a second; drafts must gain more than the
+    // error of prices.
     let mut most = streams / plain.as_secs_f64() * GAIN_LEAST;
-    let (mut taken, mut otherwise) = (0, Drafting::NoGain);
-    let (mut drafts, mut gained) = (Work::default(), 0.0);
+    let (mut taken, mut otherwise) = (0, DraftOutcome::NoGain);
+    let (mut drafts, mut gained) = (StepWork::default(), 0.0);
     for (place, one) in list.iter().enumerate() {
-        drafts += Work::drafts(one.before, 1);
-        gained += one.worth;
+        drafts += StepWork::drafts(one.tokens_before, 1);
+        gained += one.probability;
         let (streams_take, all_take) = (
             prices.step(&(*decode + drafts)),
             prices.step(&(held.work + drafts)),
         );
-        if exceeds(streams_take, held.tpot_least) || exceeds(all_take, held.spare) {
+        // A prefix that breaks a target ends the search: longer ones break it too.
+        if exceeds(streams_take, held.tpot_least) || exceeds(all_take, held.slack_least) {
             if taken == 0 {
-                otherwise = Drafting::NoTime;
+                otherwise = DraftOutcome::NoTime;
             }
             break;
         }
-        // What prompts in the step cost is theirs; what drafts add to it is not.
+        // The prompts in the step pay their own cost; drafts are charged only with what they add.
         let takes = plain + all_take.saturating_sub(whole);
         let rate = (streams + gained) / takes.as_secs_f64();
+        // A later prefix may be better although this one is not: the cost of rows has steps.
         if rate > most {
             (most, taken) = (rate, place + 1);
         }
@@ -165,59 +176,62 @@ mod tests {
         }
     }
 
-    fn streams(count: u32) -> batch::Placed {
-        let work = Work {
+    fn streams(count: u32) -> batch::BatchLoad {
+        let work = StepWork {
             rows: count,
             draws: count,
-            ..Work::default()
+            ..StepWork::default()
         };
-        batch::Placed {
+        batch::BatchLoad {
             work,
-            ..batch::Placed::default()
+            ..batch::BatchLoad::default()
         }
     }
 
-    fn chosen(prices: &Prices, held: batch::Placed, shares: &[f64]) -> (Vec<u32>, Drafting) {
-        let drafters = shares.iter().enumerate().map(|(place, share)| Drafter {
-            place,
-            tokens: 0,
-            most: 4,
-            share: *share,
-        });
-        let drafters: Vec<Drafter> = drafters.collect();
-        let costs = Costs {
+    fn chosen(prices: &Prices, held: batch::BatchLoad, shares: &[f64]) -> (Vec<u32>, DraftOutcome) {
+        let drafters = shares
+            .iter()
+            .enumerate()
+            .map(|(place, share)| DraftCandidate {
+                place,
+                tokens: 0,
+                most: 4,
+                probability: *share,
+            });
+        let drafters: Vec<DraftCandidate> = drafters.collect();
+        let costs = DraftCosts {
             prices: Some(prices),
             streams_count: held.work.rows as usize,
             decode: held.work,
             held,
             room: 64,
         };
-        counts(&costs, &drafters)
+        draft_counts(&costs, &drafters)
     }
 
     #[test]
-    fn a_row_that_is_nearly_free_is_taken_for_any_fair_guess() {
+    fn nearly_free_rows_are_drafted_at_modest_probability() {
         let one = |share| chosen(&prices(100), streams(1), &[share]);
-        assert_eq!(one(0.9), (vec![4], Drafting::Drafted));
-        assert_eq!(one(0.2), (vec![2], Drafting::Drafted));
-        assert_eq!(one(0.01), (vec![0], Drafting::NoGain));
+        assert_eq!(one(0.9), (vec![4], DraftOutcome::Drafted));
+        assert_eq!(one(0.2), (vec![2], DraftOutcome::Drafted));
+        assert_eq!(one(0.01), (vec![0], DraftOutcome::NoGain));
     }
 
     #[test]
-    fn a_row_that_costs_what_it_brings_is_taken_by_nobody() {
+    fn no_drafts_where_rows_cost_what_they_gain() {
         let dear = prices(40_000);
-        assert_eq!(chosen(&dear, streams(1), &[0.7]).1, Drafting::NoGain);
-        // Where many rows are in the step, the next one costs four times as much.
+        assert_eq!(chosen(&dear, streams(1), &[0.7]).1, DraftOutcome::NoGain);
+        // With many rows in the step, the next one costs four times as much.
         let full = chosen(&prices(1000), streams(64), &[0.6; 64]);
-        assert_eq!(full, (vec![0; 64], Drafting::NoGain));
+        assert_eq!(full, (vec![0; 64], DraftOutcome::NoGain));
         assert_eq!(
             chosen(&prices(1000), streams(1), &[0.6]).1,
-            Drafting::Drafted
+            DraftOutcome::Drafted
         );
     }
 
     #[test]
-    fn those_who_are_guessed_best_have_the_rows() {
+    fn likelier_drafts_get_the_rows() {
         let (counts, _) = chosen(&prices(700), streams(3), &[0.1, 0.95, 0.6]);
         assert!(
             counts[1] > counts[2] && counts[2] >= counts[0],
@@ -228,63 +242,63 @@ mod tests {
 
     /// With one row the step takes 10.1 ms, with five 10.5.
     #[test]
-    fn no_promise_is_broken_for_a_guess() {
+    fn drafts_never_break_a_stream_target() {
         let promised = |tpot, spare| {
-            let held = batch::Placed {
+            let held = batch::BatchLoad {
                 tpot_least: Some(tpot),
-                spare: Some(spare),
+                slack_least: Some(spare),
                 ..streams(1)
             };
             chosen(&prices(100), held, &[0.9])
         };
         let (tight, lax) = (MS * 103 / 10, MS * 11);
-        assert_eq!(promised(lax, lax), (vec![4], Drafting::Drafted));
-        assert_eq!(promised(tight, lax), (vec![2], Drafting::Drafted));
-        assert_eq!(promised(lax, tight), (vec![2], Drafting::Drafted));
-        assert_eq!(promised(MS * 10, lax), (vec![0], Drafting::NoTime));
+        assert_eq!(promised(lax, lax), (vec![4], DraftOutcome::Drafted));
+        assert_eq!(promised(tight, lax), (vec![2], DraftOutcome::Drafted));
+        assert_eq!(promised(lax, tight), (vec![2], DraftOutcome::Drafted));
+        assert_eq!(promised(MS * 10, lax), (vec![0], DraftOutcome::NoTime));
     }
 
-    /// A step with a prompt is long anyhow: that makes no guess worth more.
+    /// A step with a prompt is long anyhow, which makes no draft worth more.
     #[test]
-    fn a_prompt_in_the_step_did_not_pay_for_guesses() {
+    fn a_prompt_in_the_step_makes_no_draft_worth_more() {
         let mut held = streams(1);
-        held.work += Work::prefill(0, 80);
-        let drafter = Drafter {
+        held.work += StepWork::prefill(0, 80);
+        let drafter = DraftCandidate {
             place: 0,
             tokens: 0,
             most: 4,
-            share: 0.3,
+            probability: 0.3,
         };
         let prices = prices(1000);
-        let costs = Costs {
+        let costs = DraftCosts {
             prices: Some(&prices),
             streams_count: 1,
             decode: streams(1).work,
             held,
             room: 64,
         };
-        assert_eq!(counts(&costs, &[drafter]).1, Drafting::NoGain);
+        assert_eq!(draft_counts(&costs, &[drafter]).1, DraftOutcome::NoGain);
     }
 
     #[test]
-    fn a_full_step_takes_none_and_without_prices_only_likely_ones() {
-        let drafter = Drafter {
+    fn full_steps_draft_nothing_and_unpriced_only_likely() {
+        let drafter = DraftCandidate {
             place: 0,
             tokens: 0,
             most: 4,
-            share: 0.8,
+            probability: 0.8,
         };
-        let costs = Costs {
+        let costs = DraftCosts {
             prices: None,
             streams_count: 1,
-            decode: Work::default(),
-            held: batch::Placed::default(),
+            decode: StepWork::default(),
+            held: batch::BatchLoad::default(),
             room: 0,
         };
-        assert_eq!(counts(&costs, &[drafter]).1, Drafting::NoRoom);
-        assert_eq!(counts(&costs, &[]).1, Drafting::NoGuess);
-        let costs = Costs { room: 9, ..costs };
+        assert_eq!(draft_counts(&costs, &[drafter]).1, DraftOutcome::NoRoom);
+        assert_eq!(draft_counts(&costs, &[]).1, DraftOutcome::NoGuess);
+        let costs = DraftCosts { room: 9, ..costs };
         // 0.8, 0.64, 0.51, 0.41
-        assert_eq!(counts(&costs, &[drafter]).0, [3]);
+        assert_eq!(draft_counts(&costs, &[drafter]).0, [3]);
     }
 }

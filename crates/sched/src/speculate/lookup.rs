@@ -1,45 +1,48 @@
-//! Guessing from a sequence's own tokens: what followed the last ones where they were before.
+//! Drafts from a sequence's own tokens: those that followed the last ones at an earlier place.
 //!
-//! Owns: where runs of tokens are in a sequence. Never: sees another sequence's tokens, or forgets one of its own.
-//! Invariant: a guess is a function of the tokens and the bounds alone, whatever was asked before; a token costs
-//! eight to twelve bytes, and each step its new tokens and a bounded search.
+//! Owns: the places of token runs in a sequence. Never: sees another sequence's tokens, or forgets
+//! one of its own.
+//! Invariant: a draft is a function of the tokens and the limits alone, whatever was asked before;
+//! a token costs eight to twelve bytes, and each step its new tokens and a bounded search.
 //!
-//! This is prompt lookup (Saxena, Prompt Lookup Decoding, 2023; `ngram` in vLLM), and the search is that of hash
-//! chains (Deutsch, RFC 1951, section 4): of each run of [`Lookup::match_min`] tokens the last place is known, and of
-//! each place the one before it.
+//! This is prompt lookup (Saxena, Prompt Lookup Decoding, 2023; `ngram` in vLLM), and the search is
+//! that of hash chains (Deutsch, RFC 1951, section 4): the last place of each run of
+//! [`LookupLimits::match_min`] tokens is known, and for each place the one before it.
 
-use super::{Guess, Lookup};
+use super::{DraftSource, LookupLimits};
 use cleave_domain::TokenId;
 
-/// Earlier places of the same tokens that are looked at for one guess.
+/// Earlier places of the same tokens that are compared for one draft.
 const PLACES_MAX: usize = 32;
-/// Places in the table of a new index; it grows with the tokens.
+/// Size of a new index's table; it grows with the tokens.
 const TABLE_LEAST: usize = 64;
 
-/// Where a sequence's runs of tokens are. Empty until the first guess.
+/// Places of a sequence's token runs. Empty until the first draft.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Index {
-    /// By hash of a run the end of its last place, 0 for none; a power of two.
+pub(crate) struct NgramIndex {
+    /// For each hash of a run the end of its last place, 0 for none; the length is a power of two.
     last: Vec<u32>,
-    /// By end of a run the end of the place before it of equal hash, 0 for none; `(tokens indexed + 1)`.
+    /// For each end of a run the end of the place before it with equal hash, 0 for none; `(tokens
+    /// indexed + 1)`.
     before: Vec<u32>,
 }
 
-/// A guess for sequences of these bounds.
-pub(crate) struct Looking<'a> {
-    pub(crate) index: &'a mut Index,
-    pub(crate) bounds: Lookup,
+/// A draft source with its index and limits.
+pub(crate) struct PromptLookup<'a> {
+    pub(crate) index: &'a mut NgramIndex,
+    pub(crate) bounds: LookupLimits,
 }
 
-impl Guess for Looking<'_> {
-    fn guess(&mut self, tokens: &[TokenId], most: usize) -> Vec<TokenId> {
-        let Lookup {
+impl DraftSource for PromptLookup<'_> {
+    fn draft(&mut self, tokens: &[TokenId], most: usize) -> Vec<TokenId> {
+        let LookupLimits {
             match_min,
             match_max,
             ..
         } = self.bounds;
         let (least, longest) = (match_min as usize, match_max as usize);
         self.index.extend(tokens, least);
+        // The longest match wins; of equal ones the latest, since places come latest first.
         let mut found = None;
         let mut reached = 0;
         for end in self.index.places(tokens, least).take(PLACES_MAX) {
@@ -54,15 +57,16 @@ impl Guess for Looking<'_> {
         let Some(end) = found else {
             return Vec::new();
         };
-        // Where a run follows itself, what follows it is not all there yet: it goes round.
+        // A run that overlaps its own continuation repeats: the continuation is not all there yet.
         let (follows, round) = (&tokens[end..], tokens.len() - end);
         (0..most).map(|place| follows[place % round]).collect()
     }
 }
 
-impl Index {
-    /// Takes in the tokens that it does not know. They follow those that it knows.
+impl NgramIndex {
+    /// Adds the tokens that it does not know. They follow those that it knows.
     fn extend(&mut self, tokens: &[TokenId], least: usize) {
+        // Rebuilding at each doubling keeps the cost per token constant.
         if tokens.len() > self.last.len() {
             let places = tokens.len().max(TABLE_LEAST).next_power_of_two();
             self.last = vec![0; places];
@@ -84,13 +88,10 @@ impl Index {
         }
     }
 
-    /// Ends of earlier places whose run hashes like the last one, the latest first.
+    /// Ends of earlier places whose run has the hash of the last one, the latest first.
     fn places<'a>(&'a self, tokens: &[TokenId], least: usize) -> impl Iterator<Item = usize> + 'a {
         let known = run(tokens, tokens.len(), least).is_some();
-        let mut end = match known {
-            true => tokens.len(),
-            false => 0,
-        };
+        let mut end = if known { tokens.len() } else { 0 };
         std::iter::from_fn(move || {
             end = self.before[end] as usize;
             (end > 0).then_some(end)
@@ -111,7 +112,7 @@ fn run(tokens: &[TokenId], end: usize, least: usize) -> Option<&[TokenId]> {
     tokens.get(end.checked_sub(least)?..end)
 }
 
-/// How many tokens before `end` are the last ones of all, `longest` at most.
+/// How many tokens before `end` equal the last tokens of all, `longest` at most.
 fn matched(tokens: &[TokenId], end: usize, longest: usize) -> usize {
     let earlier = tokens[..end].iter().rev();
     let last = tokens.iter().rev();
@@ -124,22 +125,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BOUNDS: Lookup = Lookup {
+    const BOUNDS: LookupLimits = LookupLimits {
         drafts_max: 4,
         match_max: 4,
         match_min: 2,
     };
 
-    fn guess(index: &mut Index, tokens: &[TokenId]) -> Vec<TokenId> {
+    fn guess(index: &mut NgramIndex, tokens: &[TokenId]) -> Vec<TokenId> {
         let bounds = BOUNDS;
-        Looking { index, bounds }.guess(tokens, 4)
+        PromptLookup { index, bounds }.draft(tokens, 4)
     }
 
     fn fresh(tokens: &[TokenId]) -> Vec<TokenId> {
-        guess(&mut Index::default(), tokens)
+        guess(&mut NgramIndex::default(), tokens)
     }
 
-    /// By looking everywhere.
     fn by_hand(tokens: &[TokenId]) -> Vec<TokenId> {
         for matched in (2..=4).rev() {
             for end in (matched..tokens.len()).rev() {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_followed_the_last_tokens_follows_again() {
+    fn drafts_repeat_what_followed_the_same_tokens() {
         assert_eq!(fresh(&[1, 2, 3, 4, 5, 6, 9, 2, 3]), [4, 5, 6, 9]);
         assert!(
             fresh(&[1, 2, 3, 4, 5, 9, 3]).is_empty(),
@@ -166,25 +166,25 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_run_counts_and_of_equal_ones_the_last() {
+    fn the_longest_then_latest_match_wins() {
         assert_eq!(fresh(&[1, 2, 3, 40, 8, 2, 3, 50, 1, 2, 3])[0], 40);
         assert_eq!(fresh(&[2, 3, 40, 8, 2, 3, 50, 7, 2, 3])[0], 50);
     }
 
     #[test]
-    fn a_run_that_follows_itself_goes_round() {
+    fn a_self_overlapping_match_repeats() {
         assert_eq!(fresh(&[5, 5, 5]), [5, 5, 5, 5]);
         assert_eq!(fresh(&[9, 1, 2, 3, 1, 2, 3]), [1, 2, 3, 1]);
     }
 
     proptest! {
-        /// Whatever it was asked before, and however the tokens came.
+        /// Independent of earlier calls, and of the pieces in which the tokens came.
         #[test]
-        fn a_guess_is_what_looking_everywhere_finds(
+        fn the_index_finds_what_a_full_search_finds(
             tokens in proptest::collection::vec(0..4_u32, 0..40),
             cuts in proptest::collection::vec(0..40_usize, 0..6),
         ) {
-            let mut index = Index::default();
+            let mut index = NgramIndex::default();
             let mut cuts = cuts;
             cuts.sort_unstable();
             for cut in cuts.into_iter().filter(|cut| *cut <= tokens.len()) {

@@ -1,24 +1,24 @@
-//! Both pools full to their last block, and nobody waits for ever.
+//! Both pools are full to their last block, and no sequence waits for ever.
 
-use super::desk::Flight;
+use super::router_stub::StubFlight;
 use super::stage::limits;
 use super::stage::script::prompt;
-use super::{Chaos, Desk, Dice, World};
+use super::{PairRng, PairWorld, RouterStub, StageWorld};
 use cleave_domain::Role;
 use std::time::Duration;
 
-/// A prefill and a decode worker, or a third that may take a part, with too few blocks for what is
-/// asked of them.
-fn world(seed: u64) -> Chaos {
-    let mut chaos = Chaos {
-        dice: Dice(seed),
-        world: World::default(),
-        desk: Desk::default(),
+/// A prefill and a decode worker, or a second decode worker too, with too few blocks for their
+/// load.
+fn world(seed: u64) -> PairWorld {
+    let mut chaos = PairWorld {
+        dice: PairRng(seed),
+        world: StageWorld::default(),
+        router: RouterStub::default(),
         faults: false,
-        promises: None,
-        slow_disks: Dice(seed),
-        lies: None,
-        guesses: None,
+        slo_rng: None,
+        slow_disks: PairRng(seed),
+        absurd_orders: None,
+        draft_rng: None,
     };
     let dice = &mut chaos.dice;
     let swap_blocks = [0, 6, 20][dice.index(3)];
@@ -38,31 +38,34 @@ fn world(seed: u64) -> Chaos {
     chaos
 }
 
-/// Growth is underestimated on purpose, moves are tried at any time, and every wish is heard.
+// Invariant: I22.
+// Lesson: 10, 11.
+/// Growth is underestimated on purpose, moves are tried at any time, and every request to move is
+/// served. Lessons 10 and 11.
 #[test]
-fn lesson_10_and_11_full_pools_make_way_for_each_other() {
+fn full_pools_make_progress() {
     let (mut swaps, mut preempted) = (0, 0);
     for seed in 0..16 {
         let mut chaos = world(seed);
         let mut full = vec![false; chaos.world.machines.len()];
-        let whole = |chaos: &Chaos| {
-            let flights = chaos.desk.flights.iter();
+        let whole = |chaos: &PairWorld| {
+            let flights = chaos.router.flights.iter();
             flights.filter(|of| of.got == of.expected.len()).count()
         };
         while whole(&chaos) < 30 {
-            let going = chaos.desk.flights.iter().filter(|of| !of.ended).count();
+            let going = chaos.router.flights.iter().filter(|of| !of.ended).count();
             if going < 8 && chaos.dice.percent(20) {
                 let dice = &mut chaos.dice;
                 let family = dice.between(1, 9);
                 let text = prompt(family, dice.between(2, 15));
                 let max_tokens = dice.between(1, 12);
-                chaos.desk.flights.push(Flight::new(text, max_tokens));
-                chaos.attempt(chaos.desk.flights.len() - 1);
+                chaos.router.flights.push(StubFlight::new(text, max_tokens));
+                chaos.attempt(chaos.router.flights.len() - 1);
             }
             if chaos.dice.percent(5) {
                 chaos.move_any();
             }
-            chaos.let_happen();
+            chaos.advance();
             for (at, machine) in chaos.world.machines.iter().enumerate() {
                 full[at] |= machine.brain.pool().blocks_available() == 0;
             }

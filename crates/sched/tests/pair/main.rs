@@ -1,33 +1,32 @@
-//! A few workers, a router's desk and a world that the seed draws: everything that is under way may
-//! happen in any order; packets get lost, doubled and damaged, links break, workers restart, clients
-//! leave. Then the faults stop, and everything must come to its end.
+//! A few workers, a router stub and a world drawn from the seed: everything under way may happen in
+//! any order; packets get lost, doubled and damaged, links break, workers restart, clients leave.
+//! Then the faults stop, and everything must come to its end.
 //!
-//! The judge is outside: the stage's engine panics at KV that is not the sequence's own, the desk
+//! The judge is outside: the stage's engine panics at KV that is not the sequence's own, the stub
 //! compares every token with the oracle's, and in the end no block may be held anywhere.
 
-mod below;
-mod desk;
-mod every;
-mod future;
+mod absurd_orders;
+mod faults;
+mod fingerprints;
 mod last_block;
-mod lies;
+mod router_stub;
 #[path = "../stage/mod.rs"]
 mod stage;
+mod tiers;
 
 use cleave_domain::{Order, Prices, Role, RowPrice, Time};
-use cleave_sched::{Input, Writer};
-use desk::Desk;
+use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
+use router_stub::RouterStub;
 use stage::script::guessing;
-use stage::{Fate, Pending, ROUTER, World, limits};
+use stage::{ROUTER, StageEvent, StageEventFate, StageWorld, limits};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// SplitMix64.
-struct Dice(u64);
+struct PairRng(u64);
 
-impl Dice {
+impl PairRng {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -49,22 +48,22 @@ impl Dice {
     }
 }
 
-struct Chaos {
-    dice: Dice,
-    world: World,
-    desk: Desk,
+struct PairWorld {
+    dice: PairRng,
+    world: StageWorld,
+    router: RouterStub,
     faults: bool,
-    /// What flights are promised is drawn from it, if anything is.
-    promises: Option<Dice>,
-    /// Whether a disk is slow, or has something wrong on it, is drawn from it.
-    slow_disks: Dice,
-    /// What a router says of times and lengths is drawn from it, if that is a liar.
-    lies: Option<Dice>,
-    /// Whether a flight repeats itself is drawn from it, where workers guess.
-    guesses: Option<Dice>,
+    /// Source of the flights' targets, if they have any.
+    slo_rng: Option<PairRng>,
+    /// Source of slow or damaged disks.
+    slow_disks: PairRng,
+    /// Source of absurd times and lengths in orders, if the router sends such.
+    absurd_orders: Option<PairRng>,
+    /// Source of flights that repeat themselves, where workers speculate.
+    draft_rng: Option<PairRng>,
 }
 
-/// About what steps take here.
+/// Approximate times of steps here.
 fn prices() -> Prices {
     let rows = [(1, 7_000_000), (4, 9_000_000), (12, 14_000_000)];
     Prices {
@@ -76,17 +75,17 @@ fn prices() -> Prices {
     }
 }
 
-impl Chaos {
+impl PairWorld {
     fn new(seed: u64) -> Self {
         let mut chaos = Self {
-            dice: Dice(seed),
-            world: World::default(),
-            desk: Desk::default(),
+            dice: PairRng(seed),
+            world: StageWorld::default(),
+            router: RouterStub::default(),
             faults: true,
-            promises: None,
-            slow_disks: Dice(seed ^ 0x9fb2_1c65_1e98_df25),
-            lies: None,
-            guesses: None,
+            slo_rng: None,
+            slow_disks: PairRng(seed ^ 0x9fb2_1c65_1e98_df25),
+            absurd_orders: None,
+            draft_rng: None,
         };
         let dice = &mut chaos.dice;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
@@ -96,25 +95,26 @@ impl Chaos {
         let cache = dice.percent(70);
         let swap = dice.between(0, 1);
         let writer = if dice.percent(40) {
-            Writer::Sender
+            PoolWriter::Sender
         } else {
-            Writer::Receiver
+            PoolWriter::Receiver
         };
-        // Drawn apart: in half of the worlds work has prices, and flights were promised something.
-        let mut promises = Dice(seed ^ 0x5851_f42d_4c95_7f2d);
+        // Drawn separately: in half of the worlds work has prices, and flights have targets.
+        let mut promises = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
         let priced = promises.percent(50);
-        chaos.promises = priced.then_some(promises);
-        let mut lies = Dice(seed ^ 0x2545_f491_4f6c_dd1d);
-        chaos.lies = lies.percent(25).then_some(lies);
-        // Drawn apart too.
-        let steps_in_flight = Dice(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
-        let mut guesses = Dice(seed ^ 0x1b87_3593_cc9e_2d51);
-        chaos.guesses = guesses.percent(50).then_some(guesses);
-        // And what is kept below the pools: in half of the worlds something is.
-        let mut kept = Dice(seed ^ 0x1405_7b7e_f767_814f);
-        let below = match kept.percent(50) {
-            true => (kept.between(1, 16), kept.between(0, 20)),
-            false => (0, 0),
+        chaos.slo_rng = priced.then_some(promises);
+        let mut lies = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
+        chaos.absurd_orders = lies.percent(25).then_some(lies);
+        // Drawn separately too.
+        let steps_in_flight = PairRng(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
+        let mut guesses = PairRng(seed ^ 0x1b87_3593_cc9e_2d51);
+        chaos.draft_rng = guesses.percent(50).then_some(guesses);
+        // The tiers too: half of the worlds have some.
+        let mut kept = PairRng(seed ^ 0x1405_7b7e_f767_814f);
+        let below = if kept.percent(50) {
+            (kept.between(1, 16), kept.between(0, 20))
+        } else {
+            (0, 0)
         };
         for i in 0..count {
             let role = match (shape, i % 2) {
@@ -136,7 +136,7 @@ impl Chaos {
                 limits.prices = prices();
             }
             limits.steps_in_flight = steps_in_flight;
-            if let Some(guesses) = &mut chaos.guesses {
+            if let Some(guesses) = &mut chaos.draft_rng {
                 limits.speculation = guessing(guesses.between(0, 6));
             }
             (limits.host_blocks, limits.disk_blocks) = below;
@@ -149,9 +149,9 @@ impl Chaos {
         chaos
     }
 
-    /// A disk that takes longer than anybody waits for it.
+    /// Lets a disk take longer than any fetch deadline.
     fn hold_up_fetch(&mut self) {
-        let fetches = |what: &Pending| matches!(what, Pending::Fetch { .. });
+        let fetches = |what: &StageEvent| matches!(what, StageEvent::Fetch { .. });
         let fetched = self.world.pending.values().any(fetches);
         if self.faults && fetched && self.slow_disks.percent(10) {
             self.pass(Duration::from_millis(300));
@@ -161,7 +161,7 @@ impl Chaos {
     fn act(&mut self) {
         self.hold_up_fetch();
         match self.dice.roll(100) {
-            0..=9 if self.desk.flights.len() < 20 => self.submit(),
+            0..=9 if self.router.flights.len() < 20 => self.submit(),
             0..=9 => self.move_any(),
             10..=81 => self.perform_any(),
             82..=84 => self.move_any(),
@@ -176,8 +176,10 @@ impl Chaos {
             97 if self.faults && self.dice.percent(20) => self.restart_any(),
             98 if self.faults && self.dice.percent(10) => {
                 let at = self.dice.index(self.world.machines.len());
-                self.world.feed(at, Input::RouterLost { router: ROUTER });
-                self.world.feed(at, Input::RouterJoined { router: ROUTER });
+                self.world
+                    .feed(at, WorkerInput::RouterLost { router: ROUTER });
+                self.world
+                    .feed(at, WorkerInput::RouterJoined { router: ROUTER });
                 self.listen();
                 self.retry_all_on(at);
             }
@@ -193,12 +195,12 @@ impl Chaos {
 
     // === the world ===
 
-    /// Lets something happen that is under way; what goes to one worker from its router keeps its
-    /// order, as on one stream.
+    /// Performs one of the things under way; orders of one router to one worker keep their
+    /// sequence, as on one stream.
     fn perform_any(&mut self) {
         let mut seen = BTreeSet::new();
-        let first = |(key, what): (&(Time, u64), &Pending)| match what {
-            Pending::Order { to, .. } => seen.insert(*to).then_some(*key),
+        let first = |(key, what): (&(Time, u64), &StageEvent)| match what {
+            StageEvent::Order { to, .. } => seen.insert(*to).then_some(*key),
             _ => Some(*key),
         };
         let mut in_order: Vec<_> = self.world.pending.iter().collect();
@@ -209,8 +211,8 @@ impl Chaos {
         }
         let key = able[self.dice.index(able.len())];
         let what = self.world.pending[&key].clone();
-        let packet = matches!(what, Pending::Packet { .. });
-        let doubles = packet || matches!(what, Pending::Order { .. });
+        let packet = matches!(what, StageEvent::Packet { .. });
+        let doubles = packet || matches!(what, StageEvent::Order { .. });
         if self.faults && packet && self.dice.percent(3) {
             self.world.pending.remove(&key);
             return;
@@ -219,13 +221,17 @@ impl Chaos {
             self.world.later(Duration::from_millis(3), what.clone());
         }
         let damaged = self.faults && self.dice.percent(2);
-        let fetched = matches!(what, Pending::Fetch { .. });
+        let fetched = matches!(what, StageEvent::Fetch { .. });
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
-        let fate = if damaged { Fate::Damaged } else { Fate::Well };
+        let fate = if damaged {
+            StageEventFate::Damaged
+        } else {
+            StageEventFate::Well
+        };
         self.perform(key, fate);
     }
 
-    fn perform(&mut self, key: (Time, u64), fate: Fate) {
+    fn perform(&mut self, key: (Time, u64), fate: StageEventFate) {
         let what = self.world.pending[&key].clone();
         self.listen();
         self.world.perform(key, fate);
@@ -239,7 +245,7 @@ impl Chaos {
             let due = self.world.machines[at].brain.deadline();
             // An early wake-up is harmless.
             if due.is_some_and(|due| due <= self.world.now) || self.dice.percent(10) {
-                self.world.feed(at, Input::Woke);
+                self.world.feed(at, WorkerInput::Woke);
             }
         }
         self.listen();
@@ -264,51 +270,52 @@ impl Chaos {
         let old = self.world.me(at);
         self.listen();
         self.world.restart(at);
-        self.desk
+        self.router
             .open
             .retain(|(worker, life, _)| (*worker, *life) != (old.worker.0, old.incarnation.0));
-        self.desk
+        self.router
             .unanswered
             .retain(|_, at| *at != (old.worker.0, old.incarnation.0));
         self.listen();
         self.retry_all_on(at);
     }
 
-    /// The next thing that is due, or a while without any.
-    fn let_happen(&mut self) {
+    /// Performs the next thing that is due, or lets time pass without any.
+    fn advance(&mut self) {
         let next = self.world.pending.first_key_value().map(|(key, _)| *key);
         let soon = self.world.now + Duration::from_millis(20);
         match next {
-            Some(key) if key.0 <= soon => self.perform(key, Fate::Well),
+            Some(key) if key.0 <= soon => self.perform(key, StageEventFate::Well),
             _ => self.pass(Duration::from_millis(20)),
         }
     }
 
-    /// No more faults: everything under way happens in its time, and every flight ends.
+    /// Ends the faults: everything under way happens in its time, and every flight ends.
     fn heal(&mut self) {
         self.faults = false;
         let patience = self.world.now + Duration::from_secs(60);
         while self.world.now < patience {
-            self.let_happen();
-            let quiet = self.desk.open.is_empty() && self.desk.flights.iter().all(|of| of.ended);
+            self.advance();
+            let quiet =
+                self.router.open.is_empty() && self.router.flights.iter().all(|of| of.ended);
             if quiet && self.world.pending.is_empty() {
                 break;
             }
         }
-        for (flight, of) in self.desk.flights.iter().enumerate() {
+        for (flight, of) in self.router.flights.iter().enumerate() {
             assert!(of.ended, "flight {flight} never ended");
         }
-        let Desk {
+        let RouterStub {
             open, unanswered, ..
-        } = &self.desk;
+        } = &self.router;
         assert!(open.is_empty(), "never released: {open:?}");
         assert!(unanswered.is_empty(), "never answered: {unanswered:?}");
         self.world.check_empty();
     }
 }
 
-fn live_and_die(seed: u64, acts: u32) -> Vec<String> {
-    let mut chaos = Chaos::new(seed);
+fn run_world(seed: u64, acts: u32) -> Vec<String> {
+    let mut chaos = PairWorld::new(seed);
     for _ in 0..acts {
         chaos.act();
     }
@@ -318,10 +325,10 @@ fn live_and_die(seed: u64, acts: u32) -> Vec<String> {
 
 /// Without this, the test below could pass because nothing happened.
 #[test]
-fn the_worlds_reach_every_corner() {
+fn random_worlds_reach_every_case() {
     let mut lines = Vec::new();
     for seed in 0..150 {
-        lines.extend(live_and_die(seed, 600));
+        lines.extend(run_world(seed, 600));
     }
     for corner in [
         "note preempted",
@@ -370,22 +377,23 @@ fn the_worlds_reach_every_corner() {
     }
 }
 
-/// Same seed, same bytes.
+/// The same seed gives the same bytes.
 #[test]
-fn a_world_is_the_same_twice() {
+fn a_seed_gives_the_same_world_twice() {
     for seed in 0..10 {
-        assert_eq!(live_and_die(seed, 400), live_and_die(seed, 400));
+        assert_eq!(run_world(seed, 400), run_world(seed, 400));
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // Invariant: I1, I5.
     #[test]
-    fn nothing_is_leaked_stranded_or_overwritten_whatever_happens(
+    fn no_faults_leak_strand_or_overwrite_blocks(
         seed in any::<u64>(),
         acts in 0..900_u32,
     ) {
-        live_and_die(seed, acts);
+        run_world(seed, acts);
     }
 }

@@ -2,17 +2,17 @@
 //!
 //! Owns: the pool's cells and the slots' histories. Never: trusts a plan: KV that is not the
 //! sequence's own is a panic.
-//! Invariant: the token drawn depends on the history alone, so any path must give the same ones.
+//! Invariant: the token drawn depends on the history alone, so any course must give the same
+//! tokens.
 
 use cleave_domain::{
-    BlockIndex, Capacity, LogitsWanted, Sampled, SlotIndex, StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, LogitsWanted, SampledToken, SlotIndex, StepPlan, StepResult, TokenId,
 };
 use cleave_kv::BlockPart;
 use std::collections::BTreeMap;
 
-pub struct Engine {
+pub struct CheckedEngine {
     capacity: Capacity,
-    /// `[blocks_count][block_tokens]`
     cells: Vec<Vec<u64>>,
     slots: BTreeMap<SlotIndex, Vec<TokenId>>,
 }
@@ -58,7 +58,7 @@ pub fn output(prompt: &[TokenId], count: u32) -> Vec<TokenId> {
     history.split_off(prompt.len())
 }
 
-impl Engine {
+impl CheckedEngine {
     pub fn new(capacity: Capacity) -> Self {
         let block = vec![0; capacity.block_tokens as usize];
         Self {
@@ -88,7 +88,7 @@ impl Engine {
             let history_len = history.len();
             let (before, own) = (from.min(history_len), to - segment.drafts.len());
             assert!(before < own && own <= history_len, "beyond the history");
-            // What is run: its end may be guessed.
+            // The tokens that are run: the last ones may be drafts.
             let run = [&history[..own], &segment.drafts].concat();
             let kv = kv(&run);
             for (position, kv) in kv[..to].iter().enumerate() {
@@ -130,7 +130,7 @@ impl Engine {
         result
     }
 
-    /// A step that broke half way: what it was to write is rubbish.
+    /// A step that broke half way: its writes are garbage.
     pub fn spoil(&mut self, plan: &StepPlan) {
         self.open(plan);
         let size = self.capacity.block_tokens;
@@ -163,8 +163,8 @@ fn cells(part: BlockPart) -> std::ops::Range<usize> {
     part.offset as usize / 8..(part.offset + part.len) as usize / 8
 }
 
-fn sampled(token: TokenId) -> Sampled {
-    Sampled {
+fn sampled(token: TokenId) -> SampledToken {
+    SampledToken {
         token,
         scores: None,
     }

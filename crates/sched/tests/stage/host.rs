@@ -1,21 +1,24 @@
-//! A machine's host memory: what was swapped out, block for block.
+//! A machine's host memory with swapped blocks.
 //!
-//! Owns: the copies out and back. Never: forgives a block that was given away while it was read.
+//! Owns: the copies out and back. Never: accepts that a block was given away while it was read.
 
-use super::{BlockIndex, Duration, Fate, HandoffId, Input, Pending, SwapOutcome, World, whole};
+use super::{
+    BlockIndex, Duration, HandoffId, StageEvent, StageEventFate, StageWorld, SwapOutcome,
+    WorkerInput, whole,
+};
 
-impl World {
-    /// Drops what host memory keeps of a sequence, or will.
+impl StageWorld {
+    /// Drops the swapped blocks of a sequence, also those being copied.
     pub fn drop_swap(&mut self, at: usize, of: HandoffId) {
         self.machines[at].host.remove(&of);
         for what in self.pending.values_mut() {
-            if let Pending::SwapOut {
+            if let StageEvent::SwapOut {
                 at: machine,
                 handoff,
                 dropped,
                 ..
             }
-            | Pending::SwapIn {
+            | StageEvent::SwapIn {
                 at: machine,
                 handoff,
                 dropped,
@@ -29,8 +32,8 @@ impl World {
         }
     }
 
-    pub fn perform_swap_out(&mut self, at: usize, what: Pending, fate: Fate) {
-        let Pending::SwapOut {
+    pub fn perform_swap_out(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+        let StageEvent::SwapOut {
             handoff,
             blocks,
             content,
@@ -45,16 +48,16 @@ impl World {
         let now: Vec<_> = blocks.iter().map(read).collect();
         assert_eq!(now, content, "given away while it was to be swapped out");
         let outcome = match fate {
-            Fate::Damaged => SwapOutcome::Broken,
-            Fate::Well if dropped => SwapOutcome::Dropped,
-            Fate::Well => {
+            StageEventFate::Damaged => SwapOutcome::Broken,
+            StageEventFate::Well if dropped => SwapOutcome::Dropped,
+            StageEventFate::Well => {
                 let before = machine.host.insert(handoff, content);
                 assert_eq!(before, None, "swapped out twice");
                 SwapOutcome::Copied
             }
         };
         let took = Duration::from_millis(4);
-        let input = Input::SwappedOut {
+        let input = WorkerInput::SwappedOut {
             handoff,
             outcome,
             took,
@@ -62,8 +65,8 @@ impl World {
         self.feed(at, input);
     }
 
-    pub fn perform_swap_in(&mut self, at: usize, what: Pending, fate: Fate) {
-        let Pending::SwapIn {
+    pub fn perform_swap_in(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+        let StageEvent::SwapIn {
             handoff,
             blocks,
             dropped,
@@ -74,9 +77,9 @@ impl World {
         };
         let machine = &mut self.machines[at];
         let outcome = match fate {
-            Fate::Damaged => SwapOutcome::Broken,
-            Fate::Well if dropped => SwapOutcome::Dropped,
-            Fate::Well => {
+            StageEventFate::Damaged => SwapOutcome::Broken,
+            StageEventFate::Well if dropped => SwapOutcome::Dropped,
+            StageEventFate::Well => {
                 let kept = machine.host.remove(&handoff).expect("kept before");
                 assert_eq!(kept.len(), blocks.len(), "as many as there were");
                 for (block, cells) in blocks.iter().zip(kept) {
@@ -86,7 +89,7 @@ impl World {
             }
         };
         let took = Duration::from_millis(4);
-        let input = Input::SwappedIn {
+        let input = WorkerInput::SwappedIn {
             handoff,
             outcome,
             took,

@@ -3,11 +3,11 @@
 //! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Progress, Report, StepPlan, StepResult,
+    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Report, StepPlan, StepProgress, StepResult,
     WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{Condition, Export, Input, Note, Output};
+use cleave_sched::{BlockExport, PayloadCondition, WorkerInput, WorkerNote, WorkerOutput};
 use std::fmt::Write;
 
 fn id(handoff: HandoffId) -> String {
@@ -90,27 +90,27 @@ fn order(order: &Order) -> String {
         ),
         Order::Drain => "drain".into(),
         Order::Serve { role } => format!("serve {role}"),
-        Order::PassOn(_) => "pass on".into(),
+        Order::Relay(_) => "pass on".into(),
         Order::Renew { handoffs } => format!("renew {}", ids(handoffs)),
         Order::Cancel { handoff } => format!("cancel {}", id(*handoff)),
     }
 }
 
-pub fn input(input: &Input) -> String {
+pub fn input(input: &WorkerInput) -> String {
     match input {
-        Input::Ordered { order: of, .. } => order(of),
-        Input::RouterJoined { .. } => "router joined".into(),
-        Input::RouterLost { .. } => "router lost".into(),
-        Input::Arrived {
+        WorkerInput::Ordered { order: of, .. } => order(of),
+        WorkerInput::RouterJoined { .. } => "router joined".into(),
+        WorkerInput::RouterLost { .. } => "router lost".into(),
+        WorkerInput::Arrived {
             packet: of,
             condition,
             ..
         } => match condition {
-            Condition::Intact => packet(of),
-            Condition::Damaged => format!("DAMAGED {}", packet(of)),
+            PayloadCondition::Intact => packet(of),
+            PayloadCondition::Damaged => format!("DAMAGED {}", packet(of)),
         },
-        Input::LinkLost { peer } => format!("link lost to {}", worker(*peer)),
-        Input::Exported {
+        WorkerInput::LinkLost { peer } => format!("link lost to {}", worker(*peer)),
+        WorkerInput::Exported {
             handoff,
             ordinal,
             outcome,
@@ -119,41 +119,41 @@ pub fn input(input: &Input) -> String {
             let outcome = outcome.split(' ').next().unwrap_or_default();
             format!("exported {} {ordinal} {outcome}", id(*handoff))
         }
-        Input::Imported {
+        WorkerInput::Imported {
             handoff,
             part: of,
             outcome,
         } => format!("imported {} {} {outcome:?}", id(*handoff), part(*of)),
-        Input::Stepped { result, .. } => stepped(result),
-        Input::StepFailed { step, reason, .. } => format!("step {step} failed: {reason}"),
-        Input::LinkMeasured { peer, .. } => format!("link to {} measured", worker(*peer)),
-        Input::Woke => "woke".into(),
-        Input::Severed { peer } => format!("severed from {}", worker(*peer)),
-        Input::SwappedOut {
+        WorkerInput::Stepped { result, .. } => stepped(result),
+        WorkerInput::StepFailed { step, reason, .. } => format!("step {step} failed: {reason}"),
+        WorkerInput::LinkMeasured { peer, .. } => format!("link to {} measured", worker(*peer)),
+        WorkerInput::Woke => "woke".into(),
+        WorkerInput::Fenced { peer } => format!("severed from {}", worker(*peer)),
+        WorkerInput::SwappedOut {
             handoff, outcome, ..
         } => format!("swapped out {} {outcome:?}", id(*handoff)),
-        Input::SwappedIn {
+        WorkerInput::SwappedIn {
             handoff, outcome, ..
         } => format!("swapped in {} {outcome:?}", id(*handoff)),
-        Input::FoundOnDisk { contents } => format!("found on disk {}", contents.len()),
-        Input::Shelved {
+        WorkerInput::FoundOnDisk { contents } => format!("found on disk {}", contents.len()),
+        WorkerInput::Offloaded {
             content, outcome, ..
         } => format!("shelved {} {outcome:?}", short(*content)),
-        Input::WrittenOn {
+        WorkerInput::SpilledToDisk {
             content, outcome, ..
         } => format!("written on {} {outcome:?}", short(*content)),
-        Input::Fetched {
+        WorkerInput::Fetched {
             handoff,
             came,
             outcome,
             ..
         } => format!("fetched {} {came} {outcome:?}", id(*handoff)),
-        Input::EngineLost { reason } => format!("engine lost: {reason}"),
-        Input::Draining => "draining".into(),
+        WorkerInput::EngineLost { reason } => format!("engine lost: {reason}"),
+        WorkerInput::Draining => "draining".into(),
     }
 }
 
-/// The beginning of a content's hash.
+/// The first digits of a content's hash.
 fn short(content: BlockHash) -> String {
     content.to_string().chars().take(6).collect()
 }
@@ -189,11 +189,11 @@ fn step(plan: &StepPlan) -> String {
     line
 }
 
-pub fn output(output: &Output) -> String {
+pub fn output(output: &WorkerOutput) -> String {
     match output {
-        Output::Step(plan) => step(plan),
-        Output::Tell { report: of, .. } => format!("tell {}", report(of)),
-        Output::Emit { handoff, emission } => {
+        WorkerOutput::Step(plan) => step(plan),
+        WorkerOutput::Report { report: of, .. } => format!("tell {}", report(of)),
+        WorkerOutput::Emit { handoff, emission } => {
             let mut line = format!(
                 "EMIT {} {} {}",
                 id(*handoff),
@@ -206,39 +206,41 @@ pub fn output(output: &Output) -> String {
             }
             line
         }
-        Output::Export(Export {
+        WorkerOutput::Export(BlockExport {
             handoff,
             from,
             ordinal,
             block: to,
             ..
         }) => format!("export {} {ordinal} {from} to {}", id(*handoff), block(*to)),
-        Output::Send { packet: of, .. } => format!("send {}", packet(of)),
-        Output::Import {
+        WorkerOutput::Send { packet: of, .. } => format!("send {}", packet(of)),
+        WorkerOutput::Import {
             handoff,
             part: of,
             block: to,
         } => format!("import {} {} to {}", id(*handoff), part(*of), block(*to)),
-        Output::Discard { handoff, part: of } => format!("discard {} {}", id(*handoff), part(*of)),
-        Output::SwapOut { handoff, blocks } => {
+        WorkerOutput::Discard { handoff, part: of } => {
+            format!("discard {} {}", id(*handoff), part(*of))
+        }
+        WorkerOutput::SwapOut { handoff, blocks } => {
             format!("swap out {} [{}]", id(*handoff), indices(blocks))
         }
-        Output::SwapIn { handoff, blocks } => {
+        WorkerOutput::SwapIn { handoff, blocks } => {
             format!("swap in {} [{}]", id(*handoff), indices(blocks))
         }
-        Output::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
-        Output::Shelve { content, block } => format!("shelve {} {block}", short(*content)),
-        Output::WriteOn { content } => format!("write on {}", short(*content)),
-        Output::Fetch { handoff, blocks } => {
+        WorkerOutput::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
+        WorkerOutput::Offload { content, block } => format!("shelve {} {block}", short(*content)),
+        WorkerOutput::SpillToDisk { content } => format!("write on {}", short(*content)),
+        WorkerOutput::Fetch { handoff, blocks } => {
             let word = |(content, block): &(_, BlockIndex)| format!("{} {block}", short(*content));
             let words: Vec<_> = blocks.iter().map(word).collect();
             format!("fetch {} [{}]", id(*handoff), words.join(", "))
         }
-        Output::FetchStop { handoff } => format!("fetch stop {}", id(*handoff)),
-        Output::TierDrop { content, place } => format!("drop {} {place:?}", short(*content)),
-        Output::Forget { handoff } => format!("forget {}", id(*handoff)),
-        Output::Drained => "drained".into(),
-        Output::Note(of) => note(of),
+        WorkerOutput::FetchStop { handoff } => format!("fetch stop {}", id(*handoff)),
+        WorkerOutput::TierDrop { content, place } => format!("drop {} {place:?}", short(*content)),
+        WorkerOutput::Forget { handoff } => format!("forget {}", id(*handoff)),
+        WorkerOutput::Drained => "drained".into(),
+        WorkerOutput::Note(of) => note(of),
     }
 }
 
@@ -274,14 +276,16 @@ fn report(report: &Report) -> String {
             load.sequences_running,
             load.blocks_free,
             match load.progress {
-                Progress::Moving => "",
-                Progress::Stuck => " STUCK",
+                StepProgress::Moving => "",
+                StepProgress::Stuck => " STUCK",
             }
         ),
-        Report::Stayed { handoff, failure } => format!("stayed {} {failure:?}", id(*handoff)),
-        Report::Crowded { handoff } => format!("crowded {}", id(*handoff)),
+        Report::MigrationAborted { handoff, failure } => {
+            format!("stayed {} {failure:?}", id(*handoff))
+        }
+        Report::MemoryPressure { handoff } => format!("crowded {}", id(*handoff)),
         Report::Serves { role } => format!("serves {role}"),
-        Report::PassedOn(voice) => format!("passed on {}", voice.number),
+        Report::Relayed(voice) => format!("passed on {}", voice.number),
         Report::Draining => "draining".into(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
@@ -289,21 +293,21 @@ fn report(report: &Report) -> String {
     }
 }
 
-/// Notes that say nothing new beside the reports are left out.
-fn note(note: &Note) -> String {
+/// Notes that add nothing to the reports are left out.
+fn note(note: &WorkerNote) -> String {
     match note {
-        Note::Preempted {
+        WorkerNote::Preempted {
             handoff,
             recomputed_tokens,
         } => format!("note preempted {} {recomputed_tokens}", id(*handoff)),
-        Note::Joined { handoff } => format!("note joined {}", id(*handoff)),
-        Note::Repeated { handoff } => format!("note repeated {}", id(*handoff)),
-        Note::FrameDiscarded { handoff } => format!("note frame discarded {}", id(*handoff)),
-        Note::HandoffFailed { handoff, failure } => {
+        WorkerNote::Joined { handoff } => format!("note joined {}", id(*handoff)),
+        WorkerNote::Repeated { handoff } => format!("note repeated {}", id(*handoff)),
+        WorkerNote::FrameDiscarded { handoff } => format!("note frame discarded {}", id(*handoff)),
+        WorkerNote::HandoffFailed { handoff, failure } => {
             format!("note hand-off failed {} {failure:?}", id(*handoff))
         }
-        Note::CancelFreed { took } => format!("note cancel freed after {took:?}"),
-        Note::MovedOut {
+        WorkerNote::CancelFreed { took } => format!("note cancel freed after {took:?}"),
+        WorkerNote::MigratedOut {
             handoff,
             bytes,
             blocks,
@@ -313,23 +317,23 @@ fn note(note: &Note) -> String {
             "note moved out {} bytes {bytes} blocks {blocks} took {took:?} still {still:?}",
             id(*handoff)
         ),
-        Note::Drafted {
+        WorkerNote::Drafted {
             drafted_tokens,
             accepted_tokens,
             drafting,
         } => format!("note guessed {drafted_tokens} true {accepted_tokens} {drafting:?}"),
-        Note::Stuck { running } => format!("note stuck for {running:?}"),
-        Note::Fetched { .. }
-        | Note::Kept { .. }
-        | Note::Tiers { .. }
-        | Note::SwappedOut { .. }
-        | Note::SwappedIn { .. }
-        | Note::Stayed { .. }
-        | Note::PrefixLooked { .. }
-        | Note::PrefillStarted { .. }
-        | Note::Sealed { .. }
-        | Note::Landed { .. }
-        | Note::Stepped { .. }
-        | Note::Pool { .. } => String::new(),
+        WorkerNote::Stuck { running } => format!("note stuck for {running:?}"),
+        WorkerNote::Fetched { .. }
+        | WorkerNote::Offloaded { .. }
+        | WorkerNote::Tiers { .. }
+        | WorkerNote::SwappedOut { .. }
+        | WorkerNote::SwappedIn { .. }
+        | WorkerNote::MigrationAborted { .. }
+        | WorkerNote::PrefixLookedUp { .. }
+        | WorkerNote::PrefillStarted { .. }
+        | WorkerNote::Sealed { .. }
+        | WorkerNote::Landed { .. }
+        | WorkerNote::Stepped { .. }
+        | WorkerNote::Pool { .. } => String::new(),
     }
 }

@@ -1,9 +1,9 @@
-//! A world for a few workers' brains: a clock, links, an engine that tells wrong KV from right.
+//! A world for a few workers' brains: a clock, links, and an engine that detects wrong KV.
 //!
-//! Owns: everything a body would do, each thing as a pending event that the test may let happen in
-//! any order, late, twice or never. Never: decides what a worker does.
-//! Invariant: an engine panics when it meets KV that is not the sequence's own, a body when a frame
-//! is not answered once, and every brain is checked after every fact.
+//! Owns: everything that a body would do, each action as a pending event that the test may perform
+//! in any order, late, twice or never. Never: decides for a worker.
+//! Invariant: an engine panics at KV that is not the sequence's own, a body at a frame that is not
+//! answered once, and every brain is checked after every fact.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -20,13 +20,14 @@ use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role,
     RouterId, SlotIndex, StepPlan, Time, WorkerId, WorkerRef,
 };
-use cleave_kv::handoff::Digest;
+use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
-    Brain, Condition, Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, KeepOutcome,
-    Limits, Note, Output, Place, SwapOutcome, Writer,
+    BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, OffloadOutcome, PayloadCondition,
+    PoolWriter, SwapOutcome, TierLevel, WorkerBrain, WorkerInput, WorkerLimits, WorkerNote,
+    WorkerOutput,
 };
-use engine::Engine;
+use engine::CheckedEngine;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -37,24 +38,22 @@ pub const STALL: Duration = Duration::from_millis(300);
 const STEP_TAKES: Duration = Duration::from_millis(10);
 pub const STEP: Duration = Duration::from_secs(5);
 
-/// A worker with its engine.
-pub struct Machine {
+pub struct StageWorker {
     pub name: char,
-    pub brain: Brain,
-    /// The audit's last sums.
-    pub pool: Option<Note>,
-    pub engine: Engine,
-    /// Said and not over, the oldest first. What the second stands on is lost if the first breaks.
-    steps: VecDeque<(StepPlan, Fate)>,
-    /// What host memory keeps, each block's cells.
+    pub brain: WorkerBrain,
+    pub pool: Option<WorkerNote>,
+    pub engine: CheckedEngine,
+    /// Steps emitted and not over, the oldest first. The second one is lost if the first breaks.
+    steps: VecDeque<(StepPlan, StageEventFate)>,
+    /// Swapped blocks in host memory, with their cells.
     host: BTreeMap<HandoffId, Vec<Vec<u64>>>,
-    /// What is kept below the pool, each block's cells.
-    pub kept: BTreeMap<(BlockHash, Place), Vec<u64>>,
+    /// Contents of the tiers, with their cells.
+    pub kept: BTreeMap<(BlockHash, TierLevel), Vec<u64>>,
 }
 
-/// Something that will happen. Of steps the oldest.
+/// An event that will happen. A step event stands for the oldest step.
 #[derive(Clone, Debug)]
-pub enum Pending {
+pub enum StageEvent {
     Step(usize),
     Export {
         at: usize,
@@ -63,7 +62,7 @@ pub enum Pending {
         from: BlockIndex,
         ordinal: u32,
         block: BlockRef,
-        /// What is to be read; nobody may write to it before it was.
+        /// Cells to be read; nothing may write to the block before.
         content: Vec<u64>,
     },
     Import {
@@ -77,7 +76,7 @@ pub enum Pending {
         at: usize,
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
-        /// What is to be read; nobody may write to it before it was.
+        /// Cells to be read; nothing may write to the blocks before.
         content: Vec<Vec<u64>>,
         dropped: bool,
     },
@@ -91,7 +90,7 @@ pub enum Pending {
         at: usize,
         content: BlockHash,
         block: BlockIndex,
-        /// What is to be read; nobody may write to it before it was.
+        /// Cells to be read; nothing may write to the block before.
         cells: Vec<u64>,
     },
     WriteOn {
@@ -103,7 +102,7 @@ pub enum Pending {
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
         since: Time,
-        /// How long it takes where nothing goes ahead of it.
+        /// Its time where nothing goes ahead of it.
         work: Duration,
     },
     Packet {
@@ -118,35 +117,35 @@ pub enum Pending {
     },
 }
 
-/// How a pending thing turns out.
+/// The outcome of a pending event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum StageEventFate {
     Well,
     Damaged,
 }
 
-/// What the workers told their router.
+/// The workers' outputs to their router.
 #[derive(Clone, Debug)]
-pub enum Heard {
-    Told(Report),
+pub enum StageReport {
+    Reported(Report),
     Emitted(HandoffId, cleave_domain::Emission),
     Repeated(HandoffId),
     Drained,
 }
 
 #[derive(Default)]
-pub struct World {
+pub struct StageWorld {
     pub now: Time,
-    pub machines: Vec<Machine>,
-    /// By the time they are due, then in the order they were made.
-    pub pending: BTreeMap<(Time, u64), Pending>,
-    pub heard: Vec<(usize, Heard)>,
+    pub machines: Vec<StageWorker>,
+    /// By due time, then in the order of creation.
+    pub pending: BTreeMap<(Time, u64), StageEvent>,
+    pub reports: Vec<(usize, StageReport)>,
     pub log: Vec<String>,
-    /// Every fact, for the machines that are asked to keep it.
-    pub tape: Option<Vec<(usize, Time, Input)>>,
-    /// The slot for whose sequence alone the next step fails that does.
-    pub fails_for: Option<SlotIndex>,
-    /// Fetches that were told to stop and have not.
+    /// Every fact, for tests that replay it.
+    pub tape: Option<Vec<(usize, Time, WorkerInput)>>,
+    /// Slots for whose sequences alone the next failing step fails.
+    pub fails_for: Vec<SlotIndex>,
+    /// Fetches that were ordered to stop and have not.
     stopped: BTreeSet<(usize, HandoffId)>,
     made: u64,
 }
@@ -160,8 +159,8 @@ fn whole(ordinal: u32) -> BlockPart {
     }
 }
 
-pub fn limits(worker: u64, role: Role) -> Limits {
-    Limits {
+pub fn limits(worker: u64, role: Role) -> WorkerLimits {
+    WorkerLimits {
         me: WorkerRef {
             worker: WorkerId(worker),
             incarnation: Incarnation(1),
@@ -184,19 +183,19 @@ pub fn limits(worker: u64, role: Role) -> Limits {
         swap_blocks: 0,
         host_blocks: 0,
         disk_blocks: 0,
-        writer: Writer::Receiver,
+        writer: PoolWriter::Receiver,
         prices: cleave_domain::Prices::default(),
         steps_in_flight: 1,
         speculation: None,
     }
 }
 
-impl World {
-    pub fn add(&mut self, name: char, limits: Limits) -> usize {
-        let engine = Engine::new(limits.capacity);
-        self.machines.push(Machine {
+impl StageWorld {
+    pub fn add(&mut self, name: char, limits: WorkerLimits) -> usize {
+        let engine = CheckedEngine::new(limits.capacity);
+        self.machines.push(StageWorker {
             name,
-            brain: Brain::new(limits),
+            brain: WorkerBrain::new(limits),
             pool: None,
             engine,
             steps: VecDeque::new(),
@@ -204,7 +203,7 @@ impl World {
             kept: BTreeMap::new(),
         });
         let machine = self.machines.len() - 1;
-        self.feed(machine, Input::RouterJoined { router: ROUTER });
+        self.feed(machine, WorkerInput::RouterJoined { router: ROUTER });
         machine
     }
 
@@ -220,20 +219,20 @@ impl World {
         self.machines[machine].brain.limits().me
     }
 
-    fn find(&self, worker: WorkerRef) -> Option<usize> {
+    pub fn machine_of(&self, worker: WorkerRef) -> Option<usize> {
         (0..self.machines.len()).find(|machine| self.me(*machine) == worker)
     }
 
     pub fn order(&mut self, to: usize, order: Order) {
-        self.later(Duration::from_millis(1), Pending::Order { to, order });
+        self.later(Duration::from_millis(1), StageEvent::Order { to, order });
     }
 
-    /// Tells a brain, does what it asks, and checks it.
-    pub fn feed(&mut self, machine: usize, input: Input) {
+    /// Feeds a brain, performs its outputs, and checks it.
+    pub fn feed(&mut self, machine: usize, input: WorkerInput) {
         self.feed_frame(machine, input, None);
     }
 
-    fn feed_frame(&mut self, machine: usize, input: Input, mut payload: Option<Vec<u64>>) {
+    fn feed_frame(&mut self, machine: usize, input: WorkerInput, mut payload: Option<Vec<u64>>) {
         let framed = payload.is_some();
         if let Some(tape) = &mut self.tape {
             tape.push((machine, self.now, input.clone()));
@@ -245,9 +244,9 @@ impl World {
             self.write(machine, '>', &line::output(&output));
             answers += u32::from(matches!(
                 output,
-                Output::Import { .. } | Output::Discard { .. }
+                WorkerOutput::Import { .. } | WorkerOutput::Discard { .. }
             ));
-            self.carry_out(machine, output, &mut payload);
+            self.perform_output(machine, output, &mut payload);
         }
         assert_eq!(answers, u32::from(framed), "one answer to each frame");
         self.machines[machine].brain.check();
@@ -261,29 +260,32 @@ impl World {
         }
     }
 
-    pub fn later(&mut self, wait: Duration, what: Pending) {
+    pub fn later(&mut self, wait: Duration, what: StageEvent) {
         self.made += 1;
         self.pending.insert((self.now + wait, self.made), what);
     }
 
-    fn carry_out(&mut self, at: usize, output: Output, payload: &mut Option<Vec<u64>>) {
+    fn perform_output(&mut self, at: usize, output: WorkerOutput, payload: &mut Option<Vec<u64>>) {
         match output {
-            Output::Step(plan) => {
+            WorkerOutput::Step(plan) => {
                 let machine = &mut self.machines[at];
                 let most = machine.brain.limits().steps_in_flight as usize;
                 assert!(machine.steps.len() < most, "too many steps at a time");
-                machine.steps.push_back((plan, Fate::Well));
+                machine.steps.push_back((plan, StageEventFate::Well));
                 if machine.steps.len() == 1 {
-                    self.later(STEP_TAKES, Pending::Step(at));
+                    self.later(STEP_TAKES, StageEvent::Step(at));
                 }
             }
-            Output::Tell { report, .. } => self.heard.push((at, Heard::Told(report))),
-            Output::Emit { handoff, emission } => {
-                self.heard.push((at, Heard::Emitted(handoff, emission)));
+            WorkerOutput::Report { report, .. } => {
+                self.reports.push((at, StageReport::Reported(report)))
             }
-            Output::Export(export) => self.export(at, export),
-            Output::Send { to, packet } => self.ship(at, to, packet, Vec::new()),
-            Output::Import {
+            WorkerOutput::Emit { handoff, emission } => {
+                self.reports
+                    .push((at, StageReport::Emitted(handoff, emission)));
+            }
+            WorkerOutput::Export(export) => self.export(at, export),
+            WorkerOutput::Send { to, packet } => self.send_packet(at, to, packet, Vec::new()),
+            WorkerOutput::Import {
                 handoff,
                 part,
                 block,
@@ -291,7 +293,7 @@ impl World {
                 let payload = payload.take().expect("a frame has just arrived");
                 self.later(
                     Duration::from_millis(1),
-                    Pending::Import {
+                    StageEvent::Import {
                         at,
                         handoff,
                         part,
@@ -300,13 +302,13 @@ impl World {
                     },
                 );
             }
-            Output::SwapOut { handoff, blocks } => {
+            WorkerOutput::SwapOut { handoff, blocks } => {
                 let read = |block: &BlockIndex| self.machines[at].engine.read(*block, whole(0));
                 let content = blocks.iter().map(read).collect();
                 let dropped = false;
                 self.later(
                     Duration::from_millis(4),
-                    Pending::SwapOut {
+                    StageEvent::SwapOut {
                         at,
                         handoff,
                         blocks,
@@ -315,11 +317,11 @@ impl World {
                     },
                 );
             }
-            Output::SwapIn { handoff, blocks } => {
+            WorkerOutput::SwapIn { handoff, blocks } => {
                 let dropped = false;
                 self.later(
                     Duration::from_millis(4),
-                    Pending::SwapIn {
+                    StageEvent::SwapIn {
                         at,
                         handoff,
                         blocks,
@@ -327,28 +329,31 @@ impl World {
                     },
                 );
             }
-            Output::SwapDrop { handoff } => self.drop_swap(at, handoff),
-            Output::Shelve { content, block } => self.shelve(at, content, block),
-            Output::WriteOn { content } => {
-                self.later(Duration::from_millis(6), Pending::WriteOn { at, content });
+            WorkerOutput::SwapDrop { handoff } => self.drop_swap(at, handoff),
+            WorkerOutput::Offload { content, block } => self.shelve(at, content, block),
+            WorkerOutput::SpillToDisk { content } => {
+                self.later(
+                    Duration::from_millis(6),
+                    StageEvent::WriteOn { at, content },
+                );
             }
-            Output::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
-            Output::FetchStop { handoff } => self.stop_fetch(at, handoff),
-            Output::TierDrop { content, place } => self.drop_kept(at, content, place),
-            Output::Note(pool @ Note::Pool { blocks_leaked, .. }) => {
+            WorkerOutput::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
+            WorkerOutput::FetchStop { handoff } => self.stop_fetch(at, handoff),
+            WorkerOutput::TierDrop { content, place } => self.drop_kept(at, content, place),
+            WorkerOutput::Note(pool @ WorkerNote::Pool { blocks_leaked, .. }) => {
                 assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
                 self.machines[at].pool = Some(pool);
             }
-            Output::Note(Note::Repeated { handoff }) => {
-                self.heard.push((at, Heard::Repeated(handoff)));
+            WorkerOutput::Note(WorkerNote::Repeated { handoff }) => {
+                self.reports.push((at, StageReport::Repeated(handoff)));
             }
-            Output::Drained => self.heard.push((at, Heard::Drained)),
-            Output::Discard { .. } | Output::Forget { .. } | Output::Note(_) => {}
+            WorkerOutput::Drained => self.reports.push((at, StageReport::Drained)),
+            WorkerOutput::Discard { .. } | WorkerOutput::Forget { .. } | WorkerOutput::Note(_) => {}
         }
     }
 
-    fn export(&mut self, at: usize, export: Export) {
-        let Export {
+    fn export(&mut self, at: usize, export: BlockExport) {
+        let BlockExport {
             handoff,
             to,
             from,
@@ -358,7 +363,7 @@ impl World {
         let content = self.machines[at].engine.read(from, whole(ordinal));
         self.later(
             Duration::from_millis(1),
-            Pending::Export {
+            StageEvent::Export {
                 at,
                 handoff,
                 to,
@@ -370,11 +375,11 @@ impl World {
         );
     }
 
-    fn ship(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: Vec<u64>) {
+    fn send_packet(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: Vec<u64>) {
         let from = self.me(from);
         self.later(
             Duration::from_millis(2),
-            Pending::Packet {
+            StageEvent::Packet {
                 from,
                 to,
                 packet,
@@ -383,14 +388,14 @@ impl World {
         );
     }
 
-    /// Lets one pending thing happen now.
-    pub fn perform(&mut self, key: (Time, u64), fate: Fate) {
+    /// Performs one pending event now.
+    pub fn perform(&mut self, key: (Time, u64), fate: StageEventFate) {
         let what = self.pending.remove(&key).expect("pending");
         self.now = self.now.max(key.0);
         match what {
-            Pending::Step(at) => self.perform_step(at, fate),
-            Pending::Export { at, .. } => self.perform_export(at, &what, fate),
-            Pending::Import {
+            StageEvent::Step(at) => self.perform_step(at, fate),
+            StageEvent::Export { at, .. } => self.perform_export(at, &what, fate),
+            StageEvent::Import {
                 at,
                 handoff,
                 part,
@@ -398,95 +403,99 @@ impl World {
                 payload,
             } => {
                 let outcome = match fate {
-                    Fate::Well => {
+                    StageEventFate::Well => {
                         self.import(at, block, part, &payload);
                         ImportOutcome::Written
                     }
-                    Fate::Damaged => ImportOutcome::Broken,
+                    StageEventFate::Damaged => ImportOutcome::Broken,
                 };
-                let input = Input::Imported {
+                let input = WorkerInput::Imported {
                     handoff,
                     part,
                     outcome,
                 };
                 self.feed(at, input);
             }
-            Pending::Packet {
+            StageEvent::Packet {
                 from,
                 to,
                 packet,
                 payload,
             } => {
-                let Some(at) = self.find(to) else {
+                let Some(at) = self.machine_of(to) else {
                     return;
                 };
                 let frame = matches!(packet, Packet::Frame { .. });
                 let condition = match fate {
-                    Fate::Damaged if frame => Condition::Damaged,
-                    _ => Condition::Intact,
+                    StageEventFate::Damaged if frame => PayloadCondition::Damaged,
+                    _ => PayloadCondition::Intact,
                 };
-                let input = Input::Arrived {
+                let input = WorkerInput::Arrived {
                     from,
                     packet,
                     condition,
                 };
                 self.feed_frame(at, input, frame.then_some(payload));
             }
-            Pending::SwapOut { at, .. } => self.perform_swap_out(at, what, fate),
-            Pending::SwapIn { at, .. } => self.perform_swap_in(at, what, fate),
-            Pending::Shelve { at, .. } => self.perform_shelve(at, what, fate),
-            Pending::WriteOn { at, content } => self.perform_write_on(at, content, fate),
-            Pending::Fetch { at, .. } => self.perform_fetch(at, what, fate),
-            Pending::Order { to, order } => {
+            StageEvent::SwapOut { at, .. } => self.perform_swap_out(at, what, fate),
+            StageEvent::SwapIn { at, .. } => self.perform_swap_in(at, what, fate),
+            StageEvent::Shelve { at, .. } => self.perform_shelve(at, what, fate),
+            StageEvent::WriteOn { at, content } => self.perform_write_on(at, content, fate),
+            StageEvent::Fetch { at, .. } => self.perform_fetch(at, what, fate),
+            StageEvent::Order { to, order } => {
                 let router = ROUTER;
-                self.feed(to, Input::Ordered { router, order });
+                self.feed(to, WorkerInput::Ordered { router, order });
             }
         }
     }
 
-    fn perform_step(&mut self, at: usize, fate: Fate) {
+    fn perform_step(&mut self, at: usize, fate: StageEventFate) {
         let machine = &mut self.machines[at];
         let (plan, known) = machine.steps.pop_front().expect("a step is under way");
         let took = STEP_TAKES;
-        let fate = if known == Fate::Damaged { known } else { fate };
+        let fate = if known == StageEventFate::Damaged {
+            known
+        } else {
+            fate
+        };
         if let Some((_, next)) = machine.steps.front_mut() {
             *next = fate;
         }
         let input = match fate {
-            Fate::Well => {
+            StageEventFate::Well => {
                 let result = machine.engine.step(&plan);
-                Input::Stepped { result, took }
+                WorkerInput::Stepped { result, took }
             }
-            Fate::Damaged => {
+            StageEventFate::Damaged => {
                 machine.engine.spoil(&plan);
-                Input::StepFailed {
+                WorkerInput::StepFailed {
                     step: plan.step,
-                    slot: self.fails_for.take(),
+                    slots: std::mem::take(&mut self.fails_for),
                     reason: "on fire".into(),
                 }
             }
         };
         if !self.machines[at].steps.is_empty() {
-            self.later(STEP_TAKES, Pending::Step(at));
+            self.later(STEP_TAKES, StageEvent::Step(at));
         }
         self.feed(at, input);
     }
 
-    /// Writes a frame's payload, or looks whether its sender has.
+    /// Writes a frame's payload, or checks that its sender has.
     fn import(&mut self, at: usize, block: BlockRef, part: BlockPart, payload: &[u64]) {
         let machine = &mut self.machines[at];
         match machine.brain.limits().writer {
-            Writer::Receiver => machine.engine.write(block.block, part, payload),
-            Writer::Sender => {
+            PoolWriter::Receiver => machine.engine.write(block.block, part, payload),
+            PoolWriter::Sender => {
                 let found = machine.engine.read(block.block, part);
                 assert_eq!(found, payload, "{} was overwritten", block.block);
             }
         }
     }
 
-    /// Two frames for each block; the block is read only now.
-    fn perform_export(&mut self, at: usize, what: &Pending, fate: Fate) {
-        let Pending::Export {
+    /// Sends two frames for each block; the block is read only now.
+    fn perform_export(&mut self, at: usize, what: &StageEvent, fate: StageEventFate) {
+        let StageEvent::Export {
             handoff,
             to,
             from,
@@ -503,28 +512,28 @@ impl World {
             now, *content,
             "{from} was given away while it was to be read"
         );
-        // A sender that writes itself is held back by nothing, a lost link neither.
-        if let Some(target) = self.find(to) {
+        // A sender with one-sided access is held back by nothing, not even a lost link.
+        if let Some(target) = self.machine_of(to) {
             let target = &mut self.machines[target];
-            if target.brain.limits().writer == Writer::Sender {
+            if target.brain.limits().writer == PoolWriter::Sender {
                 target.engine.write(block.block, whole(ordinal), content);
             }
         }
-        if fate == Fate::Damaged {
+        if fate == StageEventFate::Damaged {
             let outcome = match ordinal % 2 {
                 0 => ExportOutcome::Dropped,
                 _ => ExportOutcome::Broken,
             };
             return self.feed(
                 at,
-                Input::Exported {
+                WorkerInput::Exported {
                     handoff,
                     ordinal,
                     outcome,
                 },
             );
         }
-        let mut digest = Digest::default();
+        let mut digest = HandoffDigest::default();
         for (offset, len) in [(0, 24), (24, 8)] {
             let part = BlockPart {
                 ordinal,
@@ -533,20 +542,20 @@ impl World {
             };
             let payload = self.machines[at].engine.read(from, part);
             let checksum = engine::fold(0, &payload);
-            digest.add(part, checksum);
+            digest.add_frame(part, checksum);
             let packet = Packet::Frame {
                 handoff,
                 block,
                 part,
                 checksum,
             };
-            self.ship(at, to, packet, payload);
+            self.send_packet(at, to, packet, payload);
         }
         let outcome = ExportOutcome::Sent {
             digest: digest.value(),
             bytes: 32,
         };
-        let input = Input::Exported {
+        let input = WorkerInput::Exported {
             handoff,
             ordinal,
             outcome,
@@ -554,78 +563,78 @@ impl World {
         self.feed(at, input);
     }
 
-    /// The link between two machines breaks: what is on it is gone, both ends hear of it.
+    /// Breaks the link between two machines: everything on it is gone, and both ends are informed.
     pub fn cut(&mut self, a: usize, b: usize) {
         let (one, other) = (self.me(a), self.me(b));
         self.pending.retain(|_, what| match what {
-            Pending::Packet { from, to, .. } => {
+            StageEvent::Packet { from, to, .. } => {
                 (*from, *to) != (one, other) && (*to, *from) != (one, other)
             }
             _ => true,
         });
-        self.feed(a, Input::LinkLost { peer: other });
-        self.feed(b, Input::LinkLost { peer: one });
+        self.feed(a, WorkerInput::LinkLost { peer: other });
+        self.feed(b, WorkerInput::LinkLost { peer: one });
     }
 
-    /// A machine dies and comes back with nothing but what is on its disk; the others hear of it.
+    /// Restarts a machine with nothing but the contents of its disk; the others are informed.
     pub fn restart(&mut self, at: usize) {
         let old = self.me(at);
         let mut limits = self.machines[at].brain.limits().clone();
         limits.me.incarnation.0 += 1;
         self.pending.retain(|_, what| match what {
-            Pending::Step(machine) => *machine != at,
-            Pending::Export { at: machine, .. }
-            | Pending::Import { at: machine, .. }
-            | Pending::SwapOut { at: machine, .. }
-            | Pending::SwapIn { at: machine, .. }
-            | Pending::Shelve { at: machine, .. }
-            | Pending::WriteOn { at: machine, .. }
-            | Pending::Fetch { at: machine, .. } => *machine != at,
-            Pending::Packet { from, to, .. } => *from != old && *to != old,
-            Pending::Order { to, .. } => *to != at,
+            StageEvent::Step(machine) => *machine != at,
+            StageEvent::Export { at: machine, .. }
+            | StageEvent::Import { at: machine, .. }
+            | StageEvent::SwapOut { at: machine, .. }
+            | StageEvent::SwapIn { at: machine, .. }
+            | StageEvent::Shelve { at: machine, .. }
+            | StageEvent::WriteOn { at: machine, .. }
+            | StageEvent::Fetch { at: machine, .. } => *machine != at,
+            StageEvent::Packet { from, to, .. } => *from != old && *to != old,
+            StageEvent::Order { to, .. } => *to != at,
         });
         let kept = self.on_disk(at);
         self.stopped.retain(|(machine, _)| *machine != at);
         let contents: Vec<BlockHash> = kept.keys().map(|(content, _)| *content).collect();
-        self.machines[at] = Machine {
+        self.machines[at] = StageWorker {
             name: self.machines[at].name,
-            engine: Engine::new(limits.capacity),
-            brain: Brain::new(limits),
+            engine: CheckedEngine::new(limits.capacity),
+            brain: WorkerBrain::new(limits),
             pool: None,
             steps: VecDeque::new(),
             host: BTreeMap::new(),
             kept,
         };
         if !contents.is_empty() {
-            self.feed(at, Input::FoundOnDisk { contents });
+            self.feed(at, WorkerInput::FoundOnDisk { contents });
         }
-        self.feed(at, Input::RouterJoined { router: ROUTER });
+        self.feed(at, WorkerInput::RouterJoined { router: ROUTER });
         for other in (0..self.machines.len()).filter(|other| *other != at) {
-            self.feed(other, Input::LinkLost { peer: old });
-            self.feed(other, Input::Severed { peer: old });
+            self.feed(other, WorkerInput::LinkLost { peer: old });
+            self.feed(other, WorkerInput::Fenced { peer: old });
         }
     }
 
-    /// The next thing to happen of itself: a pending one or a deadline.
+    /// The time of the next event: a pending one or a deadline.
     pub fn next_event(&self) -> Option<Time> {
         let deadlines = self.machines.iter().filter_map(|m| m.brain.deadline());
         let pending = self.pending.keys().next().map(|(at, _)| *at);
         deadlines.chain(pending).min()
     }
 
-    /// Lets the earliest pending thing or deadline happen, if it is due by `until`.
+    /// Performs the earliest pending event or deadline, if it is due by `until`.
     pub fn advance(&mut self, until: Time) -> bool {
         let Some(next) = self.next_event().filter(|next| *next <= until) else {
             return false;
         };
         match self.pending.first_key_value() {
-            Some((key, _)) if key.0 <= next => self.perform(*key, Fate::Well),
+            Some((key, _)) if key.0 <= next => self.perform(*key, StageEventFate::Well),
             _ => {
                 self.now = self.now.max(next);
                 for machine in 0..self.machines.len() {
                     let due = self.machines[machine].brain.deadline();
                     if due.is_some_and(|due| due <= self.now) {
-                        self.feed(machine, Input::Woke);
+                        self.feed(machine, WorkerInput::Woke);
                     }
                 }
             }
@@ -633,14 +642,14 @@ impl World {
         true
     }
 
-    /// Lets everything happen that is due within `span`, in its order.
+    /// Performs everything that is due within `span`, in its order.
     pub fn run(&mut self, span: Duration) {
         let until = self.now + span;
         while self.advance(until) {}
         self.now = until;
     }
 
-    /// Every block of every pool is nobody's: nothing is leaked.
+    /// Asserts that nothing holds a block: nothing is leaked.
     pub fn check_empty(&self) {
         for machine in &self.machines {
             let (brain, name) = (&machine.brain, machine.name);
@@ -651,7 +660,7 @@ impl World {
             );
             assert_eq!(brain.pool().blocks_held(), 0, "blocks leaked on {name}");
             assert_eq!(
-                brain.pool().blocks_promised(),
+                brain.pool().blocks_reserved(),
                 0,
                 "promises leaked on {name}"
             );

@@ -1,42 +1,46 @@
-//! Scripts: one command a line, each followed by what it made the workers say.
+//! Scripts: one command a line, each followed by the outputs that it caused.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= stall= flying= guess= host= disk=
-//! price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= stall= lease= flying=
+//! guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P [prompt= max=
+//! expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
-//! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
-//! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
-//! `step W [fail] [slot=]` (fails for the sequence in this slot alone) · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
-//! `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
-//! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `keep P D`, `replay` (a copy of
-//! the first packet, later) · `cut P D` · `router lost|joined W` · `run MS` (all in its order) ·
-//! `wait MS` (only deadlines) · `restart W` · `pool W` (the audit's last sums) ·
-//! `empty` (asserts that nothing is held anywhere)
+//! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to
+//! what D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) · `step W
+//! [fail] [slot= also=]` (fails for the sequences in these slots alone) · `copies W [fail]` (all
+//! exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W [fail]` (to host
+//! memory, to disk, back) · `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) ·
+//! `forget P D` (each is answered by a D that knows nothing of it) · `stop MS` (every process
+//! stands still for so long, then wakes) · `keep P D`, `replay` (a copy of the first packet, later)
+//! · `cut P D` · `router lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines)
+//! · `restart W` · `pool W` (the audit's last sums) · `empty` (asserts that nothing is held
+//! anywhere)
 
-use super::{Fate, Heard, Pending, ROUTER, World, engine, limits};
+use super::{ROUTER, StageEvent, StageEventFate, StageReport, StageWorld, engine, limits};
 use cleave_domain::{
-    BlockRef, FlightId, HandoffId, Migrate, Order, Prefill, Report, Request, Reserve, Role,
-    RowPrice, Sampling, Slo, SlotIndex, StopRules, Target,
+    AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
+    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, SamplingParams, SlotIndex,
+    StopRules,
 };
-use cleave_sched::{Input, Lookup, Writer};
+use cleave_kv::Packet;
+use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, WorkerInput};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Default)]
-struct Play {
-    world: World,
+struct ScriptPlayer {
+    world: StageWorld,
     requests: BTreeMap<HandoffId, Arc<Request>>,
-    kept: Option<Pending>,
+    kept: Option<StageEvent>,
 }
 
 /// A command's words: the plain ones in order, the `key=value` ones by key.
-struct Words<'a> {
+struct CommandWords<'a> {
     plain: Vec<&'a str>,
     keyed: BTreeMap<&'a str, i64>,
 }
 
-impl<'a> Words<'a> {
+impl<'a> CommandWords<'a> {
     fn of(line: &'a str) -> Self {
         let (mut plain, mut keyed) = (Vec::new(), BTreeMap::new());
         for word in line.split_whitespace() {
@@ -55,14 +59,14 @@ impl<'a> Words<'a> {
         value.map_or(default, |value| u32::try_from(value).expect("not negative"))
     }
 
-    fn machine(&self, world: &World, i: usize) -> usize {
+    fn machine(&self, world: &StageWorld, i: usize) -> usize {
         world.named(self.plain[i].chars().next().expect("a name"))
     }
 }
 
-/// Plays a script; gives back the script with what was said after each line.
+/// Plays a script; returns it with the outputs after each line.
 pub fn play(script: &str) -> String {
-    let mut play = Play::default();
+    let mut play = ScriptPlayer::default();
     let mut said = String::new();
     for line in script
         .lines()
@@ -70,7 +74,7 @@ pub fn play(script: &str) -> String {
         .filter(|line| !line.is_empty())
     {
         said.push_str(&format!("{line}\n"));
-        play.command(&Words::of(line));
+        play.command(&CommandWords::of(line));
         for line in play.world.log.drain(..) {
             said.push_str(&format!("    {line}\n"));
         }
@@ -85,14 +89,15 @@ pub fn handoff(flight: u32, attempt: u32) -> HandoffId {
     }
 }
 
-/// `family` names a prompt: equal families, equal tokens. What follows those from 900 on repeats itself.
+/// `family` names a prompt: equal families, equal tokens. Outputs of families from 900 on repeat
+/// themselves.
 pub fn prompt(family: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|i| family * 1000 + i).collect()
 }
 
-/// So many tokens at most, from two or three equal ones; none at 0.
-pub fn guessing(drafts_max: u32) -> Option<Lookup> {
-    let lookup = Lookup {
+/// Speculation with at most so many draft tokens, from two or three equal ones; none at 0.
+pub fn guessing(drafts_max: u32) -> Option<LookupLimits> {
+    let lookup = LookupLimits {
         drafts_max,
         match_max: 3,
         match_min: 2,
@@ -105,7 +110,7 @@ pub fn plain(prompt: Vec<u32>) -> Request {
     Request {
         generated: [].into(),
         prompt: prompt.into(),
-        sampling: Sampling::greedy(),
+        sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens: 20,
             min_tokens: 0,
@@ -113,15 +118,15 @@ pub fn plain(prompt: Vec<u32>) -> Request {
         },
         priority: 0,
         cache_salt: 0,
-        slo: Slo::default(),
+        slo: RequestSlo::default(),
     }
 }
 
-fn request(words: &Words, flight: u32) -> Request {
+fn request(words: &CommandWords, flight: u32) -> Request {
     let prompt = prompt(words.number("family", flight), words.number("prompt", 10));
     let stop = words.keyed.get("stop").map(|stop| *stop as usize);
     let output = engine::output(&prompt, 40);
-    let mut sampling = Sampling::greedy();
+    let mut sampling = SamplingParams::greedy();
     if words.plain.contains(&"scores") {
         sampling.prompt_logprobs = Some(0);
     }
@@ -142,8 +147,8 @@ fn request(words: &Words, flight: u32) -> Request {
     }
 }
 
-impl Play {
-    fn command(&mut self, words: &Words) {
+impl ScriptPlayer {
+    fn command(&mut self, words: &CommandWords) {
         let plain = &words.plain[..];
         match plain {
             ["worker", ..] => self.worker(words),
@@ -157,7 +162,7 @@ impl Play {
             ["severed", ..] => {
                 let peer = self.world.me(words.machine(&self.world, 2));
                 let at = words.machine(&self.world, 1);
-                self.world.feed(at, Input::Severed { peer });
+                self.world.feed(at, WorkerInput::Fenced { peer });
             }
             ["copies" | "swaps", ..] => self.copies(words),
             ["cancel", ..] => {
@@ -170,30 +175,33 @@ impl Play {
             }
             ["drain", ..] => self
                 .world
-                .feed(words.machine(&self.world, 1), Input::Draining),
+                .feed(words.machine(&self.world, 1), WorkerInput::Draining),
             ["broken", ..] => {
                 let reason = "out of memory".into();
                 let at = words.machine(&self.world, 1);
-                self.world.feed(at, Input::EngineLost { reason });
+                self.world.feed(at, WorkerInput::EngineLost { reason });
             }
             ["step", ..] => {
                 let at = words.machine(&self.world, 1);
-                self.perform(|what| matches!(what, Pending::Step(of) if *of == at), words);
+                self.perform(
+                    |what| matches!(what, StageEvent::Step(of) if *of == at),
+                    words,
+                );
             }
             ["shelves" | "writes" | "fetches", ..] => {
                 let (word, of) = (words.plain[0], words.machine(&self.world, 1));
                 self.perform(
                     move |what| match what {
-                        Pending::Shelve { at, .. } => word == "shelves" && *at == of,
-                        Pending::WriteOn { at, .. } => word == "writes" && *at == of,
-                        Pending::Fetch { at, .. } => word == "fetches" && *at == of,
+                        StageEvent::Shelve { at, .. } => word == "shelves" && *at == of,
+                        StageEvent::WriteOn { at, .. } => word == "writes" && *at == of,
+                        StageEvent::Fetch { at, .. } => word == "fetches" && *at == of,
                         _ => false,
                     },
                     words,
                 );
             }
             [
-                "deliver" | "drop" | "damage" | "repeat" | "reverse" | "keep",
+                "deliver" | "drop" | "damage" | "repeat" | "reverse" | "keep" | "forget",
                 ..,
             ] => self.packets(words),
             ["replay"] => self.replay(),
@@ -205,14 +213,15 @@ impl Play {
             ["router", what, ..] => {
                 let (at, router) = (words.machine(&self.world, 2), ROUTER);
                 let input = match *what {
-                    "lost" => Input::RouterLost { router },
-                    "joined" => Input::RouterJoined { router },
+                    "lost" => WorkerInput::RouterLost { router },
+                    "joined" => WorkerInput::RouterJoined { router },
                     other => panic!("no router is {other}"),
                 };
                 self.world.feed(at, input);
             }
             ["run", millis] => self.world.run(span(millis)),
             ["wait", millis] => self.wait(span(millis)),
+            ["stop", millis] => self.stop(span(millis)),
             ["empty"] => self.world.check_empty(),
             ["pool", ..] => {
                 let machine = &self.world.machines[words.machine(&self.world, 1)];
@@ -225,27 +234,27 @@ impl Play {
         }
     }
 
-    /// Between blocks of a machine and what goes to or comes from others, or to its host's memory.
-    fn copies(&mut self, words: &Words) {
+    /// Performs copies between blocks of a machine and its peers, or its host memory.
+    fn copies(&mut self, words: &CommandWords) {
         let (swaps, of) = (words.plain[0] == "swaps", words.machine(&self.world, 1));
-        let mine = move |what: &Pending| match what {
-            Pending::SwapOut { at, .. } | Pending::SwapIn { at, .. } => swaps && *at == of,
-            Pending::Export { at, .. } | Pending::Import { at, .. } => !swaps && *at == of,
+        let mine = move |what: &StageEvent| match what {
+            StageEvent::SwapOut { at, .. } | StageEvent::SwapIn { at, .. } => swaps && *at == of,
+            StageEvent::Export { at, .. } | StageEvent::Import { at, .. } => !swaps && *at == of,
             _ => false,
         };
         self.perform(mine, words);
     }
 
-    /// What was kept happens now.
+    /// Delivers the packet that was kept.
     fn replay(&mut self) {
         let kept = self.kept.clone().expect("kept before");
         self.world.later(Duration::ZERO, kept);
         let newest = self.world.pending.keys().max_by_key(|(_, made)| *made);
         let newest = *newest.expect("just added");
-        self.world.perform(newest, Fate::Well);
+        self.world.perform(newest, StageEventFate::Well);
     }
 
-    fn worker(&mut self, words: &Words) {
+    fn worker(&mut self, words: &CommandWords) {
         let role = role(words.plain[2]);
         let mut limits = limits(1 + self.world.machines.len() as u64, role);
         let capacity = &mut limits.capacity;
@@ -254,6 +263,9 @@ impl Play {
         capacity.step_tokens_max = words.number("step", capacity.step_tokens_max);
         capacity.context_tokens_max = words.number("context", capacity.context_tokens_max);
         limits.vocab_size = words.number("vocab", limits.vocab_size);
+        if let Some(millis) = words.keyed.get("lease") {
+            limits.lease = Duration::from_millis(millis.unsigned_abs());
+        }
         limits.queue_max = words.number("queue", limits.queue_max);
         limits.swap_blocks = words.number("swap", 0);
         limits.host_blocks = words.number("host", 0);
@@ -266,7 +278,7 @@ impl Play {
         if let Some(millis) = words.keyed.get("late") {
             limits.step_max = Duration::from_millis(millis.unsigned_abs());
         }
-        // What each step is predicted to take, in milliseconds.
+        // Predicted time of each step, in milliseconds.
         if let Some(millis) = words.keyed.get("price") {
             limits.prices.rows = vec![RowPrice {
                 rows: 1,
@@ -274,30 +286,30 @@ impl Play {
             }];
         }
         if words.plain.contains(&"onesided") {
-            limits.writer = Writer::Sender;
+            limits.writer = PoolWriter::Sender;
         }
         limits.prefix_cache = !words.keyed.contains_key("cache");
         let name = words.plain[1].chars().next().expect("a name");
         self.world.add(name, limits);
     }
 
-    fn handoff(&self, words: &Words) -> HandoffId {
+    fn handoff(&self, words: &CommandWords) -> HandoffId {
         let flight = words.plain[1].parse().expect("a flight");
         handoff(flight, words.number("attempt", 0))
     }
 
     fn order(&mut self, to: usize, order: Order) {
         let router = ROUTER;
-        self.world.feed(to, Input::Ordered { router, order });
+        self.world.feed(to, WorkerInput::Ordered { router, order });
     }
 
-    fn reserve(&mut self, words: &Words) {
+    fn reserve(&mut self, words: &CommandWords) {
         let handoff = self.handoff(words);
         let flight = words.plain[1].parse().expect("a flight");
         let request = Arc::new(request(words, flight));
         self.requests.insert(handoff, Arc::clone(&request));
         let (at, sender) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let order = Order::Reserve(Reserve {
+        let order = Order::Reserve(ReserveOrder {
             handoff,
             request,
             sender: self.world.me(sender),
@@ -309,14 +321,14 @@ impl Play {
         self.order(at, order);
     }
 
-    fn prefill(&mut self, words: &Words) {
+    fn prefill(&mut self, words: &CommandWords) {
         let of = self.handoff(words);
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
         let (present, blocks) = self.reserved(of);
-        let order = Order::Prefill(Prefill {
+        let order = Order::Prefill(PrefillOrder {
             handoff: of,
             request: Arc::clone(&self.requests[&of]),
-            target: Target {
+            target: HandoffTarget {
                 worker: self.world.me(to),
                 present,
                 blocks,
@@ -328,9 +340,9 @@ impl Play {
     }
 
     fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>) {
-        let mut heard = self.world.heard.iter().rev();
+        let mut heard = self.world.reports.iter().rev();
         let reserved = heard.find_map(|(_, heard)| match heard {
-            Heard::Told(Report::Reserved {
+            StageReport::Reported(Report::Reserved {
                 handoff,
                 present,
                 blocks,
@@ -340,7 +352,7 @@ impl Play {
         reserved.expect("reserved before")
     }
 
-    fn migrate(&mut self, words: &Words) {
+    fn migrate(&mut self, words: &CommandWords) {
         let of = self.handoff(words);
         let attempt = words.number("to", of.attempt + 1);
         let handoff = HandoffId { attempt, ..of };
@@ -348,10 +360,10 @@ impl Play {
         let (present, blocks) = self.reserved(handoff);
         let request = &self.requests[&handoff];
         let told = request.prompt.len() + request.generated.len();
-        let order = Order::Migrate(Migrate {
+        let order = Order::Migrate(MigrateOrder {
             handoff,
             of,
-            target: Target {
+            target: HandoffTarget {
                 worker: self.world.me(to),
                 present,
                 blocks,
@@ -361,15 +373,17 @@ impl Play {
         self.order(at, order);
     }
 
-    /// Performs what is pending now, not what that makes pending.
-    fn perform(&mut self, pick: impl Fn(&Pending) -> bool, words: &Words) {
+    /// Performs the events pending now, not those that they cause.
+    fn perform(&mut self, pick: impl Fn(&StageEvent) -> bool, words: &CommandWords) {
         let fate = if words.plain.last() == Some(&"fail") {
-            Fate::Damaged
+            StageEventFate::Damaged
         } else {
-            Fate::Well
+            StageEventFate::Well
         };
-        let slot = words.keyed.contains_key("slot");
-        self.world.fails_for = slot.then(|| SlotIndex(words.number("slot", 0)));
+        let named = ["slot", "also"].iter();
+        let named = named.filter_map(|key| words.keyed.get(*key));
+        let slots = named.map(|slot| SlotIndex(u32::try_from(*slot).expect("not negative")));
+        self.world.fails_for = slots.collect();
         let picked = self.world.pending.iter().filter(|(_, what)| pick(what));
         let keys: Vec<_> = picked.map(|(key, _)| *key).collect();
         assert!(!keys.is_empty(), "nothing to do: {:?}", words.plain);
@@ -378,10 +392,10 @@ impl Play {
         }
     }
 
-    fn packets(&mut self, words: &Words) {
+    fn packets(&mut self, words: &CommandWords) {
         let (from, to) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
         let (from, to) = (self.world.me(from), self.world.me(to));
-        let way = |what: &Pending| matches!(what, Pending::Packet { from: a, to: b, .. } if (*a, *b) == (from, to));
+        let way = |what: &StageEvent| matches!(what, StageEvent::Packet { from: a, to: b, .. } if (*a, *b) == (from, to));
         let picked = self.world.pending.iter().filter(|(_, what)| way(what));
         let count = words
             .plain
@@ -393,11 +407,34 @@ impl Play {
             "drop" => keys
                 .iter()
                 .for_each(|key| drop(self.world.pending.remove(key))),
+            // A receiver that forgot the hand-off answers this.
+            "forget" => {
+                for key in keys {
+                    let packet = self.world.pending.remove(&key);
+                    let Some(StageEvent::Packet {
+                        from, to, packet, ..
+                    }) = packet
+                    else {
+                        panic!("no packet");
+                    };
+                    let packet = Packet::Abandoned {
+                        handoff: packet.handoff(),
+                        cause: AbandonCause::Finished,
+                    };
+                    let sender = self.world.machine_of(from).expect("it is there");
+                    let input = WorkerInput::Arrived {
+                        from: to,
+                        packet,
+                        condition: PayloadCondition::Intact,
+                    };
+                    self.world.feed(sender, input);
+                }
+            }
             "keep" => self.kept = Some(self.world.pending[&keys[0]].clone()),
-            "damage" => self.world.perform(keys[0], Fate::Damaged),
+            "damage" => self.world.perform(keys[0], StageEventFate::Damaged),
             "repeat" => {
                 let copy = self.world.pending[&keys[0]].clone();
-                self.world.perform(keys[0], Fate::Well);
+                self.world.perform(keys[0], StageEventFate::Well);
                 self.world.later(Duration::ZERO, copy);
             }
             how => {
@@ -405,9 +442,18 @@ impl Play {
                     keys.reverse();
                 }
                 for key in keys {
-                    self.world.perform(key, Fate::Well);
+                    self.world.perform(key, StageEventFate::Well);
                 }
             }
+        }
+    }
+
+    /// Suspends every process: packets that arrive meanwhile lie unread, and deadlines are noticed
+    /// late.
+    fn stop(&mut self, span: Duration) {
+        self.world.now = self.world.now + span;
+        for machine in 0..self.world.machines.len() {
+            self.world.feed(machine, WorkerInput::Woke);
         }
     }
 

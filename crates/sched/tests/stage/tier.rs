@@ -1,35 +1,35 @@
-//! What a machine keeps below its pool: in host memory, and on disk, which outlives it.
+//! A machine's tiers: host memory, and the disk, which outlives the machine.
 //!
-//! Owns: the copies out and back. Never: forgives a block that was given away while it was read or
-//! written, or a content asked for that was dropped.
+//! Owns: the copies out and back. Never: accepts that a block was given away while it was read or
+//! written, or that a dropped content is fetched.
 
 use super::{
-    BlockHash, BlockIndex, Duration, Fate, FetchOutcome, HandoffId, Input, KeepOutcome, Pending,
-    Place, World, whole,
+    BlockHash, BlockIndex, Duration, FetchOutcome, HandoffId, OffloadOutcome, StageEvent,
+    StageEventFate, StageWorld, TierLevel, WorkerInput, whole,
 };
 use std::collections::BTreeMap;
 
-type Kept = BTreeMap<(BlockHash, Place), Vec<u64>>;
+type StoredBlocks = BTreeMap<(BlockHash, TierLevel), Vec<u64>>;
 
-fn count(kept: &Kept, place: Place) -> usize {
+fn count(kept: &StoredBlocks, place: TierLevel) -> usize {
     kept.keys().filter(|(_, at)| *at == place).count()
 }
 
-/// Disks are slower, and some of what is on one is read after a long while only.
-fn takes(content: BlockHash, place: Place) -> Duration {
+/// Disks are slower, and some of their contents take very long to read.
+fn takes(content: BlockHash, place: TierLevel) -> Duration {
     match place {
-        Place::Host => Duration::from_millis(1),
-        Place::Disk if content.0[1].is_multiple_of(8) => Duration::from_millis(400),
-        Place::Disk => Duration::from_millis(5),
+        TierLevel::Host => Duration::from_millis(1),
+        TierLevel::Disk if content.0[1].is_multiple_of(8) => Duration::from_millis(400),
+        TierLevel::Disk => Duration::from_millis(5),
     }
 }
 
-impl World {
+impl StageWorld {
     pub fn shelve(&mut self, at: usize, content: BlockHash, block: BlockIndex) {
         let cells = self.machines[at].engine.read(block, whole(0));
         self.later(
             Duration::from_millis(2),
-            Pending::Shelve {
+            StageEvent::Shelve {
                 at,
                 content,
                 block,
@@ -40,9 +40,12 @@ impl World {
 
     pub fn fetch(&mut self, at: usize, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
         let kept = &self.machines[at].kept;
-        let place = |content: &BlockHash| match kept.contains_key(&(*content, Place::Host)) {
-            true => Place::Host,
-            false => Place::Disk,
+        let place = |content: &BlockHash| {
+            if kept.contains_key(&(*content, TierLevel::Host)) {
+                TierLevel::Host
+            } else {
+                TierLevel::Disk
+            }
         };
         let took = blocks
             .iter()
@@ -50,7 +53,7 @@ impl World {
         let work: Duration = took.sum();
         self.later(
             work,
-            Pending::Fetch {
+            StageEvent::Fetch {
                 at,
                 handoff,
                 blocks,
@@ -60,18 +63,18 @@ impl World {
         );
     }
 
-    /// It is answered when it would have been.
+    /// The fetch is still answered at its time.
     pub fn stop_fetch(&mut self, at: usize, of: HandoffId) {
         assert!(self.stopped.insert((at, of)), "stopped twice");
     }
 
-    pub fn drop_kept(&mut self, at: usize, content: BlockHash, place: Place) {
+    pub fn drop_kept(&mut self, at: usize, content: BlockHash, place: TierLevel) {
         let dropped = self.machines[at].kept.remove(&(content, place));
         assert!(dropped.is_some(), "{content} is not kept in {place:?}");
     }
 
-    pub fn perform_shelve(&mut self, at: usize, what: Pending, fate: Fate) {
-        let Pending::Shelve {
+    pub fn perform_shelve(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+        let StageEvent::Shelve {
             content,
             block,
             cells,
@@ -84,19 +87,19 @@ impl World {
         let now = machine.engine.read(block, whole(0));
         assert_eq!(now, cells, "given away while it was to be copied out");
         let outcome = match fate {
-            Fate::Damaged => KeepOutcome::Broken,
-            Fate::Well => {
-                let before = machine.kept.insert((content, Place::Host), cells);
+            StageEventFate::Damaged => OffloadOutcome::Broken,
+            StageEventFate::Well => {
+                let before = machine.kept.insert((content, TierLevel::Host), cells);
                 assert_eq!(before, None, "kept twice");
-                KeepOutcome::Copied
+                OffloadOutcome::Copied
             }
         };
         let most = machine.brain.limits().host_blocks as usize;
-        assert!(count(&machine.kept, Place::Host) <= most, "host memory");
-        let took = takes(content, Place::Host);
+        assert!(count(&machine.kept, TierLevel::Host) <= most, "host memory");
+        let took = takes(content, TierLevel::Host);
         self.feed(
             at,
-            Input::Shelved {
+            WorkerInput::Offloaded {
                 content,
                 outcome,
                 took,
@@ -104,23 +107,23 @@ impl World {
         );
     }
 
-    pub fn perform_write_on(&mut self, at: usize, content: BlockHash, fate: Fate) {
+    pub fn perform_write_on(&mut self, at: usize, content: BlockHash, fate: StageEventFate) {
         let machine = &mut self.machines[at];
-        let cells = machine.kept.get(&(content, Place::Host)).cloned();
+        let cells = machine.kept.get(&(content, TierLevel::Host)).cloned();
         let outcome = match (fate, cells) {
-            (Fate::Well, Some(cells)) => {
-                machine.kept.insert((content, Place::Disk), cells);
-                KeepOutcome::Copied
+            (StageEventFate::Well, Some(cells)) => {
+                machine.kept.insert((content, TierLevel::Disk), cells);
+                OffloadOutcome::Copied
             }
-            // It was found to be damaged meanwhile, or the disk is full.
-            _ => KeepOutcome::Broken,
+            // The copy was found to be damaged, or the disk is full.
+            _ => OffloadOutcome::Broken,
         };
         let most = machine.brain.limits().disk_blocks as usize;
-        assert!(count(&machine.kept, Place::Disk) <= most, "disk");
-        let took = takes(content, Place::Disk);
+        assert!(count(&machine.kept, TierLevel::Disk) <= most, "disk");
+        let took = takes(content, TierLevel::Disk);
         self.feed(
             at,
-            Input::WrittenOn {
+            WorkerInput::SpilledToDisk {
                 content,
                 outcome,
                 took,
@@ -128,8 +131,8 @@ impl World {
         );
     }
 
-    pub fn perform_fetch(&mut self, at: usize, what: Pending, fate: Fate) {
-        let Pending::Fetch {
+    pub fn perform_fetch(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+        let StageEvent::Fetch {
             handoff,
             blocks,
             since,
@@ -143,8 +146,8 @@ impl World {
         let half = blocks.len() / 2;
         let (came, outcome) = match (stopped, fate) {
             (true, _) => (half, FetchOutcome::Stopped),
-            (false, Fate::Well) => (blocks.len(), FetchOutcome::Copied),
-            (false, Fate::Damaged) => match blocks[half].0.0[0] % 4 {
+            (false, StageEventFate::Well) => (blocks.len(), FetchOutcome::Copied),
+            (false, StageEventFate::Damaged) => match blocks[half].0.0[0] % 4 {
                 0 => (half, FetchOutcome::Missing),
                 1 => (half, FetchOutcome::Corrupt),
                 2 => (half, FetchOutcome::Unreadable),
@@ -153,19 +156,20 @@ impl World {
         };
         let machine = &mut self.machines[at];
         for (content, block) in &blocks[..came] {
-            let places = [Place::Host, Place::Disk].into_iter();
+            let places = [TierLevel::Host, TierLevel::Disk].into_iter();
             let mut found = places.filter_map(|place| machine.kept.get(&(*content, place)));
             let cells = found.next();
             let cells = cells.expect("what is brought back was not dropped");
             machine.engine.write(*block, whole(0), &cells.clone());
         }
         let took = self.now.since(since);
-        // A fetch that was told to stop did nothing else until then; others may have waited for steps.
+        // A fetch that was ordered to stop did nothing else until then; others may have waited for
+        // steps.
         let worked = if stopped { took } else { took.min(work) };
         let came = u32::try_from(came).expect("few");
         self.feed(
             at,
-            Input::Fetched {
+            WorkerInput::Fetched {
                 handoff,
                 came,
                 outcome,
@@ -175,10 +179,10 @@ impl World {
         );
     }
 
-    /// What outlives a machine.
-    pub fn on_disk(&self, at: usize) -> Kept {
+    /// The contents that outlive a machine.
+    pub fn on_disk(&self, at: usize) -> StoredBlocks {
         let kept = self.machines[at].kept.iter();
-        let on_disk = kept.filter(|((_, place), _)| *place == Place::Disk);
+        let on_disk = kept.filter(|((_, place), _)| *place == TierLevel::Disk);
         on_disk.map(|(key, cells)| (*key, cells.clone())).collect()
     }
 }

@@ -1,98 +1,102 @@
-//! What a worker keeps below its pool.
+//! A worker's memory and disk tiers below its pool.
 //!
-//! Owns: the contents in host memory and on disk, and what waits for the disk. Never: keeps more blocks than the
-//! world gives it; gives what the brain has dropped. Invariant: every copy asked for is answered once.
+//! Owns: the content of both tiers, and fetches that wait for the disk. Never: keeps more blocks
+//! than the world gives it; gives content that the brain has dropped. Invariant: every copy that
+//! the brain asks for is answered once.
 
-use super::{Body, Luck, Op, Payload};
+use super::{DeviceFaults, EngineOp, FrameCells, SimWorker};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId, Time};
-use cleave_sched::{FetchOutcome, Input, KeepOutcome, Place};
+use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What is kept, and by what else a life remembers it.
+/// The content of the tiers, and the fetches in progress.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Below {
-    pub(super) host: BTreeMap<BlockHash, Payload>,
-    pub(crate) disk: BTreeMap<BlockHash, Payload>,
+pub(crate) struct TierContents {
+    pub(super) host: BTreeMap<BlockHash, FrameCells>,
+    pub(crate) disk: BTreeMap<BlockHash, FrameCells>,
     /// Fetches that wait for the disk.
-    asleep: BTreeMap<HandoffId, Vec<(BlockHash, BlockIndex)>>,
-    /// When each fetch was asked for.
-    since: BTreeMap<HandoffId, Time>,
-    /// How long the disk was at it.
-    read: BTreeMap<HandoffId, Duration>,
-    /// Told to stop while the engine was at it.
-    stopped: BTreeSet<HandoffId>,
+    waiting_for_disk: BTreeMap<HandoffId, Vec<(BlockHash, BlockIndex)>>,
+    /// When each fetch was requested.
+    requested_at: BTreeMap<HandoffId, Time>,
+    /// How long the disk took for each fetch.
+    disk_time: BTreeMap<HandoffId, Duration>,
+    /// Fetches that the brain stopped while the engine was copying them.
+    stop_requested: BTreeSet<HandoffId>,
 }
 
-/// What a fetch begins with.
+/// The slowest tier that a fetch reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum From {
+pub(crate) enum FetchSource {
     Host,
     Disk,
 }
 
-impl Body {
+impl SimWorker {
     pub(crate) fn shelve(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
-        self.check_copied(std::iter::once(block))?;
-        self.ops.push_back(Op::Shelve { content, block });
+        self.check_no_step_writes(std::iter::once(block))?;
+        self.ops.push_back(EngineOp::Shelve { content, block });
         Ok(())
     }
 
-    /// Begins a fetch; one from disk waits for [`Body::disk_read`].
+    /// Begins a fetch; a fetch from disk waits for [`SimWorker::disk_read`].
     pub(crate) fn fetch(
         &mut self,
         now: Time,
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
-    ) -> Result<From, String> {
-        self.check_copied(blocks.iter().map(|(_, block)| *block))?;
-        self.below.since.insert(handoff, now);
-        let in_host = |(content, _): &(BlockHash, _)| self.below.host.contains_key(content);
+    ) -> Result<FetchSource, String> {
+        self.check_no_step_writes(blocks.iter().map(|(_, block)| *block))?;
+        self.tiers.requested_at.insert(handoff, now);
+        let in_host = |(content, _): &(BlockHash, _)| self.tiers.host.contains_key(content);
         if blocks.iter().all(in_host) {
-            self.ops.push_back(Op::Fetch { handoff, blocks });
-            return Ok(From::Host);
+            self.ops.push_back(EngineOp::Fetch { handoff, blocks });
+            return Ok(FetchSource::Host);
         }
-        self.below.asleep.insert(handoff, blocks);
-        Ok(From::Disk)
+        self.tiers.waiting_for_disk.insert(handoff, blocks);
+        Ok(FetchSource::Disk)
     }
 
-    /// The disk has what a fetch waits for.
+    /// The disk has read the content of a fetch; the engine's copy comes next.
     pub(crate) fn disk_read(&mut self, now: Time, handoff: HandoffId) {
-        if let Some(blocks) = self.below.asleep.remove(&handoff) {
-            let since = self.below.since.get(&handoff).copied();
+        if let Some(blocks) = self.tiers.waiting_for_disk.remove(&handoff) {
+            let since = self.tiers.requested_at.get(&handoff).copied();
             let read = now.since(since.unwrap_or(now));
-            self.below.read.insert(handoff, read);
-            self.ops.push_back(Op::Fetch { handoff, blocks });
+            self.tiers.disk_time.insert(handoff, read);
+            self.ops.push_back(EngineOp::Fetch { handoff, blocks });
         }
     }
 
-    /// Gives the answer the brain is owed, if the engine is not at it.
-    pub(crate) fn stop_fetch(&mut self, now: Time, handoff: HandoffId) -> Option<Input> {
-        let is_it = |op: &Op| matches!(op, Op::Fetch { handoff: h, .. } if *h == handoff);
+    /// Stops a fetch; gives the brain's answer, unless the engine is copying it already.
+    pub(crate) fn stop_fetch(&mut self, now: Time, handoff: HandoffId) -> Option<WorkerInput> {
+        let is_it =
+            |op: &EngineOp| matches!(op, EngineOp::Fetch { handoff: h, .. } if *h == handoff);
         if self.busy.as_ref().is_some_and(|(op, _)| is_it(op)) {
-            self.below.stopped.insert(handoff);
+            self.tiers.stop_requested.insert(handoff);
             return None;
         }
         let queued = self.ops.iter().any(is_it);
         self.ops.retain(|op| !is_it(op));
-        if self.below.asleep.contains_key(&handoff) {
+        if self.tiers.waiting_for_disk.contains_key(&handoff) {
             self.disk_read(now, handoff);
             self.ops.retain(|op| !is_it(op));
         } else if !queued {
             return None;
         }
-        Some(self.fetched((now, now), handoff, (0, FetchOutcome::Stopped)))
+        Some(self.fetched(now, now, handoff, 0, FetchOutcome::Stopped))
     }
 
     fn fetched(
         &mut self,
-        (begun, now): (Time, Time),
+        begun: Time,
+        now: Time,
         handoff: HandoffId,
-        (came, outcome): (u32, FetchOutcome),
-    ) -> Input {
-        let since = self.below.since.remove(&handoff).unwrap_or(now);
-        let read = self.below.read.remove(&handoff).unwrap_or_default();
-        Input::Fetched {
+        came: u32,
+        outcome: FetchOutcome,
+    ) -> WorkerInput {
+        let since = self.tiers.requested_at.remove(&handoff).unwrap_or(now);
+        let read = self.tiers.disk_time.remove(&handoff).unwrap_or_default();
+        WorkerInput::Fetched {
             handoff,
             came,
             outcome,
@@ -101,56 +105,63 @@ impl Body {
         }
     }
 
-    pub(crate) fn drop_kept(&mut self, content: BlockHash, place: Place) -> Result<(), String> {
+    pub(crate) fn drop_kept(&mut self, content: BlockHash, place: TierLevel) -> Result<(), String> {
         let dropped = match place {
-            Place::Host => self.below.host.remove(&content),
-            Place::Disk => self.below.disk.remove(&content),
+            TierLevel::Host => self.tiers.host.remove(&content),
+            TierLevel::Disk => self.tiers.disk.remove(&content),
         };
         match dropped {
             Some(_) => Ok(()),
             None => Err(format!(
                 "{} drops {content}, which is not in {place:?}",
-                self.me
+                self.worker
             )),
         }
     }
 
-    /// The disk has written a content, or cannot.
-    pub(crate) fn disk_wrote(&mut self, content: BlockHash, luck: Luck) -> KeepOutcome {
-        let kept = self.below.host.get(&content).filter(|_| luck == Luck::Well);
+    /// Ends a disk write: the content is on disk, or the device failed.
+    pub(crate) fn disk_wrote(&mut self, content: BlockHash, luck: DeviceFaults) -> OffloadOutcome {
+        let kept = self
+            .tiers
+            .host
+            .get(&content)
+            .filter(|_| luck == DeviceFaults::None);
         let Some(cells) = kept.cloned() else {
-            return KeepOutcome::Broken;
+            return OffloadOutcome::Broken;
         };
-        self.below.disk.insert(content, cells);
-        KeepOutcome::Copied
+        self.tiers.disk.insert(content, cells);
+        OffloadOutcome::Copied
     }
 
     pub(super) fn shelved(
         &mut self,
-        (content, block): (BlockHash, BlockIndex),
-        luck: Luck,
-    ) -> Result<KeepOutcome, String> {
-        if luck == Luck::Broken {
-            return Ok(KeepOutcome::Broken);
+        content: BlockHash,
+        block: BlockIndex,
+        luck: DeviceFaults,
+    ) -> Result<OffloadOutcome, String> {
+        if luck == DeviceFaults::Failing {
+            return Ok(OffloadOutcome::Broken);
         }
         let cells = self.engine.read(block).to_vec();
-        self.below.host.insert(content, cells);
+        self.tiers.host.insert(content, cells);
         self.check_below()?;
-        Ok(KeepOutcome::Copied)
+        Ok(OffloadOutcome::Copied)
     }
 
-    /// The engine was at it from one time to the other.
+    /// Ends a fetch that the engine began to copy at `begun`.
     pub(super) fn finish_fetch(
         &mut self,
-        when: (Time, Time),
-        (handoff, blocks): (HandoffId, &[(BlockHash, BlockIndex)]),
-        luck: Luck,
-    ) -> Result<Input, String> {
+        begun: Time,
+        now: Time,
+        handoff: HandoffId,
+        blocks: &[(BlockHash, BlockIndex)],
+        luck: DeviceFaults,
+    ) -> Result<WorkerInput, String> {
         let half = blocks.len() / 2;
-        let (came, outcome) = match (self.below.stopped.remove(&handoff), luck) {
+        let (came, outcome) = match (self.tiers.stop_requested.remove(&handoff), luck) {
             (true, _) => (half, FetchOutcome::Stopped),
-            (false, Luck::Well) => (blocks.len(), FetchOutcome::Copied),
-            (false, Luck::Broken) => {
+            (false, DeviceFaults::None) => (blocks.len(), FetchOutcome::Copied),
+            (false, DeviceFaults::Failing) => {
                 let outcomes = [
                     FetchOutcome::Missing,
                     FetchOutcome::Corrupt,
@@ -161,29 +172,29 @@ impl Body {
             }
         };
         for (content, block) in &blocks[..came] {
-            let below = &self.below;
+            let below = &self.tiers;
             let cells = below.host.get(content).or_else(|| below.disk.get(content));
             let cells = cells.cloned();
-            let cells =
-                cells.ok_or_else(|| format!("{} has dropped {content} of {handoff}", self.me))?;
+            let cells = cells
+                .ok_or_else(|| format!("{} has dropped {content} of {handoff}", self.worker))?;
             self.engine.write(*block, 0, &cells);
         }
         let came = u32::try_from(came).map_err(|error| error.to_string())?;
-        Ok(self.fetched(when, handoff, (came, outcome)))
+        Ok(self.fetched(begun, now, handoff, came, outcome))
     }
 
-    /// No more is kept than may be.
+    /// Checks that no tier holds more blocks than its limit.
     pub(crate) fn check_below(&self) -> Result<(), String> {
-        let kept = (self.below.host.len(), self.below.disk.len());
+        let kept = (self.tiers.host.len(), self.tiers.disk.len());
         let most = (self.limits.host_blocks, self.limits.disk_blocks);
         if kept.0 > most.0 as usize || kept.1 > most.1 as usize {
-            return Err(format!("{} keeps {kept:?} blocks of {most:?}", self.me));
+            return Err(format!("{} keeps {kept:?} blocks of {most:?}", self.worker));
         }
         Ok(())
     }
 
-    /// Whether nothing waits for the disk.
+    /// Whether no fetch waits for the disk.
     pub(super) fn disk_is_idle(&self) -> bool {
-        self.below.asleep.is_empty()
+        self.tiers.waiting_for_disk.is_empty()
     }
 }

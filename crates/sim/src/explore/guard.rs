@@ -1,17 +1,18 @@
-//! The guards, and worlds without one of them.
+//! Protocol guards, and worlds without one of them.
 //!
-//! Owns: for each guard the lie at a brain's boundary that takes it away: a fact that never reaches
-//! the brain, or reaches it changed, so that the brain finds nothing to refuse. Never: a switch in a
-//! brain. Invariant: with no guard missing, nothing is changed.
+//! Owns: for each guard the change at a brain's boundary that disables it: an input that never
+//! reaches the brain, or reaches it altered, so that the brain finds nothing to refuse. Never: a
+//! switch in a brain. Invariant: with no guard missing, nothing is changed.
 
-use super::small::Small;
-use super::state::{Parcel, State, Word};
-use cleave_domain::{BlockIndex, BlockRef, Cause, Generation, Order, Report, WorkerRef};
+use super::state::{SmallWorldMessage, SmallWorldPacket, SmallWorldState};
+use super::worlds::SmallWorld;
+use cleave_domain::{AbandonCause, BlockIndex, BlockRef, Generation, Order, Report, WorkerRef};
 use cleave_kv::Packet;
-use cleave_sched::{Condition, Input, Output};
+use cleave_sched::{PayloadCondition, WorkerInput, WorkerOutput};
 use std::fmt;
 
-/// What keeps the protocol from going wrong; see `explore` for which properties break without it.
+/// A rule that keeps the protocol safe; the module `explore` names the properties that break
+/// without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// A frame for another generation of its block is refused.
@@ -20,30 +21,29 @@ pub enum Guard {
     Place,
     /// A packet from anybody but the hand-off's own peer is refused.
     Sender,
-    /// A one-sided writer's blocks are kept until it has stopped.
+    /// A one-sided writer's blocks stay in quarantine until it has stopped.
     Quarantine,
-    /// A word of a worker's earlier life is not taken for its present one's.
+    /// A message of a worker's earlier life is not taken for its present one's.
     Incarnation,
-    /// The router renews what it wants.
+    /// The router renews the leases of its hand-offs.
     Renewal,
     /// The decode leg is reserved before the prefill leg starts.
     SecondLeg,
     /// A frame or seal of an unknown hand-off is answered.
     UnknownAnswered,
-    /// What a lost router wanted ends.
+    /// Hand-offs of a lost router end.
     RouterLost,
-    /// What was under way on a lost link is given up.
+    /// Hand-offs over a lost link end.
     LinkLost,
     /// The router cancels the sender once the receiver has landed.
     LandedCancels,
-    /// A fenced attempt gives its client nothing more.
+    /// A fenced attempt delivers nothing more to its client.
     Fence,
-    /// After the seal's link broke the old attempt does not run on.
+    /// After the seal's link broke, the old attempt does not continue.
     RunOn,
 }
 
 impl Guard {
-    /// All of them.
     pub const ALL: [Self; 13] = [
         Self::Generation,
         Self::Place,
@@ -67,15 +67,15 @@ impl fmt::Display for Guard {
     }
 }
 
-impl State {
-    /// An order on its way into a worker; `None` if it never gets there.
+impl SmallWorldState {
+    /// Filters an order before a worker handles it; `None` if it never arrives.
     pub(super) fn order_heard(
         &mut self,
-        small: &Small,
+        small: &SmallWorld,
         worker: usize,
         order: Order,
     ) -> Option<Order> {
-        match (small.without, &order) {
+        match (small.missing_guard, &order) {
             (Some(Guard::Renewal), Order::Renew { .. }) => None,
             (Some(Guard::SecondLeg), Order::Reserve(reserve)) => {
                 let tokens = reserve.request.prompt.len() + reserve.request.generated.len();
@@ -88,20 +88,24 @@ impl State {
                     present: 0,
                     blocks: (0..tokens.div_ceil(2) as u32).map(block).collect(),
                 };
-                self.say_to_router(worker, Word::Report(report));
+                self.say_to_router(worker, SmallWorldMessage::Report(report));
                 None
             }
             _ => Some(order),
         }
     }
 
-    /// A packet on its way into a worker.
-    pub(super) fn packet_heard(&self, small: &Small, parcel: &mut Parcel) -> Heard {
+    /// Filters or alters a packet before a worker handles it.
+    pub(super) fn packet_heard(
+        &self,
+        small: &SmallWorld,
+        parcel: &mut SmallWorldPacket,
+    ) -> MessageFate {
         let Some(body) = self.body(parcel.to) else {
-            return Heard::Yes;
+            return MessageFate::Delivered;
         };
         let handoff = parcel.packet.handoff();
-        match small.without {
+        match small.missing_guard {
             Some(Guard::Sender) => {
                 if let Some(sender) = body.sender_of(handoff) {
                     parcel.from = sender;
@@ -126,26 +130,31 @@ impl State {
                 let known = body.brain.handoffs().any(|known| known == handoff);
                 let asks = matches!(parcel.packet, Packet::Frame { .. } | Packet::Seal(_));
                 if asks && !known {
-                    return Heard::No;
+                    return MessageFate::Lost;
                 }
             }
             _ => {}
         }
-        Heard::Yes
+        MessageFate::Delivered
     }
 
-    /// Another fact on its way into a worker; `None` if it never gets there.
-    pub(super) fn fact_heard(&self, small: &Small, worker: usize, input: Input) -> Option<Input> {
-        match (small.without, &input) {
-            (Some(Guard::RouterLost), Input::RouterLost { .. })
-            | (Some(Guard::LinkLost), Input::LinkLost { .. }) => None,
-            (Some(Guard::Incarnation), Input::Severed { peer }) => {
+    /// Filters another input of a worker; `None` if it never arrives.
+    pub(super) fn fact_heard(
+        &self,
+        small: &SmallWorld,
+        worker: usize,
+        input: WorkerInput,
+    ) -> Option<WorkerInput> {
+        match (small.missing_guard, &input) {
+            (Some(Guard::RouterLost), WorkerInput::RouterLost { .. })
+            | (Some(Guard::LinkLost), WorkerInput::LinkLost { .. }) => None,
+            (Some(Guard::Incarnation), WorkerInput::Fenced { peer }) => {
                 let peer = self.present_life(*peer);
-                Some(Input::Severed { peer })
+                Some(WorkerInput::Fenced { peer })
             }
-            (Some(Guard::RunOn), Input::LinkLost { peer }) => {
-                let body = self.seats[worker].body.as_ref()?;
-                // A move's new attempt is no hand-off of its own at its source.
+            (Some(Guard::RunOn), WorkerInput::LinkLost { peer }) => {
+                let body = self.workers[worker].body.as_ref()?;
+                // A migration's new attempt has no hand-off of its own at its source.
                 let moves = |handoff| !body.brain.handoffs().any(|known| known == handoff);
                 let mut sealed = body.sealed.iter();
                 let sealed = sealed.find(|(handoff, to)| *to == peer && moves(**handoff));
@@ -154,71 +163,75 @@ impl State {
                 };
                 let packet = Packet::Abandoned {
                     handoff: *handoff,
-                    cause: Cause::Cancelled,
+                    cause: AbandonCause::Cancelled,
                 };
-                Some(Input::Arrived {
+                Some(WorkerInput::Arrived {
                     from: *peer,
                     packet,
-                    condition: Condition::Intact,
+                    condition: PayloadCondition::Intact,
                 })
             }
             _ => Some(input),
         }
     }
 
-    /// What a worker has just said, answered by a lie if that takes a guard away.
-    pub(super) fn said(&self, small: &Small, output: &Output) -> Option<Input> {
-        match (small.without, output) {
-            (Some(Guard::Quarantine), Output::Send { to, packet }) => {
+    /// A forged answer to a worker's output, if that disables the missing guard.
+    pub(super) fn said(&self, small: &SmallWorld, output: &WorkerOutput) -> Option<WorkerInput> {
+        match (small.missing_guard, output) {
+            (Some(Guard::Quarantine), WorkerOutput::Send { to, packet }) => {
                 let Packet::Stop { handoff } = packet else {
                     return None;
                 };
-                Some(Input::Arrived {
+                Some(WorkerInput::Arrived {
                     from: *to,
                     packet: Packet::Stopped { handoff: *handoff },
-                    condition: Condition::Intact,
+                    condition: PayloadCondition::Intact,
                 })
             }
             _ => None,
         }
     }
 
-    /// A fact on its way into the router.
+    /// Filters an input of the router.
     pub(super) fn router_heard(
         &self,
-        small: &Small,
-        input: cleave_router::Input,
-    ) -> cleave_router::Input {
-        match (small.without, input) {
-            (Some(Guard::Incarnation), cleave_router::Input::WorkerLost { worker }) => {
+        small: &SmallWorld,
+        input: cleave_router::RouterInput,
+    ) -> cleave_router::RouterInput {
+        match (small.missing_guard, input) {
+            (Some(Guard::Incarnation), cleave_router::RouterInput::WorkerLost { worker }) => {
                 let worker = self.present_life(worker);
-                cleave_router::Input::WorkerLost { worker }
+                cleave_router::RouterInput::WorkerLost { worker }
             }
             (_, input) => input,
         }
     }
 
-    /// Whether what the router says after this fact reaches the worker.
-    pub(super) fn order_leaves(small: &Small, after: Option<&Report>, order: &Order) -> Heard {
+    /// Whether the router's order after this report is sent.
+    pub(super) fn order_leaves(
+        small: &SmallWorld,
+        after: Option<&Report>,
+        order: &Order,
+    ) -> MessageFate {
         let cancels = matches!(
             (after, order),
             (Some(Report::Landed { .. }), Order::Cancel { .. })
         );
-        match small.without {
-            Some(Guard::LandedCancels) if cancels => Heard::No,
-            _ => Heard::Yes,
+        match small.missing_guard {
+            Some(Guard::LandedCancels) if cancels => MessageFate::Lost,
+            _ => MessageFate::Delivered,
         }
     }
 
     fn present_life(&self, of: WorkerRef) -> WorkerRef {
-        let body = self.seats[crate::run::index(of)].body.as_ref();
-        body.map_or(of, |body| body.me)
+        let body = self.workers[crate::run::worker_index(of)].body.as_ref();
+        body.map_or(of, |body| body.worker)
     }
 }
 
-/// Whether something reaches whom it is for.
+/// Whether a message reaches its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    Yes,
-    No,
+pub(super) enum MessageFate {
+    Delivered,
+    Lost,
 }

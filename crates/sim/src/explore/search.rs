@@ -1,131 +1,132 @@
-//! The search.
+//! Depth-first search over states.
 //!
-//! Owns: the path under way and what was seen. Never: looks inside a state.
-//! Invariant: depth first, the usual move first. So the usual way onward from each state is walked
-//! to its end when the state is first met: a state from which it leads nowhere, or round in a
-//! circle, is found, and no state's way is walked twice.
+//! Owns: the current path and the visited states. Never: looks inside a state. Invariant: depth
+//! first, the usual transition first. So the usual path from each state is followed to its end when
+//! the state is first met: a state whose usual path ends nowhere or in a cycle is found, and no
+//! usual path is followed twice.
 
-use super::moves::{Cost, Move};
-use super::seen::{Look, Seen};
-use super::small::Small;
-use super::state::State;
+use super::state::SmallWorldState;
+use super::transitions::{Transition, TransitionCost};
+use super::visited::{VisitOutcome, VisitedStates};
+use super::worlds::SmallWorld;
 
-/// More usual moves in a row than any world needs to come to rest.
-const USUAL_MAX: u32 = 4_000;
+/// More usual transitions in a row than any world needs to come to rest.
+const USUAL_TRANSITIONS_MAX: u32 = 4_000;
 
-/// See the module.
 #[derive(Debug)]
-pub(super) struct Search<'a> {
-    small: &'a Small,
+pub(super) struct StateSearch<'a> {
+    world: &'a SmallWorld,
     states_max: u64,
-    seen: Seen,
-    stack: Vec<Node>,
-    /// The moves that led to the last node of the stack, and the one being made.
-    pub(super) path: Vec<(Move, Cost)>,
-    pub(super) moves: u64,
-    pub(super) rests: u64,
+    visited: VisitedStates,
+    stack: Vec<SearchNode>,
+    /// The transitions to the last node of the stack, and the one being applied.
+    pub(super) path: Vec<(Transition, TransitionCost)>,
+    pub(super) transitions: u64,
+    pub(super) states_at_rest: u64,
     pub(super) deepest: usize,
 }
 
-/// A state on the path under way.
+/// A state on the current path.
 #[derive(Debug)]
-struct Node {
-    /// Until its last move.
-    state: Option<State>,
+struct SearchNode {
+    /// `None` once the last transition took it.
+    state: Option<SmallWorldState>,
     print: u64,
-    moves: Vec<(Move, Cost)>,
+    moves: Vec<(Transition, TransitionCost)>,
     next: usize,
-    /// Usual moves since the last that was not.
+    /// Usual transitions since the last unusual one.
     usual: u32,
 }
 
-/// Whether everything was explored.
+/// Whether the whole world was explored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(super) enum SearchExtent {
     /// Every state that the world's limits allow.
     Whole,
-    /// The search was told to stop before.
+    /// The search stopped at its limit of states.
     Part,
 }
 
-impl<'a> Search<'a> {
-    pub(super) fn new(small: &'a Small, states_max: u64) -> Self {
+impl<'a> StateSearch<'a> {
+    pub(super) fn new(small: &'a SmallWorld, states_max: u64) -> Self {
         Self {
-            small,
+            world: small,
             states_max,
-            seen: Seen::new(),
+            visited: VisitedStates::new(),
             stack: Vec::new(),
             path: Vec::new(),
-            moves: 0,
-            rests: 0,
+            transitions: 0,
+            states_at_rest: 0,
             deepest: 0,
         }
     }
 
     pub(super) fn states(&self) -> u64 {
-        self.seen.count
+        self.visited.count
     }
 
-    /// Explores; the first thing found wrong ends it, and `path` leads there.
-    pub(super) fn go(&mut self) -> Result<Extent, String> {
-        let first = State::first(self.small)?;
-        self.meet(first, 0)?;
+    /// Explores; the first violation ends the search, and `path` leads to it.
+    pub(super) fn run(&mut self) -> Result<SearchExtent, String> {
+        let first = SmallWorldState::first(self.world)?;
+        self.visit(first, 0)?;
         while let Some(node) = self.stack.last_mut() {
             let Some((what, cost)) = node.moves.get(node.next).copied() else {
                 self.stack.pop();
                 self.path.pop();
                 continue;
             };
-            if self.seen.count >= self.states_max {
-                return Ok(Extent::Part);
+            if self.visited.count >= self.states_max {
+                return Ok(SearchExtent::Part);
             }
             node.next += 1;
             let last = node.next == node.moves.len();
-            let state = match last {
-                // Nobody needs it any more: what it shares with nobody need not be copied.
-                true => node.state.take(),
-                false => node.state.clone(),
+            let state = if last {
+                // The last transition takes the state: parts shared with no other state need no
+                // copy.
+                node.state.take()
+            } else {
+                node.state.clone()
             };
             let mut state = state.expect("a node has its state until its last move");
-            let usual = match node.next == 1 {
-                true => node.usual + 1,
-                false => 0,
-            };
+            // The first transition of a node is the usual one; any other starts a new count.
+            let usual = if node.next == 1 { node.usual + 1 } else { 0 };
             self.path.push((what, cost));
-            self.moves += 1;
-            state.take(self.small, what, cost)?;
-            if !self.meet(state, usual)? {
+            self.transitions += 1;
+            state.take(self.world, what, cost)?;
+            if !self.visit(state, usual)? {
                 self.path.pop();
             }
         }
-        Ok(Extent::Whole)
+        Ok(SearchExtent::Whole)
     }
 
-    /// Looks at a state; says whether it is to be gone on from.
-    fn meet(&mut self, mut state: State, usual: u32) -> Result<bool, String> {
-        let print = state.print();
-        let look = self.seen.look(print, state.left);
-        if look == Look::Known {
+    /// Visits a state; says whether to continue from it.
+    fn visit(&mut self, mut state: SmallWorldState, usual: u32) -> Result<bool, String> {
+        let print = state.fingerprint();
+        let look = self.visited.record(print, state.surprises_left);
+        if look == VisitOutcome::Known {
             let mut way = self.stack.iter().rev().take(usual as usize);
             if way.any(|node| node.print == print) {
-                return Err("L1: the usual way goes round in a circle".to_owned());
+                return Err("L1: the usual transitions form a cycle".to_owned());
             }
             return Ok(false);
         }
-        if usual > USUAL_MAX {
-            return Err(format!("L1: no rest after {USUAL_MAX} usual moves"));
+        if usual > USUAL_TRANSITIONS_MAX {
+            return Err(format!(
+                "L1: no rest after {USUAL_TRANSITIONS_MAX} usual transitions"
+            ));
         }
-        let moves = state.moves(self.small);
+        let moves = state.moves(self.world);
         match moves.first() {
             None => {
-                self.rests += u64::from(look == Look::New);
+                self.states_at_rest += u64::from(look == VisitOutcome::New);
                 state.check_rest()?;
             }
-            Some((Move::Tick, _)) => state.check_quiet()?,
+            Some((Transition::TimePasses, _)) => state.check_quiet()?,
             Some(_) => {}
         }
         self.deepest = self.deepest.max(self.stack.len());
-        self.stack.push(Node {
+        self.stack.push(SearchNode {
             state: Some(state),
             print,
             moves,

@@ -1,16 +1,16 @@
 //! A state of a small world.
 //!
-//! Owns: the brains, what is under way between them, and the fingerprint. Never: changes by itself.
-//! Invariant: what is not shared with another state is what its last move touched; so a copy costs
-//! little, and only what was touched is hashed again.
+//! Owns: the brains, all messages in flight, and the fingerprint. Never: changes by itself.
+//! Invariant: states share every part that their transitions did not touch, so a copy is cheap, and
+//! only changed parts are hashed again.
 
-use super::print::Print;
-use super::reader::Reader;
-use super::small::Small;
-use crate::body::{Body, Payload};
+use super::client::SmallWorldClient;
+use super::hasher::StateHasher;
+use super::worlds::SmallWorld;
+use crate::body::{FrameCells, SimWorker};
 use cleave_domain::{BlockRef, Emission, HandoffId, Order, Report, Time, TokenId, WorkerRef};
 use cleave_kv::Packet;
-use cleave_sched::{Condition, Export};
+use cleave_sched::{BlockExport, PayloadCondition};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -18,134 +18,131 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct SmallWorldState {
     pub(super) now: Time,
-    pub(super) desk: Rc<Desk>,
-    pub(super) seats: Vec<Rc<Seat>>,
-    /// Packets under way, in a fixed order.
-    pub(super) parcels: Vec<Rc<Sent>>,
-    /// One-sided writes of processes that died meanwhile; they may still land.
-    pub(super) late: Vec<Rc<Late>>,
-    /// What somebody has still to notice.
-    pub(super) notices: BTreeSet<Notice>,
-    /// (who has not noticed, whom it lost).
-    pub(super) lost: BTreeSet<(WorkerRef, WorkerRef)>,
-    pub(super) readers: Vec<Rc<Reader>>,
-    /// Answers to the router about its clients' streams.
-    pub(super) counts: Vec<(HandoffId, Arc<[TokenId]>)>,
+    pub(super) router: Rc<SmallWorldRouter>,
+    pub(super) workers: Vec<Rc<SmallWorldWorker>>,
+    /// Packets in flight, in a canonical order.
+    pub(super) packets: Vec<Rc<SortedPacket>>,
+    /// One-sided writes in flight of processes that died; they may still land.
+    pub(super) late_writes: Vec<Rc<LateWrite>>,
+    /// Losses and starts of which a process is still to be notified.
+    pub(super) notices: BTreeSet<PendingNotice>,
+    /// Lost links that one side has not noticed: (side, peer).
+    pub(super) links_lost: BTreeSet<(WorkerRef, WorkerRef)>,
+    pub(super) clients: Vec<Rc<SmallWorldClient>>,
+    /// Answers in flight to the router about its clients' streams.
+    pub(super) count_answers: Vec<(HandoffId, Arc<[TokenId]>)>,
     pub(super) submitted: usize,
     pub(super) commanded: usize,
-    /// Surprises left.
-    pub(super) left: u8,
-    /// Faults so far.
+    pub(super) surprises_left: u8,
     pub(super) faults: u8,
-    /// How often they may have hit one flight.
-    pub(super) harm: u8,
-    /// Something was lost that nobody can notice but by waiting.
-    pub(super) silent: bool,
-    /// A `Landed` was lost. The receiver told the router too, so it takes another fault to need a timer.
-    pub(super) said_twice: bool,
-    /// Which seats changed since they were hashed; the desk is the bit after the last.
+    /// Failures that one flight may have had: a fault may hit it twice.
+    pub(super) failures_possible: u8,
+    /// A loss occurred that only a timeout can detect.
+    pub(super) needs_timer: bool,
+    /// A `Landed` was lost. The receiver reports it to the router too, so only another fault makes
+    /// a timer necessary.
+    pub(super) landed_lost: bool,
+    /// Workers that changed since they were hashed, by bit; the router is the bit after the last.
     pub(super) dirty: u32,
 }
 
-/// The router's place.
 #[derive(Clone, Debug)]
-pub(super) struct Desk {
-    pub(super) brain: cleave_router::Brain,
-    /// How far its clock is ahead.
+pub(super) struct SmallWorldRouter {
+    pub(super) brain: cleave_router::RouterBrain,
+    /// How far its clock is ahead of the common one.
     pub(super) skew: Duration,
-    /// What its clock said last.
-    pub(super) heard: Time,
+    /// The time of its last input, by its clock.
+    pub(super) last_input_at: Time,
     pub(super) workers: u32,
     print: u64,
 }
 
-/// A worker's place, and its stream with the router.
+/// A worker process, and its stream with the router.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
-    pub(super) life: u64,
-    pub(super) body: Option<Body>,
+pub(super) struct SmallWorldWorker {
+    pub(super) incarnation: u64,
+    pub(super) body: Option<SimWorker>,
     pub(super) skew: Duration,
-    pub(super) heard: Time,
-    /// The life that the router is connected with.
+    pub(super) last_input_at: Time,
+    /// The life that the router is connected to.
     pub(super) connected: Option<WorkerRef>,
     pub(super) to_worker: VecDeque<Rc<(Order, u64)>>,
-    pub(super) to_router: VecDeque<Rc<(Word, u64)>>,
+    pub(super) to_router: VecDeque<Rc<(SmallWorldMessage, u64)>>,
     print: u64,
 }
 
-/// What a worker says over its stream.
+/// A message of a worker to its router.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Word {
+pub(super) enum SmallWorldMessage {
     Report(Report),
     Token(HandoffId, Emission),
 }
 
-/// A packet under way.
+/// A packet in flight between workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Parcel {
+pub(super) struct SmallWorldPacket {
     pub(super) to: WorkerRef,
     pub(super) from: WorkerRef,
     pub(super) packet: Packet,
-    pub(super) payload: Payload,
-    pub(super) condition: Condition,
-    /// For frames: who wrote it in truth, for which block in truth.
-    pub(super) truth: Option<(WorkerRef, BlockRef)>,
+    pub(super) payload: FrameCells,
+    pub(super) condition: PayloadCondition,
+    /// The true writer and block of a frame, whatever its header says.
+    pub(super) written_for: Option<(WorkerRef, BlockRef)>,
 }
 
-/// A parcel, and its place among those under way.
+/// A packet with its sort key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sent {
-    key: Key,
-    pub(super) parcel: Parcel,
+pub(super) struct SortedPacket {
+    key: PacketSortKey,
+    pub(super) parcel: SmallWorldPacket,
 }
 
-/// To whom, from whom, frames before what follows them; the last is the print.
-type Key = (WorkerRef, WorkerRef, u8, HandoffId, u32, u64);
+/// Receiver, sender, kind (frames first), hand-off, ordinal, hash.
+type PacketSortKey = (WorkerRef, WorkerRef, u8, HandoffId, u32, u64);
 
-/// A one-sided write whose process died.
+/// A one-sided write in flight whose process has died.
 #[derive(Clone, Debug)]
-pub(super) struct Late {
+pub(super) struct LateWrite {
     pub(super) from: WorkerRef,
-    pub(super) export: Export,
-    pub(super) payload: Payload,
+    pub(super) export: BlockExport,
+    pub(super) payload: FrameCells,
 }
 
-/// What somebody has still to notice.
+/// An event that a process has not noticed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Notice {
-    /// A worker: the link to another broke.
+pub(super) enum PendingNotice {
+    /// A worker's link to another is lost.
     LinkLost { side: WorkerRef, peer: WorkerRef },
-    /// A worker: nothing of another can reach it any more.
-    Severed { side: WorkerRef, peer: WorkerRef },
-    /// The router: a worker is gone.
+    /// A dead worker can write nothing more to this one.
+    PeerFenced { side: WorkerRef, peer: WorkerRef },
+    /// The router loses a worker's stream.
     WorkerLost(WorkerRef),
-    /// A worker: the router is gone.
+    /// A worker loses the router's stream.
     RouterLost(WorkerRef),
-    /// The process starts again.
-    Starts(usize),
-    /// The worker connects again, once both sides have noticed the end.
-    Meets(usize),
+    /// A process starts again.
+    WorkerStarts(usize),
+    /// A worker connects again, once both sides have noticed the loss.
+    Reconnects(usize),
 }
 
-impl State {
-    /// Nobody is there yet.
-    pub(super) fn new(small: &Small) -> Self {
-        let desk = Desk {
-            brain: cleave_router::Brain::new(small.router()),
+impl SmallWorldState {
+    /// The state before any worker has started.
+    pub(super) fn new(small: &SmallWorld) -> Self {
+        let desk = SmallWorldRouter {
+            brain: cleave_router::RouterBrain::new(small.router_limits()),
             skew: Duration::ZERO,
-            heard: Time::ZERO,
+            last_input_at: Time::ZERO,
             workers: 0,
             print: 0,
         };
-        let seat = Seat {
-            life: 0,
+        let seat = SmallWorldWorker {
+            incarnation: 0,
             body: None,
             skew: Duration::ZERO,
-            heard: Time::ZERO,
+            last_input_at: Time::ZERO,
             connected: None,
             to_worker: VecDeque::new(),
             to_router: VecDeque::new(),
@@ -153,117 +150,125 @@ impl State {
         };
         Self {
             now: Time::ZERO,
-            desk: Rc::new(desk),
-            seats: (small.roles.iter())
+            router: Rc::new(desk),
+            workers: (small.roles.iter())
                 .map(|_| Rc::new(seat.clone()))
                 .collect(),
-            parcels: Vec::new(),
-            late: Vec::new(),
+            packets: Vec::new(),
+            late_writes: Vec::new(),
             notices: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            readers: Reader::all(small).into_iter().map(Rc::new).collect(),
-            counts: Vec::new(),
+            links_lost: BTreeSet::new(),
+            clients: SmallWorldClient::all(small)
+                .into_iter()
+                .map(Rc::new)
+                .collect(),
+            count_answers: Vec::new(),
             submitted: 0,
             commanded: 0,
-            left: small.surprises_max,
+            surprises_left: small.surprises_max,
             faults: 0,
-            harm: 0,
-            silent: false,
-            said_twice: false,
+            failures_possible: 0,
+            needs_timer: false,
+            landed_lost: false,
             dirty: u32::MAX,
         }
     }
 
-    pub(super) fn seat(&mut self, worker: usize) -> &mut Seat {
+    pub(super) fn worker_mut(&mut self, worker: usize) -> &mut SmallWorldWorker {
         self.dirty |= 1 << worker;
-        Rc::make_mut(&mut self.seats[worker])
+        Rc::make_mut(&mut self.workers[worker])
     }
 
-    pub(super) fn desk(&mut self) -> &mut Desk {
-        self.dirty |= 1 << self.seats.len();
-        Rc::make_mut(&mut self.desk)
+    pub(super) fn router_mut(&mut self) -> &mut SmallWorldRouter {
+        self.dirty |= 1 << self.workers.len();
+        Rc::make_mut(&mut self.router)
     }
 
-    pub(super) fn reader(&mut self, index: usize) -> &mut Reader {
-        Rc::make_mut(&mut self.readers[index])
+    pub(super) fn client_mut(&mut self, index: usize) -> &mut SmallWorldClient {
+        Rc::make_mut(&mut self.clients[index])
     }
 
-    /// The body of exactly this life, if it is alive.
-    pub(super) fn body(&self, who: WorkerRef) -> Option<&Body> {
-        let body = self.seats[crate::run::index(who)].body.as_ref()?;
-        (body.me == who).then_some(body)
+    /// The worker in exactly this life, if it runs.
+    pub(super) fn body(&self, who: WorkerRef) -> Option<&SimWorker> {
+        let body = self.workers[crate::run::worker_index(who)].body.as_ref()?;
+        (body.worker == who).then_some(body)
     }
 
-    /// Puts a packet among those under way.
-    pub(super) fn put(&mut self, parcel: Parcel) {
+    /// Adds a packet to those in flight.
+    pub(super) fn add_packet(&mut self, parcel: SmallWorldPacket) {
         let key = parcel.key();
-        let at = self.parcels.partition_point(|other| other.key <= key);
-        self.parcels.insert(at, Rc::new(Sent { key, parcel }));
+        let at = self.packets.partition_point(|other| other.key <= key);
+        self.packets
+            .insert(at, Rc::new(SortedPacket { key, parcel }));
     }
 
-    /// The same for the same state, and for another only by chance.
-    pub(super) fn print(&mut self) -> u64 {
-        for worker in 0..self.seats.len() {
+    /// Equal for equal states; distinct states collide only by chance.
+    pub(super) fn fingerprint(&mut self) -> u64 {
+        for worker in 0..self.workers.len() {
             if self.dirty & 1 << worker != 0 {
-                Rc::make_mut(&mut self.seats[worker]).reprint();
+                Rc::make_mut(&mut self.workers[worker]).update_hash();
             }
         }
-        if self.dirty & 1 << self.seats.len() != 0 {
-            Rc::make_mut(&mut self.desk).reprint();
+        if self.dirty & 1 << self.workers.len() != 0 {
+            Rc::make_mut(&mut self.router).update_hash();
         }
         self.dirty = 0;
-        let mut print = Print::default();
-        // Of the time, only how long ago a brain that waits for some of it was told.
-        let desk = &self.desk;
+        let mut print = StateHasher::default();
+        // Of the time only the age of a waiting brain's last input matters.
+        let desk = &self.router;
         desk.print.hash(&mut print);
         if desk.brain.deadline().is_some() {
-            (self.now + desk.skew).since(desk.heard).hash(&mut print);
+            (self.now + desk.skew)
+                .since(desk.last_input_at)
+                .hash(&mut print);
         }
-        for seat in &self.seats {
+        for seat in &self.workers {
             seat.print.hash(&mut print);
             let deadline = seat.body.as_ref().and_then(|body| body.brain.deadline());
             if deadline.is_some() {
-                (self.now + seat.skew).since(seat.heard).hash(&mut print);
+                (self.now + seat.skew)
+                    .since(seat.last_input_at)
+                    .hash(&mut print);
             }
         }
-        for parcel in &self.parcels {
+        for parcel in &self.packets {
             parcel.key.5.hash(&mut print);
         }
-        for late in &self.late {
-            let Export { handoff, block, .. } = late.export;
+        for late in &self.late_writes {
+            let BlockExport { handoff, block, .. } = late.export;
             (late.from, handoff, block).hash(&mut print);
         }
         self.notices.hash(&mut print);
-        self.lost.hash(&mut print);
-        self.counts.hash(&mut print);
-        for reader in &self.readers {
-            reader.print.hash(&mut print);
+        self.links_lost.hash(&mut print);
+        self.count_answers.hash(&mut print);
+        for reader in &self.clients {
+            reader.hash.hash(&mut print);
         }
         (
             self.submitted,
             self.commanded,
             self.faults,
-            self.harm,
-            self.silent,
-            self.said_twice,
+            self.failures_possible,
+            self.needs_timer,
+            self.landed_lost,
         )
             .hash(&mut print);
         print.finish()
     }
 }
 
-impl Desk {
-    fn reprint(&mut self) {
-        let mut print = Print::default();
+impl SmallWorldRouter {
+    fn update_hash(&mut self) {
+        let mut print = StateHasher::default();
         self.brain.fingerprint(&mut print);
         self.print = print.finish();
     }
 }
 
-impl Seat {
-    fn reprint(&mut self) {
-        let mut print = Print::default();
-        (self.life, self.connected).hash(&mut print);
+impl SmallWorldWorker {
+    fn update_hash(&mut self) {
+        let mut print = StateHasher::default();
+        (self.incarnation, self.connected).hash(&mut print);
         if let Some(body) = &self.body {
             body.brain.fingerprint(&mut print);
             body.feed(&mut print);
@@ -279,13 +284,13 @@ impl Seat {
     }
 }
 
-impl Parcel {
-    /// Whether it ends a quarantine, or asks for its end.
+impl SmallWorldPacket {
+    /// Whether the packet ends a quarantine, or asks for its end.
     pub(super) fn is_about_writes(&self) -> bool {
         matches!(self.packet, Packet::Stop { .. } | Packet::Stopped { .. })
     }
 
-    fn key(&self) -> Key {
+    fn key(&self) -> PacketSortKey {
         let (rank, ordinal) = match &self.packet {
             Packet::Frame { part, .. } => (0, part.ordinal),
             Packet::Seal(_) => (1, 0),
@@ -294,7 +299,7 @@ impl Parcel {
             Packet::Stop { .. } => (4, 0),
             Packet::Stopped { .. } => (5, 0),
         };
-        let mut print = Print::default();
+        let mut print = StateHasher::default();
         self.hash(&mut print);
         let handoff = self.packet.handoff();
         (self.to, self.from, rank, handoff, ordinal, print.finish())

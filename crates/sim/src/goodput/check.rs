@@ -1,52 +1,52 @@
-//! Whether a fleet can keep a policy's promises, and what gives way first when more is asked of it.
+//! Whether a fleet keeps a policy's promises, and which class misses its goal first under more
+//! load.
 //!
-//! Owns: the question. Never: forgives: what was refused misses its goal as what came late does.
-//! Invariant: what breaks first does so just above the highest rate at which nothing does.
+//! Owns: the check. Never: excuses a miss: refused requests miss their goal as late ones do.
+//! Invariant: the first missed goal occurs just above the highest rate at which none is missed.
 
-use super::{Arrivals, ClassScore, Contest, Outcome, Tried, Way, run};
-use cleave_domain::Aim;
+use super::{
+    ArrivalsAtRate, ClassScore, GoodputOutcome, RateTrial, RoutingComparison, RoutingScheme, run,
+};
+use cleave_domain::SloMetric;
 
-/// What became of a fleet and a policy under a workload.
+/// The result of checking a policy on a fleet under a workload.
 #[derive(Clone, Debug)]
-pub struct Checked {
-    /// At the rate asked about.
-    pub outcome: Outcome,
-    /// Whether every class met its goal there.
+pub struct PolicyCheck {
+    /// The outcome at the requested rate.
+    pub outcome: GoodputOutcome,
+    /// Whether every class met its goal at that rate.
     pub met: bool,
-    /// The highest rate at which every class does.
-    pub best: Option<Tried>,
-    /// What breaks at the lowest rate that is too much.
-    pub breaks: Option<Break>,
+    /// The highest rate at which every class meets its goal.
+    pub best: Option<RateTrial>,
+    /// The missed goal at the lowest rate that is too much.
+    pub missed_first: Option<MissedGoal>,
 }
 
 /// A class that misses its goal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Break {
+pub struct MissedGoal {
     /// Arrivals per second, in thousandths.
     pub rate_milli: u64,
-    /// Which class.
     pub class: String,
-    /// How many were promised to.
+    /// The share that was to be met, in thousandths.
     pub goal_permille: u64,
-    /// What most of those that missed were, or missed first.
-    pub most: Miss,
-    /// The stage most often at fault for those late.
+    /// How most of the missed requests missed.
+    pub most: MissKind,
+    /// The stage most often at fault for late requests.
     pub stage: Option<&'static str>,
 }
 
-/// How a request misses.
+/// How a request misses its goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Miss {
+pub enum MissKind {
     /// It was turned away.
     Refused,
-    /// It was late.
-    Late(Aim),
-    /// It broke off.
+    Late(SloMetric),
     Failed,
 }
 
-impl Miss {
-    /// Its name in tables.
+impl MissKind {
+    /// The name that tables show.
     pub fn name(self) -> &'static str {
         match self {
             Self::Refused => "refused",
@@ -56,28 +56,30 @@ impl Miss {
     }
 }
 
-/// Runs the workload at the rate asked about, then looks for the highest rate that can be borne. No run
-/// goes on for longer than it takes to see that its rate is too much, but the first.
-pub fn check(contest: &Contest, rate_milli: u64, at_rate: Arrivals) -> Checked {
-    let outcome = run(&contest.scenario(Way::Auto, at_rate(rate_milli)));
-    let first = Tried {
+/// Runs the workload at the requested rate, then searches the highest rate that meets every goal.
+/// Every run but the first stops as soon as its rate is clearly too much.
+pub fn check(contest: &RoutingComparison, rate_milli: u64, at_rate: ArrivalsAtRate) -> PolicyCheck {
+    let outcome = run(&contest.scenario(RoutingScheme::Auto, at_rate(rate_milli)));
+    let first = RateTrial {
         rate_milli,
         outcome,
     };
     let found = contest.search_from(&first, at_rate);
-    Checked {
-        met: contest.meets(&first.outcome),
+    PolicyCheck {
+        met: contest.meets_goals(&first.outcome),
         outcome: first.outcome,
         best: found.best,
-        breaks: found.broken.and_then(|broken| worst(contest, &broken)),
+        missed_first: found
+            .broken
+            .and_then(|broken| worst_class(contest, &broken)),
     }
 }
 
 /// The class that is furthest below its goal.
-fn worst(contest: &Contest, broken: &Tried) -> Option<Break> {
+fn worst_class(contest: &RoutingComparison, broken: &RateTrial) -> Option<MissedGoal> {
     let goal =
         |class: &ClassScore| u64::from(contest.policy.class(&class.class).attainment_permille);
-    // Of a run that was stopped only what was missed by then tells.
+    // A stopped run counts only the misses so far.
     let over = |class: &ClassScore| {
         let missed = (class.arrivals - class.good - class.unfinished) * 1000;
         let allowed = 1000_u64.saturating_sub(goal(class)) * class.arrivals;
@@ -87,19 +89,22 @@ fn worst(contest: &Contest, broken: &Tried) -> Option<Break> {
     let classes =
         classes.filter_map(|class| Some((over(class)? * 1_000_000 / class.arrivals, class)));
     let (_, class) = classes.max_by_key(|(over, _)| *over)?;
-    let aims = [Aim::Ttft, Aim::Tpot, Aim::EndToEnd];
+    let aims = [SloMetric::Ttft, SloMetric::Tpot, SloMetric::EndToEnd];
     let late = aims
         .iter()
-        .map(|aim| (class.late[*aim as usize], Miss::Late(*aim)));
+        .map(|aim| (class.late[*aim as usize], MissKind::Late(*aim)));
     let most = late
-        .chain([(class.refused, Miss::Refused), (class.failed, Miss::Failed)])
+        .chain([
+            (class.refused, MissKind::Refused),
+            (class.failed, MissKind::Failed),
+        ])
         .max_by_key(|(count, _)| *count);
     let stages = class.stages.iter();
-    Some(Break {
+    Some(MissedGoal {
         rate_milli: broken.rate_milli,
         class: class.class.clone(),
         goal_permille: goal(class),
-        most: most.map_or(Miss::Failed, |(_, miss)| miss),
+        most: most.map_or(MissKind::Failed, |(_, miss)| miss),
         stage: stages
             .max_by_key(|(_, count)| **count)
             .map(|(stage, _)| *stage),

@@ -1,54 +1,54 @@
-//! Ways to route, compared on the same arrivals, and the rate that each can bear.
+//! Routing schemes compared on the same arrivals, and the rate that each sustains.
 //!
-//! Owns: what each way is, and the search. Never: changes what devices cost, or how many there are: every
-//! way gets the same ones.
-//! Invariant: a way that refuses, fails or is late misses; only what met every target counts.
+//! Owns: the definition of each scheme, and the rate search. Never: changes the price or number of
+//! devices: every scheme gets the same ones. Invariant: refused, failed and late requests are
+//! misses; only requests that met every target count.
 
-use super::{Arrival, Device, Fleet, Outcome, Scenario, run};
+use super::{FleetSpec, GoodputOutcome, RequestArrival, Scenario, WorkerDevice, run};
 use cleave_domain::{Role, SloPolicy, Time};
-use cleave_router::{Limits, Mode, Placement};
+use cleave_router::{LegPlacement, RouterLimits, RoutingMode};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Divisions are tried with so many workers.
+/// The largest fleet of which every division into legs is tried.
 const DIVISIONS_MAX: u32 = 8;
 
-/// Who serves all that comes within this time serves them at any rate.
-const AT_ONCE: Duration = Duration::from_millis(100);
+/// A fleet that serves arrivals within this time serves them at any rate.
+const SERVED_AT_ONCE_SPAN: Duration = Duration::from_millis(100);
 
-/// A way to route.
+/// A scheme of placing requests on workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum RoutingScheme {
     /// By predicted times; one worker or two, whichever serves better.
     Auto,
     /// By predicted times, always on two workers.
     Split,
     /// By predicted times, always on one; every worker does both.
     Whole,
-    /// To the least loaded pair; nothing is predicted or refused for its promise.
+    /// To the least loaded pair; nothing is forecast or refused for its SLO.
     LoadSplit,
     /// To the least loaded worker; every worker does both.
     LoadWhole,
-    /// Pairs by turns.
-    TurnsSplit,
-    /// Workers by turns; every worker does both.
-    TurnsWhole,
+    /// Pairs of workers in round-robin order.
+    RoundRobinSplit,
+    /// Workers in round-robin order; every worker does both.
+    RoundRobinWhole,
 }
 
-impl Way {
-    /// All, the house's own first.
+impl RoutingScheme {
+    /// All schemes, Cleave's default first.
     pub const ALL: [Self; 7] = [
         Self::Auto,
         Self::Split,
         Self::Whole,
         Self::LoadSplit,
         Self::LoadWhole,
-        Self::TurnsSplit,
-        Self::TurnsWhole,
+        Self::RoundRobinSplit,
+        Self::RoundRobinWhole,
     ];
 
-    /// Its name in tables.
+    /// The name that tables show.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "slo auto",
@@ -56,39 +56,39 @@ impl Way {
             Self::Whole => "slo aggregated",
             Self::LoadSplit => "load-only split",
             Self::LoadWhole => "load-only aggregated",
-            Self::TurnsSplit => "round-robin split",
-            Self::TurnsWhole => "round-robin aggregated",
+            Self::RoundRobinSplit => "round-robin split",
+            Self::RoundRobinWhole => "round-robin aggregated",
         }
     }
 
-    fn mode(self) -> Mode {
+    fn mode(self) -> RoutingMode {
         match self {
-            Self::Auto | Self::Split | Self::Whole => Mode::Slo,
-            Self::LoadSplit | Self::LoadWhole => Mode::Load,
-            Self::TurnsSplit | Self::TurnsWhole => Mode::RoundRobin,
+            Self::Auto | Self::Split | Self::Whole => RoutingMode::Slo,
+            Self::LoadSplit | Self::LoadWhole => RoutingMode::Load,
+            Self::RoundRobinSplit | Self::RoundRobinWhole => RoutingMode::RoundRobin,
         }
     }
 
-    fn placement(self) -> Placement {
+    fn placement(self) -> LegPlacement {
         match self {
-            Self::Auto => Placement::Auto,
-            Self::Split | Self::LoadSplit | Self::TurnsSplit => Placement::Split,
-            Self::Whole | Self::LoadWhole | Self::TurnsWhole => Placement::Whole,
+            Self::Auto => LegPlacement::Auto,
+            Self::Split | Self::LoadSplit | Self::RoundRobinSplit => LegPlacement::Split,
+            Self::Whole | Self::LoadWhole | Self::RoundRobinWhole => LegPlacement::Whole,
         }
     }
 
-    /// What a router that goes this way is told at birth. A baseline holds what the paper systems hold: it
-    /// has no reason to refuse anybody.
-    pub fn router(self, policy: &Arc<SloPolicy>) -> Limits {
-        let baseline = self.mode() != Mode::Slo;
+    /// The router limits of this scheme. A baseline refuses no request, as in the papers' systems.
+    pub fn router_limits(self, policy: &Arc<SloPolicy>) -> RouterLimits {
+        let baseline = self.mode() != RoutingMode::Slo;
         let patience = Duration::from_secs(3600);
-        let defaults = Limits::default();
-        Limits {
+        let defaults = RouterLimits::default();
+        RouterLimits {
             flights_max: 1 << 20,
             queue_max: 1 << 20,
-            queue_wait_max: match baseline {
-                true => patience,
-                false => defaults.queue_wait_max,
+            queue_wait_max: if baseline {
+                patience
+            } else {
+                defaults.queue_wait_max
             },
             mode: self.mode(),
             placement: self.placement(),
@@ -97,10 +97,10 @@ impl Way {
         }
     }
 
-    /// The devices of a fleet as this way uses them.
-    pub fn devices(self, fleet: &Fleet) -> Vec<Device> {
+    /// The devices of a fleet as this scheme uses them.
+    pub fn devices(self, fleet: &FleetSpec) -> Vec<WorkerDevice> {
         let mut devices = fleet.devices();
-        if self.placement() == Placement::Whole {
+        if self.placement() == LegPlacement::Whole {
             for device in &mut devices {
                 device.limits.role = Role::Both;
             }
@@ -109,47 +109,44 @@ impl Way {
     }
 }
 
-/// What does not change from way to way.
+/// The inputs that all compared schemes share.
 #[derive(Clone, Debug)]
-pub struct Contest {
-    /// The devices.
-    pub fleet: Fleet,
-    /// The promises.
+pub struct RoutingComparison {
+    pub fleet: FleetSpec,
     pub policy: Arc<SloPolicy>,
     /// How far a step may be off its price, in thousandths.
     pub noise_permille: u32,
-    /// Draws noise and tokens.
+    /// Seeds the noise and the tokens.
     pub seed: u64,
 }
 
-/// What a search came to.
+/// The result of a rate search.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// The highest rate that was found to be borne.
-    pub best: Option<Tried>,
-    /// The lowest that was not; its run may have been stopped when that was clear.
-    pub broken: Option<Tried>,
+pub struct RateSearchResult {
+    /// The highest rate that met every goal.
+    pub best: Option<RateTrial>,
+    /// The lowest rate that missed one; its run may have stopped early.
+    pub broken: Option<RateTrial>,
 }
 
-/// A rate, and what came of it.
+/// A rate with its outcome.
 #[derive(Clone, Debug)]
-pub struct Tried {
+pub struct RateTrial {
     /// Arrivals per second, in thousandths.
     pub rate_milli: u64,
-    /// At that rate.
-    pub outcome: Outcome,
+    pub outcome: GoodputOutcome,
 }
 
-impl Contest {
-    /// The same devices with the legs divided as serves these arrivals best where both legs always part:
-    /// every division of up to eight workers, and multiples of those for more. As many arrivals are left
-    /// out as the fleet is larger than eight.
-    pub fn divided(&self, arrivals: &[Arrival]) -> Fleet {
+impl RoutingComparison {
+    /// The same devices, divided into legs as serves these arrivals best when every request is
+    /// split: tries every division of up to eight workers, and multiples of those for larger
+    /// fleets. Larger fleets are tried on proportionally fewer arrivals.
+    pub fn best_division(&self, arrivals: &[RequestArrival]) -> FleetSpec {
         let workers = self.fleet.workers_count().max(2);
         let parts = workers.min(DIVISIONS_MAX);
         let every = (workers / parts) as usize;
-        let fewer: Vec<Arrival> = arrivals.iter().step_by(every).cloned().collect();
-        let divide = |prefill: u32, parts: u32| Fleet {
+        let fewer: Vec<RequestArrival> = arrivals.iter().step_by(every).cloned().collect();
+        let divide = |prefill: u32, parts: u32| FleetSpec {
             profile: self.fleet.profile.clone(),
             prefill,
             decode: parts - prefill,
@@ -160,48 +157,56 @@ impl Contest {
                 fleet: divide(prefill, parts),
                 ..self.clone()
             };
-            let outcome = run(&contest.scenario(Way::Split, fewer.clone()));
+            let outcome = run(&contest.scenario(RoutingScheme::Split, fewer.clone()));
             let score = &outcome.score;
-            // Between equals, the one whose first tokens come earlier.
+            // Ties go to the earlier first tokens.
             (score.all.good, std::cmp::Reverse(score.all.ttft.p90))
         };
         let prefill = (1..parts).max_by_key(|prefill| good(*prefill)).unwrap_or(1);
         divide(prefill * workers / parts, workers)
     }
 
-    /// One way's scenario.
-    pub fn scenario(&self, way: Way, arrivals: Vec<Arrival>) -> Scenario {
+    pub fn scenario(&self, way: RoutingScheme, arrivals: Vec<RequestArrival>) -> Scenario {
         Scenario {
             devices: way.devices(&self.fleet),
             routers_count: 1,
-            router: way.router(&self.policy),
+            router: way.router_limits(&self.policy),
             arrivals,
-            message: Duration::from_micros(200),
+            message_time: Duration::from_micros(200),
             noise_permille: self.noise_permille,
             grain: Duration::ZERO,
             misses_max: BTreeMap::new(),
-            starter: None,
+            orchestrator: None,
             seed: self.seed,
         }
     }
 
     /// The highest rate at which every class meets its goal, within a twentieth, of arrivals that
     /// `at_rate` makes for any rate; none if even a hundredth of `from_milli` is too much.
-    pub fn search(&self, way: Way, from_milli: u64, at_rate: Arrivals) -> Found {
-        let mut search = Search::of(self, way, at_rate);
-        search.attempt(from_milli);
+    pub fn search(
+        &self,
+        way: RoutingScheme,
+        from_milli: u64,
+        at_rate: ArrivalsAtRate,
+    ) -> RateSearchResult {
+        let mut search = RateSearch::of(self, way, at_rate);
+        search.try_rate(from_milli);
         search.run(from_milli)
     }
 
-    /// The same of the way that chooses, where it is known already what comes of the first rate.
-    pub(crate) fn search_from(&self, first: &Tried, at_rate: Arrivals) -> Found {
-        let mut search = Search::of(self, Way::Auto, at_rate);
-        search.found(first.clone());
+    /// The search of the automatic scheme, where the outcome of the first rate is known already.
+    pub(crate) fn search_from(
+        &self,
+        first: &RateTrial,
+        at_rate: ArrivalsAtRate,
+    ) -> RateSearchResult {
+        let mut search = RateSearch::of(self, RoutingScheme::Auto, at_rate);
+        search.record(first.clone());
         search.run(first.rate_milli)
     }
 
-    /// More misses than this, and the class is below its goal.
-    fn misses_max(&self, arrivals: &[Arrival]) -> BTreeMap<String, u64> {
+    /// The most misses with which each class still meets its goal.
+    fn misses_max(&self, arrivals: &[RequestArrival]) -> BTreeMap<String, u64> {
         let mut counts: BTreeMap<String, u64> = BTreeMap::new();
         for arrival in arrivals {
             *counts.entry(arrival.slo.class.clone()).or_default() += 1;
@@ -214,7 +219,7 @@ impl Contest {
     }
 
     /// Whether every class met its goal.
-    pub fn meets(&self, outcome: &Outcome) -> bool {
+    pub fn meets_goals(&self, outcome: &GoodputOutcome) -> bool {
         let classes = outcome.score.classes.iter();
         let short = |class: &&super::ClassScore| {
             let goal = u64::from(self.policy.class(&class.class).attainment_permille);
@@ -224,94 +229,95 @@ impl Contest {
     }
 }
 
-/// The arrivals at a rate in thousandths of one per second.
-pub type Arrivals<'a> = &'a dyn Fn(u64) -> Vec<Arrival>;
+/// A function from a rate, in thousandths of one per second, to its arrivals.
+pub type ArrivalsAtRate<'a> = &'a dyn Fn(u64) -> Vec<RequestArrival>;
 
-/// A search for the highest rate.
-struct Search<'a> {
-    contest: &'a Contest,
-    way: Way,
-    at_rate: Arrivals<'a>,
-    found: Found,
+/// A search for the highest rate in progress.
+struct RateSearch<'a> {
+    contest: &'a RoutingComparison,
+    way: RoutingScheme,
+    at_rate: ArrivalsAtRate<'a>,
+    found: RateSearchResult,
 }
 
-impl<'a> Search<'a> {
-    fn of(contest: &'a Contest, way: Way, at_rate: Arrivals<'a>) -> Self {
+impl<'a> RateSearch<'a> {
+    fn of(contest: &'a RoutingComparison, way: RoutingScheme, at_rate: ArrivalsAtRate<'a>) -> Self {
         Self {
             contest,
             way,
             at_rate,
-            found: Found::default(),
+            found: RateSearchResult::default(),
         }
     }
 
-    /// Doubles or halves from the first rate, which was tried, until one serves and one does not; then
-    /// between these.
-    fn run(mut self, from_milli: u64) -> Found {
+    /// Doubles or halves the first rate, which was tried, until one rate serves and one does not;
+    /// then bisects between them.
+    fn run(mut self, from_milli: u64) -> RateSearchResult {
         let mut rate = from_milli;
         while self.found.broken.is_none() && !self.serves_all_at_once() {
             rate *= 2;
-            self.attempt(rate);
+            self.try_rate(rate);
         }
         while self.found.best.is_none() && rate > from_milli / 100 && rate > 1 {
             rate /= 2;
-            self.attempt(rate);
+            self.try_rate(rate);
         }
-        while let Some((low, high)) = self.found.between()
+        while let Some((low, high)) = self.found.bracket()
             && high - low > (low / 20).max(1)
         {
-            self.attempt(low.midpoint(high));
+            self.try_rate(low.midpoint(high));
         }
         self.found
     }
 
-    /// A greater rate would be no more of a load.
+    /// Whether a higher rate would be no more load: all requests arrive and are served at once.
     fn serves_all_at_once(&self) -> bool {
         let best = self.found.best.as_ref();
-        best.is_some_and(|best| best.outcome.score.span <= AT_ONCE)
+        best.is_some_and(|best| best.outcome.score.span <= SERVED_AT_ONCE_SPAN)
     }
 
-    /// Runs until all is over or some class has broken its goal.
-    fn attempt(&mut self, rate_milli: u64) {
+    /// Runs until everything is over or some class has missed its goal.
+    fn try_rate(&mut self, rate_milli: u64) {
         let arrivals = (self.at_rate)(rate_milli);
         let mut scenario = self.contest.scenario(self.way, arrivals);
         scenario.misses_max = self.contest.misses_max(&scenario.arrivals);
         let outcome = run(&scenario);
-        self.found(Tried {
+        self.record(RateTrial {
             rate_milli,
             outcome,
         });
     }
 
-    /// What nobody asked of a fleet says nothing about it.
-    fn found(&mut self, tried: Tried) {
-        let served = self.contest.meets(&tried.outcome) && !tried.outcome.clients.is_empty();
-        match served {
-            true => self.found.best = Some(tried),
-            false => self.found.broken = Some(tried),
+    /// An outcome without clients says nothing about the fleet, so it counts as not served.
+    fn record(&mut self, tried: RateTrial) {
+        let served = self.contest.meets_goals(&tried.outcome) && !tried.outcome.clients.is_empty();
+        if served {
+            self.found.best = Some(tried)
+        } else {
+            self.found.broken = Some(tried)
         }
     }
 }
 
-impl Found {
-    fn between(&self) -> Option<(u64, u64)> {
+impl RateSearchResult {
+    fn bracket(&self) -> Option<(u64, u64)> {
         let (best, broken) = self.best.as_ref().zip(self.broken.as_ref())?;
         Some((best.rate_milli, broken.rate_milli))
     }
 }
 
 /// The same arrivals at another rate: their gaps shrink or grow.
-pub fn at_rate(arrivals: &[Arrival], rate_milli: u64) -> Vec<Arrival> {
+pub fn at_rate(arrivals: &[RequestArrival], rate_milli: u64) -> Vec<RequestArrival> {
     let (Some(first), Some(last)) = (arrivals.first(), arrivals.last()) else {
         return Vec::new();
     };
     let gaps = arrivals.len() as u128 - 1;
     let span = last.at.since(first.at).as_nanos().max(1);
     let wanted = gaps * 1_000_000_000_000 / u128::from(rate_milli.max(1));
-    let moved = |arrival: &Arrival| {
+    let moved = |arrival: &RequestArrival| {
         let since = arrival.at.since(first.at).as_nanos();
         let nanos = u64::try_from(since * wanted / span).unwrap_or(u64::MAX);
-        Arrival {
+        RequestArrival {
             at: Time::from_nanos(nanos),
             ..arrival.clone()
         }
@@ -321,29 +327,29 @@ pub fn at_rate(arrivals: &[Arrival], rate_milli: u64) -> Vec<Arrival> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Prompt, check};
+    use super::super::{PromptRecipe, check};
     use super::*;
-    use cleave_domain::{Scaling, Slo, SloClass};
+    use cleave_domain::{RequestSlo, ScalingPolicy, SloClass};
     use std::cell::Cell;
 
-    fn come(millis: &[u64]) -> Vec<Arrival> {
-        let arrival = |millis: &u64| Arrival {
+    fn come(millis: &[u64]) -> Vec<RequestArrival> {
+        let arrival = |millis: &u64| RequestArrival {
             at: Time::ZERO + Duration::from_millis(*millis),
-            prompt: Prompt::alone(*millis, 100),
+            prompt: PromptRecipe::unshared(*millis, 100),
             output_tokens: 2,
-            slo: Slo::default(),
+            slo: RequestSlo::default(),
             priority: 0,
         };
         millis.iter().map(arrival).collect()
     }
 
     #[test]
-    fn a_fleet_that_serves_all_at_once_was_asked_for_more_and_more() {
+    fn a_rate_search_ends_when_all_arrive_at_once() {
         let class = SloClass {
             ttft: Some(Duration::from_secs(60)),
             ..SloClass::default()
         };
-        let contest = Contest {
+        let contest = RoutingComparison {
             fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
             policy: Arc::new(SloPolicy {
                 classes: vec![class],
@@ -359,7 +365,7 @@ mod tests {
             at_rate(&arrivals, rate_milli)
         };
         let checked = check(&contest, 1000, &faster);
-        assert!(checked.met && checked.breaks.is_none(), "{checked:?}");
+        assert!(checked.met && checked.missed_first.is_none(), "{checked:?}");
         let best = checked.best.expect("one at a time is nothing");
         assert_eq!(
             best.rate_milli, 32_000,
@@ -369,24 +375,24 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_scales_is_checked_with_a_fleet_that_does_not() {
+    fn a_scaling_policy_is_checked_on_a_fixed_fleet() {
         let class = SloClass {
             ttft: Some(Duration::from_secs(60)),
             ..SloClass::default()
         };
-        let contest = Contest {
+        let contest = RoutingComparison {
             fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
             policy: Arc::new(SloPolicy {
                 classes: vec![class],
-                scaling: Some(Scaling::new(2)),
+                scaling: Some(ScalingPolicy::new(2)),
                 ..SloPolicy::default()
             }),
             noise_permille: 0,
             seed: 1,
         };
         let arrivals = come(&[0, 1000]);
-        // It ends.
-        let outcome = run(&contest.scenario(Way::Auto, arrivals));
-        assert!(contest.meets(&outcome), "{outcome:?}");
+        // Without a scaling policy left in it, the run ends.
+        let outcome = run(&contest.scenario(RoutingScheme::Auto, arrivals));
+        assert!(contest.meets_goals(&outcome), "{outcome:?}");
     }
 }

@@ -1,29 +1,25 @@
 //! Fleets of one kind of device, as a line of text.
 //!
-//! Owns: how many workers of which role. Never: says which is better; see `compare`.
-//! Invariant: what is parsed has a worker for each leg.
+//! Owns: the number of workers of each role. Never: compares fleets; see `compare`. Invariant: a
+//! parsed fleet has a worker for each leg.
 
-use super::{Device, Profile};
+use super::{WorkerDevice, WorkerProfile};
 use cleave_domain::Role;
 use std::fmt;
 use std::str::FromStr;
 
-/// So many workers of each role.
+/// A number of workers for each role.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fleet {
-    /// What they are.
-    pub profile: Profile,
-    /// Run prompts.
+pub struct FleetSpec {
+    pub profile: WorkerProfile,
     pub prefill: u32,
-    /// Generate.
     pub decode: u32,
-    /// Do both.
     pub both: u32,
 }
 
-impl Fleet {
-    /// All workers do both.
-    pub fn aggregated(profile: Profile, workers: u32) -> Self {
+impl FleetSpec {
+    /// A fleet in which every worker does both legs.
+    pub fn aggregated(profile: WorkerProfile, workers: u32) -> Self {
         Self {
             profile,
             prefill: 0,
@@ -32,18 +28,17 @@ impl Fleet {
         }
     }
 
-    /// Workers of any role.
+    /// The number of workers of any role.
     pub fn workers_count(&self) -> u32 {
         self.prefill + self.decode + self.both
     }
 
-    /// Real devices.
     pub fn devices_count(&self) -> u32 {
         self.workers_count() * self.profile.devices_count()
     }
 
-    /// The workers: those that prefill, then those that decode, then the others.
-    pub fn devices(&self) -> Vec<Device> {
+    /// The workers: prefill workers first, then decode workers, then the others.
+    pub fn devices(&self) -> Vec<WorkerDevice> {
         let roles = [
             (Role::Prefill, self.prefill),
             (Role::Decode, self.decode),
@@ -58,7 +53,7 @@ impl Fleet {
     }
 }
 
-impl fmt::Display for Fleet {
+impl fmt::Display for FleetSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, count) in [
             ("prefill", self.prefill),
@@ -73,10 +68,10 @@ impl fmt::Display for Fleet {
     }
 }
 
-impl FromStr for Fleet {
+impl FromStr for FleetSpec {
     type Err = String;
 
-    /// `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` too.
+    /// Such as `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` too.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut prefill, mut decode, mut both, mut profile) = (0, 0, 0, None);
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
@@ -86,13 +81,13 @@ impl FromStr for Fleet {
                 .ok_or_else(|| format!("`{part}` of a fleet is not name=value"))?;
             let count = || {
                 let count = value.parse::<u32>().ok().filter(|count| *count <= 100_000);
-                count.ok_or_else(|| format!("{name}={value}: a count up to 100000 is meant"))
+                count.ok_or_else(|| format!("{name}={value}: expected a count up to 100000"))
             };
             match name {
                 "prefill" => prefill = count()?,
                 "decode" => decode = count()?,
                 "both" => both = count()?,
-                "profile" => profile = Some(Profile::named(value)?),
+                "profile" => profile = Some(WorkerProfile::named(value)?),
                 _ => {
                     return Err(format!(
                         "`{name}` of a fleet is unknown; there are prefill, decode, both and profile"
@@ -115,12 +110,12 @@ impl FromStr for Fleet {
 
 #[cfg(test)]
 mod tests {
-    use super::Fleet;
+    use super::FleetSpec;
 
     #[test]
-    fn a_fleet_is_what_its_text_says_and_what_is_wrong_is_named() {
+    fn fleet_specs_are_parsed_and_mistakes_named() {
         let text = "prefill=2,decode=3,profile=a100-opt-13b";
-        let fleet: Fleet = text.parse().unwrap();
+        let fleet: FleetSpec = text.parse().unwrap();
         assert_eq!(fleet.to_string(), text);
         assert_eq!(fleet.devices().len(), 5);
         let wrong = [
@@ -131,7 +126,7 @@ mod tests {
             ("both", "name=value"),
         ];
         for (text, says) in wrong {
-            let error = text.parse::<Fleet>().unwrap_err();
+            let error = text.parse::<FleetSpec>().unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
         }
     }

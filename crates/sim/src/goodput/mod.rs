@@ -1,68 +1,73 @@
-//! Fleets that serve within their promises, or not: production brains over priced devices, lean enough for
-//! a thousand workers and prompts of a hundred thousand tokens.
+//! Goodput of fleets: production brains over priced devices, lean enough for a thousand workers and
+//! prompts of a hundred thousand tokens.
 //!
-//! Owns: a second body for the brains, which moves no cell and checks none (the worlds of
-//! [`crate::chaos`] do), and the count of what clients got. Never: decides what a brain decides; breaks
-//! anything on purpose.
-//! Invariant: the same scenario gives the same score, byte for byte, and every arrival ends once.
+//! Owns: a second driver for the brains, which moves no cell and checks none (the worlds of
+//! [`crate::run_chaos`] do), and the clients' results. Never: decides what a brain decides; injects
+//! data faults. Invariant: the same scenario gives the same score, byte for byte, and every arrival
+//! ends once.
 
-mod agenda;
 mod check;
 mod compare;
+mod event_queue;
 mod fleet;
+mod links;
+mod orchestrator;
 mod profile;
 mod run;
 mod scenario;
 mod score;
-mod starter;
-mod wire;
 mod worker;
 mod workload;
 
-pub use check::{Break, Checked, check};
-pub use compare::{Arrivals, Contest, Found, Tried, Way, at_rate};
-pub use fleet::Fleet;
-pub use profile::{Profile, profiles};
-pub use scenario::{Arrival, Device, Part, Prompt, Scenario, VOCAB_SIZE};
-pub use score::{ClassScore, Client, End, Outcome, Quantiles, Score};
-pub use starter::{Growth, Starter, Who};
-pub use workload::{Workload, promise, shaped};
+pub use check::{MissedGoal, PolicyCheck, check};
+pub use compare::{
+    ArrivalsAtRate, RateSearchResult, RateTrial, RoutingComparison, RoutingScheme, at_rate,
+};
+pub use fleet::FleetSpec;
+pub use orchestrator::{FleetHistory, Orchestrator, ScalingAuthority};
+pub use profile::{WorkerProfile, profiles};
+pub use scenario::{PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice};
+pub use score::{
+    ArrivalEnd, ClassScore, ClientResult, GoodputOutcome, GoodputScore, LatencyQuantiles,
+};
+pub use workload::{SyntheticWorkload, slo_of_class, thinned_by_curve};
 
-use cleave_router::Note;
+use cleave_router::RouterNote;
 
-/// Somebody with a clock who looks on; a simulator has none.
-pub trait Observer {
-    /// A router's brain is about to be told this.
-    fn begins(&mut self, input: &cleave_router::Input);
+/// Measures a router's brain from outside, with a clock; the simulator has none.
+pub trait RouterObserver {
+    /// A router's brain is about to handle this input.
+    fn input_begins(&mut self, input: &cleave_router::RouterInput);
 
-    /// It has taken it in.
-    fn ends(&mut self);
+    /// The brain has handled the input.
+    fn input_ends(&mut self);
 
-    /// Half of all have arrived.
-    fn half_way(&mut self, router: &cleave_router::Brain);
+    /// Half of all requests have arrived.
+    fn half_arrived(&mut self, router: &cleave_router::RouterBrain);
 }
 
 /// Runs a scenario to its end.
-pub fn run(scenario: &Scenario) -> Outcome {
-    run::World::new(scenario).run()
+pub fn run(scenario: &Scenario) -> GoodputOutcome {
+    run::GoodputWorld::new(scenario).run()
 }
 
-/// Runs a scenario to its end while somebody looks on.
-pub fn run_observed(scenario: &Scenario, observer: &mut dyn Observer) -> Outcome {
-    let mut world = run::World::new(scenario);
+/// Runs a scenario to its end, with an observer.
+pub fn run_observed(scenario: &Scenario, observer: &mut dyn RouterObserver) -> GoodputOutcome {
+    let mut world = run::GoodputWorld::new(scenario);
     world.observe(observer);
     world.run()
 }
 
-/// What the (first) router decided, in the order in which it did: every [`Note::Decided`] and
-/// [`Note::Placed`]. The `n`-th arrival, from 0, is `FlightId::new(RouterId(1), n)`; workers have the
-/// names of their [`Device::limits`].
+/// The decisions of the first router, in order: every [`RouterNote::Decided`] and
+/// [`RouterNote::Placed`]. The `n`-th arrival, from 0, is `FlightId::new(RouterId(1), n)`; workers
+/// have the names of their [`WorkerDevice::limits`].
 ///
-/// For a comparison with another body: with [`Scenario::message`] zero, links of no latency and
-/// [`Scenario::grain`] set, everything happens at whole multiples of that grain, as it does under a
-/// clock that only jumps. What happens at one moment happens in the order in which it was caused.
-pub fn decisions(scenario: &Scenario) -> Vec<Note> {
-    let mut world = run::World::new(scenario);
+/// Used to compare this driver with another: with [`Scenario::message_time`] zero, links of no
+/// latency and [`Scenario::grain`] set, everything happens at whole multiples of that grain, as
+/// under a clock that only jumps. Simultaneous events happen in the order in which they were
+/// caused.
+pub fn decisions(scenario: &Scenario) -> Vec<RouterNote> {
+    let mut world = run::GoodputWorld::new(scenario);
     world.keep_decisions();
     world.run().decisions
 }

@@ -1,14 +1,14 @@
 //! Real devices as prices.
 //!
-//! Owns: the table of profiles, each with its source and licence. Never: measures.
-//! Invariant: a profile's prices are those of one worker, which may stand for several devices.
+//! Owns: the table of profiles, each with its source and licence. Never: measures. Invariant: a
+//! profile's prices are those of one worker, which may stand for several devices.
 
-use super::Device;
+use super::WorkerDevice;
 use super::scenario::VOCAB_SIZE;
 use cleave_domain::{
     Capacity, Incarnation, LinkPrice, Prices, Role, RowPrice, WorkerId, WorkerRef,
 };
-use cleave_sched::Writer;
+use cleave_sched::PoolWriter;
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -17,12 +17,11 @@ const TABLE: &str = include_str!("profiles.json");
 /// A kind of worker: model, engine and devices.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Profile {
-    /// Unique.
+pub struct WorkerProfile {
     pub name: String,
-    /// What it is.
+    /// A description of the worker in words.
     pub about: String,
-    /// Where its numbers are from, under which licence, and how far off they are.
+    /// The source of its numbers, their licence, and how far off they are.
     pub source: String,
     /// Real devices of one worker.
     devices: u32,
@@ -32,15 +31,15 @@ pub struct Profile {
     token_bytes: u32,
     /// Tokens that the pool holds.
     kv_tokens: u32,
-    /// The longest sequence.
+    /// Tokens of the longest sequence.
     context_tokens: u32,
     /// Sequences of a step.
     slots: u32,
     /// Tokens of a step.
     step_tokens: u32,
-    /// As in [`Prices::rows`]: rows, nanoseconds.
+    /// Step prices as in [`Prices::rows`]: rows, nanoseconds.
     rows: Vec<(u32, u64)>,
-    /// The same of a worker that only decodes, where another law was measured for it.
+    /// Step prices of a decode-only worker, where a separate law was measured for it.
     #[serde(default)]
     decode_rows: Vec<(u32, u64)>,
     pair_picos: u64,
@@ -48,20 +47,20 @@ pub struct Profile {
     draw_nanos: u64,
     /// Nanoseconds before the first byte, picoseconds for each.
     link: (u64, u64),
-    /// The same, to host memory.
+    /// The same of the link to host memory.
     host: (u64, u64),
 }
 
-/// Every profile there is.
-pub fn profiles() -> Vec<Profile> {
+/// All profiles of the table.
+pub fn profiles() -> Vec<WorkerProfile> {
     serde_json::from_str(TABLE).expect("the table was parsed in a test")
 }
 
-impl Profile {
-    /// The one of that name.
+impl WorkerProfile {
+    /// The profile with this name.
     ///
     /// # Errors
-    /// Which names there are.
+    /// Lists the known names.
     pub fn named(name: &str) -> Result<Self, String> {
         let all = profiles();
         let names: Vec<&str> = all.iter().map(|profile| profile.name.as_str()).collect();
@@ -75,12 +74,13 @@ impl Profile {
         self.devices
     }
 
-    /// What the work of a worker with these legs costs.
+    /// The prices of a worker with this role.
     pub fn prices(&self, role: Role) -> Prices {
         let decodes = role == Role::Decode && !self.decode_rows.is_empty();
-        let rows = match decodes {
-            true => &self.decode_rows,
-            false => &self.rows,
+        let rows = if decodes {
+            &self.decode_rows
+        } else {
+            &self.rows
         };
         let price = |(rows, nanos): &(u32, u64)| RowPrice {
             rows: *rows,
@@ -91,14 +91,14 @@ impl Profile {
             pair_picos: self.pair_picos,
             context_picos: self.context_picos,
             draw_nanos: self.draw_nanos,
-            link: link(self.link),
+            link: link_price(self.link.0, self.link.1),
             links: Vec::new(),
             error_permille: 0,
         }
     }
 
-    /// The `number`-th worker of a fleet, from 0; it knows its prices as they are.
-    pub fn device(&self, number: u32, role: Role) -> Device {
+    /// The `number`-th worker of a fleet, from 0; its brain is given the true prices.
+    pub fn device(&self, number: u32, role: Role) -> WorkerDevice {
         let real = self.prices(role);
         let capacity = Capacity {
             block_tokens: self.block_tokens,
@@ -108,7 +108,7 @@ impl Profile {
             step_tokens_max: self.step_tokens,
             context_tokens_max: self.context_tokens,
         };
-        let limits = cleave_sched::Limits {
+        let limits = cleave_sched::WorkerLimits {
             me: WorkerRef {
                 worker: WorkerId(u64::from(number) + 1),
                 incarnation: Incarnation(1),
@@ -124,21 +124,21 @@ impl Profile {
             swap_blocks: 0,
             host_blocks: 0,
             disk_blocks: 0,
-            writer: Writer::Receiver,
+            writer: PoolWriter::Receiver,
             prices: real.clone(),
             steps_in_flight: 1,
             speculation: None,
         };
-        Device {
+        WorkerDevice {
             limits,
-            real,
-            host: link(self.host),
+            real_prices: real,
+            host_link: link_price(self.host.0, self.host.1),
             devices_count: self.devices,
         }
     }
 }
 
-fn link((latency_nanos, byte_picos): (u64, u64)) -> LinkPrice {
+fn link_price(latency_nanos: u64, byte_picos: u64) -> LinkPrice {
     LinkPrice {
         latency_nanos,
         byte_picos,
@@ -147,12 +147,12 @@ fn link((latency_nanos, byte_picos): (u64, u64)) -> LinkPrice {
 
 #[cfg(test)]
 mod tests {
-    use super::{Profile, profiles};
+    use super::{WorkerProfile, profiles};
     use cleave_domain::Role;
     use cleave_planner::Predict;
 
     #[test]
-    fn profiles_have_names_of_their_own_and_say_where_they_are_from() {
+    fn profiles_have_unique_names_and_a_licence() {
         let all = profiles();
         for profile in &all {
             let same = all.iter().filter(|other| other.name == profile.name);
@@ -163,14 +163,18 @@ mod tests {
             let rows = &profile.rows;
             assert!(rows.is_sorted(), "{}: {rows:?}", profile.name);
         }
-        assert!(Profile::named("abacus").unwrap_err().contains("h100-"));
+        assert!(
+            WorkerProfile::named("abacus")
+                .unwrap_err()
+                .contains("h100-")
+        );
     }
 
-    /// The rows are those of DistServe's page of sample values: prompts of 128, 512, 1024 and 2048 tokens,
-    /// and batches of 1 x 512, 32 x 512, 64 x 1024 and 128 x 512 tokens.
+    /// The rows are those of DistServe's page of sample values: prompts of 128, 512, 1024 and 2048
+    /// tokens, and batches of 1 x 512, 32 x 512, 64 x 1024 and 128 x 512 tokens.
     #[test]
-    fn prices_are_the_published_ones() {
-        let profile = Profile::named("a100-opt-13b").unwrap();
+    fn profile_prices_match_published_times() {
+        let profile = WorkerProfile::named("a100-opt-13b").unwrap();
         let near = |millis: f64, published: f64, off_max: f64| {
             let off = (millis / published - 1.0).abs();
             assert!(off < off_max, "{millis} and not {published}");
@@ -185,7 +189,7 @@ mod tests {
             );
         }
         let prices = profile.prices(Role::Decode);
-        // From 95 sequences on their context costs 8 % less, which one price cannot say.
+        // From 95 sequences on, context costs 8 % less, which one price cannot express.
         let batches = [
             (1, 512, 20.3),
             (32, 512, 31.4),

@@ -1,109 +1,106 @@
-//! What is to be simulated.
+//! The input of a goodput run.
 //!
-//! Owns: devices, arrivals and the limits of the router. Never: draws any of it; see the callers.
+//! Owns: devices, arrivals and the limits of the router. Never: draws any of it; the callers do.
 //! Invariant: plain data; a prompt is a recipe of a few words however many tokens it has.
 
-use super::Starter;
-use super::wire::whole_grains;
-use crate::dice::mix;
+use super::Orchestrator;
+use super::links::whole_grains;
+use crate::rng::mix;
 use cleave_domain::{
-    Fingerprint, LinkPrice, Prices, Request, Sampling, Slo, SloPolicy, StopRules, Time, TokenId,
-    WorkerDescription, WorkerRef,
+    Fingerprint, LinkPrice, Prices, Request, RequestSlo, SamplingParams, SloPolicy, StopRules,
+    Time, TokenId, WorkerDescription, WorkerRef,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Tokens are `0..VOCAB_SIZE`.
 pub const VOCAB_SIZE: u32 = 32_000;
 
-/// A fleet, its clients, and how perfect the world is.
+/// A fleet, its clients, and the imperfections of both.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The workers. All join at the start, in this order.
-    pub devices: Vec<Device>,
-    /// Routers; arrivals take turns among them, and every worker serves all. At least 1.
+    pub devices: Vec<WorkerDevice>,
+    /// Number of routers, at least 1; arrivals take turns among them, and every worker serves all.
     pub routers_count: u32,
-    /// What each router is told at birth.
-    pub router: cleave_router::Limits,
-    /// In order of time.
-    pub arrivals: Vec<Arrival>,
-    /// How long a message between router and worker takes, each way.
-    pub message: Duration,
-    /// How far a step may take longer or shorter than its price, in thousandths: drawn evenly for each.
+    /// The limits of each router's brain.
+    pub router: cleave_router::RouterLimits,
+    /// Requests in the order of time.
+    pub arrivals: Vec<RequestArrival>,
+    /// Time of a message between router and worker, each way.
+    pub message_time: Duration,
+    /// How far a step may take longer or shorter than its price, in thousandths; drawn evenly for
+    /// each.
     pub noise_permille: u32,
-    /// Steps and transfers end at whole multiples of this after they begin, and brains are woken at whole
-    /// multiples of it, rounded up; zero for no rounding.
+    /// Steps and transfers last whole multiples of this, and brains are woken at whole multiples of
+    /// it, rounded up; zero for no rounding.
     pub grain: Duration,
-    /// By class as arrivals name it: stop once more of them than this missed their targets. Those under
-    /// way then are unfinished.
+    /// By class: the run stops once more requests than this missed their targets. Requests in
+    /// flight are then unfinished.
     pub misses_max: BTreeMap<String, u64>,
-    /// Starts and stops workers while the world runs; those that `devices` names are its first ones.
-    pub starter: Option<Starter>,
-    /// Draws noise and tokens.
+    /// Starts and stops workers while the run goes on; `devices` are its first workers.
+    pub orchestrator: Option<Orchestrator>,
+    /// Seeds the noise and the tokens.
     pub seed: u64,
 }
 
 /// A worker and its hardware.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Device {
-    /// What its brain is told at birth; the prices in it are what it believes then.
-    pub limits: cleave_sched::Limits,
-    /// What its work really costs, and the way of its blocks to others.
-    pub real: Prices,
-    /// The way between its blocks and host memory.
-    pub host: LinkPrice,
-    /// Real devices that this worker stands for, such as 8 where it runs tensor-parallel over 8.
+pub struct WorkerDevice {
+    /// The limits of its brain; the prices in them are its first estimate.
+    pub limits: cleave_sched::WorkerLimits,
+    /// The true prices of its work and of its links to other workers.
+    pub real_prices: Prices,
+    /// The price of copies between its pool and host memory.
+    pub host_link: LinkPrice,
+    /// Real devices of this worker, such as 8 for tensor parallelism over 8.
     pub devices_count: u32,
 }
 
-/// Somebody wants something.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Arrival {
-    /// When.
+pub struct RequestArrival {
     pub at: Time,
-    /// Of what.
-    pub prompt: Prompt,
-    /// Exactly so many tokens are generated, at least 1.
+    pub prompt: PromptRecipe,
+    /// Exact number of generated tokens, at least 1.
     pub output_tokens: u32,
-    /// What it was promised.
-    pub slo: Slo,
-    /// As in [`Request::priority`].
+    /// The SLO targets of the request.
+    pub slo: RequestSlo,
+    /// Priority as in [`Request::priority`].
     pub priority: i32,
 }
 
-/// The recipe of a prompt: prompts that begin with the same parts begin with the same tokens.
+/// The recipe of a prompt: prompts with equal leading parts have equal leading tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
-    /// What it is made of, in order.
-    pub parts: Arc<[Part]>,
+pub struct PromptRecipe {
+    /// Parts of the prompt, in order.
+    pub parts: Arc<[RecipePart]>,
 }
 
-/// A run of tokens that is the same wherever its name is; a shorter one of that name is its beginning.
+/// A run of tokens that is equal wherever its name is; a shorter part of the same name is its
+/// beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Names the content.
+pub struct RecipePart {
     pub name: u64,
-    /// How many.
     pub tokens: u32,
 }
 
-impl Prompt {
-    /// One that begins as no other of another name does.
-    pub fn alone(name: u64, tokens: u32) -> Self {
+impl PromptRecipe {
+    /// A prompt that shares no prefix with a prompt of another name.
+    pub fn unshared(name: u64, tokens: u32) -> Self {
         Self {
-            parts: Arc::new([Part { name, tokens }]),
+            parts: Arc::new([RecipePart { name, tokens }]),
         }
     }
 
-    /// How many.
+    /// Tokens of all parts together.
     pub fn tokens(&self) -> u32 {
         self.parts.iter().map(|part| part.tokens).sum()
     }
 
-    /// The tokens.
-    pub fn write(&self) -> Arc<[TokenId]> {
-        let write = |part: &Part| {
+    /// The token ids of the prompt.
+    pub fn token_ids(&self) -> Arc<[TokenId]> {
+        let write = |part: &RecipePart| {
             let key = mix(part.name);
             let token = move |place: u32| mix(key ^ u64::from(place)) % u64::from(VOCAB_SIZE);
             (0..part.tokens).map(move |place| token(place) as TokenId)
@@ -113,11 +110,11 @@ impl Prompt {
 }
 
 impl Scenario {
-    /// The policy that the routers follow. Without a starter the fleet's size is given: a router that asked for
-    /// another one for ever would never let the simulation end.
+    /// The policy that the routers follow. Without an orchestrator the fleet's size is fixed: a
+    /// router that asked for another size for ever would never let the simulation end.
     pub(crate) fn policy(&self) -> Arc<SloPolicy> {
         let policy = &self.router.policy;
-        if self.starter.is_some() || policy.scaling.is_none() {
+        if self.orchestrator.is_some() || policy.scaling.is_none() {
             return Arc::clone(policy);
         }
         Arc::new(SloPolicy {
@@ -127,20 +124,20 @@ impl Scenario {
     }
 
     /// When a timer set to this moment goes off.
-    pub(crate) fn tick(&self, at: Time) -> Time {
+    pub(crate) fn timer_time(&self, at: Time) -> Time {
         Time::ZERO + whole_grains(at.since(Time::ZERO), self.grain)
     }
 }
 
-impl Arrival {
-    /// What the router is asked for; `number` is the arrival's place in the scenario, and its seed.
+impl RequestArrival {
+    /// The request of the router; `number` is the arrival's index in the scenario, and its seed.
     pub fn request(&self, number: u64) -> Request {
         Request {
-            prompt: self.prompt.write(),
+            prompt: self.prompt.token_ids(),
             generated: Arc::new([]),
-            sampling: Sampling {
+            sampling: SamplingParams {
                 seed: number,
-                ..Sampling::greedy()
+                ..SamplingParams::greedy()
             },
             stop: StopRules {
                 max_tokens: self.output_tokens.max(1),
@@ -154,13 +151,12 @@ impl Arrival {
     }
 }
 
-impl Device {
-    /// Who it is.
-    pub fn me(&self) -> WorkerRef {
+impl WorkerDevice {
+    pub fn worker_ref(&self) -> WorkerRef {
         self.limits.me
     }
 
-    /// What it says of itself when it joins.
+    /// The description with which it joins.
     pub fn description(&self) -> WorkerDescription {
         WorkerDescription {
             role: self.limits.role,

@@ -1,58 +1,58 @@
-//! What clients got.
+//! Results of the clients.
 //!
-//! Owns: each client's stream as its own clock saw it, and whether its promise was kept, judged from
-//! outside. Never: takes a brain's word for a time; of the router's verdicts only the stage at fault is
-//! taken over, and whether it judged otherwise is counted.
-//! Invariant: every arrival ends once; what was refused or failed is a miss as what was late is.
+//! Owns: each client's stream by the common clock, and whether its targets were met, judged from
+//! outside. Never: trusts a brain's times; of the router's verdicts only the stage at fault is
+//! used, and verdicts that differ are counted. Invariant: every arrival ends once; refused and
+//! failed requests are misses as late ones are.
 
-use super::worker::token;
-use super::{Arrival, Growth, Scenario};
-use cleave_domain::{Aim, Ending, FlightId, HandoffId, Slo, Stage, Time, TokenId, Verdict};
-use cleave_router::{Decided, Note};
+use super::worker::draw_token;
+use super::{FleetHistory, RequestArrival, Scenario};
+use cleave_domain::{
+    Ending, FlightId, HandoffId, RequestSlo, RequestStage, SloMetric, SloVerdict, Time, TokenId,
+};
+use cleave_router::{DecisionOutcome, RouterNote};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One client's stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Client {
-    /// Tokens that it got.
+pub struct ClientResult {
+    /// Tokens that the client received.
     pub tokens: u32,
-    /// When the first came.
+    /// Time of the first token.
     pub first: Option<Time>,
-    /// When the last one came.
+    /// Time of the last token.
     pub last: Time,
     /// How it ended; none if the run stopped before.
-    pub end: Option<End>,
-    /// The stage at fault, as the router told it.
-    pub stage: Option<Stage>,
-    /// Whether both legs were one worker's, when it was placed last.
+    pub end: Option<ArrivalEnd>,
+    /// The stage at fault, as the router reported it.
+    pub stage: Option<RequestStage>,
+    /// Whether one worker served both legs at the last placement.
     pub whole: Option<bool>,
-    /// Attempts up to this one give it nothing more.
+    /// Attempts up to this one deliver nothing more.
     fenced: Option<u32>,
-    /// What it is promised since it was downgraded.
-    downgraded: Option<Slo>,
-    /// Whatever comes, a target is missed: it counts already.
+    /// Its targets since it was downgraded to another class.
+    downgraded: Option<RequestSlo>,
+    /// A target is missed already, whatever follows.
     missed: bool,
 }
 
-/// What became of an arrival.
+/// The outcome of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub enum End {
+pub enum ArrivalEnd {
     /// Every target was met.
     Good,
-    /// The first target that was not, in the order of time.
-    Late(Aim),
-    /// Not taken on.
+    /// The first missed target, in the order of time.
+    Late(SloMetric),
+    /// Refused before any work.
     Refused,
-    /// Broken off.
+    /// Failed, or broke off.
     Failed,
 }
 
-/// The middle and the tail of a sample: nearest ranks. All zero of an empty one.
+/// Quantiles of a sample, by nearest rank; all zero for an empty sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Quantiles {
-    /// The median.
+pub struct LatencyQuantiles {
     pub p50: Duration,
     /// Nine tenths are at most this.
     pub p90: Duration,
@@ -60,69 +60,62 @@ pub struct Quantiles {
     pub p99: Duration,
 }
 
-/// What the arrivals of a class got.
+/// The results of one class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ClassScore {
-    /// As arrivals named it; empty for the default class.
+    /// The class as arrivals name it; empty for the default class.
     pub class: String,
-    /// How many asked.
     pub arrivals: u64,
-    /// Every target met.
     pub good: u64,
-    /// Done too late, by the first target missed: first token, gap, end.
+    /// Requests done too late, by the first target missed: TTFT, TPOT, end to end.
     pub late: [u64; 3],
-    /// Not taken on.
     pub refused: u64,
-    /// Broken off.
     pub failed: u64,
-    /// Under way when the run was stopped.
+    /// Requests in flight when the run was stopped.
     pub unfinished: u64,
-    /// From arrival to first token, of all that got one.
-    pub ttft: Quantiles,
-    /// Mean gap between tokens, of all that got two.
-    pub tpot: Quantiles,
-    /// Of those late: how often which stage was at fault.
+    /// Time from arrival to first token, of requests that got one.
+    pub ttft: LatencyQuantiles,
+    /// Mean gap between tokens, of requests that got two.
+    pub tpot: LatencyQuantiles,
+    /// Late requests by the stage at fault.
     pub stages: BTreeMap<&'static str, u64>,
 }
 
-/// What a run amounts to.
+/// The score of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Score {
-    /// Every class that asked, by name.
+pub struct GoodputScore {
+    /// Every class with arrivals, by name.
     pub classes: Vec<ClassScore>,
-    /// All of them as one.
+    /// Score over all classes together.
     pub all: ClassScore,
-    /// From the first arrival to the last.
+    /// Time from the first arrival to the last.
     pub span: Duration,
     /// Real devices in the fleet.
     pub devices_count: u32,
     /// Placements on two workers.
     pub split: u64,
-    /// Placements on one.
+    /// Placements on one worker.
     pub whole: u64,
-    /// How often the router's verdict was another than the one from outside.
+    /// Router verdicts that differ from the outside judgement.
     pub disputed: u64,
-    /// How often what else happened.
+    /// Counts of other events, by name.
     pub counts: BTreeMap<&'static str, u64>,
 }
 
-/// A run's score and what it is made of.
+/// A run's score and its details.
 #[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The sums.
-    pub score: Score,
-    /// Every arrival, in order.
-    pub clients: Vec<Client>,
-    /// See [`super::decisions`].
-    pub decisions: Vec<Note>,
-    /// Events that happened.
+pub struct GoodputOutcome {
+    pub score: GoodputScore,
+    /// The result of every arrival, in order.
+    pub clients: Vec<ClientResult>,
+    pub decisions: Vec<RouterNote>,
     pub events: u64,
-    /// How the fleet's size went, where anybody started workers.
-    pub growth: Option<Growth>,
+    /// The fleet's size over time, if the scenario has an orchestrator.
+    pub growth: Option<FleetHistory>,
 }
 
 impl ClassScore {
-    /// Of those who asked, so many thousandths had every target met.
+    /// The share of requests that met every target, in thousandths.
     pub fn attainment_permille(&self) -> u64 {
         match self.arrivals {
             0 => 1000,
@@ -136,13 +129,13 @@ impl ClassScore {
     }
 }
 
-impl Score {
-    /// Requests per second and device that had every target met, in thousandths.
+impl GoodputScore {
+    /// Requests per second and device that met every target, in thousandths.
     pub fn goodput_milli(&self) -> u64 {
         self.per_device_milli(self.all.good)
     }
 
-    /// Requests per second and device that asked, in thousandths.
+    /// Requests per second and device that arrived, in thousandths.
     pub fn offered_milli(&self) -> u64 {
         self.per_device_milli(self.all.arrivals)
     }
@@ -154,8 +147,8 @@ impl Score {
     }
 }
 
-impl Quantiles {
-    /// Of a sample in any order.
+impl LatencyQuantiles {
+    /// The quantiles of a sample in any order.
     pub fn of(mut sample: Vec<Duration>) -> Self {
         sample.sort_unstable();
         let rank = |percent: usize| {
@@ -170,8 +163,8 @@ impl Quantiles {
     }
 }
 
-impl Client {
-    fn ttft(&self, arrival: &Arrival) -> Option<Duration> {
+impl ClientResult {
+    fn ttft(&self, arrival: &RequestArrival) -> Option<Duration> {
         Some(self.first?.since(arrival.at))
     }
 
@@ -180,48 +173,47 @@ impl Client {
         Some(self.last.since(self.first?) / gaps)
     }
 
-    /// Which target was missed first, if any.
-    fn miss(&self, arrival: &Arrival) -> Option<Aim> {
+    /// The target that was missed first, if any.
+    fn miss(&self, arrival: &RequestArrival) -> Option<SloMetric> {
         let slo = self.downgraded.as_ref().unwrap_or(&arrival.slo);
         let over = |took: Option<Duration>, target: Option<Duration>| {
             target.is_some_and(|target| took.is_some_and(|took| took > target))
         };
         let e2e = self.last.since(arrival.at);
         [
-            (Aim::Ttft, over(self.ttft(arrival), slo.ttft)),
-            (Aim::Tpot, over(self.tpot(), slo.tpot)),
-            (Aim::EndToEnd, over(Some(e2e), slo.e2e)),
+            (SloMetric::Ttft, over(self.ttft(arrival), slo.ttft)),
+            (SloMetric::Tpot, over(self.tpot(), slo.tpot)),
+            (SloMetric::EndToEnd, over(Some(e2e), slo.e2e)),
         ]
         .into_iter()
         .find_map(|(aim, missed)| missed.then_some(aim))
     }
 }
 
-/// Everybody who asks.
 #[derive(Debug)]
-pub(crate) struct Clients<'a> {
+pub(crate) struct ClientResults<'a> {
     scenario: &'a Scenario,
-    all: Vec<Client>,
+    all: Vec<ClientResult>,
     ended: usize,
-    /// What may be missed yet, of the classes that a run may stop for.
+    /// Misses left before the run stops, for the classes that have such a limit.
     misses_left: BTreeMap<&'a str, u64>,
     missed_enough: bool,
     disputed: u64,
     split: u64,
     whole: u64,
     counts: BTreeMap<&'static str, u64>,
-    /// What the router judged of flights that have not ended.
-    judged: BTreeMap<FlightId, Verdict>,
+    /// The router's verdicts on flights that have not ended.
+    router_verdicts: BTreeMap<FlightId, SloVerdict>,
 }
 
-/// An arrival's place, from its flight.
-fn place(flight: FlightId) -> usize {
+/// The index of a flight's arrival.
+fn arrival_index(flight: FlightId) -> usize {
     (flight.0 & ((1 << 40) - 1)) as usize
 }
 
-impl<'a> Clients<'a> {
+impl<'a> ClientResults<'a> {
     pub(crate) fn new(scenario: &'a Scenario) -> Self {
-        let client = Client {
+        let client = ClientResult {
             tokens: 0,
             first: None,
             last: Time::ZERO,
@@ -246,11 +238,11 @@ impl<'a> Clients<'a> {
             split: 0,
             whole: 0,
             counts: BTreeMap::new(),
-            judged: BTreeMap::new(),
+            router_verdicts: BTreeMap::new(),
         }
     }
 
-    /// Whether some class has missed more than the run goes on for.
+    /// Whether some class has missed more than the run allows.
     pub(crate) fn missed_enough(&self) -> bool {
         self.missed_enough
     }
@@ -259,9 +251,10 @@ impl<'a> Clients<'a> {
         self.ended == self.all.len()
     }
 
-    /// A token reaches its client at that time, unless its attempt is over or the client has it.
-    pub(crate) fn token(&mut self, handoff: HandoffId, index: u32, at: Time) {
-        let client = &mut self.all[place(handoff.flight)];
+    /// Delivers a token at this time, unless its attempt is fenced or the client has it.
+    pub(crate) fn receive_token(&mut self, handoff: HandoffId, index: u32, at: Time) {
+        let client = &mut self.all[arrival_index(handoff.flight)];
+        // A resumed stream repeats tokens that the client has; only the next one counts.
         let fenced = client.fenced.is_some_and(|last| handoff.attempt <= last);
         if fenced || index != client.tokens || client.end.is_some() {
             return;
@@ -270,15 +263,15 @@ impl<'a> Clients<'a> {
         client.last = at;
         if client.first.is_none() {
             client.first = Some(at);
-            let arrival = &self.scenario.arrivals[place(handoff.flight)];
-            if client.miss(arrival) == Some(Aim::Ttft) {
-                self.missed(place(handoff.flight));
+            let arrival = &self.scenario.arrivals[arrival_index(handoff.flight)];
+            if client.miss(arrival) == Some(SloMetric::Ttft) {
+                self.count_miss(arrival_index(handoff.flight));
             }
         }
     }
 
-    /// Counts a miss once, as soon as it is one.
-    fn missed(&mut self, place: usize) {
+    /// Counts a miss once, as soon as it is certain.
+    fn count_miss(&mut self, place: usize) {
         if std::mem::replace(&mut self.all[place].missed, true) {
             return;
         }
@@ -292,53 +285,57 @@ impl<'a> Clients<'a> {
     }
 
     pub(crate) fn fence(&mut self, handoff: HandoffId) {
-        self.all[place(handoff.flight)].fenced = Some(handoff.attempt);
+        self.all[arrival_index(handoff.flight)].fenced = Some(handoff.attempt);
     }
 
-    /// All tokens that a client got.
+    /// All tokens that a client received.
     pub(crate) fn tokens(&self, flight: FlightId) -> Vec<TokenId> {
-        let place = place(flight);
+        let place = arrival_index(flight);
         let first = self.scenario.arrivals[place].prompt.tokens();
         let drawn = 0..self.all[place].tokens;
-        drawn.map(|n| token(place as u64, first + n)).collect()
+        drawn.map(|n| draw_token(place as u64, first + n)).collect()
     }
 
     pub(crate) fn end(&mut self, flight: FlightId, ending: &Ending) {
-        let arrival = &self.scenario.arrivals[place(flight)];
-        let client = &mut self.all[place(flight)];
+        let arrival = &self.scenario.arrivals[arrival_index(flight)];
+        let client = &mut self.all[arrival_index(flight)];
         let end = match ending {
-            Ending::Done { .. } if client.tokens != arrival.output_tokens.max(1) => End::Failed,
-            Ending::Done { .. } => client.miss(arrival).map_or(End::Good, End::Late),
-            Ending::Refused(_) => End::Refused,
-            Ending::Cancelled | Ending::Failed(_) => End::Failed,
+            Ending::Done { .. } if client.tokens != arrival.output_tokens.max(1) => {
+                ArrivalEnd::Failed
+            }
+            Ending::Done { .. } => client
+                .miss(arrival)
+                .map_or(ArrivalEnd::Good, ArrivalEnd::Late),
+            Ending::Refused(_) => ArrivalEnd::Refused,
+            Ending::Cancelled | Ending::Failed(_) => ArrivalEnd::Failed,
         };
         let before = client.end.replace(end);
         assert_eq!(before, None, "{flight} ended twice");
         self.ended += 1;
-        if end != End::Good {
-            self.missed(place(flight));
+        if end != ArrivalEnd::Good {
+            self.count_miss(arrival_index(flight));
         }
-        if let Some(verdict) = self.judged.remove(&flight) {
-            self.disputed += u64::from((verdict == Verdict::Good) != (end == End::Good));
+        if let Some(verdict) = self.router_verdicts.remove(&flight) {
+            self.disputed += u64::from((verdict == SloVerdict::Good) != (end == ArrivalEnd::Good));
         }
     }
 
     // === notes ===
 
-    pub(crate) fn note(&mut self, note: &Note) {
+    pub(crate) fn note(&mut self, note: &RouterNote) {
         match note {
-            Note::Judged {
+            RouterNote::Judged {
                 flight, verdict, ..
             } => {
-                self.judged.insert(*flight, *verdict);
-                if let Verdict::Late { stage, .. } = verdict {
-                    self.all[place(*flight)].stage = Some(*stage);
+                self.router_verdicts.insert(*flight, *verdict);
+                if let SloVerdict::Late { stage, .. } = verdict {
+                    self.all[arrival_index(*flight)].stage = Some(*stage);
                 }
             }
-            Note::Decided(decision) => {
-                if let Decided::Downgraded { class } = &decision.outcome {
+            RouterNote::Decided(decision) => {
+                if let DecisionOutcome::Downgraded { class } = &decision.outcome {
                     let class = self.scenario.router.policy.class(class);
-                    self.all[place(decision.flight)].downgraded = Some(Slo {
+                    self.all[arrival_index(decision.flight)].downgraded = Some(RequestSlo {
                         class: class.name.clone(),
                         tenant: decision.tenant.clone(),
                         ttft: class.ttft,
@@ -349,37 +346,38 @@ impl<'a> Clients<'a> {
                     self.count("downgraded");
                 }
             }
-            Note::Placed {
+            RouterNote::Placed {
                 handoff,
                 prefill,
                 decode,
                 ..
             } => {
                 let whole = prefill == decode;
-                self.all[place(handoff.flight)].whole = Some(whole);
+                self.all[arrival_index(handoff.flight)].whole = Some(whole);
                 self.whole += u64::from(whole);
                 self.split += u64::from(!whole);
             }
-            Note::PassedOver { .. } => self.count("passed over"),
-            Note::Retried { .. } => self.count("retried"),
-            Note::Moved { .. } => self.count("moved"),
-            Note::WorkerStuck { .. } => self.count("workers stuck"),
-            Note::Stale { .. }
-            | Note::Moving { .. }
-            | Note::Stayed { .. }
-            | Note::CancelFreed { .. }
-            | Note::Fleet { .. } => {}
+            RouterNote::PassedOver { .. } => self.count("passed over"),
+            RouterNote::Retried { .. } => self.count("retried"),
+            RouterNote::Moved { .. } => self.count("moved"),
+            RouterNote::WorkerStuck { .. } => self.count("workers stuck"),
+            RouterNote::PrefixDropped { .. } => self.count("prefixes dropped"),
+            RouterNote::Stale { .. }
+            | RouterNote::Moving { .. }
+            | RouterNote::MigrationAborted { .. }
+            | RouterNote::CancelFreed { .. }
+            | RouterNote::Fleet { .. } => {}
         }
     }
 
-    pub(crate) fn worker_note(&mut self, note: &cleave_sched::Note) {
-        use cleave_sched::Note as N;
+    pub(crate) fn worker_note(&mut self, note: &cleave_sched::WorkerNote) {
+        use cleave_sched::WorkerNote as N;
         match note {
             N::Stepped { .. } => self.count("steps"),
             N::Preempted { .. } => self.count("preempted"),
             N::SwappedOut { .. } => self.count("swapped out"),
             N::HandoffFailed { .. } => self.count("hand-offs failed"),
-            N::PrefixLooked { cached_tokens, .. } if *cached_tokens > 0 => {
+            N::PrefixLookedUp { cached_tokens, .. } if *cached_tokens > 0 => {
                 self.count("prefix hits");
             }
             _ => {}
@@ -392,7 +390,7 @@ impl<'a> Clients<'a> {
 
     // === the sum ===
 
-    pub(crate) fn outcome(self, events: u64, decisions: Vec<Note>) -> Outcome {
+    pub(crate) fn outcome(self, events: u64, decisions: Vec<RouterNote>) -> GoodputOutcome {
         let arrivals = &self.scenario.arrivals;
         let mut classes: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (number, arrival) in arrivals.iter().enumerate() {
@@ -401,12 +399,12 @@ impl<'a> Clients<'a> {
         let all: Vec<usize> = (0..arrivals.len()).collect();
         let ends = arrivals.first().zip(arrivals.last());
         let devices = self.scenario.devices.iter();
-        let score = Score {
+        let score = GoodputScore {
             classes: classes
                 .iter()
-                .map(|(class, numbers)| self.class(class, numbers))
+                .map(|(class, numbers)| self.class_score(class, numbers))
                 .collect(),
-            all: self.class("all", &all),
+            all: self.class_score("all", &all),
             span: ends.map_or(Duration::ZERO, |(first, last)| last.at.since(first.at)),
             devices_count: devices.map(|device| device.devices_count).sum(),
             split: self.split,
@@ -414,7 +412,7 @@ impl<'a> Clients<'a> {
             disputed: self.disputed,
             counts: self.counts,
         };
-        Outcome {
+        GoodputOutcome {
             score,
             clients: self.all,
             decisions,
@@ -423,7 +421,7 @@ impl<'a> Clients<'a> {
         }
     }
 
-    fn class(&self, class: &str, numbers: &[usize]) -> ClassScore {
+    fn class_score(&self, class: &str, numbers: &[usize]) -> ClassScore {
         let mut score = ClassScore {
             class: class.to_owned(),
             arrivals: numbers.len() as u64,
@@ -435,22 +433,22 @@ impl<'a> Clients<'a> {
             ttft.extend(client.ttft(&self.scenario.arrivals[*number]));
             tpot.extend(client.tpot());
             match client.end {
-                Some(End::Good) => score.good += 1,
-                Some(End::Late(aim)) => {
+                Some(ArrivalEnd::Good) => score.good += 1,
+                Some(ArrivalEnd::Late(aim)) => {
                     score.late[aim as usize] += 1;
                     if let Some(stage) = client.stage {
                         *score.stages.entry(stage.name()).or_default() += 1;
                     }
                 }
-                Some(End::Refused) => score.refused += 1,
-                Some(End::Failed) => score.failed += 1,
-                // What is sure of it already.
-                None if client.missed => score.late[Aim::Ttft as usize] += 1,
+                Some(ArrivalEnd::Refused) => score.refused += 1,
+                Some(ArrivalEnd::Failed) => score.failed += 1,
+                // A missed TTFT is certain already.
+                None if client.missed => score.late[SloMetric::Ttft as usize] += 1,
                 None => score.unfinished += 1,
             }
         }
-        score.ttft = Quantiles::of(ttft);
-        score.tpot = Quantiles::of(tpot);
+        score.ttft = LatencyQuantiles::of(ttft);
+        score.tpot = LatencyQuantiles::of(tpot);
         score
     }
 }

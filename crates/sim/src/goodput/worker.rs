@@ -1,96 +1,96 @@
-//! A worker: a production brain over an engine that is nothing but prices.
+//! A worker: a production brain over an engine that has only prices.
 //!
-//! Owns: what a step takes and which tokens it draws. Never: holds a cell; that blocks arrive whole is
-//! what the links of this world promise.
-//! Invariant: a token is a function of its request and its position, so any worker continues any stream.
+//! Owns: the time and the drawn tokens of a step. Never: holds a cell; the links of this world
+//! deliver every block whole. Invariant: a token is a function of its request and its position, so
+//! any worker continues any stream.
 
-use super::Device;
+use super::WorkerDevice;
+use super::links::whole_grains;
 use super::scenario::VOCAB_SIZE;
-use super::wire::whole_grains;
-use crate::dice::{Dice, mix};
-use cleave_domain::{HandoffId, Sampled, StepPlan, StepResult, Time, TokenId, Work};
+use crate::rng::{SimRng, mix};
+use cleave_domain::{HandoffId, SampledToken, StepPlan, StepResult, StepWork, Time, TokenId};
 use cleave_kv::BlockPart;
-use cleave_kv::handoff::Digest;
+use cleave_kv::handoff::HandoffDigest;
 use cleave_planner::Predict;
-use cleave_sched::{Brain, Export, ExportOutcome, Input};
+use cleave_sched::{BlockExport, ExportOutcome, WorkerBrain, WorkerInput};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// How imperfect steps are.
+/// How far steps are off their price.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flaws {
+pub(crate) struct StepImprecision {
     pub(crate) noise_permille: u32,
     pub(crate) grain: Duration,
 }
 
 #[derive(Debug)]
-pub(crate) struct Worker {
-    pub(crate) brain: Brain,
-    pub(crate) life: Life,
-    /// It said that nothing is left of it.
-    pub(crate) left: bool,
-    /// When it is to be woken.
+pub(crate) struct GoodputWorker {
+    pub(crate) brain: WorkerBrain,
+    pub(crate) phase: WorkerPhase,
+    /// The brain reported that it has drained.
+    pub(crate) has_drained: bool,
+    /// The time of its next wake-up.
     pub(crate) wake: Option<Time>,
-    /// Answers that the brain is owed before anything else.
-    pub(crate) owed: VecDeque<Input>,
-    /// Blocks that it asked to be sent since it was last told something.
-    pub(crate) leaving: Vec<Export>,
-    /// Copies to or from host memory that are not wanted any more.
-    pub(crate) unwanted: BTreeSet<HandoffId>,
-    /// When the steps that it was asked for are over.
+    /// Answers that the brain gets before any other input.
+    pub(crate) answers_due: VecDeque<WorkerInput>,
+    /// Blocks exported since the last input.
+    pub(crate) exports_pending: Vec<BlockExport>,
+    /// Swap copies whose content the brain dropped.
+    pub(crate) dropped_swaps: BTreeSet<HandoffId>,
+    /// The time at which all steps in flight end.
     pub(crate) free_at: Time,
-    /// Seeds of the slots' sequences.
+    /// Sampling seeds of the slots' sequences.
     seeds: Vec<u64>,
-    dice: Dice,
+    dice: SimRng,
 }
 
-/// How far a worker's life has come.
+/// The phase of a worker's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
-    /// It loads its weights.
+pub(crate) enum WorkerPhase {
+    /// The worker loads its weights.
     Starting,
-    /// It serves.
+    /// The worker is up and serves.
     Up,
-    /// It was asked to leave, and holds something.
+    /// The worker drains and still holds sequences.
     Leaving,
-    /// It is no more.
+    /// The worker has left or died.
     Gone,
 }
 
-impl Life {
-    /// Whether whoever starts workers counts on it.
-    pub(crate) fn counts(self) -> bool {
+impl WorkerPhase {
+    /// Whether the orchestrator counts it as part of its pool.
+    pub(crate) fn is_counted(self) -> bool {
         matches!(self, Self::Starting | Self::Up)
     }
 
-    /// Whether it hears and answers.
-    pub(crate) fn runs(self) -> bool {
+    /// Whether it handles inputs.
+    pub(crate) fn is_running(self) -> bool {
         matches!(self, Self::Up | Self::Leaving)
     }
 }
 
-impl Worker {
-    pub(crate) fn new(device: &Device, seed: u64) -> Self {
+impl GoodputWorker {
+    pub(crate) fn new(device: &WorkerDevice, seed: u64) -> Self {
         Self {
-            brain: Brain::new(device.limits.clone()),
-            life: Life::Up,
-            left: false,
+            brain: WorkerBrain::new(device.limits.clone()),
+            phase: WorkerPhase::Up,
+            has_drained: false,
             wake: None,
-            owed: VecDeque::new(),
-            leaving: Vec::new(),
-            unwanted: BTreeSet::new(),
+            answers_due: VecDeque::new(),
+            exports_pending: Vec::new(),
+            dropped_swaps: BTreeSet::new(),
             free_at: Time::ZERO,
             seeds: vec![0; device.limits.capacity.slots_count as usize],
-            dice: Dice::new(mix(seed ^ device.me().worker.0)),
+            dice: SimRng::new(mix(seed ^ device.worker_ref().worker.0)),
         }
     }
 
-    /// What a step gives, and how long it takes.
+    /// The result of a step, and its duration.
     pub(crate) fn step(
         &mut self,
         plan: &StepPlan,
-        device: &Device,
-        flaws: Flaws,
+        device: &WorkerDevice,
+        flaws: StepImprecision,
     ) -> (StepResult, Duration) {
         for open in &plan.opens {
             self.seeds[open.slot.0 as usize] = open.sampling.seed;
@@ -98,16 +98,16 @@ impl Worker {
         let samples = plan.segments.iter().filter(|s| s.logits.samples());
         let sampled = samples.map(|segment| {
             let position = segment.position + segment.len;
-            let token = token(self.seeds[segment.slot.0 as usize], position);
+            let token = draw_token(self.seeds[segment.slot.0 as usize], position);
             let scores = None;
-            (segment.slot, Sampled { token, scores })
+            (segment.slot, SampledToken { token, scores })
         });
         let result = StepResult {
             step: plan.step,
             sampled: sampled.collect(),
             prompt_scores: Vec::new(),
         };
-        let takes = device.real.step(&Work::of(plan));
+        let takes = device.real_prices.step(&StepWork::of_plan(plan));
         let noise = flaws.noise_permille.min(999);
         let share = match noise {
             0 => 1000,
@@ -118,12 +118,12 @@ impl Worker {
 }
 
 /// The token that a request draws at a position.
-pub(crate) fn token(seed: u64, position: u32) -> TokenId {
+pub(crate) fn draw_token(seed: u64, position: u32) -> TokenId {
     (mix(mix(seed) ^ u64::from(position)) % u64::from(VOCAB_SIZE)) as TokenId
 }
 
-/// The one frame of a block.
-pub(crate) fn part(export: &Export, block_bytes: u32) -> BlockPart {
+/// The single frame of a block.
+pub(crate) fn block_frame(export: &BlockExport, block_bytes: u32) -> BlockPart {
     BlockPart {
         ordinal: export.ordinal,
         offset: 0,
@@ -131,15 +131,15 @@ pub(crate) fn part(export: &Export, block_bytes: u32) -> BlockPart {
     }
 }
 
-/// Stands for the checksum of a payload that there is not; both ends name the same one.
-pub(crate) fn checksum(export: &Export) -> u64 {
+/// Stands for the checksum of a payload that does not exist; both ends compute the same one.
+pub(crate) fn checksum(export: &BlockExport) -> u64 {
     mix(export.handoff.flight.0 ^ u64::from(export.ordinal) << 40)
 }
 
 /// The answer to an export whose block has left.
-pub(crate) fn sent(export: &Export, block_bytes: u32) -> Input {
-    let mut digest = Digest::default();
-    digest.add(part(export, block_bytes), checksum(export));
+pub(crate) fn export_answer(export: &BlockExport, block_bytes: u32) -> WorkerInput {
+    let mut digest = HandoffDigest::default();
+    digest.add_frame(block_frame(export, block_bytes), checksum(export));
     export.answer(ExportOutcome::Sent {
         digest: digest.value(),
         bytes: u64::from(block_bytes),

@@ -1,53 +1,54 @@
-//! Clients that there are not: arrivals and lengths from a seed.
+//! Synthetic clients: arrivals and lengths from a seed.
 //!
-//! Owns: named shapes of requests, as the quantiles of their lengths, and how they arrive.
-//! Never: reads a trace; whoever has one makes arrivals of it.
-//! Invariant: the same workload draws the same arrivals on every machine: nothing but integers and the four
-//! exact operations of IEEE 754.
+//! Owns: named shapes of requests, as the quantiles of their lengths, and their arrival process.
+//! Never: reads a trace; the callers convert traces to arrivals. Invariant: the same workload draws
+//! the same arrivals on every machine: it uses only integers and the four exact operations of IEEE
+//! 754.
 
-use super::{Arrival, Part, Prompt};
-use crate::dice::{Dice, mix};
-use cleave_domain::{Slo, SloPolicy, Time};
+use super::{PromptRecipe, RecipePart, RequestArrival};
+use crate::rng::{SimRng, mix};
+use cleave_domain::{RequestSlo, SloPolicy, Time};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Lengths by quantile: (thousandth, tokens), from 0 to 1000, straight lines between.
-type Lengths = &'static [(u32, u32)];
+/// Lengths by quantile: (thousandth, tokens), from 0 to 1000, with straight lines between.
+type LengthQuantiles = &'static [(u32, u32)];
 
 /// A named shape of requests.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct RequestShape {
     name: &'static str,
-    prompt: Lengths,
-    output: Lengths,
+    prompt: LengthQuantiles,
+    output: LengthQuantiles,
 }
 
-/// Prompts and answers are each light or heavy, by the bounds of TetriInfer (arXiv:2401.11181): 512 prompt
-/// tokens and 128 output tokens. The others have the quantiles of public traces: the conversation and
-/// code services of Azure (2023, CC-BY-4.0), and Mooncake's conversations (Apache-2.0).
-const SHAPES: [Shape; 8] = [
-    Shape {
+/// Prompts and answers are light or heavy by the bounds of TetriInfer (arXiv:2401.11181): 512
+/// prompt tokens and 128 output tokens. The other shapes have the quantiles of public traces: the
+/// conversation and code services of Azure (2023, CC-BY-4.0), and Mooncake's conversations
+/// (Apache-2.0).
+const SHAPES: [RequestShape; 8] = [
+    RequestShape {
         name: "light-light",
         prompt: LIGHT_PROMPT,
         output: LIGHT_OUTPUT,
     },
-    Shape {
+    RequestShape {
         name: "light-heavy",
         prompt: LIGHT_PROMPT,
         output: HEAVY_OUTPUT,
     },
-    Shape {
+    RequestShape {
         name: "heavy-light",
         prompt: HEAVY_PROMPT,
         output: LIGHT_OUTPUT,
     },
-    Shape {
+    RequestShape {
         name: "heavy-heavy",
         prompt: HEAVY_PROMPT,
         output: HEAVY_OUTPUT,
     },
-    Shape {
+    RequestShape {
         name: "conversation",
         prompt: &[
             (0, 8),
@@ -66,7 +67,7 @@ const SHAPES: [Shape; 8] = [
             (1000, 1000),
         ],
     },
-    Shape {
+    RequestShape {
         name: "code",
         prompt: &[
             (0, 3),
@@ -85,7 +86,7 @@ const SHAPES: [Shape; 8] = [
             (1000, 1899),
         ],
     },
-    Shape {
+    RequestShape {
         name: "long",
         prompt: &[
             (0, 128),
@@ -104,42 +105,42 @@ const SHAPES: [Shape; 8] = [
             (1000, 2000),
         ],
     },
-    Shape {
+    RequestShape {
         name: "fixed",
         prompt: &[(0, 1024), (1000, 1024)],
         output: &[(0, 128), (1000, 128)],
     },
 ];
 
-const LIGHT_PROMPT: Lengths = &[(0, 16), (500, 128), (1000, 512)];
-const HEAVY_PROMPT: Lengths = &[(0, 512), (500, 2048), (1000, 8192)];
-const LIGHT_OUTPUT: Lengths = &[(0, 8), (500, 48), (1000, 128)];
-const HEAVY_OUTPUT: Lengths = &[(0, 128), (500, 320), (1000, 1024)];
+const LIGHT_PROMPT: LengthQuantiles = &[(0, 16), (500, 128), (1000, 512)];
+const HEAVY_PROMPT: LengthQuantiles = &[(0, 512), (500, 2048), (1000, 8192)];
+const LIGHT_OUTPUT: LengthQuantiles = &[(0, 8), (500, 48), (1000, 128)];
+const HEAVY_OUTPUT: LengthQuantiles = &[(0, 128), (500, 320), (1000, 1024)];
 
 /// Requests of one or several shapes and classes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
-    /// Names of shapes; each arrival is of one of them, evenly.
+pub struct SyntheticWorkload {
+    /// Names of the shapes; each arrival has one of them, drawn evenly.
     shapes: Vec<&'static str>,
     /// Arrivals per second, in thousandths.
     pub rate_milli: u64,
-    /// How long they come.
+    /// The time during which requests arrive.
     pub span: Duration,
-    /// Coefficient of variation of the gaps, in thousandths: 1000 is Poisson, more comes in bursts.
+    /// Coefficient of variation of the gaps, in thousandths: 1000 is Poisson, more is burstier.
     pub cv_permille: u32,
-    /// Tokens that prompts of one group begin with.
+    /// Tokens of the prefix that prompts of one group share.
     pub shared_tokens: u32,
-    /// How many such groups.
+    /// Number of such groups.
     pub groups: u32,
-    /// Draws it.
+    /// Seeds all draws of the workload.
     pub seed: u64,
 }
 
-impl Workload {
-    /// What arrives. Each arrival is of one of the policy's classes, evenly.
-    pub fn arrivals(&self, policy: &SloPolicy) -> Vec<Arrival> {
-        let mut dice = Dice::new(mix(self.seed));
-        let mut gaps = Gaps::new(self.rate_milli, self.cv_permille);
+impl SyntheticWorkload {
+    /// The arrivals. Each has one of the policy's classes, drawn evenly.
+    pub fn arrivals(&self, policy: &SloPolicy) -> Vec<RequestArrival> {
+        let mut dice = SimRng::new(mix(self.seed));
+        let mut gaps = ArrivalGaps::new(self.rate_milli, self.cv_permille);
         let mut at = Time::ZERO;
         let mut all = Vec::new();
         loop {
@@ -148,39 +149,43 @@ impl Workload {
                 return all;
             }
             let class = dice.pick(&policy.classes);
-            all.push(Arrival {
+            all.push(RequestArrival {
                 at,
-                prompt: Prompt::alone(0, 1),
+                prompt: PromptRecipe::unshared(0, 1),
                 output_tokens: 1,
-                slo: promise(policy, &class.name),
+                slo: slo_of_class(policy, &class.name),
                 priority: 0,
             });
             let name: &&str = dice.pick(&self.shapes);
-            let shape = shape(name).expect("parsed");
+            let shape = shape_named(name).expect("parsed");
             let last = all.last_mut().expect("one was pushed");
-            last.output_tokens = length(shape.output, &mut dice).max(1);
-            let tokens = length(shape.prompt, &mut dice).max(1);
+            last.output_tokens = draw_length(shape.output, &mut dice).max(1);
+            let tokens = draw_length(shape.prompt, &mut dice).max(1);
             last.prompt = self.prompt(tokens, &mut dice);
         }
     }
 
-    fn prompt(&self, tokens: u32, dice: &mut Dice) -> Prompt {
+    fn prompt(&self, tokens: u32, dice: &mut SimRng) -> PromptRecipe {
         let own = dice.next();
         if self.shared_tokens == 0 {
-            return Prompt::alone(own, tokens);
+            return PromptRecipe::unshared(own, tokens);
         }
         let group = dice.range(1, u64::from(self.groups.max(1)));
-        let part = |name, tokens| Part { name, tokens };
-        Prompt {
+        let part = |name, tokens| RecipePart { name, tokens };
+        PromptRecipe {
             parts: Arc::new([part(group, self.shared_tokens), part(own, tokens)]),
         }
     }
 }
 
-/// Of these arrivals as many as a curve says, drawn from a seed: knots of (second, share in thousandths),
-/// ascending, straight lines between them, the last one's share after it.
-pub fn shaped(arrivals: Vec<Arrival>, curve: &[(u64, u32)], seed: u64) -> Vec<Arrival> {
-    let mut dice = Dice::new(mix(seed));
+/// Thins arrivals by a curve of shares, with draws from a seed: points of (second, share in
+/// thousandths), ascending, with straight lines between; the last share holds after the curve.
+pub fn thinned_by_curve(
+    arrivals: Vec<RequestArrival>,
+    curve: &[(u64, u32)],
+    seed: u64,
+) -> Vec<RequestArrival> {
+    let mut dice = SimRng::new(mix(seed));
     let share = |second: u64| {
         let above = curve.partition_point(|(at, _)| *at <= second);
         let left = curve[above.saturating_sub(1)];
@@ -191,14 +196,15 @@ pub fn shaped(arrivals: Vec<Arrival>, curve: &[(u64, u32)], seed: u64) -> Vec<Ar
         let (from, to) = (u64::from(left.1), u64::from(right.1));
         ((from * (run - along) + to * along) / run) as u32
     };
-    let mut stays = |arrival: &Arrival| dice.chance(share(arrival.at.since(Time::ZERO).as_secs()));
+    let mut stays =
+        |arrival: &RequestArrival| dice.chance(share(arrival.at.since(Time::ZERO).as_secs()));
     arrivals.into_iter().filter(|one| stays(one)).collect()
 }
 
-/// What a policy promises to a request that asks for a class by name.
-pub fn promise(policy: &SloPolicy, class: &str) -> Slo {
+/// The targets of a policy's class, as a request that names it gets them.
+pub fn slo_of_class(policy: &SloPolicy, class: &str) -> RequestSlo {
     let class = policy.class(class);
-    Slo {
+    RequestSlo {
         class: class.name.clone(),
         tenant: String::new(),
         ttft: class.ttft,
@@ -208,11 +214,11 @@ pub fn promise(policy: &SloPolicy, class: &str) -> Slo {
     }
 }
 
-fn shape(name: &str) -> Option<&'static Shape> {
+fn shape_named(name: &str) -> Option<&'static RequestShape> {
     SHAPES.iter().find(|shape| shape.name == name)
 }
 
-fn length(lengths: Lengths, dice: &mut Dice) -> u32 {
+fn draw_length(lengths: LengthQuantiles, dice: &mut SimRng) -> u32 {
     let throw = dice.range(0, 999_999);
     let above = lengths.partition_point(|(permille, _)| u64::from(*permille) * 1000 <= throw);
     let (left, right) = (lengths[above - 1], lengths[above]);
@@ -221,17 +227,17 @@ fn length(lengths: Lengths, dice: &mut Dice) -> u32 {
     left.1 + (u64::from(right.1 - left.1) * along / run) as u32
 }
 
-/// Gaps between arrivals: exponential, or of two exponentials with balanced means where they come in
-/// bursts (the hyperexponential of a given mean and coefficient of variation).
+/// Gaps between arrivals: exponential, or for bursts a mixture of two exponentials with balanced
+/// means (the hyperexponential of a given mean and coefficient of variation).
 #[derive(Clone, Copy, Debug)]
-struct Gaps {
-    /// Nanoseconds, of the short and the long ones.
+struct ArrivalGaps {
+    /// Mean nanoseconds of short and long gaps.
     means: [f64; 2],
-    /// Of a million gaps so many are short.
+    /// Short gaps of a million.
     short_ppm: u64,
 }
 
-impl Gaps {
+impl ArrivalGaps {
     fn new(rate_milli: u64, cv_permille: u32) -> Self {
         let mean = 1e12 / rate_milli.max(1) as f64;
         let square = (f64::from(cv_permille) / 1000.0).powi(2).max(1.0);
@@ -242,14 +248,14 @@ impl Gaps {
         }
     }
 
-    fn draw(&mut self, dice: &mut Dice) -> Duration {
+    fn draw(&mut self, dice: &mut SimRng) -> Duration {
         let mean = self.means[usize::from(dice.range(0, 999_999) >= self.short_ppm)];
         let uniform = ((dice.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         Duration::from_nanos((-ln(uniform) * mean) as u64)
     }
 }
 
-/// The natural logarithm of a number in (0, 1], by the four exact operations alone: a platform's own
+/// The natural logarithm of a number in (0, 1] by the four exact operations alone: a platform's own
 /// may differ in the last bit.
 fn ln(x: f64) -> f64 {
     let (mut mantissa, mut doublings) = (x, 0.0);
@@ -266,10 +272,11 @@ fn ln(x: f64) -> f64 {
     2.0 * sum - doublings * std::f64::consts::LN_2
 }
 
-impl FromStr for Workload {
+impl FromStr for SyntheticWorkload {
     type Err = String;
 
-    /// `conversation`, `heavy-light+light-heavy,rate=12.5,seconds=60,cv=2,shared=512,groups=10,seed=7`.
+    /// Such as `conversation` or
+    /// `heavy-light+light-heavy,rate=12.5,seconds=60,cv=2,shared=512,groups=10,seed=7`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',').map(str::trim);
         let names = parts.next().unwrap_or_default();
@@ -278,7 +285,7 @@ impl FromStr for Workload {
             names.join(", ")
         };
         let shapes = names.split('+').map(|name| {
-            let shape = shape(name.trim());
+            let shape = shape_named(name.trim());
             let unknown = || format!("no workload `{name}`; there are {}", known());
             shape.map(|shape| shape.name).ok_or_else(unknown)
         });
@@ -301,9 +308,9 @@ impl FromStr for Workload {
     }
 }
 
-impl Workload {
+impl SyntheticWorkload {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let wrong = || format!("{name}={value} of a workload: a number in range is meant");
+        let wrong = || format!("{name}={value} of a workload: expected a number in range");
         let milli = || {
             let number: f64 = value.parse().map_err(|_| wrong())?;
             let fits = (0.0..=1e9).contains(&number);
@@ -329,21 +336,21 @@ impl Workload {
 
 #[cfg(test)]
 mod tests {
-    use super::{Workload, ln};
+    use super::{SyntheticWorkload, ln};
     use cleave_domain::SloPolicy;
     use std::time::Duration;
 
     #[test]
-    fn the_logarithm_is_one() {
+    fn the_portable_logarithm_matches_ln() {
         for x in [1.0, 0.999, 0.75, 0.5, 0.123, 1e-3, 1e-15] {
             assert!((ln(x) - f64::ln(x)).abs() < 1e-10, "{x}");
         }
     }
 
     #[test]
-    fn arrivals_have_the_rate_the_burstiness_and_the_lengths_asked_for() {
+    fn arrivals_have_their_rate_variation_and_lengths() {
         let drawn = |text: &str| {
-            let workload: Workload = text.parse().unwrap();
+            let workload: SyntheticWorkload = text.parse().unwrap();
             workload.arrivals(&SloPolicy::default())
         };
         for (cv, text) in [
@@ -368,28 +375,28 @@ mod tests {
     }
 
     #[test]
-    fn prompts_of_a_group_begin_alike_and_only_there() {
+    fn prompts_of_a_group_share_only_their_prefix() {
         let text = "fixed,rate=5,seconds=10,shared=100,groups=1";
-        let workload: Workload = text.parse().unwrap();
+        let workload: SyntheticWorkload = text.parse().unwrap();
         let all = workload.arrivals(&SloPolicy::default());
-        let (one, two) = (all[0].prompt.write(), all[1].prompt.write());
+        let (one, two) = (all[0].prompt.token_ids(), all[1].prompt.token_ids());
         assert_eq!(one.len(), 1124);
         assert_eq!(one[..100], two[..100]);
         assert_ne!(one[100..], two[100..]);
     }
 
     #[test]
-    fn what_is_wrong_with_a_workload_is_named() {
+    fn synthetic_workload_mistakes_are_named() {
         for (text, says) in [
             ("tea", "conversation"),
             ("fixed,rate", "name=value"),
             ("fixed,rate=-1", "rate=-1"),
             ("fixed,sugar=1", "sugar"),
         ] {
-            let error = text.parse::<Workload>().unwrap_err();
+            let error = text.parse::<SyntheticWorkload>().unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
         }
-        let workload: Workload = "code,rate=2.5,seconds=0.5".parse().unwrap();
+        let workload: SyntheticWorkload = "code,rate=2.5,seconds=0.5".parse().unwrap();
         assert_eq!(workload.rate_milli, 2500);
         assert_eq!(workload.span, Duration::from_millis(500));
     }

@@ -1,20 +1,20 @@
-//! A world as it is printed before it runs.
+//! The text of a world, printed before it runs.
 //!
-//! Owns: its lines, one for each worker, request, wish and fault. Never: draws anything.
-//! Invariant: whatever a run depends on is shown, so that two worlds that differ print differently.
+//! Owns: one line for each worker, request, command and fault. Never: draws anything. Invariant:
+//! every input of a run is shown, so that worlds that differ print differently.
 
-use super::{Arrival, World};
-use crate::journal::millis;
+use super::{ChaosRequest, ChaosWorld};
+use crate::event_log::millis;
 use std::fmt;
 
-impl fmt::Display for World {
+impl fmt::Display for ChaosWorld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "seed {}: {} routers, faults until {}",
             self.seed,
             self.routers_count,
-            millis(self.heal_at)
+            millis(self.faults_end_at)
         )?;
         for (index, worker) in self.workers.iter().enumerate() {
             let fingerprint = &worker.fingerprint.0;
@@ -28,8 +28,8 @@ impl fmt::Display for World {
             )?;
         }
         writeln!(f, "  {:?}", self.router)?;
-        writeln!(f, "  {:?}", self.price)?;
-        writeln!(f, "  {:?}", self.wire)?;
+        writeln!(f, "  {:?}", self.engine_costs)?;
+        writeln!(f, "  {:?}", self.links)?;
         if self.flips.any() {
             writeln!(f, "  {:?}", self.flips)?;
         }
@@ -44,7 +44,7 @@ impl fmt::Display for World {
             self.writer,
             self.silence_max,
             self.steps_in_flight,
-            self.below
+            self.tiers
         )?;
         if let Some(speculation) = &self.speculation {
             writeln!(f, "  {speculation:?}")?;
@@ -52,7 +52,7 @@ impl fmt::Display for World {
         for arrival in &self.requests {
             write_arrival(f, arrival)?;
         }
-        for wish in &self.wishes {
+        for wish in &self.commands {
             writeln!(f, "  {} {wish:?}", millis(wish.at))?;
         }
         for (at, fault) in &self.faults {
@@ -62,7 +62,7 @@ impl fmt::Display for World {
     }
 }
 
-fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &Arrival) -> fmt::Result {
+fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &ChaosRequest) -> fmt::Result {
     let request = &arrival.request;
     write!(
         f,
@@ -87,7 +87,7 @@ fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &Arrival) -> fmt::Result {
         ", priority {}, salt {}",
         request.priority, request.cache_salt
     )?;
-    if let Some(at) = arrival.leaves {
+    if let Some(at) = arrival.leaves_at {
         write!(f, ", leaves {}", millis(at))?;
     }
     match arrival.stalls {

@@ -1,26 +1,29 @@
-//! The handshake of a link over NIXL: a hello that asks for a ring, a welcome, the ring's whereabouts.
+//! The handshake of a link over NIXL: a hello that asks for a ring, a welcome, the offer of the
+//! ring.
 //!
-//! Either end makes an agent in it, which takes half a second, or for ever where a device hangs. Whoever makes one says
-//! once in a beat that it still does; the receiver gives up first, and says so, so that the dialler hears a reason and has
-//! time for another way.
+//! Each end creates an agent in it, which takes half a second, or for ever if a device hangs. An
+//! end that is creating one sends a keep-alive once per heartbeat interval; the receiver times out
+//! first and sends the reason, so that the dialler has time for another transport.
 //!
-//! Never: writes a slot. Invariant: no ring is larger than its receiver's window warrants, none is made beyond those that
-//! the receiver has memory for, and none keeps a newer link of the peer waiting.
+//! Never: writes a slot. Invariant: no ring is larger than the window of its receiver requires, the
+//! number of rings is limited, and the creation of a ring does not delay a newer link of the peer.
 
-use super::landing::LandingParts;
-use super::writer::WriterParts;
-use super::{Landing, Names, Nixl, Offer, Writer};
-use crate::announced::Announced;
+use super::receiver::RdmaReceiverParts;
+use super::writer::RdmaWriterParts;
+use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer};
 use crate::config::{LinkEvent, LinksConfig};
-use crate::credit::Account;
-use crate::handshake::{Dialled, Wish, shake_hands};
+use crate::credit::CreditAccount;
+use crate::handshake::{DialledLink, RequestedLink, shake_hands};
 use crate::host;
-use crate::incoming::{self, Arrivals, Hearing, Places, Seat, Visitor};
-use crate::link::{Delivery, Store};
-use crate::shared_memory::{Mirror, Shape};
-use crate::socket::{SocketError, write};
-use crate::tcp::{self, TcpEnd, TcpReader, TcpWriter};
-use crate::wire::Message;
+use crate::incoming::{
+    self, IdentifiedPeer, LinkReceiver, PayloadSource, ReceiveSession, SlotReadiness,
+};
+use crate::link::{PayloadStore, SlotDelivery};
+use crate::pending_writes::PendingWrites;
+use crate::shared_memory::{ReceiverRing, RingShape};
+use crate::socket::{LinkError, write_message};
+use crate::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
+use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
 use std::pin::pin;
 use std::sync::Arc;
@@ -29,99 +32,105 @@ use tokio::io::AsyncWrite;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// What a worker makes rings with.
-pub(crate) struct Means<'a> {
+/// The means of a worker to create rings.
+pub(crate) struct RdmaSetup<'a> {
     pub(crate) config: &'a LinksConfig,
     pub(crate) nixl: &'a Arc<Nixl>,
-    /// One for each ring that there may be.
-    pub(crate) rings: &'a Arc<Semaphore>,
+    /// One permit for each ring.
+    pub(crate) ring_permits: &'a Arc<Semaphore>,
 }
 
-/// Makes a ring for a visitor and receives that way until the link ends. Returns why it ended.
+/// Creates a ring for a peer and receives through it until the link ends. Returns the reason for
+/// the end.
 pub(crate) async fn receive(
-    visitor: Visitor<TcpReader, TcpWriter>,
-    mut seat: Seat,
-    means: Means<'_>,
+    visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    mut session: ReceiveSession,
+    means: RdmaSetup<'_>,
     events: &mpsc::Sender<LinkEvent>,
-) -> SocketError {
-    let Visitor { peer, mut stream } = visitor;
+) -> LinkError {
+    let IdentifiedPeer { peer, mut stream } = visitor;
     let config = means.config;
-    let shape = host::shape(config);
-    let welcome = Message::Welcome {
+    let shape = host::ring_shape(config);
+    let welcome = LinkMessage::Welcome {
         me: config.me,
         credit: shape.window(),
-        key: seat.key,
+        key: session.key,
         frame_bytes: shape.slot_bytes,
     };
-    if let Err(error) = write(&mut stream.writer, &welcome, &[]).await {
+    if let Err(error) = write_message(&mut stream.writer, &welcome, &[]).await {
         return error;
     }
-    let opened = open(peer, (&mut stream, &mut seat), &means, shape).await;
-    let (landing, mirror, Offer { start, metadata }) = match opened {
+    let opened = open(peer, &mut stream, &mut session, &means, shape).await;
+    let (landing, mirror, RingOffer { start, metadata }) = match opened {
         Ok(opened) => opened,
-        Err(SocketError::Nixl(reason)) => {
-            let refusal = Message::NoLanding(reason.clone());
-            return match write(&mut stream.writer, &refusal, &[]).await {
-                Ok(()) => SocketError::Nixl(reason),
+        Err(LinkError::Nixl(reason)) => {
+            let refusal = LinkMessage::NoRing(reason.clone());
+            return match write_message(&mut stream.writer, &refusal, &[]).await {
+                Ok(()) => LinkError::Nixl(reason),
                 Err(error) => error,
             };
         }
         Err(error) => return error,
     };
-    let offer = Message::Landing { start, metadata };
-    if let Err(error) = write(&mut stream.writer, &offer, &[]).await {
+    let offer = LinkMessage::RingOffer { start, metadata };
+    if let Err(error) = write_message(&mut stream.writer, &offer, &[]).await {
         return error;
     }
-    let announced = Announced {
-        landing,
+    let pending_writes = PendingWrites {
+        receiver: landing,
         silence_max: config.silence_max,
         grace: config.beat,
     };
-    let hearing = Hearing {
+    let link_receiver = LinkReceiver {
         peer,
         block_bytes: config.block_bytes,
-        account: Account::of_slots(shape.slots_count),
-        passes: config.passes.clone(),
-        places: Places::Ring(mirror, Arrivals::Announced(announced)),
+        account: CreditAccount::of_slots(shape.slots_count),
+        grants: config.grants.clone(),
+        payload_source: PayloadSource::Ring(mirror, SlotReadiness::AfterWrite(pending_writes)),
         events: events.clone(),
     };
-    incoming::receive_heads(stream, hearing, seat).await
+    incoming::receive_heads(stream, link_receiver, session).await
 }
 
-/// Makes the ring, for as long as the peer wants it and no newer link of it has come.
+/// Creates the ring; stops when the peer closes the stream or a newer link of the peer arrives.
 async fn open(
     peer: WorkerRef,
-    (stream, seat): (&mut TcpEnd, &mut Seat),
-    means: &Means<'_>,
-    shape: Shape,
-) -> Result<(Landing, Mirror, Offer), SocketError> {
+    stream: &mut TcpLinkStream,
+    session: &mut ReceiveSession,
+    means: &RdmaSetup<'_>,
+    shape: RingShape,
+) -> Result<(RdmaReceiver, ReceiverRing, RingOffer), LinkError> {
     let config = means.config;
-    let permit = permit(means).map_err(SocketError::Nixl)?;
-    let parts = LandingParts {
-        name: Names::of((peer, config.me), seat.key).receiver,
+    let permit = ring_permit(means).map_err(LinkError::Nixl)?;
+    let parts = RdmaReceiverParts {
+        name: AgentNames::of(peer, config.me, session.key).receiver,
         shape,
         beat: config.beat,
         permit,
     };
-    let mut opened = pin!(Landing::open(means.nixl, parts, config.landing_timeout()));
-    let mut beats = beats(config.beat);
+    let mut opened = pin!(RdmaReceiver::open(
+        means.nixl,
+        parts,
+        config.agent_timeout()
+    ));
+    let mut beats = keep_alive_interval(config.beat);
     loop {
         tokio::select! {
-            opened = &mut opened => return opened.map_err(SocketError::Nixl),
-            () = seat.replaced.notified() => return Err(SocketError::Replaced),
-            // Nothing comes before the offer was made, not even a sign of life.
+            opened = &mut opened => return opened.map_err(LinkError::Nixl),
+            () = session.replaced.notified() => return Err(LinkError::Replaced),
+            // The dialler sends nothing before the offer, not even a keep-alive.
             heard = stream.reader.message() => match heard {
-                Err(SocketError::Silent(_)) => {}
+                Err(LinkError::SilenceTimedOut(_)) => {}
                 Err(error) => return Err(error),
-                Ok(_) => return Err(SocketError::Unexpected("before its ring was there")),
+                Ok(_) => return Err(LinkError::Unexpected("before the ring was offered")),
             },
-            _ = beats.tick() => write(&mut stream.writer, &Message::Wait, &[]).await?,
+            _ = beats.tick() => write_message(&mut stream.writer, &LinkMessage::KeepAlive, &[]).await?,
         }
     }
 }
 
-fn permit(means: &Means<'_>) -> Result<OwnedSemaphorePermit, String> {
-    let permit = Arc::clone(means.rings).try_acquire_owned();
+fn ring_permit(means: &RdmaSetup<'_>) -> Result<OwnedSemaphorePermit, String> {
+    let permit = Arc::clone(means.ring_permits).try_acquire_owned();
     permit.map_err(|error| match error {
         TryAcquireError::NoPermits => {
             let count = means.config.rings_max;
@@ -131,56 +140,57 @@ fn permit(means: &Means<'_>) -> Result<OwnedSemaphorePermit, String> {
     })
 }
 
-fn beats(beat: Duration) -> tokio::time::Interval {
+fn keep_alive_interval(beat: Duration) -> tokio::time::Interval {
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beats
 }
 
-/// Connects, shakes hands and makes ready to write into the peer's ring.
+/// Connects, shakes hands and prepares writes into the peer's ring.
 pub(crate) async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
-    (nixl, address): (&Arc<Nixl>, &str),
-) -> Result<(Dialled<TcpReader, TcpWriter>, Store), SocketError> {
+    nixl: &Arc<Nixl>,
+    address: &str,
+) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     let mut stream = tcp::dial(config, address).await?;
-    let terms = shake_hands(config, (peer, Wish::Landing), &mut stream).await?;
-    let shape = host::agreed_shape(config, terms)?;
+    let terms = shake_hands(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
+    let shape = host::agreed_ring_shape(config, terms)?;
     let offer = loop {
         match stream.reader.message().await? {
-            Message::Landing { start, metadata } => break Offer { start, metadata },
-            Message::NoLanding(reason) => return Err(SocketError::Nixl(reason)),
-            Message::Wait => {}
-            _ => return Err(SocketError::Unexpected("in place of a ring to write to")),
+            LinkMessage::RingOffer { start, metadata } => break RingOffer { start, metadata },
+            LinkMessage::NoRing(reason) => return Err(LinkError::Nixl(reason)),
+            LinkMessage::KeepAlive => {}
+            _ => return Err(LinkError::Unexpected("in place of a ring to write to")),
         }
     };
-    let parts = WriterParts {
-        names: Names::of((config.me, peer), terms.key),
+    let parts = RdmaWriterParts {
+        names: AgentNames::of(config.me, peer, terms.key),
         shape,
         beat: config.beat,
         offer,
     };
-    let opened = Writer::open(nixl, parts, config.landing_timeout());
-    let writer = beating(&mut stream.writer, config.beat, opened).await?;
-    let writer = writer.map_err(SocketError::Nixl)?;
+    let opened = RdmaWriter::open(nixl, parts, config.agent_timeout());
+    let writer = with_keep_alives(&mut stream.writer, config.beat, opened).await?;
+    let writer = writer.map_err(LinkError::Nixl)?;
     let ring = Arc::clone(writer.ring());
-    let store = Store::Ring(ring, Delivery::Written(Arc::new(writer)));
+    let store = PayloadStore::Ring(ring, SlotDelivery::RdmaWrite(Arc::new(writer)));
     let streams = vec![stream];
-    Ok((Dialled { streams, terms }, store))
+    Ok((DialledLink { streams, terms }, store))
 }
 
-/// Waits for `work`, and says meanwhile that it is under way.
-async fn beating<W: AsyncWrite + Unpin, T>(
+/// Waits for `work`, and sends keep-alives meanwhile.
+async fn with_keep_alives<W: AsyncWrite + Unpin, T>(
     writer: &mut W,
     beat: Duration,
     work: impl Future<Output = T>,
-) -> Result<T, SocketError> {
+) -> Result<T, LinkError> {
     let mut work = pin!(work);
-    let mut beats = beats(beat);
+    let mut beats = keep_alive_interval(beat);
     loop {
         tokio::select! {
             done = &mut work => return Ok(done),
-            _ = beats.tick() => write(writer, &Message::Wait, &[]).await?,
+            _ = beats.tick() => write_message(writer, &LinkMessage::KeepAlive, &[]).await?,
         }
     }
 }

@@ -1,21 +1,23 @@
-//! Writes that come too late, and peers that break the rules of a link over NIXL: spoken in the wire's words to the code
-//! that serves, where the library is (`CLEAVE_TEST_NIXL`). UCX reads its environment, so each runs in a process of its own.
+//! Tests of late writes, and of peers that violate the protocol of a link over NIXL. They send wire
+//! messages to the code that serves links, and run where `CLEAVE_TEST_NIXL` names the library. UCX
+//! reads its environment, so each test runs in a process of its own.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use super::landing::LandingParts;
 use super::library::{
-    Agent, AgentConfig, AgentParts, Functions, Handle, IN_PROGRESS, Order, failing,
+    IN_PROGRESS, NixlAgent, NixlAgentConfig, NixlAgentParts, NixlFunctions, NixlHandle,
+    RdmaWriteRequest, with_functions,
 };
 use super::note::NOTE_BYTES;
-use super::writer::WriterParts;
-use super::{Backend, Landing, Names, Nixl, Offer, Writer};
+use super::receiver::RdmaReceiverParts;
+use super::writer::RdmaWriterParts;
+use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer, UcxBackend};
 use crate::config::{LinkEvent, LinksConfig};
-use crate::incoming::Stream;
-use crate::shared_memory::{Mirror, Ring, Shape};
-use crate::socket::{Reader, write};
-use crate::wire::{FrameHead, Hello, Message};
-use crate::{Addresses, Links, Listeners, LocalNet, Route, Transport};
+use crate::incoming::LinkStream;
+use crate::shared_memory::{ReceiverRing, RingShape, SenderRing};
+use crate::socket::{MessageReader, write_message};
+use crate::wire::{FrameHead, LinkHello, LinkMessage};
+use crate::{DataAddresses, Links, Listeners, LocalNet, PeerRoute, Transport};
 use bytes::BytesMut;
 use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::BlockPart;
@@ -34,15 +36,15 @@ use tokio::time::timeout;
 mod failing;
 
 const BLOCK: u32 = 4096;
-/// Set in the processes that tests start.
+/// Set in the processes that the tests start.
 const ALONE: &str = "CLEAVE_TEST_NIXL_ALONE";
 
-/// The library, in a process of this test's own; the others start those.
-fn alone(name: &str) -> Option<Arc<Nixl>> {
-    alone_over(name, &["tcp", "posix"])
+/// The library, if this is the process of the test; other processes start that one.
+fn in_own_process(name: &str) -> Option<Arc<Nixl>> {
+    in_own_process_over(name, &["tcp", "posix"])
 }
 
-fn alone_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
+fn in_own_process_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
     let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL").map(PathBuf::from) else {
         println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/nixl/install.sh)");
         return None;
@@ -68,34 +70,35 @@ fn alone_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
     None
 }
 
-/// What a sender still writes when the receiver's agent has ended reaches nothing.
+// Lesson: 2.
+/// Writes of a sender after the end of the receiver's agent change no memory.
 #[test]
-fn lesson_02_a_write_after_the_end_of_its_link_lands_nowhere() {
-    let Some(nixl) = alone("lesson_02_a_write_after_the_end_of_its_link_lands_nowhere") else {
+fn a_write_after_the_end_of_its_link_changes_nothing() {
+    let Some(nixl) = in_own_process("a_write_after_the_end_of_its_link_changes_nothing") else {
         return;
     };
-    let shape = Shape {
+    let shape = RingShape {
         slot_bytes: BLOCK,
         slots_count: 2,
     };
     let (mirror, ring) = (
-        Mirror::private(shape).unwrap(),
-        Ring::private(shape).unwrap(),
+        ReceiverRing::private(shape).unwrap(),
+        SenderRing::private(shape).unwrap(),
     );
     let agent = |name, area| {
-        let parts = AgentParts {
+        let parts = NixlAgentParts {
             name,
             parameters: &nixl.backend.parameters,
             area,
         };
-        Agent::new(&nixl.library, &parts).unwrap()
+        NixlAgent::new(&nixl.library, &parts).unwrap()
     };
     let receiver = agent("receiver", mirror.area());
     let sender = agent("sender", ring.area());
-    let remote = sender.know(&receiver.metadata().unwrap()).unwrap();
+    let remote = sender.load_remote(&receiver.metadata().unwrap()).unwrap();
     let to = mirror.area().start as u64;
     let mut slot = ring.take(BLOCK);
-    let order = || Order {
+    let order = || RdmaWriteRequest {
         from: shape.start(0),
         to,
         len: BLOCK as usize,
@@ -104,18 +107,18 @@ fn lesson_02_a_write_after_the_end_of_its_link_lands_nowhere() {
     slot.fill(1);
     let mut first = sender.write(&remote, &order()).unwrap();
     let mut notes_count = 0;
-    while !sender.is_done(&mut first).unwrap() || notes_count == 0 {
-        receiver.notes(|_| notes_count += 1).unwrap();
+    while !sender.poll_done(&mut first).unwrap() || notes_count == 0 {
+        receiver.read_notes(|_| notes_count += 1).unwrap();
     }
     let there = mirror.view(0, BLOCK).unwrap();
     assert!(there.iter().all(|byte| *byte == 1));
     slot.fill(2);
     drop(receiver);
-    // It may fail at once, later or never: nobody is there to say.
+    // The write may fail at once, later or never; no agent is left to report it.
     let late = sender.write(&remote, &order());
     let until = Instant::now() + Duration::from_secs(1);
     if let Ok(mut late) = late {
-        while Instant::now() < until && sender.is_done(&mut late).is_ok_and(|is_done| !is_done) {}
+        while Instant::now() < until && sender.poll_done(&mut late).is_ok_and(|is_done| !is_done) {}
         sender.release(&mut late);
     }
     drop(sender);
@@ -129,21 +132,21 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
-/// As if network cards wrote.
-fn by_card(nixl: &Nixl) -> Arc<Nixl> {
-    with(nixl, |_| {})
+/// The same library, as if only network cards carried the bytes.
+fn with_network_card(nixl: &Nixl) -> Arc<Nixl> {
+    nixl_with_functions(nixl, |_| {})
 }
 
-/// The same with other functions.
-fn with(nixl: &Nixl, change: impl FnOnce(&mut Functions)) -> Arc<Nixl> {
+/// The same library with changed functions.
+fn nixl_with_functions(nixl: &Nixl, change: impl FnOnce(&mut NixlFunctions)) -> Arc<Nixl> {
     Arc::new(Nixl {
-        library: failing(nixl.path.as_os_str(), change),
+        library: with_functions(nixl.path.as_os_str(), change),
         path: nixl.path.clone(),
-        backend: Backend {
-            is_by_card: true,
+        backend: UcxBackend {
+            is_network_card: true,
             ..nixl.backend.clone()
         },
-        late: Arc::default(),
+        agent_creations: Arc::default(),
     })
 }
 
@@ -157,16 +160,16 @@ fn config(me: u64, nixl: Option<Arc<Nixl>>) -> LinksConfig {
     }
 }
 
-/// The one that keeps the rules.
-struct Victim {
+/// The worker under test.
+struct CompliantRdmaWorker {
     links: Links,
     events: mpsc::Receiver<LinkEvent>,
     address: String,
 }
 
-type TcpEnd = Stream<OwnedReadHalf, OwnedWriteHalf>;
+type PlainTcpLinkStream = LinkStream<OwnedReadHalf, OwnedWriteHalf>;
 
-impl Victim {
+impl CompliantRdmaWorker {
     async fn start(config: LinksConfig) -> Self {
         let (sender, events) = mpsc::channel(256);
         let links = Links::new(config, sender, LocalNet::default());
@@ -183,22 +186,22 @@ impl Victim {
         }
     }
 
-    /// A router names a worker that cannot be reached.
-    async fn hears_of(&mut self, number: u64) {
-        self.links.know(worker(number), Route::Local);
-        self.lost().await;
+    /// Names a worker that cannot be reached.
+    async fn add_unreachable_peer(&mut self, number: u64) {
+        self.links.add_peer(worker(number), PeerRoute::Local);
+        self.next_lost().await;
     }
 
-    /// As a peer of another host reaches it.
-    fn route(&self) -> Route {
-        Route::Remote(Addresses {
+    /// The route for a peer on another host.
+    fn route(&self) -> PeerRoute {
+        PeerRoute::Remote(DataAddresses {
             tcp: Some(self.address.clone()),
             nixl: true,
-            ..Addresses::default()
+            ..DataAddresses::default()
         })
     }
 
-    async fn fell_back(&mut self) -> String {
+    async fn next_fallback(&mut self) -> String {
         loop {
             match self.next().await {
                 LinkEvent::FellBack {
@@ -213,7 +216,7 @@ impl Victim {
         }
     }
 
-    async fn measured(&mut self) -> Transport {
+    async fn next_measured(&mut self) -> Transport {
         loop {
             match self.next().await {
                 LinkEvent::Measured { speed, .. } => return speed.transport,
@@ -228,30 +231,32 @@ impl Victim {
         next.expect("an event in time").expect("links are open")
     }
 
-    async fn lost(&mut self) -> String {
+    async fn next_lost(&mut self) -> String {
         loop {
             match self.next().await {
                 LinkEvent::Lost { reason, .. } => return reason,
-                LinkEvent::Granted { .. } => {}
+                LinkEvent::CreditGranted { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    /// Somebody who asks for a ring.
-    async fn approach(&self, from: u64) -> TcpEnd {
-        self.knock(Message::Approach(hello(from))).await
+    /// Connects and asks for a ring.
+    async fn connect_for_ring(&self, from: u64) -> PlainTcpLinkStream {
+        self.connect(LinkMessage::HelloRdma(hello(from))).await
     }
 
-    async fn knock(&self, hello: Message) -> TcpEnd {
+    async fn connect(&self, hello: LinkMessage) -> PlainTcpLinkStream {
         let mut stream = stream(TcpStream::connect(&self.address).await.unwrap());
-        write(&mut stream.writer, &hello, &[]).await.unwrap();
+        write_message(&mut stream.writer, &hello, &[])
+            .await
+            .unwrap();
         stream
     }
 }
 
-fn hello(from: u64) -> Hello {
-    Hello {
+fn hello(from: u64) -> LinkHello {
+    LinkHello {
         from: worker(from),
         to: worker(2),
         block_bytes: BLOCK,
@@ -259,20 +264,20 @@ fn hello(from: u64) -> Hello {
     }
 }
 
-/// The answer to a wish for a ring, past signs of life.
-async fn answer(stream: &mut TcpEnd) -> Message {
+/// The answer to the request for a ring, after keep-alives.
+async fn answer(stream: &mut PlainTcpLinkStream) -> LinkMessage {
     loop {
         match stream.reader.message().await.unwrap() {
-            Message::Welcome { .. } | Message::Wait => {}
+            LinkMessage::Welcome { .. } | LinkMessage::KeepAlive => {}
             other => return other,
         }
     }
 }
 
-fn stream(stream: TcpStream) -> TcpEnd {
+fn stream(stream: TcpStream) -> PlainTcpLinkStream {
     let (reader, writer) = stream.into_split();
-    Stream {
-        reader: Reader::new(reader, Duration::from_secs(30), BLOCK),
+    LinkStream {
+        reader: MessageReader::new(reader, Duration::from_secs(30), BLOCK),
         writer,
     }
 }
@@ -290,88 +295,100 @@ fn head() -> FrameHead {
     }
 }
 
+// Lesson: 16.
 #[tokio::test]
-async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_block() {
-    let name = "lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_block";
-    let Some(nixl) = alone(name) else {
+async fn a_slot_announced_but_not_written_is_not_delivered() {
+    let name = "a_slot_announced_but_not_written_is_not_delivered";
+    let Some(nixl) = in_own_process(name) else {
         return;
     };
-    let mut victim = Victim::start(config(2, Some(nixl))).await;
-    victim.hears_of(1).await;
-    // (slots that are announced, what is said of it)
+    let mut victim = CompliantRdmaWorker::start(config(2, Some(nixl))).await;
+    victim.add_unreachable_peer(1).await;
+    // (announced slots, text of the reported loss)
     let cases: [(&[u32], &str); 3] = [
         (&[0], "closed"),
         (&[1, 1], "more payload than it was granted"),
         (&[4], "more payload than it was granted"),
     ];
     for (slots, says) in cases {
-        let mut stream = victim.approach(1).await;
+        let mut stream = victim.connect_for_ring(1).await;
         let answer = answer(&mut stream).await;
-        assert!(matches!(answer, Message::Landing { .. }), "{answer:?}");
+        assert!(
+            matches!(answer, LinkMessage::RingOffer { .. }),
+            "{answer:?}"
+        );
         for slot in slots {
-            let frame = Message::SlotFrame(head(), *slot);
-            write(&mut stream.writer, &frame, &[]).await.unwrap();
+            let frame = LinkMessage::SlotFrame(head(), *slot);
+            write_message(&mut stream.writer, &frame, &[])
+                .await
+                .unwrap();
         }
         stream.writer.shutdown().await.unwrap();
-        // And nothing arrived before.
-        let reason = victim.lost().await;
+        // Nothing arrived before.
+        let reason = victim.next_lost().await;
         assert!(reason.contains(says), "{slots:?}: {reason}");
     }
 }
 
 #[tokio::test]
-async fn a_worker_without_the_library_says_so_to_who_asks_for_a_ring() {
-    let victim = Victim::start(config(2, None)).await;
-    let mut stream = victim.approach(1).await;
+async fn a_worker_without_nixl_refuses_a_ring_with_a_reason() {
+    let victim = CompliantRdmaWorker::start(config(2, None)).await;
+    let mut stream = victim.connect_for_ring(1).await;
     let answer = answer(&mut stream).await;
     assert!(
-        matches!(&answer, Message::NoLanding(reason) if reason.contains("no links over NIXL")),
+        matches!(&answer, LinkMessage::NoRing(reason) if reason.contains("no links over NIXL")),
         "{answer:?}"
     );
 }
 
-/// A receiver that offers what no agent made: before a byte of it reaches the library where it was damaged on the way, and
-/// by the library's own word where it was not.
+// Lesson: 18.
+/// A receiver offers metadata that no agent made. Bytes damaged on the way are refused by the
+/// checksum before they reach the library; undamaged ones by the metadata check.
 #[tokio::test]
-async fn lesson_18_metadata_that_is_none_costs_the_link_its_speed_and_nothing_else() {
-    let name = "lesson_18_metadata_that_is_none_costs_the_link_its_speed_and_nothing_else";
-    let Some(nixl) = alone(name) else {
+async fn invalid_agent_metadata_falls_back_to_tcp() {
+    let name = "invalid_agent_metadata_falls_back_to_tcp";
+    let Some(nixl) = in_own_process(name) else {
         return;
     };
     for (damage_from, says) in [(Some(60), "damaged on the way"), (None, "peer's metadata")] {
-        let mut victim = Victim::start(config(2, Some(by_card(&nixl)))).await;
+        let mut victim =
+            CompliantRdmaWorker::start(config(2, Some(with_network_card(&nixl)))).await;
         let fake = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addresses = Addresses {
+        let addresses = DataAddresses {
             tcp: Some(fake.local_addr().unwrap().to_string()),
             nixl: true,
-            ..Addresses::default()
+            ..DataAddresses::default()
         };
-        victim.links.know(worker(1), Route::Remote(addresses));
+        victim
+            .links
+            .add_peer(worker(1), PeerRoute::Remote(addresses));
         let mut stream = stream(fake.accept().await.unwrap().0);
         let asked = stream.reader.message().await.unwrap();
-        assert!(matches!(asked, Message::Approach(_)), "{asked:?}");
-        let welcome = Message::Welcome {
+        assert!(matches!(asked, LinkMessage::HelloRdma(_)), "{asked:?}");
+        let welcome = LinkMessage::Welcome {
             me: worker(1),
             credit: u64::from(4 * BLOCK),
             key: 1,
             frame_bytes: BLOCK,
         };
-        write(&mut stream.writer, &welcome, &[]).await.unwrap();
-        let Offer { start, metadata } = Offer {
+        write_message(&mut stream.writer, &welcome, &[])
+            .await
+            .unwrap();
+        let RingOffer { start, metadata } = RingOffer {
             start: 4096,
             metadata: (0..300).map(|index| (index * 7) as u8).collect(),
         };
         let mut bytes = BytesMut::new();
-        Message::Landing { start, metadata }.encode(&mut bytes);
+        LinkMessage::RingOffer { start, metadata }.encode(&mut bytes);
         if let Some(at) = damage_from {
             bytes[at] ^= 4;
         }
         stream.writer.write_all(&bytes).await.unwrap();
-        let reason = victim.fell_back().await;
+        let reason = victim.next_fallback().await;
         assert!(reason.contains(says), "{reason}");
-        // It tries again over TCP.
+        // The dialler tries TCP next.
         let mut stream = self::stream(fake.accept().await.unwrap().0);
         let asked = stream.reader.message().await.unwrap();
-        assert!(matches!(asked, Message::Hello(_)), "{asked:?}");
+        assert!(matches!(asked, LinkMessage::Hello(_)), "{asked:?}");
     }
 }

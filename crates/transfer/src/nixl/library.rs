@@ -1,14 +1,15 @@
-//! NVIDIA's transfer library, loaded at run time: the few of its functions that a link needs.
+//! NVIDIA's transfer library, loaded at run time: the few functions that a link needs.
 //!
-//! Owns: the functions' types, every call, and what an agent, a registration and a write are. Never: decides when
-//! anything is written; makes a thread.
-//! Invariant: an agent is used by the thread that made it; its memory is registered for no longer than it is mapped; a
-//! library that was loaded stays, because it has threads' data and handlers of its own.
+//! Owns: the types of the functions, every call, and the agents, registrations and writes. Never:
+//! decides when anything is written; creates a thread.
+//! Invariant: an agent is used only by the thread that created it; its memory is registered for no
+//! longer than it is mapped; a loaded library is never unloaded, because it has thread-local data
+//! and handlers of its own.
 
 #![allow(unsafe_code)]
 
 use super::note::NOTE_BYTES;
-use crate::shared_memory::Area;
+use crate::shared_memory::MappedArea;
 use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,12 +17,12 @@ use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// A thing of the library.
-pub(super) type Handle = *mut c_void;
+/// An object of the library.
+pub(super) type NixlHandle = *mut c_void;
 
-/// How an agent is to be: `nixl_capi_agent_config_t`.
+/// The configuration of an agent: `nixl_capi_agent_config_t`.
 #[repr(C)]
-pub(super) struct AgentConfig {
+pub(super) struct NixlAgentConfig {
     progress_thread: bool,
     listen_thread: bool,
     listen_port: c_int,
@@ -32,32 +33,32 @@ pub(super) struct AgentConfig {
     telemetry: bool,
 }
 
-/// `NIXL_CAPI_THREAD_SYNC_NONE`: whoever made an agent is the only one to use it.
+/// `NIXL_CAPI_THREAD_SYNC_NONE`: only the thread that created an agent uses it.
 const ONE_THREAD: c_int = 0;
-/// `NIXL_CAPI_MEM_DRAM`.
+/// `NIXL_CAPI_MEM_DRAM` of the C interface.
 const HOST_MEMORY: c_int = 0;
-/// `NIXL_CAPI_XFER_OP_WRITE`.
+/// `NIXL_CAPI_XFER_OP_WRITE` of the C interface.
 const WRITE: c_int = 1;
-/// `NIXL_CAPI_SUCCESS`.
+/// `NIXL_CAPI_SUCCESS` of the C interface.
 const DONE: c_int = 0;
-/// `NIXL_CAPI_IN_PROG`.
+/// `NIXL_CAPI_IN_PROG` of the C interface.
 pub(super) const IN_PROGRESS: c_int = 1;
-/// What carries the bytes, among the library's plugins.
+/// The plugin of the library that carries the bytes.
 const BACKEND: &std::ffi::CStr = c"UCX";
 
-/// Declares the functions that are taken from the library, and how they are found.
+/// Declares the functions that are loaded from the library, and their lookup.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
         #[derive(Clone, Copy)]
-        pub(super) struct Functions {
+        pub(super) struct NixlFunctions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
         }
 
-        impl Functions {
+        impl NixlFunctions {
             /// # Safety
-            /// What the library has under these names must be what its header says.
+            /// The functions of the library with these names must have the types of its header.
             unsafe fn find(library: &libloading::Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the caller's word for every type; the pointers are used only while the library is there.
+                // SAFETY: the caller vouches for every type; the library is never unloaded.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get(concat!("nixl_capi_", stringify!($name), "\0").as_bytes())?,)*
@@ -68,75 +69,77 @@ macro_rules! functions {
     };
 }
 
-// As the library's C header has them since 1.5.
+// The signatures of the C header since release 1.5.
 functions! {
-    create_configured_agent(*const c_char, *const AgentConfig, *mut Handle);
-    destroy_agent(Handle);
-    create_params(*mut Handle);
-    params_add(Handle, *const c_char, *const c_char);
-    destroy_params(Handle);
-    create_backend(Handle, *const c_char, Handle, *mut Handle);
-    destroy_backend(Handle);
-    create_reg_dlist(c_int, *mut Handle);
-    reg_dlist_add_desc(Handle, usize, usize, u64, *const c_void, usize);
-    destroy_reg_dlist(Handle);
-    register_mem(Handle, Handle, Handle);
-    deregister_mem(Handle, Handle, Handle);
-    get_local_md(Handle, *mut *mut c_void, *mut usize);
-    load_remote_md(Handle, *const c_void, usize, *mut *mut c_char);
-    create_xfer_dlist(c_int, *mut Handle);
-    xfer_dlist_add_desc(Handle, usize, usize, u64);
-    destroy_xfer_dlist(Handle);
-    create_opt_args(*mut Handle);
-    opt_args_set_notif_msg(Handle, *const c_void, usize);
-    opt_args_set_has_notif(Handle, bool);
-    destroy_opt_args(Handle);
-    create_xfer_req(Handle, c_int, Handle, Handle, *const c_char, *mut Handle, Handle);
-    post_xfer_req(Handle, Handle, Handle);
-    get_xfer_status(Handle, Handle);
-    release_xfer_req(Handle, Handle);
-    destroy_xfer_req(Handle);
-    create_notif_map(*mut Handle);
-    get_notifs(Handle, Handle, Handle);
-    notif_map_size(Handle, *mut usize);
-    notif_map_get_agent_at(Handle, usize, *mut *const c_char);
-    notif_map_get_notifs_size(Handle, *const c_char, *mut usize);
-    notif_map_get_notif(Handle, *const c_char, usize, *mut *const c_void, *mut usize);
-    notif_map_clear(Handle);
-    destroy_notif_map(Handle);
+    create_configured_agent(*const c_char, *const NixlAgentConfig, *mut NixlHandle);
+    destroy_agent(NixlHandle);
+    create_params(*mut NixlHandle);
+    params_add(NixlHandle, *const c_char, *const c_char);
+    destroy_params(NixlHandle);
+    create_backend(NixlHandle, *const c_char, NixlHandle, *mut NixlHandle);
+    destroy_backend(NixlHandle);
+    create_reg_dlist(c_int, *mut NixlHandle);
+    reg_dlist_add_desc(NixlHandle, usize, usize, u64, *const c_void, usize);
+    destroy_reg_dlist(NixlHandle);
+    register_mem(NixlHandle, NixlHandle, NixlHandle);
+    deregister_mem(NixlHandle, NixlHandle, NixlHandle);
+    get_local_md(NixlHandle, *mut *mut c_void, *mut usize);
+    load_remote_md(NixlHandle, *const c_void, usize, *mut *mut c_char);
+    create_xfer_dlist(c_int, *mut NixlHandle);
+    xfer_dlist_add_desc(NixlHandle, usize, usize, u64);
+    destroy_xfer_dlist(NixlHandle);
+    create_opt_args(*mut NixlHandle);
+    opt_args_set_notif_msg(NixlHandle, *const c_void, usize);
+    opt_args_set_has_notif(NixlHandle, bool);
+    destroy_opt_args(NixlHandle);
+    create_xfer_req(NixlHandle, c_int, NixlHandle, NixlHandle, *const c_char, *mut NixlHandle, NixlHandle);
+    post_xfer_req(NixlHandle, NixlHandle, NixlHandle);
+    get_xfer_status(NixlHandle, NixlHandle);
+    release_xfer_req(NixlHandle, NixlHandle);
+    destroy_xfer_req(NixlHandle);
+    create_notif_map(*mut NixlHandle);
+    get_notifs(NixlHandle, NixlHandle, NixlHandle);
+    notif_map_size(NixlHandle, *mut usize);
+    notif_map_get_agent_at(NixlHandle, usize, *mut *const c_char);
+    notif_map_get_notifs_size(NixlHandle, *const c_char, *mut usize);
+    notif_map_get_notif(NixlHandle, *const c_char, usize, *mut *const c_void, *mut usize);
+    notif_map_clear(NixlHandle);
+    destroy_notif_map(NixlHandle);
 }
 
 unsafe extern "C" {
-    /// Of the C library: what the library gives away it has allocated with `malloc`.
+    /// The function of the C library; the library allocates what it returns with `malloc`.
     fn free(memory: *mut c_void);
 }
 
-/// The library, for good.
-pub(super) struct Library {
-    functions: Functions,
-    /// Never unloaded.
+/// The loaded library, which is never unloaded.
+pub(super) struct NixlLibrary {
+    functions: NixlFunctions,
     _loaded: ManuallyDrop<libloading::Library>,
 }
 
-/// The library as it would be with other functions, which fail.
+/// The library with changed functions, which fail.
 #[cfg(test)]
-pub(super) fn failing(name: &OsStr, change: impl FnOnce(&mut Functions)) -> Arc<Library> {
-    let library = Library::load(name).expect("it was loaded before");
+pub(super) fn with_functions(
+    name: &OsStr,
+    change: impl FnOnce(&mut NixlFunctions),
+) -> Arc<NixlLibrary> {
+    let library = NixlLibrary::load(name).expect("it was loaded before");
     let mut library = Arc::into_inner(library).expect("nobody else has it");
     change(&mut library.functions);
     Arc::new(library)
 }
 
-impl fmt::Debug for Library {
+impl fmt::Debug for NixlLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Library").finish_non_exhaustive()
     }
 }
 
-/// What a call came to, in the library's numbers.
+/// A failed call, with the status code of the library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} failed with status {status} ({})", meaning(*.status))]
-pub(crate) struct CallError {
+pub(crate) struct NixlCallError {
     what: &'static str,
     status: c_int,
 }
@@ -152,20 +155,20 @@ fn meaning(status: c_int) -> &'static str {
     }
 }
 
-fn check(what: &'static str, status: c_int) -> Result<(), CallError> {
+fn check(what: &'static str, status: c_int) -> Result<(), NixlCallError> {
     match status {
         DONE => Ok(()),
-        status => Err(CallError { what, status }),
+        status => Err(NixlCallError { what, status }),
     }
 }
 
-impl Library {
-    /// Loads it, by path or by a name that the loader knows.
+impl NixlLibrary {
+    /// Loads the library by path, or by a name that the loader knows.
     pub(super) fn load(name: &OsStr) -> Result<Arc<Self>, libloading::Error> {
-        // SAFETY: whoever runs this names the library, and it is loaded as if this program were linked with it.
+        // SAFETY: the operator names the library; loading it is like linking this program with it.
         let loaded = unsafe { libloading::Library::new(name) }?;
         // SAFETY: a library with all these names is NIXL's C interface, whose types these are.
-        let functions = unsafe { Functions::find(&loaded) }?;
+        let functions = unsafe { NixlFunctions::find(&loaded) }?;
         Ok(Arc::new(Self {
             functions,
             _loaded: ManuallyDrop::new(loaded),
@@ -173,83 +176,87 @@ impl Library {
     }
 }
 
-/// A thing of the library that is given back when this is dropped.
-struct Owned {
-    handle: Handle,
-    destroy: unsafe extern "C" fn(Handle) -> c_int,
+/// An object of the library that is destroyed when this is dropped.
+struct OwnedHandle {
+    handle: NixlHandle,
+    destroy: unsafe extern "C" fn(NixlHandle) -> c_int,
 }
 
-impl Owned {
-    /// What `create` makes.
+impl OwnedHandle {
+    /// Owns the object that `create` makes.
     fn new(
         what: &'static str,
-        create: impl FnOnce(*mut Handle) -> c_int,
-        destroy: unsafe extern "C" fn(Handle) -> c_int,
-    ) -> Result<Self, CallError> {
+        create: impl FnOnce(*mut NixlHandle) -> c_int,
+        destroy: unsafe extern "C" fn(NixlHandle) -> c_int,
+    ) -> Result<Self, NixlCallError> {
         let mut handle = null_mut();
         check(what, create(&raw mut handle))?;
         Ok(Self { handle, destroy })
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedHandle {
     fn drop(&mut self) {
-        // SAFETY: it was made by the function that goes with this one, and nobody has it any more.
+        // SAFETY: the handle was made by the function that matches this one, and has no other user.
         unsafe { (self.destroy)(self.handle) };
     }
 }
 
-/// One end of one link, with its memory. It stays on the thread that made it.
-pub(super) struct Agent {
-    library: Arc<Library>,
-    // Given back in this order, by `drop`.
-    registered: Owned,
-    notifications: Owned,
-    _backend: Owned,
-    agent: Owned,
-    area: Area,
+/// The agent of one end of a link, with its memory. It stays on the thread that created it.
+pub(super) struct NixlAgent {
+    library: Arc<NixlLibrary>,
+    // Destroyed in this order, by `drop`.
+    registered: OwnedHandle,
+    notifications: OwnedHandle,
+    _backend: OwnedHandle,
+    agent: OwnedHandle,
+    area: MappedArea,
     one_thread: PhantomData<*mut ()>,
 }
 
-/// What an agent is made of.
-pub(super) struct AgentParts<'a> {
-    /// Unlike that of any other agent it hears of.
+/// The parameters of an agent.
+pub(super) struct NixlAgentParts<'a> {
+    /// Unique among all agents that this agent meets.
     pub(super) name: &'a str,
-    /// For the backend: names and values.
+    /// Names and values of backend parameters.
     pub(super) parameters: &'a [(&'a str, &'a str)],
-    /// The memory that others write to, or that is written from. It stays mapped for as long as the agent is there.
-    pub(super) area: Area,
+    /// The memory that peers write to, or that is written from. It stays mapped while the agent
+    /// exists.
+    pub(super) area: MappedArea,
 }
 
-/// The other end, as its metadata made it known.
-pub(super) struct Remote {
+/// A remote agent, loaded from its metadata.
+pub(super) struct RemoteAgent {
     name: CString,
 }
 
-/// A write that was begun.
-pub(super) struct Write {
-    request: Handle,
+/// A write in progress.
+pub(super) struct PendingRdmaWrite {
+    request: NixlHandle,
     is_done: bool,
 }
 
-/// One write: bytes of the agent's memory, to an address of the other's.
-pub(super) struct Order {
-    /// From the beginning of the agent's memory.
+/// A write: bytes of the agent's memory, to an address of the remote process.
+pub(super) struct RdmaWriteRequest {
+    /// Offset in the agent's memory.
     pub(super) from: usize,
-    /// In the other process.
+    /// Address in the remote process.
     pub(super) to: u64,
     pub(super) len: usize,
-    /// What the other end hears once the bytes are there.
+    /// The note that the remote agent receives once the bytes are written.
     pub(super) note: [u8; NOTE_BYTES],
 }
 
-impl Agent {
-    /// Makes an agent and registers its memory.
-    pub(super) fn new(library: &Arc<Library>, parts: &AgentParts<'_>) -> Result<Self, CallError> {
+impl NixlAgent {
+    /// Creates an agent and registers its memory.
+    pub(super) fn new(
+        library: &Arc<NixlLibrary>,
+        parts: &NixlAgentParts<'_>,
+    ) -> Result<Self, NixlCallError> {
         let functions = &library.functions;
         let name = c_string(parts.name);
-        let config = AgentConfig {
-            // It would ask the devices without rest, also when nothing is under way.
+        let config = NixlAgentConfig {
+            // A progress thread would poll the devices without pause, even while idle.
             progress_thread: false,
             listen_thread: false,
             listen_port: 0,
@@ -263,16 +270,17 @@ impl Agent {
         let create = |agent| unsafe {
             (functions.create_configured_agent)(name.as_ptr(), &raw const config, agent)
         };
-        let agent = Owned::new("making an agent", create, functions.destroy_agent)?;
+        let agent = OwnedHandle::new("making an agent", create, functions.destroy_agent)?;
         let backend = backend(functions, &agent, parts.parameters)?;
-        let registered = area(functions, parts.area)?;
-        // SAFETY: both are of this library; the memory is mapped, and stays so, as `parts` says.
+        let registered = registration_list(functions, parts.area)?;
+        // SAFETY: both objects are of this library; the memory is mapped and stays mapped, as
+        // `parts` requires.
         let status =
             unsafe { (functions.register_mem)(agent.handle, registered.handle, null_mut()) };
         check("registering memory", status)?;
-        // SAFETY: it writes a handle.
+        // SAFETY: the call only writes a handle.
         let create = |map| unsafe { (functions.create_notif_map)(map) };
-        let notifications = Owned::new("making a list", create, functions.destroy_notif_map)?;
+        let notifications = OwnedHandle::new("making a list", create, functions.destroy_notif_map)?;
         Ok(Self {
             library: Arc::clone(library),
             registered,
@@ -284,8 +292,8 @@ impl Agent {
         })
     }
 
-    /// What another agent needs to write to this one's memory.
-    pub(super) fn metadata(&self) -> Result<Vec<u8>, CallError> {
+    /// The metadata that another agent needs to write to this agent's memory.
+    pub(super) fn metadata(&self) -> Result<Vec<u8>, NixlCallError> {
         let (mut start, mut len) = (null_mut(), 0);
         let functions = &self.library.functions;
         // SAFETY: the agent is there; both places are written before they are read.
@@ -295,7 +303,8 @@ impl Agent {
         let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
             return Ok(Vec::new());
         };
-        // SAFETY: so many bytes were allocated there and filled; they are given back once, after they were copied.
+        // SAFETY: the library allocated and filled this many bytes there; they are copied, and
+        // freed once.
         unsafe {
             let metadata = std::slice::from_raw_parts(bytes.as_ptr(), len).to_vec();
             free(start);
@@ -303,9 +312,9 @@ impl Agent {
         }
     }
 
-    /// Learns of another agent. Its metadata is what an agent writes as far as that can be seen (`metadata`): of the two
-    /// parts that are UCX's own the library believes every length.
-    pub(super) fn know(&self, metadata: &[u8]) -> Result<Remote, CallError> {
+    /// Loads another agent. The metadata was checked (`metadata`) as far as its format is known; in
+    /// the two parts that belong to UCX the library trusts every length.
+    pub(super) fn load_remote(&self, metadata: &[u8]) -> Result<RemoteAgent, NixlCallError> {
         let mut name = null_mut();
         // SAFETY: the bytes live through the call; the name is written before it is read.
         let status = unsafe {
@@ -317,29 +326,34 @@ impl Agent {
             )
         };
         check("reading the peer's metadata", status)?;
-        // SAFETY: the call gave a string that was allocated for the caller, who copies it and gives it back once.
+        // SAFETY: the call gave a string that was allocated for the caller, who copies it and gives
+        // it back once.
         let name = unsafe {
             let copy = std::ffi::CStr::from_ptr(name).to_owned();
             free(name.cast());
             copy
         };
-        Ok(Remote { name })
+        Ok(RemoteAgent { name })
     }
 
-    /// Begins a write.
-    pub(super) fn write(&self, remote: &Remote, order: &Order) -> Result<Write, CallError> {
+    /// Begins a write into the peer's memory.
+    pub(super) fn write(
+        &self,
+        remote: &RemoteAgent,
+        order: &RdmaWriteRequest,
+    ) -> Result<PendingRdmaWrite, NixlCallError> {
         let functions = &self.library.functions;
         let is_inside = order.from.checked_add(order.len);
         assert!(
             is_inside.is_some_and(|end| end <= self.area.len),
             "bytes of this agent's memory are sent"
         );
-        let from = span(functions, self.area.start + order.from, order.len)?;
+        let from = transfer_list(functions, self.area.start + order.from, order.len)?;
         let to = usize::try_from(order.to).expect("addresses have 64 bits");
-        let to = span(functions, to, order.len)?;
-        // SAFETY: it writes a handle.
+        let to = transfer_list(functions, to, order.len)?;
+        // SAFETY: the call only writes a handle.
         let create = |options| unsafe { (functions.create_opt_args)(options) };
-        let options = Owned::new("making options", create, functions.destroy_opt_args)?;
+        let options = OwnedHandle::new("making options", create, functions.destroy_opt_args)?;
         // SAFETY: the note lives through the call, which copies it.
         let status = unsafe {
             let note = order.note;
@@ -350,8 +364,9 @@ impl Agent {
         let status = unsafe { (functions.opt_args_set_has_notif)(options.handle, true) };
         check("setting a note", status)?;
         let mut request = null_mut();
-        // SAFETY: everything is of this library and lives through the call; the library checks that the far bytes are in
-        // memory that the peer registered. The near ones stay mapped for as long as the agent is there.
+        // SAFETY: everything is of this library and lives through the call; the library checks that
+        // the far bytes are in memory that the peer registered. The near ones stay mapped for as
+        // long as the agent is there.
         let status = unsafe {
             (functions.create_xfer_req)(
                 self.agent.handle,
@@ -367,7 +382,7 @@ impl Agent {
         // SAFETY: the request was just made, for this agent.
         let status =
             unsafe { (functions.post_xfer_req)(self.agent.handle, request, options.handle) };
-        let mut write = Write {
+        let mut write = PendingRdmaWrite {
             request,
             is_done: status == DONE,
         };
@@ -378,8 +393,8 @@ impl Agent {
         Ok(write)
     }
 
-    /// Whether a write is over. Everything that is under way goes on meanwhile.
-    pub(super) fn is_done(&self, write: &mut Write) -> Result<bool, CallError> {
+    /// Whether a write has completed. The call also drives all other operations in progress.
+    pub(super) fn poll_done(&self, write: &mut PendingRdmaWrite) -> Result<bool, NixlCallError> {
         if !write.is_done {
             // SAFETY: the request is one of this agent's, and was not released.
             let status = unsafe {
@@ -394,14 +409,14 @@ impl Agent {
         Ok(true)
     }
 
-    /// Lets go of a write, also of one that is not over: then it may be or not.
-    pub(super) fn release(&self, write: &mut Write) {
+    /// Releases a write; one in progress may still complete.
+    pub(super) fn release(&self, write: &mut PendingRdmaWrite) {
         let functions = &self.library.functions;
         if write.request.is_null() {
             return;
         }
-        // SAFETY: the request is one of this agent's, and this is its only release. One that cannot be released is kept
-        // by the library until the agent's end.
+        // SAFETY: the request is one of this agent's, and this is its only release. One that cannot
+        // be released is kept by the library until the agent's end.
         unsafe {
             if (functions.release_xfer_req)(self.agent.handle, write.request) == DONE {
                 (functions.destroy_xfer_req)(write.request);
@@ -410,16 +425,16 @@ impl Agent {
         write.request = null_mut();
     }
 
-    /// Gives `hear` every note that came since it was last asked. Everything that is under way goes on meanwhile.
-    pub(super) fn notes(&self, mut hear: impl FnMut(&[u8])) -> Result<(), CallError> {
+    /// Passes every new note to `hear`. The call also drives all operations in progress.
+    pub(super) fn read_notes(&self, mut hear: impl FnMut(&[u8])) -> Result<(), NixlCallError> {
         let functions = &self.library.functions;
         let map = self.notifications.handle;
         // SAFETY: agent and list are there.
         let status = unsafe { (functions.get_notifs)(self.agent.handle, map, null_mut()) };
         check("hearing of writes", status)?;
         let mut agents_count = 0;
-        // SAFETY: the list is there; what is asked for is inside it, and is not changed until it is cleared below. Every
-        // place is written by a call that succeeded before it is read.
+        // SAFETY: the list is there; what is asked for is inside it, and is not changed until it is
+        // cleared below. Every place is written by a call that succeeded before it is read.
         unsafe {
             check(
                 "a list",
@@ -449,18 +464,19 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for NixlAgent {
     fn drop(&mut self) {
         let functions = &self.library.functions;
-        // SAFETY: the memory was registered with this agent, which is there until after this. From here on the card
-        // refuses late writes; those that the library would carry out itself end with the agent.
+        // SAFETY: the memory was registered with this agent, which is there until after this. From
+        // here on the card refuses late writes; those that the library would carry out itself end
+        // with the agent.
         unsafe {
             (functions.deregister_mem)(self.agent.handle, self.registered.handle, null_mut());
         }
     }
 }
 
-impl fmt::Debug for Agent {
+impl fmt::Debug for NixlAgent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { area, .. } = self;
         f.debug_struct("Agent")
@@ -474,13 +490,13 @@ fn c_string(text: &str) -> CString {
 }
 
 fn backend(
-    functions: &Functions,
-    agent: &Owned,
+    functions: &NixlFunctions,
+    agent: &OwnedHandle,
     parameters: &[(&str, &str)],
-) -> Result<Owned, CallError> {
-    // SAFETY: it writes a handle.
+) -> Result<OwnedHandle, NixlCallError> {
+    // SAFETY: the call only writes a handle.
     let create = |params| unsafe { (functions.create_params)(params) };
-    let params = Owned::new("making parameters", create, functions.destroy_params)?;
+    let params = OwnedHandle::new("making parameters", create, functions.destroy_params)?;
     for (name, value) in parameters {
         let (name, value) = (c_string(name), c_string(value));
         // SAFETY: both live through the call, which copies them.
@@ -492,26 +508,33 @@ fn backend(
     let create = |backend| unsafe {
         (functions.create_backend)(agent.handle, BACKEND.as_ptr(), params.handle, backend)
     };
-    Owned::new("making the UCX backend", create, functions.destroy_backend)
+    OwnedHandle::new("making the UCX backend", create, functions.destroy_backend)
 }
 
-fn area(functions: &Functions, area: Area) -> Result<Owned, CallError> {
-    // SAFETY: it writes a handle.
+fn registration_list(
+    functions: &NixlFunctions,
+    area: MappedArea,
+) -> Result<OwnedHandle, NixlCallError> {
+    // SAFETY: the call only writes a handle.
     let create = |list| unsafe { (functions.create_reg_dlist)(HOST_MEMORY, list) };
-    let list = Owned::new("making a list", create, functions.destroy_reg_dlist)?;
+    let list = OwnedHandle::new("making a list", create, functions.destroy_reg_dlist)?;
     // SAFETY: the list is there; without metadata there is nothing to read at its address.
     let status = unsafe {
-        let Area { start, len } = area;
+        let MappedArea { start, len } = area;
         (functions.reg_dlist_add_desc)(list.handle, start, len, 0, std::ptr::null(), 0)
     };
     check("naming memory", status)?;
     Ok(list)
 }
 
-fn span(functions: &Functions, start: usize, len: usize) -> Result<Owned, CallError> {
-    // SAFETY: it writes a handle.
+fn transfer_list(
+    functions: &NixlFunctions,
+    start: usize,
+    len: usize,
+) -> Result<OwnedHandle, NixlCallError> {
+    // SAFETY: the call only writes a handle.
     let create = |list| unsafe { (functions.create_xfer_dlist)(HOST_MEMORY, list) };
-    let list = Owned::new("making a list", create, functions.destroy_xfer_dlist)?;
+    let list = OwnedHandle::new("making a list", create, functions.destroy_xfer_dlist)?;
     // SAFETY: the list is there; the address is kept as a number.
     let status = unsafe { (functions.xfer_dlist_add_desc)(list.handle, start, len, 0) };
     check("naming memory", status)?;

@@ -1,39 +1,47 @@
-//! What an agent is reached by, before the library reads it: bytes from another process, for code that does not look twice.
+//! Checks the metadata of a remote agent before the library reads it: bytes from another process,
+//! which the library does not validate.
 //!
-//! Never: reads what lies inside the two parts that are UCX's own, a worker's address and a memory's key.
-//! Invariant: the library is given one agent of the name that was agreed, reached by UCX alone, with one piece of memory:
-//! the ring that was offered. Nothing of it is longer than the message that it came in (`wire`).
+//! Never: reads inside the two parts that belong to UCX: the address of a worker and the key of a
+//! memory region.
+//! Invariant: the library gets the metadata of one agent with the agreed name, reached over UCX
+//! only, with one memory region: the ring that was offered. No part is longer than the message that
+//! it arrived in (`wire`).
 //!
-//! Its form since NIXL 1.5: `nixlSerDes|`, then fields, each a tag, its length in eight bytes, its bytes and a `|`.
+//! The format since NIXL 1.5: `nixlSerDes|`, then fields; each has a tag, its length in eight
+//! bytes, its bytes and a `|`.
 
-/// What a field's end looks like.
+/// The end of a field.
 const END: &[u8] = b"|";
-/// Of a descriptor: address, length and device, eight bytes each. The memory's key follows.
+/// The head of a descriptor: address, length and device, eight bytes each. The key of the memory
+/// follows.
 const PLACE_BYTES: usize = 24;
-/// `NIXL_CAPI_MEM_DRAM`, as it is written there.
+/// `NIXL_CAPI_MEM_DRAM`, as written in metadata.
 const HOST_MEMORY: [u8; 4] = [0; 4];
 
-/// What metadata must say.
+/// The required contents of metadata.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Expected<'a> {
-    /// The agent's name.
+pub(super) struct ExpectedMetadata<'a> {
+    /// The name of the agent.
     pub(super) agent: &'a str,
-    /// Where its memory begins, in its process, and how many bytes it has.
+    /// The start address of its memory in its process, and the length in bytes.
     pub(super) memory: (u64, u64),
 }
 
-/// What is wrong with it.
+/// The mismatch that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's metadata is not what an agent of NIXL 1.5 writes: {0}")]
-pub(super) struct MetadataError(&'static str);
+pub(super) struct AgentMetadataError(&'static str);
 
-/// What of the bytes was not read yet.
-struct Fields<'a>(&'a [u8]);
+/// The bytes that were not read yet.
+struct MetadataFields<'a>(&'a [u8]);
 
-/// Whether these bytes may go to the library.
-pub(super) fn check(metadata: &[u8], expected: Expected<'_>) -> Result<(), MetadataError> {
-    let mut fields = Fields(metadata);
-    let wrong = |what| Err(MetadataError(what));
+/// Checks whether these bytes may be passed to the library.
+pub(super) fn check(
+    metadata: &[u8],
+    expected: ExpectedMetadata<'_>,
+) -> Result<(), AgentMetadataError> {
+    let mut fields = MetadataFields(metadata);
+    let wrong = |what| Err(AgentMetadataError(what));
     fields.take(b"nixlSerDes|", "its beginning")?;
     if fields.field(b"Agent")? != expected.agent.as_bytes() {
         return wrong("another agent's name");
@@ -58,29 +66,33 @@ pub(super) fn check(metadata: &[u8], expected: Expected<'_>) -> Result<(), Metad
     let (at, key) = fields
         .field(b"")?
         .split_at_checked(PLACE_BYTES)
-        .ok_or(MetadataError("memory without a place"))?;
+        .ok_or(AgentMetadataError("memory without a place"))?;
     if at != place {
         return wrong("other memory than was offered");
     }
     if key.is_empty() {
         return wrong("memory without a key");
     }
-    match fields.0.is_empty() {
-        true => Ok(()),
-        false => wrong("something behind its end"),
+    if fields.0.is_empty() {
+        Ok(())
+    } else {
+        wrong("something behind its end")
     }
 }
 
-impl<'a> Fields<'a> {
-    fn take(&mut self, expected: &[u8], what: &'static str) -> Result<(), MetadataError> {
-        self.0 = self.0.strip_prefix(expected).ok_or(MetadataError(what))?;
+impl<'a> MetadataFields<'a> {
+    fn take(&mut self, expected: &[u8], what: &'static str) -> Result<(), AgentMetadataError> {
+        self.0 = self
+            .0
+            .strip_prefix(expected)
+            .ok_or(AgentMetadataError(what))?;
         Ok(())
     }
 
     /// The bytes of the next field, which must have this tag.
-    fn field(&mut self, tag: &[u8]) -> Result<&'a [u8], MetadataError> {
+    fn field(&mut self, tag: &[u8]) -> Result<&'a [u8], AgentMetadataError> {
         self.take(tag, "a field that does not belong there")?;
-        let cut = MetadataError("it is cut short");
+        let cut = AgentMetadataError("it is cut short");
         let (len, rest) = self.0.split_first_chunk().ok_or(cut)?;
         let len = usize::try_from(u64::from_le_bytes(*len)).map_err(|_| cut)?;
         let (bytes, rest) = rest.split_at_checked(len).ok_or(cut)?;
@@ -96,7 +108,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EXPECTED: Expected<'_> = Expected {
+    const EXPECTED: ExpectedMetadata<'_> = ExpectedMetadata {
         agent: "cleave-2:1-from-1:1-7",
         memory: (0x7fe4_548f_f010, 1 << 20),
     };
@@ -106,8 +118,12 @@ pub(super) mod tests {
         [tag.as_bytes(), &len, bytes, END].concat()
     }
 
-    /// As the library writes it; UCX's two parts are these.
-    pub(in crate::nixl) fn metadata(expected: Expected<'_>, address: &[u8], key: &[u8]) -> Vec<u8> {
+    /// Metadata in the format of the library, with these two parts of UCX.
+    pub(in crate::nixl) fn metadata(
+        expected: ExpectedMetadata<'_>,
+        address: &[u8],
+        key: &[u8],
+    ) -> Vec<u8> {
         let one = 1u64.to_le_bytes();
         let (start, len) = expected.memory;
         let place = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
@@ -128,7 +144,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_agent_of_another_name_or_memory_is_not_known() {
+    fn metadata_of_another_agent_or_memory_is_refused() {
         let good = metadata(EXPECTED, b"address", b"key");
         assert_eq!(check(&good, EXPECTED), Ok(()));
         let (start, len) = EXPECTED.memory;
@@ -137,13 +153,13 @@ pub(super) mod tests {
             (EXPECTED.agent, (start + 1, len), "other memory"),
             (EXPECTED.agent, (start, len / 2), "other memory"),
         ] {
-            let error = check(&good, Expected { agent, memory }).unwrap_err();
+            let error = check(&good, ExpectedMetadata { agent, memory }).unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
         }
     }
 
     #[test]
-    fn metadata_that_is_cut_or_goes_on_is_refused_wherever_that_is() {
+    fn truncated_or_longer_metadata_is_refused() {
         let good = metadata(EXPECTED, &[7; 90], &[9; 40]);
         for keep in 0..good.len() {
             assert!(check(&good[..keep], EXPECTED).is_err(), "{keep}");
@@ -152,9 +168,9 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// Only what is UCX's own may differ.
+        /// Only the parts that belong to UCX may differ.
         #[test]
-        fn a_bit_that_flipped_is_seen_unless_it_is_the_devices(at in 0usize..400, bit in 0u32..8) {
+        fn a_flipped_bit_outside_ucx_fields_is_refused(at in 0usize..400, bit in 0u32..8) {
             let (address, key) = ([7; 90], [9; 40]);
             let good = metadata(EXPECTED, &address, &key);
             let at = at % good.len();
@@ -169,7 +185,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn bytes_that_nobody_wrote_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_metadata_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             prop_assert!(check(&bytes, EXPECTED).is_err());
         }
     }

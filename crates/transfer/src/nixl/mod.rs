@@ -1,45 +1,49 @@
-//! Between hosts: the sender's network card writes into a ring of slots at the receiver (RDMA), by NVIDIA's NIXL, which is
-//! loaded where it is there.
+//! Links between hosts over RDMA: the sender's network card writes into a ring of slots at the
+//! receiver, through NVIDIA's NIXL, which is loaded if it is installed.
 //!
-//! Control packets, credit and signs of life go over one TCP connection, as over the socket of a host. A frame's head goes
-//! there too, when its write begins; the write itself carries a note behind its bytes, and the receiver takes the head
-//! when it has the note. So whoever waits knows what for, and nobody asks the devices while nothing is under way. What is in
-//! a slot is verified where it is used, as over shared memory.
+//! Control packets, credit and heartbeats use one TCP connection, as they use the socket between
+//! processes of one host. The head of a frame is sent there when its write begins; the write itself
+//! carries a note behind its bytes, and the receiver delivers the head once the note has arrived.
+//! So the receiver always knows which writes it waits for, and no thread polls the devices while
+//! nothing is in flight. The bytes of a slot are verified at their destination, as over shared
+//! memory.
 //!
-//! A sender on another host can be neither watched nor stopped. Therefore it never reaches a pool: it writes into its
-//! link's ring, which no other link ever uses, and for which each link has an agent of its own. When the link ends the
-//! agent does, and with it everything that could carry out a late write: the memory's registration at the card, and
-//! whoever copies in the card's place. The ring is unmapped after that. So the receiver is a `Writer::Receiver` to its
-//! brain, nothing waits for a `Severed` that nobody could say, and pools of any memory work alike.
+//! A sender on another host can be neither observed nor stopped. Therefore it never gets access to
+//! a pool: it writes into the ring of its link, which no other link ever uses, and each link has an
+//! agent of its own. When the link ends its agent ends, and with it everything that could carry out
+//! a late write: the registration of the memory at the card, and threads that copy in place of the
+//! card. The ring is unmapped after that. So the receiver is a `PoolWriter::Receiver` to its brain,
+//! no block waits for a `Fenced` that could never be reported, and pools of any memory work
+//! alike.
 //!
-//! Owns: the library, the agents and their threads, and the handshake of such links. Never: registers a pool; writes
-//! anything after its link has ended.
-//! Invariant: an agent lives on one thread; its ring is mapped until it has ended; a slot is filled again only after both
-//! ends are done with what was in it.
+//! Owns: the library, the agents and their threads, and the handshake of such links. Never:
+//! registers a pool; writes anything after its link has ended.
+//! Invariant: an agent lives on one thread; its ring stays mapped until the agent has ended; a slot
+//! is filled again only after both ends have finished with its bytes.
 
+mod agent_creation;
 mod dial;
 #[cfg(test)]
 mod hostile;
-mod landing;
-mod leave;
 mod library;
-mod making;
 mod metadata;
 mod note;
-mod pace;
+mod poll_pace;
+mod process_exit;
+mod receiver;
 mod writer;
 
-pub(crate) use dial::{Means, dial, receive};
+pub(crate) use dial::{RdmaSetup, dial, receive};
 #[cfg(test)]
-pub(crate) use landing::Awaited;
-pub(crate) use landing::Landing;
-pub(crate) use writer::Writer;
+pub(crate) use receiver::AwaitedSlot;
+pub(crate) use receiver::RdmaReceiver;
+pub(crate) use writer::RdmaWriter;
 
-use crate::shared_memory::Shape;
+use crate::shared_memory::RingShape;
+use agent_creation::AgentCreations;
 use cleave_domain::WorkerRef;
-use library::Library;
-use making::Late;
-use metadata::{Expected, MetadataError};
+use library::NixlLibrary;
+use metadata::{AgentMetadataError, ExpectedMetadata};
 use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -47,91 +51,94 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
 
-/// What the loader knows the library by.
+/// The name by which the loader finds the library.
 pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
 
-/// UCX's choice of what carries bytes; the library's own variable.
+/// The environment variable with which UCX selects transports.
 const TLS_VARIABLE: &str = "UCX_TLS";
-/// The network devices that UCX may use, of those that its ways are for.
+/// The environment variable with the network devices that UCX may use.
 const DEVICES_VARIABLE: &str = "UCX_NET_DEVICES";
 
-/// The ways of UCX by which network cards write, whose memory keys they check. `self` reaches nobody else.
-const BY_CARD: [&str; 21] = [
+/// UCX transports with which network cards write, and whose memory keys the cards check. `self`
+/// reaches no other process.
+const NETWORK_CARD_TRANSPORTS: [&str; 21] = [
     "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs",
     "ud_mlx5", "dc", "dc_x", "dc_mlx5", "gga", "gga_mlx5", "srd", "ugni", "cuda", "self",
 ];
 
-/// Ways within a host by which one process writes into another's memory with nobody of the other's taking part, also
-/// after the other has closed everything: `cma` is a system call on a process's number.
-const IRREVOCABLE: [&str; 7] = ["cma", "knem", "xpmem", "shm", "sm", "mm", "all"];
+/// UCX transports within a host with which one process writes into another's memory without the
+/// other taking part, even after the other has closed everything: `cma` is a system call on a
+/// process id.
+const UNFENCEABLE_TRANSPORTS: [&str; 7] = ["cma", "knem", "xpmem", "shm", "sm", "mm", "all"];
 
-/// Ways that cannot tell that a peer has gone. The link's own connection does.
-const BLIND: [&str; 3] = ["posix", "sysv", "self"];
+/// UCX transports that cannot report a lost peer. The TCP connection of the link reports it.
+const TRANSPORTS_WITHOUT_PEER_ERRORS: [&str; 3] = ["posix", "sysv", "self"];
 
-/// How long the first agent may take to open every device of this host.
-const TRIED_MAX: Duration = Duration::from_secs(30);
+/// The time limit for creating the first agent, which opens every device of this host.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// NVIDIA's transfer library, loaded.
+/// The loaded NIXL library.
 #[derive(Debug)]
 pub struct Nixl {
-    library: Arc<Library>,
+    library: Arc<NixlLibrary>,
     path: PathBuf,
-    backend: Backend,
-    late: Arc<Late>,
+    backend: UcxBackend,
+    agent_creations: Arc<AgentCreations>,
 }
 
-/// Why links cannot go over NIXL.
+/// The reason for which links cannot use NIXL.
 #[derive(Debug, thiserror::Error)]
 pub enum NixlError {
-    /// There is no such library, or another one.
+    /// The library does not exist, or is another library.
     #[error("cannot load {}: {reason}", .path.display())]
     Load {
-        /// Which one was to be loaded.
+        /// The path that was to be loaded.
         path: PathBuf,
-        /// The loader's words.
+        /// The error of the loader.
         reason: String,
     },
-    /// The environment asks for ways whose writes could not be stopped.
+    /// The environment selects transports whose writes could not be stopped after the end of a
+    /// link.
     #[error(
         "{TLS_VARIABLE}={0} lets a peer write into this process after its link has ended, by \"{1}\": leave it unset, or \
          name others, such as rc,ud"
     )]
-    Irrevocable(String, String),
-    /// There is nothing that it could go over.
+    CannotFence(String, String),
+    /// UCX can use none of the allowed transports on this host.
     #[error("{}: UCX cannot use {ways} on this host: {reason}", .path.display())]
-    NoWay {
-        /// Which library.
+    NoUsableTransport {
+        /// The path of the library.
         path: PathBuf,
-        /// What it may go over.
+        /// The allowed transports, by their names in UCX.
         ways: String,
-        /// The library's words.
+        /// The error of the library.
         reason: String,
     },
 }
 
-/// How UCX is set up.
+/// The configuration of UCX.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Backend {
+struct UcxBackend {
     parameters: [(&'static str, &'static str); 2],
-    /// Whether nothing but network cards is gone over.
-    is_by_card: bool,
-    /// What is gone over, for whoever reads the log.
-    ways: String,
+    /// Whether only network cards carry the bytes.
+    is_network_card: bool,
+    /// The allowed transports, for logs.
+    transports: String,
 }
 
 impl Nixl {
-    /// Loads the library from `path`, or else by the name that the loader knows, and tries whether it finds anything to
-    /// go over. That takes a second.
+    /// Loads the library from `path`, or else by the name that the loader knows, and probes whether
+    /// it can use any transport. The probe takes about a second.
     ///
     /// # Errors
-    /// `Load` if there is none, `Irrevocable` if the environment rules it out, `NoWay` if this host has no network card
-    /// for it.
+    /// `Load` if the library cannot be loaded, `CannotFence` if the environment rules it out,
+    /// `NoUsableTransport` if UCX can use none of the allowed transports here.
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>, NixlError> {
         let path = path.unwrap_or(Path::new(NIXL_LIBRARY));
-        let backend = Backend::of(std::env::var_os(TLS_VARIABLE).as_deref())?;
-        let library = Library::load(path.as_os_str()).map_err(|error| NixlError::Load {
+        let backend = UcxBackend::of(std::env::var_os(TLS_VARIABLE).as_deref())?;
+        let library = NixlLibrary::load(path.as_os_str()).map_err(|error| NixlError::Load {
             path: path.to_owned(),
-            // The loader's own words are behind the call's name.
+            // The text of the loader is the source of the error.
             reason: error
                 .source()
                 .map_or(error.to_string(), |cause| cause.to_string()),
@@ -140,112 +147,123 @@ impl Nixl {
             library,
             path: path.to_owned(),
             backend,
-            late: Arc::default(),
+            agent_creations: Arc::default(),
         });
-        let tried = landing::try_out(&nixl, TRIED_MAX);
-        leave::before_the_end();
-        tried.map_err(|reason| NixlError::NoWay {
+        let tried = receiver::probe(&nixl, PROBE_TIMEOUT);
+        process_exit::register_exit_hook();
+        tried.map_err(|reason| NixlError::NoUsableTransport {
             path: path.to_owned(),
-            ways: nixl.backend.ways.clone(),
+            ways: nixl.backend.transports.clone(),
             reason,
         })?;
-        if !nixl.is_by_card() && std::env::var_os(DEVICES_VARIABLE).is_none() {
-            let ways = &nixl.backend.ways;
+        if !nixl.uses_network_card() && std::env::var_os(DEVICES_VARIABLE).is_none() {
+            let ways = &nixl.backend.transports;
             warn!(
                 %ways,
-                "NIXL: what is not done by network cards trusts whoever reaches its ports, on every interface of this \
-                 host: name one in {DEVICES_VARIABLE}"
+                "NIXL: transports other than network cards accept every client that reaches their ports, on every \
+                 interface of this host: name one interface in {DEVICES_VARIABLE}"
             );
         }
         Ok(nixl)
     }
 
-    /// What it was loaded by.
+    /// The path that the library was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether network cards write, and nobody in their place: only that is better than TCP.
-    pub fn is_by_card(&self) -> bool {
-        self.backend.is_by_card
+    /// Whether only network cards carry the bytes: only then NIXL is preferred to TCP.
+    pub fn uses_network_card(&self) -> bool {
+        self.backend.is_network_card
     }
 }
 
-impl Backend {
-    /// What goes with the ways that the environment names.
+impl UcxBackend {
+    /// The configuration for the transports that the environment names.
     fn of(tls: Option<&OsStr>) -> Result<Self, NixlError> {
         let tls = tls.map(OsStr::to_string_lossy).unwrap_or_default();
         let (names, is_negated) = match tls.strip_prefix('^') {
             Some(names) => (names, true),
             None => (&*tls, false),
         };
-        // A backslash asks for just this way, and what follows a colon is for which of its uses.
+        // A backslash selects exactly this transport; the text after a colon limits its use.
         let names = names.split(',').map(|name| name.trim_start_matches('\\'));
         let names = names.filter_map(|name| name.split(':').next());
         let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
-        let irrevocable = match is_negated {
-            // `shm` is the name of them all.
-            true => (!names.contains(&"shm") && !names.contains(&"sm")).then_some("shm"),
-            false => names
+        let irrevocable = if is_negated {
+            // `shm` names all transports within a host.
+            (!names.contains(&"shm") && !names.contains(&"sm")).then_some("shm")
+        } else {
+            names
                 .iter()
                 .copied()
-                .find(|name| IRREVOCABLE.contains(name)),
+                .find(|name| UNFENCEABLE_TRANSPORTS.contains(name))
         };
         if let Some(way) = irrevocable {
-            return Err(NixlError::Irrevocable(tls.to_string(), way.to_owned()));
+            return Err(NixlError::CannotFence(tls.to_string(), way.to_owned()));
         }
-        let is_blind =
-            !names.is_empty() && !is_negated && names.iter().all(|name| BLIND.contains(name));
-        let is_by_card = match is_negated {
-            true => names.contains(&"tcp"),
-            false => names.iter().all(|name| BY_CARD.contains(name)),
+        let is_blind = !names.is_empty()
+            && !is_negated
+            && names
+                .iter()
+                .all(|name| TRANSPORTS_WITHOUT_PEER_ERRORS.contains(name));
+        let is_by_card = if is_negated {
+            names.contains(&"tcp")
+        } else {
+            names
+                .iter()
+                .all(|name| NETWORK_CARD_TRANSPORTS.contains(name))
         };
-        let ways = match names.is_empty() {
-            true => format!("network cards ({TLS_VARIABLE} is not set)"),
-            false => format!("{TLS_VARIABLE}={tls}"),
+        let ways = if names.is_empty() {
+            format!("network cards ({TLS_VARIABLE} is not set)")
+        } else {
+            format!("{TLS_VARIABLE}={tls}")
         };
         Ok(Self {
             parameters: [
-                // The library leaves what the environment says as it is. By `ib` every kind of network card is meant, and
-                // nothing else: what carries bytes over TCP writes wherever whoever reaches its port says. What fails is
-                // told by its status: a peer's end is no news for everybody who reads what this process prints.
+                // The library does not override the environment. `ib` selects every kind of network
+                // card and nothing else: a transport over TCP would write wherever any client of
+                // its port says. Failures are reported by status codes; with a lower log level UCX
+                // would also print every lost peer.
                 ("engine_config", "TLS=ib,LOG_LEVEL=fatal"),
                 (
                     "ucx_error_handling_mode",
                     if is_blind { "none" } else { "peer" },
                 ),
             ],
-            is_by_card,
-            ways,
+            is_network_card: is_by_card,
+            transports: ways,
         })
     }
 }
 
-/// What a receiver tells of its ring: where it lies in its process, and what its agent is reached by.
+/// A ring offered by a receiver: its address in the receiver's process, and the metadata of the
+/// receiver's agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Offer {
+pub(crate) struct RingOffer {
     pub(crate) start: u64,
     pub(crate) metadata: Vec<u8>,
 }
 
-impl Offer {
-    /// Whether it is the ring that was agreed, of the agent that was; only then the library may see it.
-    fn check(&self, agent: &str, shape: Shape) -> Result<(), MetadataError> {
+impl RingOffer {
+    /// Checks that the offer is the agreed ring of the agreed agent; the library may read it only
+    /// then.
+    fn check(&self, agent: &str, shape: RingShape) -> Result<(), AgentMetadataError> {
         let memory = (self.start, shape.bytes());
-        metadata::check(&self.metadata, Expected { agent, memory })
+        metadata::check(&self.metadata, ExpectedMetadata { agent, memory })
     }
 }
 
-/// The agents of a link, by its key: no two that one process hears of have one name, because it may have links to several
-/// lives of a worker.
+/// The agent names of a link. The key makes them unique within a process, which may have links to
+/// several incarnations of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Names {
+struct AgentNames {
     sender: String,
     receiver: String,
 }
 
-impl Names {
-    fn of((from, to): (WorkerRef, WorkerRef), key: u64) -> Self {
+impl AgentNames {
+    fn of(from: WorkerRef, to: WorkerRef, key: u64) -> Self {
         Self {
             sender: format!("cleave-{from}-to-{to}-{key}"),
             receiver: format!("cleave-{to}-from-{from}-{key}"),
@@ -260,12 +278,13 @@ mod tests {
 
     fn handling(tls: &str) -> Result<&'static str, String> {
         let tls = (!tls.is_empty()).then_some(OsStr::new(tls));
-        let backend = Backend::of(tls).map_err(|error| error.to_string())?;
+        let backend = UcxBackend::of(tls).map_err(|error| error.to_string())?;
         Ok(backend.parameters[1].1)
     }
 
+    // Lesson: 2.
     #[test]
-    fn lesson_02_a_way_that_writes_after_the_end_of_its_link_is_not_taken() {
+    fn transports_that_cannot_be_fenced_are_refused() {
         for bad in [
             "all",
             "shm",
@@ -289,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_is_told_by_its_name() {
+    fn a_missing_library_is_an_error_with_its_path() {
         let error = Nixl::load(Some(Path::new("/nowhere/libnixl.so"))).unwrap_err();
         assert!(error.to_string().contains("/nowhere/libnixl.so"), "{error}");
     }
 
-    /// The C library is one, and has none of these functions.
+    /// The C library has none of these functions.
     #[test]
-    fn another_library_is_told_from_it() {
+    fn a_library_without_nixl_functions_is_an_error() {
         let error = Nixl::load(Some(Path::new("libc.so.6"))).unwrap_err();
         assert!(error.to_string().contains("nixl_capi_"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The note behind the bytes of a written slot.
+//! The note that follows the bytes of a written slot.
 //!
 //! Owns: its eight bytes: the slot's number, and the lower half of that number's checksum, both
 //! little-endian. Never: names a slot that does not exist; the reader of a note compares.
@@ -7,7 +7,7 @@
 /// Bytes of a note.
 pub(super) const NOTE_BYTES: usize = 8;
 
-/// The note for a slot.
+/// Encodes the note for a slot.
 pub(super) fn write(slot: u32) -> [u8; NOTE_BYTES] {
     let (mut note, number) = ([0; NOTE_BYTES], slot.to_le_bytes());
     note[..4].copy_from_slice(&number);
@@ -15,7 +15,7 @@ pub(super) fn write(slot: u32) -> [u8; NOTE_BYTES] {
     note
 }
 
-/// The slot that a note names; `None` if the note was damaged, or is none.
+/// Decodes a note; `None` if it is damaged or no note.
 pub(super) fn read(note: &[u8]) -> Option<u32> {
     let note: &[u8; NOTE_BYTES] = note.try_into().ok()?;
     let (number, rest) = note.split_first_chunk::<4>()?;
@@ -32,7 +32,7 @@ mod tests {
     use super::{NOTE_BYTES, read, write};
 
     #[test]
-    fn one_flipped_bit_makes_a_note_no_slots() {
+    fn a_flipped_bit_invalidates_a_note() {
         for slot in (0..2000).chain([u32::MAX, 1 << 31]) {
             let mut note = write(slot);
             assert_eq!(read(&note), Some(slot));

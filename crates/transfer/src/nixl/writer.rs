@@ -1,82 +1,86 @@
-//! The sending end: slots of this process on their way into the receiver's.
+//! The sending end of RDMA: writes slots of this process into the receiver's ring.
 //!
-//! Owns: the sender's agent, its thread, and which slots it still reads. Never: fills a slot, or says on the socket that one
-//! is on its way.
-//! Invariant: a slot is not given back before the agent is done with it; once the writer is closed, nothing more is
-//! begun.
+//! Owns: the agent of the sender, its thread, and the list of slots that it still reads. Never:
+//! fills a slot, or announces one on the socket.
+//! Invariant: a slot is not returned before the agent has finished reading it; no write begins
+//! after the writer is closed.
 
-use super::leave::{Gated, inside};
-use super::library::{Agent, AgentParts, CallError, Order, Remote, Write};
-use super::making::{Ready, make};
+use super::agent_creation::{CreationReport, create_agent};
+use super::library::{
+    NixlAgent, NixlAgentParts, NixlCallError, PendingRdmaWrite, RdmaWriteRequest, RemoteAgent,
+};
 use super::note;
-use super::pace::Pace;
-use super::{Names, Nixl, Offer};
-use crate::shared_memory::{Ring, Shape};
+use super::poll_pace::PollPace;
+use super::process_exit::{DropInsideLibrary, inside_library};
+use super::{AgentNames, Nixl, RingOffer};
+use crate::shared_memory::{RingShape, SenderRing};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{self as threads, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// See the module.
+/// The sending end of RDMA.
 #[derive(Debug)]
-pub(crate) struct Writer {
-    ring: Arc<Ring>,
-    /// None once it is closed.
-    orders: Mutex<Option<threads::Sender<Slot>>>,
-    state: Arc<State>,
+pub(crate) struct RdmaWriter {
+    ring: Arc<SenderRing>,
+    /// `None` once the writer is closed.
+    orders: Mutex<Option<threads::Sender<SlotWrite>>>,
+    state: Arc<RdmaWriterState>,
 }
 
-/// One slot that is to be written, from its beginning.
+/// A slot to write, from its start.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct SlotWrite {
     number: u32,
     len: usize,
 }
 
 #[derive(Debug)]
-struct State {
-    book: Mutex<Book>,
+struct RdmaWriterState {
+    slots: Mutex<SlotsInFlight>,
     settled: Notify,
     failed: Notify,
 }
 
 #[derive(Debug)]
-struct Book {
-    /// Slots that the agent still reads.
+struct SlotsInFlight {
+    /// The slots that the agent still reads.
     is_under_way: Vec<bool>,
     failure: Option<String>,
 }
 
-impl State {
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+impl RdmaWriterState {
+    fn lock(&self) -> MutexGuard<'_, SlotsInFlight> {
+        self.slots.lock()
     }
 }
 
-/// What a writer is made of.
-pub(super) struct WriterParts {
-    /// The two agents'.
-    pub(super) names: Names,
-    pub(super) shape: Shape,
+/// The parameters of a writer.
+pub(super) struct RdmaWriterParts {
+    /// The names of both agents.
+    pub(super) names: AgentNames,
+    pub(super) shape: RingShape,
     pub(super) beat: Duration,
-    /// Where it writes.
-    pub(super) offer: Offer,
+    /// The ring to write into.
+    pub(super) offer: RingOffer,
 }
 
-impl Writer {
-    /// Makes a ring like the receiver's, and an agent that writes from it into what the receiver offers.
+impl RdmaWriter {
+    /// Creates a ring of the same shape as the receiver's, and an agent that writes from it into
+    /// the offered ring.
     ///
     /// # Errors
-    /// Why that cannot be done, or not in time.
+    /// The reason for which that failed or took too long.
     pub(super) async fn open(
         nixl: &Arc<Nixl>,
-        parts: WriterParts,
+        parts: RdmaWriterParts,
         within: Duration,
     ) -> Result<Self, String> {
         let (orders, asked) = threads::channel();
-        let state = Arc::new(State {
-            book: Mutex::new(Book {
+        let state = Arc::new(RdmaWriterState {
+            slots: Mutex::new(SlotsInFlight {
                 is_under_way: vec![false; parts.shape.slots_count as usize],
                 failure: None,
             }),
@@ -84,20 +88,20 @@ impl Writer {
             failed: Notify::new(),
         });
         let (own, seen) = (Arc::clone(nixl), Arc::clone(&state));
-        let work = move |ready: Ready<_>| {
-            let desk = match inside(|| Desk::open(&own, parts)) {
-                Ok(desk) => Gated::new(desk),
+        let work = move |ready: CreationReport<_>| {
+            let desk = match inside_library(|| RdmaWriterThread::open(&own, parts)) {
+                Ok(desk) => DropInsideLibrary::new(desk),
                 Err(reason) => {
-                    ready.say(Err(reason));
+                    ready.report(Err(reason));
                     return;
                 }
             };
-            // Nobody asks any more if the link was given up meanwhile.
-            if ready.say(Ok(Arc::clone(&desk.ring))) {
+            // The receiver of the result is gone if the link was given up meanwhile.
+            if ready.report(Ok(Arc::clone(&desk.ring))) {
                 desk.run(&asked, &seen);
             }
         };
-        let ring = make(nixl, ("nixl-out", within), work).await?;
+        let ring = create_agent(nixl, "nixl-out", within, work).await?;
         Ok(Self {
             ring,
             orders: Mutex::new(Some(orders)),
@@ -105,34 +109,36 @@ impl Writer {
         })
     }
 
-    /// Slots of this process; they are the receiver's by number.
-    pub(crate) fn ring(&self) -> &Arc<Ring> {
+    /// The slots of this process; slot numbers are equal at the receiver.
+    pub(crate) fn ring(&self) -> &Arc<SenderRing> {
         &self.ring
     }
 
-    /// Begins to write a slot that was lent. If that fails, [`Writer::failed`] says so.
+    /// Begins the write of a lent slot. A failure is reported by [`RdmaWriter::wait_until_failed`].
     pub(crate) fn write(&self, number: u32, len: usize) {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let orders = self.orders.lock();
         if let Some(orders) = &*orders {
             self.state.lock().is_under_way[number as usize] = true;
-            // A thread that has ended has said why.
-            let _ = orders.send(Slot { number, len });
+            // A thread that has ended has reported its failure.
+            let _ = orders.send(SlotWrite { number, len });
         }
     }
 
     /// Returns when none of these slots is read any more.
-    pub(crate) async fn settled(&self, slots: &[u32]) {
-        let is_read = |book: &Book, slot: u32| book.is_under_way.get(slot as usize) == Some(&true);
-        let is_any = |book: &Book| slots.iter().any(|slot| is_read(book, *slot));
-        self.until(|book| !is_any(book)).await;
+    pub(crate) async fn wait_until_unread(&self, slots: &[u32]) {
+        let is_read =
+            |book: &SlotsInFlight, slot: u32| book.is_under_way.get(slot as usize) == Some(&true);
+        let is_any = |book: &SlotsInFlight| slots.iter().any(|slot| is_read(book, *slot));
+        self.wait_until(|book| !is_any(book)).await;
     }
 
-    /// Returns when nothing is under way any more.
-    pub(crate) async fn all_settled(&self) {
-        self.until(|book| !book.is_under_way.contains(&true)).await;
+    /// Returns when no write is in progress.
+    pub(crate) async fn wait_until_idle(&self) {
+        self.wait_until(|book| !book.is_under_way.contains(&true))
+            .await;
     }
 
-    async fn until(&self, is_so: impl Fn(&Book) -> bool) {
+    async fn wait_until(&self, is_so: impl Fn(&SlotsInFlight) -> bool) {
         loop {
             let settled = self.state.settled.notified();
             if is_so(&self.state.lock()) {
@@ -142,8 +148,8 @@ impl Writer {
         }
     }
 
-    /// Returns when a write failed, and says why.
-    pub(crate) async fn failed(&self) -> String {
+    /// Returns when a write failed, with the reason.
+    pub(crate) async fn wait_until_failed(&self) -> String {
         loop {
             let failed = self.state.failed.notified();
             if let Some(failure) = &self.state.lock().failure {
@@ -153,17 +159,18 @@ impl Writer {
         }
     }
 
-    /// The link has ended: nothing more is written, and agent and ring go.
+    /// Closes the writer at the end of the link: no write begins any more, and agent and ring are
+    /// dropped.
     pub(crate) fn close(&self) {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut orders = self.orders.lock();
         *orders = None;
     }
 }
 
-/// Tells that nothing more is written, however the thread ends.
-struct Ending<'a>(&'a State);
+/// Notifies waiters of the end of the thread, also during a panic.
+struct ReportEndOnDrop<'a>(&'a RdmaWriterState);
 
-impl Drop for Ending<'_> {
+impl Drop for ReportEndOnDrop<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.lock().failure = Some("the agent's thread panicked".to_owned());
@@ -172,34 +179,34 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// What the thread has.
-struct Desk {
-    // Ends before the ring that it reads.
-    agent: Agent,
-    remote: Remote,
-    ring: Arc<Ring>,
+/// The state of the thread.
+struct RdmaWriterThread {
+    // Dropped before the ring that it reads.
+    agent: NixlAgent,
+    remote: RemoteAgent,
+    ring: Arc<SenderRing>,
     start: u64,
     beat: Duration,
 }
 
-impl Desk {
-    fn open(nixl: &Nixl, parts: WriterParts) -> Result<Self, String> {
-        let WriterParts {
-            names: Names { sender, receiver },
+impl RdmaWriterThread {
+    fn open(nixl: &Nixl, parts: RdmaWriterParts) -> Result<Self, String> {
+        let RdmaWriterParts {
+            names: AgentNames { sender, receiver },
             shape,
             beat,
             offer,
         } = parts;
         let sound = offer.check(&receiver, shape);
         sound.map_err(|error| error.to_string())?;
-        let ring = Ring::private(shape).map_err(|error| error.to_string())?;
-        let parts = AgentParts {
+        let ring = SenderRing::private(shape).map_err(|error| error.to_string())?;
+        let parts = NixlAgentParts {
             name: &sender,
             parameters: &nixl.backend.parameters,
             area: ring.area(),
         };
-        let agent = Agent::new(&nixl.library, &parts).map_err(|error| error.to_string())?;
-        let remote = agent.know(&offer.metadata);
+        let agent = NixlAgent::new(&nixl.library, &parts).map_err(|error| error.to_string())?;
+        let remote = agent.load_remote(&offer.metadata);
         let remote = remote.map_err(|error| error.to_string())?;
         Ok(Self {
             agent,
@@ -210,12 +217,12 @@ impl Desk {
         })
     }
 
-    /// Writes until nobody can ask any more, or a write fails.
-    fn run(&self, asked: &threads::Receiver<Slot>, state: &State) {
-        let _ending = Ending(state);
+    /// Writes slots until the writer is closed, or a write fails.
+    fn run(&self, asked: &threads::Receiver<SlotWrite>, state: &RdmaWriterState) {
+        let _ending = ReportEndOnDrop(state);
         let mut under_way = VecDeque::new();
-        let ended = self.attend(asked, state, &mut under_way);
-        inside(|| {
+        let ended = self.serve_writes(asked, state, &mut under_way);
+        inside_library(|| {
             for (_, write) in &mut under_way {
                 self.agent.release(write);
             }
@@ -225,25 +232,26 @@ impl Desk {
         }
     }
 
-    fn attend(
+    fn serve_writes(
         &self,
-        asked: &threads::Receiver<Slot>,
-        state: &State,
-        under_way: &mut VecDeque<(u32, Write)>,
-    ) -> Result<(), CallError> {
-        let mut pace = Pace::new(self.beat);
+        asked: &threads::Receiver<SlotWrite>,
+        state: &RdmaWriterState,
+        under_way: &mut VecDeque<(u32, PendingRdmaWrite)>,
+    ) -> Result<(), NixlCallError> {
+        let mut pace = PollPace::new(self.beat);
         loop {
-            let next = match under_way.is_empty() {
-                true => asked.recv_timeout(pace.rest()),
-                false => asked.try_recv().map_err(|error| match error {
+            let next = if under_way.is_empty() {
+                asked.recv_timeout(pace.idle_pause())
+            } else {
+                asked.try_recv().map_err(|error| match error {
                     TryRecvError::Empty => RecvTimeoutError::Timeout,
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-                }),
+                })
             };
             match next {
                 Ok(slot) => {
-                    pace.moved();
-                    let write = inside(|| self.begin(slot))?;
+                    pace.reset();
+                    let write = inside_library(|| self.begin_write(slot))?;
                     under_way.push_back((slot.number, write));
                     continue;
                 }
@@ -251,25 +259,26 @@ impl Desk {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             match under_way.front_mut() {
-                // What a device says of itself is taken in.
-                None => inside(|| self.agent.notes(|_| {}))?,
-                Some((slot, write)) => match inside(|| self.agent.is_done(write))? {
-                    false => pace.wait(),
-                    true => {
-                        pace.moved();
-                        inside(|| self.agent.release(write));
+                // Drives the library, so that events of the devices are handled.
+                None => inside_library(|| self.agent.read_notes(|_| {}))?,
+                Some((slot, write)) => {
+                    if inside_library(|| self.agent.poll_done(write))? {
+                        pace.reset();
+                        inside_library(|| self.agent.release(write));
                         state.lock().is_under_way[*slot as usize] = false;
                         under_way.pop_front();
                         state.settled.notify_waiters();
+                    } else {
+                        pace.pause_while_awaited()
                     }
-                },
+                }
             }
         }
     }
 
-    fn begin(&self, slot: Slot) -> Result<Write, CallError> {
+    fn begin_write(&self, slot: SlotWrite) -> Result<PendingRdmaWrite, NixlCallError> {
         let start = self.ring.shape().start(slot.number);
-        let order = Order {
+        let order = RdmaWriteRequest {
             from: start,
             to: self.start.wrapping_add(start as u64),
             len: slot.len,

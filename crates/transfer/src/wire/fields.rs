@@ -1,12 +1,15 @@
-//! The fields of messages, both ways.
+//! Encodes and decodes the fields of messages.
 //!
-//! Never: reads past a body's end, or allocates more than a text's limit or what the body has.
+//! Never: reads past the end of a body, or allocates more than the limit of a text or the length of
+//! the body.
 
-use super::{FAILURE_DEPTH_MAX, FrameHead, Hello, MAGIC, TEXT_BYTES_MAX, VERSION, WireError};
+use super::{
+    FAILURE_DEPTH_MAX, FrameHead, LinkHello, LinkWireError, MAGIC, TEXT_BYTES_MAX, VERSION,
+};
 use bytes::{BufMut, BytesMut};
 use cleave_domain::{
-    BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation, WorkerId,
-    WorkerRef,
+    AbandonCause, BlockIndex, BlockRef, Failure, FlightId, Generation, HandoffId, Incarnation,
+    WorkerId, WorkerRef,
 };
 use cleave_kv::BlockPart;
 
@@ -20,8 +23,8 @@ pub(super) fn put_frame_head(out: &mut BytesMut, frame: &FrameHead) {
     out.put_u64_le(frame.checksum);
 }
 
-pub(super) fn put_hello(out: &mut BytesMut, hello: &Hello) {
-    let Hello {
+pub(super) fn put_hello(out: &mut BytesMut, hello: &LinkHello) {
+    let LinkHello {
         from,
         to,
         block_bytes,
@@ -49,7 +52,7 @@ pub(super) fn put_handoff(out: &mut BytesMut, handoff: HandoffId) {
     out.put_u32_le(handoff.attempt);
 }
 
-/// Texts are for people, so a long one is cut and never refused.
+/// Texts are for people, so a text over the limit is cut rather than refused.
 pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     let mut cut = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(cut) {
@@ -59,11 +62,11 @@ pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     out.put_slice(&text.as_bytes()[..cut]);
 }
 
-pub(super) fn put_cause(out: &mut BytesMut, cause: &Cause) {
+pub(super) fn put_cause(out: &mut BytesMut, cause: &AbandonCause) {
     match cause {
-        Cause::Finished => out.put_u8(1),
-        Cause::Cancelled => out.put_u8(2),
-        Cause::Failed(failure) => {
+        AbandonCause::Finished => out.put_u8(1),
+        AbandonCause::Cancelled => out.put_u8(2),
+        AbandonCause::Failed(failure) => {
             out.put_u8(3);
             put_failure(out, failure, 0);
         }
@@ -85,7 +88,7 @@ pub(super) fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
         Failure::Draining => out.put_u8(9),
         Failure::WorkerStuck => out.put_u8(10),
         Failure::SlowReader => out.put_u8(11),
-        // Brains nest at most once; deeper than the limit only the innermost reason is kept.
+        // Brains nest failures at most once; below the limit only the innermost failure is kept.
         Failure::RetriesSpent(last) if depth + 1 < FAILURE_DEPTH_MAX => {
             out.put_u8(7);
             put_failure(out, last, depth + 1);
@@ -94,47 +97,50 @@ pub(super) fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
     }
 }
 
-/// A body on its way to becoming a message.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+/// A reader of the fields in a body; `.0` is the rest.
+pub(super) struct MessageFields<'a>(pub(super) &'a [u8]);
 
-impl Fields<'_> {
-    pub(super) fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(WireError::Short)?;
+impl MessageFields<'_> {
+    pub(super) fn bytes<const N: usize>(&mut self) -> Result<[u8; N], LinkWireError> {
+        let (head, rest) = self
+            .0
+            .split_first_chunk::<N>()
+            .ok_or(LinkWireError::Truncated)?;
         self.0 = rest;
         Ok(*head)
     }
 
-    pub(super) fn u8(&mut self) -> Result<u8, WireError> {
+    pub(super) fn u8(&mut self) -> Result<u8, LinkWireError> {
         Ok(u8::from_le_bytes(self.bytes()?))
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, WireError> {
+    pub(super) fn u32(&mut self) -> Result<u32, LinkWireError> {
         Ok(u32::from_le_bytes(self.bytes()?))
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, WireError> {
+    pub(super) fn u64(&mut self) -> Result<u64, LinkWireError> {
         Ok(u64::from_le_bytes(self.bytes()?))
     }
 
-    /// Everything up to the body's end, which is bounded by its kind.
+    /// The rest of the body, whose length is bounded by its kind.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.0).to_vec()
     }
 
-    pub(super) fn preamble(&mut self) -> Result<(), WireError> {
+    pub(super) fn preamble(&mut self) -> Result<(), LinkWireError> {
         let magic = self.bytes()?;
         if magic != MAGIC {
-            return Err(WireError::Magic(magic));
+            return Err(LinkWireError::Magic(magic));
         }
         match u16::from_le_bytes(self.bytes()?) {
             VERSION => Ok(()),
-            other => Err(WireError::Version(other)),
+            other => Err(LinkWireError::Version(other)),
         }
     }
 
-    pub(super) fn hello(&mut self) -> Result<Hello, WireError> {
+    pub(super) fn hello(&mut self) -> Result<LinkHello, LinkWireError> {
         self.preamble()?;
-        Ok(Hello {
+        Ok(LinkHello {
             from: self.worker()?,
             to: self.worker()?,
             block_bytes: self.u32()?,
@@ -142,33 +148,36 @@ impl Fields<'_> {
         })
     }
 
-    pub(super) fn worker(&mut self) -> Result<WorkerRef, WireError> {
+    pub(super) fn worker(&mut self) -> Result<WorkerRef, LinkWireError> {
         Ok(WorkerRef {
             worker: WorkerId(self.u64()?),
             incarnation: Incarnation(self.u64()?),
         })
     }
 
-    pub(super) fn handoff(&mut self) -> Result<HandoffId, WireError> {
+    pub(super) fn handoff(&mut self) -> Result<HandoffId, LinkWireError> {
         Ok(HandoffId {
             flight: FlightId(self.u64()?),
             attempt: self.u32()?,
         })
     }
 
-    pub(super) fn text(&mut self) -> Result<String, WireError> {
+    pub(super) fn text(&mut self) -> Result<String, LinkWireError> {
         let len = self.u32()? as usize;
         if len > TEXT_BYTES_MAX {
             let max = TEXT_BYTES_MAX;
-            return Err(WireError::TooLong { len, max });
+            return Err(LinkWireError::TooLong { len, max });
         }
-        let (text, rest) = self.0.split_at_checked(len).ok_or(WireError::Short)?;
+        let (text, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or(LinkWireError::Truncated)?;
         self.0 = rest;
-        String::from_utf8(text.to_vec()).map_err(|_| WireError::Text)
+        String::from_utf8(text.to_vec()).map_err(|_| LinkWireError::Text)
     }
 
-    /// Numbers up to the body's end.
-    pub(super) fn words(&mut self) -> Result<Vec<u32>, WireError> {
+    /// All 32-bit numbers up to the end of the body.
+    pub(super) fn words(&mut self) -> Result<Vec<u32>, LinkWireError> {
         let mut words = Vec::with_capacity(self.0.len() / 4);
         while !self.0.is_empty() {
             words.push(self.u32()?);
@@ -176,7 +185,7 @@ impl Fields<'_> {
         Ok(words)
     }
 
-    pub(super) fn frame_head(&mut self) -> Result<FrameHead, WireError> {
+    pub(super) fn frame_head(&mut self) -> Result<FrameHead, LinkWireError> {
         Ok(FrameHead {
             handoff: self.handoff()?,
             block: BlockRef {
@@ -192,16 +201,16 @@ impl Fields<'_> {
         })
     }
 
-    pub(super) fn cause(&mut self) -> Result<Cause, WireError> {
+    pub(super) fn cause(&mut self) -> Result<AbandonCause, LinkWireError> {
         Ok(match self.u8()? {
-            1 => Cause::Finished,
-            2 => Cause::Cancelled,
-            3 => Cause::Failed(self.failure(0)?),
-            other => return Err(WireError::CauseCode(other)),
+            1 => AbandonCause::Finished,
+            2 => AbandonCause::Cancelled,
+            3 => AbandonCause::Failed(self.failure(0)?),
+            other => return Err(LinkWireError::CauseCode(other)),
         })
     }
 
-    pub(super) fn failure(&mut self, depth: u32) -> Result<Failure, WireError> {
+    pub(super) fn failure(&mut self, depth: u32) -> Result<Failure, LinkWireError> {
         Ok(match self.u8()? {
             1 => Failure::WorkerLost,
             2 => Failure::LinkLost,
@@ -216,14 +225,14 @@ impl Fields<'_> {
             9 => Failure::Draining,
             10 => Failure::WorkerStuck,
             11 => Failure::SlowReader,
-            other => return Err(WireError::FailureCode(other)),
+            other => return Err(LinkWireError::FailureCode(other)),
         })
     }
 
-    pub(super) fn end(&self) -> Result<(), WireError> {
+    pub(super) fn end(&self) -> Result<(), LinkWireError> {
         match self.0.len() {
             0 => Ok(()),
-            surplus => Err(WireError::Surplus(surplus)),
+            surplus => Err(LinkWireError::TrailingBytes(surplus)),
         }
     }
 }

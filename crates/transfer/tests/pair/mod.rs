@@ -1,14 +1,14 @@
-//! Two workers and what can be seen of their links.
+//! Two workers, and helpers to observe their links.
 #![allow(missing_docs, clippy::unwrap_used, dead_code, unreachable_pub)]
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Fingerprint, FlightId, Generation, HandoffId, Incarnation,
     WorkerId, WorkerRef,
 };
-use cleave_kv::{BlockPart, Condition, Packet, Seal};
+use cleave_kv::{BlockPart, Packet, PayloadCondition, Seal};
 use cleave_transfer::{
-    Addresses, Frame, HostAddress, HostListener, LinkEvent, LinkSpeed, Links, LinksConfig,
-    Listeners, LocalNet, Payload, Route, Transport, checksum,
+    DataAddresses, Frame, HostAddress, HostListener, LinkEvent, LinkSpeed, Links, LinksConfig,
+    Listeners, LocalNet, PeerRoute, ReceivedPayload, Transport, checksum,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -18,17 +18,17 @@ use tokio::time::timeout;
 
 pub const BLOCK: u32 = 4096;
 pub const ALL: [Transport; 3] = [Transport::Local, Transport::SharedMemory, Transport::Tcp];
-/// Those between processes.
+/// The transports between processes.
 pub const REMOTE: [Transport; 2] = [Transport::SharedMemory, Transport::Tcp];
 
-pub struct Arrived {
+pub struct ReceivedPacket {
     pub from: WorkerRef,
     pub packet: Packet,
-    pub condition: Condition,
-    pub payload: Option<Payload>,
+    pub condition: PayloadCondition,
+    pub payload: Option<ReceivedPayload>,
 }
 
-pub struct Worker {
+pub struct LinkedWorker {
     pub me: WorkerRef,
     pub links: Links,
     pub events: mpsc::Receiver<LinkEvent>,
@@ -53,7 +53,7 @@ pub fn config(me: WorkerRef, fingerprint: &str) -> LinksConfig {
     }
 }
 
-impl Worker {
+impl LinkedWorker {
     pub async fn start(me: WorkerRef, fingerprint: &str) -> Self {
         Self::on(LocalNet::default(), config(me, fingerprint)).await
     }
@@ -74,37 +74,40 @@ impl Worker {
         }
     }
 
-    /// After its server was aborted.
+    /// Listens again after the server was aborted.
     pub async fn listen(&mut self) {
         let (listeners, address, host_address) = listeners().await;
         (self.address, self.host_address) = (address, host_address);
         self.server = tokio::spawn(self.links.clone().serve(listeners));
     }
 
-    /// Everything that was said has been taken in.
-    pub fn hears_nothing_more(&mut self) {
+    /// Asserts that no event but credit is left.
+    pub fn assert_no_event_but_credit(&mut self) {
         while let Ok(event) = self.events.try_recv() {
-            assert!(matches!(event, LinkEvent::Granted { .. }), "{event:?}");
+            assert!(
+                matches!(event, LinkEvent::CreditGranted { .. }),
+                "{event:?}"
+            );
         }
     }
 
-    pub fn addresses(&self) -> Addresses {
-        Addresses {
+    pub fn addresses(&self) -> DataAddresses {
+        DataAddresses {
             tcp: Some(self.address.clone()),
             shared_memory: Some(self.host_address.clone()),
             nixl: false,
         }
     }
 
-    pub fn route(&self, transport: Transport) -> Route {
+    pub fn route(&self, transport: Transport) -> PeerRoute {
         match transport {
-            Transport::Local => Route::Local,
-            Transport::SharedMemory | Transport::CudaIpc => Route::Remote(self.addresses()),
-            Transport::Tcp | Transport::Nixl => Route::tcp(&self.address),
+            Transport::Local => PeerRoute::Local,
+            Transport::SharedMemory | Transport::CudaIpc => PeerRoute::Remote(self.addresses()),
+            Transport::Tcp | Transport::Nixl => PeerRoute::tcp(&self.address),
         }
     }
 
-    pub async fn measured(&mut self) -> LinkSpeed {
+    pub async fn next_measured(&mut self) -> LinkSpeed {
         loop {
             match self.next().await {
                 LinkEvent::Measured { speed, .. } => return speed,
@@ -119,7 +122,7 @@ impl Worker {
         next.expect("an event in time").expect("links are open")
     }
 
-    pub async fn arrived(&mut self) -> Arrived {
+    pub async fn next_packet(&mut self) -> ReceivedPacket {
         loop {
             match self.next().await {
                 LinkEvent::Arrived {
@@ -128,7 +131,7 @@ impl Worker {
                     condition,
                     payload,
                 } => {
-                    return Arrived {
+                    return ReceivedPacket {
                         from,
                         packet,
                         condition,
@@ -137,14 +140,14 @@ impl Worker {
                 }
                 LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
                 LinkEvent::FellBack { reason, .. } => panic!("{reason}"),
-                LinkEvent::Forged { peer } => panic!("{peer} had no pass"),
-                LinkEvent::Severed { peer } => panic!("{peer} has ended"),
-                LinkEvent::Granted { .. } | LinkEvent::Measured { .. } => {}
+                LinkEvent::InvalidGrant { peer } => panic!("{peer} had no pass"),
+                LinkEvent::Fenced { peer } => panic!("{peer} has ended"),
+                LinkEvent::CreditGranted { .. } | LinkEvent::Measured { .. } => {}
             }
         }
     }
 
-    pub async fn lost(&mut self) -> (WorkerRef, String) {
+    pub async fn next_lost(&mut self) -> (WorkerRef, String) {
         loop {
             if let LinkEvent::Lost { peer, reason } = self.next().await {
                 return (peer, reason);
@@ -152,7 +155,7 @@ impl Worker {
         }
     }
 
-    /// Sends one block of `handoff`, waiting for credit.
+    /// Sends one block of a hand-off; waits for credit.
     pub async fn send_block(&mut self, to: WorkerRef, flight: u64, ordinal: u32) -> u64 {
         let link = self.links.link(to).unwrap();
         let mut permit = loop {
@@ -165,9 +168,9 @@ impl Worker {
             }
         };
         let (frame, bytes) = (frame(flight, ordinal), block_bytes(flight, ordinal));
-        // Both ways in, by turns.
+        // Copies and buffers alternate.
         if ordinal.is_multiple_of(2) {
-            return permit.copy(frame, &bytes).unwrap();
+            return permit.send_copy(frame, &bytes).unwrap();
         }
         permit.buffer(BLOCK).copy_from_slice(&bytes);
         permit.send(frame).unwrap()
@@ -186,12 +189,14 @@ pub async fn listeners() -> (Listeners, String, HostAddress) {
     (listeners, address, host_address)
 }
 
-/// A pair that knows how to reach each other by one transport.
-pub async fn pair(transport: Transport) -> (Worker, Worker) {
+/// Two workers; the sender knows a route to the receiver over this transport.
+pub async fn pair(transport: Transport) -> (LinkedWorker, LinkedWorker) {
     let net = LocalNet::default();
-    let sender = Worker::on(net.clone(), config(worker_ref(1, 1), "f")).await;
-    let receiver = Worker::on(net, config(worker_ref(2, 1), "f")).await;
-    sender.links.know(receiver.me, receiver.route(transport));
+    let sender = LinkedWorker::on(net.clone(), config(worker_ref(1, 1), "f")).await;
+    let receiver = LinkedWorker::on(net, config(worker_ref(2, 1), "f")).await;
+    sender
+        .links
+        .add_peer(receiver.me, receiver.route(transport));
     (sender, receiver)
 }
 

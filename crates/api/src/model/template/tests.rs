@@ -1,6 +1,9 @@
-//! Templates as the library renders them, and templates that grow without end.
+//! Templates compared with the library, and templates that grow without end.
+
+mod hostile;
 
 use super::*;
+use hostile::{HOSTILE, HostileEnding};
 use minijinja::value::Serde;
 use serde_json::json;
 
@@ -9,12 +12,12 @@ fn templates(source: &str) -> ChatTemplates {
     ChatTemplates::new(vec![("default".into(), source.into())], special).unwrap()
 }
 
-fn conversation(end: End) -> Conversation {
+fn conversation(end: RenderEnd) -> TemplateInput {
     let messages = json!([
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": " Sure, Hi "},
     ]);
-    Conversation {
+    TemplateInput {
         messages: Value::from(Serde(messages)),
         body_bytes: 100,
         tools: None,
@@ -26,21 +29,21 @@ fn conversation(end: End) -> Conversation {
 }
 
 #[test]
-fn generation_marks_stopped_the_template() {
+fn generation_marks_render_as_plain_blocks() {
     let source = "{% for m in messages %}\n{%- generation -%} [{{ m.content }}] {% endgeneration %}\n{% endfor %}";
     assert_eq!(
         templates(source)
-            .render(&conversation(End::Closed))
+            .render(&conversation(RenderEnd::Closed))
             .unwrap(),
         "[Hi] [ Sure, Hi ] "
     );
 }
 
 #[test]
-fn a_template_that_never_ends_hung_the_server() {
+fn an_endless_template_is_stopped() {
     let source = "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}";
     let error = templates(source)
-        .render(&conversation(End::Closed))
+        .render(&conversation(RenderEnd::Closed))
         .unwrap_err();
     assert!(
         matches!(error, RenderError::OutOfFuel | RenderError::OutOfBytes(_)),
@@ -49,253 +52,62 @@ fn a_template_that_never_ends_hung_the_server() {
 }
 
 #[test]
-fn the_last_message_was_closed_though_it_goes_on() {
+fn every_kind_of_template_step_checks_the_time_limit() {
+    // Each template is far from the limits of instructions and of bytes.
+    for source in [
+        "{% for a in range(3) %}{% endfor %}",
+        "{% for a in messages %}{% if a.role == 'user' %}{% endif %}{% endfor %}",
+        "{{ messages[0] is defined and messages[0]['role'] in 'user' }}",
+        "{{ messages[0].content }}",
+        "{{ 'a'|upper }}",
+        "{{ 'a'.upper() }}",
+        "{{ messages[1:] }}",
+        "{{ bos_token ~ bos_token }}",
+        "{% macro m() %}{% endmacro %}{{ m() }}",
+        "text",
+    ] {
+        let conversation = conversation(RenderEnd::Closed);
+        let templates = templates(source);
+        let in_time = templates.render_within(&conversation, TIME_MAX);
+        assert!(in_time.is_ok(), "{source}: {in_time:?}");
+        let late = templates.render_within(&conversation, Duration::ZERO);
+        assert!(
+            matches!(late, Err(RenderError::OutOfFuel)),
+            "{source}: {late:?}"
+        );
+    }
+}
+
+#[test]
+fn a_continued_last_message_is_left_open() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
     let kept = templates(plain)
-        .render(&conversation(End::LastMessage))
+        .render(&conversation(RenderEnd::LastMessage))
         .unwrap();
     assert_eq!(kept, "<user>Hi</><assistant> Sure, Hi ");
     let strip = "{% for m in messages %}<{{ m.role }}>{{ m.content.strip() }}</>{% endfor %}";
     let stripped = templates(strip)
-        .render(&conversation(End::LastMessage))
+        .render(&conversation(RenderEnd::LastMessage))
         .unwrap();
     assert_eq!(stripped, "<user>Hi</><assistant>Sure, Hi");
     let drops = "{{ bos_token }}";
     assert!(
         templates(drops)
-            .render(&conversation(End::LastMessage))
+            .render(&conversation(RenderEnd::LastMessage))
             .is_err()
     );
 }
 
-/// Why a rendering ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
-    Bytes,
-    Refused(&'static str),
-}
-use Ended::{Bytes, Refused};
-
-/// Ways to grow, each without end or to far more than any memory, and the limit that stops it.
-const HOSTILE: &[(Ended, &str)] = &[
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
-    ),
-    (
-        Refused("nested more than 64 levels"),
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    ),
-    (
-        Refused("nested more than 64 levels"),
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x == ns.x }}",
-    ),
-    (
-        Refused("nested more than 64 levels"),
-        "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
-    ),
-    (
-        Refused("cannot hold itself"),
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
-    ),
-    (
-        Refused("cannot hold itself"),
-        "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a == b }}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('', ns.x) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('', ns.x) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x, ns.x]|join(ns.x) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.join([ns.x, ns.x, ns.x]) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '%s%s'|format(ns.x, ns.x) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab') %}{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set ns = namespace(x='ab', l=[]) %}{% for i in range(90000) %}{% set ns.l = ns.l + [ns.x * 9999] %}{% endfor %}",
-    ),
-    (
-        Refused("with such a width"),
-        "{{ '%999999999d'|format(1) }}",
-    ),
-    (
-        Refused("with such a width"),
-        "{{ '{:>999999999}'.format('a') }}",
-    ),
-    (
-        Bytes,
-        "{{ 'a'|indent(999999999) }}{{ 'a\nb'|indent(999999999) }}",
-    ),
-    (Bytes, "{{ messages|tojson(indent=999999999) }}"),
-    (Bytes, "{{ [1]|batch(99999999, 'x')|list|length }}"),
-    (Bytes, "{{ [1]|slice(99999999, 'x')|list|length }}"),
-    (
-        Bytes,
-        "{% for a in range(100000) %}{% for b in range(100000) %}0123456789abcdef0123456789abcdef{% endfor %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% set x = messages[0].content * 999999 %}{% for a in range(100000) %}{% if 'zz' in x %}{% endif %}{% set y = x[1:] %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% for a in range(100000) %}{% set x = range(100000)|list %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% for a in range(100000) %}{% set x = 'a b c d'|string|upper|list %}{% for b in range(1000) %}{% endfor %}{% endfor %}",
-    ),
-    (
-        Refused("recursion limit"),
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=x)|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=[x])|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([x] * 20000)|map('upper')|list|length }}",
-    ),
-    (
-        Bytes,
-        "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(',', 'previtem')|length }}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(d=',', attribute='previtem')|length }}{% endfor %}",
-    ),
-    (Bytes, "{{ 1|indent(width=999999999)|length }}"),
-    (
-        Bytes,
-        "{{ 'a'|indent(999999999.0, first=true, blank=true)|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ [x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x]|upper|upper|upper|length }}{{ ([x] * 1000)|title|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([x] * 20000)|sort|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|sort(attribute='a')|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|groupby(attribute='a')|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|unique(attribute='a')|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|max(attribute='a')|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{% set y = x[1:] ~ 'b' %}{{ y in [x] * 20000 }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'a' * 2000 %}{% set x = x * 100 %}{{ x|list|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = 'a' * 1000 %}{{ (x * 70)|batch(1)|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = [0] * 1000 %}{{ (x * 70)|batch(1)|length }}",
-    ),
-    (
-        Bytes,
-        "{{ 'ab'|slice(90000)|length }}{{ 'ab'|slice(90000)|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = [messages[0]] * 1000 %}{{ (x * 50)|groupby('role')|length }}",
-    ),
-    (
-        Bytes,
-        "{% set x = '\u{1}' * 1000 %}{{ (x * 1300)|tojson|length }}",
-    ),
-    (
-        Bytes,
-        "{% set m = dict(a=1) %}{% for i in range(100000) %}{% set x = dict(m, b=2) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% for i in range(100000) %}{% set x = namespace(a=1, b=2, c=3, d=4) %}{% endfor %}",
-    ),
-    (
-        Bytes,
-        "{% macro f() %}{{ kwargs }}{% endmacro %}{% set m = dict(a=1, b=2, c=3, d=4) %}{% for i in range(100000) %}{% set x = dict(**m) %}{% endfor %}",
-    ),
-    (
-        Refused("does not exist"),
-        "{{ messages|map('\u{1}upper')|list }}",
-    ),
-    (
-        Refused("does not exist"),
-        "{{ messages|select('\u{1}in', messages)|list }}",
-    ),
-];
-
 #[test]
-fn a_template_that_grows_without_end_is_stopped() {
+fn templates_that_grow_without_end_are_stopped() {
     let mut wrong = Vec::new();
     for (ended, source) in HOSTILE {
-        let rendered = templates(source).render(&conversation(End::Closed));
+        let rendered = templates(source).render(&conversation(RenderEnd::Closed));
         let is_right = match (&rendered, ended) {
-            (Err(RenderError::OutOfBytes(_)), Bytes) => true,
-            (Err(RenderError::Refused(reason)), Refused(part)) => reason.contains(part),
+            (Err(RenderError::OutOfBytes(_)), HostileEnding::Bytes) => true,
+            (Err(RenderError::Refused(reason)), HostileEnding::Refused(part)) => {
+                reason.contains(part)
+            }
             _ => false,
         };
         if !is_right {
@@ -307,7 +119,7 @@ fn a_template_that_grows_without_end_is_stopped() {
 }
 
 #[test]
-fn a_source_that_grows_while_it_compiles_is_refused() {
+fn template_sources_with_huge_constants_are_refused() {
     for source in [
         "{{ 'a' * 99999999 }}",
         "{{ 'a' * 1000 * 1000 * 100 }}",
@@ -334,7 +146,7 @@ fn a_source_that_grows_while_it_compiles_is_refused() {
 }
 
 #[test]
-fn constants_that_templates_use_are_taken() {
+fn ordinary_constant_expressions_compile() {
     for source in [
         "{{ '=' * 80 ~ '\n' ~ '-' * 80 }}",
         "{% if messages|length > 1000000 %}{{ 2 * 3 * 1000000 }}{% endif %}",
@@ -346,7 +158,7 @@ fn constants_that_templates_use_are_taken() {
 }
 
 #[test]
-fn guarded_steps_give_what_the_library_gives() {
+fn budget_checks_change_no_result() {
     let source = "{{ 1 + 2 }} {{ 1.5 + 2 }} {{ 'a' + 'b' }} {{ [1] + [2] }} {{ 2 * 3 }} {{ 'ab' * 2 }} \
             {{ 1 ~ 'b' }} {{ 2 - 1 }} {{ 1 < 2 }} {{ 'a' in 'abc' }} {{ 'role' in messages[0] }} \
             {{ messages[-1].role }} {{ messages[::-1][0]['role'] }} {{ messages[1:]|length }} {{ 'abcd'[-2:] }} \
@@ -357,7 +169,7 @@ fn guarded_steps_give_what_the_library_gives() {
             {% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }} {% block b %}in{% endblock %} \
             {% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }} \
             {{ 'yes' if 1 and not 0 else 'no' }} {{ missing is defined }} {{ missing|default('d') }} {{ 'x'.upper() }}";
-    let rendered = templates(source).render(&conversation(End::Closed));
+    let rendered = templates(source).render(&conversation(RenderEnd::Closed));
     assert_eq!(
         rendered.unwrap(),
         "3 3.5 ab [1, 2] 6 abab 1b 1 True True True assistant assistant 1 cd dcba db [1, 2] (2,) [('a', 1)] \
@@ -366,7 +178,7 @@ fn guarded_steps_give_what_the_library_gives() {
 }
 
 #[test]
-fn values_of_a_body_are_sliced_as_the_library_slices() {
+fn body_lists_are_sliced_as_minijinja_slices() {
     let text = r#"[{"role":"a"},{"role":"b"},{"role":"c"},{"role":"d"},{"role":"e"}]"#;
     let source = "{% for part in [messages, messages[1:], messages[::-1], messages[1:4][::-1], messages[::2][1:], \
             messages[-2:], messages[:-2], messages[4:0:-2], messages[::-1][1:3], messages[::-2][::-1], messages[9:], \
@@ -378,9 +190,9 @@ fn values_of_a_body_are_sliced_as_the_library_slices() {
         serde_json::from_str::<serde_json::Value>(text).unwrap(),
     ));
     let rendered = |messages| {
-        let conversation = Conversation {
+        let conversation = TemplateInput {
             messages,
-            ..conversation(End::Closed)
+            ..conversation(RenderEnd::Closed)
         };
         templates(source).render(&conversation).unwrap()
     };
@@ -388,11 +200,11 @@ fn values_of_a_body_are_sliced_as_the_library_slices() {
 }
 
 #[test]
-fn python_values_were_spelt_as_in_rust() {
+fn values_are_spelled_as_in_python() {
     let source = "{{ none }} {{ true }} {{ [1, 'a', none] }} {{ {'a': false} }} {{ 1.0 }} {{ 7 // 2 }} {{ 'ab'[::-1] }}";
     assert_eq!(
         templates(source)
-            .render(&conversation(End::Closed))
+            .render(&conversation(RenderEnd::Closed))
             .unwrap(),
         "None True [1, 'a', None] {'a': False} 1.0 3 ba"
     );

@@ -1,20 +1,20 @@
-//! Weights of eight bits, `[panel][step of four][PANEL]`, a scale for each column.
+//! Weights of eight bits, `[panel][step of four][PANEL]`, with a scale per column.
 //!
-//! Invariant: sums are whole numbers, exact whatever the order. The result is rounded twice: times the column's scale,
-//! then times the row's.
+//! Invariant: sums are integers, exact in any order. The result is rounded twice: when multiplied
+//! with the column's scale, then with the row's.
 
-use super::pairs::{self, Right};
-use super::{Form, PANEL, Product, Sides, Sums, load_sums, store_sums};
+use super::pairs::{self, RightSide};
+use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
 use crate::simd::LANES;
-use crate::simd::bytes::{Bytes, LeftBytes};
+use crate::simd::bytes::{IntegerSimd, LeftBytes};
 
-/// See the module.
+/// Format of eight-bit weights with a scale per column.
 #[derive(Clone, Copy)]
-pub(crate) struct Byte;
+pub(crate) struct ByteForm;
 
-impl<S: Bytes> Right<S> for Byte {
+impl<S: IntegerSimd> RightSide<S> for ByteForm {
     #[inline(always)]
-    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
         let mut columns = [s.splat(0.0); C];
         for c in 0..C {
             let at = step * PANEL + (sides.vector + c) * LANES;
@@ -25,27 +25,27 @@ impl<S: Bytes> Right<S> for Byte {
     }
 }
 
-impl<S: Bytes> Form<S> for Byte {
+impl<S: IntegerSimd> WeightForm<S> for ByteForm {
     const PHASES: usize = S::LEFT.phases();
 
     #[inline(always)]
-    fn start(s: S, product: &Product<'_>, column: usize) -> S::V {
+    fn start(s: S, product: &PackedProduct<'_>, column: usize) -> S::V {
         match S::LEFT {
-            LeftBytes::Offset => {
-                let starts = &product.whole.starts[column..column + LANES];
-                // SAFETY: sixteen words are there; as bits they are whole numbers again.
+            LeftBytes::Plus128 => {
+                let starts = &product.integer.starts[column..column + LANES];
+                // SAFETY: the slice has sixteen words; only their bits matter.
                 s.load(unsafe { &*starts.as_ptr().cast() })
             }
-            LeftBytes::Signed | LeftBytes::Halves => s.splat(0.0),
+            LeftBytes::Signed | LeftBytes::Widened16 => s.splat(0.0),
         }
     }
 
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        product: &Product<'_>,
-        sides: Sides,
-        kept: Sums,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        kept: TileSums,
     ) {
         let phases = S::LEFT.phases();
         // SAFETY: within the sides and the sums, as the caller promises.
@@ -54,7 +54,7 @@ impl<S: Bytes> Form<S> for Byte {
             let (mut sums, done) = pairs::add::<S, Self, R, C>(s, sides, sums);
             let right = sides.right.add(sides.vector * LANES);
             for step in done..sides.steps {
-                sides.ahead.ask(s, step);
+                sides.prefetch.prefetch_step(s, step);
                 for phase in 0..phases {
                     let left = sides.left.add((step * phases + phase) * R);
                     let mut columns = [s.splat(0.0); C];
@@ -75,9 +75,9 @@ impl<S: Bytes> Form<S> for Byte {
     }
 
     #[inline(always)]
-    fn finish(s: S, product: &Product<'_>, sum: S::V, (row, column): (usize, usize)) -> S::V {
-        let scales = &product.whole.scales[column..column + LANES];
-        let scaled = s.mul(s.float(sum), s.load_part(scales));
+    fn finish(s: S, product: &PackedProduct<'_>, sum: S::V, row: usize, column: usize) -> S::V {
+        let scales = &product.integer.scales[column..column + LANES];
+        let scaled = s.mul(s.to_float(sum), s.load_part(scales));
         s.mul(scaled, s.splat(product.left_scales[row]))
     }
 }

@@ -1,22 +1,24 @@
-//! Weights that are floats, `[panel][step][PANEL]`; in bf16 a word is two elements of the inner dimension.
+//! Weights of floats, `[panel][step][PANEL]`; in bf16 a word has two elements of the inner
+//! dimension.
 //!
-//! Invariant: see [`tile`](crate::kernel::tile): one chain of multiply-adds in the order of the inner dimension.
+//! Invariant: see [`tile`](crate::kernel::tile): one chain of multiply-adds in the order of the
+//! inner dimension.
 
-use super::{Form, PANEL, Product, Sides, Sums, load_sums, store_sums};
-use crate::kernel::tile::{Brain, Format, Single};
+use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
+use crate::kernel::tile::{Bf16Format, ElementFormat, F32Format};
 use crate::simd::{LANES, Simd};
 
 macro_rules! dense {
     ($format:ty) => {
-        impl<S: Simd> Form<S> for $format {
-            const PHASES: usize = <$format as Format<S>>::PHASES;
+        impl<S: Simd> WeightForm<S> for $format {
+            const PHASES: usize = <$format as ElementFormat<S>>::PHASES;
 
             #[inline(always)]
             unsafe fn add<const R: usize, const C: usize>(
                 s: S,
-                product: &Product<'_>,
-                sides: Sides,
-                sums: Sums,
+                product: &PackedProduct<'_>,
+                sides: BlockSides,
+                sums: TileSums,
             ) {
                 // SAFETY: as the caller promises.
                 unsafe { add::<S, $format, R, C>(s, product, sides, sums) }
@@ -25,30 +27,30 @@ macro_rules! dense {
     };
 }
 
-dense!(Single);
-dense!(Brain);
+dense!(F32Format);
+dense!(Bf16Format);
 
 /// `sums + left · right`.
 ///
 /// # Safety
-/// As [`Form::add`].
+/// As [`WeightForm::add`].
 #[inline(always)]
-unsafe fn add<S: Simd, F: Form<S> + Format<S>, const R: usize, const C: usize>(
+unsafe fn add<S: Simd, F: WeightForm<S> + ElementFormat<S>, const R: usize, const C: usize>(
     s: S,
-    product: &Product<'_>,
-    sides: Sides,
-    kept: Sums,
+    product: &PackedProduct<'_>,
+    sides: BlockSides,
+    kept: TileSums,
 ) {
     // SAFETY: within the sides and the sums, as the caller promises.
     unsafe {
         let mut sums = load_sums::<S, F, R, C>(s, product, sides, kept.from);
         let right = sides.right.add(sides.vector * LANES);
         for step in 0..sides.steps {
-            sides.ahead.ask(s, step);
-            for phase in 0..<F as Format<S>>::PHASES {
+            sides.prefetch.prefetch_step(s, step);
+            for phase in 0..<F as ElementFormat<S>>::PHASES {
                 let left = sides
                     .left
-                    .add((step * <F as Format<S>>::PHASES + phase) * R);
+                    .add((step * <F as ElementFormat<S>>::PHASES + phase) * R);
                 let mut columns = [s.splat(0.0); C];
                 for c in 0..C {
                     let words = &*right.add(step * PANEL + LANES * c).cast();

@@ -1,44 +1,48 @@
 //! Weights of f16, `[panel][element][PANEL]`, two to a word.
 //!
-//! Invariant: rows are rounded to [`ROW_BITS`] bits, so that products with the 11 bits of an f16 are exact in f32, and sets
-//! that fuse multiply and add agree with those that do not. One chain of additions in the order of the inner dimension.
+//! Invariant: rows are rounded to [`ROW_BITS`] bits, so that products with the 11 bits of an f16
+//! are exact in f32, and instruction sets agree whether or not they fuse multiply and add. Each sum
+//! is one chain of additions in the order of the inner dimension.
 
-use super::left::Left;
-use super::{BLOCK_STEPS, Form, PANEL, Product, Sides, Sums, load_sums, runs, store_sums};
+use super::left::LeftSide;
+use super::{
+    BLOCK_STEPS, BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, runs,
+    store_sums,
+};
 use crate::kernel::tile::Tiles;
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
-/// See the module.
+/// Format of f16 weights.
 #[derive(Clone, Copy)]
-pub(crate) struct Half;
+pub(crate) struct HalfForm;
 
-/// Words of an element of a panel.
+/// Words per element of a panel.
 pub(crate) const ELEMENT_WORDS: usize = PANEL / 2;
 
-/// Bits of an activation, the first one included: those that an f16 leaves of the 24 of f32.
+/// Significant bits of an activation, the leading one included: the 24 of f32 less the 11 of f16.
 const ROW_BITS: u32 = 13;
 
-impl<S: Simd> Form<S> for Half {
+impl<S: Simd> WeightForm<S> for HalfForm {
     const PHASES: usize = 1;
 
     #[inline(always)]
-    fn words(_: &Product<'_>, steps: usize) -> usize {
+    fn words(_: &PackedProduct<'_>, steps: usize) -> usize {
         steps * ELEMENT_WORDS
     }
 
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        product: &Product<'_>,
-        sides: Sides,
-        kept: Sums,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        kept: TileSums,
     ) {
         // SAFETY: within the sides and the sums, as the caller promises.
         unsafe {
             let mut sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
             for step in 0..sides.steps {
-                sides.ahead.ask(s, step);
+                sides.prefetch.prefetch_step(s, step);
                 let left = sides.left.add(step * R);
                 let halves = sides.right.add(step * ELEMENT_WORDS).cast::<[u16; LANES]>();
                 let mut columns = [s.splat(0.0); C];
@@ -59,7 +63,7 @@ impl<S: Simd> Form<S> for Half {
 
 /// Packs the rows of these tiles, rounded to [`ROW_BITS`].
 #[inline(always)]
-pub(crate) fn pack<S: Simd>(_: S, left: &Left<'_>, tiles: Range<usize>) {
+pub(crate) fn pack<S: Simd>(_: S, left: &LeftSide<'_>, tiles: Range<usize>) {
     let cut = Tiles::new(left.rows, S::ROWS);
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
@@ -77,15 +81,16 @@ pub(crate) fn pack<S: Simd>(_: S, left: &Left<'_>, tiles: Range<usize>) {
     }
 }
 
-/// Halves to even; a NaN stays one.
+/// Rounds to `ROW_BITS`, halves to even; NaN stays NaN.
 #[inline(always)]
 fn rounded(x: f32) -> u32 {
     const LOST: u32 = f32::MANTISSA_DIGITS - ROW_BITS;
     let bits = x.to_bits();
     let half = (1 << (LOST - 1)) - 1 + (bits >> LOST & 1);
-    let bits = match x.is_nan() {
-        true => bits | 0x0040_0000,
-        false => bits + half,
+    let bits = if x.is_nan() {
+        bits | 0x0040_0000
+    } else {
+        bits + half
     };
     bits >> LOST << LOST
 }

@@ -1,27 +1,29 @@
 //! Weights of four bits in groups, see [`groups`].
 //!
-//! Owns: both ways to read them: few rows take codes apart on the way, many have a block of a panel spread out into the
-//! first cache.
+//! Owns: two ways to read them: with few rows, codes are unpacked in registers; with many, a block
+//! of a panel is unpacked into the L1 cache first.
 //! Invariant: both ways add the same numbers in the same order.
 
-use super::bytes::Byte;
-use super::groups::{self, Bits, Codes, finish, of_group_sides, start, units};
-use super::pairs::{self, Right};
-use super::{BLOCK_STEPS, Form, PANEL, Product, Sides, Sums};
+use super::bytes::ByteForm;
+use super::groups::{
+    self, CodeBits, CodeProduct, add_scaled_group, group_sides, start_group_sums, units,
+};
+use super::pairs::{self, RightSide};
+use super::{BLOCK_STEPS, BlockSides, PANEL, PackedProduct, TileSums, WeightForm};
 use crate::simd::LANES;
-use crate::simd::bytes::Bytes;
+use crate::simd::bytes::IntegerSimd;
 
-/// Codes as they are packed.
+/// Format of packed four-bit codes, unpacked in registers.
 #[derive(Clone, Copy)]
-pub(crate) struct Nibble;
+pub(crate) struct NibbleForm;
 
-/// The same codes, a block of a panel at a time as bytes, `[step of four][PANEL]`.
+/// Format of the same codes with each block unpacked to bytes first, `[step of four][PANEL]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Spread;
+pub(crate) struct UnpackedNibbleForm;
 
-impl<S: Bytes> Right<S> for Nibble {
+impl<S: IntegerSimd> RightSide<S> for NibbleForm {
     #[inline(always)]
-    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
         // SAFETY: as the caller promises; a step's codes are a vector.
         let both = s.nibbles(s.load(unsafe { &*sides.right.add(step * LANES).cast() }));
         let mut columns = [both[0]; C];
@@ -32,33 +34,37 @@ impl<S: Bytes> Right<S> for Nibble {
     }
 }
 
-impl<S: Bytes> Form<S> for Nibble {
+impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
     const PHASES: usize = 1;
-    /// Sums of groups are added to those of all.
+    /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
 
     #[inline(always)]
-    fn words(product: &Product<'_>, steps: usize) -> usize {
-        product.whole.units.words_of(steps)
+    fn words(product: &PackedProduct<'_>, steps: usize) -> usize {
+        product.integer.units.words_of(steps)
     }
 
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        product: &Product<'_>,
-        sides: Sides,
-        Sums { to: kept, .. }: Sums,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        TileSums { to: kept, .. }: TileSums,
     ) {
-        let units = units::<S, Spread>(product);
+        let units = units::<S, UnpackedNibbleForm>(product);
         for group in 0..sides.steps / units.steps {
-            // SAFETY: within the sides and the sums, as the caller promises; this is how units are laid out.
+            // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
+            // layout of `GroupLayout`.
             unsafe {
                 let unit = sides.packed.add(group * units.words());
-                let sums = start::<S, Spread, R, C>(s, product, (sides, group), unit);
-                let of_group = of_group_sides::<R>(sides, (group, units), unit);
+                let sums =
+                    start_group_sums::<S, UnpackedNibbleForm, R, C>(s, product, sides, group, unit);
+                let of_group = group_sides::<R>(sides, group, units, unit);
                 let (mut sums, done) = pairs::add::<S, Self, R, C>(s, of_group, sums);
                 for step in done..units.steps {
-                    sides.ahead.ask(s, group * units.words() / LANES + step);
+                    sides
+                        .prefetch
+                        .prefetch_step(s, group * units.words() / LANES + step);
                     let codes = s.load(&*unit.add(step * units.step_words()).cast());
                     let both = s.nibbles(codes);
                     let left = sides.left.add((group * units.steps + step) * R);
@@ -69,14 +75,16 @@ impl<S: Bytes> Form<S> for Nibble {
                         }
                     }
                 }
-                finish::<S, Spread, R, C>(s, product, (sides, group), sums, (unit, kept));
+                add_scaled_group::<S, UnpackedNibbleForm, R, C>(
+                    s, product, sides, group, sums, unit, kept,
+                );
             }
         }
     }
 }
 
-impl<S: Bytes> Codes<S> for Spread {
-    const BITS: Bits = Bits::Four;
+impl<S: IntegerSimd> CodeProduct<S> for UnpackedNibbleForm {
+    const BITS: CodeBits = CodeBits::Four;
     const PHASES: usize = 1;
 
     #[inline(always)]
@@ -90,35 +98,35 @@ impl<S: Bytes> Codes<S> for Spread {
     }
 }
 
-impl<S: Bytes> Right<S> for Spread {
+impl<S: IntegerSimd> RightSide<S> for UnpackedNibbleForm {
     #[inline(always)]
-    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
         // SAFETY: as the caller promises; codes of four bits are bytes here.
-        unsafe { Byte::columns::<C>(s, sides, step) }
+        unsafe { ByteForm::columns::<C>(s, sides, step) }
     }
 }
 
-impl<S: Bytes> Form<S> for Spread {
+impl<S: IntegerSimd> WeightForm<S> for UnpackedNibbleForm {
     const PHASES: usize = 1;
-    /// Sums of groups are added to those of all.
+    /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
-    /// One of several that share more rows than one could have.
+    /// Only products with several tiles use this format, and several tiles are at least half full.
     const ROWS_MIN: usize = S::ROWS / 2;
 
     #[inline(always)]
-    fn words(product: &Product<'_>, steps: usize) -> usize {
-        product.whole.units.words_of(steps)
+    fn words(product: &PackedProduct<'_>, steps: usize) -> usize {
+        product.integer.units.words_of(steps)
     }
 
     #[inline(always)]
-    fn prepare(s: S, product: &Product<'_>, right: &[u32], spread: &mut [f32]) -> *const u32 {
+    fn prepare(s: S, product: &PackedProduct<'_>, right: &[u32], spread: &mut [f32]) -> *const u32 {
         let units = units::<S, Self>(product);
         let (to, _) = spread[..BLOCK_STEPS * PANEL].as_chunks_mut::<LANES>();
         let mut pairs = to.chunks_exact_mut(2);
         for unit in right.chunks_exact(units.words()) {
             let (codes, _) = unit[..units.scales_at()].as_chunks::<LANES>();
             for (codes, to) in codes.iter().zip(pairs.by_ref()) {
-                // SAFETY: sixteen words, whatever they mean.
+                // SAFETY: the chunk has sixteen words; only their bits matter.
                 let [low, high] = s.nibbles(s.load(unsafe { &*codes.as_ptr().cast() }));
                 s.store(low, &mut to[0]);
                 s.store(high, &mut to[1]);
@@ -130,12 +138,12 @@ impl<S: Bytes> Form<S> for Spread {
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        product: &Product<'_>,
-        sides: Sides,
-        Sums { to: kept, .. }: Sums,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        TileSums { to: kept, .. }: TileSums,
     ) {
-        let group_words = product.whole.units.steps * PANEL;
+        let group_words = product.integer.units.steps * PANEL;
         // SAFETY: as the caller promises; `prepare` left a block of bytes.
-        unsafe { groups::add::<S, Self, R, C>(s, product, (sides, group_words), kept) }
+        unsafe { groups::add::<S, Self, R, C>(s, product, sides, group_words, kept) }
     }
 }

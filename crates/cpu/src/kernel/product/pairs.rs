@@ -1,36 +1,38 @@
-//! Pairs of rows and of steps, for sets with an instruction that multiplies two rows of bytes with two columns.
+//! Products of pairs of rows and steps, for instruction sets that multiply two rows of bytes with
+//! two columns at once.
 //!
-//! Owns: the loop over pairs; what is left over, a last row or a last step, meets dot products as on other sets.
-//! Invariant: sides and sums lie as on other sets, inside and outside of this loop alike; sums are whole numbers, so their
-//! order costs nothing.
+//! Owns: the loop over pairs; an odd last row or step uses dot products as on other sets.
+//! Invariant: operands and sums have the same layout as on other sets; sums are integers, so that
+//! another order gives the same bits.
 
-use super::Sides;
-use crate::simd::bytes::Bytes;
+use super::BlockSides;
+use crate::simd::bytes::IntegerSimd;
 
-/// How a form's right side is read.
-pub(super) trait Right<S: Bytes> {
-    /// Bytes with a sign, sixteen columns of a step for each of C vectors from the sides' on.
+/// Reading the right side of a format.
+pub(super) trait RightSide<S: IntegerSimd> {
+    /// Signed bytes of a step: sixteen columns for each of C vectors from the sides' vector on.
     ///
     /// # Safety
     /// The right side has that step.
-    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C];
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C];
 }
 
-/// Adds pairs of steps to the sums of R rows and 16·C columns where the set has pairs, and gives the steps done.
+/// Adds pairs of steps to the sums of R rows and 16·C columns if the set has pair products; returns
+/// the sums and the number of steps done.
 ///
 /// # Safety
 /// The sides hold `steps` steps, one word of the left side for each and for each of R rows.
 #[inline(always)]
-pub(super) unsafe fn add<S: Bytes, F: Right<S>, const R: usize, const C: usize>(
+pub(super) unsafe fn add<S: IntegerSimd, F: RightSide<S>, const R: usize, const C: usize>(
     s: S,
-    sides: Sides,
+    sides: BlockSides,
     mut sums: [[S::V; C]; R],
 ) -> ([[S::V; C]; R], usize) {
-    // Decided when compiled: other sets have nothing of this.
+    // Decided at compile time: other sets have no code here.
     if const { !S::PAIRS || R < 2 } {
         return (sums, 0);
     }
-    exchange(s, &mut sums);
+    exchange_pair_sums(s, &mut sums);
     let steps = sides.steps / 2 * 2;
     for step in (0..steps).step_by(2) {
         // SAFETY: within the sides, as the caller promises.
@@ -57,13 +59,16 @@ pub(super) unsafe fn add<S: Bytes, F: Right<S>, const R: usize, const C: usize>(
             }
         }
     }
-    exchange(s, &mut sums);
+    exchange_pair_sums(s, &mut sums);
     (sums, steps)
 }
 
-/// Sums of pairs of rows as pairs are added to them; and back again.
+/// Exchanges halves of pairs of rows' sums, to the layout of pair products and back.
 #[inline(always)]
-fn exchange<S: Bytes, const R: usize, const C: usize>(s: S, sums: &mut [[S::V; C]; R]) {
+fn exchange_pair_sums<S: IntegerSimd, const R: usize, const C: usize>(
+    s: S,
+    sums: &mut [[S::V; C]; R],
+) {
     for r in (0..R / 2 * 2).step_by(2) {
         for c in 0..C {
             [sums[r][c], sums[r + 1][c]] = s.pair_sums([sums[r][c], sums[r + 1][c]]);

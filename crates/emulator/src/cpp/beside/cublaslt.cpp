@@ -1,9 +1,10 @@
 // A stand-in for libcublasLt: matrix products in a stream of the stand-in driver.
 //
-// Owns: descriptors, layouts, preferences, the one algorithm there is, and the product itself.
-// Never: runs at the call: products take their turn in the stream, and can be captured.
-// Invariant: each element is summed over k in order, whatever the other sizes; so one column computed alone
-// agrees to the bit with the same column among many. What the real library refuses is refused.
+// Owns: descriptors, layouts, preferences, the single algorithm, and the product itself.
+// Never: computes at the call: products run in stream order, and can be captured.
+// Invariant: each element is summed over k in order, whatever the other sizes; so one column
+// computed alone agrees to the bit with the same column among many. What the real library refuses
+// is refused.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,7 +46,7 @@ enum DescAttribute : int {
 enum LayoutAttribute : int { LAYOUT_TYPE, LAYOUT_ORDER, LAYOUT_ROWS, LAYOUT_COLS, LAYOUT_LD, LAYOUT_BATCH_COUNT, LAYOUT_BATCH_OFFSET };
 enum PreferenceAttribute : int { PREFERENCE_WORKSPACE_MAX = 1 };
 
-// The attributes that say nothing to this library are kept out of it, and none is refused but by what it does.
+// Attributes without effect here are not stored; only attributes with an effect are validated.
 struct Desc {
     int compute_type = 0, scale_type = F32;
     int pointer_mode = 0, transpose_a = 0, transpose_b = 0, epilogue = DEFAULT, bias_type = -1, a_scale_mode = SCALAR, b_scale_mode = SCALAR;
@@ -77,10 +78,10 @@ struct HeuristicResult {
 };
 
 constexpr uint64_t ALGO_MAGIC = 0x6c6177656e6f6e65ull;
-// As if sums were split: what lies in the workspace is overwritten.
+// Overwritten by each product, as if its sums were split over the workspace.
 constexpr uint64_t WORKSPACE_BYTES = 65536;
 
-// A matrix in memory, read by row and column of what it is in the product.
+// A matrix in memory, read by row and column of its role in the product.
 struct Operand {
     const uint8_t* at;
     int type;
@@ -128,7 +129,7 @@ void store(const Operand& to, int64_t offset, float x) {
     }
 }
 
-// What the driver beside us offers; null in front of a real one.
+// Functions of the stand-in driver; null in front of a real one.
 struct Driver {
     int (*enqueue)(void* stream, void (*function)(void*), const void* data, size_t bytes);
     int (*holds)(const void* at, size_t bytes);
@@ -146,7 +147,7 @@ const Driver* driver() {
     return found.enqueue == nullptr || found.holds == nullptr ? nullptr : &found;
 }
 
-// The columns of one batch, four at a time so that the left matrix is read less often.
+// Computes a batch, four columns at a time so that the left matrix is read less often.
 void multiply_batch(const Product& the, int batch) {
     constexpr uint64_t TOGETHER = 4;
     auto at = [batch](const Operand& of, uint64_t row, uint64_t column) {
@@ -206,7 +207,7 @@ bool is_sound(const Layout& layout) {
     return is_known(layout.type) && (layout.order == COLUMNS || layout.order == ROWS) && layout.lead >= int64_t(width) && layout.batch_count >= 1;
 }
 
-// e4m3 only in the one form that the tensor cores have, and in whole sixteens.
+// e4m3 is possible only in the one layout of the tensor cores, with sizes that are multiples of 16.
 bool is_possible_e4m3(const Desc& desc, const Layout& a, const Layout& b, const Layout& d) {
     bool is_in_form = a.type == b.type && desc.transpose_a == 1 && desc.transpose_b == 0 && a.order == COLUMNS && b.order == COLUMNS;
     bool is_whole = d.rows % 16 == 0 && d.columns % 16 == 0 && a.rows % 16 == 0 && a.lead % 16 == 0 && b.lead % 16 == 0;

@@ -1,8 +1,10 @@
-// A stand-in for libnvrtc: it compiles nothing, since the kernels are in the stand-in driver already.
+// A stand-in for libnvrtc: it compiles nothing, since the kernels are in the stand-in driver
+// already.
 //
-// Owns: programs, and code that is recognisable and no code.
-// Never: looks into a source.
-// Invariant: its version is 0.0, so that whoever keeps code by the compiler's version never takes this for another's.
+// Owns: programs, and recognisable bytes in place of code.
+// Never: reads a source.
+// Invariant: its version is 0.0, so that a cache of compiled code never takes it for another
+// compiler.
 #include <string.h>
 
 #include <string>

@@ -1,8 +1,8 @@
-// The calls that allocate, free and describe memory.
+// Calls that allocate, free and describe memory.
 //
-// Owns: what is refused, and when memory may be taken away.
-// Never: frees what is not the beginning of what was allocated that way.
-// Invariant: memory goes when no work that was given before can use it any more.
+// Owns: which calls are refused, and when memory may be freed.
+// Never: frees an address that is not the beginning of an allocation of that kind.
+// Invariant: memory is freed when no earlier work can use it any more.
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -23,7 +23,7 @@ CUresult allocate_for(Call& call, CUdeviceptr* at, size_t bytes) {
     return result;
 }
 
-// A freed address, one in the middle of an allocation, or no address at all.
+// Refuses a freed address, one in the middle of an allocation, and an unknown address.
 CUresult check_freeable(uintptr_t at, Source source, const char* what) {
     const Region* region = region_at(reinterpret_cast<void*>(at));
     if (region != nullptr && region->first == at && region->source == source) return CUDA_SUCCESS;
@@ -46,7 +46,7 @@ struct FreeWork : Work {
 CUresult free_now(Call& call, uintptr_t at, Source source, const char* what) {
     CUresult result = check_freeable(at, source, what);
     if (result != CUDA_SUCCESS) return result;
-    // As the device does: memory is not taken from under work that may use it.
+    // As on the device: memory is not freed while queued work may use it.
     result = drain(call, *call.context);
     // Another thread may have freed it meanwhile.
     if (check_freeable(at, source, what) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
@@ -62,7 +62,7 @@ API cuMemAlloc_v2(CUdeviceptr* at, size_t bytes) {
     return allocate_for(call, at, bytes);
 }
 
-// The address is known at once; that it may be used only behind `stream` is not checked.
+// The address is known at once; its use before `stream` reaches the allocation is not detected.
 API cuMemAllocAsync(CUdeviceptr* at, size_t bytes, CUstream handle) {
     ENTER(call, During::NoCapture);
     if (find_stream(*call.context, handle) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -143,7 +143,7 @@ API cuMemGetAddressRange_v2(CUdeviceptr* first, size_t* bytes, CUdeviceptr at) {
     return CUDA_SUCCESS;
 }
 
-// For the stand-in libraries beside this one: whether all of that is in one allocation of device memory.
+// For the companion libraries: whether all of the range is in one allocation of device memory.
 extern "C" __attribute__((visibility("default"))) int cleave_standin_holds(const void* at, size_t bytes) {
     std::lock_guard<std::mutex> held(state().mutex);
     return covers(Kind::Device, at, bytes);

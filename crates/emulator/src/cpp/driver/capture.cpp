@@ -1,8 +1,9 @@
-// Capture: what streams were told becomes a graph, and nothing runs.
+// Capture: the work given to streams becomes a graph, and nothing runs.
 //
-// Owns: which streams are in which capture, and what is refused meanwhile.
+// Owns: which streams are in which capture, and which calls are refused meanwhile.
 // Never: runs, queues or waits.
-// Invariant: a capture ends where it began, with every stream joined that it spread to, or comes to nothing.
+// Invariant: a capture ends in the stream where it began, with every stream joined that it spread
+// to, or fails.
 #include <algorithm>
 
 #include "state.h"
@@ -29,7 +30,7 @@ void collect_before(const std::vector<Node*>& tail, std::set<const Node*>& all) 
     }
 }
 
-// Whether the origin comes after all that other streams did in the capture.
+// Whether the origin comes after all work of other streams in the capture.
 bool is_joined(const Capture& capture) {
     std::set<const Node*> before;
     collect_before(capture.origin->tail, before);
@@ -47,7 +48,7 @@ void add_to_tail(Stream& stream, const std::vector<Node*>& more) {
     }
 }
 
-// Nobody is in it any more.
+// Removes all streams from the capture.
 void close(const std::shared_ptr<Capture>& capture) {
     for (Stream* captured : streams_of(*capture)) {
         captured->capture = nullptr;
@@ -112,7 +113,7 @@ CUresult capture_record(Stream& stream, Event& event) {
 CUresult capture_wait(Stream& stream, Event& event) {
     auto from = event.is_captured ? event.capture.lock() : nullptr;
     if (event.is_captured && from == nullptr) {
-        // Recorded in a capture that has ended: it stands for nothing outside of its graph.
+        // An event recorded in an ended capture means nothing outside of its graph.
         return stream.capture == nullptr ? CUDA_ERROR_CAPTURED_EVENT : broken(*stream.capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     }
     if (from == nullptr) {

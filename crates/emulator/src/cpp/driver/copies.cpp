@@ -1,9 +1,9 @@
 // Copies and fills.
 //
 // Owns: which memory a copy may touch, and when its host side is read.
-// Never: copies past an allocation's end, or between what the call does not say.
-// Invariant: an asynchronous copy reads and writes pinned host memory when its turn comes. Pageable memory is
-// read at the call, and written before the call returns, as with a real driver.
+// Never: copies past an allocation's end, or between kinds of memory that the call does not name.
+// Invariant: an asynchronous copy reads and writes pinned host memory when it runs. Pageable memory
+// is read at the call, and written before the call returns, as with a real driver.
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -29,9 +29,9 @@ struct Shape {
 struct CopyWork : Work {
     Side to, from;
     Shape shape;
-    // What pageable memory held at the call, row after row.
+    // Content of pageable memory at the call, row after row.
     std::vector<uint8_t> staged;
-    // The process that a planned fault waits for; 0: none.
+    // The process that a planned fault waits for; 0 for none.
     mutable int awaited = 0;
 
     CUgraphNodeType type() const override { return NODE_TYPE_MEMCPY; }
@@ -143,7 +143,7 @@ CopyWork plain(Side to, Side from, size_t bytes) {
 
 Side device(CUdeviceptr at) { return {Kind::Device, reinterpret_cast<uint8_t*>(at), 0}; }
 Side host(const void* at) { return {Kind::Pageable, static_cast<uint8_t*>(const_cast<void*>(at)), 0}; }
-// Where the call leaves it to the address.
+// For calls that derive the kind of memory from the address.
 Side either(CUdeviceptr at) { return {kind_of(reinterpret_cast<void*>(at)), reinterpret_cast<uint8_t*>(at), 0}; }
 
 CUresult fill(Call& call, CUdeviceptr at, uint32_t value, size_t width, size_t count_of, CUstream handle, When when) {

@@ -1,6 +1,6 @@
-// The driver API's numbers and layouts, as far as the stand-in has them (CUDA 13.0).
+// Numbers and layouts of the driver API, as far as the stand-in has them (CUDA 13.0).
 //
-// Owns: what is fixed by the interface and not ours to choose.
+// Owns: definitions that the interface fixes.
 // Never: includes NVIDIA's headers, which are not on the machines that build this.
 // Invariant: structs have the layout of the interface.
 #pragma once
@@ -27,7 +27,7 @@ using CUgraph = standin::Graph*;
 using CUgraphExec = standin::GraphExec*;
 using CUgraphNode = standin::Node*;
 using CUmodule = standin::Module*;
-// One, two and null are streams too; see streams.cpp.
+// The numbers one, two and null are streams too; see streams.cpp.
 using CUstream = standin::Stream*;
 
 enum CUresult : int {

@@ -16,7 +16,7 @@ struct Figure {
     int attribute, value;
 };
 
-// An H100's. What the environment sets, and what follows from it, is in `figure_of`.
+// Figures of an H100. `figure_of` has those that depend on the environment.
 const Figure FIGURES[] = {
     {1, 1024},     {2, 1024},       {3, 1024},    {4, 64},       {5, 2147483647}, {6, 65535},   {7, 65535},   {8, 49152},
     {9, 65536},    {10, 32},        {11, 2147483647}, {12, 65536}, {13, 1980000}, {14, 512},    {15, 1},      {17, 0},
@@ -73,7 +73,7 @@ CUresult figure_of(int attribute, CUdevice device, int* value) {
 
 bool is_device(CUdevice device) { return device >= 0 && device < settings().devices; }
 
-// Calls about devices need no context, and are answered whatever became of one.
+// Calls about devices need no context, and succeed even after an error of one.
 CUresult check_device(CUdevice device) {
     if (!state().is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
     return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -98,7 +98,7 @@ void begin_context(Context& context) {
     state().handles.insert(&context);
 }
 
-// Everything of the context goes; what waited in its streams never runs.
+// Ends the context with everything in it; work waiting in its streams never runs.
 void end_context(Context& context) {
     auto& all = state().streams;
     for (size_t index = 0; index < all.size();) {
@@ -119,7 +119,7 @@ void wait_for_runner(std::unique_lock<std::mutex>& lock) {
     state().changed.wait(lock, [] { return !state().is_running; });
 }
 
-// The context that is current in this thread, in whatever state; null if none is.
+// The context that is current in this thread, in any state; null if there is none.
 Context*& current() { return state().current[std::this_thread::get_id()]; }
 
 }  // namespace
@@ -165,7 +165,7 @@ API cuDeviceGetName(char* name, int bytes, CUdevice device) {
     return result;
 }
 
-// Another process has another device, as far as its memory goes, but the same one by name.
+// Another process has another device by its memory, but the same one by name.
 API cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
     Held held(state().mutex);
     CUresult result = check_device(device);
@@ -297,7 +297,7 @@ API cuCtxDisablePeerAccess(CUcontext peer) {
     return call.context->peers.erase(peer->device) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }
 
-// The name itself, or the newest version of it that there is.
+// Finds the name itself, or its newest version.
 API cuGetProcAddress_v2(const char* name, void** found, int, uint64_t, int* status) {
     enum : int { FOUND = 0, MISSING = 1 };
     Dl_info here;

@@ -1,6 +1,6 @@
 // Devices and their contexts.
 //
-// Owns: what a device says of itself: an H100's figures, save what the environment sets.
+// Owns: the properties of a device: an H100's figures, except those that the environment sets.
 // Never: has more than one context for each device, its primary one.
 // Invariant: a context that was reset is as new.
 #pragma once

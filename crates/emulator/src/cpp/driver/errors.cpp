@@ -1,7 +1,7 @@
 // Names of results.
 //
-// Owns: the text for each result that the stand-in gives, and for those that programs compare with.
-// Never: is asked about a state.
+// Owns: the text of each result that the stand-in gives, and of those that programs compare with.
+// Never: depends on a state.
 // Invariant: an unknown number has no name.
 #include "cuda.h"
 

@@ -1,8 +1,8 @@
-// Events: marks in streams that others wait for.
+// Events: marks in streams for other streams and the host to wait for.
 //
-// Owns: recording, waiting, asking, and the time between two.
-// Never: completes a record but in its place in the stream.
-// Invariant: a wait is for the last record that was asked for before it.
+// Owns: recording, waiting, querying, and the time between two events.
+// Never: completes a record out of stream order.
+// Invariant: a wait is for the last record that was requested before it.
 #include "faults.h"
 #include "state.h"
 

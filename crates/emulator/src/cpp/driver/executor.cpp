@@ -1,8 +1,9 @@
-// Runs what waits in streams, one piece at a time, when somebody waits for something.
+// Runs queued work of streams, one entry at a time, when a caller waits.
 //
-// Owns: which streams may go on, the seed's choice among them, and what a failure does.
-// Never: runs two pieces at once, or more than is needed for what is waited for.
-// Invariant: within a stream entries run in order; the legacy stream and blocking ones run as submitted.
+// Owns: which streams may advance, the seed's choice among them, and the effect of a failure.
+// Never: runs two entries at once, or more than a wait needs.
+// Invariant: within a stream entries run in order; the legacy stream and blocking ones run as
+// submitted.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@ namespace {
 
 bool is_blocking(const Stream& stream) { return !stream.is_legacy && (stream.flags & CU_STREAM_NON_BLOCKING) == 0; }
 
-// Work in the legacy stream waits for what blocking streams were given before, and the other way round.
+// Work in the legacy stream waits for earlier work of blocking streams, and the reverse.
 bool waits_for_legacy(const Stream& stream) {
     for (auto& other : state().streams) {
         if (other->context != stream.context || other->queue.empty()) continue;
@@ -32,7 +33,7 @@ bool may_run(const Stream& stream) {
     return true;
 }
 
-// The seed's favourite mostly, so that some streams fall far behind; else any.
+// Mostly the seed's favourite, so that some streams fall far behind; else any.
 Stream* choose() {
     std::vector<Stream*> ready;
     for (auto& stream : state().streams) {
@@ -65,7 +66,7 @@ size_t choose_step(const GraphRun& run) {
 }
 
 void run_work(std::unique_lock<std::mutex>& lock, Context& context, const WorkPointer& work) {
-    // After a failure nothing runs any more, but what waits for it must end.
+    // After a failure no work runs any more, but waits for it must end.
     if (context.broken != CUDA_SUCCESS) return;
     CUresult result = work->begin(context);
     if (result == CUDA_SUCCESS) {
@@ -82,7 +83,7 @@ void complete(EventCell& cell, uint64_t version) {
     if (cell.completed.load() < version) cell.completed.store(version);
 }
 
-// True: the entry is done.
+// True if the entry is done.
 bool advance(std::unique_lock<std::mutex>& lock, Context& context, Entry& entry) {
     if (entry.record != nullptr) complete(*entry.record, entry.version);
     if (entry.work != nullptr) run_work(lock, context, entry.work);
@@ -131,7 +132,7 @@ bool run_one(std::unique_lock<std::mutex>& lock) {
     Stream* stream = choose();
     if (stream == nullptr) return false;
     now.is_running = true;
-    // A copy: others may queue more behind it meanwhile. What a graph has done so far is shared.
+    // A copy, since other threads may queue more meanwhile. The progress of a graph is shared.
     Entry head = stream->queue.front();
     if (advance(lock, *stream->context, head)) stream->queue.pop_front();
     now.is_running = false;
@@ -170,7 +171,7 @@ CUresult drain(Call& call, const Context& context) {
 void start_pump() {
     if (state().has_pump.exchange(true)) return;
     std::thread(pump).detach();
-    // When the process ends, the pump must not be in the middle of something: it is never let in again.
+    // At process exit the pump must not be in the middle of an entry: it is never let in again.
     atexit([] {
         auto* lock = new std::unique_lock<std::mutex>(state().mutex);
         state().changed.wait(*lock, [] { return !state().is_running; });

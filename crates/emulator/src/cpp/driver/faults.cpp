@@ -1,4 +1,4 @@
-// Faults on demand. See faults.h.
+// Planned faults. See faults.h.
 #include "faults.h"
 
 #include <stdlib.h>
@@ -37,7 +37,7 @@ bool parse_one(const std::string& text, Planned& to) {
     return false;
 }
 
-// Null: not a list of faults.
+// Null if the text is not a list of faults.
 std::unique_ptr<std::vector<Planned>> parse(const std::string& text) {
     auto list = std::make_unique<std::vector<Planned>>();
     for (size_t first = 0; first < text.size();) {
@@ -45,7 +45,7 @@ std::unique_ptr<std::vector<Planned>> parse(const std::string& text) {
         if (comma == std::string::npos) comma = text.size();
         Planned one = {};
         if (!parse_one(text.substr(first, comma - first), one)) {
-            say("stand-in: `%s` is no list of faults (kind[:name]@n, ...)", text.c_str());
+            say("stand-in: `%s` is not a list of faults (kind[:name]@n, ...)", text.c_str());
             return nullptr;
         }
         list->push_back(one);
@@ -84,7 +84,7 @@ bool strikes(Fault fault, const char* name) {
 
 }  // namespace standin
 
-// Puts these faults in the place of those planned; an empty text takes all back. How many there are, or -1.
+// Replaces the planned faults; an empty text removes all. Returns their number, or -1.
 extern "C" __attribute__((visibility("default"))) int cleave_standin_faults(const char* text) {
     std::lock_guard<std::mutex> held(standin::state().mutex);
     auto parsed = standin::parse(text);

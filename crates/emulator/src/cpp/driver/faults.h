@@ -26,7 +26,7 @@ namespace standin {
 
 enum class Fault { Alloc, HostAlloc, Launch, Unlisted, Copy, EventLate, Module, IpcOpen, IpcCopy, IpcWait };
 
-// Whether this one is to fail. Under the lock; `name` is a kernel's, or null.
+// Whether this call is to fail. Called under the lock; `name` is a kernel's, or null.
 bool strikes(Fault fault, const char* name = nullptr);
 
 }  // namespace standin

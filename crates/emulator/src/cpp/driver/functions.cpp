@@ -1,4 +1,4 @@
-// Kernels as the driver sees them. See functions.h.
+// Kernels and launches of the driver API. See functions.h.
 #include "functions.h"
 
 #include <string.h>
@@ -113,8 +113,8 @@ CUresult make_launch(CUfunction function, const LaunchShape& shape, void** param
 
 using namespace standin;
 
-// Of the image the beginning is looked at, in whole words as the driver does; the kernels are this library's own. A
-// fatbin, machine code, or what the stand-in compiler makes.
+// Reads the beginning of the image in whole words, as the driver does; the kernels are this
+// library's own. Accepts a fatbin, machine code, or the stand-in compiler's output.
 static bool is_image(const void* image) {
     constexpr uint32_t FATBIN = 0xba55ed50, ELF = 0x464c457f;
     constexpr char OWN[] = "stand-in code of ";
@@ -215,7 +215,7 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function
     ENTER(call, During::Anything);
     if (!is_live(function)) return CUDA_ERROR_INVALID_HANDLE;
     if (threads <= 0) return CUDA_ERROR_INVALID_VALUE;
-    // A block's shared memory comes with a kilobyte of the system's.
+    // The system takes a kilobyte of shared memory for each block.
     constexpr int THREADS = 2048, REGISTERS = 65536, BLOCKS = 32, SYSTEM_BYTES = 1024;
     int by_threads = THREADS / threads;
     int by_registers = REGISTERS / int(function->kernel->registers_max * unsigned(threads));
@@ -241,7 +241,7 @@ API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** p
         const CUlaunchAttribute& attribute = the.attrs[index];
         bool is_cluster = attribute.id == LAUNCH_CLUSTER && attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] > 1;
         bool is_cooperative = attribute.id == LAUNCH_COOPERATIVE && attribute.value != 0;
-        // Blocks run one after another: they cannot meet.
+        // Blocks run one after another, so cooperating blocks would wait for ever.
         if (is_cluster || is_cooperative) return CUDA_ERROR_NOT_SUPPORTED;
     }
     return launch(function, {{the.gridDimX, the.gridDimY, the.gridDimZ}, {the.blockDimX, the.blockDimY, the.blockDimZ}, the.sharedMemBytes},

@@ -1,8 +1,9 @@
-// Kernels as the driver sees them: functions of a module, and their launches.
+// Kernels and launches of the driver API.
 //
-// Owns: what a launch must satisfy before it is accepted, and its argument's bytes.
-// Never: reads an argument after the call that brought it.
-// Invariant: a launch that is accepted has as many threads and as much shared memory as its function allows.
+// Owns: the conditions of an accepted launch, and its argument's bytes.
+// Never: reads an argument after the call.
+// Invariant: an accepted launch has at most as many threads and as much shared memory as its
+// function allows.
 #pragma once
 #include "state.h"
 
@@ -15,7 +16,7 @@ struct LaunchShape {
 };
 
 struct KernelWork : Work {
-    // Which may be gone with its module by the time this runs: the kernel stays.
+    // The function may be unloaded with its module before this runs; the kernel stays.
     Function* function;
     const emulator::Kernel* kernel;
     LaunchShape shape;

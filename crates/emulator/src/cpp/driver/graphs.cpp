@@ -1,8 +1,8 @@
-// Graphs: captured work that is launched as one, with parameters that can be exchanged.
+// Graphs: captured work that is launched as one, with replaceable parameters.
 //
 // Owns: graphs, their executable copies, and updates of those.
-// Never: runs a node before all that it comes after.
-// Invariant: what a launch does was fixed when it was called; an update is for launches after it.
+// Never: runs a node before all its dependencies.
+// Invariant: a launch is fixed when it is called; an update is for later launches.
 #include "functions.h"
 
 namespace standin {
@@ -31,7 +31,7 @@ const Function* function_of(const WorkPointer& work) {
 
 enum : int { UPDATE_SUCCESS = 0, UPDATE_TOPOLOGY = 2, UPDATE_TYPE = 3, UPDATE_FUNCTION = 4 };
 
-// Whether a graph has the form of what it is to replace; `at` is the first step that has not.
+// Compares the shape of a graph with its replacement; `at` is the first step that differs.
 int compare(const Recipe& old, const Recipe& fresh, size_t* at) {
     *at = 0;
     if (old.size() != fresh.size()) return UPDATE_TOPOLOGY;
@@ -88,7 +88,7 @@ API cuGraphDestroy(CUgraph graph) {
     return CUDA_SUCCESS;
 }
 
-// What was launched goes on: it has its own hold of the steps.
+// Launched work continues: it holds its own reference to the steps.
 API cuGraphExecDestroy(CUgraphExec exec) {
     ENTER(call, During::Anything);
     if (!is_live(exec)) return CUDA_ERROR_INVALID_VALUE;
@@ -135,7 +135,7 @@ API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResul
     int result = compare(*exec->recipe, *fresh, &at);
     if (info != nullptr) *info = {result, result == UPDATE_SUCCESS || at >= graph->nodes.size() ? nullptr : graph->nodes[at].get(), nullptr};
     if (result != UPDATE_SUCCESS) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    // Its nodes keep their names: those of the graph it was made from.
+    // The nodes keep the handles of the graph that the executable was made from.
     auto renamed = std::make_shared<Recipe>(*fresh);
     for (size_t index = 0; index < renamed->size(); index++) (*renamed)[index].node = (*exec->recipe)[index].node;
     exec->recipe = std::move(renamed);

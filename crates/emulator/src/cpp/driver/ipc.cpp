@@ -1,6 +1,6 @@
-// Memory and events that two processes share, and what an address is.
+// Memory and events that two processes share, and the kind of an address.
 //
-// Owns: the handles that go from process to process, and the page of events that can be shared.
+// Owns: the handles exchanged by processes, and the page of shareable events.
 // Never: sends anything itself: a handle is bytes, as with a real driver.
 // Invariant: a handle names a file of a living process, which must run under the same user.
 #include <errno.h>
@@ -19,11 +19,11 @@ namespace {
 
 constexpr uint64_t MAGIC = 0x316370692d766c63ull;
 
-// What is in a handle's 64 bytes.
+// Content of a handle's 64 bytes.
 struct Ticket {
     uint64_t magic;
     int process, file, device;
-    // Of memory: the pages in the file, and where the allocation lies in them. Of an event: its place.
+    // Of memory: the pages in the file, and the allocation's place in them. Of an event: its index.
     uint64_t offset, pages_bytes, lead_bytes, bytes;
 };
 static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle) && sizeof(Ticket) <= sizeof(CUipcEventHandle), "a handle has 64 bytes");
@@ -39,7 +39,7 @@ template <class Handle> Ticket read(const Handle& from) {
     return ticket;
 }
 
-// Null: the process is gone, or not ours to look into.
+// Null if the process is gone, or not readable by this user.
 uint8_t* map(const Ticket& ticket) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", ticket.process, ticket.file);
@@ -55,11 +55,11 @@ uint8_t* map(const Ticket& ticket) {
 
 constexpr size_t SHARED_EVENTS_MAX = PAGE_BYTES / sizeof(EventCell);
 
-// This process's events that others may open, in one page of a file.
+// This process's shareable events, in one page of a file.
 struct EventPage {
     int file;
     EventCell* cells;
-    // A cell comes back when its last holder lets go, with or without the state's lock.
+    // A cell is freed when its last holder drops it, with or without the state's lock.
     std::mutex guard;
     std::vector<int> free;
 };
@@ -97,7 +97,7 @@ CUresult share_cell(Event& event) {
     return CUDA_SUCCESS;
 }
 
-// Opened before: it is mapped once.
+// Memory that is open already is mapped once.
 Region* imported_from(const Ticket& ticket) {
     return region_where([](const Region& region, const void* wanted) {
         auto& of = *static_cast<const Ticket*>(wanted);
@@ -147,7 +147,7 @@ API cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
     ENTER(call, During::Anything);
     if (handle == nullptr || !is_live(event)) return CUDA_ERROR_INVALID_HANDLE;
     if (event->shared_index < 0 || event->is_imported) return CUDA_ERROR_INVALID_HANDLE;
-    // The other process waits where this one does not see it.
+    // The other process's wait is not visible here, so work must run without one.
     start_pump();
     uint64_t place = uint64_t(event->shared_index) * sizeof(EventCell);
     write(Ticket{MAGIC, getpid(), event_page().file, event->context->device, 0, PAGE_BYTES, place, sizeof(EventCell)}, handle);
@@ -167,7 +167,7 @@ API cuIpcOpenEventHandle(CUevent* made, CUipcEventHandle handle) {
     event->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
     event->is_imported = true;
     event->cell = std::shared_ptr<EventCell>(reinterpret_cast<EventCell*>(page + ticket.lead_bytes), [page](EventCell*) { munmap(page, PAGE_BYTES); });
-    // Recorded here, it is waited for over there.
+    // The event is recorded here and waited for in the other process.
     start_pump();
     state().handles.insert(event.get());
     *made = event.release();
@@ -188,7 +188,7 @@ API cuIpcOpenMemHandle_v2(CUdeviceptr* at, CUipcMemHandle handle, unsigned) {
     ENTER(call, During::NoCapture);
     Ticket ticket = read(handle);
     if (at == nullptr || ticket.magic != MAGIC) return CUDA_ERROR_INVALID_VALUE;
-    // Its own memory a process has already.
+    // A process cannot open its own memory.
     if (ticket.process == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
     if (strikes(Fault::IpcOpen)) return CUDA_ERROR_MAP_FAILED;
     return open_memory(*call.context, ticket, at);

@@ -1,4 +1,4 @@
-// Device and pinned memory: which addresses are whose. See memory.h.
+// Device and pinned memory by address. See memory.h.
 #include "memory.h"
 
 #include <fcntl.h>
@@ -19,10 +19,10 @@ namespace standin {
 namespace {
 
 constexpr size_t ALIGNMENT = 256;
-// Addresses for each byte of memory, so that a freed one is not given out again soon.
+// Addresses reserved for each byte of memory, so that a freed one is not reused soon.
 constexpr size_t ADDRESSES_PER_BYTE = 4;
 
-// Never destroyed: another thread may still be in here when the process ends.
+// Never destroyed: another thread may still use it when the process ends.
 auto& regions = *new std::map<uintptr_t, Region>;
 
 void open_heap(Heap& fresh) {
@@ -34,7 +34,7 @@ void open_heap(Heap& fresh) {
     fresh.base = static_cast<uint8_t*>(at);
 }
 
-// The first gap of so many bytes from an offset on; `reserved` if there is none.
+// The first gap of this size from an offset on; `reserved` if there is none.
 size_t find_gap(const Heap& in, size_t from, size_t bytes) {
     auto base = reinterpret_cast<uintptr_t>(in.base);
     size_t offset = from;
@@ -76,7 +76,7 @@ Heap& heap(int device) {
 }
 
 void poison_fresh(void* first, size_t bytes) {
-    // Writing more of it would make all of it be there, on small machines too.
+    // Writing more would commit all of the memory, on small machines too.
     constexpr size_t BYTES_MAX = size_t(32) << 20;
     numbers::poison(first, bytes < BYTES_MAX ? bytes : BYTES_MAX);
 }
@@ -92,7 +92,7 @@ CUresult allocate(const Context& context, size_t bytes, uintptr_t* at) {
     if (mprotect(first_page, pages, PROT_READ | PROT_WRITE) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
     from.used += pages;
     from.cursor = offset + with_guard;
-    // At the end of its pages, so that little fits between its end and the one that cannot be touched.
+    // Placed at the end of its pages, so that little fits between its end and the guard page.
     auto first = reinterpret_cast<uintptr_t>(first_page) + pages - round_up(bytes, ALIGNMENT);
     Region region = {first, bytes, Source::Allocated, context.device, first_page, pages};
     unfence(region);
@@ -159,7 +159,7 @@ Kind kind_of(const void* address) {
     if (region != nullptr) return region->kind();
     for (int device = 0; device < settings().devices; device++) {
         const Heap& of = heap(device);
-        // Freed, or never allocated; no host address in any case.
+        // The address is freed or was never allocated, and is no host address.
         emulator::Range addresses = {reinterpret_cast<uintptr_t>(of.base), of.reserved};
         if (addresses.has(address)) return Kind::Device;
     }
@@ -173,12 +173,13 @@ bool covers(Kind kind, const void* first, size_t bytes) {
 }
 
 const char* objection_to(const Context& context, uint64_t word) {
-    // Two numbers side by side may look like an address too, but programs and their memory are up here.
+    // Two adjacent small numbers may look like an address too; programs and their memory lie in
+    // this range.
     constexpr uint64_t LOWEST = 0x5500ull << 32, HIGHEST = 1ull << 47;
     if (word < LOWEST || word >= HIGHEST) return nullptr;
     auto* address = reinterpret_cast<const uint8_t*>(word);
     const Region* region = region_at(address);
-    // One past the end is no address to read, but a fine end.
+    // One past the end is a valid end of a range, but not a readable address.
     if (region == nullptr) region = region_at(address - 1);
     if (region != nullptr) {
         bool is_near = region->kind() != Kind::Device || region->device == context.device || context.peers.count(region->device) != 0;

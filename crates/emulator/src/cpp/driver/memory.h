@@ -1,10 +1,11 @@
-// Device and pinned memory: which addresses are whose.
+// Device and pinned memory by address.
 //
-// Owns: each device's memory (one file that other processes can map), and the list of everything that the device
-// may touch.
-// Never: hands an address out again soon; a use after free touches a page that is not there.
-// Invariant: everything here is called with the state's lock held. What is allocated and not written is poison
-// (its first 32 MiB), and ends at a page that cannot be touched, or at a pattern that is compared after kernels.
+// Owns: each device's memory (one file that other processes can map), and the list of all memory
+// that the device may touch.
+// Never: reuses an address soon; a use after free touches an unmapped page.
+// Invariant: every function here is called with the state's lock held. Allocated and unwritten
+// memory is poisoned (its first 32 MiB), and ends at a guard page, or at a pattern that is compared
+// after kernels.
 #pragma once
 #include "state.h"
 
@@ -22,11 +23,11 @@ struct Region {
     size_t bytes;
     Source source;
     int device;
-    // The pages around it, as they are mapped.
+    // The mapped pages around it.
     uint8_t* pages;
     size_t pages_bytes;
     unsigned references = 1;
-    // Of an imported region: the process and the place that it came from.
+    // Process and offset of an imported region.
     int exporter = 0;
     uint64_t exporter_offset = 0;
 
@@ -44,20 +45,20 @@ Heap& heap(int device);
 void poison_fresh(void* first, size_t bytes);
 CUresult allocate(const Context& context, size_t bytes, uintptr_t* at);
 CUresult add_region(const Region& region);
-// Null: no region begins or lies there.
+// Null if no region begins or lies there.
 Region* region_at(const void* address);
-// The first one that is wanted; null if none is.
+// The first region that satisfies the condition; null if none does.
 Region* region_where(bool (*is_wanted)(const Region& region, const void* wanted), const void* wanted);
 // Unmaps or protects its pages and forgets it.
 void remove(Region* region);
 void remove_all_of(int device);
 
 Kind kind_of(const void* address);
-// Whether all of it lies in one region of that kind.
+// Whether the whole range lies in one region of that kind.
 bool covers(Kind kind, const void* first, size_t bytes);
-// What is wrong with a word that a kernel is given, if it looks like an address; null: nothing.
+// The mistake in a word passed to a kernel, if it looks like an address; null if there is none.
 const char* objection_to(const Context& context, uint64_t word);
-// False, after a line that says so: the kernel wrote past the end of some allocation.
+// False, after a message, if the kernel wrote past the end of some allocation.
 bool tails_are_intact(const char* kernel);
 
 }  // namespace standin

@@ -1,17 +1,18 @@
-// Parts of a device's multiprocessors.
+// Partitions of a device's multiprocessors.
 //
-// Owns: the arithmetic of a split, and the contexts that stand for parts.
-// Never: runs fewer blocks at once for it: one core does everything here.
-// Invariant: a split gives every multiprocessor to one part; parts are multiples of what hardware keeps apart.
+// Owns: the arithmetic of a split, and the contexts of parts.
+// Never: limits concurrency by it: one core runs everything here.
+// Invariant: a split gives every multiprocessor to one part; parts are multiples of the hardware's
+// granularity.
 #include "state.h"
 
 namespace standin {
 
 constexpr int RESOURCE_SM = 1;
-// Two of the usual four, so that a split can be seen; hardware has eight.
+// Two of the default four, so that a split is visible; hardware has eight.
 constexpr unsigned TOGETHER = 2;
 
-// As the driver's: a kind, bytes of its own, then a union that begins with the number.
+// The driver's layout: a kind, internal bytes, then a union that begins with the number.
 struct Resource {
     int type;
     uint8_t internal[92];

@@ -1,4 +1,4 @@
-// The stand-in driver's state, settings and the beginning of every call. See state.h.
+// State and settings of the stand-in driver, and the beginning of every call. See state.h.
 #include "state.h"
 
 #include <stdio.h>
@@ -37,7 +37,7 @@ const Settings& settings() {
     return read;
 }
 
-// Never destroyed: a thread may still be inside when the process ends.
+// Never destroyed: a thread may still use it when the process ends.
 State& state() {
     static State* one = [] {
         auto* made = new State;
@@ -73,7 +73,7 @@ Call::Call(During during) : lock(state().mutex) {
     }
     auto found = now.current.find(std::this_thread::get_id());
     context = found == now.current.end() ? nullptr : found->second;
-    // Reset or given back by all: current it may still be.
+    // A context that was reset or released by all may still be current.
     if (context == nullptr || !is_live(context)) {
         refusal = CUDA_ERROR_INVALID_CONTEXT;
     } else if (context->broken != CUDA_SUCCESS) {
@@ -89,15 +89,16 @@ Call::Call(During during) : lock(state().mutex) {
 
 using standin::state;
 
-// For tests; nothing of the sort is in a real driver.
+// For tests; a real driver has no such function.
 extern "C" __attribute__((visibility("default"))) void cleave_standin_seed(uint64_t seed) {
     std::lock_guard<std::mutex> held(state().mutex);
     state().seed = seed;
     state().draws = 0;
 }
 
-// How often something was done since the library was loaded: "launch", "copy", "fill", "alloc", "free",
-// "host_alloc", "graph_launch", "block" (of launches), "peer" (accesses enabled), "wait" (calls that wait for the device).
+// Counts since the library was loaded: "launch", "copy", "fill", "alloc", "free", "host_alloc",
+// "graph_launch", "block" (of launches), "peer" (accesses enabled), "wait" (calls that wait for the
+// device).
 extern "C" __attribute__((visibility("default"))) uint64_t cleave_standin_count(const char* what) {
     std::lock_guard<std::mutex> held(state().mutex);
     auto found = state().counts.find(what);

@@ -1,9 +1,9 @@
-// What the stand-in driver knows: devices, memory, streams with what waits in them, events, captures.
+// State of the stand-in driver: devices, memory, streams with their queues, events, captures.
 //
-// Owns: the one `State` of the process and its lock; every entry point of the API begins with a `Call`, which
-// holds it.
+// Owns: the one `State` of the process and its lock; every entry point of the API begins with a
+// `Call`, which holds the lock.
 // Never: holds the lock while a kernel or a copy runs.
-// Invariant: work runs only when somebody waits for something, one piece at a time, in an order that the API
+// Invariant: work runs only when a caller waits, one entry at a time, in an order that the API
 // allows and the seed chooses. An error of the device stays with its context.
 #pragma once
 #include <atomic>
@@ -41,23 +41,23 @@ struct Settings {
 };
 const Settings& settings();
 
-// Something that a stream or a graph does.
+// An operation of a stream or a graph.
 struct Work {
     virtual ~Work() = default;
     virtual CUgraphNodeType type() const = 0;
-    // Under the lock, when its turn has come: whether the memory that it names is still there.
+    // Called under the lock before it runs: whether its memory still exists.
     virtual CUresult begin(Context& context) const = 0;
-    // Without the lock.
+    // Called without the lock.
     virtual CUresult run(uint64_t seed) const = 0;
 };
 using WorkPointer = std::shared_ptr<const Work>;
 
-// An event's two counts, in memory that processes can share: records asked for, and done.
+// An event's two counts, in memory that processes can share: records requested, and done.
 struct EventCell {
     std::atomic<uint64_t> recorded{0}, completed{0}, nanoseconds{0};
 };
 
-// What one launch of a graph does: steps, and which must be done before each.
+// Work of one launch of a graph: steps with their dependencies.
 struct Step {
     uint64_t node;
     WorkPointer work;
@@ -65,7 +65,7 @@ struct Step {
 };
 using Recipe = std::vector<Step>;
 
-// Launches of one executable graph follow each other.
+// Orders the launches of one executable graph.
 struct Turns {
     uint64_t given = 0, done = 0;
 };
@@ -78,13 +78,13 @@ struct GraphRun {
     uint64_t turn;
 };
 
-// One place in a stream's queue: exactly one of work, record, wait and graph.
+// An entry of a stream's queue: exactly one of work, record, wait and graph.
 struct Entry {
     uint64_t number = 0;
     WorkPointer work;
     std::shared_ptr<EventCell> record, wait;
     uint64_t version = 0;
-    // The event waited for is another process's.
+    // The awaited event belongs to another process.
     bool is_imported = false;
     std::shared_ptr<GraphRun> graph;
 };
@@ -96,11 +96,11 @@ struct Stream {
     unsigned flags;
     int priority;
     bool is_legacy = false, is_destroyed = false;
-    // Drawn; the seed's favourite goes first more often than not.
+    // Random; the seed's favourite mostly goes first.
     uint64_t rank = 0;
     std::deque<Entry> queue;
     std::shared_ptr<Capture> capture;
-    // What the next captured node comes after.
+    // Dependencies of the next captured node.
     std::vector<Node*> tail;
 };
 
@@ -108,11 +108,11 @@ struct Event {
     Context* context;
     unsigned flags;
     std::shared_ptr<EventCell> cell;
-    // Recorded in a capture: which, and after what.
+    // The capture that recorded the event, and its dependencies there.
     std::weak_ptr<Capture> capture;
     bool is_captured = false;
     std::vector<Node*> after;
-    // Its cell's place among those that can be shared; -1 if it cannot.
+    // Index among the shareable events; -1 if it is not shareable.
     int shared_index = -1;
     bool is_imported = false;
 };
@@ -121,7 +121,7 @@ struct Node {
     uint64_t id;
     WorkPointer work;
     std::vector<Node*> after;
-    // What cuGraphKernelNodeGetParams hands out a pointer to.
+    // Storage behind the pointer that cuGraphKernelNodeGetParams gives.
     std::vector<uint8_t> args_shown;
     void* args_pointer = nullptr;
 };
@@ -141,14 +141,14 @@ struct Capture {
     Stream* origin;
     CUstreamCaptureMode mode;
     std::thread::id thread;
-    // Why it came to nothing; the capture ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+    // The capture failed; it ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
     bool is_broken = false;
 };
 
 struct Context {
     int device;
     unsigned retained = 0, flags = 0;
-    // What went wrong on the device; every later call says it, until the context is reset.
+    // The device's error, which every later call returns until the context is reset.
     CUresult broken = CUDA_SUCCESS;
     std::set<int> peers;
     Stream* legacy = nullptr;
@@ -168,15 +168,15 @@ struct Function {
 
 struct State {
     std::mutex mutex;
-    // Signalled after each piece of work.
+    // Notified after each entry.
     std::condition_variable changed;
     bool is_initialized = false;
-    // Somebody runs work just now, without the lock.
+    // A thread runs an entry now, without the lock.
     bool is_running = false;
     std::vector<std::unique_ptr<Context>> contexts;
     std::vector<std::unique_ptr<Stream>> streams;
     std::vector<std::shared_ptr<Capture>> captures;
-    // Everything that was handed out and not destroyed.
+    // All handles given out and not destroyed.
     std::set<const void*> handles;
     std::map<std::thread::id, Context*> current;
     std::map<std::thread::id, CUstreamCaptureMode> capture_modes;
@@ -188,7 +188,8 @@ State& state();
 
 enum class During { Anything, NoCapture };
 
-// The beginning of an entry point: the lock, the thread's context, and why it may be refused.
+// The beginning of an entry point: the lock, the thread's context, and the reason to refuse the
+// call.
 class Call {
  public:
     explicit Call(During during = During::Anything);
@@ -207,24 +208,24 @@ void count(const char* what);
 bool is_live(const void* handle);
 uint64_t nanoseconds_now();
 
-// streams.cpp
+// Functions of streams.cpp.
 Stream* add_stream(Context& context, unsigned flags, int priority);
-// Null: no stream of that handle.
+// Null if no stream has that handle.
 Stream* find_stream(Context& context, CUstream handle);
 // Queues the work, or captures it.
 CUresult submit(Call& call, CUstream handle, WorkPointer work);
 
-// executor.cpp: all with the lock held, which is let go while work runs.
+// Functions of executor.cpp: called with the lock, which is released while work runs.
 enum class Until { Done, Never };
-// Runs what may run until `is_done`. Never: nothing can run any more, and it is not done.
+// Runs entries until `is_done`. Never: no entry can run any more, and it is not done.
 template <class Condition> Until run_until(std::unique_lock<std::mutex>& lock, Condition is_done);
-// One piece of work, or a wait for whoever runs one. False: there is none that may run.
+// Runs one entry, or waits for the thread that runs one. False if none may run.
 bool run_one(std::unique_lock<std::mutex>& lock);
-// Whether something here waits for another process.
+// Whether some entry waits for another process.
 bool awaits_another_process();
 void pause_for_another_process(std::unique_lock<std::mutex>& lock);
 CUresult drain(Call& call, const Context& context);
-// From now on work also runs while nobody waits, as another process or a callback may.
+// From now on work also runs without a wait, as another process or a callback may depend on it.
 void start_pump();
 
 template <class Condition> Until run_until(std::unique_lock<std::mutex>& lock, Condition is_done) {
@@ -236,10 +237,10 @@ template <class Condition> Until run_until(std::unique_lock<std::mutex>& lock, C
     return Until::Done;
 }
 
-// capture.cpp
+// Functions of capture.cpp.
 bool forbids_unsafe_calls();
 void break_captures();
-// A stream that is destroyed in the middle of its capture.
+// Handles a stream that is destroyed during its capture.
 void leave_capture(Stream& stream);
 CUresult capture_work(Stream& stream, WorkPointer work);
 CUresult capture_record(Stream& stream, Event& event);

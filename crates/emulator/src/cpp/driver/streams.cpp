@@ -1,20 +1,20 @@
-// Streams: queues of work, and what may be put into them.
+// Streams: queues of work, and their entries.
 //
-// Owns: making and ending streams, waiting for them, host functions.
-// Never: runs anything but through the executor.
-// Invariant: a stream that was destroyed lives on until its queue is empty.
+// Owns: creating and destroying streams, waiting for them, host functions.
+// Never: runs anything except through the executor.
+// Invariant: a destroyed stream exists until its queue is empty.
 #include "state.h"
 
 namespace standin {
 namespace {
 
-// Handles that are numbers: null and 1 are the legacy stream, 2 is the one of the thread, which here is one
-// ordinary blocking stream for all threads.
+// Handles that are numbers: null and 1 are the legacy stream, 2 is the per-thread stream, which
+// here is one ordinary blocking stream for all threads.
 constexpr uintptr_t LEGACY = 1, PER_THREAD = 2;
 
 constexpr int PRIORITY_GREATEST = -5, PRIORITY_LEAST = 0;
 
-// A function of the host's, in its place among the stream's work.
+// A host function in stream order.
 struct HostWork : Work {
     void (*function)(void*);
     mutable std::vector<uint8_t> data;
@@ -77,7 +77,7 @@ using namespace standin;
 API cuStreamCreateWithPriority(CUstream* made, unsigned flags, int priority) {
     ENTER(call, During::Anything);
     if (made == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-    // Out of range is brought into it, not refused.
+    // A priority out of range is clamped, not refused.
     int clamped = priority < PRIORITY_GREATEST ? PRIORITY_GREATEST : priority > PRIORITY_LEAST ? PRIORITY_LEAST : priority;
     *made = add_stream(*call.context, flags, clamped);
     state().handles.insert(*made);
@@ -111,7 +111,7 @@ API cuStreamSynchronize(CUstream handle) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     count("wait");
-    // What was queued until now: others may go on queueing meanwhile.
+    // Waits for entries queued until now; other threads may queue more meanwhile.
     uint64_t last = state().numbers;
     auto is_done = [&] {
         Stream* still = find_stream(*call.context, handle);
@@ -175,12 +175,12 @@ API cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* data) {
     auto made = std::make_shared<HostWork>();
     made->function = function;
     made->pointer = data;
-    // Whoever waits for the function waits for something that the driver does not see.
+    // A program that waits for the function waits outside of the driver.
     start_pump();
     return submit(call, handle, made);
 }
 
-// For the stand-in libraries beside this one: `function` runs in the stream, with its own copy of the data.
+// For the companion libraries: `function` runs in the stream, with its own copy of the data.
 API cleave_standin_enqueue(CUstream handle, void (*function)(void*), const void* data, size_t bytes) {
     ENTER(call, During::Anything);
     auto made = std::make_shared<HostWork>();

@@ -1,8 +1,8 @@
-// Calls that this driver answers, but does nothing for.
+// Calls that this driver answers without doing anything.
 //
-// Owns: the names of what a program may ask for and must be able to do without: a missing name would end it.
-// Never: looks at an argument; whatever they are, the answer is the same.
-// Invariant: a name here is nowhere else.
+// Owns: the names that a program may look up and can do without: a missing name would end it.
+// Never: looks at an argument; the answer is always the same.
+// Invariant: a name here is defined nowhere else.
 #include "cuda.h"
 
 #define UNSUPPORTED(name) \
@@ -10,7 +10,7 @@
 
 UNSUPPORTED(cuCtxFromGreenCtx)
 
-// Memory by other ways than allocating it.
+// Other kinds of memory.
 UNSUPPORTED(cuMemAllocManaged)
 UNSUPPORTED(cuMemAddressReserve)
 UNSUPPORTED(cuMemAddressFree)
@@ -29,7 +29,7 @@ UNSUPPORTED(cuMemAllocFromPoolAsync)
 UNSUPPORTED(cuDeviceGetDefaultMemPool)
 UNSUPPORTED(cuMemcpyBatchAsync_v2)
 
-// What orders work by memory, runs blocks together, or describes tensors.
+// Memory operations in streams, cooperative blocks, and tensor maps.
 UNSUPPORTED(cuStreamWaitValue32_v2)
 UNSUPPORTED(cuStreamWaitValue64_v2)
 UNSUPPORTED(cuStreamWriteValue32_v2)
@@ -37,7 +37,7 @@ UNSUPPORTED(cuStreamWriteValue64_v2)
 UNSUPPORTED(cuLaunchCooperativeKernel)
 UNSUPPORTED(cuTensorMapEncodeTiled)
 
-// Contexts and modules of other kinds.
+// Other kinds of contexts and modules.
 UNSUPPORTED(cuCtxCreate_v4)
 UNSUPPORTED(cuLibraryLoadData)
 UNSUPPORTED(cuStreamBeginCaptureToGraph)

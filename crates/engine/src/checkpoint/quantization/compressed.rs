@@ -1,30 +1,30 @@
 //! `quantization_config` of compressed-tensors: groups of modules, each with a scheme.
 //!
-//! Owns: which schemes are known. Never: matches modules to groups by name: a module's tensors have one scheme's
-//! format and shapes.
+//! Owns: the list of supported schemes. Never: matches modules to groups by name: the formats and
+//! shapes of a module's tensors tell its scheme.
 
 use super::{COUNT_MAX, block, group};
 use crate::checkpoint::CheckpointError;
-use crate::checkpoint::fields::Fields;
-use crate::checkpoint::narrow::NarrowType;
+use crate::checkpoint::fields::ConfigFields;
+use crate::checkpoint::quantized::QuantizedType;
 
-/// How a module's weight is quantised.
+/// Quantisation of a group of modules.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::checkpoint) struct Scheme {
-    pub(super) element: NarrowType,
-    pub(super) strategy: Strategy,
+pub(in crate::checkpoint) struct CompressedScheme {
+    pub(super) element: QuantizedType,
+    pub(super) strategy: ScaleStrategy,
     /// Whether zero points are stored.
     pub(super) has_zeros: bool,
 }
 
-/// What has a scale of its own.
+/// Part of a weight that has its own scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Strategy {
+pub(super) enum ScaleStrategy {
     Tensor,
     Channel,
-    /// So many columns of a row.
+    /// A group of so many columns of a row.
     Group(usize),
-    /// So many rows and columns.
+    /// A block of so many rows and columns.
     Block(usize, usize),
 }
 
@@ -39,10 +39,10 @@ const FORMATS: [&str; 6] = [
 const SUPPORTED: &str = "float of 8 bits with strategy tensor, channel or block, symmetric int of 8 bits with tensor, \
                          and int of 8 or 4 bits with group or channel are";
 
-/// Every scheme of the configuration.
-pub(super) fn schemes(fields: &Fields) -> Result<Vec<Scheme>, CheckpointError> {
+/// Reads every scheme of the configuration.
+pub(super) fn schemes(fields: &ConfigFields) -> Result<Vec<CompressedScheme>, CheckpointError> {
     check_format(fields)?;
-    refuse(fields)?;
+    refuse_unsupported(fields)?;
     let Some(groups) = fields.object("config_groups")? else {
         return Err(fields.damaged("config_groups", "is missing"));
     };
@@ -52,18 +52,19 @@ pub(super) fn schemes(fields: &Fields) -> Result<Vec<Scheme>, CheckpointError> {
             continue;
         };
         check_format(&members)?;
-        // A group may be about activations alone.
+        // A group may describe activations only.
         if let Some(weights) = members.object("weights")? {
             schemes.push(scheme(&weights)?);
         }
     }
-    match schemes.is_empty() {
-        true => Err(fields.damaged("config_groups", "tells of no weights")),
-        false => Ok(schemes),
+    if schemes.is_empty() {
+        Err(fields.damaged("config_groups", "describes no weights"))
+    } else {
+        Ok(schemes)
     }
 }
 
-fn check_format(fields: &Fields) -> Result<(), CheckpointError> {
+fn check_format(fields: &ConfigFields) -> Result<(), CheckpointError> {
     match fields.text("format")? {
         Some(format) if !FORMATS.contains(&format) => {
             let problem = format!("{format} is not supported; {} are", FORMATS.join(", "));
@@ -73,8 +74,8 @@ fn check_format(fields: &Fields) -> Result<(), CheckpointError> {
     }
 }
 
-/// Refuses what changes weights or activations beyond scales.
-fn refuse(fields: &Fields) -> Result<(), CheckpointError> {
+/// Refuses sparsity and rotations, which change weights or activations by more than a scale.
+fn refuse_unsupported(fields: &ConfigFields) -> Result<(), CheckpointError> {
     if let Some(sparsity) = fields.object("sparsity_config")?
         && let Some(format) = sparsity.text("format")?
         && format != "dense"
@@ -92,18 +93,18 @@ fn refuse(fields: &Fields) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-fn scheme(fields: &Fields) -> Result<Scheme, CheckpointError> {
+fn scheme(fields: &ConfigFields) -> Result<CompressedScheme, CheckpointError> {
     let kind = fields.text("type")?.unwrap_or("int");
     let bits = fields.size("num_bits", COUNT_MAX)?;
     let is_symmetric = fields.flag("symmetric")?.unwrap_or(true);
     let named = fields.text("strategy")?;
     let strategy = match (named, group(fields, "group_size")?) {
-        (Some("tensor"), _) => Strategy::Tensor,
-        (Some("channel"), _) | (None, None) => Strategy::Channel,
-        (Some("group") | None, Some(columns)) => Strategy::Group(columns),
+        (Some("tensor"), _) => ScaleStrategy::Tensor,
+        (Some("channel"), _) | (None, None) => ScaleStrategy::Channel,
+        (Some("group") | None, Some(columns)) => ScaleStrategy::Group(columns),
         (Some("group"), None) => return Err(fields.damaged("group_size", "is missing")),
         (Some("block"), _) => match block(fields, "block_structure")? {
-            Some((rows, columns)) => Strategy::Block(rows, columns),
+            Some((rows, columns)) => ScaleStrategy::Block(rows, columns),
             None => return Err(fields.damaged("block_structure", "is missing")),
         },
         (Some(other), _) => {
@@ -112,14 +113,14 @@ fn scheme(fields: &Fields) -> Result<Scheme, CheckpointError> {
         }
     };
     let element = match (kind, bits, strategy) {
-        ("float", 8, Strategy::Tensor | Strategy::Channel | Strategy::Block(..))
+        ("float", 8, ScaleStrategy::Tensor | ScaleStrategy::Channel | ScaleStrategy::Block(..))
             if is_symmetric =>
         {
-            NarrowType::E4m3
+            QuantizedType::E4m3
         }
-        ("int", 8, Strategy::Tensor) if is_symmetric => NarrowType::Int8,
-        ("int", 8, Strategy::Channel | Strategy::Group(_)) => NarrowType::Int8,
-        ("int", 4, Strategy::Channel | Strategy::Group(_)) => NarrowType::Int4,
+        ("int", 8, ScaleStrategy::Tensor) if is_symmetric => QuantizedType::Int8,
+        ("int", 8, ScaleStrategy::Channel | ScaleStrategy::Group(_)) => QuantizedType::Int8,
+        ("int", 4, ScaleStrategy::Channel | ScaleStrategy::Group(_)) => QuantizedType::Int4,
         _ => {
             let symmetric = if is_symmetric { "" } else { "asymmetric " };
             let strategy = named.unwrap_or("none");
@@ -129,7 +130,7 @@ fn scheme(fields: &Fields) -> Result<Scheme, CheckpointError> {
             return Err(fields.unsupported("num_bits", problem));
         }
     };
-    Ok(Scheme {
+    Ok(CompressedScheme {
         element,
         strategy,
         has_zeros: !is_symmetric,

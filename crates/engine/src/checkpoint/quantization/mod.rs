@@ -1,53 +1,64 @@
-//! Quantised checkpoints: what config.json's `quantization_config` says, and which layouts are read.
+//! Quantised checkpoints: config.json's `quantization_config` and the supported layouts.
 //!
-//! Owns: the methods that are known, and which tensors of a module belong to which.
-//! Never: computes with a weight; reads only what decides a layout.
-//! Invariant: what is read is exactly what the method's own software would multiply with; whatever would be read
-//! wrongly is refused, with the field or tensor and what is supported. Whether a module is quantised at all its
-//! tensors show, so lists of those left out (`ignore`, `modules_to_not_convert`, `ignored_layers`) need no reading.
+//! Owns: the supported methods, and the tensors of a module that belong to each.
+//! Never: computes with a weight; reads only data that decides a layout.
+//! Invariant: a weight reads exactly as the method's own software would multiply with it; a layout
+//! that would be read wrongly is refused, with the field or tensor and the supported values. A
+//! module's tensors show whether it is quantised, so that lists of excluded modules (`ignore`,
+//! `modules_to_not_convert`, `ignored_layers`) are not read.
 //!
-//! A module's weight is `W (out, in)`, `o` counts rows, `i` columns; `g = i / group`. `W[o, i] = (code − zero) × scale`.
+//! A module's weight is `W (out, in)`, `o` counts rows, `i` columns; `g = i / group`. `W[o, i] =
+//! (code − zero) × scale`.
 //!
-//! | method | codes | scale | zero |
-//! |---|---|---|---|
-//! | compressed-tensors, float 8 | `weight` F8_E4M3 `(out, in)` | `weight_scale`: one, `(out, 1)`, or `(⌈out/r⌉, ⌈in/c⌉)` with blocks of r × c | none |
-//! | compressed-tensors, int 8 | `weight` I8 `(out, in)` | `weight_scale`: one, `(out, 1)` or `(out, in/group)` | none |
-//! | compressed-tensors, int 4 | `weight_packed` I32 `(out, ⌈in/8⌉)`: bits `4(i mod 8)` of word `[o, i/8]`, plus 8 | `weight_scale (out, in/group)` | 8, or `weight_zero_point` I32 `(⌈out/8⌉, in/group)`: bits `4(o mod 8)` of word `[o/8, g]` |
-//! | fp8 | `weight` F8_E4M3 `(out, in)` | `weight_scale_inv (⌈out/r⌉, ⌈in/c⌉)`, a factor in spite of its name; or `weight_scale`, one | none |
-//! | awq (gemm) | `qweight` I32 `(in, out/8)`: of word `[i, o/8]` the bits from `4p` on, where `[0, 2, 4, 6, 1, 3, 5, 7][p] = o mod 8` | `scales (in/group, out)` | `qzeros` I32 `(in/group, out/8)`, in the same order |
-//! | gptq | `qweight` I32 `(in/8, out)`: bits `4(i mod 8)` of word `[i/8, o]` | `scales (⌈in/group⌉, out)` | `qzeros` I32 `(⌈in/group⌉, out/8)`: bits `4(o mod 8)` of word `[g, o/8]`, plus 1 without carry (`gptq_v2`: as it is) |
+//! - compressed-tensors, float 8. Codes: `weight` F8_E4M3 `(out, in)`. Scales: `weight_scale`: one,
+//!   `(out, 1)`, or `(⌈out/r⌉, ⌈in/c⌉)` with blocks of r × c. No zero points.
+//! - compressed-tensors, int 8. Codes: `weight` I8 `(out, in)`. Scales: `weight_scale`: one, `(out,
+//!   1)` or `(out, in/group)`. No zero points.
+//! - compressed-tensors, int 4. Codes: `weight_packed` I32 `(out, ⌈in/8⌉)`: bits `4(i mod 8)` of
+//!   word `[o, i/8]`, plus 8. Scales: `weight_scale (out, in/group)`. Zero points: 8, or
+//!   `weight_zero_point` I32 `(⌈out/8⌉, in/group)`: bits `4(o mod 8)` of word `[o/8, g]`.
+//! - fp8. Codes: `weight` F8_E4M3 `(out, in)`. Scales: `weight_scale_inv (⌈out/r⌉, ⌈in/c⌉)`, a
+//!   factor in spite of its name; or `weight_scale`, one. No zero points.
+//! - awq (gemm). Codes: `qweight` I32 `(in, out/8)`: of word `[i, o/8]` the bits from `4p` on,
+//!   where `[0, 2, 4, 6, 1, 3, 5, 7][p] = o mod 8`. Scales: `scales (in/group, out)`. Zero points:
+//!   `qzeros` I32 `(in/group, out/8)`, in the same order.
+//! - gptq. Codes: `qweight` I32 `(in/8, out)`: bits `4(i mod 8)` of word `[i/8, o]`. Scales:
+//!   `scales (⌈in/group⌉, out)`. Zero points: `qzeros` I32 `(⌈in/group⌉, out/8)`: bits `4(o mod 8)`
+//!   of word `[g, o/8]`, plus 1 without carry (`gptq_v2`: as stored).
 //!
-//! GPTQ and compressed-tensors pack eight bits in the same way, four to a word, plus 128 where four bits have 8 added.
-//! In gptq `g = g_idx[i]` where there is one, and so in compressed-tensors with `weight_g_idx`.
+//! GPTQ and compressed-tensors pack eight bits in the same way, four to a word, plus 128 where four
+//! bits have 8 added. In gptq `g = g_idx[i]` where there is one, and so in compressed-tensors with
+//! `weight_g_idx`.
 //!
-//! Scales of activations are not used: activations stay in bf16 or f32, which is the more exact. Scales of keys and
-//! values are not used either: the KV cache has none.
+//! Scales of activations are not used: activations stay in bf16 or f32, which is more exact. Scales
+//! of keys and values are not used either: the KV cache stores none.
 
-mod bytes;
+mod byte_weights;
 mod compressed;
-mod words;
+mod packed_weights;
 
 use super::CheckpointError;
-use super::fields::Fields;
-use super::folder::Folder;
-use super::narrow::{NarrowTensor, NarrowType};
-use compressed::Scheme;
+use super::fields::ConfigFields;
+use super::folder::TensorFolder;
+use super::quantized::{QuantizedTensor, QuantizedType};
+use compressed::CompressedScheme;
 
-/// No group, block or width is larger.
+/// Upper limit of groups, blocks and widths.
 const COUNT_MAX: usize = 1 << 20;
 
-/// How a checkpoint's quantised modules are stored.
+/// Storage layout of a checkpoint's quantised modules.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Quantization {
-    /// `compressed-tensors`, with the schemes that its groups of modules have.
-    Compressed(Vec<Scheme>),
+    /// `compressed-tensors`, with the schemes of its groups of modules.
+    Compressed(Vec<CompressedScheme>),
     /// `fp8`: scales for blocks of `(rows, columns)`, or one for each matrix.
     Fp8 { block: Option<(usize, usize)> },
-    /// `awq`, with columns of a group; `None`: a whole row.
+    /// `awq`, with the columns per group; `None` means a whole row.
     Awq { group: Option<usize> },
-    /// `gptq`, likewise, with what codes are and what is added to stored zero points.
+    /// `gptq`, with the format of codes, the columns per group, and the number added to stored zero
+    /// points.
     Gptq {
-        element: NarrowType,
+        element: QuantizedType,
         group: Option<usize>,
         plus: u8,
     },
@@ -55,14 +66,14 @@ pub(super) enum Quantization {
 
 /// A module that may be quantised.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Module<'a> {
-    /// `model.layers.0.mlp.up_proj`.
+pub(super) struct ProjectionModule<'a> {
+    /// Name, for example `model.layers.0.mlp.up_proj`.
     pub(super) name: &'a str,
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
-impl Module<'_> {
+impl ProjectionModule<'_> {
     fn tensor(&self, kind: &str) -> String {
         format!("{}.{kind}", self.name)
     }
@@ -71,8 +82,8 @@ impl Module<'_> {
 const METHODS: &str = "compressed-tensors, fp8, awq and gptq are";
 
 impl Quantization {
-    /// Reads config.json; `None` where nothing is quantised.
-    pub(super) fn read(config: &Fields) -> Result<Option<Self>, CheckpointError> {
+    /// Reads config.json; `None` if nothing is quantised.
+    pub(super) fn read(config: &ConfigFields) -> Result<Option<Self>, CheckpointError> {
         let Some(fields) = config.object("quantization_config")? else {
             return Ok(None);
         };
@@ -93,12 +104,12 @@ impl Quantization {
         .map(Some)
     }
 
-    /// The module's weight, if it is quantised.
+    /// Reads the module's weight; `None` if it is dense.
     pub(super) fn weight(
         &self,
-        folder: &Folder,
-        module: Module<'_>,
-    ) -> Result<Option<NarrowTensor>, CheckpointError> {
+        folder: &TensorFolder,
+        module: ProjectionModule<'_>,
+    ) -> Result<Option<QuantizedTensor>, CheckpointError> {
         let (codes, is_bytes) = match self {
             Self::Compressed(_) if folder.contains(&module.tensor("weight_packed")) => {
                 ("weight_packed", false)
@@ -108,27 +119,29 @@ impl Quantization {
         };
         let name = module.tensor(codes);
         let is_there = folder.find(&name).is_some_and(|found| {
-            // A dense weight has the same name.
+            // A dense weight has the same name; its element type tells.
             !is_bytes || !matches!(found.dtype, "BF16" | "F16" | "F32")
         });
         if !is_there {
             return Ok(None);
         }
         match self {
-            Self::Compressed(schemes) if is_bytes => bytes::compressed(schemes, folder, module),
-            Self::Compressed(schemes) => words::compressed(schemes, folder, module),
-            Self::Fp8 { block } => bytes::fp8(*block, folder, module),
-            Self::Awq { group } => words::awq(*group, folder, module),
+            Self::Compressed(schemes) if is_bytes => {
+                byte_weights::compressed(schemes, folder, module)
+            }
+            Self::Compressed(schemes) => packed_weights::compressed(schemes, folder, module),
+            Self::Fp8 { block } => byte_weights::fp8(*block, folder, module),
+            Self::Awq { group } => packed_weights::awq(*group, folder, module),
             Self::Gptq {
                 element,
                 group,
                 plus,
-            } => words::gptq((*element, *group, *plus), folder, module),
+            } => packed_weights::gptq(*element, *group, *plus, folder, module),
         }
         .map(Some)
     }
 
-    /// Whether a tensor of a module belongs to its weight, or may be left out.
+    /// Whether a tensor of a module belongs to its weight, or may be ignored.
     pub(super) fn is_known(&self, kind: &str) -> bool {
         let weight: &[&str] = match self {
             Self::Compressed(_) => &[
@@ -145,7 +158,7 @@ impl Quantization {
         weight.contains(&kind) || UNUSED.contains(&kind)
     }
 
-    /// As people call it.
+    /// Name for logs and descriptions.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Compressed(_) => "compressed-tensors",
@@ -156,7 +169,8 @@ impl Quantization {
     }
 }
 
-/// Scales of activations, keys and values, which are not quantised, or with a scale of 1.
+/// Scales of activations, keys and values. The engine ignores them: it quantises none of these, or
+/// uses a scale of 1.
 const UNUSED: [&str; 7] = [
     "input_scale",
     "input_zero_point",
@@ -167,8 +181,8 @@ const UNUSED: [&str; 7] = [
     "v_scale",
 ];
 
-/// `quant_method` fp8, of DeepSeek and Qwen with blocks, of others with one scale.
-fn fp8(fields: &Fields) -> Result<Quantization, CheckpointError> {
+/// Reads `quant_method` fp8: DeepSeek and Qwen have a scale per block, others one per matrix.
+fn fp8(fields: &ConfigFields) -> Result<Quantization, CheckpointError> {
     if let Some(format) = fields.text("fmt")?
         && format != "e4m3"
     {
@@ -179,7 +193,7 @@ fn fp8(fields: &Fields) -> Result<Quantization, CheckpointError> {
     })
 }
 
-fn awq(fields: &Fields) -> Result<Quantization, CheckpointError> {
+fn awq(fields: &ConfigFields) -> Result<Quantization, CheckpointError> {
     let bits = fields.size("bits", COUNT_MAX)?;
     if bits != 4 {
         let problem = format!("{bits} bits are not supported; 4 are");
@@ -200,10 +214,10 @@ fn awq(fields: &Fields) -> Result<Quantization, CheckpointError> {
     })
 }
 
-fn gptq(fields: &Fields) -> Result<Quantization, CheckpointError> {
+fn gptq(fields: &ConfigFields) -> Result<Quantization, CheckpointError> {
     let element = match fields.size("bits", COUNT_MAX)? {
-        4 => NarrowType::Int4,
-        8 => NarrowType::Int8,
+        4 => QuantizedType::Int4,
+        8 => QuantizedType::Int8,
         bits => {
             let problem = format!("{bits} bits are not supported; 4 and 8 are");
             return Err(fields.unsupported("bits", problem));
@@ -224,8 +238,7 @@ fn gptq(fields: &Fields) -> Result<Quantization, CheckpointError> {
     })
 }
 
-/// Rows and columns of a block.
-fn block(fields: &Fields, name: &str) -> Result<Option<(usize, usize)>, CheckpointError> {
+fn block(fields: &ConfigFields, name: &str) -> Result<Option<(usize, usize)>, CheckpointError> {
     match fields.counts(name, COUNT_MAX)?.as_deref() {
         None => Ok(None),
         Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok(Some((rows, columns))),
@@ -233,8 +246,8 @@ fn block(fields: &Fields, name: &str) -> Result<Option<(usize, usize)>, Checkpoi
     }
 }
 
-/// Columns of a group; −1 or nothing stands for a whole row.
-fn group(fields: &Fields, name: &str) -> Result<Option<usize>, CheckpointError> {
+/// Reads the columns per group; −1 or an absent field means a whole row.
+fn group(fields: &ConfigFields, name: &str) -> Result<Option<usize>, CheckpointError> {
     match fields.number(name)? {
         None | Some(-1.0) => Ok(None),
         Some(_) => fields.size(name, COUNT_MAX).map(Some),

@@ -1,17 +1,20 @@
-//! Seals: damaged, repeated, and with tokens or blocks that do not fit.
+//! Tests of seals: damaged, repeated, and with tokens or blocks that do not match.
 
-use super::super::{Digest, receiver, sender};
+use super::super::{HandoffDigest, receiver, sender};
 use super::{
-    CONTENT, CORRUPT, VOCAB_SIZE, block, checksum, feed, frame, pair, part, seal, sent, worker,
+    CONTENT, CORRUPT, VOCAB_SIZE, block, checksum, feed, frame, pair, part, seal, sent_handoff,
+    worker,
 };
 use crate::{Packet, Seal};
-use cleave_domain::{BlockHash, BlockIndex, Cause};
-use receiver::Receiver;
-use sender::Sender;
+use cleave_domain::{AbandonCause, BlockHash, BlockIndex};
+use receiver::HandoffReceiver;
+use sender::HandoffSender;
 
+// Invariant: I4.
+// Lesson: 16.
 #[test]
-fn lesson_16_a_seal_that_does_not_fit_fails_closed() {
-    let (frames, sealed) = sent();
+fn a_seal_that_does_not_match_fails_the_hand_off() {
+    let (frames, sealed) = sent_handoff();
     let wrong = |change: fn(&mut Seal)| {
         let mut sealed = sealed.clone();
         change(&mut sealed);
@@ -22,7 +25,7 @@ fn lesson_16_a_seal_that_does_not_fit_fails_closed() {
         wrong(|seal| seal.blocks_count += 1),
         wrong(|seal| seal.blocks_count -= 1),
         wrong(|seal| seal.output.clear()),
-        // The KV is of another text.
+        // The KV belongs to another text.
         wrong(|seal| seal.content.0[7] ^= 1),
         // Twelve tokens fill the two blocks, thirteen need a third, eighteen do not fit at all.
         wrong(|seal| seal.output = vec![0; 4]),
@@ -32,16 +35,16 @@ fn lesson_16_a_seal_that_does_not_fit_fails_closed() {
         feed(&mut receiver, &frames);
         assert_eq!(feed(&mut receiver, &[sealed]), CORRUPT);
     }
-    // With a block missing it waits: the frame may be on its way.
+    // With a block missing the receiver waits, because its frame may still be on the way.
     let (_, mut receiver) = pair();
     feed(&mut receiver, &frames[..3]);
     assert!(feed(&mut receiver, &[seal(sealed.clone())]).is_empty());
-    assert!(receiver.sealed());
+    assert!(receiver.is_sealed());
     let other = wrong(|seal| seal.output = vec![0]);
     assert_eq!(feed(&mut receiver, &[other]), CORRUPT);
 }
 
-/// Every seal that differs from this one in one bit of one field.
+/// All seals that differ from this one in one bit of one field.
 fn flipped(seal: &Seal) -> Vec<Seal> {
     let mut all = Vec::new();
     let mut flip = |bits: u32, field: &dyn Fn(&mut Seal, u32)| {
@@ -69,9 +72,10 @@ fn flipped(seal: &Seal) -> Vec<Seal> {
     all
 }
 
+// Invariant: I4.
 #[test]
-fn any_flipped_bit_in_any_field_of_a_seal_fails_closed() {
-    let (frames, sealed) = sent();
+fn a_flipped_bit_in_a_seal_fails_the_hand_off() {
+    let (frames, sealed) = sent_handoff();
     for wrong in flipped(&sealed) {
         let said = format!("{wrong:?}");
         let (_, mut receiver) = pair();
@@ -80,13 +84,14 @@ fn any_flipped_bit_in_any_field_of_a_seal_fails_closed() {
     }
 }
 
+// Invariant: I51.
 #[test]
 fn a_token_outside_the_vocabulary_fails_the_hand_off() {
     for (token, lands) in [(VOCAB_SIZE - 1, true), (VOCAB_SIZE, false)] {
         let (mut sender, mut receiver) = pair();
         let (content, output) = (CONTENT, vec![token]);
-        let said = between(&mut sender, &mut receiver, (content, output));
-        assert_eq!(receiver.landed(), lands, "{token}: {said:?}");
+        let said = run_handoff(&mut sender, &mut receiver, (content, output));
+        assert_eq!(receiver.has_landed(), lands, "{token}: {said:?}");
         if !lands {
             assert_eq!(said[said.len() - 2..], CORRUPT);
         }
@@ -96,13 +101,13 @@ fn a_token_outside_the_vocabulary_fails_the_hand_off() {
 #[test]
 fn an_unanswered_seal_is_repeated_and_answered_again() {
     let (mut sender, mut receiver) = pair();
-    sender.handle(sender::Input::Unanswered);
+    sender.handle(sender::SenderInput::Unanswered);
     assert_eq!(sender.poll(), None, "nothing was sealed");
-    between(&mut sender, &mut receiver, (CONTENT, vec![42]));
-    let again = |sender: &mut Sender| {
-        sender.handle(sender::Input::Unanswered);
+    run_handoff(&mut sender, &mut receiver, (CONTENT, vec![42]));
+    let again = |sender: &mut HandoffSender| {
+        sender.handle(sender::SenderInput::Unanswered);
         match sender.poll() {
-            Some(sender::Output::Send(Packet::Seal(again))) => Some(seal(again)),
+            Some(sender::SenderOutput::Send(Packet::Seal(again))) => Some(seal(again)),
             None => None,
             other => panic!("{other:?}"),
         }
@@ -110,50 +115,50 @@ fn an_unanswered_seal_is_repeated_and_answered_again() {
     let repeated = again(&mut sender).expect("it waits for its answer");
     assert_eq!(feed(&mut receiver, &[repeated]), ["send landed"]);
     let from = worker(2, 1);
-    sender.handle(sender::Input::Landed { from });
-    assert_eq!(sender.poll(), Some(sender::Output::Done));
+    sender.handle(sender::SenderInput::Landed { from });
+    assert_eq!(sender.poll(), Some(sender::SenderOutput::Done));
     assert!(again(&mut sender).is_none(), "it has its answer");
 }
 
-/// The answer of a receiver that gave up may be lost as well.
+/// The answer of a receiver that gave up may be lost, too.
 #[test]
 fn a_receiver_that_ended_answers_a_repeated_seal() {
-    let (frames, sealed) = sent();
+    let (frames, sealed) = sent_handoff();
     let (_, mut receiver) = pair();
     feed(&mut receiver, &frames[..1]);
-    let up = receiver::Input::GivenUp {
-        cause: Cause::Cancelled,
+    let up = receiver::ReceiverInput::GiveUp {
+        cause: AbandonCause::Cancelled,
     };
     feed(&mut receiver, &[up]);
     let said = feed(&mut receiver, &[seal(sealed)]);
     assert_eq!(said, ["send abandoned Cancelled"]);
-    assert!(!receiver.open() && !receiver.landed());
+    assert!(!receiver.is_open() && !receiver.has_landed());
 }
 
-/// The whole way from the first block to the seal; gives what the receiver did.
-fn between(
-    sender: &mut Sender,
-    receiver: &mut Receiver,
+/// Runs a hand-off from the first block to the seal; returns the outputs of the receiver.
+fn run_handoff(
+    sender: &mut HandoffSender,
+    receiver: &mut HandoffReceiver,
     drawn: (BlockHash, Vec<u32>),
 ) -> Vec<String> {
     for ordinal in 0..3 {
         let from = BlockIndex(ordinal);
-        sender.handle(sender::Input::Computed { ordinal, from });
+        sender.handle(sender::SenderInput::Computed { ordinal, from });
     }
     let (content, output) = drawn;
-    sender.handle(sender::Input::Sampled { content, output });
+    sender.handle(sender::SenderInput::Sampled { content, output });
     let mut said = Vec::new();
     while let Some(output) = sender.poll() {
         match output {
-            sender::Output::Export { ordinal, block, .. } => {
+            sender::SenderOutput::Export { ordinal, block, .. } => {
                 let whole = part(ordinal, 0, 8);
-                let mut digest = Digest::default();
-                digest.add(whole, checksum(whole));
+                let mut digest = HandoffDigest::default();
+                digest.add_frame(whole, checksum(whole));
                 said.extend(feed(receiver, &[frame(whole, block)]));
                 let outcome = Ok((digest.value(), 8));
-                sender.handle(sender::Input::Exported { ordinal, outcome });
+                sender.handle(sender::SenderInput::Exported { ordinal, outcome });
             }
-            sender::Output::Send(Packet::Seal(sealed)) => {
+            sender::SenderOutput::Send(Packet::Seal(sealed)) => {
                 said.extend(feed(receiver, &[seal(sealed)]));
             }
             other => panic!("unexpected {other:?}"),
@@ -164,7 +169,7 @@ fn between(
 
 #[test]
 fn a_repeated_seal_changes_nothing_while_frames_are_missing() {
-    let (frames, sealed) = sent();
+    let (frames, sealed) = sent_handoff();
     let (_, mut receiver) = pair();
     feed(&mut receiver, &frames[..3]);
     for _ in 0..3 {
@@ -175,18 +180,18 @@ fn a_repeated_seal_changes_nothing_while_frames_are_missing() {
 }
 
 #[test]
-fn a_block_beyond_the_seal_is_not_waited_out() {
-    let (frames, sealed) = sent();
+fn a_block_beyond_the_seal_fails_before_all_frames_arrive() {
+    let (frames, sealed) = sent_handoff();
     let (_, mut receiver) = pair();
-    // One frame is missing, and another will never fit.
+    // One frame is missing, and another can never match.
     feed(&mut receiver, &frames[..3]);
     feed(&mut receiver, &[frame(part(3, 0, 8), block(8, 0))]);
     assert_eq!(feed(&mut receiver, &[seal(sealed)]), CORRUPT);
 }
 
 #[test]
-fn a_block_beyond_the_seal_fails_closed() {
-    let (mut frames, sealed) = sent();
+fn a_block_beyond_the_seal_fails_the_hand_off() {
+    let (mut frames, sealed) = sent_handoff();
     frames.push(frame(part(3, 0, 8), block(8, 0)));
     let (_, mut receiver) = pair();
     feed(&mut receiver, &frames);

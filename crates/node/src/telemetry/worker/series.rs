@@ -1,65 +1,68 @@
-//! The names of a worker's series.
+//! Names and help texts of a worker's series.
 //!
-//! Owns: each name with its help. Never: counts. Invariant: every series is registered once.
+//! Owns: each name with its help. Never counts. Invariant: every series is registered once.
 
-use super::{CacheShape, Carried, FloatGauge, Model, Peer, Sorted, Worker};
-use crate::telemetry::{Histograms, histograms, ratio_histograms};
-use cleave_api::Book;
+use super::{
+    CacheConfigLabels, FloatGauge, PeerTransportLabels, WorkerKindLabels, WorkerLabels,
+    WorkerModelLabels, WorkerPeerLabels,
+};
+use crate::telemetry::{HistogramFamily, histograms, ratio_histograms};
+use cleave_api::MetricRegistry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 /// The series of all workers of this process.
 #[derive(Clone, Debug)]
-pub(crate) struct Series {
-    pub(super) handoffs: Family<Sorted, Counter>,
-    pub(super) handoff_bytes: Family<Sorted, Counter>,
-    pub(super) handoff_blocks: Family<Sorted, Counter>,
-    pub(super) handoff_seconds: Histograms<Worker>,
-    pub(super) exposed_seconds: Histograms<Worker>,
-    pub(super) send_seconds: Histograms<Worker>,
-    pub(super) frames_discarded: Family<Worker, Counter>,
-    pub(super) passes: Family<Worker, Gauge>,
-    pub(super) passes_refused: Family<Worker, Counter>,
-    pub(super) step_tokens: Family<Sorted, Counter>,
-    pub(super) step_seconds: Histograms<Sorted>,
-    pub(super) step_ratio: Histograms<Worker>,
-    pub(super) draft_tokens: Family<Sorted, Counter>,
-    pub(super) draft_steps: Family<Sorted, Counter>,
-    pub(super) mfu: Family<Worker, FloatGauge>,
-    pub(super) mbu: Family<Worker, FloatGauge>,
-    pub(super) prompt_tokens: Family<Worker, Counter>,
-    pub(super) cached_tokens: Family<Worker, Counter>,
-    pub(super) prefill_wait: Histograms<Worker>,
-    pub(super) preemptions: Family<Worker, Counter>,
-    pub(super) recomputed_tokens: Family<Worker, Counter>,
-    pub(super) orders_repeated: Family<Worker, Counter>,
-    pub(super) cancel_seconds: Histograms<Worker>,
-    pub(super) swap_blocks: Family<Sorted, Counter>,
-    pub(super) swap_seconds: Histograms<Sorted>,
-    pub(super) tier_blocks: Family<Sorted, Gauge>,
-    pub(super) tier_bytes: Family<Sorted, Gauge>,
-    pub(super) tier_kept: Family<Sorted, Counter>,
-    pub(super) tier_keep_seconds: Histograms<Sorted>,
-    pub(super) tier_fetched: Family<Worker, Counter>,
-    pub(super) tier_fetch_seconds: Histograms<Worker>,
-    pub(super) tier_failures: Family<Sorted, Counter>,
-    pub(super) move_seconds: Histograms<Worker>,
-    pub(super) still_seconds: Histograms<Worker>,
-    pub(super) stuck: Family<Worker, Gauge>,
-    pub(super) blocks: Family<Sorted, Gauge>,
-    pub(super) link_bandwidth: Family<Peer, FloatGauge>,
-    pub(super) link_latency: Family<Peer, FloatGauge>,
-    pub(super) link_fallbacks: Family<Peer, Counter>,
-    pub(super) link_transport: Family<Carried, Gauge>,
-    pub(super) vllm_running: Family<Model, Gauge>,
-    pub(super) vllm_waiting: Family<Model, Gauge>,
-    pub(super) vllm_usage: Family<Model, FloatGauge>,
-    pub(super) vllm_cache: Family<CacheShape, Gauge>,
+pub(crate) struct WorkerSeries {
+    pub(super) handoffs: Family<WorkerKindLabels, Counter>,
+    pub(super) handoff_bytes: Family<WorkerKindLabels, Counter>,
+    pub(super) handoff_blocks: Family<WorkerKindLabels, Counter>,
+    pub(super) handoff_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) exposed_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) send_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) frames_discarded: Family<WorkerLabels, Counter>,
+    pub(super) grants: Family<WorkerLabels, Gauge>,
+    pub(super) writes_refused: Family<WorkerLabels, Counter>,
+    pub(super) step_tokens: Family<WorkerKindLabels, Counter>,
+    pub(super) step_seconds: HistogramFamily<WorkerKindLabels>,
+    pub(super) step_ratio: HistogramFamily<WorkerLabels>,
+    pub(super) draft_tokens: Family<WorkerKindLabels, Counter>,
+    pub(super) draft_steps: Family<WorkerKindLabels, Counter>,
+    pub(super) mfu: Family<WorkerLabels, FloatGauge>,
+    pub(super) mbu: Family<WorkerLabels, FloatGauge>,
+    pub(super) prompt_tokens: Family<WorkerLabels, Counter>,
+    pub(super) cached_tokens: Family<WorkerLabels, Counter>,
+    pub(super) prefill_wait: HistogramFamily<WorkerLabels>,
+    pub(super) preemptions: Family<WorkerLabels, Counter>,
+    pub(super) recomputed_tokens: Family<WorkerLabels, Counter>,
+    pub(super) orders_repeated: Family<WorkerLabels, Counter>,
+    pub(super) cancel_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) swap_blocks: Family<WorkerKindLabels, Counter>,
+    pub(super) swap_seconds: HistogramFamily<WorkerKindLabels>,
+    pub(super) tier_blocks: Family<WorkerKindLabels, Gauge>,
+    pub(super) tier_bytes: Family<WorkerKindLabels, Gauge>,
+    pub(super) tier_kept: Family<WorkerKindLabels, Counter>,
+    pub(super) tier_keep_seconds: HistogramFamily<WorkerKindLabels>,
+    pub(super) tier_fetched: Family<WorkerLabels, Counter>,
+    pub(super) tier_fetch_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) tier_failures: Family<WorkerKindLabels, Counter>,
+    pub(super) move_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) pause_seconds: HistogramFamily<WorkerLabels>,
+    pub(super) stuck: Family<WorkerLabels, Gauge>,
+    pub(super) blocks: Family<WorkerKindLabels, Gauge>,
+    pub(super) link_bandwidth: Family<WorkerPeerLabels, FloatGauge>,
+    pub(super) link_latency: Family<WorkerPeerLabels, FloatGauge>,
+    pub(super) link_fallbacks: Family<WorkerPeerLabels, Counter>,
+    pub(super) link_transport: Family<PeerTransportLabels, Gauge>,
+    pub(super) vllm_running: Family<WorkerModelLabels, Gauge>,
+    pub(super) vllm_waiting: Family<WorkerModelLabels, Gauge>,
+    pub(super) vllm_usage: Family<WorkerModelLabels, FloatGauge>,
+    pub(super) vllm_cache: Family<CacheConfigLabels, Gauge>,
 }
 
-impl Series {
-    pub(crate) fn register(book: &mut Book) -> Self {
+impl WorkerSeries {
+    pub(crate) fn register(book: &mut MetricRegistry) -> Self {
         let series = Self {
             handoffs: Family::default(),
             handoff_bytes: Family::default(),
@@ -68,8 +71,8 @@ impl Series {
             exposed_seconds: histograms(),
             send_seconds: histograms(),
             frames_discarded: Family::default(),
-            passes: Family::default(),
-            passes_refused: Family::default(),
+            grants: Family::default(),
+            writes_refused: Family::default(),
             step_tokens: Family::default(),
             step_seconds: histograms(),
             step_ratio: ratio_histograms(),
@@ -94,7 +97,7 @@ impl Series {
             tier_fetch_seconds: histograms(),
             tier_failures: Family::default(),
             move_seconds: histograms(),
-            still_seconds: histograms(),
+            pause_seconds: histograms(),
             stuck: Family::default(),
             blocks: Family::default(),
             link_bandwidth: Family::default(),
@@ -115,12 +118,12 @@ impl Series {
         series
     }
 
-    fn register_handoffs(&self, book: &mut Book) {
+    fn register_handoffs(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_handoffs",
-            "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, \
-             nothing moved), recomputed (landed, and computed again here), moved (a running sequence \
-             left), stayed (it was to, and did not), failed",
+            "Hand-offs at this worker: sealed (sent), landed (received and used), joined (both legs here, \
+             no transfer), recomputed (landed, then computed again here), moved (a running sequence \
+             migrated away), stayed (its migration was given up), failed",
             self.handoffs.clone(),
         );
         book.register(
@@ -135,22 +138,22 @@ impl Series {
         );
         book.register(
             "cleave_handoff_seconds",
-            "From reservation to landing",
+            "Time from reservation to landing",
             self.handoff_seconds.clone(),
         );
         book.register(
             "cleave_handoff_exposed_seconds",
-            "From the seal's arrival to landing: what the overlap with prefill did not hide",
+            "Time from the seal's arrival to landing, which the overlap with prefill did not hide",
             self.exposed_seconds.clone(),
         );
         book.register(
             "cleave_handoff_send_seconds",
-            "From the first frame to the seal",
+            "Time from the first frame to the seal",
             self.send_seconds.clone(),
         );
         book.register(
             "cleave_frames_discarded",
-            "Late, foreign or doubled frames dropped",
+            "Frames dropped because they were late, foreign or duplicates",
             self.frames_discarded.clone(),
         );
         book.register(
@@ -165,36 +168,36 @@ impl Series {
         );
         book.register(
             "cleave_link_transport",
-            "1 for what carries blocks to a peer now: local, cuda-ipc, shm or tcp",
+            "1 for the transport of blocks to a peer now: local, cuda-ipc, shm, nixl or tcp",
             self.link_transport.clone(),
         );
         book.register(
             "cleave_handoff_passes",
-            "Passes to write to other workers' pools, of hand-offs that have not ended here",
-            self.passes.clone(),
+            "Write grants for other workers' pools, of hand-offs that have not ended here",
+            self.grants.clone(),
         );
         book.register(
             "cleave_handoff_passes_refused",
-            "Links that ended because the peer wanted to write what it had no pass for, or an old one",
-            self.passes_refused.clone(),
+            "Links that ended because the peer attempted a write without a valid grant",
+            self.writes_refused.clone(),
         );
         book.register(
             "cleave_link_fallbacks",
-            "Links to a peer that run over a slower transport than both ends have, because that did \
+            "Links to a peer that fell back to a slower transport, because a faster one of both ends did \
              not work",
             self.link_fallbacks.clone(),
         );
     }
 
-    fn register_steps(&self, book: &mut Book) {
+    fn register_steps(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_step_tokens",
-            "Tokens run, by leg",
+            "Tokens computed, by leg",
             self.step_tokens.clone(),
         );
         book.register(
             "cleave_step_seconds",
-            "Engine time per step, by what was in it",
+            "Engine time per step, by its content: prefill, decode or mixed",
             self.step_seconds.clone(),
         );
         book.register(
@@ -209,32 +212,32 @@ impl Series {
         );
         book.register(
             "cleave_prefill_wait_seconds",
-            "From the order to a prompt's first chunk",
+            "Time from the order to the first chunk of a prompt",
             self.prefill_wait.clone(),
         );
         book.register(
             "cleave_draft_tokens",
-            "Tokens guessed and verified (kind `drafted`) and of these those that came true (kind `accepted`)",
+            "Draft tokens verified (kind `drafted`), and those of them accepted (kind `accepted`)",
             self.draft_tokens.clone(),
         );
         book.register(
             "cleave_draft_steps",
-            "Steps that could verify guesses: `drafted`, or why none (`no_guess`, `no_gain`: rows cost more than they bring, `no_time`: a stream's promise, `no_room`)",
+            "Steps that could verify drafts: `drafted`, or why none did (`no_guess`: none was proposed, `no_gain`: rows cost more than they bring, `no_time`: a stream's target leaves no time, `no_room`: blocks or rows are short)",
             self.draft_steps.clone(),
         );
         book.register(
             "cleave_orders_repeated",
-            "Orders that named what was here already",
+            "Repeated orders, for a hand-off that was here already",
             self.orders_repeated.clone(),
         );
         book.register(
             "cleave_worker_cancel_to_free_seconds",
-            "From the order to cancel to every block free",
+            "Time from the order to cancel until every block is free",
             self.cancel_seconds.clone(),
         );
     }
 
-    fn register_pressure(&self, book: &mut Book) {
+    fn register_pressure(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_preemptions",
             "Running sequences that lost their blocks and were computed again",
@@ -252,27 +255,27 @@ impl Series {
         );
         book.register(
             "cleave_swap_seconds",
-            "Copying one sequence's blocks to host memory (out) or back (in)",
+            "Time to copy one sequence's blocks to host memory (out) or back (in)",
             self.swap_seconds.clone(),
         );
         book.register(
             "cleave_handoff_move_seconds",
-            "From the order to move a running sequence to its landing elsewhere",
+            "Time from the order to migrate a running sequence until it landed elsewhere",
             self.move_seconds.clone(),
         );
         book.register(
             "cleave_handoff_still_seconds",
-            "Of that, how long the sequence stood still",
-            self.still_seconds.clone(),
+            "Part of cleave_handoff_move_seconds for which the sequence was paused",
+            self.pause_seconds.clone(),
         );
         book.register(
             "cleave_worker_stuck",
-            "1 while the step under way takes too long",
+            "1 while the present step exceeds its time limit",
             self.stuck.clone(),
         );
     }
 
-    fn register_tier(&self, book: &mut Book) {
+    fn register_tier(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_kv_tier_blocks",
             "KV blocks kept below the pool: in host memory (host), on disk (disk), those on their way there \
@@ -281,7 +284,7 @@ impl Series {
         );
         book.register(
             "cleave_kv_tier_bytes",
-            "The same in bytes",
+            "Bytes of the KV blocks kept below the pool, in host memory (host) or on disk (disk)",
             self.tier_bytes.clone(),
         );
         book.register(
@@ -291,54 +294,54 @@ impl Series {
         );
         book.register(
             "cleave_kv_tier_keep_seconds",
-            "Copying one block there",
+            "Time to copy one KV block to host memory (host) or to disk (disk)",
             self.tier_keep_seconds.clone(),
         );
         book.register(
             "cleave_kv_tier_fetched_blocks",
-            "KV blocks brought back to the pool in place of computing them",
+            "KV blocks loaded back into the pool instead of being computed",
             self.tier_fetched.clone(),
         );
         book.register(
             "cleave_kv_tier_fetch_seconds",
-            "Bringing one sequence's blocks back, waits for steps included",
+            "Time to load one sequence's KV blocks back, with waits for steps",
             self.tier_fetch_seconds.clone(),
         );
         book.register(
             "cleave_kv_tier_failures",
-            "What was not kept or not brought back, and was computed instead: no memory or a block that could \
-             not be read (host_full), a disk that took no more (disk_failed), too slow, cancelled, or its blocks were needed (stopped), \
-             gone (missing), changed since (corrupt), a disk that could not read (unreadable), an engine that \
-             could not write (engine)",
+            "KV blocks not kept or not loaded back, and computed instead: no memory, or a block that could \
+             not be read (host_full), a failed write to disk (disk_failed), too slow, cancelled, or blocks were needed (stopped), \
+             gone (missing), changed since (corrupt), a failed read from disk (unreadable), a failed write \
+             into the pool (engine)",
             self.tier_failures.clone(),
         );
     }
 
-    fn register_prices(&self, book: &mut Book) {
+    fn register_prices(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_step_forecast_ratio",
-            "Real times of steps by those predicted from the worker's prices; 1 is right",
+            "Real times of steps divided by those predicted from the worker's prices; 1 is exact",
             self.step_ratio.clone(),
         );
         book.register(
             "cleave_mfu_ratio",
-            "Part of the device's arithmetic used in the steps of late (an estimate; idle time aside)",
+            "Share of the device's arithmetic used in recent steps (an estimate, without idle time)",
             self.mfu.clone(),
         );
         book.register(
             "cleave_mbu_ratio",
-            "Part of the device's memory bandwidth used in the steps of late (an estimate; idle time \
-             aside)",
+            "Share of the device's memory bandwidth used in recent steps (an estimate, without idle \
+             time)",
             self.mbu.clone(),
         );
     }
 
-    fn register_pool(&self, book: &mut Book) {
+    fn register_pool(&self, book: &mut MetricRegistry) {
         book.register(
             "cleave_pool_blocks",
-            "KV blocks: held, free (or only cached), cached; of those held: reserved (not landed), leased \
-             (to be handed on), quarantined (over, and the writer has not stopped), leaked (nobody's: a \
-             defect); swapped are in host memory",
+            "KV blocks: held, free (cached ones too), cached; of those held: reserved (not landed), leased \
+             (to be handed on), quarantined (ended, and a writer may still reach them), leaked (no owner: a \
+             defect); swapped ones are in host memory",
             self.blocks.clone(),
         );
         book.register(
@@ -348,7 +351,7 @@ impl Series {
         );
         book.register(
             "vllm:num_requests_waiting",
-            "Sequences waiting",
+            "Sequences waiting to run",
             self.vllm_waiting.clone(),
         );
         book.register(
@@ -358,7 +361,7 @@ impl Series {
         );
         book.register(
             "vllm:cache_config_info",
-            "1 for the size of the KV cache: tokens of a block, and blocks",
+            "1, with the size of the KV cache: tokens of a block, and the number of blocks",
             self.vllm_cache.clone(),
         );
     }

@@ -1,14 +1,14 @@
-//! What is kept below a worker's pool, in numbers.
+//! Series of the KV tiers below a worker's pool.
 //!
-//! Owns: the way from notes to these series. Never: counts a hit that was not brought back whole.
+//! Owns: counting notes into these series. Never counts a hit whose block was not loaded.
 
-use super::{WorkerMeters, add, elsewhere, observe};
-use cleave_sched::{FetchOutcome, KeepOutcome, Note, Place};
+use super::{WorkerMeters, add, assert_not_counted_here, observe};
+use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerNote};
 
-/// Where blocks are kept; see the help of `cleave_kv_tier_blocks`.
+/// The places of kept blocks; see the help of `cleave_kv_tier_blocks`.
 const PLACES: [&str; 2] = ["host", "disk"];
 
-/// What keeps a block from being kept or brought back; see the help of `cleave_kv_tier_failures`.
+/// The reasons why a block is not kept or not loaded; see the help of `cleave_kv_tier_failures`.
 const FAILURES: [&str; 7] = [
     "host_full",
     "disk_failed",
@@ -19,10 +19,10 @@ const FAILURES: [&str; 7] = [
     "engine",
 ];
 
-fn name(place: Place) -> &'static str {
+fn name(place: TierLevel) -> &'static str {
     match place {
-        Place::Host => PLACES[0],
-        Place::Disk => PLACES[1],
+        TierLevel::Host => PLACES[0],
+        TierLevel::Disk => PLACES[1],
     }
 }
 
@@ -38,52 +38,56 @@ fn fetch_failure(outcome: FetchOutcome) -> Option<&'static str> {
 }
 
 impl WorkerMeters {
-    /// Every series of the tier, at zero.
+    /// Creates every series of the tier, at zero.
     pub(super) fn begin_tier(&self) {
         let series = &self.series;
         for place in PLACES {
-            drop(series.tier_blocks.get_or_create(&self.sorted(place)));
-            drop(series.tier_bytes.get_or_create(&self.sorted(place)));
-            drop(series.tier_kept.get_or_create(&self.sorted(place)));
+            drop(series.tier_blocks.get_or_create(&self.kind_labels(place)));
+            drop(series.tier_bytes.get_or_create(&self.kind_labels(place)));
+            drop(series.tier_kept.get_or_create(&self.kind_labels(place)));
         }
         for failure in FAILURES {
-            drop(series.tier_failures.get_or_create(&self.sorted(failure)));
+            drop(
+                series
+                    .tier_failures
+                    .get_or_create(&self.kind_labels(failure)),
+            );
         }
         drop(series.tier_fetched.get_or_create(&self.worker));
     }
 
-    /// The gauges are shown under another role from now on.
+    /// Removes the gauges, which are shown under another role from now on.
     pub(super) fn end_tier(&self) {
         for place in PLACES {
-            self.series.tier_blocks.remove(&self.sorted(place));
-            self.series.tier_bytes.remove(&self.sorted(place));
+            self.series.tier_blocks.remove(&self.kind_labels(place));
+            self.series.tier_bytes.remove(&self.kind_labels(place));
         }
     }
 
-    pub(super) fn count_tier(&mut self, note: &Note) {
+    pub(super) fn count_tier(&mut self, note: &WorkerNote) {
         let series = &self.series;
         match note {
-            Note::Kept {
+            WorkerNote::Offloaded {
                 place,
-                outcome: KeepOutcome::Copied,
+                outcome: OffloadOutcome::Copied,
                 took,
             } => {
-                let place = self.sorted(name(*place));
+                let place = self.kind_labels(name(*place));
                 add(&series.tier_kept, &place, 1);
                 observe(&series.tier_keep_seconds, &place, *took);
             }
-            Note::Kept {
+            WorkerNote::Offloaded {
                 place,
-                outcome: KeepOutcome::Broken,
+                outcome: OffloadOutcome::Broken,
                 took: _,
             } => {
                 let failure = match place {
-                    Place::Host => FAILURES[0],
-                    Place::Disk => FAILURES[1],
+                    TierLevel::Host => FAILURES[0],
+                    TierLevel::Disk => FAILURES[1],
                 };
-                add(&series.tier_failures, &self.sorted(failure), 1);
+                add(&series.tier_failures, &self.kind_labels(failure), 1);
             }
-            Note::Fetched {
+            WorkerNote::Fetched {
                 handoff: _,
                 asked: _,
                 came,
@@ -93,15 +97,15 @@ impl WorkerMeters {
                 add(&series.tier_fetched, &self.worker, u64::from(*came));
                 observe(&series.tier_fetch_seconds, &self.worker, *took);
                 if let Some(failure) = fetch_failure(*outcome) {
-                    add(&series.tier_failures, &self.sorted(failure), 1);
+                    add(&series.tier_failures, &self.kind_labels(failure), 1);
                 }
             }
-            Note::Tiers {
+            WorkerNote::Tiers {
                 host_blocks,
                 disk_blocks,
             } => {
                 for (place, blocks) in PLACES.into_iter().zip([host_blocks, disk_blocks]) {
-                    let place = self.sorted(place);
+                    let place = self.kind_labels(place);
                     let bytes = i64::from(*blocks) * i64::from(self.block_bytes);
                     let gauge = series.tier_blocks.get_or_create(&place);
                     gauge.set(i64::from(*blocks));
@@ -109,7 +113,7 @@ impl WorkerMeters {
                 }
                 self.tiers = Some(note.clone());
             }
-            other => elsewhere(other),
+            other => assert_not_counted_here(other),
         }
     }
 }
@@ -122,7 +126,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_kept_and_brought_back_is_counted_and_why_not() {
+    fn kv_tier_blocks_and_failures_are_counted() {
         let telemetry = Telemetry::default();
         let meters = WorkerMeters::new(&telemetry.workers, "p", Role::Prefill, "demo");
         let mut meters = meters.with_capacity(Capacity {
@@ -134,12 +138,12 @@ mod tests {
             context_tokens_max: 32,
         });
         let took = Duration::from_millis(2);
-        meters.count(&Note::Tiers {
+        meters.count(&WorkerNote::Tiers {
             host_blocks: 3,
             disk_blocks: 7,
         });
         for (outcome, came) in [(FetchOutcome::Copied, 4), (FetchOutcome::Corrupt, 1)] {
-            meters.count(&Note::Fetched {
+            meters.count(&WorkerNote::Fetched {
                 handoff: HandoffId::default(),
                 asked: 4,
                 came,
@@ -147,9 +151,9 @@ mod tests {
                 took,
             });
         }
-        for outcome in [KeepOutcome::Copied, KeepOutcome::Broken] {
-            let place = Place::Disk;
-            meters.count(&Note::Kept {
+        for outcome in [OffloadOutcome::Copied, OffloadOutcome::Broken] {
+            let place = TierLevel::Disk;
+            meters.count(&WorkerNote::Offloaded {
                 place,
                 outcome,
                 took,

@@ -1,10 +1,10 @@
-//! In which order an engine's work is taken, and what becomes of work that nobody wants any more.
+//! The order in which an engine's work is taken, and the answers to work that was dropped.
 
 use super::*;
-use crate::worker::queue::State;
-use crate::worker::swap::Way;
+use crate::worker::queue::EngineQueueState;
+use crate::worker::swap::SwapDirection;
 use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
-use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route};
+use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 
 const BLOCK: u32 = 64;
 
@@ -22,15 +22,15 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
-/// A way to get payloads and permits, which only links make.
-struct Pair {
+/// Two linked workers, since only links make payloads and permits.
+struct EngineLinkPair {
     sender: Links,
     granted: mpsc::Receiver<LinkEvent>,
     arrived: mpsc::Receiver<LinkEvent>,
     _receiver: Links,
 }
 
-impl Pair {
+impl EngineLinkPair {
     fn new() -> Self {
         let net = LocalNet::default();
         let links = |me| {
@@ -40,7 +40,7 @@ impl Pair {
         };
         let (sender, granted) = links(worker(1));
         let (receiver, arrived) = links(worker(2));
-        sender.know(worker(2), Route::Local);
+        sender.add_peer(worker(2), PeerRoute::Local);
         Self {
             sender,
             granted,
@@ -49,7 +49,7 @@ impl Pair {
         }
     }
 
-    async fn permit(&mut self) -> Permit {
+    async fn permit(&mut self) -> SendPermit {
         loop {
             let link = self.sender.link(worker(2)).unwrap();
             match link.reserve(handoff(9), BLOCK) {
@@ -59,7 +59,7 @@ impl Pair {
         }
     }
 
-    async fn import(&mut self, flight: u64) -> Work {
+    async fn import(&mut self, flight: u64) -> EngineWork {
         let part = BlockPart {
             ordinal: 0,
             offset: 0,
@@ -78,7 +78,7 @@ impl Pair {
                 break payload;
             }
         };
-        Work::Write(Import {
+        EngineWork::Write(BlockImport {
             handoff: handoff(flight),
             part,
             block: BlockRef::default(),
@@ -87,15 +87,15 @@ impl Pair {
     }
 }
 
-fn step() -> Work {
-    Work::Step(StepPlan {
+fn step() -> EngineWork {
+    EngineWork::Step(StepPlan {
         step: StepId(1),
         ..StepPlan::default()
     })
 }
 
-fn export(flight: u64) -> Export {
-    Export {
+fn export(flight: u64) -> BlockExport {
+    BlockExport {
         handoff: handoff(flight),
         to: worker(2),
         from: Default::default(),
@@ -104,24 +104,25 @@ fn export(flight: u64) -> Export {
     }
 }
 
-fn letters(state: &mut State, write_bytes_max: u64) -> String {
+fn letters(state: &mut EngineQueueState, write_bytes_max: u64) -> String {
     std::iter::from_fn(|| state.take(write_bytes_max))
         .map(|work| match work {
-            Work::Step(_) => 'S',
-            Work::Read(..) => 'R',
-            Work::Write(_) => 'W',
-            Work::Swap(_) => 'X',
-            Work::SwapDrop(_) => 'D',
-            Work::Shelve(_) => 'H',
-            Work::Fetch(_) | Work::Bring(_) | Work::FetchStop(_) => 'F',
+            EngineWork::Step(_) => 'S',
+            EngineWork::Read(..) => 'R',
+            EngineWork::Write(_) => 'W',
+            EngineWork::Swap(_) => 'X',
+            EngineWork::SwapDrop(_) => 'D',
+            EngineWork::Offload(_) => 'H',
+            EngineWork::Fetch(_) | EngineWork::Load(_) | EngineWork::FetchStop(_) => 'F',
         })
         .collect()
 }
 
+// Lesson: 26.
 #[tokio::test]
-async fn lesson_26_a_step_waits_for_no_more_writes_than_the_limit() {
-    let mut pair = Pair::new();
-    let mut state = State::default();
+async fn a_step_waits_for_no_more_writes_than_the_limit() {
+    let mut pair = EngineLinkPair::new();
+    let mut state = EngineQueueState::default();
     for flight in 0..5 {
         state.work.push_back(pair.import(flight).await);
     }
@@ -129,19 +130,20 @@ async fn lesson_26_a_step_waits_for_no_more_writes_than_the_limit() {
     assert_eq!(letters(&mut state, u64::from(2 * BLOCK)), "WWSWWW");
 }
 
-fn swap(flight: u64) -> Swap {
+fn swap(flight: u64) -> SwapJob {
     let blocks = vec![BlockIndex(0); 3];
-    Swap::new(handoff(flight), blocks, Way::Out)
+    SwapJob::new(handoff(flight), blocks, SwapDirection::Out)
 }
 
+// Lesson: 26.
 #[test]
-fn lesson_26_a_step_waited_until_a_whole_sequence_was_copied() {
-    let queue = Queue {
+fn a_step_goes_ahead_of_the_rest_of_a_swap() {
+    let queue = EngineQueue {
         state: Mutex::default(),
         changed: Notify::new(),
         write_bytes_max: u64::from(BLOCK),
     };
-    for work in [Work::Swap(swap(1)), Work::Swap(swap(2)), step()] {
+    for work in [EngineWork::Swap(swap(1)), EngineWork::Swap(swap(2)), step()] {
         queue.lock().work.push_back(work);
     }
     let mut order = String::new();
@@ -153,69 +155,73 @@ fn lesson_26_a_step_waited_until_a_whole_sequence_was_copied() {
             break;
         };
         match work {
-            Work::Swap(swap) => {
+            EngineWork::Swap(swap) => {
                 order.push('X');
                 goes += 1;
                 if goes < 5 {
-                    assert!(queue.put_back(swap).is_none());
+                    assert!(queue.requeue(swap).is_none());
                 }
             }
-            Work::Step(_) => order.push('S'),
+            EngineWork::Step(_) => order.push('S'),
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(order, "XSXXXXX");
-    // What is to be dropped meanwhile does not go on.
-    queue.lock().work.push_back(Work::SwapDrop(handoff(1)));
-    let answer = queue.put_back(swap(1));
+    // A swap whose drop is queued does not go on.
+    queue
+        .lock()
+        .work
+        .push_back(EngineWork::SwapDrop(handoff(1)));
+    let answer = queue.requeue(swap(1));
     let dropped = SwapOutcome::Dropped;
     assert!(
-        matches!(answer, Some(Input::SwappedOut { outcome, .. }) if outcome == dropped),
+        matches!(answer, Some(WorkerInput::SwappedOut { outcome, .. }) if outcome == dropped),
         "{answer:?}"
     );
-    assert!(queue.put_back(swap(2)).is_none());
+    assert!(queue.requeue(swap(2)).is_none());
 }
 
 #[tokio::test]
 async fn a_step_never_goes_ahead_of_a_read() {
-    let mut pair = Pair::new();
-    let mut state = State::default();
+    let mut pair = EngineLinkPair::new();
+    let mut state = EngineQueueState::default();
     for flight in 0..3 {
         state.work.push_back(pair.import(flight).await);
     }
     let permit = pair.permit().await;
-    state.work.push_back(Work::Read(export(9), permit));
+    state.work.push_back(EngineWork::Read(export(9), permit));
     state.work.push_back(step());
     assert_eq!(letters(&mut state, u64::from(BLOCK)), "WWWRS");
 }
 
+// Lesson: 2.
 #[tokio::test]
-async fn lesson_02_what_has_not_begun_of_a_forgotten_hand_off_is_dropped_and_answered() {
-    let mut pair = Pair::new();
-    let queue = Arc::new(Queue {
+async fn queued_work_of_a_forgotten_hand_off_is_dropped_and_answered() {
+    let mut pair = EngineLinkPair::new();
+    let queue = Arc::new(EngineQueue {
         state: Mutex::default(),
         changed: Notify::new(),
         write_bytes_max: u64::MAX,
     });
     let thread = EngineHost {
         queue,
-        porter: None,
-        keeper: None,
+        kv_copier: None,
+        tier_io: None,
         thread: None,
     };
     thread.push(pair.import(1).await);
     thread.push(pair.import(2).await);
     let permit = pair.permit().await;
-    thread.push(Work::Read(export(1), permit));
+    thread.push(EngineWork::Read(export(1), permit));
     let answers = thread.forget(handoff(1));
     assert_eq!(answers.len(), 2, "{answers:?}");
-    let dropped = |answer: &Input| {
+    let dropped = |answer: &WorkerInput| {
         matches!(
             answer,
-            Input::Imported {
+            WorkerInput::Imported {
                 outcome: ImportOutcome::Dropped,
                 ..
-            } | Input::Exported {
+            } | WorkerInput::Exported {
                 outcome: ExportOutcome::Dropped,
                 ..
             }

@@ -1,55 +1,58 @@
-//! What is kept of the prefix cache below the pool: bytes in host memory and on disk.
+//! KV tiers below the pool: prefix-cache blocks in host memory and on disk.
 //!
-//! Owns: the copies, each by its content, and the threads that check, read and write them. Never: decides what is
-//! kept, dropped or brought back; never has the engine's thread or the driver wait for a disk.
-//! Invariant: what is brought back has the seal under which it was kept, of this content and this model; every
-//! copy asked for is answered once.
+//! Owns: the copies, each under its content hash, and the threads that verify, read and write them.
+//! Never decides which blocks are kept, dropped or loaded; never makes the engine's thread or the
+//! driver wait for a disk.
+//! Invariant: a loaded block has the seal under which it was kept, of this content and this model;
+//! every copy asked for is answered once.
 //!
-//! Copies out of the pool and into it are made on the engine's thread, in its queue's order, each block by itself, so
-//! that a step goes ahead of them (see `engine`). Before a block goes there on its way back, a thread has fetched
-//! it and checked its seal: one for sequences whose blocks are all in memory, one for those of which some are on
-//! disk. Blocks from a disk wait for the engine in few buffers.
+//! Copies out of the pool and into it are made on the engine's thread, in its queue's order, one
+//! block each, so that a step can go ahead of them (see `engine`). A block on its way back was
+//! fetched and verified by a reader thread first: one thread serves sequences whose blocks are all
+//! in memory, another one those with blocks on disk. Blocks from disk wait for the engine in a
+//! bounded number of buffers.
 
-mod bring;
+mod load;
 mod slab;
 
-pub(super) use bring::{Brought, FetchId, Incoming, Incomings, Shelving};
+pub(super) use load::{FetchId, LoadedBlock, OffloadJob, PendingLoad, PendingLoads};
 pub use slab::SlabError;
-use slab::{Meaning, Slab};
+use slab::{Slab, SlabFormat};
 
-use super::engine::Work;
-use super::queue::Queue;
+use super::engine::EngineWork;
+use super::queue::EngineQueue;
 use cleave_domain::{BlockHash, BlockIndex, Fingerprint, HandoffId};
-use cleave_sched::{FetchOutcome, Input, KeepOutcome, Place};
+use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc as threads};
+use std::sync::{Arc, mpsc as threads};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
-/// Bytes read from disk that wait for the engine at most; two blocks at least.
+/// Bytes read from disk that may wait for the engine; two blocks at least.
 const STAGED_BYTES: u64 = 64 << 20;
 
-/// Where a worker keeps what its prefix cache would lose.
+/// Where a worker keeps blocks evicted from its prefix cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierOptions {
     /// Bytes of host memory. Default none: then nothing is kept.
     pub host_bytes: u64,
-    /// A folder on disk for the same, found again after a restart. Default none.
+    /// A folder on disk for further blocks, which survive a restart. Default none.
     pub disk: Option<DiskOptions>,
 }
 
 impl TierOptions {
-    /// Finds out whether the folder is of use, before a model is loaded. Makes it if it is not there.
+    /// Checks that the folder can be used, before a model is loaded; creates it if needed.
     ///
     /// # Errors
     /// `Unusable`, with the folder's name.
     pub fn check(&self) -> Result<(), SlabError> {
         match &self.disk {
-            Some(disk) => slab::try_folder(&disk.folder),
+            Some(disk) => slab::check_folder(&disk.folder),
             None => Ok(()),
         }
     }
@@ -58,108 +61,109 @@ impl TierOptions {
 /// A folder for KV blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOptions {
-    /// Which; made if it is not there. Workers may share it: each has a file of its own.
+    /// The folder, created if needed. Workers may share it: each has a file of its own.
     pub folder: PathBuf,
-    /// Bytes of a worker's file at most.
+    /// The largest size of a worker's file.
     pub bytes: u64,
 }
 
 /// A block in host memory.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct HostBlock {
     pub(super) bytes: Vec<u8>,
     pub(super) seal: u64,
 }
 
-/// What is where, for all threads.
+/// The places of all kept blocks, shared by all threads.
 #[derive(Debug)]
-pub(super) struct Shelves {
-    meaning: Meaning,
-    state: Mutex<State>,
+pub(super) struct TierStore {
+    format: SlabFormat,
+    state: Mutex<TierStoreState>,
     slab: Option<Slab>,
-    staged: Staged,
+    staging: StagingBuffers,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    host: HashMap<BlockHash, Arc<Copy>>,
-    /// Memory of copies that were dropped: it need not be taken from the system again.
-    spare: Vec<Vec<u8>>,
+struct TierStoreState {
+    host: HashMap<BlockHash, Arc<HostBlock>>,
+    /// Buffers of dropped copies, for reuse.
+    spare_buffers: Vec<Vec<u8>>,
     on_disk: HashMap<BlockHash, u32>,
     slots_free: Vec<u32>,
-    /// Fetches that a reader has, or will have; of a sequence the latest.
-    wanted: BTreeMap<HandoffId, Wanted>,
-    /// So far; names the next one.
-    fetches: u64,
+    /// Fetches that a reader has or will get; the latest of each sequence.
+    fetches_open: BTreeMap<HandoffId, FetchProgress>,
+    /// Fetches so far; numbers the next one.
+    fetches_begun: u64,
 }
 
-/// A fetch that a reader has, or will have.
+/// A fetch that a reader has or will get.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct FetchProgress {
     number: u64,
-    still: Still,
-    /// Since when a reader has been at the present block of it; buffers and the engine are not waited for then.
-    reading: Option<Instant>,
+    interest: FetchInterest,
+    /// When a reader began its present block; waiting for buffers and for the engine does not
+    /// count.
+    reading_since: Option<Instant>,
 }
 
-/// Whether somebody still waits for a fetch.
+/// Whether a fetch is still wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Still {
+enum FetchInterest {
     Wanted,
     Stopped,
 }
 
-/// A block that was kept, and the buffer that it has if it comes from disk.
-type Found = Result<(Arc<Copy>, Option<Seat>), FetchOutcome>;
+/// A kept block, with its staging permit if it comes from disk.
+type FetchedBlock = Result<(Arc<HostBlock>, Option<StagingPermit>), FetchOutcome>;
 
-/// Buffers for what was read from disk.
+/// The number of buffers for blocks read from disk.
 #[derive(Debug)]
-struct Staged {
+struct StagingBuffers {
     left: Mutex<usize>,
     returned: Condvar,
 }
 
-/// A place in a staging buffer, given back when it is dropped.
+/// A permit for one staging buffer, returned on drop.
 #[derive(Debug)]
-pub(super) struct Seat(Arc<Shelves>);
+pub(super) struct StagingPermit(Arc<TierStore>);
 
-impl Drop for Seat {
+impl Drop for StagingPermit {
     fn drop(&mut self) {
-        let staged = &self.0.staged;
-        *staged.left.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        let staged = &self.0.staging;
+        *staged.left.lock() += 1;
         staged.returned.notify_one();
     }
 }
 
-/// A sequence's blocks, to be brought back.
+/// A sequence's blocks to load.
 #[derive(Debug)]
-struct Fetch {
+struct FetchJob {
     id: FetchId,
     blocks: Vec<(BlockHash, BlockIndex)>,
 }
 
 /// The driver's side. Its threads end with it.
 #[derive(Debug)]
-pub(crate) struct Keeper {
-    pub(super) shelves: Arc<Shelves>,
-    from_host: threads::Sender<Fetch>,
-    from_disk: threads::Sender<Fetch>,
+pub(crate) struct TierIo {
+    pub(super) store: Arc<TierStore>,
+    from_host: threads::Sender<FetchJob>,
+    from_disk: threads::Sender<FetchJob>,
     write: threads::Sender<BlockHash>,
 }
 
-/// What a keeper is made of, before the engine's host runs.
+/// The tier before the engine's host runs.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    shelves: Arc<Shelves>,
-    /// What an earlier life left on disk.
+pub(crate) struct OpenedTier {
+    store: Arc<TierStore>,
+    /// Blocks that an earlier incarnation left on disk.
     pub(crate) found: Vec<BlockHash>,
-    /// Blocks that each place may keep.
+    /// How many blocks each place may keep.
     pub(crate) host_blocks: u32,
     pub(crate) disk_blocks: u32,
 }
 
-impl Opened {
-    /// Looks what is on disk, if a disk is wanted; `None` if nothing is to be kept.
+impl OpenedTier {
+    /// Opens the file on disk, if there is one; `None` if nothing is to be kept.
     pub(crate) fn open(
         options: &TierOptions,
         fingerprint: &Fingerprint,
@@ -176,8 +180,8 @@ impl Opened {
                 block_bytes,
             });
         }
-        let meaning = Meaning::new(fingerprint, block_bytes);
-        let mut state = State::default();
+        let meaning = SlabFormat::new(fingerprint, block_bytes);
+        let mut state = TierStoreState::default();
         let mut slab = None;
         if let Some(DiskOptions { folder, bytes }) = &options.disk {
             let (opened, found) = Slab::open(folder, meaning, *bytes)?;
@@ -195,11 +199,11 @@ impl Opened {
             host_blocks: u32::try_from(host_blocks).unwrap_or(u32::MAX),
             disk_blocks: slab.as_ref().map_or(0, Slab::slots_count),
             found,
-            shelves: Arc::new(Shelves {
-                meaning,
+            store: Arc::new(TierStore {
+                format: meaning,
                 state: Mutex::new(state),
                 slab,
-                staged: Staged {
+                staging: StagingBuffers {
                     left: Mutex::new(usize::try_from(seats).unwrap_or(usize::MAX)),
                     returned: Condvar::new(),
                 },
@@ -208,27 +212,27 @@ impl Opened {
     }
 
     /// For the engine's thread.
-    pub(crate) fn shelves(&self) -> Arc<Shelves> {
-        Arc::clone(&self.shelves)
+    pub(crate) fn store(&self) -> Arc<TierStore> {
+        Arc::clone(&self.store)
     }
 
-    /// Starts the threads; what they bring goes to the engine's queue, other answers to `answers`.
+    /// Starts the threads; loaded blocks go to the engine's queue, other answers to `answers`.
     pub(super) fn start(
         self,
-        queue: &Arc<Queue>,
+        queue: &Arc<EngineQueue>,
         wake: Option<thread::Thread>,
-        answers: mpsc::UnboundedSender<Input>,
-    ) -> io::Result<Keeper> {
-        let engine = EngineDoor {
+        answers: mpsc::UnboundedSender<WorkerInput>,
+    ) -> io::Result<TierIo> {
+        let engine = EngineQueueHandle {
             queue: Arc::clone(queue),
             thread: wake,
         };
         let reader = |name: &str| {
-            let (sender, fetches) = threads::channel::<Fetch>();
-            let (shelves, engine) = (Arc::clone(&self.shelves), engine.clone());
+            let (sender, fetches) = threads::channel::<FetchJob>();
+            let (shelves, engine) = (Arc::clone(&self.store), engine.clone());
             let run = move || {
                 for fetch in fetches {
-                    shelves.bring(&fetch, &engine);
+                    shelves.load_blocks(&fetch, &engine);
                 }
             };
             let spawned = thread::Builder::new().name(name.into()).spawn(run);
@@ -236,19 +240,19 @@ impl Opened {
         };
         let (from_host, from_disk) = (reader("cleave-kv-host")?, reader("cleave-kv-disk")?);
         let (write, contents) = threads::channel();
-        let shelves = Arc::clone(&self.shelves);
+        let shelves = Arc::clone(&self.store);
         let writer = thread::Builder::new().name("cleave-kv-write".into());
         writer.spawn(move || {
             let mut failing = false;
             for content in contents {
-                let fact = shelves.write_on(content, &mut failing);
+                let fact = shelves.spill_to_disk(content, &mut failing);
                 if answers.send(fact).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Keeper {
-            shelves: self.shelves,
+        Ok(TierIo {
+            store: self.store,
             from_host,
             from_disk,
             write,
@@ -256,16 +260,16 @@ impl Opened {
     }
 }
 
-/// How threads reach the engine's.
+/// The engine's queue, for other threads.
 #[derive(Clone, Debug)]
-struct EngineDoor {
-    queue: Arc<Queue>,
+struct EngineQueueHandle {
+    queue: Arc<EngineQueue>,
     thread: Option<thread::Thread>,
 }
 
-impl EngineDoor {
+impl EngineQueueHandle {
     /// False once the driver is gone.
-    fn push(&self, work: Work) -> bool {
+    fn push(&self, work: EngineWork) -> bool {
         let mut state = self.queue.lock();
         if state.closed {
             return false;
@@ -280,52 +284,53 @@ impl EngineDoor {
     }
 }
 
-impl Keeper {
-    /// A sequence's blocks are to be brought back. Nobody waits for an earlier fetch of it any more.
-    pub(super) fn want(&self, handoff: HandoffId) -> FetchId {
-        let mut state = self.shelves.lock();
-        state.fetches += 1;
-        let number = state.fetches;
-        let wanted = Wanted {
+impl TierIo {
+    /// Registers a fetch. An earlier fetch of the same sequence is not waited for any more.
+    pub(super) fn register_fetch(&self, handoff: HandoffId) -> FetchId {
+        let mut state = self.store.lock();
+        state.fetches_begun += 1;
+        let number = state.fetches_begun;
+        let wanted = FetchProgress {
             number,
-            still: Still::Wanted,
-            reading: None,
+            interest: FetchInterest::Wanted,
+            reading_since: None,
         };
-        state.wanted.insert(handoff, wanted);
+        state.fetches_open.insert(handoff, wanted);
         FetchId { handoff, number }
     }
 
-    /// Has them brought back; the engine's thread answers.
+    /// Loads the blocks of a fetch; the engine's thread answers.
     pub(super) fn fetch(&self, id: FetchId, blocks: Vec<(BlockHash, BlockIndex)>) {
-        let state = self.shelves.lock();
+        let state = self.store.lock();
         let in_host = |(content, _): &(BlockHash, _)| state.host.contains_key(content);
-        let reader = match blocks.iter().all(in_host) {
-            true => &self.from_host,
-            false => &self.from_disk,
+        let reader = if blocks.iter().all(in_host) {
+            &self.from_host
+        } else {
+            &self.from_disk
         };
-        // A reader ends only with its keeper.
-        let _ = reader.send(Fetch { id, blocks });
+        // A reader ends only with this value.
+        let _ = reader.send(FetchJob { id, blocks });
     }
 
-    /// No more of it is brought.
+    /// Loads no more blocks for this hand-off.
     pub(super) fn stop(&self, handoff: HandoffId) {
-        self.shelves.stop(handoff);
+        self.store.stop(handoff);
     }
 
-    pub(super) fn write_on(&self, content: BlockHash) {
+    pub(super) fn spill_to_disk(&self, content: BlockHash) {
         let _ = self.write.send(content);
     }
 
-    pub(super) fn drop_kept(&self, content: BlockHash, place: Place) {
-        let mut state = self.shelves.lock();
+    pub(super) fn drop_block(&self, content: BlockHash, place: TierLevel) {
+        let mut state = self.store.lock();
         match place {
-            Place::Host => {
+            TierLevel::Host => {
                 let copy = state.host.remove(&content);
-                // Whoever reads it still drops it later.
+                // A thread that still reads it drops it later.
                 let copy = copy.and_then(|copy| Arc::try_unwrap(copy).ok());
-                state.spare.extend(copy.map(|copy| copy.bytes));
+                state.spare_buffers.extend(copy.map(|copy| copy.bytes));
             }
-            Place::Disk => {
+            TierLevel::Disk => {
                 let slot = state.on_disk.remove(&content);
                 state.slots_free.extend(slot);
             }
@@ -333,27 +338,27 @@ impl Keeper {
     }
 }
 
-impl State {
-    /// What is known of a fetch, if a later one of the same sequence has not taken its place.
-    fn wanted_of(&mut self, fetch: FetchId) -> Option<&mut Wanted> {
-        let wanted = self.wanted.get_mut(&fetch.handoff)?;
+impl TierStoreState {
+    /// The entry of a fetch, unless a later fetch of the same sequence replaced it.
+    fn open_fetch(&mut self, fetch: FetchId) -> Option<&mut FetchProgress> {
+        let wanted = self.fetches_open.get_mut(&fetch.handoff)?;
         (wanted.number == fetch.number).then_some(wanted)
     }
 }
 
-impl Shelves {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl TierStore {
+    fn lock(&self) -> MutexGuard<'_, TierStoreState> {
+        self.state.lock()
     }
 
     // === to host memory, on the engine's thread ===
 
-    /// Memory for a block; `None` if there is none.
-    pub(super) fn room(&self) -> Option<Vec<u8>> {
-        if let Some(spare) = self.lock().spare.pop() {
+    /// A buffer for one block; `None` if there is no memory.
+    pub(super) fn block_buffer(&self) -> Option<Vec<u8>> {
+        if let Some(spare) = self.lock().spare_buffers.pop() {
             return Some(spare);
         }
-        let bytes = self.meaning.block_bytes as usize;
+        let bytes = self.format.block_bytes as usize;
         let mut block = Vec::new();
         block.try_reserve_exact(bytes).ok()?;
         block.resize(bytes, 0);
@@ -361,36 +366,38 @@ impl Shelves {
     }
 
     pub(super) fn keep(&self, content: BlockHash, bytes: Vec<u8>) {
-        let seal = self.meaning.seal(content, &bytes);
-        let copy = Arc::new(Copy { bytes, seal });
+        let seal = self.format.seal(content, &bytes);
+        let copy = Arc::new(HostBlock { bytes, seal });
         self.lock().host.insert(content, copy);
     }
 
-    /// Nobody waits for what a reader has yet to bring. Gives how long it has been at the present block.
+    /// Stops a fetch. Gives how long its reader has been at the present block.
     pub(super) fn stop(&self, handoff: HandoffId) -> Duration {
         let mut state = self.lock();
-        let Some(wanted) = state.wanted.get_mut(&handoff) else {
+        let Some(wanted) = state.fetches_open.get_mut(&handoff) else {
             return Duration::ZERO;
         };
-        wanted.still = Still::Stopped;
-        wanted.reading.map_or(Duration::ZERO, |at| at.elapsed())
+        wanted.interest = FetchInterest::Stopped;
+        wanted
+            .reading_since
+            .map_or(Duration::ZERO, |at| at.elapsed())
     }
 
     fn is_wanted(&self, fetch: FetchId) -> bool {
         let mut state = self.lock();
-        let wanted = state.wanted_of(fetch);
-        wanted.is_some_and(|wanted| wanted.still == Still::Wanted)
+        let wanted = state.open_fetch(fetch);
+        wanted.is_some_and(|wanted| wanted.interest == FetchInterest::Wanted)
     }
 
-    fn reading(&self, fetch: FetchId, since: Option<Instant>) {
-        if let Some(wanted) = self.lock().wanted_of(fetch) {
-            wanted.reading = since;
+    fn set_reading(&self, fetch: FetchId, since: Option<Instant>) {
+        if let Some(wanted) = self.lock().open_fetch(fetch) {
+            wanted.reading_since = since;
         }
     }
 
     // === to disk ===
 
-    fn write_on(&self, content: BlockHash, failing: &mut bool) -> Input {
+    fn spill_to_disk(&self, content: BlockHash, failing: &mut bool) -> WorkerInput {
         let began = Instant::now();
         let written = self.write(content);
         if let Err(error) = &written
@@ -398,14 +405,14 @@ impl Shelves {
         {
             let path = self.slab.as_ref().map(|slab| slab.path().display());
             let path = path.map(|path| path.to_string());
-            warn!(path, %error, "cannot write KV blocks to disk; what host memory has no room for is lost");
+            warn!(path, %error, "cannot write KV blocks to disk: blocks that do not fit in host memory are dropped");
         }
         *failing = written.is_err();
-        Input::WrittenOn {
+        WorkerInput::SpilledToDisk {
             content,
             outcome: match written {
-                Ok(()) => KeepOutcome::Copied,
-                Err(_) => KeepOutcome::Broken,
+                Ok(()) => OffloadOutcome::Copied,
+                Err(_) => OffloadOutcome::Broken,
             },
             took: began.elapsed(),
         }
@@ -415,11 +422,12 @@ impl Shelves {
         let slab = self.slab.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let mut state = self.lock();
         let copy = state.host.get(&content).cloned();
-        let copy = copy.ok_or_else(|| io::Error::other("host memory has lost it"))?;
+        let copy =
+            copy.ok_or_else(|| io::Error::other("the block is not in host memory any more"))?;
         let slot = state.slots_free.pop();
         let slot = slot.ok_or(io::ErrorKind::StorageFull)?;
         drop(state);
-        let written = slab.write((slot, content), (&copy.bytes, copy.seal));
+        let written = slab.write(slot, content, &copy.bytes, copy.seal);
         let mut state = self.lock();
         match &written {
             Ok(()) => drop(state.on_disk.insert(content, slot)),
@@ -430,20 +438,20 @@ impl Shelves {
 
     // === back, on a reader's thread ===
 
-    /// Brings a sequence's blocks to the engine, up to the first that is amiss.
-    fn bring(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
-        self.bring_all(fetch, engine);
+    /// Loads a sequence's blocks for the engine, up to the first that fails.
+    fn load_blocks(self: &Arc<Self>, fetch: &FetchJob, engine: &EngineQueueHandle) {
+        self.load_until_error(fetch, engine);
         let mut state = self.lock();
-        if state.wanted_of(fetch.id).is_some() {
-            state.wanted.remove(&fetch.id.handoff);
+        if state.open_fetch(fetch.id).is_some() {
+            state.fetches_open.remove(&fetch.id.handoff);
         }
     }
 
-    fn bring_all(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
+    fn load_until_error(self: &Arc<Self>, fetch: &FetchJob, engine: &EngineQueueHandle) {
         for (ordinal, (content, block)) in (0..).zip(&fetch.blocks) {
-            let (content, took) = self.get(*content, (fetch.id, engine));
+            let (content, took) = self.load_block(*content, fetch.id, engine);
             let amiss = content.is_err();
-            let pushed = engine.push(Work::Bring(Brought {
+            let pushed = engine.push(EngineWork::Load(LoadedBlock {
                 fetch: fetch.id,
                 ordinal,
                 block: *block,
@@ -456,12 +464,13 @@ impl Shelves {
         }
     }
 
-    /// One block, checked, and how long that took once there was a buffer for it.
-    fn get(
+    /// Loads and verifies one block; gives also the time that took once it had a buffer.
+    fn load_block(
         self: &Arc<Self>,
         content: BlockHash,
-        (fetch, engine): (FetchId, &EngineDoor),
-    ) -> (Found, Duration) {
+        fetch: FetchId,
+        engine: &EngineQueueHandle,
+    ) -> (FetchedBlock, Duration) {
         if !self.is_wanted(fetch) {
             return (Err(FetchOutcome::Stopped), Duration::ZERO);
         }
@@ -470,42 +479,43 @@ impl Shelves {
         let (copy, slot) = (copy.cloned(), slot.copied());
         drop(state);
         let seat = match (&copy, slot) {
-            (None, Some(_)) => match self.seat(fetch, engine) {
+            (None, Some(_)) => match self.staging_permit(fetch, engine) {
                 None => return (Err(FetchOutcome::Stopped), Duration::ZERO),
                 seat => seat,
             },
             _ => None,
         };
         let began = Instant::now();
-        self.reading(fetch, Some(began));
-        let checked = self.checked(content, (copy, slot));
-        self.reading(fetch, None);
+        self.set_reading(fetch, Some(began));
+        let checked = self.read_verified(content, copy, slot);
+        self.set_reading(fetch, None);
         (checked.map(|copy| (copy, seat)), began.elapsed())
     }
 
-    /// A content from where it is, if it is still what was kept.
-    fn checked(
+    /// Finds a block and verifies its seal.
+    fn read_verified(
         &self,
         content: BlockHash,
-        (copy, slot): (Option<Arc<Copy>>, Option<u32>),
-    ) -> Result<Arc<Copy>, FetchOutcome> {
+        copy: Option<Arc<HostBlock>>,
+        slot: Option<u32>,
+    ) -> Result<Arc<HostBlock>, FetchOutcome> {
         let copy = match (copy, slot) {
             (Some(copy), _) => copy,
             (None, Some(slot)) => self.read(slot, content)?,
             (None, None) => return Err(FetchOutcome::Missing),
         };
-        if self.meaning.seal(content, &copy.bytes) != copy.seal {
-            error!(%content, "a KV block that was kept has changed; it is computed again");
+        if self.format.seal(content, &copy.bytes) != copy.seal {
+            error!(%content, "a kept KV block does not match its seal: it is computed again");
             return Err(FetchOutcome::Corrupt);
         }
         Ok(copy)
     }
 
-    fn read(&self, slot: u32, content: BlockHash) -> Result<Arc<Copy>, FetchOutcome> {
+    fn read(&self, slot: u32, content: BlockHash) -> Result<Arc<HostBlock>, FetchOutcome> {
         let slab = self.slab.as_ref().ok_or(FetchOutcome::Missing)?;
-        let mut bytes = vec![0; self.meaning.block_bytes as usize];
-        match slab.read((slot, content), &mut bytes) {
-            Ok(Some(seal)) => Ok(Arc::new(Copy { bytes, seal })),
+        let mut bytes = vec![0; self.format.block_bytes as usize];
+        match slab.read(slot, content, &mut bytes) {
+            Ok(Some(seal)) => Ok(Arc::new(HostBlock { bytes, seal })),
             Ok(None) => Err(FetchOutcome::Corrupt),
             Err(error) => {
                 error!(path = %slab.path().display(), %error, "cannot read a KV block from disk");
@@ -514,23 +524,26 @@ impl Shelves {
         }
     }
 
-    /// Waits until the engine has taken some of what was read. `None` if nobody wants it any more.
-    fn seat(self: &Arc<Self>, fetch: FetchId, engine: &EngineDoor) -> Option<Seat> {
+    /// Waits for a staging buffer. `None` if the fetch is no longer wanted.
+    fn staging_permit(
+        self: &Arc<Self>,
+        fetch: FetchId,
+        engine: &EngineQueueHandle,
+    ) -> Option<StagingPermit> {
         loop {
-            // Asked with nothing locked: whoever drops what is queued gives seats back.
+            // Checked with no lock held: dropping queued work returns permits.
             if engine.queue.lock().closed || !self.is_wanted(fetch) {
                 return None;
             }
-            let left = self.staged.left.lock();
-            let left = left.unwrap_or_else(PoisonError::into_inner);
-            // Neither a stop nor the end is said here.
+            let mut left = self.staging.left.lock();
+            // Neither a stop nor the end of the driver wakes this wait, so it polls.
             let span = Duration::from_millis(50);
             let none = |left: &mut usize| *left == 0;
-            let waited = self.staged.returned.wait_timeout_while(left, span, none);
-            let (mut left, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let returned = &self.staging.returned;
+            returned.wait_while_for(&mut left, none, span);
             if *left > 0 {
                 *left -= 1;
-                return Some(Seat(Arc::clone(self)));
+                return Some(StagingPermit(Arc::clone(self)));
             }
         }
     }

@@ -1,14 +1,15 @@
 //! Blocks in a file that outlives the process.
 //!
-//! Owns: the file's layout, its lock, and which of its slots hold which content. Never: believes a byte that it
-//! reads: what comes back is sealed, and whoever asked checks the seal. Never touches a file that is not its own.
-//! Invariant: a slot is one content's or free; what a crash left half-written has a seal that does not fit, and
-//! what was left by another model, version or size of blocks is not found.
+//! Owns: the file's layout, its lock, and which slot holds which content. Never trusts a byte that
+//! it reads: contents are sealed, and the caller verifies the seal. Never touches a file that is
+//! not its own.
+//! Invariant: a slot holds one content or is free; a slot half-written by a crash has a seal that
+//! does not match, and blocks of another model, version or block size are not found.
 //!
-//! The file: a head of [`HEAD_BYTES`], then slots of a head of [`SLOT_HEAD_BYTES`] and a block each. All numbers are
-//! little-endian. The head has the magic number, the size of a block, the checksum of the fleet's fingerprint and its
-//! own checksum; a slot's head has the content's hash, the block's seal and its own checksum. Bytes are written before
-//! their slot's head.
+//! The file: a head of [`HEAD_BYTES`], then slots of a head of [`SLOT_HEAD_BYTES`] and a block
+//! each. All numbers are little-endian. The head has the magic number, the size of a block, the
+//! checksum of the fleet's fingerprint and its own checksum; a slot's head has the content's hash,
+//! the block's seal and its own checksum. Bytes are written before their slot's head.
 
 use cleave_domain::{BlockHash, Fingerprint};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
@@ -22,55 +23,43 @@ const MAGIC: &[u8; 16] = b"cleave kv tier 1";
 /// A page, so that slots of whole pages stay aligned.
 const HEAD_BYTES: usize = 4096;
 const SLOT_HEAD_BYTES: usize = 64;
-/// Slots that are looked at to tell a damaged file from one of somebody else.
+/// Slots that are examined to tell a damaged file from a foreign one.
 const SLOTS_TRIED: u32 = 64;
 /// Workers that share one folder at most: each has a file of its own.
 const FILES_MAX: u32 = 256;
 
-/// What the worker cannot start without.
+/// Errors that keep the worker from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum SlabError {
     /// The folder or the file cannot be used.
     #[error("cannot use {path} for KV blocks: {error}")]
-    Unusable {
-        /// Which.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
+    Unusable { path: PathBuf, error: io::Error },
     /// A file of that name is there and was not written by Cleave.
     #[error("{path} is not a file of KV blocks: move it away, or name another folder")]
-    Foreign {
-        /// Which.
-        path: PathBuf,
-    },
-    /// Not even one block is kept on the way to disk and back.
+    Foreign { path: PathBuf },
+    /// Host memory has no room for a single block.
     #[error(
         "host memory for KV blocks ({host_bytes} bytes) has no room for one of {block_bytes} bytes"
     )]
     NoRoom {
-        /// What it was given.
         host_bytes: u64,
-        /// What a block takes.
+        /// The size of a block.
         block_bytes: u32,
     },
-    /// Every file is another process's.
+    /// Every file is in use by another process.
     #[error("all {FILES_MAX} files of KV blocks in {folder} are in use: name another folder")]
-    Crowded {
-        /// Where.
-        folder: PathBuf,
-    },
+    AllInUse { folder: PathBuf },
 }
 
-/// What a file's blocks mean.
+/// The model and the block size that a file's blocks belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Meaning {
-    /// Of the fleet's fingerprint.
+pub(crate) struct SlabFormat {
+    /// The checksum of the fleet's fingerprint.
     fingerprint: u64,
     pub(crate) block_bytes: u32,
 }
 
-impl Meaning {
+impl SlabFormat {
     pub(crate) fn new(fingerprint: &Fingerprint, block_bytes: u32) -> Self {
         Self {
             fingerprint: cleave_transfer::checksum(fingerprint.0.as_bytes()),
@@ -78,7 +67,7 @@ impl Meaning {
         }
     }
 
-    /// The checksum of a block's bytes and of whose they are: which content, of which model.
+    /// The checksum of a block's bytes with their content hash and model.
     pub(crate) fn seal(&self, content: BlockHash, bytes: &[u8]) -> u64 {
         let mut sealed = [0; 32];
         sealed[..16].copy_from_slice(&content.0);
@@ -108,46 +97,46 @@ fn make_folder(folder: &Path) -> Result<(), SlabError> {
     made.map_err(unusable(folder))
 }
 
-/// Finds out whether files of blocks can be made and filled in the folder, which is made if it is not
-/// there: long before a model is loaded that would need it.
-pub(crate) fn try_folder(folder: &Path) -> Result<(), SlabError> {
+/// Checks that files of blocks can be created and filled in the folder, which is created if needed:
+/// long before a model is loaded.
+pub(crate) fn check_folder(folder: &Path) -> Result<(), SlabError> {
     make_folder(folder)?;
     write_and_sync(folder).map_err(unusable(folder))
 }
 
-/// Fills a file without a name, so that processes that share the folder, even with equal process ids,
+/// Fills an unnamed file, so that processes that share the folder, even with equal process ids,
 /// touch no file of each other, and a crash leaves none behind.
 fn write_and_sync(folder: &Path) -> io::Result<()> {
     let file = tempfile::tempfile_in(folder)?;
     file.write_all_at(&[0; HEAD_BYTES], 0)?;
-    // Where a disk is full some systems say so only now.
+    // Some systems report a full disk only now.
     file.sync_all()
 }
 
-/// An open file of blocks; nobody else has it.
+/// An open file of blocks, locked for this process.
 #[derive(Debug)]
 pub(crate) struct Slab {
     file: File,
     path: PathBuf,
     block_bytes: usize,
     slots_count: u32,
-    /// A disk that stands still while a test holds it.
+    /// Held by tests to make the disk hang.
     #[cfg(test)]
-    pub(crate) still: tokio::sync::Mutex<()>,
+    pub(crate) test_pause: tokio::sync::Mutex<()>,
 }
 
 impl Slab {
-    /// Takes the first file of the folder that no other process has, or makes one, for so many bytes at most.
-    /// Gives also what it holds, by slot.
+    /// Locks the first file of the folder that no other process has, or creates one, of at most
+    /// this size. Gives also its contents, by slot.
     pub(crate) fn open(
         folder: &Path,
-        meaning: Meaning,
+        meaning: SlabFormat,
         bytes_max: u64,
     ) -> Result<(Self, Vec<(u32, BlockHash)>), SlabError> {
         make_folder(folder)?;
         for number in 0..FILES_MAX {
             let path = folder.join(format!("kv-{number}.cleave"));
-            // Keys and values tell what prompts said.
+            // Keys and values reveal prompts: only the owner may read the file.
             let opened = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -170,13 +159,13 @@ impl Slab {
                 block_bytes,
                 slots_count: u32::try_from(slots_count).unwrap_or(u32::MAX),
                 #[cfg(test)]
-                still: tokio::sync::Mutex::default(),
+                test_pause: tokio::sync::Mutex::default(),
             };
-            let found = slab.begin(&meaning)?.map_err(unusable(&path))?;
+            let found = slab.read_or_reset(&meaning)?.map_err(unusable(&path))?;
             return Ok((slab, found));
         }
         let folder = folder.to_owned();
-        Err(SlabError::Crowded { folder })
+        Err(SlabError::AllInUse { folder })
     }
 
     /// Blocks that it can hold.
@@ -188,8 +177,11 @@ impl Slab {
         &self.path
     }
 
-    /// Reads what is there, or begins anew where that means something else.
-    fn begin(&self, meaning: &Meaning) -> Result<io::Result<Vec<(u32, BlockHash)>>, SlabError> {
+    /// Reads the contents, or clears a file of another model or a damaged one.
+    fn read_or_reset(
+        &self,
+        meaning: &SlabFormat,
+    ) -> Result<io::Result<Vec<(u32, BlockHash)>>, SlabError> {
         let mut head = Vec::new();
         let mut from = &self.file;
         if let Err(error) = from.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head) {
@@ -198,11 +190,11 @@ impl Slab {
         if head == meaning.head() {
             return Ok(self.contents());
         }
-        match condition(&head) {
-            Condition::Blank | Condition::Sound => {}
-            Condition::Damaged => self.warn_of_damage(),
-            Condition::Foreign if self.has_sound_slot() => self.warn_of_damage(),
-            Condition::Foreign => {
+        match head_state(&head) {
+            SlabHeadState::Blank | SlabHeadState::Sound => {}
+            SlabHeadState::Damaged => self.warn_of_damage(),
+            SlabHeadState::Foreign if self.has_sound_slot() => self.warn_of_damage(),
+            SlabHeadState::Foreign => {
                 let path = self.path.clone();
                 return Err(SlabError::Foreign { path });
             }
@@ -220,12 +212,12 @@ impl Slab {
     fn has_sound_slot(&self) -> bool {
         (0..self.slots_count.min(SLOTS_TRIED)).any(|slot| {
             let mut head = [0; SLOT_HEAD_BYTES];
-            let read = self.file.read_exact_at(&mut head, self.at(slot));
-            read.is_ok() && parse(&head).is_some()
+            let read = self.file.read_exact_at(&mut head, self.slot_offset(slot));
+            read.is_ok() && parse_slot_head(&head).is_some()
         })
     }
 
-    fn clear(&self, meaning: &Meaning) -> io::Result<()> {
+    fn clear(&self, meaning: &SlabFormat) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.write_all_at(&meaning.head(), 0)?;
         self.file.sync_all()
@@ -233,19 +225,23 @@ impl Slab {
 
     /// Every content that a slot's head names; of two slots with one content the first.
     fn contents(&self) -> io::Result<Vec<(u32, BlockHash)>> {
-        // It may have been larger, or cut off in a write.
-        self.file
-            .set_len(self.file.metadata()?.len().min(self.at(self.slots_count)))?;
+        // The file may have been larger, or cut off in a write.
+        self.file.set_len(
+            self.file
+                .metadata()?
+                .len()
+                .min(self.slot_offset(self.slots_count)),
+        )?;
         let mut found = Vec::new();
         let mut seen = std::collections::HashSet::new();
         for slot in 0..self.slots_count {
             let mut head = [0; SLOT_HEAD_BYTES];
-            match self.file.read_exact_at(&mut head, self.at(slot)) {
+            match self.file.read_exact_at(&mut head, self.slot_offset(slot)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(error) => return Err(error),
             }
-            if let Some((content, _)) = parse(&head)
+            if let Some((content, _)) = parse_slot_head(&head)
                 && seen.insert(content)
             {
                 found.push((slot, content));
@@ -257,28 +253,30 @@ impl Slab {
     /// Reads what a slot holds of a content; gives its seal. `None` if it holds another.
     pub(crate) fn read(
         &self,
-        (slot, content): (u32, BlockHash),
+        slot: u32,
+        content: BlockHash,
         bytes: &mut [u8],
     ) -> io::Result<Option<u64>> {
         #[cfg(test)]
-        drop(self.still.blocking_lock());
+        drop(self.test_pause.blocking_lock());
         let mut head = [0; SLOT_HEAD_BYTES];
-        self.file.read_exact_at(&mut head, self.at(slot))?;
-        let Some((_, seal)) = parse(&head).filter(|(named, _)| *named == content) else {
+        self.file.read_exact_at(&mut head, self.slot_offset(slot))?;
+        let Some((_, seal)) = parse_slot_head(&head).filter(|(named, _)| *named == content) else {
             return Ok(None);
         };
-        let at = self.at(slot) + SLOT_HEAD_BYTES as u64;
+        let at = self.slot_offset(slot) + SLOT_HEAD_BYTES as u64;
         self.file.read_exact_at(bytes, at)?;
         Ok(Some(seal))
     }
 
-    /// Fills a slot.
     pub(crate) fn write(
         &self,
-        (slot, content): (u32, BlockHash),
-        (bytes, seal): (&[u8], u64),
+        slot: u32,
+        content: BlockHash,
+        bytes: &[u8],
+        seal: u64,
     ) -> io::Result<()> {
-        let at = self.at(slot);
+        let at = self.slot_offset(slot);
         self.file.write_all_at(bytes, at + SLOT_HEAD_BYTES as u64)?;
         let mut head = [0; SLOT_HEAD_BYTES];
         head[..16].copy_from_slice(&content.0);
@@ -288,8 +286,8 @@ impl Slab {
         self.file.write_all_at(&head, at)
     }
 
-    /// Where a slot begins.
-    fn at(&self, slot: u32) -> u64 {
+    /// The offset of a slot in the file.
+    fn slot_offset(&self, slot: u32) -> u64 {
         let slot_bytes = (SLOT_HEAD_BYTES + self.block_bytes) as u64;
         HEAD_BYTES as u64 + u64::from(slot) * slot_bytes
     }
@@ -297,18 +295,18 @@ impl Slab {
 
 /// The state of a file by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Condition {
+enum SlabHeadState {
     /// It was made and never written to: empty, or all zeros after a crash.
     Blank,
     /// A whole head, of this or another model.
     Sound,
     /// A head of ours with bytes that changed, or cut off.
     Damaged,
-    /// Nothing of ours.
+    /// Not written by Cleave.
     Foreign,
 }
 
-fn condition(head: &[u8]) -> Condition {
+fn head_state(head: &[u8]) -> SlabHeadState {
     let magic = head
         .iter()
         .zip(MAGIC)
@@ -320,18 +318,18 @@ fn condition(head: &[u8]) -> Condition {
     };
     let is_short = !head.is_empty() && MAGIC.starts_with(head);
     if head.iter().all(|byte| *byte == 0) {
-        Condition::Blank
+        SlabHeadState::Blank
     } else if sums && head.starts_with(MAGIC) {
-        Condition::Sound
+        SlabHeadState::Sound
     } else if sums || is_short || magic.count() >= MAGIC.len() / 2 {
-        Condition::Damaged
+        SlabHeadState::Damaged
     } else {
-        Condition::Foreign
+        SlabHeadState::Foreign
     }
 }
 
 /// The content and the seal of a slot's head, if it is whole.
-fn parse(head: &[u8; SLOT_HEAD_BYTES]) -> Option<(BlockHash, u64)> {
+fn parse_slot_head(head: &[u8; SLOT_HEAD_BYTES]) -> Option<(BlockHash, u64)> {
     let number = |at: usize| {
         let bytes = head[at..at + 8].try_into().expect("eight bytes");
         u64::from_le_bytes(bytes)
@@ -351,9 +349,9 @@ pub(crate) mod tests {
     const BLOCK: usize = 100;
 
     /// A folder of its own that is gone with it.
-    pub(crate) struct Folder(pub(crate) PathBuf);
+    pub(crate) struct SlabFolder(pub(crate) PathBuf);
 
-    impl Folder {
+    impl SlabFolder {
         pub(crate) fn new(name: &str) -> Self {
             let name = format!("cleave-slab-{name}-{}", std::process::id());
             let path = std::env::temp_dir().join(name);
@@ -362,7 +360,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for SlabFolder {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
@@ -372,25 +370,25 @@ pub(crate) mod tests {
         BlockHash([of; 16])
     }
 
-    fn meaning(fingerprint: &str) -> Meaning {
-        Meaning::new(&Fingerprint(fingerprint.into()), BLOCK as u32)
+    fn slab_format(fingerprint: &str) -> SlabFormat {
+        SlabFormat::new(&Fingerprint(fingerprint.into()), BLOCK as u32)
     }
 
-    fn open(folder: &Folder, fingerprint: &str) -> (Slab, Vec<(u32, BlockHash)>) {
+    fn open(folder: &SlabFolder, fingerprint: &str) -> (Slab, Vec<(u32, BlockHash)>) {
         // Room for three.
         let bytes = HEAD_BYTES + 3 * (SLOT_HEAD_BYTES + BLOCK) + 1;
-        Slab::open(&folder.0, meaning(fingerprint), bytes as u64).unwrap()
+        Slab::open(&folder.0, slab_format(fingerprint), bytes as u64).unwrap()
     }
 
     fn fill(slab: &Slab, slot: u32, of: u8) {
         let bytes = [of; BLOCK];
-        let seal = meaning("m").seal(hash(of), &bytes);
-        slab.write((slot, hash(of)), (&bytes, seal)).unwrap();
+        let seal = slab_format("m").seal(hash(of), &bytes);
+        slab.write(slot, hash(of), &bytes, seal).unwrap();
     }
 
     #[test]
-    fn what_was_written_is_found_by_the_next_life_of_the_same_model_only() {
-        let folder = Folder::new("next");
+    fn stored_blocks_are_found_only_by_the_same_model() {
+        let folder = SlabFolder::new("next");
         let (slab, found) = open(&folder, "m");
         assert_eq!((slab.slots_count(), found.len()), (3, 0));
         fill(&slab, 0, 1);
@@ -403,10 +401,10 @@ pub(crate) mod tests {
         let (slab, found) = open(&folder, "m");
         assert_eq!(found, [(0, hash(1)), (2, hash(3))]);
         let mut bytes = [0; BLOCK];
-        let seal = slab.read((2, hash(3)), &mut bytes).unwrap();
-        assert_eq!(seal, Some(meaning("m").seal(hash(3), &[3; BLOCK])));
+        let seal = slab.read(2, hash(3), &mut bytes).unwrap();
+        assert_eq!(seal, Some(slab_format("m").seal(hash(3), &[3; BLOCK])));
         assert_eq!(bytes, [3; BLOCK]);
-        assert_eq!(slab.read((2, hash(1)), &mut bytes).unwrap(), None);
+        assert_eq!(slab.read(2, hash(1), &mut bytes).unwrap(), None);
         drop(slab);
         let (slab, found) = open(&folder, "another");
         assert_eq!(found, []);
@@ -414,23 +412,26 @@ pub(crate) mod tests {
         assert_eq!(open(&folder, "m").1, [], "and that removed it");
     }
 
+    // Invariant: I49.
     #[test]
-    fn what_a_crash_left_half_written_is_recognised() {
-        let folder = Folder::new("crash");
+    fn a_half_written_slot_or_head_is_recognised() {
+        let folder = SlabFolder::new("crash");
         let (slab, _) = open(&folder, "m");
         fill(&slab, 0, 1);
         fill(&slab, 1, 2);
-        // The bytes of another content came, its head did not.
-        let at = slab.at(0) + SLOT_HEAD_BYTES as u64;
+        // The bytes of another content were written, its head was not.
+        let at = slab.slot_offset(0) + SLOT_HEAD_BYTES as u64;
         slab.file.write_all_at(&[9; BLOCK / 2], at).unwrap();
-        // Half of a head came.
-        slab.file.write_all_at(&[7; 8], slab.at(1)).unwrap();
+        // Half of a head was written.
+        slab.file
+            .write_all_at(&[7; 8], slab.slot_offset(1))
+            .unwrap();
         drop(slab);
         let (slab, found) = open(&folder, "m");
         assert_eq!(found, [(0, hash(1))]);
         let mut bytes = [0; BLOCK];
-        let seal = slab.read((0, hash(1)), &mut bytes).unwrap();
-        assert_ne!(seal, Some(meaning("m").seal(hash(1), &bytes)));
+        let seal = slab.read(0, hash(1), &mut bytes).unwrap();
+        assert_ne!(seal, Some(slab_format("m").seal(hash(1), &bytes)));
         // The file's own head is torn: nothing of it is used.
         slab.file.write_all_at(&[1; 8], 24).unwrap();
         drop(slab);
@@ -438,22 +439,22 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_strangers_file_is_left_alone_and_named() {
-        let folder = Folder::new("stranger");
+    fn a_foreign_file_is_left_alone_and_named() {
+        let folder = SlabFolder::new("stranger");
         std::fs::create_dir_all(&folder.0).unwrap();
         let path = folder.0.join("kv-0.cleave");
         std::fs::write(&path, "my thesis").unwrap();
-        let error = Slab::open(&folder.0, meaning("m"), 1 << 20).unwrap_err();
+        let error = Slab::open(&folder.0, slab_format("m"), 1 << 20).unwrap_err();
         assert!(matches!(&error, SlabError::Foreign { path: named } if *named == path));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "my thesis");
     }
 
     #[test]
-    fn a_damaged_head_of_its_own_costs_the_blocks_not_the_start() {
+    fn a_damaged_head_drops_the_blocks_and_starts_anew() {
         // Bytes of the head's parts: one of the magic number, half of it, a size, and the sum.
         let damages: [(u64, &[u8]); 4] = [(0, &[0xff]), (4, &[7; 8]), (16, &[9]), (32, &[1; 8])];
         for (number, (at, bytes)) in damages.into_iter().enumerate() {
-            let folder = Folder::new(&format!("damaged-{number}"));
+            let folder = SlabFolder::new(&format!("damaged-{number}"));
             let (slab, _) = open(&folder, "m");
             fill(&slab, 0, 1);
             slab.file.write_all_at(bytes, at).unwrap();
@@ -471,24 +472,24 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_head_that_is_all_garbage_is_known_by_its_slots() {
-        let folder = Folder::new("garbage");
+    fn a_file_with_a_garbage_head_is_known_by_its_slots() {
+        let folder = SlabFolder::new("garbage");
         let (slab, _) = open(&folder, "m");
         fill(&slab, 2, 1);
         slab.file.write_all_at(&[0xa5; HEAD_BYTES], 0).unwrap();
         drop(slab);
         assert_eq!(open(&folder, "m").1, []);
-        // Without one it is somebody else's.
+        // Without a sound slot the file counts as foreign.
         let (slab, _) = open(&folder, "m");
         slab.file.write_all_at(&[0xa5; HEAD_BYTES], 0).unwrap();
         drop(slab);
-        let error = Slab::open(&folder.0, meaning("m"), 1 << 20).unwrap_err();
+        let error = Slab::open(&folder.0, slab_format("m"), 1 << 20).unwrap_err();
         assert!(matches!(error, SlabError::Foreign { .. }), "{error}");
     }
 
     #[test]
-    fn a_head_that_was_cut_off_is_no_strangers() {
-        let folder = Folder::new("cut");
+    fn a_truncated_head_is_damaged_not_foreign() {
+        let folder = SlabFolder::new("cut");
         let (slab, _) = open(&folder, "m");
         slab.file.set_len(9).unwrap();
         drop(slab);
@@ -496,27 +497,27 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_folder_that_takes_no_files_is_named() {
-        let folder = Folder::new("useless");
-        try_folder(&folder.0).unwrap();
+    fn an_unusable_folder_is_named_in_the_error() {
+        let folder = SlabFolder::new("useless");
+        check_folder(&folder.0).unwrap();
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
         let file = folder.0.join("file");
         std::fs::write(&file, "text").unwrap();
         for path in [file.clone(), file.join("below"), "/proc/cleave".into()] {
-            let error = try_folder(&path).unwrap_err().to_string();
+            let error = check_folder(&path).unwrap_err().to_string();
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
     }
 
     #[test]
-    fn trying_a_folder_touches_no_file_of_others() {
-        let folder = Folder::new("shared");
+    fn checking_a_folder_touches_no_other_file() {
+        let folder = SlabFolder::new("shared");
         std::fs::create_dir_all(&folder.0).unwrap();
         // Left by a crash, or in use: containers often have the same process id.
         let stale = folder.0.join(format!(".cleave-{}", std::process::id()));
         std::fs::write(&stale, "of another process").unwrap();
         std::thread::scope(|threads| {
-            let tries = [(); 8].map(|()| threads.spawn(|| try_folder(&folder.0)));
+            let tries = [(); 8].map(|()| threads.spawn(|| check_folder(&folder.0)));
             for one in tries {
                 one.join().unwrap().unwrap();
             }
@@ -525,12 +526,21 @@ pub(crate) mod tests {
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
     }
 
+    // Lesson: 7.
     #[test]
-    fn lesson_07_a_seal_is_of_one_content_and_one_model() {
+    fn a_seal_depends_on_content_model_and_bytes() {
         let bytes = [5; BLOCK];
-        let seal = meaning("m").seal(hash(1), &bytes);
-        assert_ne!(seal, meaning("m").seal(hash(2), &bytes), "another tenant's");
-        assert_ne!(seal, meaning("n").seal(hash(1), &bytes), "another model's");
-        assert_ne!(seal, meaning("m").seal(hash(1), &[6; BLOCK]));
+        let seal = slab_format("m").seal(hash(1), &bytes);
+        assert_ne!(
+            seal,
+            slab_format("m").seal(hash(2), &bytes),
+            "another tenant's"
+        );
+        assert_ne!(
+            seal,
+            slab_format("n").seal(hash(1), &bytes),
+            "another model's"
+        );
+        assert_ne!(seal, slab_format("m").seal(hash(1), &[6; BLOCK]));
     }
 }

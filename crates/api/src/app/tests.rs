@@ -1,0 +1,65 @@
+//! Parsing of bodies within the shared memory limits.
+
+use super::*;
+use crate::admin::{CommandError, WorkerCommand, WorkerView};
+use crate::frontend::FlightStream;
+use crate::model::ModelFiles;
+use cleave_domain::Request;
+use std::path::Path;
+
+struct WorkerlessFrontend;
+
+impl Operator for WorkerlessFrontend {
+    fn workers(&self) -> Vec<WorkerView> {
+        Vec::new()
+    }
+
+    fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
+        Err(CommandError::UnknownWorker)
+    }
+}
+
+impl Frontend for WorkerlessFrontend {
+    fn submit(&self, _: Request) -> FlightStream {
+        Box::pin(futures::stream::empty())
+    }
+
+    fn readiness(&self) -> ServingReadiness {
+        ServingReadiness::Ready
+    }
+
+    fn metrics(&self) -> String {
+        String::new()
+    }
+}
+
+fn model(name: &str) -> Arc<ModelText> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata"));
+    Arc::new(ModelText::new(ModelFiles::read(&root.join(name)).unwrap()).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn renderings_without_memory_wait_and_are_then_refused() {
+    let options = ApiOptions {
+        template_memory_bytes: 1,
+        ..ApiOptions::default()
+    };
+    let app = App::new(Arc::new(WorkerlessFrontend), options);
+    let bytewise = model("qwen3");
+    assert!(bytewise.is_byte_level());
+    let body = || Body::from(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
+    let parse = async |work| {
+        let held = app.read_body(&HeaderMap::new(), body()).await.unwrap();
+        let read = |_: &Document, _: &ModelText| Ok(());
+        app.parse(held, bytewise.clone(), work, read).await
+    };
+    assert!(parse(BodyWork::RenderTemplate).await.is_ok());
+    // The smallest possible memory limit is that of one rendering.
+    let other = app.shared.templates.reserve(40, true, &bytewise).await;
+    let error = parse(BodyWork::RenderTemplate).await.unwrap_err();
+    let refusal = (error.status().as_u16(), error.code());
+    assert_eq!(refusal, (429, Some("bodies_full")));
+    assert!(parse(BodyWork::ParseOnly).await.is_ok());
+    drop(other);
+    assert!(parse(BodyWork::RenderTemplate).await.is_ok());
+}

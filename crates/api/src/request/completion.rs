@@ -1,0 +1,181 @@
+//! The body of `POST /v1/completions`.
+
+use super::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling, token_ids};
+use super::{CompletionRequest, OutputWanted, TokenizedPrompt, UNSUPPORTED};
+use crate::error::ApiError;
+use crate::field::{JsonFields, wrong_type};
+use crate::json::{Document, Json, JsonItems, JsonShape};
+use crate::model::{ModelText, SpecialTokens};
+use cleave_domain::TokenId;
+use std::borrow::Cow;
+
+/// Limit of output tokens if the client sets none, as in OpenAI's API.
+const TOKENS_DEFAULT: u32 = 16;
+/// Limit of prompts in one body.
+const PROMPTS_MAX: usize = 1024;
+
+/// A prompt as the client sent it.
+enum GivenPrompt<'a> {
+    Text(Cow<'a, str>),
+    Tokens(JsonItems<'a>),
+}
+
+/// Checks a body and tokenizes its prompts.
+pub(crate) fn completion(
+    body: &Document,
+    model: &ModelText,
+) -> Result<CompletionRequest, ApiError> {
+    let fields = JsonFields::of_body(body)?;
+    super::check_model(&fields, model)?;
+    super::refuse_fields(&fields, UNSUPPORTED)?;
+    super::refuse_fields(&fields, &["suffix", "messages", "tools"])?;
+    super::check_format(&fields)?;
+    let delivery = super::response_mode(&fields)?;
+    let given = prompts(&fields)?;
+    let choices = super::choices(&fields, given.len())?;
+    check_best_of(&fields, choices)?;
+    let logprobs = logprobs_count(&fields, "logprobs")?;
+    let output = output(&fields, logprobs)?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    let mut sampling = sampling(&fields, model)?;
+    sampling.logprobs = logprobs;
+    sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    let stop = StopFields::read(&fields, model)?;
+    let wanted = output_wanted(&stop, echo)?;
+    let special = match fields.flag("add_special_tokens")? {
+        Some(false) => SpecialTokens::Skipped,
+        Some(true) | None => SpecialTokens::Kept,
+    };
+    let context = model.context_tokens_max();
+    let room = OutputRoom {
+        param: "prompt",
+        context,
+        default: Some(TOKENS_DEFAULT),
+    };
+    let prompt = |(path, given): (String, GivenPrompt)| {
+        let (tokens, text) = tokens(&path, &given, model, special)?;
+        let text = text.filter(|_| echo);
+        let mut stop = stop.stop_rules(tokens.len(), room)?;
+        // The engine draws a token in every step, so one is drawn and dropped.
+        stop.max_tokens = stop.max_tokens.max(1);
+        let start = super::text_start(model, &tokens, output.special);
+        let text = || match text {
+            Some(text) => text.to_owned(),
+            None => model.decode(&tokens, output.special),
+        };
+        let echo = echo.then(text);
+        Ok(TokenizedPrompt {
+            tokens: tokens.into(),
+            stop,
+            start,
+            echo,
+            wanted,
+        })
+    };
+    let prompts = given
+        .into_iter()
+        .map(prompt)
+        .collect::<Result<Vec<_>, ApiError>>()?;
+    let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
+    Ok(CompletionRequest {
+        prompts,
+        choices,
+        sampling,
+        output,
+        delivery,
+        priority,
+        cache_salt,
+        warnings: Vec::new(),
+    })
+}
+
+/// A request without output makes sense only for the scores of an echoed prompt.
+fn output_wanted(stop: &StopFields, echo: bool) -> Result<OutputWanted, ApiError> {
+    match stop.max_tokens() {
+        Some((_, 0)) if echo => Ok(OutputWanted::PromptOnly),
+        Some((name, 0)) => Err(ApiError::invalid(
+            name,
+            format!("`{name}` must be at least 1; 0 is allowed with `echo` only."),
+        )),
+        _ => Ok(OutputWanted::Output),
+    }
+}
+
+/// `best_of` is accepted only if it equals `n`, where it changes nothing; otherwise it would need
+/// the scores of whole answers.
+fn check_best_of(fields: &JsonFields, choices: u32) -> Result<(), ApiError> {
+    match fields.integer("best_of", 1..=super::CHOICES_MAX)? {
+        Some(best_of) if best_of != i64::from(choices) => Err(ApiError::unsupported(
+            "best_of",
+            format!(
+                "`best_of` is not supported unless it equals `n` ({choices}); ask for more choices with `n`."
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the prompts with their paths.
+fn prompts<'a>(fields: &JsonFields<'a>) -> Result<Vec<(String, GivenPrompt<'a>)>, ApiError> {
+    let expected =
+        "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
+    let path = || "prompt".to_owned();
+    let missing = || ApiError::invalid("prompt", "`prompt` is missing.");
+    let prompt = fields.any("prompt").ok_or_else(missing)?;
+    let items = match prompt.shape() {
+        JsonShape::String(text) => return Ok(vec![(path(), GivenPrompt::Text(text.get()))]),
+        JsonShape::Array(items) => items,
+        _ => return Err(wrong_type("prompt", expected, prompt)),
+    };
+    match items.clone().next().map(Json::shape) {
+        None => {
+            return Err(ApiError::invalid(
+                "prompt",
+                "`prompt` must not be an empty array.",
+            ));
+        }
+        Some(JsonShape::Number(_)) => return Ok(vec![(path(), GivenPrompt::Tokens(items))]),
+        Some(_) => super::sampling::limit_list("prompt", items.clone().count(), PROMPTS_MAX)?,
+    }
+    let given = |(index, item): (usize, Json<'a>)| {
+        let path = format!("prompt[{index}]");
+        match item.shape() {
+            JsonShape::String(text) => Ok((path, GivenPrompt::Text(text.get()))),
+            JsonShape::Array(tokens) => Ok((path, GivenPrompt::Tokens(tokens))),
+            _ => Err(wrong_type(&path, "a string or an array of token ids", item)),
+        }
+    };
+    items.enumerate().map(given).collect()
+}
+
+/// Returns the tokens of a prompt, and its text if it was one. An empty prompt becomes the model's
+/// begin token.
+fn tokens<'a>(
+    path: &str,
+    given: &'a GivenPrompt<'_>,
+    model: &ModelText,
+    special: SpecialTokens,
+) -> Result<(Vec<TokenId>, Option<&'a str>), ApiError> {
+    let (tokens, text) = match given {
+        GivenPrompt::Text(text) => (
+            super::text::encode(text, special, model, "prompt")?,
+            Some(&**text),
+        ),
+        GivenPrompt::Tokens(ids) => {
+            let context = model.context_tokens_max();
+            let count = ids.clone().count();
+            if count > context as usize {
+                return Err(super::text::too_long("prompt", count, context, ""));
+            }
+            (token_ids(path, ids.clone(), model)?, None)
+        }
+    };
+    match (tokens.is_empty(), model.bos()) {
+        (false, _) => Ok((tokens, text)),
+        (true, Some(bos)) => Ok((vec![bos], Some(""))),
+        (true, None) => Err(ApiError::invalid(
+            path,
+            format!("`{path}` is empty, and the model has no token to begin a text with."),
+        )),
+    }
+}

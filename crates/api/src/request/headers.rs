@@ -1,0 +1,178 @@
+//! The request headers that the API reads.
+
+use super::CompletionRequest;
+use crate::error::ApiError;
+use crate::model::ModelText;
+use crate::timing::TimingShown;
+use axum::http::{HeaderMap, header};
+use cleave_domain::{RequestOrigin, RequestSlo, SloPolicy};
+use sha2::{Digest, Sha256};
+use std::time::Duration;
+
+const ID_BYTES_MAX: usize = 128;
+/// Longest name of a class or a tenant.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Returns `x-request-id`, or a new id if the header is absent or unfit for a log line.
+pub(crate) fn request_id(headers: &HeaderMap) -> String {
+    let printable = |id: &&str| id.bytes().all(|byte| byte.is_ascii_graphic());
+    let sound = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX && printable(id);
+    let given = headers
+        .get("x-request-id")
+        .and_then(|id| id.to_str().ok())
+        .filter(sound);
+    given.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
+}
+
+/// Reads the headers that the policy may match. llm-d's spellings count as well; Cleave's take
+/// precedence.
+pub(crate) fn read_origin(
+    headers: &HeaderMap,
+    policy: &SloPolicy,
+) -> Result<RequestOrigin, ApiError> {
+    let asked = policy.headers().flat_map(|name| {
+        let values = headers.get_all(name).iter();
+        let values = values.filter_map(|value| value.to_str().ok());
+        values.map(|value| (name.to_owned(), value.trim().to_owned()))
+    });
+    Ok(RequestOrigin {
+        headers: asked.collect(),
+        key_digest: key_digest(headers, policy),
+        class: class(headers, policy)?,
+        tenant: name_header(headers, ["x-tenant-id", "x-llm-d-inference-fairness-id"])?,
+        ttft: milliseconds(headers, ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"])?,
+        tpot: milliseconds(headers, ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])?,
+        e2e: milliseconds(headers, ["x-slo-e2e-ms", "x-llm-d-slo-e2e-ms"])?,
+    })
+}
+
+/// Resolves the SLO of each prompt's requests.
+pub(crate) fn resolve_slos(
+    policy: &SloPolicy,
+    origin: &RequestOrigin,
+    ask: &CompletionRequest,
+    model: &ModelText,
+) -> Result<Vec<RequestSlo>, ApiError> {
+    let promise = |prompt: &super::TokenizedPrompt| {
+        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+        let slo = policy.resolve(origin, model.name(), tokens);
+        slo.map_err(|unknown| {
+            ApiError::invalid(
+                "x-slo-class",
+                format!("In the header x-slo-class {unknown}."),
+            )
+        })
+    };
+    ask.prompts.iter().map(promise).collect()
+}
+
+/// Limits a request to what its tenant may do: caps its priority, and confines its prefixes to the
+/// tenant's part of every worker's cache unless the policy shares prefixes. A client's own salt
+/// separates its prefixes in either case.
+pub(crate) fn apply_tenant_limits(policy: &SloPolicy, tenant: &str, ask: &mut CompletionRequest) {
+    ask.priority = policy.priority_for(tenant, ask.priority);
+    if policy.trust.shared_prefixes || tenant.is_empty() {
+        return;
+    }
+    // A derived key, so that no salt that a client chooses can equal a tenant's.
+    let mut scope = blake3::Hasher::new_derive_key("cleave 2026-11 prefixes of a tenant");
+    scope.update(&ask.cache_salt.to_le_bytes());
+    scope.update(tenant.as_bytes());
+    let mut salt = [0; 8];
+    salt.copy_from_slice(&scope.finalize().as_bytes()[..8]);
+    ask.cache_salt = u64::from_le_bytes(salt).max(1);
+}
+
+/// Reads the SLO class, which must exist. llm-d's objective is a name of its own and counts only
+/// where it equals a class.
+fn class(headers: &HeaderMap, policy: &SloPolicy) -> Result<Option<String>, ApiError> {
+    let class = name_header(headers, ["x-slo-class", "x-llm-d-slo-class"])?;
+    if class.is_some() {
+        return Ok(class);
+    }
+    let objective = headers.get("x-llm-d-inference-objective");
+    let objective = objective.and_then(|name| name.to_str().ok());
+    let known = objective.filter(|name| policy.may_ask_for(name));
+    Ok(known.map(str::to_owned))
+}
+
+/// Digest of the key that clients of OpenAI or Anthropic send; not computed where no tenant has a
+/// key.
+fn key_digest(headers: &HeaderMap, policy: &SloPolicy) -> Option<[u8; 32]> {
+    if policy.tenants.iter().all(|one| one.key_digests.is_empty()) {
+        return None;
+    }
+    let text = |name| headers.get(name)?.to_str().ok();
+    let bearer = text(header::AUTHORIZATION.as_str()).and_then(|shown| {
+        let (scheme, key) = shown.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let key = bearer.or_else(|| text("x-api-key").map(str::trim))?;
+    Some(Sha256::digest(key.as_bytes()).into())
+}
+
+/// Reads a name that the client chose, if it sent one.
+fn name_header(headers: &HeaderMap, names: [&'static str; 2]) -> Result<Option<String>, ApiError> {
+    let Some((name, value)) = first_header(headers, names)? else {
+        return Ok(None);
+    };
+    if (1..=NAME_BYTES_MAX).contains(&value.len()) {
+        Ok(Some(value.to_owned()))
+    } else {
+        Err(ApiError::invalid(
+            name,
+            format!("The header {name} must have 1 to {NAME_BYTES_MAX} characters."),
+        ))
+    }
+}
+
+/// Reads `x-cleave-timing: 1`, with which a client asks for the stages' durations.
+pub(crate) fn timing(headers: &HeaderMap) -> Result<TimingShown, ApiError> {
+    let name = "x-cleave-timing";
+    match headers.get(name).map(|value| value.as_bytes()) {
+        None | Some(b"0" | b"false") => Ok(TimingShown::Never),
+        Some(b"1" | b"true") => Ok(TimingShown::Asked),
+        Some(_) => Err(ApiError::invalid(
+            name,
+            format!("The header {name} is 1, or left out."),
+        )),
+    }
+}
+
+fn first_header<'a>(
+    headers: &'a HeaderMap,
+    names: [&'static str; 2],
+) -> Result<Option<(&'static str, &'a str)>, ApiError> {
+    let found = names
+        .into_iter()
+        .find_map(|name| Some((name, headers.get(name)?)));
+    let Some((name, value)) = found else {
+        return Ok(None);
+    };
+    match value.to_str() {
+        Ok(value) => Ok(Some((name, value.trim()))),
+        Err(_) => Err(ApiError::invalid(
+            name,
+            format!("The header {name} is not plain text."),
+        )),
+    }
+}
+
+/// Reads a positive number of milliseconds, at most a day.
+fn milliseconds(
+    headers: &HeaderMap,
+    names: [&'static str; 2],
+) -> Result<Option<Duration>, ApiError> {
+    let Some((name, value)) = first_header(headers, names)? else {
+        return Ok(None);
+    };
+    match value.parse::<f64>() {
+        Ok(millis) if millis > 0.0 && millis <= 86_400_000.0 => {
+            Ok(Some(Duration::from_secs_f64(millis / 1000.0)))
+        }
+        _ => Err(ApiError::invalid(
+            name,
+            format!("The header {name} must be a positive number of milliseconds, not {value:?}."),
+        )),
+    }
+}

@@ -1,0 +1,115 @@
+//! The flags of the HTTP side: certificates, ports, and limits of connections and requests.
+
+use crate::values::{
+    SecondsArg, parse_body_bytes, parse_body_memory, parse_seconds, parse_seconds_or_zero,
+};
+use clap::Args;
+use cleave_api::ApiOptions;
+use cleave_node::{CertificateFiles, HttpLimits};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// Defaults of the library crates, which the flags show and use.
+static API: LazyLock<ApiOptions> = LazyLock::new(ApiOptions::default);
+static HTTP: LazyLock<HttpLimits> = LazyLock::new(HttpLimits::default);
+
+/// Flags of the ports for clients and operators.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "HTTP")]
+pub(crate) struct HttpArgs {
+    /// TLS certificate for clients, in PEM, followed by its chain; clients must then use TLS.
+    /// Reloaded when it changes.
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
+    pub(crate) ssl_certfile: Option<PathBuf>,
+    /// Private key of `--ssl-certfile`, in PEM.
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
+    pub(crate) ssl_keyfile: Option<PathBuf>,
+    /// Address for /admin, with /metrics, /health and /ready; the client port if absent. Port 0
+    /// picks a free port.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) admin_listen: Option<SocketAddr>,
+    /// Seconds after SIGTERM during which /ready answers 503 and everything else continues, so that
+    /// load balancers notice. Then the process drains.
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(Duration::ZERO), value_parser = parse_seconds_or_zero)]
+    pub(crate) shutdown_delay: SecondsArg,
+    /// Limit of connections, of clients and workers; 16384 if absent, and at most half of the
+    /// process's limit of open files.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_connections: Option<u32>,
+    /// Limit of concurrent requests on one HTTP/2 connection.
+    #[arg(long, value_name = "N", default_value_t = HTTP.streams_max, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_streams: u32,
+    /// Largest request body, such as 8MiB.
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_body_bytes)]
+    pub(crate) max_body: usize,
+    /// Memory for all request bodies that are read at once, such as 64MiB. A body takes four times
+    /// the bytes that have arrived of it. Further requests wait some seconds and are then refused
+    /// with 429. One body of `--max-body` always fits. Chat templates have memory of their own: see
+    /// `--template-memory`.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_body_memory)]
+    pub(crate) body_memory: usize,
+    /// Memory for all chat templates that are rendered at once, such as 256MiB. One rendering
+    /// reserves 8 MiB and 16 bytes for each byte of the body, and 128 bytes for each byte of a text
+    /// that only the `tokenizers` library can tokenize. Further requests wait some seconds and are
+    /// then refused with 429. One rendering of `--max-body` always fits.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_body_memory)]
+    pub(crate) template_memory: usize,
+    /// Time limit, in seconds, for the headers of a request from their first byte on, and for a TLS
+    /// handshake.
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.headers_wait_max), value_parser = parse_seconds)]
+    pub(crate) header_timeout: SecondsArg,
+    /// Time limit, in seconds, for the body of a request.
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(API.body_wait_max), value_parser = parse_seconds)]
+    pub(crate) body_timeout: SecondsArg,
+    /// Time limit, in seconds, of a connection without a request. Set it above the idle time of
+    /// load balancers.
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.idle_max), value_parser = parse_seconds)]
+    pub(crate) idle_timeout: SecondsArg,
+    /// Time limit, in seconds, of a client that accepts no bytes of an answer. (`--reader-wait`
+    /// limits the same in tokens.)
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.stall_max), value_parser = parse_seconds)]
+    pub(crate) stall_timeout: SecondsArg,
+}
+
+impl HttpArgs {
+    pub(crate) fn certificate(&self) -> Option<CertificateFiles> {
+        let (certificate, key) = (self.ssl_certfile.clone()?, self.ssl_keyfile.clone()?);
+        Some(CertificateFiles { certificate, key })
+    }
+
+    pub(crate) fn http_limits(&self) -> HttpLimits {
+        HttpLimits {
+            connections_max: self.max_connections,
+            streams_max: self.max_streams,
+            headers_wait_max: self.header_timeout.0,
+            idle_max: self.idle_timeout.0,
+            stall_max: self.stall_timeout.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct HttpFlags {
+        #[command(flatten)]
+        face: HttpArgs,
+    }
+
+    #[test]
+    fn max_connections_is_set_only_by_its_flag() {
+        let default = HttpLimits::CONNECTIONS_MAX.to_string();
+        let given = ["cleave", "--max-connections", &default];
+        let given = HttpFlags::parse_from(given).face.http_limits();
+        let absent = HttpFlags::parse_from(["cleave"]).face.http_limits();
+        assert_eq!(given.connections_max, Some(HttpLimits::CONNECTIONS_MAX));
+        assert_eq!(absent, HttpLimits::default());
+        let mut help = <HttpFlags as clap::CommandFactory>::command();
+        assert!(help.render_long_help().to_string().contains(&default));
+    }
+}

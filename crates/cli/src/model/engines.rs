@@ -1,0 +1,223 @@
+//! Engines of a loaded model: the division of threads, GPU and KV memory among workers.
+
+use super::{LoadedModel, LoadedWeights};
+use crate::args::EngineArgs;
+use crate::gpu::{self, GpuShare};
+use anyhow::{Context, bail};
+use cleave_cpu::{CpuOps, CpuOptions, WorkerThreads};
+use cleave_cuda::{CudaOps, CudaOptions};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Role, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
+};
+use cleave_engine::{Engine, EngineLimits, ModelEngine};
+use std::sync::Arc;
+
+/// KV cache of all workers together, in bytes, if free memory cannot be read.
+const KV_BYTES_FALLBACK: u64 = 1 << 30;
+
+impl LoadedModel {
+    /// Creates engines for workers of these roles, which share the weights, the threads and the
+    /// memory.
+    ///
+    /// # Errors
+    /// If the KV cache does not hold a single block, or memory or threads are not available.
+    pub(crate) fn engines(
+        &self,
+        args: &EngineArgs,
+        roles: &[Role],
+    ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
+        let count = roles.len();
+        let block_bytes = self.block_bytes(args.block_tokens());
+        let bytes = self.kv_bytes(args, count)?;
+        let wanted = u64::from(args.slots_count())
+            * u64::from(self.context_tokens_max().div_ceil(args.block_tokens()));
+        let most = if args.kv_cache.is_some() {
+            u64::from(u32::MAX)
+        } else {
+            wanted
+        };
+        let blocks_count = (bytes / block_bytes).min(most).min(u64::from(u32::MAX)) as u32;
+        if blocks_count == 0 {
+            bail!(
+                "a KV cache of {bytes} bytes does not hold one block of {} tokens ({block_bytes} bytes); \
+                 raise --kv-cache",
+                args.block_tokens()
+            );
+        }
+        let limits = EngineLimits {
+            block_tokens: args.block_tokens(),
+            blocks_count,
+            slots_count: args.slots_count(),
+            step_tokens_max: args.step_tokens_max(),
+        };
+        let count = args.threads_each(count);
+        let decode_percent = match &self.backend {
+            LoadedWeights::Cpu { .. } => None,
+            LoadedWeights::Cuda { device, .. } => {
+                gpu::decode_percent(args.gpu_decode_share, roles, device)
+            }
+        };
+        let mut engines = (0..)
+            .zip(roles)
+            .map(|(index, role)| {
+                let gpu = GpuShare::of(*role, decode_percent);
+                self.engine(limits, WorkerThreads { index, count }, gpu)
+            })
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(first) = engines.first_mut() {
+            on_own_thread(|| check_first_step(first.as_mut()))
+                .context("the model cannot take a single step")?;
+        }
+        Ok(engines)
+    }
+
+    /// Creates an engine for one sequence of `tokens` tokens.
+    ///
+    /// # Errors
+    /// If memory or threads are not available.
+    pub(crate) fn single_sequence_engine(
+        &self,
+        args: &EngineArgs,
+        tokens: u32,
+    ) -> anyhow::Result<Box<dyn Engine>> {
+        let limits = EngineLimits {
+            block_tokens: args.block_tokens(),
+            blocks_count: tokens.div_ceil(args.block_tokens()) + 1,
+            slots_count: 1,
+            step_tokens_max: args.step_tokens_max(),
+        };
+        let sole = WorkerThreads {
+            index: 0,
+            count: args.threads(),
+        };
+        self.engine(limits, sole, GpuShare::WHOLE)
+    }
+
+    /// Creates an engine with these limits, for a worker with these threads or this share of a GPU.
+    ///
+    /// # Errors
+    /// If memory or threads are not available.
+    pub(crate) fn engine(
+        &self,
+        limits: EngineLimits,
+        worker: WorkerThreads,
+        gpu: GpuShare,
+    ) -> anyhow::Result<Box<dyn Engine>> {
+        Ok(match &self.backend {
+            LoadedWeights::Cpu {
+                weights, processor, ..
+            } => {
+                let options = CpuOptions {
+                    kv: self.kv,
+                    ..processor.options(self.precision, worker)?
+                };
+                let ops = CpuOps::new(&options)?;
+                Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
+            }
+            LoadedWeights::Cuda {
+                weights,
+                device,
+                products,
+            } => {
+                let options = CudaOptions {
+                    products: *products,
+                    kv: self.kv,
+                    priority: gpu.priority,
+                    share: gpu.share,
+                    ..CudaOptions::new(self.precision)
+                };
+                let ops = CudaOps::new(device, &options)?;
+                Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
+            }
+        })
+    }
+
+    /// Returns the bytes of the KV cache of each of this many workers.
+    ///
+    /// # Errors
+    /// If no size was given, and no memory is left or it cannot be read.
+    pub(crate) fn kv_bytes(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
+        match args.kv_cache {
+            Some(bytes) => Ok(bytes),
+            None => self.kv_bytes_default(args, workers_count),
+        }
+    }
+
+    /// Returns the default size of a KV cache, derived from free memory.
+    fn kv_bytes_default(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
+        let LoadedWeights::Cuda { device, .. } = &self.backend else {
+            return Ok(kv_bytes_default(workers_count));
+        };
+        let (free, total) = device.memory()?;
+        let used = (total - free) as f64;
+        let activations = (self.activation_bytes(args) * workers_count as u64) as f64;
+        let left = total as f64 * args.gpu_memory_utilization - used - activations;
+        if left <= 0.0 {
+            bail!(
+                "of the GPU's {total} bytes {free} are free, and the activations of {workers_count} workers take \
+                 {activations}: nothing is left for a KV cache; raise --gpu-memory-utilization, lower \
+                 --max-num-batched-tokens, or use a larger GPU"
+            );
+        }
+        Ok(left as u64 / workers_count.max(1) as u64)
+    }
+
+    /// Upper bound of an engine's memory on a GPU besides weights and KV: rows of every width,
+    /// logits, and temporary buffers of kernels.
+    fn activation_bytes(&self, args: &EngineArgs) -> u64 {
+        const BESIDE: u64 = 64 << 20;
+        let config = self.facts().config;
+        let widths =
+            8 * config.hidden_size + 4 * config.heads.qkv_width() + 4 * config.intermediate_size;
+        let rows = u64::from(args.step_tokens_max()) * widths as u64 * 4;
+        let logits = u64::from(args.slots_count().clamp(16, 128)) * config.vocab_size as u64 * 4;
+        rows + 2 * logits + BESIDE
+    }
+}
+
+/// Runs `act` on a thread of its own. An engine binds the thread that steps it to cores, and
+/// threads started from there would inherit the binding.
+pub(crate) fn on_own_thread<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| match scope.spawn(act).join() {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// Runs one token through the whole model, so that weights that are not finite are found before a
+/// port is bound, not with the first request.
+fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
+    let slot = SlotIndex(0);
+    let open = OpenSlot {
+        slot,
+        sampling: Arc::new(SamplingParams::greedy()),
+        prompt: Arc::from([0]),
+        output: Vec::new(),
+        stop_tokens: Arc::from([]),
+        min_tokens: 0,
+    };
+    let segment = Segment {
+        slot,
+        position: 0,
+        len: 1,
+        blocks: vec![BlockIndex(0)],
+        logits: LogitsWanted::Sample,
+        drafts: Vec::new(),
+    };
+    engine.step(&StepPlan {
+        step: StepId(0),
+        opens: vec![open],
+        segments: vec![segment],
+    })?;
+    Ok(())
+}
+
+/// Returns a quarter of the free memory, divided among the workers.
+fn kv_bytes_default(workers_count: usize) -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map_or(KV_BYTES_FALLBACK, |kib| kib * 1024 / 4) / workers_count.max(1) as u64
+}

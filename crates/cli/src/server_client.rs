@@ -1,0 +1,100 @@
+//! The HTTP client of commands that query a running server.
+//!
+//! Owns: the connection, the trusted authorities, and the error text of a refusal. Never: knows the
+//! contents of a page.
+
+use anyhow::{Context, bail, ensure};
+use cleave_tls::{HttpTlsConnector, connector};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Request, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Time limit for the head of an answer, and for reading a page.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// Limit of a page.
+const PAGE_BYTES_MAX: usize = 64 << 20;
+
+/// The address of a server, with a client for it.
+pub(crate) struct ServerClient {
+    client: Client<HttpTlsConnector, Empty<Bytes>>,
+    /// URL without a slash at its end.
+    base: String,
+    key: Option<String>,
+}
+
+impl ServerClient {
+    /// Checks the URL, `http://host:port` or `https://host:port`. `cacert` is a file of the
+    /// authorities that the server must be signed by; `None` stands for the system's.
+    pub(crate) fn connect(
+        url: &str,
+        cacert: Option<&Path>,
+        key: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let base = url.trim_end_matches('/');
+        let uri: Uri = base.parse().with_context(|| format!("URL `{url}`"))?;
+        ensure!(
+            matches!(uri.scheme_str(), Some("http" | "https")),
+            "URL `{url}`: expected http://host:port or https://host:port"
+        );
+        let mut plain = HttpConnector::new();
+        plain.set_nodelay(true);
+        Ok(Self {
+            client: Client::builder(TokioExecutor::new()).build(connector(plain, &uri, cacert)?),
+            base: base.to_owned(),
+            key: key.map(str::to_owned),
+        })
+    }
+
+    /// Requests a page.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or trusted, or answers with an error, whose message is
+    /// returned.
+    pub(crate) async fn get(&self, path: &str, accept: &str) -> anyhow::Result<Incoming> {
+        let Self { client, base, key } = self;
+        let mut request = Request::get(format!("{base}{path}")).header("accept", accept);
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request
+            .body(Empty::new())
+            .context("the key is not a valid header")?;
+        let answer = timeout(ANSWER_MAX, client.request(request)).await;
+        let answer = answer.with_context(|| format!("{base} does not answer"))?;
+        let answer = answer.with_context(|| format!("cannot reach {base}"))?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer.into_body());
+        }
+        let said = read_body(answer.into_body()).await?;
+        let said: Value = serde_json::from_slice(&said).unwrap_or_default();
+        let message = said["error"]["message"]
+            .as_str()
+            .unwrap_or("no reason given");
+        bail!("{base}{path}: {status}: {message}")
+    }
+
+    /// Requests a page and parses it as JSON.
+    ///
+    /// # Errors
+    /// As for [`Self::get`], or if the page is not JSON.
+    pub(crate) async fn json(&self, path: &str) -> anyhow::Result<Value> {
+        let body = self.get(path, "application/json").await?;
+        let bytes = read_body(body).await?;
+        let base = &self.base;
+        serde_json::from_slice(&bytes).with_context(|| format!("{base}{path} is not JSON"))
+    }
+}
+
+async fn read_body(body: Incoming) -> anyhow::Result<Bytes> {
+    let read = timeout(ANSWER_MAX, Limited::new(body, PAGE_BYTES_MAX).collect()).await;
+    let read = read.context("the server stopped in the middle of a page")?;
+    Ok(read.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes())
+}

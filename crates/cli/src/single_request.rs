@@ -1,0 +1,162 @@
+//! One sequence on one engine, without a router or a socket, for `cleave generate`.
+//!
+//! Owns: the smallest possible body of a worker's brain, and the order of steps for one request:
+//! reserve, then prefill into the reservation. Never: decides what a step runs; the brain does, as
+//! in a server. Invariant: all outputs are polled before the next input.
+
+use anyhow::{Context, anyhow, bail};
+use cleave_domain::{
+    Emission, FinishReason, FlightId, HandoffId, HandoffTarget, Incarnation, Order, PrefillOrder,
+    Report, Request, ReserveOrder, Role, RouterId, Time, WorkerId, WorkerRef,
+};
+use cleave_engine::Engine;
+use cleave_sched::{
+    LookupLimits, PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ME: WorkerRef = WorkerRef {
+    worker: WorkerId(1),
+    incarnation: Incarnation(1),
+};
+const ROUTER: RouterId = RouterId(1);
+
+/// A lease and time limit that never expires, since neither the router nor the engine of this
+/// process can disappear.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Runs one request to its end, with drafts as `speculation` says; `each` receives every token when
+/// it is drawn.
+///
+/// # Errors
+/// If the request does not fit the engine, the engine fails, or `each` does.
+pub(crate) fn run(
+    engine: &mut dyn Engine,
+    speculation: Option<LookupLimits>,
+    request: Request,
+    each: &mut dyn FnMut(&Emission) -> anyhow::Result<()>,
+) -> anyhow::Result<FinishReason> {
+    let mut brain = WorkerBrain::new(limits(engine, speculation));
+    let mut solo = SingleRequest {
+        engine,
+        on_emission: each,
+        handoff: HandoffId {
+            flight: FlightId::new(ROUTER, 1),
+            attempt: 0,
+        },
+        request: Arc::new(request),
+        facts: VecDeque::new(),
+    };
+    solo.reserve();
+    let started = Instant::now();
+    while let Some(fact) = solo.facts.pop_front() {
+        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        brain.handle(Time::from_nanos(nanos), fact);
+        while let Some(output) = brain.poll() {
+            if let Some(reason) = solo.perform_output(output)? {
+                return Ok(reason);
+            }
+        }
+    }
+    Err(anyhow!("the scheduler stopped before the sequence ended"))
+}
+
+struct SingleRequest<'a> {
+    engine: &'a mut dyn Engine,
+    on_emission: &'a mut dyn FnMut(&Emission) -> anyhow::Result<()>,
+    handoff: HandoffId,
+    request: Arc<Request>,
+    facts: VecDeque<WorkerInput>,
+}
+
+impl SingleRequest<'_> {
+    fn reserve(&mut self) {
+        self.facts
+            .push_back(WorkerInput::RouterJoined { router: ROUTER });
+        self.order(Order::Reserve(ReserveOrder {
+            handoff: self.handoff,
+            request: self.request.clone(),
+            sender: ME,
+            expected_output_tokens: self.request.stop.max_tokens,
+            ahead_tokens: 0,
+            waited: Duration::ZERO,
+            due: None,
+        }));
+    }
+
+    fn order(&mut self, order: Order) {
+        self.facts.push_back(WorkerInput::Ordered {
+            router: ROUTER,
+            order,
+        });
+    }
+
+    /// Performs an output of the brain; returns the finish reason at the end.
+    fn perform_output(&mut self, output: WorkerOutput) -> anyhow::Result<Option<FinishReason>> {
+        match output {
+            WorkerOutput::Step(plan) => {
+                let from = Instant::now();
+                let result = self
+                    .engine
+                    .step(&plan)
+                    .context("the engine could not run a step")?;
+                self.facts.push_back(WorkerInput::Stepped {
+                    result,
+                    took: from.elapsed(),
+                });
+            }
+            WorkerOutput::Emit { emission, .. } => (self.on_emission)(&emission)?,
+            WorkerOutput::Report { report, .. } => return self.handle_report(report),
+            // The rest are notes for metrics, and moves to workers that do not exist.
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn handle_report(&mut self, report: Report) -> anyhow::Result<Option<FinishReason>> {
+        match report {
+            Report::Reserved {
+                present, blocks, ..
+            } => self.order(Order::Prefill(PrefillOrder {
+                handoff: self.handoff,
+                request: self.request.clone(),
+                target: HandoffTarget {
+                    worker: ME,
+                    present,
+                    blocks,
+                },
+                waited: Duration::ZERO,
+                due: None,
+            })),
+            Report::Finished { reason, .. } => return Ok(Some(reason)),
+            Report::Refused { refusal, .. } => bail!("the prompt was refused: {refusal:?}"),
+            Report::LegFailed { failure, .. } => bail!("the sequence failed: {failure:?}"),
+            // Reports of load, prefixes and progress concern only a router with several workers.
+            _ => {}
+        }
+        Ok(None)
+    }
+}
+
+fn limits(engine: &dyn Engine, speculation: Option<LookupLimits>) -> WorkerLimits {
+    WorkerLimits {
+        me: ME,
+        role: Role::Both,
+        capacity: engine.describe().capacity,
+        vocab_size: engine.describe().vocab_size,
+        queue_max: 1,
+        lease: NEVER,
+        stall_max: NEVER,
+        prefix_cache: false,
+        step_max: NEVER,
+        swap_blocks: 0,
+        host_blocks: 0,
+        disk_blocks: 0,
+        writer: PoolWriter::Receiver,
+        prices: cleave_domain::Prices::default(),
+        steps_in_flight: 1,
+        speculation: cleave_node::speculation(engine, speculation),
+    }
+}

@@ -1,0 +1,367 @@
+//! Weights of eight and four bits: from a quantised checkpoint, or rounded from floats at load.
+//!
+//! Owns: the choice of each stack's format, and rounding.
+//! Never: requantises a quantised weight: its codes, scales and zero points are kept as they are,
+//! or the stack is dequantised to floats.
+//! Invariant: every instruction set gives the same codes, since weights of the same fingerprint
+//! must be equal.
+
+use super::{ColumnSource, CpuWeightLoader, PANEL, PanelPacker, bf16_bits};
+use crate::kernel::IntegerKernels;
+use crate::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
+use crate::kernel::product::halves::ELEMENT_WORDS;
+use crate::memory::SliceParts;
+use crate::options::Quantize;
+use cleave_engine::checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
+use cleave_engine::ops::Precision;
+use std::sync::atomic::Ordering;
+
+/// Group sizes that kernels support, the largest first: it reads the fewest scales.
+pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
+/// Elements of the inner dimension per step.
+pub(crate) const PER_STEP: usize = 4;
+
+/// Format of a packed stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StackForm {
+    F32,
+    Bf16,
+    F16,
+    /// A scale per column.
+    Int8,
+    Groups(GroupLayout),
+}
+
+/// Scales and offsets of eight-bit weights, `(panels × PANEL)` each.
+#[derive(Clone, Debug)]
+pub(crate) struct ColumnScales {
+    /// Scale of each column.
+    pub(crate) scales: Vec<f32>,
+    /// −128 × the sum of the column's codes, as bits of an integer.
+    pub(crate) sum_offsets: Vec<u32>,
+}
+
+/// The same, in disjoint parts for several threads.
+pub(super) struct ColumnScalesParts<'a> {
+    scales: SliceParts<'a, f32>,
+    starts: SliceParts<'a, u32>,
+}
+
+impl ColumnScales {
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            scales: vec![0.0; count],
+            sum_offsets: vec![0; count],
+        }
+    }
+
+    pub(super) fn parts(&mut self) -> ColumnScalesParts<'_> {
+        ColumnScalesParts {
+            scales: SliceParts::new(&mut self.scales),
+            starts: SliceParts::new(&mut self.sum_offsets),
+        }
+    }
+}
+
+impl<'a> ColumnScalesParts<'a> {
+    /// # Safety
+    /// As [`SliceParts::part`].
+    pub(super) unsafe fn part(
+        &self,
+        range: std::ops::Range<usize>,
+    ) -> (&'a mut [f32], &'a mut [u32]) {
+        // SAFETY: as the caller promises.
+        unsafe { (self.scales.part(range.clone()), self.starts.part(range)) }
+    }
+}
+
+impl CpuWeightLoader {
+    /// Warns once if weights take more memory than their checkpoint's format or `--quantize` would.
+    pub(super) fn tell_wider(&self, kept: StackForm, stack: &[StoredMatrix]) {
+        let narrow = stack.iter().find_map(|matrix| match matrix {
+            StoredMatrix::Quantized(tensor) => Some(tensor),
+            StoredMatrix::Dense(_) => None,
+        });
+        let wider = match (kept, narrow, stack.first()) {
+            (StackForm::F32 | StackForm::Bf16 | StackForm::F16, Some(tensor), _)
+                if self.precision == Precision::Bf16 =>
+            {
+                WiderThanAsked {
+                    name: tensor.name(),
+                    columns: tensor.columns(),
+                    wanted: tensor.element().name(),
+                    kept: self.precision.name(),
+                }
+            }
+            (StackForm::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
+                WiderThanAsked {
+                    name: first.name(),
+                    columns: first.columns(),
+                    wanted: "int4",
+                    kept: "int8",
+                }
+            }
+            _ => return,
+        };
+        if !self.warned_wider.swap(true, Ordering::Relaxed) {
+            let WiderThanAsked {
+                name,
+                columns,
+                wanted,
+                kept,
+            } = wider;
+            tracing::warn!(
+                "{name} ({columns} columns) is kept in {kept} rather than {wanted}, and so are others like it, which takes more \
+                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns, \
+                 alike in all projections of a layer that read the same; eight-bit floats never"
+            );
+        }
+    }
+}
+
+/// The first matrix that takes more memory than requested.
+struct WiderThanAsked<'a> {
+    name: &'a str,
+    columns: usize,
+    wanted: &'static str,
+    kept: &'static str,
+}
+
+impl StackForm {
+    /// Format of a dense stack that is rounded at load.
+    pub(super) fn rounded_at_load(quantize: Quantize, stack: &[StoredMatrix]) -> Self {
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        let group = GROUPS
+            .into_iter()
+            .find(|group| width.is_multiple_of(*group));
+        match (quantize, group) {
+            (Quantize::Int4, Some(group)) if width > 0 => Self::Groups(GroupLayout {
+                bits: CodeBits::Four,
+                steps: group / PER_STEP,
+                scales: ScaleFormat::Bf16,
+                has_zeros: false,
+            }),
+            (Quantize::Int4 | Quantize::Int8, _) => Self::Int8,
+        }
+    }
+
+    /// Format of a quantised stack as its checkpoint has it; `None` if kernels cannot multiply with
+    /// it.
+    pub(super) fn of_checkpoint(stack: &[StoredMatrix]) -> Option<Self> {
+        let tensors: Vec<&QuantizedTensor> = stack
+            .iter()
+            .map(|matrix| match matrix {
+                StoredMatrix::Quantized(tensor) => Some(&**tensor),
+                StoredMatrix::Dense(_) => None,
+            })
+            .collect::<Option<_>>()?;
+        let first = tensors.first()?;
+        let (element, width) = (first.element(), first.columns());
+        let group = first.group_columns()?;
+        let is_alike = |tensor: &&QuantizedTensor| {
+            tensor.element() == element
+                && tensor.group_columns().map(|group| group.min(width)) == Some(group.min(width))
+        };
+        if !tensors.iter().all(is_alike) {
+            return None;
+        }
+        match element {
+            QuantizedType::Int8
+                if group >= width && tensors.iter().all(|tensor| tensor.has_zero_point(0)) =>
+            {
+                Some(Self::Int8)
+            }
+            QuantizedType::Int8 => {
+                // A larger group is split into several with the same scale.
+                let fits = |each: &usize| group.min(width).is_multiple_of(*each);
+                let each = GROUPS.into_iter().find(fits)?;
+                let is_whole = width.is_multiple_of(each);
+                is_whole.then(|| Self::Groups(group_layout_of(&tensors, CodeBits::Eight, each)))
+            }
+            QuantizedType::Int4 if GROUPS.contains(&group) && width.is_multiple_of(group) => Some(
+                Self::Groups(group_layout_of(&tensors, CodeBits::Four, group)),
+            ),
+            QuantizedType::Int4 | QuantizedType::E4m3 => None,
+        }
+    }
+
+    /// Steps of a row of so many elements.
+    pub(super) const fn steps(self, width: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 => width,
+            Self::Bf16 => width.div_ceil(2),
+            Self::Int8 | Self::Groups(_) => width.div_ceil(PER_STEP),
+        }
+    }
+
+    /// Words of a panel.
+    pub(crate) const fn panel_words(self, width: usize) -> usize {
+        let steps = self.steps(width);
+        match self {
+            Self::F32 | Self::Bf16 | Self::Int8 => steps * PANEL,
+            Self::F16 => steps * ELEMENT_WORDS,
+            Self::Groups(units) => units.words_of(steps),
+        }
+    }
+}
+
+/// Layout of a stack's groups: f32 scales if any is not exact in bf16, zero points if any differs
+/// from the middle.
+fn group_layout_of(tensors: &[&QuantizedTensor], bits: CodeBits, group: usize) -> GroupLayout {
+    let mut units = GroupLayout {
+        bits,
+        steps: group / PER_STEP,
+        scales: ScaleFormat::Bf16,
+        has_zeros: false,
+    };
+    for tensor in tensors {
+        for row in 0..tensor.rows() {
+            for index in 0..tensor.columns() / group {
+                let (scale, zero) = scale_and_zero_of(tensor, row, index * group);
+                if scale.to_bits() & 0xffff != 0 {
+                    units.scales = ScaleFormat::F32;
+                }
+                units.has_zeros |= zero != bits.implied_zero_point();
+            }
+        }
+    }
+    units
+}
+
+/// Scale and unsigned zero point of a column's group.
+fn scale_and_zero_of(tensor: &QuantizedTensor, row: usize, column: usize) -> (f32, u8) {
+    let index = tensor.group_columns().map_or(0, |each| column / each);
+    let zero = tensor.zero(row, index);
+    let zero = match tensor.element() {
+        QuantizedType::Int8 => zero ^ CodeBits::Eight.implied_zero_point(),
+        QuantizedType::Int4 | QuantizedType::E4m3 => zero,
+    };
+    (tensor.scale(row, index), zero)
+}
+
+impl PanelPacker {
+    /// Packs a panel of eight-bit codes with a scale per column.
+    pub(super) fn pack_bytes(
+        &mut self,
+        columns: &[ColumnSource<'_>],
+        to: &mut [u32],
+        scales: &mut [f32],
+        sum_offsets: &mut [u32],
+    ) {
+        let mut codes = vec![0; self.row.len()];
+        let stride = self.stride;
+        for (i, column) in columns.iter().enumerate() {
+            let words = &mut self.words[i * stride..(i + 1) * stride];
+            let Some((matrix, row)) = *column else {
+                words.fill(0);
+                continue;
+            };
+            scales[i] = match matrix {
+                StoredMatrix::Quantized(tensor) if tensor.element() == QuantizedType::Int8 => {
+                    tensor.read_codes(row, 0, &mut codes);
+                    tensor.scale(row, 0)
+                }
+                _ => {
+                    matrix.read_row(row, &mut self.row);
+                    // SAFETY: `IntegerKernels::best` checked the instructions.
+                    unsafe { (IntegerKernels::best().round_int8)(&self.row, &mut codes) }
+                }
+            };
+            let sum: i32 = codes.iter().map(|code| i32::from(code.cast_signed())).sum();
+            sum_offsets[i] = sum.wrapping_mul(-128).cast_unsigned();
+            put_codes(&codes, words);
+        }
+        self.interleave(to);
+    }
+
+    /// Packs a panel of codes in groups.
+    pub(super) fn pack_groups(
+        &mut self,
+        columns: &[ColumnSource<'_>],
+        units: GroupLayout,
+        to: &mut [u32],
+    ) {
+        let (width, stride) = (self.row.len(), self.stride);
+        let group = units.steps * PER_STEP;
+        let mut codes = vec![0; width];
+        for (i, column) in columns.iter().enumerate() {
+            let words = &mut self.words[i * stride..(i + 1) * stride];
+            let Some((matrix, row)) = *column else {
+                words.fill(0);
+                continue;
+            };
+            match matrix {
+                StoredMatrix::Quantized(tensor) if tensor.element() != QuantizedType::E4m3 => {
+                    tensor.read_codes(row, 0, &mut codes);
+                    if units.bits == CodeBits::Eight {
+                        // From two's complement to unsigned.
+                        let middle = CodeBits::Eight.implied_zero_point();
+                        codes.iter_mut().for_each(|code| *code ^= middle);
+                    }
+                    for (g, unit) in to.chunks_exact_mut(units.words()).enumerate() {
+                        let (scale, zero) = scale_and_zero_of(tensor, row, g * group);
+                        put_scale(units, unit, i, scale);
+                        put_zero(units, unit, i, zero);
+                    }
+                }
+                _ => {
+                    matrix.read_row(row, &mut self.row);
+                    let parts = self
+                        .row
+                        .chunks_exact(group)
+                        .zip(codes.chunks_exact_mut(group));
+                    for ((x, codes), unit) in parts.zip(to.chunks_exact_mut(units.words())) {
+                        // SAFETY: as above.
+                        let scale = unsafe { (IntegerKernels::best().round_int4)(x, codes) };
+                        put_scale(units, unit, i, scale);
+                        put_zero(units, unit, i, units.bits.implied_zero_point());
+                    }
+                }
+            }
+            put_codes(&codes, words);
+        }
+        let mut spread = vec![0; width / PER_STEP * PANEL];
+        self.interleave(&mut spread);
+        let steps = to
+            .chunks_exact_mut(units.words())
+            .flat_map(|unit| unit[..units.scales_at()].chunks_exact_mut(units.step_words()));
+        for (to, from) in steps.zip(spread.chunks_exact(PANEL)) {
+            if units.bits == CodeBits::Eight {
+                to.copy_from_slice(from);
+                continue;
+            }
+            let (low, high) = from.split_at(units.step_words());
+            for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
+                *to = low | high << 4;
+            }
+        }
+    }
+}
+
+/// Packs codes into words, padded with zeros.
+fn put_codes(codes: &[u8], to: &mut [u32]) {
+    to.fill(0);
+    let (fours, rest) = codes.as_chunks::<PER_STEP>();
+    for (to, four) in to.iter_mut().zip(fours) {
+        *to = u32::from_le_bytes(*four);
+    }
+    if !rest.is_empty() {
+        let mut last = [0; PER_STEP];
+        last[..rest.len()].copy_from_slice(rest);
+        to[fours.len()] = u32::from_le_bytes(last);
+    }
+}
+
+fn put_scale(units: GroupLayout, unit: &mut [u32], column: usize, scale: f32) {
+    let scales = &mut unit[units.scales_at()..units.zeros_at()];
+    match units.scales {
+        ScaleFormat::F32 => scales[column] = scale.to_bits(),
+        ScaleFormat::Bf16 => scales[column / 2] |= bf16_bits(scale) << (16 * (column % 2)),
+    }
+}
+
+fn put_zero(units: GroupLayout, unit: &mut [u32], column: usize, zero: u8) {
+    if units.has_zeros {
+        unit[units.zeros_at() + column / 4] |= u32::from(zero) << (8 * (column % 4));
+    }
+}

@@ -1,0 +1,226 @@
+//! Quantised weights in the layout that the kernels of `kernels/matmul/narrow.cu` read.
+//!
+//! Owns: the check whether a stack of them fits a kernel, and the layout of codes and scales
+//! (`WeightLayout` of `kernels/matmul/matmul.cuh`).
+//! Never: rounds a code. Only the scales of groups are rounded, to 16 bits of fraction.
+//! Invariant: a column's elements stay in order, so the kernel alone decides the order of sums.
+
+use cleave_engine::checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
+use std::sync::Arc;
+
+/// The group sizes that kernels take, in columns, the widest first because it reads the fewest
+/// scales.
+const GROUPS: [usize; 3] = [128, 64, 32];
+/// Elements of one 16-byte load of eight-bit codes.
+const BYTE_CODES_PER_LOAD: usize = 16;
+/// Elements of one 16-byte load of four-bit codes.
+const NIBBLE_CODES_PER_LOAD: usize = 32;
+
+/// The formats of weights that kernels multiply with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QuantizedFormat {
+    /// e4m3 with a scale for each column of the result.
+    Fp8,
+    /// e4m3 with a scale for each group.
+    Fp8Groups,
+    /// Two's complement with a scale for each column of the result.
+    Int8,
+    /// Four bits with a scale and a zero point for each group.
+    Int4,
+}
+
+impl QuantizedFormat {
+    pub(crate) const ALL: [Self; 4] = [Self::Fp8, Self::Fp8Groups, Self::Int8, Self::Int4];
+
+    /// Returns the ending of the kernels' names.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "fp8",
+            Self::Fp8Groups => "fp8_groups",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+}
+
+/// A stack of quantised tensors as one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QuantizedStack {
+    pub(crate) format: QuantizedFormat,
+    /// Rows of the stack.
+    pub(crate) columns: usize,
+    pub(crate) width: usize,
+    /// Elements of a column that share a scale, in formats with groups.
+    pub(crate) group: Option<usize>,
+}
+
+impl QuantizedStack {
+    /// Returns the layout in which kernels take a stack.
+    ///
+    /// # Errors
+    /// If no kernel takes the stack; the text gives the reason.
+    pub(crate) fn of(stack: &[StoredMatrix]) -> Result<Self, String> {
+        let mut tensors = Vec::new();
+        for matrix in stack {
+            match matrix {
+                StoredMatrix::Quantized(tensor) => tensors.push(tensor),
+                StoredMatrix::Dense(tensor) => {
+                    return Err(format!(
+                        "{}, in the same stack, is not quantised",
+                        tensor.name()
+                    ));
+                }
+            }
+        }
+        let Some(first) = tensors.first() else {
+            return Err("the stack is empty".to_owned());
+        };
+        let (element, width) = (first.element(), first.columns());
+        if tensors.iter().any(|tensor| tensor.element() != element) {
+            return Err("the tensors of its stack are quantised in different formats".to_owned());
+        }
+        let groups: Option<Vec<usize>> = tensors.iter().map(|t| t.group_columns()).collect();
+        let Some(groups) = groups else {
+            return Err("the columns of its groups are not contiguous".to_owned());
+        };
+        let is_whole = groups.iter().all(|group| *group >= width);
+        let format = match (element, is_whole) {
+            (QuantizedType::E4m3, true) => QuantizedFormat::Fp8,
+            (QuantizedType::E4m3, false) => QuantizedFormat::Fp8Groups,
+            (QuantizedType::Int8, true)
+                if !tensors.iter().all(|tensor| tensor.has_zero_point(0)) =>
+            {
+                return Err("no kernel has int8 with zero points".to_owned());
+            }
+            (QuantizedType::Int8, true) => QuantizedFormat::Int8,
+            (QuantizedType::Int4, _) => QuantizedFormat::Int4,
+            (QuantizedType::Int8, false) => return Err("no kernel has int8 in groups".to_owned()),
+        };
+        let group = match format {
+            QuantizedFormat::Fp8 | QuantizedFormat::Int8
+                if width.is_multiple_of(BYTE_CODES_PER_LOAD) =>
+            {
+                None
+            }
+            QuantizedFormat::Fp8 | QuantizedFormat::Int8 => {
+                return Err(format!(
+                    "{width} columns are no multiple of {BYTE_CODES_PER_LOAD}"
+                ));
+            }
+            QuantizedFormat::Fp8Groups | QuantizedFormat::Int4 => {
+                Some(kernel_group(&groups, width)?)
+            }
+        };
+        Ok(Self {
+            format,
+            columns: tensors.iter().map(|tensor| tensor.rows()).sum(),
+            width,
+            group,
+        })
+    }
+
+    /// Returns the size of a row of codes in bytes.
+    pub(crate) fn row_bytes(&self) -> usize {
+        match self.format {
+            QuantizedFormat::Fp8 | QuantizedFormat::Fp8Groups | QuantizedFormat::Int8 => self.width,
+            QuantizedFormat::Int4 => self.width / 2,
+        }
+    }
+
+    /// Returns the size of all codes in bytes.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        self.columns * self.row_bytes()
+    }
+
+    /// Returns the number of words that all scales take.
+    pub(crate) fn scales_count(&self) -> usize {
+        match self.group {
+            None => self.columns,
+            Some(group) => self.width / group * self.columns.next_multiple_of(4),
+        }
+    }
+
+    /// Returns the scales of the stack: `(columns)`, or `(groups, columns rounded up to 4)` with
+    /// zero points.
+    pub(crate) fn scales(&self, stack: &[StoredMatrix]) -> Vec<u32> {
+        let mut words = vec![0; self.scales_count()];
+        let stride = self.columns.next_multiple_of(4);
+        let mut column = 0;
+        for matrix in stack {
+            let StoredMatrix::Quantized(tensor) = matrix else {
+                continue;
+            };
+            for row in 0..tensor.rows() {
+                match self.group {
+                    None => words[column] = tensor.scale(row, 0).to_bits(),
+                    Some(group) => {
+                        let each = tensor.group_columns().unwrap_or(group);
+                        for index in 0..self.width / group {
+                            let of = index * group / each;
+                            words[index * stride + column] =
+                                group_word(tensor.scale(row, of), tensor.zero(row, of));
+                        }
+                    }
+                }
+                column += 1;
+            }
+        }
+        words
+    }
+
+    /// Writes one row's codes in the kernels' order.
+    pub(crate) fn pack_row(&self, tensor: &QuantizedTensor, row: usize, out: &mut [u8]) {
+        let each = match self.format {
+            QuantizedFormat::Fp8 | QuantizedFormat::Fp8Groups | QuantizedFormat::Int8 => {
+                BYTE_CODES_PER_LOAD
+            }
+            QuantizedFormat::Int4 => NIBBLE_CODES_PER_LOAD,
+        };
+        let mut codes = [0; NIBBLE_CODES_PER_LOAD];
+        for (index, to) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let codes = &mut codes[..each];
+            tensor.read_codes(row, index * each, codes);
+            for (c, four) in to.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                *four = match self.format {
+                    QuantizedFormat::Fp8 | QuantizedFormat::Fp8Groups | QuantizedFormat::Int8 => {
+                        // Thread `c` of four finds the elements of its mma fragment in one word.
+                        [2 * c, 2 * c + 1, 2 * c + 8, 2 * c + 9].map(|at| codes[at])
+                    }
+                    QuantizedFormat::Int4 => nibbles_word(codes, c).to_le_bytes(),
+                };
+            }
+        }
+    }
+}
+
+/// Returns word `c` of 32 four-bit codes: the even elements in its lower half, the odd ones in its
+/// upper half.
+fn nibbles_word(codes: &[u8], c: usize) -> u32 {
+    let shifted = |at: usize, i: usize| u32::from(codes[at]) << (4 * i);
+    let even = (0..4).map(|i| shifted(2 * c + 8 * i, i));
+    let odd = (0..4).map(|i| shifted(2 * c + 1 + 8 * i, i + 4));
+    even.chain(odd).fold(0, |word, code| word | code)
+}
+
+/// Returns the widest group that divides the row and every group of the tensors.
+fn kernel_group(groups: &[usize], width: usize) -> Result<usize, String> {
+    let divides = |group: &usize| {
+        let divides_all = |each: &usize| *each >= width || each.is_multiple_of(*group);
+        width.is_multiple_of(*group) && groups.iter().all(divides_all)
+    };
+    GROUPS.into_iter().find(divides).ok_or_else(|| {
+        format!("{width} columns in groups of {groups:?} cannot be cut into groups of 32")
+    })
+}
+
+/// Packs a scale with its zero point in the lowest byte; the scale is rounded to the other three.
+fn group_word(scale: f32, zero: u8) -> u32 {
+    ((scale.to_bits() + 0x80) & !0xff) | u32::from(zero)
+}
+
+/// A tensor to be packed in this layout.
+#[derive(Clone, Debug)]
+pub(crate) struct RowPacking {
+    pub(crate) tensor: Arc<QuantizedTensor>,
+    pub(crate) stack: QuantizedStack,
+}

@@ -1,0 +1,435 @@
+//! A weight stored in eight or four bits an element.
+//!
+//! Owns: one view of every quantised layout: codes, scales, zero points, and the groups of columns
+//! that share them.
+//! Never: copies a tensor as a whole, or knows its file format; `quantization` does.
+//! Invariant: element `(row, column)` is `(code − zero) × scale`, with zero and scale of the row
+//! and the column's group; every index of the shape is within the file, checked when it is made.
+
+use super::map::FileSpan;
+use super::packed_numbers::{ALONG_COLUMNS, ALONG_ROWS, PackedNumbers, WordPacking};
+use super::tensor::{StoredTensor, StoredType};
+use crate::e4m3;
+use std::sync::Arc;
+
+/// Number format of the codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizedType {
+    /// Eight-bit floats, see [`crate::e4m3`], without zero points.
+    E4m3,
+    /// Two's complement of eight bits, as are zero points.
+    Int8,
+    /// Numbers from 0 to 15, as are zero points.
+    Int4,
+}
+
+impl QuantizedType {
+    /// Name for logs and descriptions.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::E4m3 => "fp8",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+}
+
+/// The highest bit of a byte. Flipping it converts between two's complement and the same number
+/// plus 128.
+const SIGN_BIT: u8 = 0x80;
+
+/// A quantised weight `(rows, columns)`; a product sums over columns. Its bytes stay in the mapped
+/// file.
+#[derive(Debug)]
+pub struct QuantizedTensor {
+    pub(super) name: Arc<str>,
+    pub(super) element: QuantizedType,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) codes: QuantizedCodes,
+    pub(super) scales: QuantizedScales,
+    pub(super) zeros: ZeroPoints,
+    pub(super) groups: ScaleGroups,
+    /// Text that covers everything that decides the bytes' meaning; part of the revision's hash.
+    pub(super) layout: Arc<str>,
+}
+
+/// Storage of the codes.
+#[derive(Clone, Debug)]
+pub(super) enum QuantizedCodes {
+    /// One byte per code, `(rows, columns)`, row by row.
+    Bytes(FileSpan),
+    /// Packed words; codes of eight bits have 128 added.
+    Packed(PackedNumbers),
+}
+
+/// Storage of the scales: the scale of a row and group is at `row / rows_each × strides.0 + group ×
+/// strides.1`.
+#[derive(Clone, Debug)]
+pub(super) struct QuantizedScales {
+    pub(super) span: FileSpan,
+    pub(super) stored: StoredType,
+    pub(super) rows_per_scale: usize,
+    pub(super) strides: (usize, usize),
+}
+
+/// Zero points, which are subtracted from codes.
+#[derive(Clone, Debug)]
+pub(super) enum ZeroPoints {
+    Uniform(u8),
+    /// `(rows, groups)`. `plus` is added to each stored number without carry out of its bits;
+    /// numbers of eight bits are stored with 128 added.
+    PerGroup {
+        numbers: PackedNumbers,
+        offset: u8,
+    },
+}
+
+/// Groups of columns that share a scale.
+#[derive(Clone, Debug)]
+pub(super) enum ScaleGroups {
+    /// Groups of so many consecutive columns.
+    Contiguous(usize),
+    /// Column `i` belongs to group `of_columns[i]`.
+    Indexed {
+        group_of_column: Arc<[u32]>,
+        span: FileSpan,
+    },
+}
+
+/// A quantised weight in memory, with one byte per code.
+#[derive(Clone, Debug)]
+pub struct ByteCodes<'a> {
+    /// Number format of the codes.
+    pub element: QuantizedType,
+    /// Shape: `(rows, columns)`, row by row.
+    pub codes: &'a [u8],
+    /// Number of columns per group.
+    pub group: usize,
+    /// Shape: `(rows, groups)`, row by row.
+    pub scales: &'a [f32],
+    /// `(rows, groups)`; zeros for fp8.
+    pub zeros: &'a [u8],
+}
+
+impl QuantizedTensor {
+    /// A tensor made in memory, for tests and measurements.
+    ///
+    /// # Panics
+    /// If a part does not have the shape's size.
+    pub fn from_codes(name: &str, rows: usize, columns: usize, coded: &ByteCodes<'_>) -> Self {
+        let ByteCodes {
+            element,
+            codes,
+            group,
+            scales,
+            zeros,
+        } = *coded;
+        let groups = columns.div_ceil(group);
+        let sizes = [codes.len(), scales.len(), zeros.len()];
+        let wanted = [rows * columns, rows * groups, rows * groups];
+        assert_eq!(sizes, wanted, "{name}: codes, scales and zero points");
+        let packed = |packing: WordPacking, numbers: &[u8], width: usize| {
+            let bytes = packing.pack(rows, width, |row, column| numbers[row * width + column]);
+            let packed = PackedNumbers::new(FileSpan::owned(bytes), packing, (rows, width));
+            packed.expect("packed in this shape")
+        };
+        let (codes, zeros) = match element {
+            QuantizedType::E4m3 => (
+                QuantizedCodes::Bytes(FileSpan::owned(codes.to_vec())),
+                ZeroPoints::Uniform(0),
+            ),
+            QuantizedType::Int8 => {
+                let above: Vec<u8> = zeros.iter().map(|zero| zero ^ SIGN_BIT).collect();
+                let numbers = packed(ALONG_ROWS.with_eight_bits(), &above, groups);
+                let codes = QuantizedCodes::Bytes(FileSpan::owned(codes.to_vec()));
+                (codes, ZeroPoints::PerGroup { numbers, offset: 0 })
+            }
+            QuantizedType::Int4 => {
+                let numbers = packed(ALONG_ROWS, zeros, groups);
+                let codes = packed(ALONG_COLUMNS, codes, columns);
+                (
+                    QuantizedCodes::Packed(codes),
+                    ZeroPoints::PerGroup { numbers, offset: 0 },
+                )
+            }
+        };
+        let scales: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        Self {
+            name: name.into(),
+            element,
+            rows,
+            columns,
+            codes,
+            scales: QuantizedScales {
+                span: FileSpan::owned(scales),
+                stored: StoredType::F32,
+                rows_per_scale: 1,
+                strides: (groups, 1),
+            },
+            zeros,
+            groups: ScaleGroups::Contiguous(group),
+            layout: "in memory".into(),
+        }
+    }
+
+    /// The weight's name in the dense model.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Number format of the codes.
+    pub fn element(&self) -> QuantizedType {
+        self.element
+    }
+
+    /// Number of rows: the elements of a product's result.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns: the elements that a product sums.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Number of consecutive columns that share a scale; `None` if groups are not consecutive
+    /// columns.
+    pub fn group_columns(&self) -> Option<usize> {
+        match self.groups {
+            ScaleGroups::Contiguous(columns) => Some(columns),
+            ScaleGroups::Indexed { .. } => None,
+        }
+    }
+
+    /// Copies a row's codes from column `first` on, one byte each.
+    ///
+    /// # Panics
+    /// If the row has fewer.
+    pub fn read_codes(&self, row: usize, first: usize, out: &mut [u8]) {
+        assert!(first + out.len() <= self.columns, "{}: columns", self.name);
+        match &self.codes {
+            QuantizedCodes::Bytes(span) => {
+                let start = row * self.columns + first;
+                out.copy_from_slice(&span.bytes()[start..start + out.len()]);
+            }
+            QuantizedCodes::Packed(numbers) => {
+                numbers.read(row, first, out);
+                if self.element == QuantizedType::Int8 {
+                    out.iter_mut().for_each(|code| *code ^= SIGN_BIT);
+                }
+            }
+        }
+    }
+
+    /// Scale of a row and group, widened exactly.
+    pub fn scale(&self, row: usize, group: usize) -> f32 {
+        let QuantizedScales {
+            span,
+            stored,
+            rows_per_scale: rows_each,
+            strides,
+        } = &self.scales;
+        let at = row / rows_each * strides.0 + group * strides.1;
+        let width = stored.element_bytes();
+        stored.widen(&span.bytes()[at * width..(at + 1) * width])
+    }
+
+    /// Zero point of a row and group.
+    pub fn zero(&self, row: usize, group: usize) -> u8 {
+        match &self.zeros {
+            ZeroPoints::Uniform(zero) => *zero,
+            ZeroPoints::PerGroup {
+                numbers,
+                offset: plus,
+            } => {
+                let zero = numbers.get(row, group).wrapping_add(*plus);
+                match self.element {
+                    QuantizedType::Int8 => zero ^ SIGN_BIT,
+                    QuantizedType::Int4 | QuantizedType::E4m3 => zero & 15,
+                }
+            }
+        }
+    }
+
+    /// Whether every zero point equals `middle`.
+    pub fn has_zero_point(&self, middle: u8) -> bool {
+        match &self.zeros {
+            ZeroPoints::Uniform(zero) => *zero == middle,
+            ZeroPoints::PerGroup { .. } => {
+                let groups = self.groups_count();
+                let mut all = (0..self.rows).flat_map(|row| (0..groups).map(move |g| (row, g)));
+                all.all(|(row, group)| self.zero(row, group) == middle)
+            }
+        }
+    }
+
+    fn groups_count(&self) -> usize {
+        match &self.groups {
+            ScaleGroups::Contiguous(each) => self.columns.div_ceil(*each),
+            ScaleGroups::Indexed {
+                group_of_column: of_columns,
+                ..
+            } => of_columns.iter().max().map_or(0, |of| *of as usize + 1),
+        }
+    }
+
+    /// Dequantises one row to f32; each element is rounded once. `out.len() == columns`.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` has another length.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        const CODES: usize = 256;
+        assert_eq!(out.len(), self.columns, "{}: columns", self.name);
+        let mut codes = [0; CODES];
+        let mut read = |first: usize, out: &mut [f32], scale_of: &dyn Fn(usize) -> (f32, u8)| {
+            for (part, out) in out.chunks_mut(CODES).enumerate() {
+                let first = first + part * CODES;
+                let codes = &mut codes[..out.len()];
+                self.read_codes(row, first, codes);
+                for ((value, code), column) in out.iter_mut().zip(codes).zip(first..) {
+                    let (scale, zero) = scale_of(column);
+                    *value = self.code_minus_zero(*code, zero) * scale;
+                }
+            }
+        };
+        match &self.groups {
+            ScaleGroups::Contiguous(each) => {
+                for (group, out) in out.chunks_mut(*each).enumerate() {
+                    let scale = (self.scale(row, group), self.zero(row, group));
+                    read(group * each, out, &|_| scale);
+                }
+            }
+            ScaleGroups::Indexed {
+                group_of_column: of_columns,
+                ..
+            } => read(0, out, &|column| {
+                let group = of_columns[column] as usize;
+                (self.scale(row, group), self.zero(row, group))
+            }),
+        }
+    }
+
+    fn code_minus_zero(&self, code: u8, zero: u8) -> f32 {
+        match self.element {
+            QuantizedType::E4m3 => e4m3::to_f32(code),
+            QuantizedType::Int8 => f32::from(code.cast_signed()) - f32::from(zero.cast_signed()),
+            QuantizedType::Int4 => f32::from(code) - f32::from(zero),
+        }
+    }
+
+    /// All stored bytes: codes, scales, zero points and the list of groups.
+    pub(super) fn part_bytes(&self) -> impl Iterator<Item = &[u8]> {
+        self.spans().map(FileSpan::bytes)
+    }
+
+    /// Releases the mapped pages, see [`StoredMatrix::release`].
+    pub(super) fn release(&self) {
+        self.spans().for_each(FileSpan::release);
+    }
+
+    fn spans(&self) -> impl Iterator<Item = &FileSpan> {
+        let codes = match &self.codes {
+            QuantizedCodes::Bytes(span) => span,
+            QuantizedCodes::Packed(numbers) => numbers.span(),
+        };
+        let zeros = match &self.zeros {
+            ZeroPoints::Uniform(_) => None,
+            ZeroPoints::PerGroup { numbers, .. } => Some(numbers.span()),
+        };
+        let groups = match &self.groups {
+            ScaleGroups::Contiguous(_) => None,
+            ScaleGroups::Indexed { span, .. } => Some(span),
+        };
+        [codes, &self.scales.span]
+            .into_iter()
+            .chain(zeros)
+            .chain(groups)
+    }
+}
+
+/// A weight as a checkpoint stores it.
+#[derive(Clone, Debug)]
+pub enum StoredMatrix {
+    /// Floats of at least 16 bits.
+    Dense(StoredTensor),
+    /// Codes of eight or four bits, with scales.
+    Quantized(Arc<QuantizedTensor>),
+}
+
+impl From<StoredTensor> for StoredMatrix {
+    fn from(tensor: StoredTensor) -> Self {
+        Self::Dense(tensor)
+    }
+}
+
+impl From<QuantizedTensor> for StoredMatrix {
+    fn from(tensor: QuantizedTensor) -> Self {
+        Self::Quantized(Arc::new(tensor))
+    }
+}
+
+impl StoredMatrix {
+    /// The weight's name in the dense model.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Dense(tensor) => tensor.name(),
+            Self::Quantized(tensor) => tensor.name(),
+        }
+    }
+
+    /// Number of rows: the elements of a product's result.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Dense(tensor) => tensor.rows(),
+            Self::Quantized(tensor) => tensor.rows(),
+        }
+    }
+
+    /// Number of columns: the elements that a product sums.
+    pub fn columns(&self) -> usize {
+        match self {
+            Self::Dense(tensor) => tensor.columns(),
+            Self::Quantized(tensor) => tensor.columns(),
+        }
+    }
+
+    /// One row in f32. `out.len() == columns`.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` has another length.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Dense(tensor) => tensor.read_row(row, out),
+            Self::Quantized(tensor) => tensor.read_row(row, out),
+        }
+    }
+
+    /// Every element in f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows() * self.columns()];
+        if self.columns() > 0 {
+            for (row, values) in out.chunks_exact_mut(self.columns()).enumerate() {
+                self.read_row(row, values);
+            }
+        }
+        out
+    }
+
+    /// Releases the weight's mapped pages from this process's memory. The system's page cache may
+    /// keep them; the next read maps them again.
+    pub fn release(&self) {
+        match self {
+            Self::Dense(tensor) => tensor.release(),
+            Self::Quantized(tensor) => tensor.release(),
+        }
+    }
+
+    /// Bytes that the weight takes in its file.
+    pub fn stored_bytes(&self) -> usize {
+        match self {
+            Self::Dense(tensor) => tensor.bytes().len(),
+            Self::Quantized(tensor) => tensor.part_bytes().map(<[u8]>::len).sum(),
+        }
+    }
+}

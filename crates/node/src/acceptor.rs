@@ -1,0 +1,261 @@
+//! How connections reach the drivers: each carrier of a connection (a channel, a gRPC stream)
+//! registers here, and only here.
+
+use crate::connection::{
+    CONNECTION_ITEMS_MAX, FromWorker, Registration, RouterConnection, ToWorker, WorkerActivity,
+    WorkerConnection,
+};
+use crate::router::{OpenFlights, RouterEvent};
+use crate::worker::WorkerEvent;
+use cleave_domain::{Role, RouterId, WorkerRef};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+
+/// Serial numbers of this process's connections, so that an old one is never mistaken for a new
+/// one.
+static SERIAL: AtomicU64 = AtomicU64::new(1);
+
+fn next_serial() -> u64 {
+    SERIAL.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The driver has stopped and receives no more messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DriverStopped;
+
+/// Accepts workers at a router.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterAcceptor {
+    pub(crate) router: RouterId,
+    pub(crate) inbox: mpsc::Sender<RouterEvent>,
+    pub(crate) flights: Arc<OpenFlights>,
+    /// A worker that sends nothing for this long counts as lost.
+    pub(crate) silence: Duration,
+}
+
+impl RouterAcceptor {
+    /// Registers a connected worker. The receiver yields the router's messages to it; the
+    /// connection must end when the receiver closes.
+    pub(crate) async fn join(
+        &self,
+        introduction: Registration,
+    ) -> Result<(WorkerSession, mpsc::Receiver<ToWorker>), DriverStopped> {
+        let (out, words) = mpsc::channel(CONNECTION_ITEMS_MAX);
+        let serial = next_serial();
+        let worker = introduction.worker;
+        let activity = Arc::new(WorkerActivity::default());
+        let (stands_by, standing_by) = watch::channel(false);
+        let line = WorkerConnection {
+            registration: introduction,
+            serial,
+            out,
+            activity: Arc::clone(&activity),
+            waits_for_name: stands_by,
+        };
+        let joined = RouterEvent::WorkerJoined(Box::new(line));
+        self.inbox.send(joined).await.map_err(|_| DriverStopped)?;
+        let door = self.clone();
+        Ok((
+            WorkerSession {
+                acceptor: door,
+                worker,
+                serial,
+                activity,
+                waits_for_name: standing_by,
+            },
+            words,
+        ))
+    }
+}
+
+/// A worker's connection, at the router.
+#[derive(Debug)]
+pub(crate) struct WorkerSession {
+    acceptor: RouterAcceptor,
+    worker: WorkerRef,
+    serial: u64,
+    activity: Arc<WorkerActivity>,
+    waits_for_name: watch::Receiver<bool>,
+}
+
+impl WorkerSession {
+    /// Returns when the worker must wait for its name; never returns if the connection ends first.
+    pub(crate) async fn waits_for_name(&self) {
+        let mut standing_by = self.waits_for_name.clone();
+        if standing_by.wait_for(|stands_by| *stands_by).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Handles a message from the worker. Tokens go straight to their clients, and are there before
+    /// a report that follows them reaches the brain.
+    pub(crate) async fn receive(&self, word: FromWorker) -> Result<(), DriverStopped> {
+        match word {
+            FromWorker::Emissions(tokens) => {
+                self.activity.record_tokens(tokens.len());
+                for (handoff, emission) in tokens {
+                    self.acceptor.flights.emit(handoff, emission);
+                }
+                Ok(())
+            }
+            FromWorker::Report(report) => {
+                self.activity.record_report(&report);
+                let told = RouterEvent::Reported {
+                    worker: self.worker,
+                    serial: self.serial,
+                    report,
+                    read: Instant::now(),
+                };
+                self.acceptor
+                    .inbox
+                    .send(told)
+                    .await
+                    .map_err(|_| DriverStopped)
+            }
+            FromWorker::Grant {
+                handoff,
+                grant: pass,
+            } => {
+                let passed = RouterEvent::GrantReceived {
+                    worker: self.worker,
+                    serial: self.serial,
+                    handoff,
+                    pass,
+                };
+                self.acceptor
+                    .inbox
+                    .send(passed)
+                    .await
+                    .map_err(|_| DriverStopped)
+            }
+            FromWorker::Link(link) => {
+                let measured = RouterEvent::LinkMeasured {
+                    worker: self.worker,
+                    serial: self.serial,
+                    link,
+                };
+                self.acceptor
+                    .inbox
+                    .send(measured)
+                    .await
+                    .map_err(|_| DriverStopped)
+            }
+        }
+    }
+
+    /// Reports the end of the connection to the driver.
+    pub(crate) async fn close(self) {
+        let lost = RouterEvent::WorkerLost {
+            worker: self.worker,
+            serial: self.serial,
+        };
+        // A stopped driver has forgotten the worker anyway.
+        let _ = self.acceptor.inbox.send(lost).await;
+    }
+}
+
+/// Accepts routers at a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkerAcceptor {
+    /// The registration at the start; see [`WorkerAcceptor::registration_now`].
+    pub(crate) registration: Registration,
+    /// The legs that the worker serves now.
+    pub(crate) role: watch::Receiver<Role>,
+    pub(crate) inbox: mpsc::Sender<WorkerEvent>,
+}
+
+impl WorkerAcceptor {
+    /// The registration for a router that joins now, with the current role.
+    pub(crate) fn registration_now(&self) -> Registration {
+        let mut introduction = self.registration.clone();
+        introduction.description.role = *self.role.borrow();
+        introduction
+    }
+
+    /// Registers a connected router. The receiver yields the worker's messages to it; the
+    /// connection must end when the receiver closes.
+    pub(crate) async fn join(
+        &self,
+        router: RouterId,
+    ) -> Result<(RouterSession, mpsc::Receiver<FromWorker>), DriverStopped> {
+        let (out, words) = mpsc::channel(CONNECTION_ITEMS_MAX);
+        let serial = next_serial();
+        let line = RouterConnection {
+            router,
+            serial,
+            out,
+        };
+        let joined = WorkerEvent::RouterJoined(line);
+        self.inbox.send(joined).await.map_err(|_| DriverStopped)?;
+        let inbox = self.inbox.clone();
+        Ok((
+            RouterSession {
+                inbox,
+                router,
+                serial,
+            },
+            words,
+        ))
+    }
+}
+
+/// A router's connection, at the worker.
+#[derive(Debug)]
+pub(crate) struct RouterSession {
+    inbox: mpsc::Sender<WorkerEvent>,
+    router: RouterId,
+    serial: u64,
+}
+
+impl RouterSession {
+    /// Passes a message from the router to the driver.
+    pub(crate) async fn receive(&self, word: ToWorker) -> Result<(), DriverStopped> {
+        let told = WorkerEvent::FromRouter {
+            router: self.router,
+            serial: self.serial,
+            word,
+        };
+        self.inbox.send(told).await.map_err(|_| DriverStopped)
+    }
+
+    /// Reports the end of the connection to the driver.
+    pub(crate) async fn close(self) {
+        let lost = WorkerEvent::RouterLost {
+            router: self.router,
+            serial: self.serial,
+        };
+        // A stopped driver has forgotten the router anyway.
+        let _ = self.inbox.send(lost).await;
+    }
+}
+
+/// Connects a worker and a router of one process until either stops.
+pub(crate) async fn connect(worker: WorkerAcceptor, router: RouterAcceptor) {
+    let Ok((call, mut upward)) = worker.join(router.router).await else {
+        return;
+    };
+    let Ok((visit, mut downward)) = router.join(worker.registration_now()).await else {
+        return call.close().await;
+    };
+    let up = async {
+        while let Some(word) = upward.recv().await {
+            if visit.receive(word).await.is_err() {
+                return;
+            }
+        }
+    };
+    let down = async {
+        while let Some(word) = downward.recv().await {
+            if call.receive(word).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+    }
+    tokio::join!(call.close(), visit.close());
+}

@@ -1,0 +1,680 @@
+//! The flights on the operators' dashboard.
+//!
+//! Owns: how far each flight has come, which hand-offs landed, the last minute, and what went
+//! wrong. Never decides, or sees a token or a text. Invariant: a flight is counted at one stage
+//! from its submission to its end, and after that only numbers of it are kept.
+//!
+//! The driver reports facts and outputs; readers copy the numbers. Workers are in the roster.
+
+mod events;
+mod last_minute;
+
+pub(crate) use last_minute::RequestVerdict;
+
+use crate::scaling::RecentDecisions;
+use cleave_api::{
+    DashboardEvent, DurationQuantiles, FlightStageCounts, HandoffTotals, HistorySecond,
+    ScalingChange, VerdictCounts,
+};
+use cleave_domain::{
+    Ending, Failure, FleetTarget, FlightId, HandoffId, Report, RequestStage, WorkerRef,
+};
+use cleave_router::RouterNote;
+use events::{DashboardEvents, at_ms};
+use last_minute::{ClassMinute, LastMinute};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+use tokio::time::Instant;
+
+#[derive(Debug)]
+pub(crate) struct Dashboard {
+    since: Instant,
+    state: Mutex<DashboardState>,
+}
+
+#[derive(Debug, Default)]
+struct DashboardState {
+    flights: HashMap<FlightId, TrackedFlight>,
+    minute: LastMinute,
+    totals: BTreeMap<String, VerdictCounts>,
+    bytes_total: u64,
+    landed_total: u64,
+    joined_total: u64,
+    events: DashboardEvents,
+    decisions: RecentDecisions,
+}
+
+/// How far a flight has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FlightStage {
+    Queued,
+    Reserved,
+    Prefill,
+    Transfer,
+    Decode,
+}
+
+#[derive(Debug)]
+struct TrackedFlight {
+    stage: FlightStage,
+    prompt_tokens: u64,
+    /// The attempt whose hand-off is tracked.
+    attempt: u32,
+    /// Whether its legs are on two workers.
+    is_split: bool,
+    /// A running sequence is on its way to another worker.
+    moving: bool,
+    /// Leading blocks that the receiver had already.
+    blocks_present: u32,
+}
+
+/// The size of a block at the receiving worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockSize {
+    pub(crate) tokens: u32,
+    pub(crate) bytes: u32,
+}
+
+/// A copy of everything that is shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DashboardSnapshot {
+    pub(crate) uptime: Duration,
+    pub(crate) flights: FlightStageCounts,
+    pub(crate) stages: Vec<(RequestStage, DurationQuantiles)>,
+    /// The last minute and the totals, by class.
+    pub(crate) classes: BTreeMap<String, ClassSnapshot>,
+    pub(crate) handoffs: HandoffTotals,
+    pub(crate) history: Vec<HistorySecond>,
+    pub(crate) events: Vec<DashboardEvent>,
+    pub(crate) decisions: Vec<ScalingChange>,
+}
+
+/// The verdicts on a class's requests.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClassSnapshot {
+    pub(crate) minute: ClassMinute,
+    pub(crate) total: VerdictCounts,
+}
+
+impl Default for Dashboard {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            state: Mutex::default(),
+        }
+    }
+}
+
+impl Dashboard {
+    /// A flight is submitted.
+    pub(crate) fn submitted(&self, flight: FlightId, prompt_tokens: usize) {
+        let now = self.now();
+        let mut seen = self.lock();
+        seen.minute.second(now).begun += 1;
+        let course = TrackedFlight {
+            stage: FlightStage::Queued,
+            prompt_tokens: prompt_tokens as u64,
+            attempt: 0,
+            is_split: false,
+            moving: false,
+            blocks_present: 0,
+        };
+        seen.flights.insert(flight, course);
+    }
+
+    /// Handles a note of the brain; `name` gives a worker's name. Gives the outcome of a hand-off
+    /// that this ends without a landing.
+    pub(crate) fn handle_note(
+        &self,
+        note: &RouterNote,
+        name: impl Fn(&WorkerRef) -> String,
+    ) -> Option<HandoffLoss> {
+        let mut seen = self.lock();
+        let loss = seen.handoff_loss(note);
+        match note {
+            RouterNote::Placed {
+                handoff,
+                prefill,
+                decode,
+                ..
+            } => seen.placed(*handoff, prefill != decode),
+            RouterNote::Moving { handoff, .. } => {
+                if let Some(course) = seen.flights.get_mut(&handoff.flight) {
+                    (course.moving, course.attempt, course.blocks_present) =
+                        (true, handoff.attempt, 0);
+                }
+            }
+            RouterNote::Moved { handoff, .. } => seen.migration_ended(*handoff),
+            RouterNote::MigrationAborted { handoff, failure } => {
+                seen.migration_ended(*handoff);
+                let reason = crate::telemetry::failure_name(failure);
+                seen.events.add("stayed", reason, "a move");
+            }
+            RouterNote::Retried {
+                handoff, failure, ..
+            } => {
+                if let Some(course) = seen.flights.get_mut(&handoff.flight) {
+                    (course.stage, course.moving) = (FlightStage::Queued, false);
+                }
+                let reason = crate::telemetry::failure_name(failure);
+                seen.events.add("retried", reason, "an attempt");
+            }
+            RouterNote::PassedOver {
+                worker, refusal, ..
+            } => {
+                // A refusal is no news about a worker; a missing answer is.
+                let (reason, about) = match refusal {
+                    Some(refusal) => (crate::telemetry::refusal_name(refusal), "a worker".into()),
+                    None => ("silent", name(worker)),
+                };
+                seen.events.add("passed_over", reason, &about);
+            }
+            RouterNote::WorkerStuck { worker } => {
+                let about = name(worker);
+                seen.events.add("stuck", "no step ends", &about);
+            }
+            RouterNote::Decided(_)
+            | RouterNote::Judged { .. }
+            | RouterNote::Stale { .. }
+            | RouterNote::CancelFreed { .. }
+            | RouterNote::PrefixDropped { .. }
+            | RouterNote::Fleet { .. } => {}
+        }
+        loss
+    }
+
+    /// Handles a worker's report on a hand-off; `given` is the number of tokens that the client
+    /// has. Gives the bytes of a hand-off that landed by it.
+    pub(crate) fn handle_report(
+        &self,
+        report: &Report,
+        blocks: BlockSize,
+        given: impl FnOnce(FlightId) -> u32,
+    ) -> Option<u64> {
+        let (handoff, step) = match report {
+            Report::Reserved {
+                handoff, present, ..
+            } => (handoff, HandoffProgress::Reserved(*present)),
+            Report::Prefilled { handoff, .. } => (handoff, HandoffProgress::Prefilled),
+            Report::Landed { handoff } => (handoff, HandoffProgress::Landed),
+            _ => return None,
+        };
+        let now = self.now();
+        let mut seen = self.lock();
+        let course = seen.flights.get_mut(&handoff.flight)?;
+        if course.attempt != handoff.attempt {
+            return None; // Of an attempt that is over.
+        }
+        if !course.advance(step) {
+            return None;
+        }
+        // The token drawn last has no KV yet.
+        let output_tokens = u64::from(given(handoff.flight).saturating_sub(1));
+        let tokens = course.prompt_tokens + output_tokens;
+        let sent = tokens.div_ceil(u64::from(blocks.tokens.max(1)));
+        let sent = sent.saturating_sub(u64::from(course.blocks_present));
+        let bytes = sent * u64::from(blocks.bytes);
+        seen.landed_total += 1;
+        seen.bytes_total += bytes;
+        seen.minute.second(now).handoff_bytes += bytes;
+        Some(bytes)
+    }
+
+    /// Removes a flight at its end, and counts its verdict. Gives the outcome of a hand-off that
+    /// was under way.
+    pub(crate) fn ended(
+        &self,
+        flight: FlightId,
+        ending: Option<&Ending>,
+        judgement: Option<&RequestVerdict>,
+    ) -> Option<HandoffLoss> {
+        let now = self.now();
+        let mut seen = self.lock();
+        let course = seen.flights.remove(&flight);
+        if let Some(judgement) = judgement {
+            seen.judged(now, judgement);
+        }
+        match ending {
+            Some(Ending::Failed(failure)) if course?.hands_over() => HandoffLoss::by(failure),
+            _ => None,
+        }
+    }
+
+    /// Counts a request that was refused before it was a flight.
+    pub(crate) fn turned_away(&self, judgement: &RequestVerdict) {
+        let now = self.now();
+        self.lock().judged(now, judgement);
+    }
+
+    /// Something happened to a worker.
+    pub(crate) fn worker_changed(&self, kind: &'static str, reason: &str, name: &str) {
+        self.lock().events.add(kind, reason, name);
+    }
+
+    /// Records how many workers are wanted from now on.
+    pub(crate) fn scaling_decided(&self, wanted: &FleetTarget) {
+        self.lock().decisions.record(wanted, at_ms());
+    }
+
+    /// A copy of everything that is shown.
+    pub(crate) fn snapshot(&self) -> DashboardSnapshot {
+        let now = self.now();
+        let mut seen = self.lock();
+        let mut classes: BTreeMap<String, ClassSnapshot> = BTreeMap::new();
+        for (class, total) in &seen.totals {
+            classes.entry(class.clone()).or_default().total = *total;
+        }
+        for (class, minute) in seen.minute.classes(now) {
+            classes.entry(class).or_default().minute = minute;
+        }
+        DashboardSnapshot {
+            uptime: self.since.elapsed(),
+            flights: seen.flights_now(),
+            stages: seen.minute.stages(now),
+            classes,
+            handoffs: HandoffTotals {
+                bytes_total: seen.bytes_total,
+                landed_total: seen.landed_total,
+                joined_total: seen.joined_total,
+                links: Vec::new(),
+            },
+            history: seen.minute.history(now),
+            events: seen.events.all(),
+            decisions: seen.decisions.all(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.since.elapsed().as_secs()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DashboardState> {
+        self.state.lock()
+    }
+}
+
+/// The progress of a flight that a worker's report means.
+#[derive(Clone, Copy)]
+enum HandoffProgress {
+    Reserved(u32),
+    Prefilled,
+    Landed,
+}
+
+/// The outcome of a hand-off that did not land. A cancelled or superseded one has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandoffLoss {
+    /// A worker refused its leg.
+    Refused,
+    Failed,
+    /// A worker or its link went away, or did not answer.
+    Lost,
+}
+
+impl HandoffLoss {
+    pub(crate) const ALL: [Self; 3] = [Self::Refused, Self::Failed, Self::Lost];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Lost => "lost",
+        }
+    }
+
+    fn by(failure: &Failure) -> Option<Self> {
+        match failure {
+            Failure::Rejected => Some(Self::Refused),
+            Failure::WorkerLost | Failure::LinkLost | Failure::LeaseExpired => Some(Self::Lost),
+            Failure::WorkerStuck | Failure::Corrupt | Failure::Engine(_) | Failure::OutOfBlocks => {
+                Some(Self::Failed)
+            }
+            Failure::RetriesSpent(last) => Self::by(last),
+            // Its own router or client ended it.
+            Failure::Draining | Failure::SlowReader => None,
+        }
+    }
+}
+
+impl TrackedFlight {
+    /// Whether blocks of one worker are to land at another.
+    fn hands_over(&self) -> bool {
+        let on_the_way = matches!(
+            self.stage,
+            FlightStage::Reserved | FlightStage::Prefill | FlightStage::Transfer
+        );
+        self.moving || (self.is_split && on_the_way)
+    }
+
+    /// Ends the hand-off under way. A sequence that was to migrate stays where it is.
+    fn handoff_ended(&mut self) {
+        if self.moving {
+            self.moving = false
+        } else {
+            self.stage = FlightStage::Queued
+        }
+    }
+
+    /// Advances the flight; true if blocks of another worker have landed.
+    fn advance(&mut self, step: HandoffProgress) -> bool {
+        match step {
+            HandoffProgress::Reserved(present) => {
+                self.blocks_present = present;
+                if !self.moving {
+                    self.stage = FlightStage::Prefill;
+                }
+                false
+            }
+            HandoffProgress::Prefilled => {
+                if !self.moving {
+                    self.stage = if self.is_split {
+                        FlightStage::Transfer
+                    } else {
+                        FlightStage::Decode
+                    };
+                }
+                false
+            }
+            HandoffProgress::Landed => {
+                let landed = self.hands_over();
+                (self.stage, self.moving) = (FlightStage::Decode, false);
+                landed
+            }
+        }
+    }
+}
+
+impl DashboardState {
+    fn placed(&mut self, handoff: HandoffId, apart: bool) {
+        if !apart {
+            self.joined_total += 1;
+        }
+        if let Some(course) = self.flights.get_mut(&handoff.flight) {
+            course.stage = FlightStage::Reserved;
+            (course.attempt, course.is_split) = (handoff.attempt, apart);
+            (course.moving, course.blocks_present) = (false, 0);
+        }
+    }
+
+    /// A migration ended, or was given up.
+    fn migration_ended(&mut self, handoff: HandoffId) {
+        if let Some(course) = self.flights.get_mut(&handoff.flight) {
+            course.moving = false;
+        }
+    }
+
+    /// The outcome of a hand-off that this note ends, if one was under way.
+    fn handoff_loss(&mut self, note: &RouterNote) -> Option<HandoffLoss> {
+        let (handoff, loss) = match note {
+            RouterNote::PassedOver {
+                handoff, refusal, ..
+            } => match refusal {
+                Some(_) => (handoff, Some(HandoffLoss::Refused)),
+                None => (handoff, Some(HandoffLoss::Lost)),
+            },
+            RouterNote::MigrationAborted { handoff, failure } => {
+                (handoff, HandoffLoss::by(failure))
+            }
+            RouterNote::Retried {
+                handoff, failure, ..
+            } => (handoff, HandoffLoss::by(failure)),
+            _ => return None,
+        };
+        let course = self.flights.get_mut(&handoff.flight)?;
+        let handed_over = course.hands_over();
+        if let RouterNote::PassedOver { .. } = note {
+            course.handoff_ended();
+        }
+        loss.filter(|_| handed_over)
+    }
+
+    fn judged(&mut self, now: u64, judgement: &RequestVerdict) {
+        self.minute.judge(now, judgement);
+        let total = self.totals.entry(judgement.class.clone()).or_default();
+        *last_minute::verdict_of(total, judgement.verdict) += 1;
+        if matches!(judgement.verdict, "refused" | "failed" | "late") {
+            let (verdict, reason) = (judgement.verdict, judgement.reason);
+            self.events.add(verdict, reason, &judgement.class);
+        }
+    }
+
+    fn flights_now(&self) -> FlightStageCounts {
+        let mut now = FlightStageCounts::default();
+        for course in self.flights.values() {
+            let count = match course.stage {
+                FlightStage::Queued => &mut now.queued,
+                FlightStage::Reserved => &mut now.reserved,
+                FlightStage::Prefill => &mut now.prefill,
+                FlightStage::Transfer => &mut now.transfer,
+                FlightStage::Decode => &mut now.decode,
+            };
+            *count += 1;
+            now.moving += u32::from(course.moving);
+        }
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{PrefillTiming, Refusal, RequestStageTimes, WorkerId};
+
+    const BLOCKS: BlockSize = BlockSize {
+        tokens: 16,
+        bytes: 1_000,
+    };
+
+    fn worker(number: u64) -> WorkerRef {
+        WorkerRef {
+            worker: WorkerId(number),
+            ..WorkerRef::default()
+        }
+    }
+
+    fn attempt(attempt: u32) -> HandoffId {
+        HandoffId {
+            flight: FlightId(7),
+            attempt,
+        }
+    }
+
+    struct DashboardFixture(Dashboard, std::cell::Cell<u32>);
+
+    impl DashboardFixture {
+        fn placed(&self, handoff: HandoffId, prefill: u64, decode: u64) {
+            self.handle_note(&RouterNote::Placed {
+                handoff,
+                prefill: worker(prefill),
+                decode: worker(decode),
+                cached_tokens: 0,
+                waited: Duration::ZERO,
+            });
+        }
+
+        fn handle_note(&self, note: &RouterNote) {
+            self.0
+                .handle_note(note, |worker| format!("w{}", worker.worker.0));
+        }
+
+        fn handle_report(&self, report: &Report) {
+            self.0.handle_report(report, BLOCKS, |_| self.1.get());
+        }
+
+        fn reserved(&self, handoff: HandoffId, present: u32) {
+            self.handle_report(&Report::Reserved {
+                handoff,
+                present,
+                blocks: Vec::new(),
+            });
+        }
+
+        fn prefilled(&self, handoff: HandoffId) {
+            let timing = PrefillTiming::default();
+            self.handle_report(&Report::Prefilled { handoff, timing });
+        }
+
+        #[track_caller]
+        fn assert_stages(&self, queued: u32, on_the_way: [u32; 3], decode: u32) {
+            let [reserved, prefill, transfer] = on_the_way;
+            let now = self.0.snapshot().flights;
+            let expected = FlightStageCounts {
+                queued,
+                reserved,
+                prefill,
+                transfer,
+                decode,
+                moving: now.moving,
+            };
+            assert_eq!(now, expected);
+        }
+    }
+
+    #[test]
+    fn every_failed_hand_off_has_one_outcome() {
+        let mut lost = Vec::new();
+        let lookout = Dashboard::default();
+        let hear = |note: &RouterNote| lookout.handle_note(note, |_| String::new());
+        let place = |number: u32, prefill| {
+            let placed = RouterNote::Placed {
+                handoff: attempt(number),
+                prefill: worker(prefill),
+                decode: worker(2),
+                cached_tokens: 0,
+                waited: Duration::ZERO,
+            };
+            assert_eq!(hear(&placed), None);
+        };
+        let passed_over = |number, refusal| RouterNote::PassedOver {
+            handoff: attempt(number),
+            worker: worker(2),
+            refusal,
+        };
+        let retried = |number, failure| RouterNote::Retried {
+            handoff: attempt(number),
+            failure,
+            generated_tokens: 0,
+        };
+        lookout.submitted(FlightId(7), 100);
+        place(0, 1);
+        lost.push(hear(&passed_over(0, Some(Refusal::Draining))));
+        // The same attempt has no second end.
+        assert_eq!(hear(&retried(0, Failure::Corrupt)), None);
+        place(1, 1);
+        lost.push(hear(&passed_over(1, None)));
+        place(2, 1);
+        lost.push(hear(&retried(2, Failure::Corrupt)));
+        place(3, 1);
+        lost.push(hear(&retried(3, Failure::LinkLost)));
+        // Both legs of one worker are no hand-off.
+        place(4, 2);
+        assert_eq!(hear(&retried(4, Failure::WorkerLost)), None);
+        place(5, 1);
+        let landed = Report::Landed {
+            handoff: attempt(5),
+        };
+        assert!(lookout.handle_report(&landed, BLOCKS, |_| 0).is_some());
+        assert_eq!(
+            lookout.handle_report(&landed, BLOCKS, |_| 0),
+            None,
+            "landed once"
+        );
+        let moving = RouterNote::Moving {
+            handoff: attempt(6),
+            from: worker(2),
+            to: worker(3),
+            why: cleave_router::MoveReason::Drain,
+        };
+        assert_eq!(hear(&moving), None);
+        assert_eq!(
+            hear(&passed_over(6, Some(Refusal::Draining))),
+            Some(HandoffLoss::Refused)
+        );
+        let stayed = RouterNote::MigrationAborted {
+            handoff: attempt(6),
+            failure: Failure::Rejected,
+        };
+        assert_eq!(hear(&stayed), None, "it was counted as refused");
+        // A failure after the landing is not the hand-off's.
+        assert_eq!(hear(&retried(5, Failure::WorkerLost)), None);
+        place(7, 1);
+        let spent = Ending::Failed(Failure::RetriesSpent(Box::new(Failure::WorkerLost)));
+        lost.push(lookout.ended(FlightId(7), Some(&spent), None));
+        use HandoffLoss::{Failed, Lost, Refused};
+        assert_eq!(lost, [Refused, Lost, Failed, Lost, Lost].map(Some));
+    }
+
+    #[test]
+    fn a_flight_has_one_stage_and_landings_count_once() {
+        let desk = DashboardFixture(Dashboard::default(), std::cell::Cell::new(1));
+        desk.0.submitted(FlightId(7), 100);
+        desk.assert_stages(1, [0, 0, 0], 0);
+        desk.placed(attempt(0), 1, 2);
+        desk.assert_stages(0, [1, 0, 0], 0);
+        desk.reserved(attempt(0), 2);
+        desk.assert_stages(0, [0, 1, 0], 0);
+        desk.prefilled(attempt(0));
+        desk.assert_stages(0, [0, 0, 1], 0);
+        desk.handle_report(&Report::Landed {
+            handoff: attempt(0),
+        });
+        desk.assert_stages(0, [0, 0, 0], 1);
+        // Seven blocks, two of which were there.
+        assert_eq!(desk.0.snapshot().handoffs.bytes_total, 5_000);
+        // Its worker is lost, and the tokens it had are computed again, on one worker.
+        desk.handle_note(&RouterNote::Retried {
+            handoff: attempt(0),
+            failure: Failure::WorkerLost,
+            generated_tokens: 60,
+        });
+        desk.assert_stages(1, [0, 0, 0], 0);
+        desk.placed(attempt(1), 3, 3);
+        desk.reserved(attempt(1), 0);
+        // A late report of the attempt before.
+        desk.handle_report(&Report::Landed {
+            handoff: attempt(0),
+        });
+        desk.prefilled(attempt(1));
+        desk.assert_stages(0, [0, 0, 0], 1);
+        // It moves: ten blocks for a hundred tokens and sixty more, and the last one drawn.
+        desk.1.set(61);
+        let (from, to) = (worker(3), worker(4));
+        desk.handle_note(&RouterNote::Moving {
+            handoff: attempt(2),
+            from,
+            to,
+            why: cleave_router::MoveReason::Drain,
+        });
+        desk.reserved(attempt(2), 0);
+        desk.prefilled(attempt(2));
+        desk.assert_stages(0, [0, 0, 0], 1);
+        assert_eq!(desk.0.snapshot().flights.moving, 1);
+        desk.handle_report(&Report::Landed {
+            handoff: attempt(2),
+        });
+        desk.handle_note(&RouterNote::Moved {
+            handoff: attempt(2),
+            took: Duration::ZERO,
+        });
+        let sight = desk.0.snapshot();
+        assert_eq!(sight.flights.moving, 0);
+        let handoffs = sight.handoffs;
+        assert_eq!(handoffs.bytes_total, 15_000);
+        assert_eq!((handoffs.landed_total, handoffs.joined_total), (2, 1));
+        let judgement = RequestVerdict {
+            class: "fast".to_owned(),
+            verdict: "late",
+            reason: "retry",
+            timing: RequestStageTimes::default(),
+            output_tokens: 61,
+        };
+        desk.0.ended(FlightId(7), None, Some(&judgement));
+        desk.assert_stages(0, [0, 0, 0], 0);
+        let sight = desk.0.snapshot();
+        assert_eq!(sight.classes["fast"].total.late, 1);
+        let told: Vec<_> = sight.events.iter().map(|e| (e.kind, &*e.reason)).collect();
+        assert_eq!(told, [("late", "retry"), ("retried", "worker_lost")]);
+        assert!(desk.0.lock().flights.is_empty());
+    }
+}

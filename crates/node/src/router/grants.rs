@@ -1,0 +1,143 @@
+//! Write grants on their way from the workers that issued them to those that use them.
+//!
+//! Owns: the grants that are kept, and for how long. Never issues or verifies one. Invariant: each
+//! kept grant is for a leg that its issuer has not released, and was not sent to the sender yet.
+//!
+//! An issuer sends a grant before it answers the order to reserve, on the same connection. So no
+//! grant arrives after the refusal or release that ends it, or after the loss of the issuer's
+//! connection.
+
+use super::orders;
+use cleave_domain::{HandoffId, Order, Report, WorkerRef};
+use cleave_transfer::{GrantStore, WriteGrant};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default)]
+pub(super) struct GrantRelay {
+    grants: BTreeMap<WorkerRef, GrantStore>,
+    count: usize,
+}
+
+impl GrantRelay {
+    /// Keeps a grant that a connected worker issued.
+    pub(super) fn add(&mut self, issuer: WorkerRef, handoff: HandoffId, grant: WriteGrant) {
+        let store = self.grants.entry(issuer).or_default();
+        self.count -= store.len();
+        store.insert(handoff, grant);
+        self.count += store.len();
+    }
+
+    /// Drops the grant of a leg that this report ends.
+    pub(super) fn handle_report(&mut self, by: WorkerRef, report: &Report) {
+        if let Report::Refused { handoff, .. } | Report::Released { handoff } = report {
+            self.take(by, *handoff);
+        }
+    }
+
+    /// The grant that a worker needs for this order; for its own pool it needs none.
+    pub(super) fn take_for_order(
+        &mut self,
+        to: WorkerRef,
+        order: &Order,
+    ) -> Option<(HandoffId, WriteGrant)> {
+        let (handoff, target) = orders::sender_handoff(order)?;
+        let pass = self.take(target, handoff)?;
+        (target != to).then_some((handoff, pass))
+    }
+
+    /// Drops the grants of a worker that is connected no longer.
+    pub(super) fn issuer_lost(&mut self, maker: WorkerRef) {
+        let purse = self.grants.remove(&maker);
+        self.count -= purse.map_or(0, |purse| purse.len());
+    }
+
+    /// How many are kept.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    fn take(&mut self, maker: WorkerRef, handoff: HandoffId) -> Option<WriteGrant> {
+        let pass = self.grants.get_mut(&maker)?.remove(handoff)?;
+        self.count -= 1;
+        Some(pass)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use cleave_domain::{FlightId, HandoffTarget, Incarnation, MigrateOrder, Refusal, WorkerId};
+    use cleave_transfer::GRANT_BYTES;
+
+    const MAKER: WorkerRef = WorkerRef {
+        worker: WorkerId(1),
+        incarnation: Incarnation(1),
+    };
+    const OTHER: WorkerRef = WorkerRef {
+        worker: WorkerId(2),
+        ..MAKER
+    };
+    const PASS: WriteGrant = WriteGrant([7; GRANT_BYTES]);
+
+    fn handoff(flight: u64) -> HandoffId {
+        HandoffId {
+            flight: FlightId(flight),
+            attempt: 0,
+        }
+    }
+
+    fn migrate(handoff: HandoffId) -> Order {
+        Order::Migrate(MigrateOrder {
+            handoff,
+            of: handoff,
+            target: HandoffTarget {
+                worker: MAKER,
+                present: 0,
+                blocks: Vec::new(),
+            },
+            tokens: 0,
+        })
+    }
+
+    #[test]
+    fn grants_of_ended_hand_offs_are_dropped() {
+        let mut passes = GrantRelay::default();
+        for flight in 0..300 {
+            let handoff = handoff(flight);
+            passes.add(MAKER, handoff, PASS);
+            match flight % 3 {
+                0 => {
+                    let order = migrate(handoff);
+                    let told = passes.take_for_order(OTHER, &order);
+                    assert_eq!(told, Some((handoff, PASS)));
+                    assert_eq!(
+                        passes.take_for_order(OTHER, &order),
+                        None,
+                        "it is told once"
+                    );
+                    passes.add(MAKER, handoff, PASS);
+                    let told = passes.take_for_order(MAKER, &order);
+                    assert_eq!(told, None, "nobody needs one for his own pool");
+                }
+                1 => {
+                    let refusal = Refusal::WrongWorker;
+                    passes.handle_report(MAKER, &Report::Refused { handoff, refusal });
+                }
+                _ => {
+                    // A report of the sender does not end the issuer's leg.
+                    passes.handle_report(OTHER, &Report::Released { handoff });
+                    assert_eq!(passes.count(), 1);
+                    passes.handle_report(MAKER, &Report::Released { handoff });
+                }
+            }
+            assert_eq!(passes.count(), 0, "after {flight}");
+            assert!(passes.grants[&MAKER].is_empty());
+        }
+        passes.add(MAKER, handoff(1), PASS);
+        passes.add(MAKER, handoff(2), PASS);
+        assert_eq!(passes.count(), 2);
+        passes.issuer_lost(MAKER);
+        assert_eq!((passes.count(), passes.grants.len()), (0, 0));
+    }
+}

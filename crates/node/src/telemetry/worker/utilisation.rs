@@ -1,0 +1,95 @@
+//! How much of its device a worker uses while it works.
+//!
+//! Owns: sums over recent steps, in which older steps weigh less. Never knows the device: the
+//! caller that starts the worker describes it. Invariant: idle time does not count, so that a ratio
+//! says how well steps are filled, and not how many there are.
+
+use cleave_domain::StepWork;
+use cleave_planner::{DeviceSpec, ModelSizes, bytes, flops};
+use std::time::Duration;
+
+/// The busy time after which a step weighs a third (1/e).
+const MEMORY_SECONDS: f64 = 10.0;
+
+/// The limits of a device, and the sizes of the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceCeilings {
+    /// Sizes of the model.
+    pub shape: ModelSizes,
+    /// The highest rates of the device.
+    pub device: DeviceSpec,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceUtilisation {
+    flops: f64,
+    bytes: f64,
+    busy_seconds: f64,
+}
+
+impl DeviceUtilisation {
+    /// Adds a step's work and duration. Gives the shares of arithmetic and of memory bandwidth used
+    /// recently, 0 to 1.
+    pub(super) fn step(
+        &mut self,
+        ceilings: &DeviceCeilings,
+        work: &StepWork,
+        took: Duration,
+    ) -> (f64, f64) {
+        let DeviceCeilings { shape, device } = ceilings;
+        let seconds = took.as_secs_f64();
+        let kept = (-seconds / MEMORY_SECONDS).exp();
+        self.flops = self.flops * kept + flops(shape, work);
+        self.bytes = self.bytes * kept + bytes(shape, work, 1);
+        self.busy_seconds = self.busy_seconds * kept + seconds;
+        let part = |used: f64, per_second: f64| {
+            let most = per_second * self.busy_seconds;
+            if most > 0.0 { used / most } else { 0.0 }
+        };
+        (
+            part(self.flops, device.flops_per_second),
+            part(self.bytes, device.bytes_per_second),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn utilisation_at_the_ceiling_is_one_and_old_steps_fade() {
+        let shape = ModelSizes {
+            layers: 2,
+            hidden: 8,
+            intermediate: 16,
+            query_heads: 2,
+            kv_heads: 1,
+            head_dim: 4,
+            vocab: 32,
+            ..ModelSizes::default()
+        };
+        let shape = shape.stored_in(2);
+        let work = StepWork::decode(10);
+        let second = Duration::from_secs(1);
+        let device = DeviceSpec {
+            flops_per_second: flops(&shape, &work),
+            bytes_per_second: 2.0 * bytes(&shape, &work, 1),
+            step: Duration::ZERO,
+        };
+        let ceilings = DeviceCeilings { shape, device };
+        let close = |(mfu, mbu): (f64, f64), wanted: (f64, f64)| {
+            assert!(
+                (mfu - wanted.0).abs() < 1e-3 && (mbu - wanted.1).abs() < 1e-3,
+                "{mfu} {mbu}"
+            );
+        };
+        let mut used = DeviceUtilisation::default();
+        close(used.step(&ceilings, &work, second), (1.0, 0.5));
+        close(used.step(&ceilings, &work, second), (1.0, 0.5));
+        for _ in 0..100 {
+            used.step(&ceilings, &work, 4 * second);
+        }
+        close(used.step(&ceilings, &work, 4 * second), (0.25, 0.125));
+    }
+}

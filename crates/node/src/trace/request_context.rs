@@ -1,0 +1,96 @@
+//! A request's id and trace, in every process: for all log lines about it, and for its spans.
+//!
+//! Never reaches a brain, or decides anything. Invariant: it travels with the order that it is
+//! about, so that a worker has it before any work for the request.
+
+use crate::wire::proto;
+use cleave_api::TraceParent;
+use std::sync::Arc;
+
+/// The longest id that is taken from another process.
+const ID_BYTES_MAX: usize = 256;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestContext {
+    /// The id from the client, or from the HTTP server.
+    pub(crate) request_id: Arc<str>,
+    /// The span that the work belongs to.
+    pub(crate) trace: Option<TraceParent>,
+}
+
+impl RequestContext {
+    /// The same request, under another span.
+    pub(crate) fn under_span(&self, span: u64) -> Self {
+        let trace = self.trace.map(|trace| TraceParent { span, ..trace });
+        Self {
+            request_id: Arc::clone(&self.request_id),
+            trace,
+        }
+    }
+}
+
+impl From<&RequestContext> for proto::Mark {
+    fn from(mark: &RequestContext) -> Self {
+        let RequestContext { request_id, trace } = mark;
+        let trace = trace.unwrap_or_default();
+        Self {
+            request_id: request_id.to_string(),
+            trace_high: (trace.trace >> 64) as u64,
+            trace_low: trace.trace as u64,
+            span: trace.span,
+            flags: u32::from(trace.flags),
+        }
+    }
+}
+
+impl From<proto::Mark> for RequestContext {
+    /// Never fails: an id that is too long counts as empty, and a trace of zeros as none.
+    fn from(mark: proto::Mark) -> Self {
+        let proto::Mark {
+            mut request_id,
+            trace_high,
+            trace_low,
+            span,
+            flags,
+        } = mark;
+        if request_id.len() > ID_BYTES_MAX {
+            request_id.clear();
+        }
+        let trace = TraceParent {
+            trace: u128::from(trace_high) << 64 | u128::from(trace_low),
+            span,
+            flags: u8::from(flags & 1 == 1),
+        };
+        Self {
+            request_id: request_id.into(),
+            trace: (trace.trace != 0 && span != 0).then_some(trace),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_context_round_trips_and_a_bad_one_is_empty() {
+        let mark = RequestContext {
+            request_id: "r-1".into(),
+            trace: Some(TraceParent {
+                trace: (7 << 64) | 9,
+                span: 5,
+                flags: 1,
+            }),
+        };
+        assert_eq!(RequestContext::from(proto::Mark::from(&mark)), mark);
+        let none = RequestContext::default();
+        assert_eq!(RequestContext::from(proto::Mark::from(&none)), none);
+        let long = proto::Mark {
+            request_id: "é".repeat(400),
+            trace_high: 1,
+            ..proto::Mark::default()
+        };
+        let read = RequestContext::from(long);
+        assert_eq!((&*read.request_id, read.trace), ("", None));
+    }
+}

@@ -1,0 +1,345 @@
+//! Spans of a worker's legs: `prefill` with `transfer.send`, `decode` with `transfer.receive`.
+//!
+//! Owns: the spans of recorded requests, built from orders and the brain's outputs; and, for debug
+//! logs, the id of every request here. Never influences a brain. Invariant: the entry of a hand-off
+//! is removed at its `Released`, at its refusal, or at the loss of its router.
+
+use super::{RequestContext, SpanBuilder, Traces};
+use crate::telemetry::{failure_name, refusal_name};
+use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerRef};
+use cleave_sched::WorkerNote;
+use opentelemetry::KeyValue;
+use opentelemetry::trace::SpanKind;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tracing::Level;
+
+#[derive(Debug)]
+pub(crate) struct WorkerSpans {
+    traces: Traces,
+    /// The worker's name in spans.
+    worker: String,
+    open: HashMap<HandoffId, HandoffSpans>,
+}
+
+/// The spans of one hand-off.
+#[derive(Debug)]
+struct HandoffSpans {
+    context: Arc<RequestContext>,
+    prefill: Option<SpanBuilder>,
+    decode: Option<SpanBuilder>,
+    /// Transfers of blocks; children of the legs.
+    transfers: Vec<SpanBuilder>,
+}
+
+impl WorkerSpans {
+    pub(crate) fn new(traces: Traces, worker: String) -> Self {
+        Self {
+            traces,
+            worker,
+            open: HashMap::new(),
+        }
+    }
+
+    /// The id and trace of a request, if it is recorded or logged.
+    pub(crate) fn request_context(&self, handoff: HandoffId) -> Option<&Arc<RequestContext>> {
+        self.open.get(&handoff).map(|kept| &kept.context)
+    }
+
+    /// A router ordered something for a request.
+    pub(crate) fn order_received(&mut self, order: &Order, mark: Option<Arc<RequestContext>>) {
+        let Some(mark) = mark else {
+            return;
+        };
+        let recorded = self.traces.records(mark.trace);
+        if !recorded && !tracing::enabled!(Level::DEBUG) {
+            return;
+        }
+        let (handoff, name, with) = match order {
+            Order::Reserve(order) => (order.handoff, "decode", order.sender),
+            Order::Prefill(order) => (order.handoff, "prefill", order.target.worker),
+            Order::Migrate(order) => (order.handoff, "migrate", order.target.worker),
+            _ => return,
+        };
+        let piece = recorded.then(|| self.leg(&mark, name, order, with));
+        let kept = self.open.entry(handoff).or_insert_with(|| HandoffSpans {
+            context: mark,
+            prefill: None,
+            decode: None,
+            transfers: Vec::new(),
+        });
+        let leg = match name {
+            "decode" => &mut kept.decode,
+            _ => &mut kept.prefill,
+        };
+        if leg.is_none() {
+            *leg = piece;
+        }
+    }
+
+    fn leg(
+        &self,
+        context: &RequestContext,
+        name: &'static str,
+        order: &Order,
+        peer: WorkerRef,
+    ) -> SpanBuilder {
+        let parent = context.trace.unwrap_or_default();
+        let mut piece = SpanBuilder::under(parent, name, SystemTime::now());
+        piece.kind = SpanKind::Server;
+        piece.set("cleave.worker.name", self.worker.clone());
+        piece.set("cleave.request_id", context.request_id.to_string());
+        piece.set("cleave.peer", peer.to_string());
+        let tokens = match order {
+            Order::Reserve(order) => order.request.prompt.len() + order.request.generated.len(),
+            Order::Prefill(order) => order.request.prompt.len() + order.request.generated.len(),
+            Order::Migrate(order) => order.tokens as usize,
+            _ => 0,
+        };
+        piece.set_count("cleave.tokens", tokens);
+        piece
+    }
+
+    pub(crate) fn token_emitted(&mut self, handoff: HandoffId, emission: &Emission) {
+        if self.open.is_empty() {
+            return;
+        }
+        let Some(facts) = &emission.prompt else {
+            return;
+        };
+        let kept = self.open.get_mut(&handoff);
+        if let Some(piece) = kept.and_then(|kept| kept.prefill.as_mut()) {
+            let cached = facts.cached_tokens;
+            piece.set_count("gen_ai.usage.cache_read.input_tokens", cached);
+            piece.add_event("first_token", Vec::new());
+        }
+    }
+
+    /// A report is about to be sent to a router.
+    pub(crate) fn report_sent(&mut self, report: &Report) {
+        if self.open.is_empty() {
+            return;
+        }
+        match report {
+            Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            } => {
+                if let Some(piece) = self.decode(*handoff) {
+                    let said = vec![
+                        KeyValue::new("cleave.blocks.present", i64::from(*present)),
+                        KeyValue::new("cleave.blocks.reserved", blocks.len() as i64),
+                    ];
+                    piece.add_event("reserved", said);
+                }
+            }
+            Report::Refused { handoff, refusal } => self.refuse(*handoff, refusal_name(refusal)),
+            Report::Prefilled { handoff, timing } => {
+                if let Some(piece) = self.prefill(*handoff) {
+                    piece.set("cleave.prefill.wait_seconds", timing.wait.as_secs_f64());
+                    piece.set("cleave.prefill.run_seconds", timing.run.as_secs_f64());
+                    piece.ended = SystemTime::now();
+                }
+            }
+            Report::Finished {
+                handoff,
+                reason: _,
+                output_tokens,
+                timing,
+                prefill: _,
+            } => self.each_open(*handoff, |piece, name| {
+                piece.ended = SystemTime::now();
+                if name == "decode" {
+                    piece.set_count("gen_ai.usage.output_tokens", *output_tokens);
+                    piece.set("cleave.decode.wait_seconds", timing.wait.as_secs_f64());
+                }
+            }),
+            Report::LegFailed { handoff, failure }
+            | Report::MigrationAborted { handoff, failure } => {
+                let reason = failure_name(failure);
+                self.each_open(*handoff, |piece, _| {
+                    piece.fail(reason);
+                    piece.ended = SystemTime::now();
+                });
+            }
+            Report::Released { handoff } => self.send_spans(*handoff),
+            Report::Landed { .. }
+            | Report::MemoryPressure { .. }
+            | Report::Load(_)
+            | Report::Prices(_)
+            | Report::Draining
+            | Report::Serves { .. }
+            | Report::Prefix { .. }
+            | Report::Relayed(_) => {}
+        }
+    }
+
+    /// Adds a note of the brain.
+    pub(crate) fn handle_note(&mut self, note: &WorkerNote) {
+        if self.open.is_empty() {
+            return;
+        }
+        match note {
+            WorkerNote::Sealed {
+                handoff,
+                bytes,
+                blocks,
+                took,
+            } => self.add_transfer(*handoff, "transfer.send", (*bytes, *blocks, *took)),
+            WorkerNote::Landed {
+                handoff,
+                bytes,
+                blocks,
+                took,
+                exposed,
+            } => {
+                self.add_transfer(*handoff, "transfer.receive", (*bytes, *blocks, *took));
+                if let Some(piece) = self.decode(*handoff) {
+                    let exposed = exposed.as_secs_f64();
+                    piece.set("cleave.transfer.exposed_seconds", exposed);
+                }
+            }
+            WorkerNote::MigratedOut {
+                handoff,
+                bytes,
+                blocks,
+                took,
+                still: _,
+            } => self.add_transfer(*handoff, "transfer.send", (*bytes, *blocks, *took)),
+            WorkerNote::Preempted {
+                handoff,
+                recomputed_tokens,
+            } => {
+                let tokens = i64::from(*recomputed_tokens);
+                self.add_event(*handoff, "preempted", ("cleave.tokens", tokens));
+            }
+            WorkerNote::Fetched { handoff, came, .. } => {
+                self.add_event(*handoff, "fetched", ("cleave.blocks", i64::from(*came)));
+            }
+            WorkerNote::SwappedOut {
+                handoff, blocks, ..
+            } => self.add_event(
+                *handoff,
+                "swapped_out",
+                ("cleave.blocks", i64::from(*blocks)),
+            ),
+            WorkerNote::SwappedIn {
+                handoff, blocks, ..
+            } => self.add_event(
+                *handoff,
+                "swapped_in",
+                ("cleave.blocks", i64::from(*blocks)),
+            ),
+            _ => {}
+        }
+    }
+
+    /// Ends the spans of a lost router's requests.
+    pub(crate) fn router_lost(&mut self, router: RouterId) {
+        let gone = self.open.keys().filter(|one| one.flight.router() == router);
+        for handoff in gone.copied().collect::<Vec<_>>() {
+            self.each_open(handoff, |piece, _| piece.fail("router_lost"));
+            self.send_spans(handoff);
+        }
+    }
+
+    fn prefill(&mut self, handoff: HandoffId) -> Option<&mut SpanBuilder> {
+        self.open.get_mut(&handoff)?.prefill.as_mut()
+    }
+
+    fn decode(&mut self, handoff: HandoffId) -> Option<&mut SpanBuilder> {
+        self.open.get_mut(&handoff)?.decode.as_mut()
+    }
+
+    fn each_open(&mut self, handoff: HandoffId, mut act: impl FnMut(&mut SpanBuilder, &str)) {
+        let Some(kept) = self.open.get_mut(&handoff) else {
+            return;
+        };
+        for piece in [&mut kept.prefill, &mut kept.decode].into_iter().flatten() {
+            // A leg that is over, such as a prompt that was handed on, stays as it was.
+            if piece.ended == piece.began {
+                let name = piece.name.clone();
+                act(piece, &name);
+            }
+        }
+    }
+
+    fn add_event(&mut self, handoff: HandoffId, name: &'static str, said: (&'static str, i64)) {
+        if let Some(piece) = self.decode(handoff) {
+            piece.add_event(name, vec![KeyValue::new(said.0, said.1)]);
+        }
+    }
+
+    /// Adds a transfer of blocks that ends now.
+    fn add_transfer(
+        &mut self,
+        handoff: HandoffId,
+        name: &'static str,
+        moved: (u64, u32, Duration),
+    ) {
+        let Some(kept) = self.open.get_mut(&handoff) else {
+            return;
+        };
+        let sends = name == "transfer.send";
+        let leg = if sends {
+            &mut kept.prefill
+        } else {
+            &mut kept.decode
+        };
+        let Some(leg) = leg else {
+            return;
+        };
+        let now = SystemTime::now();
+        let (bytes, blocks, took) = moved;
+        let began = now.checked_sub(took).unwrap_or(now).max(leg.began);
+        let mut piece = SpanBuilder::under(leg.span, name, began);
+        piece.kind = if sends {
+            SpanKind::Producer
+        } else {
+            SpanKind::Consumer
+        };
+        piece.ended = now;
+        piece.set_count("cleave.transfer.bytes", bytes);
+        piece.set_count("cleave.transfer.blocks", blocks);
+        if sends {
+            // The seal may follow the report that the prompt has run.
+            leg.ended = now;
+        }
+        kept.transfers.push(piece);
+    }
+
+    /// Removes the leg whose order was refused.
+    fn refuse(&mut self, handoff: HandoffId, reason: &'static str) {
+        let Some(kept) = self.open.get_mut(&handoff) else {
+            return;
+        };
+        // A worker that holds the reservation and refuses the prompt keeps the reservation.
+        let refused = kept.prefill.take().or_else(|| kept.decode.take());
+        if kept.decode.is_none() {
+            self.open.remove(&handoff);
+        }
+        if let Some(mut piece) = refused {
+            piece.set("cleave.refusal", reason);
+            piece.ended = SystemTime::now();
+            self.traces.send(piece);
+        }
+    }
+
+    /// Sends the spans of a hand-off that is over here.
+    fn send_spans(&mut self, handoff: HandoffId) {
+        let Some(kept) = self.open.remove(&handoff) else {
+            return;
+        };
+        for mut piece in [kept.prefill, kept.decode].into_iter().flatten() {
+            if piece.ended == piece.began {
+                piece.ended = SystemTime::now();
+            }
+            self.traces.send(piece);
+        }
+        for piece in kept.transfers {
+            self.traces.send(piece);
+        }
+    }
+}

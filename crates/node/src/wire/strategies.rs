@@ -1,0 +1,494 @@
+//! Strategies that draw domain types for property tests: any value that can be sent.
+//!
+//! Owns: how each type is drawn. Never encodes a value, or says what a receiver does with it.
+//! Invariant: each variant and each field is drawn, within what its type promises, so that a field
+//! forgotten on the wire does not come back equal.
+
+use crate::connection::{LinkState, Registration};
+use cleave_api::ModelFiles;
+use cleave_domain::{
+    BlockHash, BlockIndex, BlockRef, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
+    Fingerprint, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId,
+    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts,
+    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
+    RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams,
+    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StepProgress, StopRules,
+    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+};
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(super) fn handoff() -> impl Strategy<Value = HandoffId> {
+    (any::<u64>(), any::<u32>()).prop_map(|(flight, attempt)| HandoffId {
+        flight: FlightId(flight),
+        attempt,
+    })
+}
+
+pub(super) fn worker() -> impl Strategy<Value = WorkerRef> {
+    (any::<u64>(), any::<u64>()).prop_map(|(worker, incarnation)| WorkerRef {
+        worker: WorkerId(worker),
+        incarnation: Incarnation(incarnation),
+    })
+}
+
+pub(super) fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
+    let block = (any::<u32>(), any::<u32>()).prop_map(|(block, generation)| BlockRef {
+        block: BlockIndex(block),
+        generation: Generation(generation),
+    });
+    vec(block, 0..5)
+}
+
+pub(super) fn span() -> impl Strategy<Value = Duration> {
+    any::<u64>().prop_map(Duration::from_nanos)
+}
+
+pub(super) fn number() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        Just(0.0f32),
+        Just(-0.0),
+        Just(f32::INFINITY),
+        -1e30f32..1e30
+    ]
+}
+
+pub(super) fn sampling() -> impl Strategy<Value = SamplingParams> {
+    let numbers = (number(), number(), number(), number(), number(), number());
+    let rest = (
+        any::<u32>(),
+        vec((any::<u32>(), number()), 0..4),
+        any::<u64>(),
+        option::of(any::<u32>()),
+        option::of(any::<u32>()),
+    );
+    (numbers, rest).prop_map(|(numbers, rest)| {
+        let (temperature, top_p, min_p, repetition, presence, frequency) = numbers;
+        let (top_k, logit_bias, seed, logprobs, prompt_logprobs) = rest;
+        SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty: repetition,
+            presence_penalty: presence,
+            frequency_penalty: frequency,
+            logit_bias,
+            seed,
+            logprobs,
+            prompt_logprobs,
+        }
+    })
+}
+
+pub(super) fn request() -> impl Strategy<Value = Arc<Request>> {
+    let stop = (any::<u32>(), any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(
+        |(max_tokens, min_tokens, stop_tokens)| StopRules {
+            max_tokens,
+            min_tokens,
+            stop_tokens: stop_tokens.into(),
+        },
+    );
+    let aims = (option::of(span()), option::of(span()), option::of(span()));
+    let slo = (".{0,8}", ".{0,8}", aims, any::<i32>()).prop_map(
+        |(class, tenant, (ttft, tpot, e2e), priority)| RequestSlo {
+            class,
+            tenant,
+            ttft,
+            tpot,
+            e2e,
+            priority,
+        },
+    );
+    let tokens = (vec(any::<u32>(), 0..9), vec(any::<u32>(), 0..3));
+    (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
+        |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
+            Arc::new(Request {
+                prompt: prompt.into(),
+                generated: generated.into(),
+                sampling,
+                stop,
+                priority,
+                cache_salt,
+                slo,
+            })
+        },
+    )
+}
+
+pub(super) fn due() -> impl Strategy<Value = Option<Deadline>> {
+    let unmet = prop_oneof![Just(OnDeadlineMiss::Refuse), Just(OnDeadlineMiss::Serve)];
+    option::of((span(), unmet).prop_map(|(left, unmet)| Deadline { left, unmet }))
+}
+
+pub(super) fn order() -> impl Strategy<Value = Order> {
+    let waits = || (span(), due());
+    let reserve = (handoff(), request(), worker(), any::<[u32; 2]>(), waits()).prop_map(
+        |(handoff, request, sender, tokens, (waited, due))| {
+            Order::Reserve(ReserveOrder {
+                handoff,
+                request,
+                sender,
+                expected_output_tokens: tokens[0],
+                ahead_tokens: tokens[1],
+                waited,
+                due,
+            })
+        },
+    );
+    let target = || {
+        (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| HandoffTarget {
+            worker,
+            present,
+            blocks,
+        })
+    };
+    let prefill = (handoff(), request(), target(), waits()).prop_map(
+        |(handoff, request, target, (waited, due))| {
+            Order::Prefill(PrefillOrder {
+                handoff,
+                request,
+                target,
+                waited,
+                due,
+            })
+        },
+    );
+    let migrate =
+        (handoff(), handoff(), target(), any::<u32>()).prop_map(|(handoff, of, target, tokens)| {
+            Order::Migrate(MigrateOrder {
+                handoff,
+                of,
+                target,
+                tokens,
+            })
+        });
+    prop_oneof![
+        reserve,
+        prefill,
+        migrate,
+        Just(Order::Drain),
+        role().prop_map(|role| Order::Serve { role }),
+        vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
+        handoff().prop_map(|handoff| Order::Cancel { handoff }),
+        voice().prop_map(Order::Relay),
+    ]
+}
+
+pub(super) fn flow() -> impl Strategy<Value = RequestFlow> {
+    any::<[u64; 7]>().prop_map(|drawn| RequestFlow {
+        arrivals: drawn[0],
+        prompt_tokens: drawn[1],
+        pairs: drawn[2],
+        placed: drawn[3],
+        cached_tokens: drawn[4],
+        answers: drawn[5],
+        output_tokens: drawn[6],
+    })
+}
+
+pub(super) fn kept() -> impl Strategy<Value = SloOutcomes> {
+    any::<[u64; 4]>().prop_map(|drawn| SloOutcomes {
+        arrivals: drawn[0],
+        judged: drawn[1],
+        missed_prefill: drawn[2],
+        missed_decode: drawn[3],
+    })
+}
+
+pub(super) fn pool_counts() -> impl Strategy<Value = PoolCounts> {
+    any::<[u32; 3]>().prop_map(|[prefill, decode, both]| PoolCounts {
+        prefill,
+        decode,
+        both,
+    })
+}
+
+pub(super) fn wanted() -> impl Strategy<Value = FleetTarget> {
+    let reason = || (0..ScalingReason::ALL.len()).prop_map(|place| ScalingReason::ALL[place]);
+    let reasons =
+        (reason(), reason(), reason()).prop_map(|(prefill, decode, both)| ScalingReasons {
+            prefill,
+            decode,
+            both,
+        });
+    (pool_counts(), pool_counts(), reasons).prop_map(|(workers, legs, reasons)| FleetTarget {
+        workers,
+        legs,
+        reasons,
+    })
+}
+
+/// The scaling data that one router sends to the others.
+pub(super) fn voice() -> impl Strategy<Value = Arc<ScalingGossip>> {
+    let demand = (flow(), flow(), vec(kept(), 0..4), any::<(u32, u64, u32)>()).prop_map(
+        |(slow, quick, classes, (waiting, waiting_tokens, open))| FleetDemand {
+            slow,
+            quick,
+            classes,
+            waiting,
+            waiting_tokens,
+            open,
+        },
+    );
+    (any::<u64>(), any::<u64>(), demand, wanted()).prop_map(|(router, number, demand, wanted)| {
+        Arc::new(ScalingGossip {
+            router: RouterId(router),
+            number,
+            demand,
+            wanted,
+        })
+    })
+}
+
+pub(super) fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)]
+}
+
+pub(super) fn failure() -> impl Strategy<Value = Failure> {
+    let plain = prop_oneof![
+        Just(Failure::WorkerLost),
+        Just(Failure::WorkerStuck),
+        Just(Failure::SlowReader),
+        Just(Failure::LinkLost),
+        Just(Failure::LeaseExpired),
+        Just(Failure::Corrupt),
+        Just(Failure::Rejected),
+        Just(Failure::OutOfBlocks),
+        Just(Failure::Draining),
+        ".{0,20}".prop_map(Failure::Engine),
+    ];
+    plain.prop_recursive(3, 4, 1, |last| {
+        last.prop_map(|last| Failure::RetriesSpent(Box::new(last)))
+    })
+}
+
+pub(super) fn refusal() -> impl Strategy<Value = Refusal> {
+    prop_oneof![
+        span().prop_map(|retry_after| Refusal::QueueFull { retry_after }),
+        span().prop_map(|retry_after| Refusal::NoBlocks { retry_after }),
+        any::<u32>().prop_map(|tokens_max| Refusal::TooLong { tokens_max }),
+        any::<u32>().prop_map(|vocab_size| Refusal::OutOfVocabulary { vocab_size }),
+        Just(Refusal::NoWorker),
+        Just(Refusal::Draining),
+        Just(Refusal::WrongWorker),
+        (aim(), span(), span()).prop_map(|(aim, predicted, retry_after)| Refusal::Late {
+            aim,
+            predicted,
+            retry_after
+        }),
+    ]
+}
+
+pub(super) fn aim() -> impl Strategy<Value = SloMetric> {
+    prop_oneof![
+        Just(SloMetric::Ttft),
+        Just(SloMetric::Tpot),
+        Just(SloMetric::EndToEnd)
+    ]
+}
+
+pub(super) fn prefill_timing() -> impl Strategy<Value = PrefillTiming> {
+    (span(), span()).prop_map(|(wait, run)| PrefillTiming { wait, run })
+}
+
+pub(super) fn prices() -> impl Strategy<Value = Prices> {
+    let link = || {
+        any::<(u64, u64)>().prop_map(|(latency_nanos, byte_picos)| LinkPrice {
+            latency_nanos,
+            byte_picos,
+        })
+    };
+    let rows = btree_map(any::<u32>(), any::<u64>(), 0..6);
+    let links = btree_map(any::<u64>(), link(), 0..4);
+    let numbers = any::<(u64, u64, u64, u32)>();
+    (rows, numbers, link(), links).prop_map(|(rows, numbers, link, links)| {
+        let (pair_picos, context_picos, draw_nanos, error_permille) = numbers;
+        let row = |(rows, nanos)| RowPrice { rows, nanos };
+        let to = |(worker, price)| (WorkerId(worker), price);
+        Prices {
+            rows: rows.into_iter().map(row).collect(),
+            pair_picos,
+            context_picos,
+            draw_nanos,
+            link,
+            links: links.into_iter().map(to).collect(),
+            error_permille,
+        }
+    })
+}
+
+pub(super) fn load() -> impl Strategy<Value = WorkerLoad> {
+    let progress = prop_oneof![Just(StepProgress::Moving), Just(StepProgress::Stuck)];
+    let counts = any::<(u64, u32, u32, u32, (u64, u32))>();
+    let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
+    let step = (span(), any::<u64>());
+    (counts, progress, work, step).prop_map(|(counts, progress, (micros, tpot_least), step)| {
+        let (step_left, orders_heard) = step;
+        let (queue_tokens, sequences_waiting, sequences_running, blocks_free, decode) = counts;
+        let (context_tokens, streams) = decode;
+        WorkerLoad {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+            progress,
+            context_tokens,
+            streams,
+            backlog: PrefillBacklog { micros },
+            tpot_least,
+            step_left,
+            orders_heard,
+        }
+    })
+}
+
+pub(super) fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
+    vec(any::<[u8; 16]>().prop_map(BlockHash), 0..4)
+}
+
+pub(super) fn report() -> impl Strategy<Value = Report> {
+    let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
+    let decode = (span(), span()).prop_map(|(wait, first)| DecodeTiming { wait, first });
+    prop_oneof![
+        (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
+            Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            }
+        }),
+        (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
+        (handoff(), prefill_timing())
+            .prop_map(|(handoff, timing)| Report::Prefilled { handoff, timing }),
+        handoff().prop_map(|handoff| Report::Landed { handoff }),
+        (
+            handoff(),
+            reason,
+            any::<u32>(),
+            decode,
+            option::of(prefill_timing())
+        )
+            .prop_map(|(handoff, reason, output_tokens, timing, prefill)| {
+                Report::Finished {
+                    handoff,
+                    reason,
+                    output_tokens,
+                    timing,
+                    prefill,
+                }
+            }),
+        (handoff(), failure())
+            .prop_map(|(handoff, failure)| Report::LegFailed { handoff, failure }),
+        handoff().prop_map(|handoff| Report::Released { handoff }),
+        load().prop_map(Report::Load),
+        prices().prop_map(Report::Prices),
+        (handoff(), failure())
+            .prop_map(|(handoff, failure)| Report::MigrationAborted { handoff, failure }),
+        handoff().prop_map(|handoff| Report::MemoryPressure { handoff }),
+        role().prop_map(|role| Report::Serves { role }),
+        Just(Report::Draining),
+        voice().prop_map(Report::Relayed),
+        (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),
+    ]
+}
+
+pub(super) fn sampled() -> impl Strategy<Value = SampledToken> {
+    let scores = (number(), number(), vec((any::<u32>(), number()), 0..4)).prop_map(
+        |(normalizer, chosen, top)| TokenScores {
+            normalizer,
+            chosen,
+            top,
+        },
+    );
+    (any::<u32>(), option::of(scores)).prop_map(|(token, scores)| SampledToken { token, scores })
+}
+
+pub(super) fn emission() -> impl Strategy<Value = Emission> {
+    let facts = (any::<u32>(), vec(sampled(), 0..3), prefill_timing()).prop_map(
+        |(cached_tokens, scores, timing)| PromptFacts {
+            cached_tokens,
+            scores,
+            timing,
+        },
+    );
+    (any::<u32>(), sampled(), option::of(facts)).prop_map(|(index, sampled, prompt)| Emission {
+        index,
+        sampled,
+        prompt,
+    })
+}
+
+pub(super) fn registration() -> impl Strategy<Value = Registration> {
+    let capacity = vec(1..=1_u32 << 16, 6).prop_map(|drawn| Capacity {
+        block_tokens: drawn[0],
+        block_bytes: drawn[1],
+        blocks_count: drawn[2],
+        slots_count: drawn[3],
+        step_tokens_max: drawn[4],
+        context_tokens_max: drawn[5],
+    });
+    let names = (".{0,9}", ".{0,9}", option::of(".{1,9}"));
+    let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(
+        |(role, (model, fingerprint, device), capacity, queue_max)| WorkerDescription {
+            role,
+            home: Role::Both,
+            model,
+            fingerprint: Fingerprint(fingerprint),
+            capacity,
+            queue_max,
+            device: device.map(DeviceId),
+        },
+    );
+    let text = || option::of(".{0,9}");
+    let files = (
+        (".{0,9}", ".{0,9}", ".{0,9}"),
+        (text(), text(), text(), text()),
+        vec((".{0,9}", ".{0,9}"), 0..3),
+        option::of(any::<u32>()),
+    )
+        .prop_map(
+            |(required, optional, chat_templates_named, context_tokens_max)| {
+                let (name, config, tokenizer) = required;
+                let (tokenizer_config, special_tokens_map, generation_config, chat_template) =
+                    optional;
+                Arc::new(ModelFiles {
+                    name,
+                    config,
+                    tokenizer,
+                    tokenizer_config,
+                    special_tokens_map,
+                    generation_config,
+                    chat_template,
+                    chat_templates_named,
+                    context_tokens_max,
+                })
+            },
+        );
+    let silence = (100_000_000..=u64::MAX).prop_map(Duration::from_nanos);
+    let name = "[-_.:@a-zA-Z0-9äß]{1,128}";
+    (worker(), name, description, ".{0,9}", files, silence).prop_map(
+        |(worker, name, description, data_address, files, silence)| Registration {
+            worker,
+            name,
+            description,
+            data_address,
+            files,
+            silence,
+        },
+    )
+}
+
+pub(super) fn link_state() -> impl Strategy<Value = LinkState> {
+    (worker(), ".{0,9}", any::<u64>(), span()).prop_map(
+        |(peer, transport, bytes_per_second, latency)| LinkState {
+            peer,
+            transport,
+            bytes_per_second,
+            latency,
+        },
+    )
+}

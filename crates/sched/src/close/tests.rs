@@ -1,0 +1,93 @@
+//! Tests of when the blocks of a hand-off that is over go.
+
+use crate::test_worker::{ME, PEER, ROUTER, TestWorker, Want, handoff, limits};
+use crate::{PoolWriter, WorkerInput, WorkerLimits};
+use cleave_domain::{HandoffId, Order, Report, RouterId, WorkerId};
+
+fn released(worker: &TestWorker) -> Vec<HandoffId> {
+    let reports = worker.told.iter();
+    let released = reports.filter_map(|(_, report)| match report {
+        Report::Released { handoff } => Some(*handoff),
+        _ => None,
+    });
+    released.collect()
+}
+
+fn cancel(worker: &mut TestWorker, router: RouterId, number: u64) {
+    let handoff = handoff(number);
+    worker.order(router, Order::Cancel { handoff });
+}
+
+#[test]
+fn blocks_in_a_step_go_when_the_step_is_over() {
+    let mut worker = TestWorker::new(limits());
+    worker.submit(1, Want::tokens(160)).expect("there is room");
+    cancel(&mut worker, RouterId(9), 1);
+    assert_eq!(worker.brain.load().sequences_running, 1, "not its own");
+    cancel(&mut worker, ROUTER, 1);
+    assert_eq!(
+        (released(&worker), worker.brain.load().blocks_free),
+        (vec![], 90)
+    );
+    worker.end_step();
+    assert_eq!(released(&worker), [handoff(1)]);
+    assert_eq!(worker.brain.load().blocks_free, 100);
+    cancel(&mut worker, ROUTER, 1);
+    assert_eq!(released(&worker).len(), 1, "once");
+}
+
+#[test]
+fn a_severed_sender_frees_its_own_blocks_alone() {
+    let mut worker = TestWorker::new(WorkerLimits {
+        writer: PoolWriter::Sender,
+        ..limits()
+    });
+    let mut other = PEER;
+    other.worker = WorkerId(3);
+    for (number, sender) in [(1, PEER), (2, other), (3, ME)] {
+        worker.reserve(number, Want::tokens(160), sender);
+    }
+    for number in 1..=3 {
+        cancel(&mut worker, ROUTER, number);
+    }
+    // Both senders may still write to theirs.
+    assert_eq!(released(&worker), [handoff(3)]);
+    assert_eq!(worker.brain.load().blocks_free, 80);
+    worker.tell(WorkerInput::Fenced { peer: PEER });
+    assert_eq!(released(&worker), [handoff(3), handoff(1)]);
+    assert_eq!(worker.brain.load().blocks_free, 90);
+    worker.tell(WorkerInput::Fenced { peer: other });
+    assert_eq!(worker.brain.load().blocks_free, 100);
+}
+
+#[test]
+fn a_lost_router_takes_only_its_own_sequences() {
+    let mut worker = TestWorker::new(limits());
+    worker.reserve(1, Want::tokens(32), ME);
+    worker.tell(WorkerInput::RouterLost {
+        router: RouterId(9),
+    });
+    assert_eq!(worker.brain.load().blocks_free, 98);
+    worker.tell(WorkerInput::RouterLost { router: ROUTER });
+    assert_eq!(worker.brain.load().blocks_free, 100);
+}
+
+#[test]
+fn a_lease_that_nobody_renews_ends_a_hand_off() {
+    let mut worker = TestWorker::new(limits());
+    worker.reserve(1, Want::tokens(32), ME);
+    let lease = worker.brain.limits().lease;
+    let renew = |worker: &mut TestWorker, router| {
+        let handoffs = vec![handoff(1)];
+        worker.order(router, Order::Renew { handoffs });
+    };
+    let begun = worker.now;
+    worker.now = begun + lease / 2;
+    renew(&mut worker, ROUTER);
+    worker.now = begun + lease;
+    renew(&mut worker, RouterId(9));
+    assert_eq!(released(&worker), []);
+    worker.now = begun + lease / 2 + lease;
+    worker.tell(WorkerInput::Woke);
+    assert_eq!(released(&worker), [handoff(1)]);
+}

@@ -1,0 +1,140 @@
+//! Targets that cannot be kept here, as predicted when the order arrives.
+//!
+//! Owns: the forecast of first tokens and of a mean gap, and the refusal that follows. Never:
+//! refuses an order that its router wants served in any case, or one without a target.
+//! Invariant: refuses only an order that would be late, or make another late, by more than a
+//! quarter of its time, so that a router whose forecast was a little better is not contradicted,
+//! and several routers cannot overbook one worker.
+
+use crate::WorkerBrain;
+use crate::batch;
+use crate::policy::{self, ServiceRank};
+use crate::sequence::{SequenceStage, WorkerSequence};
+use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, ReserveOrder, SloMetric, StepWork};
+use cleave_planner::{Predict, slowdown_permille};
+use std::time::Duration;
+
+/// Whether a prediction exceeds its target by more than a quarter.
+fn clearly_over(predicted: Duration, target: Duration) -> bool {
+    // The target is a router's input and may be extreme, hence saturating.
+    predicted > target.saturating_add(target / 4)
+}
+
+fn may_refuse(due: Option<Deadline>) -> bool {
+    due.is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse)
+}
+
+impl WorkerBrain {
+    /// Refuses a new prompt whose first token would be late, or which would make another late that
+    /// is in time without it.
+    pub(crate) fn refuse_late_prompt(&self, sequence: &mut WorkerSequence) -> Result<(), Refusal> {
+        if sequence.on_miss != Some(OnDeadlineMiss::Refuse) || !self.learner.has_prices() {
+            return Ok(());
+        }
+        let size = self.limits.capacity.block_tokens;
+        // Blocks in the pool, and those worth fetching from a tier, need no prefill.
+        let known = if self.limits.prefix_cache {
+            self.pool.prefix_hits(sequence.reusable(size)).blocks
+        } else {
+            0
+        };
+        let kept = self.kept_below(sequence, known).if_cheaper();
+        let cached = (known + kept.blocks) * size;
+        let prices = self.learner.prices();
+        let (rest, rank) = (sequence.len() - cached, sequence.rank);
+        // Beside running streams a prompt takes longer than alone.
+        let slowed = self.slowed_permille();
+        let takes = prices.prefill(cached, rest, self.quantum) * slowed / 1000 + kept.takes;
+        let adds = prices.prefill_added(cached, rest, self.quantum) * slowed / 1000;
+        let (ahead, over) = self.demand(rank, adds);
+        let left = rank.due.since(self.now);
+        let waited = self.now.since(rank.since);
+        let over = if clearly_over(ahead + takes, left) {
+            over.max(ahead + takes - left)
+        } else {
+            over
+        };
+        if over.is_zero() {
+            return Ok(());
+        }
+        Err(Refusal::Late {
+            aim: SloMetric::Ttft,
+            predicted: waited + (ahead + takes).max(left + over),
+            retry_after: policy::clamp_retry_after(over),
+        })
+    }
+
+    /// The time that a prompt of this rank waits here, and by how much the most affected prompt
+    /// behind it would be late because of the `adds` that it adds, counting only those that could
+    /// be in time without it.
+    fn demand(&self, rank: ServiceRank, adds: Duration) -> (Duration, Duration) {
+        let step = self.step_left();
+        let slowed = self.slowed_permille();
+        let (mut work, mut ahead, mut over) = (step, step, Duration::ZERO);
+        for other in &self.active {
+            let Some(sequence) = self.sequences.get(&other.handoff) else {
+                continue;
+            };
+            // Prompts that are late anyway are served after those that can be in time.
+            let late = sequence.on_miss.is_some() && self.prompt_slack(sequence).is_none();
+            if !sequence.has_prefill_left() || late {
+                continue;
+            }
+            work += self.prompt_adds(sequence) * slowed / 1000;
+            if *other < rank {
+                ahead = work;
+                continue;
+            }
+            let left = other.due.since(self.now);
+            let kept = sequence.on_miss.is_some() && !clearly_over(work, left);
+            if kept && clearly_over(work + adds, left) {
+                over = over.max(work + adds - left);
+            }
+        }
+        (ahead, over)
+    }
+
+    /// How much longer prompts take because of the streams that run beside them, in thousandths.
+    fn slowed_permille(&self) -> u32 {
+        let mut streams = StepWork::default();
+        let mut spare: Option<Duration> = None;
+        let stays = |s: &&WorkerSequence| s.slot.is_some() && s.decodes_next();
+        for stream in self.sequences.values().filter(stays) {
+            streams += StepWork::decode(u64::from(stream.len()));
+            spare = spare.into_iter().chain(self.gap_kept(stream)).min();
+        }
+        let block_tokens = self.limits.capacity.block_tokens;
+        let prices = self.learner.prices();
+        slowdown_permille(prices, &streams, spare, self.quantum, block_tokens)
+    }
+
+    /// Refuses a sequence whose mean gap, or that of a stream accepted before it, would exceed its
+    /// target.
+    pub(crate) fn refuse_slow_decode(&self, order: &ReserveOrder) -> Result<(), Refusal> {
+        let request = &order.request;
+        let Some(tpot) = request.slo.tpot else {
+            return Ok(());
+        };
+        if !may_refuse(order.due) || !self.learner.has_prices() {
+            return Ok(());
+        }
+        let here = self.sequences.values().filter(|s| {
+            let stays = matches!(s.stage, SequenceStage::Active | SequenceStage::Reserved);
+            stays && s.decodes_here()
+        });
+        let here = here.filter_map(|s| Some((self.gap_kept(s)?, u64::from(s.len()))));
+        let own = (tpot, request.prompt.len() as u64);
+        let crowded = batch::step_of_all_streams(self.learner.prices(), here.chain([own]));
+        match crowded {
+            Some((target, predicted)) if clearly_over(predicted, target) => Err(Refusal::Late {
+                aim: SloMetric::Tpot,
+                predicted,
+                retry_after: self.soonest_end(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

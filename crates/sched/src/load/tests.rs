@@ -1,0 +1,432 @@
+//! Tests of every number in a load, and of when it is reported to routers.
+
+use super::*;
+use crate::WorkerLimits;
+use crate::test_worker::{ME, MS, PEER, ROUTER, TestWorker, Want, handoff, limits, prices};
+use cleave_domain::{BlockRef, HandoffTarget, RowPrice, StepId, WorkerId};
+
+const OTHER: RouterId = RouterId(2);
+
+fn nanos(nanos: u64) -> Duration {
+    Duration::from_nanos(nanos)
+}
+
+/// Microseconds of prompts without urgency, and of those that must begin within 50 ms.
+fn backlog(later: u32, soon: u32) -> PrefillBacklog {
+    let mut backlog = PrefillBacklog::default();
+    (backlog.micros[1][8], backlog.micros[1][0]) = (later, soon);
+    backlog
+}
+
+fn promised(prompt: u32, due: Duration, tpot: Duration) -> Want {
+    Want {
+        due: Some(due),
+        tpot: Some(tpot),
+        ..Want::tokens(prompt)
+    }
+}
+
+#[test]
+fn a_load_counts_what_waits_and_what_runs() {
+    let mut worker = TestWorker::new(limits());
+    assert_eq!(
+        worker.brain.load(),
+        WorkerLoad {
+            blocks_free: 100,
+            ..WorkerLoad::default()
+        }
+    );
+    worker.reserve(1, Want::tokens(160), ME);
+    let reserved = WorkerLoad {
+        blocks_free: 90,
+        sequences_waiting: 1,
+        context_tokens: 160,
+        streams: 1,
+        ..WorkerLoad::default()
+    };
+    assert_eq!(worker.brain.load(), reserved);
+    worker.submit(2, Want::tokens(160)).expect("there is room");
+    let load = worker.brain.load();
+    let running = WorkerLoad {
+        blocks_free: 80,
+        sequences_waiting: 1,
+        sequences_running: 1,
+        queue_tokens: 160,
+        context_tokens: 320,
+        streams: 2,
+        // 160 of 64 tokens a step, 12880 pairs and a draw.
+        backlog: backlog(2517, 0),
+        // 64 rows with 2080 pairs.
+        step_left: nanos(1_002_080),
+        ..WorkerLoad::default()
+    };
+    assert_eq!(load, running);
+}
+
+#[test]
+fn a_load_follows_the_time_and_the_steps() {
+    let mut worker = TestWorker::new(limits());
+    worker.submit(1, Want::tokens(160)).expect("there is room");
+    worker.now = Time::from_nanos(400_000);
+    let urgent = promised(32, MS * 10, MS * 20);
+    worker.submit(2, urgent).expect("it can be in time");
+    let load = WorkerLoad {
+        blocks_free: 88,
+        sequences_waiting: 1,
+        sequences_running: 1,
+        queue_tokens: 192,
+        context_tokens: 192,
+        streams: 2,
+        backlog: backlog(2517, 505),
+        tpot_least: Some(MS * 20),
+        step_left: nanos(602_080),
+        ..WorkerLoad::default()
+    };
+    assert_eq!(worker.brain.load(), load);
+    worker.now = Time::ZERO;
+    worker.end_step();
+    // 64 tokens are computed: 96 more attend to them.
+    let load = WorkerLoad {
+        sequences_waiting: 0,
+        sequences_running: 2,
+        queue_tokens: 128,
+        backlog: backlog(1515, 505),
+        step_left: worker.brain.load().step_left,
+        ..load
+    };
+    assert_eq!(worker.brain.load(), load);
+}
+
+#[test]
+fn a_prompt_that_is_handed_on_is_no_stream_here() {
+    let mut worker = TestWorker::new(limits());
+    let target = HandoffTarget {
+        worker: PEER,
+        present: 0,
+        blocks: vec![BlockRef::default(); 2],
+    };
+    worker.prefill(1, Want::tokens(32), target);
+    let load = worker.brain.load();
+    assert_eq!((load.streams, load.context_tokens), (0, 0));
+    assert_eq!((load.queue_tokens, load.sequences_running), (32, 1));
+}
+
+#[test]
+fn a_load_without_prices_predicts_nothing() {
+    let mut worker = TestWorker::new(WorkerLimits {
+        // Nothing is known before the rows of a step are.
+        prices: Prices {
+            rows: Vec::new(),
+            pair_picos: 0,
+            ..prices()
+        },
+        ..limits()
+    });
+    let want = promised(160, MS * 10, MS * 20);
+    worker.submit(1, want).expect("nothing is known");
+    let load = WorkerLoad {
+        blocks_free: 90,
+        sequences_running: 1,
+        queue_tokens: 160,
+        ..WorkerLoad::default()
+    };
+    assert_eq!(worker.brain.load(), load);
+    let brain = &mut worker.brain;
+    brain.load_reported = load;
+    assert!(!brain.noticeable(&load));
+    let more = WorkerLoad {
+        queue_tokens: 161,
+        ..load
+    };
+    assert!(brain.noticeable(&more), "told exactly");
+}
+
+#[test]
+fn a_step_that_takes_too_long_is_told_as_stuck() {
+    let mut worker = TestWorker::new(limits());
+    worker.submit(1, Want::tokens(160)).expect("there is room");
+    worker.now = Time::ZERO + worker.brain.limits.step_max;
+    worker.tell(crate::WorkerInput::Woke);
+    let load = worker.brain.load();
+    assert_eq!(
+        (load.progress, load.step_left),
+        (StepProgress::Stuck, Duration::ZERO)
+    );
+    let told = worker.told.last().map(|(_, report)| report.clone());
+    let Some(Report::Load(told)) = told else {
+        panic!("{told:?}");
+    };
+    assert_eq!(told.progress, StepProgress::Stuck);
+}
+
+#[test]
+fn of_a_step_ahead_nothing_has_passed() {
+    let mut brain = WorkerBrain::new(limits());
+    let step = |since, predicted| StepInFlight {
+        id: StepId(1),
+        started_at: Time::ZERO + MS * since,
+        stuck: false,
+        work: cleave_domain::StepWork::default(),
+        predicted: MS * predicted,
+        segments: Vec::new(),
+        drafts: Vec::new(),
+        drafting: None,
+        unusable: false,
+    };
+    assert_eq!(brain.step_left(), Duration::ZERO);
+    brain.now = Time::ZERO + MS * 12;
+    brain.steps_in_flight.push_back(step(10, 5));
+    assert_eq!(brain.step_left(), MS * 3);
+    brain.steps_in_flight.push_back(step(10, 7));
+    assert_eq!(brain.step_left(), MS * 10);
+    brain.now = Time::ZERO + MS * 40;
+    assert_eq!(brain.step_left(), MS * 7);
+}
+
+#[test]
+fn a_gap_that_cannot_be_kept_binds_no_other_stream() {
+    let mut worker = TestWorker::new(limits());
+    let gap = |tpot| Want {
+        tpot: Some(tpot),
+        output: 90,
+        ..Want::tokens(50)
+    };
+    // A step of one such stream takes 1.0051 ms.
+    worker.submit(1, gap(nanos(1_005_099))).expect("no due");
+    assert_eq!(worker.brain.load().tpot_least, None);
+    worker.submit(2, gap(nanos(1_005_100))).expect("no due");
+    assert_eq!(worker.brain.load().tpot_least, Some(nanos(1_005_100)));
+}
+
+#[test]
+fn a_stream_that_ends_soon_binds_no_other_stream() {
+    let least = |output| {
+        let mut worker = TestWorker::new(limits());
+        let want = Want {
+            tpot: Some(MS * 100),
+            output,
+            ..Want::tokens(50)
+        };
+        worker.submit(1, want).expect("there is room");
+        let before = worker.brain.load().tpot_least;
+        assert_eq!(before, Some(MS * 100), "it is yet to begin");
+        worker.end_step();
+        worker.brain.load().tpot_least
+    };
+    // Half a second is five of its gaps; one token was drawn.
+    assert_eq!([least(5), least(6)], [None, Some(MS * 100)]);
+}
+
+/// A worker that has just reported its load, and that load.
+fn told() -> (TestWorker, WorkerLoad) {
+    let mut worker = TestWorker::new(limits());
+    let want = promised(320, MS * 200, MS * 20);
+    worker.submit(1, want).expect("it can be in time");
+    let load = worker.brain.load();
+    worker.brain.load_reported = load;
+    worker.brain.last_report.load_at = Some(worker.now);
+    (worker, load)
+}
+
+#[test]
+fn counts_of_a_load_are_told_at_once() {
+    let (worker, load) = told();
+    assert!(!worker.brain.noticeable(&load));
+    let changes: [fn(&mut WorkerLoad); 5] = [
+        |load| load.sequences_waiting += 1,
+        |load| load.sequences_running += 1,
+        |load| load.blocks_free += 1,
+        |load| load.progress = StepProgress::Stuck,
+        |load| load.streams += 1,
+    ];
+    for change in changes {
+        let mut other = load;
+        change(&mut other);
+        assert!(worker.brain.noticeable(&other), "{other:?}");
+    }
+}
+
+#[test]
+fn amounts_of_a_load_are_told_ten_times_a_second() {
+    let (mut worker, load) = told();
+    let changes: [fn(&mut WorkerLoad); 4] = [
+        |load| load.queue_tokens -= 1,
+        |load| load.context_tokens += 1,
+        |load| load.backlog.micros[1][8] += 1,
+        |load| load.tpot_least = Some(Duration::from_micros(19_999)),
+    ];
+    let noticed = |worker: &TestWorker| {
+        changes.map(|change| {
+            let mut other = load;
+            change(&mut other);
+            worker.brain.noticeable(&other)
+        })
+    };
+    assert_eq!(noticed(&worker), [false; 4]);
+    worker.brain.now = Time::from_nanos(99_999_999);
+    assert_eq!(noticed(&worker), [false; 4]);
+    worker.brain.now = Time::from_nanos(100_000_000);
+    assert_eq!(noticed(&worker), [true; 4]);
+    let passed = WorkerLoad {
+        step_left: Duration::ZERO,
+        ..load
+    };
+    assert!(!worker.brain.noticeable(&passed), "time alone is no news");
+}
+
+#[test]
+fn work_is_told_at_once_if_it_moved_by_more_than_a_step() {
+    let (mut worker, load) = told();
+    let moved = |worker: &TestWorker, micros: u32| {
+        let mut other = load;
+        other.backlog.micros[1][8] += micros;
+        worker.brain.noticeable(&other)
+    };
+    // The step under way takes 1002.08 us; a twentieth of the work is less.
+    assert_eq!([moved(&worker, 1002), moved(&worker, 1003)], [false, true]);
+    worker.brain.load_reported.backlog.micros[1][8] = 40_000;
+    let all = worker
+        .brain
+        .load_reported
+        .backlog
+        .work_ahead(i32::MAX, None);
+    let part = u32::try_from((all / 20).as_micros()).expect("small");
+    let of = |micros| {
+        let mut other = worker.brain.load_reported;
+        other.backlog.micros[1][8] -= micros;
+        worker.brain.noticeable(&other)
+    };
+    assert_eq!([of(part), of(part + 1)], [false, true]);
+}
+
+#[test]
+fn a_gap_is_told_at_once_if_it_moved_by_a_tenth() {
+    let (worker, load) = told();
+    let told = |tpot_least| worker.brain.noticeable(&WorkerLoad { tpot_least, ..load });
+    assert!(!told(Some(MS * 18)), "a tenth less");
+    assert!(told(Some(MS * 18 - nanos(1))));
+    assert!(told(None));
+    assert!(gap_moved(None, Some(MS)) && !gap_moved(None, None));
+}
+
+#[test]
+fn a_number_has_moved_by_more_than_its_part() {
+    assert!(!moved(100, 90, 10) && moved(100, 89, 10));
+    assert!(!moved(100, 111, 10) && moved(100, 112, 10));
+    assert!(!moved(0, 0, 10) && moved(0, 1, 10));
+}
+
+#[test]
+fn prices_have_moved_where_a_router_would_predict_badly() {
+    let link = |to, byte_picos| {
+        let price = LinkPrice {
+            latency_nanos: 1,
+            byte_picos,
+        };
+        (WorkerId(to), price)
+    };
+    let told = Prices {
+        links: vec![link(2, 1000)],
+        error_permille: 100,
+        ..prices()
+    };
+    let changed = |change: fn(&mut Prices)| {
+        let mut is = told.clone();
+        change(&mut is);
+        prices_moved(&told, &is)
+    };
+    assert!(!changed(|_| ()));
+    assert!(!changed(|is| is.rows[0].nanos = 900_000));
+    assert!(changed(|is| is.rows[0].nanos = 899_999));
+    assert!(changed(|is| is.pair_picos = 899));
+    assert!(changed(|is| is.context_picos = 1799));
+    assert!(changed(|is| is.draw_nanos = 4499));
+    assert!(changed(|is| is.links[0].1.byte_picos = 899));
+    assert!(changed(|is| is.links[0].0 = WorkerId(3)));
+    assert!(changed(|is| is.links.clear()));
+    assert!(!changed(|is| is.error_permille = 150));
+    assert!(changed(|is| is.error_permille = 151));
+    assert!(changed(|is| is.rows.push(RowPrice { rows: 9, nanos: 9 })));
+}
+
+#[test]
+fn prices_are_told_once_a_second_at_most() {
+    let mut worker = TestWorker::new(limits());
+    let prices_told = |worker: &TestWorker| {
+        let reports = worker.told.iter();
+        let prices = reports.filter(|(_, report)| matches!(report, Report::Prices(_)));
+        prices.count()
+    };
+    let measured = |worker: &mut TestWorker, to, now| {
+        worker.now = now;
+        let mut peer = PEER;
+        peer.worker = WorkerId(to);
+        let price = LinkPrice {
+            latency_nanos: 10,
+            byte_picos: 10,
+        };
+        worker.tell(crate::WorkerInput::LinkMeasured { peer, price });
+        prices_told(worker)
+    };
+    assert_eq!(prices_told(&worker), 1, "to a router that joins");
+    assert_eq!(measured(&mut worker, 2, Time::from_nanos(5)), 2);
+    assert_eq!(measured(&mut worker, 3, Time::from_nanos(1_000_000_004)), 2);
+    assert_eq!(measured(&mut worker, 3, Time::from_nanos(1_000_000_005)), 3);
+    assert_eq!(measured(&mut worker, 3, Time::from_nanos(3_000_000_000)), 3);
+}
+
+#[test]
+fn each_router_hears_how_many_of_its_orders_are_in_a_load() {
+    let mut worker = TestWorker::new(limits());
+    worker.tell(crate::WorkerInput::RouterJoined { router: OTHER });
+    worker.submit(1, Want::tokens(160)).expect("there is room");
+    let heard = |worker: &TestWorker, to: RouterId| {
+        let mut loads = worker
+            .told
+            .iter()
+            .filter_map(|(router, report)| match report {
+                Report::Load(load) if *router == to => Some(load),
+                _ => None,
+            });
+        let last = loads.next_back().expect("it was told");
+        (last.orders_heard, last.queue_tokens)
+    };
+    assert_eq!(heard(&worker, ROUTER), (2, 160));
+    assert_eq!(heard(&worker, OTHER), (0, 160));
+}
+
+#[test]
+fn a_router_that_joins_hears_prices_before_a_load() {
+    let worker = TestWorker::new(limits());
+    let reports: Vec<_> = worker.told.iter().map(|(_, report)| report).collect();
+    assert!(matches!(
+        reports[..],
+        [Report::Prices(_), Report::Serves { .. }, Report::Load(_)]
+    ));
+    let unknown = TestWorker::new(WorkerLimits {
+        prices: Prices::default(),
+        ..limits()
+    });
+    let first = unknown.told.first().map(|(_, report)| report);
+    assert!(matches!(first, Some(Report::Serves { .. })));
+}
+
+#[test]
+fn slack_is_the_time_until_a_prompt_must_begin() {
+    let mut worker = TestWorker::new(limits());
+    let slack = |worker: &TestWorker, number| {
+        let sequence = &worker.brain.sequences[&handoff(number)];
+        worker.brain.prompt_slack(sequence)
+    };
+    worker
+        .submit(1, promised(160, MS * 10, MS * 20))
+        .expect("in time");
+    // Two whole chunks, the rest, 12880 pairs and a draw take 3.01788 ms.
+    assert_eq!(slack(&worker, 1), Some(nanos(10_000_000 - 3_017_880)));
+    worker.brain.now = Time::from_nanos(6_982_120);
+    assert_eq!(slack(&worker, 1), Some(Duration::ZERO));
+    worker.brain.now = Time::from_nanos(6_982_121);
+    assert_eq!(slack(&worker, 1), None);
+    worker.submit(2, Want::tokens(10)).expect("there is room");
+    assert_eq!(slack(&worker, 2), None, "it is due at no time");
+}

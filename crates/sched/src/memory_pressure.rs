@@ -1,0 +1,84 @@
+//! Anticipation of a shortage of blocks.
+//!
+//! Owns: the request that a sequence be moved before another must lose its blocks.
+//! Never: relies on it: blocks that are short are taken by rank, with or without an answer.
+//! Invariant: a request is sent when another sequence becomes the one to move, and at most once a
+//! second while it stays the same.
+
+use crate::WorkerBrain;
+use crate::policy;
+use crate::sequence::WorkerSequence;
+use cleave_domain::{HandoffId, Report, Time};
+use std::time::Duration;
+
+/// Steps to look ahead: about as many as a sequence draws while its move begins.
+const STEPS_AHEAD: u32 = 16;
+
+/// When a request is repeated: a router that had no room for it does not keep it.
+const REPEATED_AFTER: Duration = Duration::from_secs(1);
+
+/// The last request, while blocks are short.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MigrationRequest {
+    pub(crate) handoff: HandoffId,
+    pub(crate) asked_at: Time,
+}
+
+impl WorkerBrain {
+    /// Asks a router to move a sequence if running ones may run out of blocks within the next
+    /// steps: of the least important ones that can move, the one with the most slack.
+    pub(crate) fn wish(&mut self) {
+        if !self.crowded() {
+            self.migration_request = None;
+            return;
+        }
+        let movable =
+            |s: &&WorkerSequence| s.decodes_next() && s.slot.is_some() && s.moving.is_none();
+        let movable = self.sequences.values().filter(movable);
+        let chosen = policy::most_slack(movable.map(|s| (s.rank, s.token_due())));
+        let Some(sequence) = chosen.and_then(|rank| self.sequences.get(&rank.handoff)) else {
+            return;
+        };
+        let (router, handoff) = (sequence.router, sequence.rank.handoff);
+        let said = self.now;
+        let known = |wish: MigrationRequest| {
+            wish.handoff == handoff && said < wish.asked_at + REPEATED_AFTER
+        };
+        if !self.migration_request.is_some_and(known) {
+            self.migration_request = Some(MigrationRequest {
+                handoff,
+                asked_at: said,
+            });
+            self.report(router, Report::MemoryPressure { handoff });
+        }
+    }
+
+    /// Whether the free blocks, and those about to leave, do not cover the growth of the running
+    /// sequences.
+    fn crowded(&self) -> bool {
+        let size = self.limits.capacity.block_tokens;
+        let (mut lacking, mut leaving) = (0, 0);
+        for sequence in self.sequences.values() {
+            if sequence.moving.is_some() || sequence.swap.is_some() {
+                leaving += sequence.table.len();
+            } else if sequence.slot.is_some() && sequence.decodes_next() {
+                lacking += sequence.lacks(STEPS_AHEAD, size);
+            }
+        }
+        lacking > leaving as u64 + u64::from(self.pool.blocks_available())
+    }
+}
+
+impl WorkerSequence {
+    /// Blocks beyond its own, held and reserved, that its next `steps` tokens need.
+    pub(crate) fn lacks(&self, steps: u32, block_tokens: u32) -> u64 {
+        let left = self
+            .request
+            .stop
+            .max_tokens
+            .saturating_sub(self.output_count());
+        let tokens = self.len() + steps.min(left).saturating_sub(1);
+        let own = self.table.len() as u64 + u64::from(self.reservation.count());
+        u64::from(tokens.div_ceil(block_tokens)).saturating_sub(own)
+    }
+}

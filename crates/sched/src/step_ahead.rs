@@ -1,0 +1,162 @@
+//! The step ahead: the same decode step once more, emitted while the one before it runs, so that
+//! the device never waits for the host.
+//!
+//! Owns: when there is one, and its content. Never: chooses: where the planner might place another
+//! sequence, or one would have to give up blocks, there is none. It is emitted when the step under
+//! way is about to end: a prompt that arrives before that is in the very next step, and only a
+//! later one waits for one step more.
+//! Invariant: each sequence in it draws a token in the step before it, and runs that token here. If
+//! that token ends the sequence after all, its results of the step ahead are dropped, and its slot
+//! and blocks stay with it until then: KV written beyond `computed` is never used.
+
+use crate::WorkerBrain;
+use crate::batch;
+use crate::brain::{SegmentInFlight, StepInFlight};
+use crate::policy::ServiceRank;
+use crate::sequence::{SequencePhase, WorkerSequence};
+use cleave_domain::{Segment, StepPlan, Time};
+use std::time::Duration;
+
+/// How long before the predicted end of the step under way the next one is emitted: it covers the
+/// error of a body's timer and the host's own way to the device. For a long step an eighth of it,
+/// since predictions are off by that much.
+const LEAD: Duration = Duration::from_millis(2);
+const LEAD_PARTS: u32 = 8;
+
+impl WorkerBrain {
+    /// The time from which a step ahead may be emitted, if the engine takes one now.
+    pub(crate) fn ahead_at(&self) -> Option<Time> {
+        let step = self.steps_in_flight.front()?;
+        let alone = self.steps_in_flight.len() == 1 && !step.unusable;
+        let takes_one = self.limits.steps_in_flight >= 2 && alone;
+        let lead = LEAD.max(step.predicted / LEAD_PARTS);
+        takes_one.then(|| step.started_at + step.predicted.saturating_sub(lead))
+    }
+
+    /// Emits one more step like the only one under way, if the engine takes it and nothing else is
+    /// to be placed.
+    pub(crate) fn plan_ahead(&mut self) {
+        if self.ahead_at().is_none_or(|at| self.now < at) {
+            return;
+        }
+        let Some(step) = self.steps_in_flight.front() else {
+            return;
+        };
+        // Any sequence that cannot draw ahead leaves the whole step to the planner.
+        let Some(ranks) = self.all_go_on(step) else {
+            return;
+        };
+        // Slots that become free, waiting sequences, missing blocks or broken targets all need the
+        // planner's choice, which this step must not anticipate.
+        let slots_freed = step.segments.len() - ranks.len();
+        let placeable = !ranks.is_empty() && !self.others_wait(slots_freed);
+        if !placeable || !self.has_blocks(&ranks) || !self.keeps_promises(&ranks) {
+            return;
+        }
+        let (mut plan, mut placed) = (StepPlan::default(), Vec::new());
+        for rank in ranks {
+            let (segment, place) = self.place_ahead(rank);
+            plan.segments.push(segment);
+            placed.push(place);
+        }
+        self.say_step(plan, placed, None);
+    }
+
+    /// Ranks of the sequences of the step that will draw once more, whatever they draw in it;
+    /// `None` if not all of it is decoding, or one may not be drawn ahead. A moving sequence may
+    /// have to pause after any step.
+    fn all_go_on(&self, step: &StepInFlight) -> Option<Vec<ServiceRank>> {
+        let context = self.limits.capacity.context_tokens_max;
+        let mut ranks = Vec::new();
+        for placed in &step.segments {
+            let sequence = self.sequences.get(&placed.handoff)?;
+            let decodes =
+                placed.phase == SequencePhase::Decode && placed.tokens == 1 && placed.samples;
+            if !decodes {
+                return None;
+            }
+            if sequence.closing() || sequence.ends_next(context) {
+                continue;
+            }
+            if sequence.moving.is_some() || !sequence.request.sampling.can_draw_ahead() {
+                return None;
+            }
+            ranks.push(sequence.rank);
+        }
+        Some(ranks)
+    }
+
+    /// Whether the planner might place a sequence that is in no step: it has a slot, or will find
+    /// one.
+    fn others_wait(&self, slots_freed: usize) -> bool {
+        let seats = slots_freed > 0 || !self.slots_free.is_empty();
+        let waiting =
+            |sequence: &WorkerSequence| !sequence.stepping() && (seats || sequence.slot.is_some());
+        let mut active = self.active.iter();
+        active.any(|rank| waiting(&self.sequences[&rank.handoff]))
+    }
+
+    /// Whether all of them have room for the token under way, or can have it without another's
+    /// blocks.
+    fn has_blocks(&self, ranks: &[ServiceRank]) -> bool {
+        let size = self.limits.capacity.block_tokens;
+        let lacking = ranks
+            .iter()
+            .map(|rank| self.sequences[&rank.handoff].lacks(2, size));
+        lacking.sum::<u64>() <= u64::from(self.pool.blocks_available())
+    }
+
+    /// Whether all of them would run together by the planner's rule.
+    fn keeps_promises(&self, ranks: &[ServiceRank]) -> bool {
+        let candidates = ranks.iter().filter_map(|rank| {
+            let mut candidate = self.candidate(*rank)?;
+            candidate.context_tokens += 1;
+            Some(candidate)
+        });
+        let candidates: Vec<_> = candidates.collect();
+        let placed = batch::BatchLoad::default();
+        batch::deferred(self.learner.prices(), placed, &candidates, self.now).is_empty()
+    }
+
+    /// Adds the token that is being drawn to the step. The sequence has a slot, and room was
+    /// counted.
+    fn place_ahead(&mut self, rank: ServiceRank) -> (Segment, SegmentInFlight) {
+        let size = self.limits.capacity.block_tokens;
+        let sequence = self.sequences.get_mut(&rank.handoff);
+        let sequence = sequence.expect("it is in the step under way");
+        let slot = sequence.slot.expect("a sequence that runs has a slot");
+        let blocks = (sequence.len() + 1).div_ceil(size);
+        while sequence.table.len() < blocks as usize {
+            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = block.or_else(|| self.pool.take());
+            sequence.table.push(block.expect("blocks were counted"));
+        }
+        sequence.steps_count += 1;
+        sequence.client_timing.step_started(self.now);
+        let segment = Segment {
+            slot,
+            position: sequence.computed + 1,
+            len: 1,
+            blocks: sequence.table.iter().map(|block| block.block).collect(),
+            logits: sequence.logits(1),
+            drafts: Vec::new(),
+        };
+        let placed = SegmentInFlight {
+            handoff: rank.handoff,
+            slot,
+            tokens: 1,
+            drafts: 0,
+            phase: sequence.phase,
+            samples: true,
+        };
+        (segment, placed)
+    }
+}
+
+impl WorkerSequence {
+    /// Whether its next token is its last one, whatever it is.
+    fn ends_next(&self, context_tokens_max: u32) -> bool {
+        let output_count = self.output_count() as usize + 1;
+        self.request.is_at_limit(output_count, context_tokens_max)
+    }
+}

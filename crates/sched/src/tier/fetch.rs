@@ -1,0 +1,270 @@
+//! Contents of the tiers that are fetched into the pool instead of being computed.
+//!
+//! Owns: the fetches of the sequences, their deadlines and their measured prices.
+
+use super::{OffloadTiers, PRICE_DECAY_PARTS};
+use crate::sequence::WorkerSequence;
+use crate::{FetchOutcome, WorkerBrain, WorkerNote, WorkerOutput};
+use cleave_domain::{BlockHash, HandoffId};
+use cleave_kv::TierLevel;
+use cleave_planner::Predict;
+use std::time::Duration;
+
+/// Shortest time allowed for a fetch, otherwise limited by the time to compute the same tokens: a
+/// disk may have to spin up.
+const FETCH_LEAST: Duration = Duration::from_millis(250);
+
+/// A fetch of leading blocks for a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TierFetch {
+    /// Number of blocks, from the first unpublished one on.
+    pub(crate) blocks: u32,
+    /// Number of those on disk.
+    on_disk: u32,
+    /// A `FetchStop` was emitted for it.
+    pub(super) stopped: bool,
+    /// The first step emitted since is included in its deadline: a later one is not, or a disk that
+    /// hangs would never end it.
+    counts_step: bool,
+}
+
+/// Leading blocks that the tiers have, and the predicted time to fetch them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TierMatch {
+    /// Blocks that follow those in the pool.
+    pub(crate) blocks: u32,
+    on_disk: u32,
+    /// Zero before anything was measured.
+    pub(crate) takes: Duration,
+    /// Time to compute the same tokens; `None` before anything was measured.
+    recompute: Option<Duration>,
+}
+
+impl TierMatch {
+    /// Whether fetching is cheaper than computing. True before both were measured, or they never
+    /// would be.
+    fn is_cheaper(&self) -> bool {
+        self.recompute
+            .is_none_or(|computing| self.takes <= computing)
+    }
+
+    /// Itself if fetching is cheaper, or nothing.
+    pub(crate) fn if_cheaper(self) -> Self {
+        if self.is_cheaper() {
+            self
+        } else {
+            Self::default()
+        }
+    }
+}
+
+impl OffloadTiers {
+    /// Predicted time to fetch so many blocks, if it was ever measured.
+    fn price(&self, blocks: u32, on_disk: u32) -> Option<Duration> {
+        let of = |each: Option<Duration>, count: u32| match count {
+            0 => Some(Duration::ZERO),
+            _ => Some(each?.saturating_mul(count)),
+        };
+        Some(of(self.from_host, blocks - on_disk)? + of(self.from_disk, on_disk)?)
+    }
+
+    /// Learns the price of a fetch of which `came` blocks arrived, from the time worked on it. Time
+    /// spent waiting for steps and for other fetches does not count: otherwise a busy engine would
+    /// make tiers look too dear to use.
+    fn measure(&mut self, came: u32, fetch: TierFetch, worked: Duration) {
+        if came == 0 && worked.is_zero() {
+            return;
+        }
+        // A fetch without result still took the time of one block at least.
+        let (from_host, count) = (fetch.blocks - fetch.on_disk, came.max(1));
+        if fetch.on_disk == 0 {
+            return mean(&mut self.from_host, worked / count);
+        }
+        let host = self.from_host.unwrap_or_default() * from_host.min(came);
+        let count = came.saturating_sub(from_host).max(1);
+        mean(&mut self.from_disk, worked.saturating_sub(host) / count);
+    }
+}
+
+impl WorkerBrain {
+    /// Contents in the tiers that follow a sequence's first `known` blocks.
+    pub(crate) fn kept_below(&self, sequence: &mut WorkerSequence, known: u32) -> TierMatch {
+        let size = self.limits.capacity.block_tokens;
+        let mut kept = TierMatch::default();
+        if self.limits.host_blocks == 0 || !self.limits.prefix_cache {
+            return kept;
+        }
+        for hash in sequence.reusable(size).iter().skip(known as usize) {
+            let place = self.tiers.index.level_of(*hash);
+            let Some(place) = place.filter(|_| !self.pool.contains(*hash)) else {
+                break;
+            };
+            kept.blocks += 1;
+            kept.on_disk += u32::from(place == TierLevel::Disk);
+        }
+        kept.takes = self
+            .tiers
+            .price(kept.blocks, kept.on_disk)
+            .unwrap_or_default();
+        kept.recompute = self.compute_price(known * size, kept.blocks * size);
+        kept
+    }
+
+    /// Time to compute so many tokens after the first `known`; `None` before anything was measured.
+    fn compute_price(&self, known: u32, tokens: u32) -> Option<Duration> {
+        if self.learner.has_prices() {
+            Some(self.learner.prices().prefill(known, tokens, self.quantum))
+        } else {
+            Some(self.swap_prices.recompute_token()?.saturating_mul(tokens))
+        }
+    }
+
+    /// Fetches a sequence's leading blocks from the tiers, if that is cheaper than to compute them.
+    /// All other sequences go on meanwhile. Called when it becomes active, and again whenever it
+    /// has new blocks for lost ones.
+    pub(crate) fn fetch(&mut self, handoff: HandoffId) {
+        let Some(mut sequence) = self.sequences.remove(&handoff) else {
+            return;
+        };
+        let size = self.limits.capacity.block_tokens;
+        let known = sequence.published;
+        let kept = if sequence.computed == known * size {
+            self.kept_below(&mut sequence, known)
+        } else {
+            TierMatch::default()
+        };
+        if !kept.is_cheaper() {
+            self.tiers.lower_prices(PRICE_DECAY_PARTS[0]);
+        } else if kept.blocks > 0 {
+            let patience = kept.recompute.unwrap_or(self.limits.step_max);
+            let patience = patience.max(FETCH_LEAST);
+            let until = self.now + self.step_left() + patience;
+            self.tiers.fetch_deadlines.set(handoff, until);
+            self.begin_fetch(&mut sequence, kept);
+        }
+        self.sequences.insert(handoff, sequence);
+    }
+
+    /// Extends each fetch's deadline by the first step emitted after it began, since its copies may
+    /// run only after that step.
+    pub(crate) fn fetches_wait_for_step(&mut self) {
+        let step = self
+            .steps_in_flight
+            .back()
+            .map_or(Duration::ZERO, |step| step.predicted);
+        let fetching: Vec<_> = self
+            .tiers
+            .fetch_deadlines
+            .iter()
+            .map(|(of, _)| of)
+            .collect();
+        for handoff in fetching {
+            let sequence = self.sequences.get_mut(&handoff);
+            let fetch = sequence.and_then(|sequence| sequence.fetch.as_mut());
+            if fetch.is_some_and(|fetch| !std::mem::replace(&mut fetch.counts_step, true)) {
+                self.tiers.fetch_deadlines.postpone(handoff, step);
+            }
+        }
+    }
+
+    fn begin_fetch(&mut self, sequence: &mut WorkerSequence, kept: TierMatch) {
+        let (from, to) = (sequence.published, sequence.published + kept.blocks);
+        while sequence.table.len() < to as usize {
+            let block = self.pool.take_reserved(&mut sequence.reservation);
+            sequence
+                .table
+                .push(block.expect("an accepted sequence has its blocks reserved"));
+        }
+        let range = from as usize..to as usize;
+        let hashes = sequence.hashes[range.clone()].iter().copied();
+        let table = sequence.table[range].iter().map(|held| held.block);
+        let blocks: Vec<_> = hashes.zip(table).collect();
+        for (content, _) in &blocks {
+            self.tiers.index.begin_read(*content);
+        }
+        sequence.fetch = Some(TierFetch {
+            blocks: kept.blocks,
+            on_disk: kept.on_disk,
+            stopped: false,
+            counts_step: false,
+        });
+        let handoff = sequence.rank.handoff;
+        self.emit_output(WorkerOutput::Fetch { handoff, blocks });
+    }
+
+    /// Stops a fetch: the blocks that are not here yet are computed instead.
+    pub(crate) fn stop_fetch(&mut self, handoff: HandoffId) {
+        self.tiers.fetch_deadlines.remove(handoff);
+        let sequence = self.sequences.get_mut(&handoff);
+        let Some(fetch) = sequence.and_then(|s| s.fetch.as_mut()) else {
+            return;
+        };
+        if !std::mem::replace(&mut fetch.stopped, true) {
+            self.emit_output(WorkerOutput::FetchStop { handoff });
+        }
+    }
+
+    /// Stops fetches that take longer than their deadline.
+    pub(crate) fn lose_patience(&mut self) {
+        while let Some(handoff) = self.tiers.fetch_deadlines.pop_passed(self.now) {
+            self.stop_fetch(handoff);
+        }
+    }
+
+    /// Handles the end of a fetch: its first `came` blocks are in the pool; the rest is computed.
+    pub(crate) fn fetched(
+        &mut self,
+        handoff: HandoffId,
+        came: u32,
+        outcome: FetchOutcome,
+        took: Duration,
+        worked: Duration,
+    ) {
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        let Some(fetch) = sequence.fetch.take() else {
+            return;
+        };
+        let came = came.min(fetch.blocks);
+        let from = sequence.published as usize;
+        let asked = sequence.hashes[from..from + fetch.blocks as usize].to_vec();
+        let closing = sequence.closing();
+        if !closing {
+            sequence.computed += came * self.limits.capacity.block_tokens;
+        }
+        self.tiers.fetch_deadlines.remove(handoff);
+        self.forget_spoiled(asked.get(came as usize), outcome);
+        for content in asked {
+            self.tiers.index.end_read(content);
+        }
+        self.note(WorkerNote::Fetched {
+            handoff,
+            asked: fetch.blocks,
+            came,
+            outcome,
+            took,
+        });
+        if closing {
+            return self.release_if_settled(handoff);
+        }
+        self.tiers.measure(came, fetch, worked);
+        self.publish(handoff);
+    }
+
+    /// Drops the content that stopped a fetch, if the content was at fault, so that it is not tried
+    /// again.
+    fn forget_spoiled(&mut self, stopped_at: Option<&BlockHash>, outcome: FetchOutcome) {
+        let Some(content) = stopped_at.copied().filter(|_| outcome.is_contents_fault()) else {
+            return;
+        };
+        for place in self.tiers.index.forget(content) {
+            self.emit_output(WorkerOutput::TierDrop { content, place });
+        }
+    }
+}
+
+/// Running mean over about four measurements: fetches are few.
+fn mean(mean: &mut Option<Duration>, each: Duration) {
+    *mean = Some(mean.map_or(each, |mean| (mean * 3 + each) / 4));
+}

@@ -1,0 +1,140 @@
+//! Block reservations of a worker, rebuilt from its own reports.
+//!
+//! Owns: the record of which hand-off each reserved block belongs to, against which the worker is
+//! checked. Never: asks the brain. Invariant: a block is in the record from `Reserved` until
+//! `Landed` or `Released` of its hand-off, for one hand-off.
+
+use super::{EngineOp, FrameCells, SimWorker};
+use cleave_domain::{BlockIndex, BlockRef, Generation, HandoffId, Report, WorkerRef};
+use cleave_sched::BlockExport;
+use std::hash::{Hash, Hasher};
+
+impl SimWorker {
+    pub(crate) fn witness(&mut self, report: &Report) -> Result<(), String> {
+        match report {
+            Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            } if !self.local_handoffs.contains(handoff) => {
+                for (ordinal, block) in (*present..).zip(blocks) {
+                    self.reserved_blocks.insert((*handoff, ordinal), *block);
+                    let entry = (*handoff, block.generation);
+                    if let Some((other, _)) = self.block_owners.insert(block.block, entry) {
+                        return Err(format!(
+                            "{} reserves {} for {handoff}, but {other} holds it",
+                            self.worker, block.block
+                        ));
+                    }
+                }
+            }
+            Report::Landed { handoff } | Report::Released { handoff } => {
+                self.block_owners.retain(|_, (holder, _)| holder != handoff);
+                self.senders.remove(handoff);
+                self.reserved_blocks
+                    .retain(|(holder, _), _| holder != handoff);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The hand-off that a block is reserved for.
+    pub(crate) fn reserved_for(&self, block: BlockIndex) -> Option<(HandoffId, Generation)> {
+        self.block_owners.get(&block).copied()
+    }
+
+    /// The worker that may write a hand-off's reserved blocks.
+    pub(crate) fn sender_of(&self, handoff: HandoffId) -> Option<WorkerRef> {
+        self.senders.get(&handoff).copied()
+    }
+
+    /// The block reserved for this ordinal of a hand-off.
+    pub(crate) fn reserved_at(&self, handoff: HandoffId, ordinal: u32) -> Option<BlockRef> {
+        self.reserved_blocks.get(&(handoff, ordinal)).copied()
+    }
+
+    /// Imports of frames that are queued and have not begun.
+    pub(crate) fn imports(&self) -> usize {
+        let is_import = |op: &&EngineOp| matches!(op, EngineOp::Import { .. });
+        self.ops.iter().filter(is_import).count()
+    }
+
+    /// The export in progress, with the cells that it reads.
+    pub(crate) fn writing(&self) -> Option<(BlockExport, FrameCells)> {
+        match &self.busy {
+            Some((EngineOp::Export(export), _)) => {
+                Some((*export, self.engine.read(export.from).to_vec()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Another worker writes into this pool, one-sided, without this worker's engine.
+    pub(crate) fn written_into(
+        &mut self,
+        handoff: HandoffId,
+        block: BlockRef,
+        cells: &FrameCells,
+    ) -> Result<(), String> {
+        let owner = self.block_owners.get(&block.block);
+        if owner != Some(&(handoff, block.generation)) {
+            return Err(format!(
+                "S3: {handoff} is written into {}'s {}/{}, which is held for {owner:?}",
+                self.worker, block.block, block.generation
+            ));
+        }
+        self.engine.write(block.block, 0, cells);
+        Ok(())
+    }
+
+    /// Sets the salt of the engine's draws, so that its tokens differ from other workers'.
+    pub(crate) fn give_voice(&mut self, voice: u64) {
+        self.engine.draw_salt = voice;
+    }
+
+    /// Hashes the state of this worker without its brain.
+    pub(crate) fn feed(&self, print: &mut impl Hasher) {
+        self.worker.hash(print);
+        (self.draining, self.exiting).hash(print);
+        self.engine.hash_into(print);
+        (self.busy.is_some(), self.failing_step.is_some()).hash(print);
+        for op in self.busy.iter().map(|(op, _)| op).chain(&self.ops) {
+            op.hash_into(print);
+        }
+        self.block_owners.hash(print);
+        self.senders.hash(print);
+        self.sealed.hash(print);
+        self.swapped_blocks.hash(print);
+        self.dropped_swaps.hash(print);
+    }
+
+    /// Checks that no hand-off holds anything on this worker.
+    pub(crate) fn check_empty(&self) -> Result<(), String> {
+        let me = self.worker;
+        let pool = self.brain.pool();
+        if !self.brain.idle() {
+            return Err(format!("{me} is not idle"));
+        }
+        if pool.blocks_available() != self.limits.capacity.blocks_count {
+            return Err(format!(
+                "{me} leaked: {} of {} blocks are available",
+                pool.blocks_available(),
+                self.limits.capacity.blocks_count
+            ));
+        }
+        if !self.block_owners.is_empty() {
+            return Err(format!("{me} never released {:?}", self.block_owners));
+        }
+        if !self.swapped_blocks.is_empty() {
+            return Err(format!(
+                "{me} keeps in host memory {:?}",
+                self.swapped_blocks.keys()
+            ));
+        }
+        if !self.exporting.is_empty() {
+            return Err(format!("{me} waits for exports: {:?}", self.exporting));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! The blocks that a worker swaps to host memory.
+//!
+//! Owns: swapping blocks out and in, and their content meanwhile. Never: keeps more blocks than the
+//! world gives it. Invariant: every copy that the brain asks for is answered once.
+
+use super::{DeviceFaults, EngineOp, SimWorker};
+use cleave_domain::{BlockIndex, HandoffId};
+use cleave_sched::{SwapOutcome, WorkerInput};
+use std::time::Duration;
+
+impl SimWorker {
+    pub(crate) fn swap(&mut self, op: EngineOp) -> Result<(), String> {
+        if let EngineOp::SwapOut { blocks, .. } | EngineOp::SwapIn { blocks, .. } = &op {
+            self.check_no_step_writes(blocks.iter().copied())?;
+        }
+        self.ops.push_back(op);
+        Ok(())
+    }
+
+    /// Drops a hand-off's content in host memory and its queued swaps; gives the answers that the
+    /// brain is owed.
+    pub(crate) fn swap_drop(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
+        let dropped = |op: &EngineOp| match op {
+            EngineOp::SwapOut { handoff: h, .. } if *h == handoff => {
+                Some(WorkerInput::SwappedOut {
+                    handoff,
+                    outcome: SwapOutcome::Dropped,
+                    took: Duration::ZERO,
+                })
+            }
+            EngineOp::SwapIn { handoff: h, .. } if *h == handoff => Some(WorkerInput::SwappedIn {
+                handoff,
+                outcome: SwapOutcome::Dropped,
+                took: Duration::ZERO,
+            }),
+            _ => None,
+        };
+        let answers = self.ops.iter().filter_map(dropped).collect();
+        self.ops.retain(|op| dropped(op).is_none());
+        self.swapped_blocks.remove(&handoff);
+        if matches!(&self.busy, Some((EngineOp::SwapOut { handoff: h, .. }, _)) if *h == handoff) {
+            self.dropped_swaps.insert(handoff);
+        }
+        answers
+    }
+
+    pub(super) fn swap_out(
+        &mut self,
+        handoff: HandoffId,
+        blocks: &[BlockIndex],
+        luck: DeviceFaults,
+    ) -> SwapOutcome {
+        if self.dropped_swaps.remove(&handoff) {
+            return SwapOutcome::Dropped;
+        }
+        let kept: usize = self.swapped_blocks.values().map(Vec::len).sum();
+        if luck == DeviceFaults::Failing || kept + blocks.len() > self.limits.swap_blocks as usize {
+            return SwapOutcome::Broken;
+        }
+        let read = |block: &BlockIndex| self.engine.read(*block).to_vec();
+        let content = blocks.iter().map(read).collect();
+        self.swapped_blocks.insert(handoff, content);
+        SwapOutcome::Copied
+    }
+
+    pub(super) fn swap_in(
+        &mut self,
+        handoff: HandoffId,
+        blocks: &[BlockIndex],
+        luck: DeviceFaults,
+    ) -> Result<SwapOutcome, String> {
+        let Some(content) = self.swapped_blocks.remove(&handoff) else {
+            // The brain dropped the content while the copy was in progress.
+            return Ok(SwapOutcome::Dropped);
+        };
+        if luck == DeviceFaults::Failing {
+            return Ok(SwapOutcome::Broken);
+        }
+        if content.len() != blocks.len() {
+            return Err(format!(
+                "{} swaps {} blocks of {handoff} into {}",
+                self.worker,
+                content.len(),
+                blocks.len()
+            ));
+        }
+        for (block, cells) in blocks.iter().zip(content) {
+            self.engine.write(*block, 0, &cells);
+        }
+        Ok(SwapOutcome::Copied)
+    }
+}

@@ -1,0 +1,386 @@
+//! Effects of a transition on a state.
+//!
+//! Owns: performing the brains' outputs, and the properties that are visible from outside a brain
+//! (S1 to S4 with the worker's own checks; S9 and L1, L2 at rest). Never: decides anything that a
+//! brain decides. Invariant: one transition is one input to one brain, and all that follows from it
+//! at once.
+
+use super::guard::{Guard, MessageFate};
+use super::hasher::StateHasher;
+use super::state::{PendingNotice, SmallWorldMessage, SmallWorldState};
+use super::transitions::{SealField, Transition, TransitionCost};
+use super::worlds::{FAILURES_MAX, ROUTER, SmallWorld};
+use crate::bit_flips::check_every_flip_is_detected;
+use crate::body::DeviceFaults;
+use crate::run::worker_index;
+use cleave_domain::{Ending, FlightId, Order, Report, WorkerRef};
+use cleave_kv::Packet;
+use cleave_sched::{PayloadCondition, WorkerInput};
+use std::rc::Rc;
+
+/// `Err` names the violated property.
+pub(super) type PropertyCheck = Result<(), String>;
+
+impl SmallWorldState {
+    /// The first state: every worker has started and is known to the router.
+    pub(super) fn first(small: &SmallWorld) -> Result<Self, String> {
+        let mut state = Self::new(small);
+        for worker in 0..small.roles.len() {
+            state.start(small, worker)?;
+        }
+        let greets =
+            |what: &Transition| matches!(what, Transition::ToRouter(_) | Transition::ToWorker(_));
+        while let Some((what, _)) = state
+            .moves(small)
+            .into_iter()
+            .find(|(what, _)| greets(what))
+        {
+            state.take(small, what, TransitionCost::Free)?;
+        }
+        Ok(state)
+    }
+
+    pub(super) fn take(
+        &mut self,
+        small: &SmallWorld,
+        what: Transition,
+        cost: TransitionCost,
+    ) -> PropertyCheck {
+        match cost {
+            TransitionCost::Free => {}
+            TransitionCost::Reorder => self.surprises_left -= 1,
+            TransitionCost::Fault => {
+                self.surprises_left -= 1;
+                self.faults += 1;
+                self.failures_possible += match what {
+                    // The two ends notice the loss at different times, and the second notice may
+                    // hit the next attempt.
+                    Transition::Cut(..) | Transition::Flip(_) => 2,
+                    // A flight may also have waited for longer than it may.
+                    Transition::TimePassesEarly => 2,
+                    Transition::Expire(who) if who == self.workers.len() => 2,
+                    _ => 1,
+                };
+            }
+        }
+        self.make(small, what)?;
+        // A worker that holds nothing loses nothing by a link loss, so it is notified at once: this
+        // saves states.
+        while let Some(notice) = self.notices.iter().copied().find(|n| self.is_idle_news(*n)) {
+            self.notice(small, notice)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_idle_news(&self, notice: PendingNotice) -> bool {
+        let (PendingNotice::LinkLost { side, .. } | PendingNotice::PeerFenced { side, .. }) =
+            notice
+        else {
+            return false;
+        };
+        self.may_notice(notice) && self.body(side).is_some_and(|body| body.brain.idle())
+    }
+
+    pub(super) fn make(&mut self, small: &SmallWorld, what: Transition) -> PropertyCheck {
+        match what {
+            Transition::Submit => self.submit(small),
+            Transition::Notice(notice) => self.notice(small, notice),
+            Transition::ToWorker(worker) => self.order_arrives(small, worker),
+            Transition::ToRouter(worker) => self.word_arrives(small, worker),
+            Transition::Packet(index) => {
+                let sent = self.packets.remove(index);
+                self.arrive(small, sent.parcel.clone())
+            }
+            Transition::Counted(index) => {
+                let (handoff, generated) = self.count_answers.remove(index);
+                self.router_hears(
+                    small,
+                    cleave_router::RouterInput::Counted { handoff, generated },
+                )
+            }
+            Transition::Late(index) => self.land_late(index),
+            Transition::Engine(worker) => self.engine(small, worker, DeviceFaults::None),
+            Transition::EngineFault(worker) => self.engine(small, worker, DeviceFaults::Failing),
+            Transition::Exit(worker) => self.die(worker),
+            Transition::Command => {
+                let (worker, command) = small.commands[self.commanded];
+                self.commanded += 1;
+                let worker = crate::run::worker_ref(worker, 1).worker;
+                let input = cleave_router::RouterInput::Commanded { worker, command };
+                self.router_hears(small, input)
+            }
+            Transition::TimePasses | Transition::TimePassesEarly => self.tick(small),
+            Transition::Lose(index) => {
+                let lost = self.packets.remove(index);
+                match lost.parcel.packet {
+                    Packet::Landed { .. } => self.landed_lost = true,
+                    _ => self.needs_timer = true,
+                }
+                Ok(())
+            }
+            Transition::Duplicate(index) => {
+                let again = self.packets[index].parcel.clone();
+                self.add_packet(again);
+                Ok(())
+            }
+            Transition::Damage(index) => {
+                let mut parcel = self.packets.remove(index).parcel.clone();
+                parcel.condition = PayloadCondition::Damaged;
+                parcel.payload.fill(None);
+                self.add_packet(parcel);
+                Ok(())
+            }
+            Transition::Flip(at) => {
+                let parcel = &self.packets[at].parcel;
+                check_every_flip_is_detected(&parcel.packet)?;
+                let (from, to) = (worker_index(parcel.from), worker_index(parcel.to));
+                self.cut(from, to);
+                Ok(())
+            }
+            Transition::FlipReport(worker) => {
+                let word = self.workers[worker].to_router.front();
+                word.map_or(Ok(()), |word| check_every_flip_is_detected(&word.0))?;
+                self.part(worker);
+                Ok(())
+            }
+            Transition::FlipOrder(worker) => {
+                let order = self.workers[worker].to_worker.front();
+                order.map_or(Ok(()), |order| check_every_flip_is_detected(&order.0))?;
+                self.part(worker);
+                Ok(())
+            }
+            Transition::ChangeSeal(index, field) => {
+                self.change(index, field);
+                Ok(())
+            }
+            Transition::Misroute(index, how) => {
+                self.go_astray(small, index, how);
+                Ok(())
+            }
+            Transition::Cancel(index) => self.cancel(small, index),
+            Transition::Crash(worker) => self.die(worker),
+            Transition::Expire(worker) => self.expire(small, worker),
+            Transition::Cut(a, b) => {
+                self.cut(a, b);
+                Ok(())
+            }
+            Transition::Disconnect(worker) => {
+                self.part(worker);
+                Ok(())
+            }
+        }
+    }
+
+    /// Flips one bit of a seal's field where no link checks it.
+    fn change(&mut self, at: usize, field: SealField) {
+        let mut parcel = self.packets.remove(at).parcel.clone();
+        if let Packet::Seal(seal) = &mut parcel.packet {
+            match field {
+                SealField::Handoff => {
+                    seal.handoff.attempt ^= 1 << 20;
+                    // The receiver waits for a seal that no longer names its hand-off.
+                    self.needs_timer = true;
+                }
+                SealField::BlocksCount => seal.blocks_count ^= 1,
+                SealField::Digest => seal.digest ^= 1 << 40,
+                SealField::Content => seal.content.0[3] ^= 1,
+                SealField::Token => seal.output[0] ^= 1,
+                SealField::TokensCount => seal.output.push(0),
+            }
+        }
+        self.add_packet(parcel);
+    }
+
+    // === clients and the router ===
+
+    pub(super) fn submit(&mut self, small: &SmallWorld) -> PropertyCheck {
+        let index = self.submitted;
+        self.submitted += 1;
+        self.client_mut(index).submit();
+        let (flight, request) = (small.flight(index), small.request(index));
+        self.router_hears(
+            small,
+            cleave_router::RouterInput::Submitted { flight, request },
+        )
+    }
+
+    pub(super) fn cancel(&mut self, small: &SmallWorld, index: usize) -> PropertyCheck {
+        let reader = self.client_mut(index);
+        reader.leave();
+        let flight = reader.flight;
+        self.router_hears(
+            small,
+            cleave_router::RouterInput::Cancelled {
+                flight,
+                why: cleave_router::CancelReason::Left,
+            },
+        )?;
+        match self.clients[index].ending {
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "S5: {flight} did not end at once when its client left"
+            )),
+        }
+    }
+
+    pub(super) fn word_arrives(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
+        let seat = self.worker_mut(worker);
+        let (Some(from), Some(word)) = (seat.connected, seat.to_router.pop_front()) else {
+            return Err("no message to deliver".to_owned());
+        };
+        match &word.0 {
+            SmallWorldMessage::Token(handoff, emission) => {
+                let at = self.reader_of(handoff.flight)?;
+                self.client_mut(at).receive_token(*handoff, emission)
+            }
+            SmallWorldMessage::Report(report) => {
+                let report = report.clone();
+                let told = cleave_router::RouterInput::WorkerReported {
+                    worker: from,
+                    report,
+                };
+                self.router_hears(small, told)
+            }
+        }?;
+        // Load and cache reports arrive with the message before them: alone they decide little, and
+        // every moment of their arrival would be a state.
+        let seat = &self.workers[worker];
+        let is_news = |report: &Report| matches!(report, Report::Load(_) | Report::Prefix { .. });
+        match seat.to_router.front().map(|word| &word.0) {
+            Some(SmallWorldMessage::Report(report)) if is_news(report) => {
+                self.word_arrives(small, worker)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn router_hears(
+        &mut self,
+        small: &SmallWorld,
+        input: cleave_router::RouterInput,
+    ) -> PropertyCheck {
+        let input = self.router_heard(small, input);
+        let after = match &input {
+            cleave_router::RouterInput::WorkerReported { report, .. } => Some(report.clone()),
+            _ => None,
+        };
+        let now = self.now;
+        let desk = self.router_mut();
+        let at = now + desk.skew;
+        desk.last_input_at = at;
+        desk.brain.handle(at, input);
+        let mut outputs = Vec::new();
+        while let Some(output) = desk.brain.poll() {
+            outputs.push(output);
+        }
+        desk.brain.check();
+        for output in outputs {
+            match output {
+                cleave_router::RouterOutput::Order { worker, order } => {
+                    if Self::order_leaves(small, after.as_ref(), &order) == MessageFate::Delivered {
+                        self.say_to_worker(worker, order);
+                    }
+                }
+                cleave_router::RouterOutput::Fence { handoff } => {
+                    let flight = handoff.flight;
+                    let at = self.reader_of(flight)?;
+                    if small.missing_guard != Some(Guard::Fence) {
+                        self.client_mut(at).fence(handoff);
+                    }
+                    self.count_answers
+                        .push((handoff, self.clients[at].delivered()));
+                }
+                cleave_router::RouterOutput::Count { handoff } => {
+                    let at = self.reader_of(handoff.flight)?;
+                    self.count_answers
+                        .push((handoff, self.clients[at].delivered()));
+                }
+                cleave_router::RouterOutput::End {
+                    flight,
+                    ending,
+                    output_tokens,
+                    timing: _,
+                } => self.end(flight, ending, output_tokens)?,
+                cleave_router::RouterOutput::Note(cleave_router::RouterNote::Fleet {
+                    workers,
+                    ..
+                }) => {
+                    self.router_mut().workers = workers.total();
+                }
+                cleave_router::RouterOutput::Note(cleave_router::RouterNote::Retried {
+                    handoff,
+                    failure,
+                    ..
+                }) if self.faults == 0 => {
+                    return Err(format!("S8: {handoff} failed without a fault: {failure:?}"));
+                }
+                cleave_router::RouterOutput::Note(_)
+                | cleave_router::RouterOutput::Drained
+                | cleave_router::RouterOutput::Readiness(_)
+                | cleave_router::RouterOutput::WorkersWanted(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn reader_of(&self, flight: FlightId) -> Result<usize, String> {
+        let at = self.clients.iter().position(|r| r.flight == flight);
+        at.ok_or_else(|| format!("no client submitted {flight}"))
+    }
+
+    pub(super) fn end(
+        &mut self,
+        flight: FlightId,
+        ending: Ending,
+        told: Option<u32>,
+    ) -> PropertyCheck {
+        let at = self.reader_of(flight)?;
+        let count = self.clients[at].delivered().len() as u32;
+        if told.is_some_and(|told| told != count) {
+            return Err(format!(
+                "S6: {flight} is done with {told:?} tokens, but {count} came"
+            ));
+        }
+        if self.faults == 0 && !matches!(ending, Ending::Done { .. }) {
+            return Err(format!("S8: {flight} ended {ending:?} without a fault"));
+        }
+        let survives = u32::from(self.failures_possible) <= FAILURES_MAX;
+        if survives && matches!(ending, Ending::Failed(_)) {
+            return Err(format!(
+                "S9: {flight} ended {ending:?} after {} failures, but survives {FAILURES_MAX}",
+                self.failures_possible
+            ));
+        }
+        self.client_mut(at).end(ending)
+    }
+
+    // === streams ===
+
+    pub(super) fn say_to_router(&mut self, worker: usize, word: SmallWorldMessage) {
+        let print = StateHasher::of_debug(&word);
+        let seat = self.worker_mut(worker);
+        if seat.connected.is_some() {
+            seat.to_router.push_back(Rc::new((word, print)));
+        }
+    }
+
+    pub(super) fn say_to_worker(&mut self, to: WorkerRef, order: Order) {
+        let print = StateHasher::of_debug(&order);
+        let seat = self.worker_mut(worker_index(to));
+        if seat.connected == Some(to) {
+            seat.to_worker.push_back(Rc::new((order, print)));
+        }
+    }
+
+    pub(super) fn order_arrives(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
+        let order = self.worker_mut(worker).to_worker.pop_front();
+        let Some(order) = order.map(|order| order.0.clone()) else {
+            return Err("no order to deliver".to_owned());
+        };
+        let Some(order) = self.order_heard(small, worker, order) else {
+            return Ok(());
+        };
+        let router = ROUTER;
+        self.worker_hears(small, worker, WorkerInput::Ordered { router, order })
+    }
+}

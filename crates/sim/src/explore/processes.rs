@@ -1,0 +1,218 @@
+//! Time, processes and links of a small world.
+//!
+//! Owns: every clock, which processes run, and which are connected. Never: touches a brain's
+//! internals. Invariant: nothing sent over a connection that broke arrives, and a side is notified
+//! of the break before anything of the next connection; a write that a device has begun outlives
+//! its process.
+
+use super::apply::PropertyCheck;
+use super::state::{LateWrite, PendingNotice, SmallWorldPacket, SmallWorldState};
+use super::worlds::{ROUTER, SmallWorld};
+use crate::body::{SimWorker, TapeMode};
+use crate::run::worker_index;
+use cleave_domain::{Time, WorkerRef};
+use cleave_kv::PoolWriter;
+use cleave_sched::WorkerInput;
+use std::rc::Rc;
+use std::time::Duration;
+
+impl SmallWorldState {
+    /// The earliest deadline of any brain, by the common clock.
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        let desk = self.router.brain.deadline().map(|at| at - self.router.skew);
+        let workers = self.workers.iter().filter_map(|seat| {
+            let deadline = seat.body.as_ref()?.brain.deadline()?;
+            Some(deadline - seat.skew)
+        });
+        workers.chain(desk).min()
+    }
+
+    pub(super) fn tick(&mut self, small: &SmallWorld) -> PropertyCheck {
+        if let Some(at) = self.next_deadline() {
+            self.now = self.now.max(at);
+        }
+        self.wake_due(small)
+    }
+
+    /// Wakes every brain whose deadline has passed.
+    pub(super) fn wake_due(&mut self, small: &SmallWorld) -> PropertyCheck {
+        for worker in 0..self.workers.len() {
+            let seat = &self.workers[worker];
+            let due = seat.body.as_ref().and_then(|body| body.brain.deadline());
+            if due.is_some_and(|at| at <= self.now + seat.skew) {
+                self.worker_hears(small, worker, WorkerInput::Woke)?;
+            }
+        }
+        let due = self.router.brain.deadline();
+        if due.is_some_and(|at| at <= self.now + self.router.skew) {
+            self.router_hears(small, cleave_router::RouterInput::Woke)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn expire(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
+        let now = self.now;
+        if worker == self.workers.len() {
+            let desk = self.router_mut();
+            if let Some(at) = desk.brain.deadline() {
+                desk.skew = desk.skew.max(at.since(now));
+            }
+        } else {
+            let seat = self.worker_mut(worker);
+            let deadline = seat.body.as_ref().and_then(|body| body.brain.deadline());
+            if let Some(at) = deadline {
+                seat.skew = seat.skew.max(at.since(now));
+            }
+        }
+        self.wake_due(small)
+    }
+
+    // === lives and links ===
+
+    pub(super) fn start(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
+        let seat = self.worker_mut(worker);
+        seat.incarnation += 1;
+        let limits = small.worker_limits(worker, seat.incarnation);
+        let me = limits.me;
+        let mut body = SimWorker::new(limits, small.description(worker), TapeMode::Off);
+        body.give_voice((worker as u64 + 1) << 32);
+        seat.body = Some(body);
+        self.meet(small, me)
+    }
+
+    pub(super) fn meet(&mut self, small: &SmallWorld, me: WorkerRef) -> PropertyCheck {
+        let worker = worker_index(me);
+        let seat = self.worker_mut(worker);
+        seat.connected = Some(me);
+        let description = small.description(worker);
+        let joined = cleave_router::RouterInput::WorkerJoined {
+            worker: me,
+            description,
+        };
+        self.router_hears(small, joined)?;
+        self.worker_hears(small, worker, WorkerInput::RouterJoined { router: ROUTER })?;
+        // Router and worker exchange greetings at once: a slow greeting alone decides nothing.
+        while !self.workers[worker].to_router.is_empty() {
+            self.word_arrives(small, worker)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn notice(&mut self, small: &SmallWorld, notice: PendingNotice) -> PropertyCheck {
+        self.notices.remove(&notice);
+        match notice {
+            PendingNotice::LinkLost { side, peer } => {
+                self.links_lost.remove(&(side, peer));
+                self.worker_hears(small, worker_index(side), WorkerInput::LinkLost { peer })?;
+                let body = self.worker_mut(worker_index(side)).body.as_mut();
+                let answers = body.map_or(Vec::new(), |body| body.drop_exports(peer));
+                answers
+                    .into_iter()
+                    .try_for_each(|answer| self.worker_hears(small, worker_index(side), answer))
+            }
+            PendingNotice::PeerFenced { side, peer } => {
+                self.worker_hears(small, worker_index(side), WorkerInput::Fenced { peer })
+            }
+            PendingNotice::WorkerLost(worker) => {
+                self.router_hears(small, cleave_router::RouterInput::WorkerLost { worker })
+            }
+            PendingNotice::RouterLost(side) => self.worker_hears(
+                small,
+                worker_index(side),
+                WorkerInput::RouterLost { router: ROUTER },
+            ),
+            PendingNotice::WorkerStarts(worker) => self.start(small, worker),
+            PendingNotice::Reconnects(worker) => {
+                let me = self.workers[worker].body.as_ref().map(|body| body.worker);
+                me.map_or(Ok(()), |me| self.meet(small, me))
+            }
+        }
+    }
+
+    /// `side` is to be notified that it lost `peer`.
+    pub(super) fn lose(&mut self, side: WorkerRef, peer: WorkerRef) {
+        if self.links_lost.insert((side, peer)) {
+            self.notices.insert(PendingNotice::LinkLost { side, peer });
+        }
+    }
+
+    /// `side` is to be notified that `peer`, which is dead, can write nothing any more. The notice
+    /// comes each time `side` contacts the dead life.
+    pub(super) fn sever(&mut self, side: WorkerRef, peer: WorkerRef) {
+        let body = self.body(side);
+        if body.is_some_and(|body| body.limits.writer == PoolWriter::Sender) {
+            self.notices
+                .insert(PendingNotice::PeerFenced { side, peer });
+        }
+    }
+
+    pub(super) fn cut(&mut self, a: usize, b: usize) {
+        let alive = |worker: usize| self.workers[worker].body.as_ref().map(|body| body.worker);
+        let (Some(a), Some(b)) = (alive(a), alive(b)) else {
+            return;
+        };
+        let between = |p: &SmallWorldPacket| (p.from, p.to) == (a, b) || (p.from, p.to) == (b, a);
+        // The sender of these packets asks again after a timeout: no notice says that the link is
+        // back.
+        self.needs_timer |= (self.packets.iter())
+            .any(|sent| between(&sent.parcel) && sent.parcel.is_about_writes());
+        self.packets.retain(|sent| !between(&sent.parcel));
+        self.lose(a, b);
+        self.lose(b, a);
+    }
+
+    pub(super) fn disconnect(&mut self, worker: usize) -> Option<WorkerRef> {
+        let seat = self.worker_mut(worker);
+        seat.to_worker.clear();
+        seat.to_router.clear();
+        let connected = seat.connected.take();
+        self.notices
+            .extend(connected.map(PendingNotice::WorkerLost));
+        connected
+    }
+
+    pub(super) fn part(&mut self, worker: usize) {
+        if let Some(me) = self.disconnect(worker) {
+            self.notices.insert(PendingNotice::RouterLost(me));
+            self.notices.insert(PendingNotice::Reconnects(worker));
+        }
+    }
+
+    /// The process ends. Its packets in flight are lost, except writes that its device has already
+    /// begun.
+    pub(super) fn die(&mut self, worker: usize) -> PropertyCheck {
+        self.disconnect(worker);
+        let Some(body) = self.worker_mut(worker).body.take() else {
+            return Ok(());
+        };
+        let me = body.worker;
+        self.worker_mut(worker).skew = Duration::ZERO;
+        if let Some((export, payload)) = body.writing() {
+            let late = LateWrite {
+                from: me,
+                export,
+                payload,
+            };
+            self.late_writes.push(Rc::new(late));
+        }
+        self.packets
+            .retain(|sent| sent.parcel.from != me && sent.parcel.to != me);
+        self.links_lost.retain(|(side, _)| *side != me);
+        self.notices.retain(|notice| match notice {
+            PendingNotice::LinkLost { side, .. } | PendingNotice::PeerFenced { side, .. } => {
+                *side != me
+            }
+            PendingNotice::RouterLost(side) => *side != me,
+            PendingNotice::Reconnects(other) => *other != worker,
+            PendingNotice::WorkerLost(_) | PendingNotice::WorkerStarts(_) => true,
+        });
+        for other in (0..self.workers.len()).filter(|other| *other != worker) {
+            if let Some(peer) = self.workers[other].body.as_ref().map(|body| body.worker) {
+                self.lose(peer, me);
+                self.sever(peer, me);
+            }
+        }
+        self.notices.insert(PendingNotice::WorkerStarts(worker));
+        Ok(())
+    }
+}

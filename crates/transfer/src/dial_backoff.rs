@@ -1,0 +1,117 @@
+//! Delays before a preferred transport is tried again at a peer that another transport reached.
+//!
+//! Owns: since when and for how long the preferred transport is not tried. Never: dials.
+//! Invariant: every delay ends; it doubles with each consecutive failure up to a limit, and one
+//! success resets it.
+
+use cleave_domain::WorkerRef;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The delay after the first failure. A failed dial costs seconds, and every hand-off to that peer
+/// waits for it.
+pub(crate) const BACKOFF_MIN: Duration = Duration::from_secs(30);
+/// The limit of the delay.
+const BACKOFF_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// The delays of all peers.
+#[derive(Debug, Default)]
+pub(crate) struct DialBackoff {
+    peers: Mutex<BTreeMap<WorkerRef, PeerBackoff>>,
+}
+
+#[derive(Clone, Debug)]
+struct PeerBackoff {
+    until: Instant,
+    delay: Duration,
+    reason: String,
+}
+
+impl DialBackoff {
+    /// The reason for which the transport is not tried now.
+    pub(crate) fn reason_to_wait(&self, peer: WorkerRef) -> Option<String> {
+        let peers = self.lock();
+        let PeerBackoff { until, reason, .. } = peers.get(&peer)?;
+        let left = until.checked_duration_since(Instant::now())?;
+        let seconds = left.as_secs() + 1;
+        Some(format!("not tried again for {seconds} s after: {reason}"))
+    }
+
+    /// Records a failed attempt.
+    pub(crate) fn record_failure(&self, peer: WorkerRef, reason: String) {
+        let mut peers = self.lock();
+        let rest = match peers.get(&peer) {
+            Some(before) => (before.delay * 2).min(BACKOFF_MAX),
+            None => BACKOFF_MIN,
+        };
+        let until = Instant::now() + rest;
+        let setback = PeerBackoff {
+            until,
+            delay: rest,
+            reason,
+        };
+        peers.insert(peer, setback);
+    }
+
+    /// Resets the delay, after a success or when the peer is forgotten.
+    pub(crate) fn clear(&self, peer: WorkerRef) {
+        self.lock().remove(&peer);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerRef, PeerBackoff>> {
+        self.peers.lock()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use cleave_domain::{Incarnation, WorkerId};
+    use tokio::time::advance;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_transport_is_retried_after_a_growing_delay() {
+        let peer = |worker| WorkerRef {
+            worker: WorkerId(worker),
+            incarnation: Incarnation(1),
+        };
+        let setbacks = DialBackoff::default();
+        assert_eq!(setbacks.reason_to_wait(peer(1)), None);
+        setbacks.record_failure(peer(1), "no route".into());
+        assert!(
+            setbacks
+                .reason_to_wait(peer(1))
+                .unwrap()
+                .contains("no route")
+        );
+        assert_eq!(
+            setbacks.reason_to_wait(peer(2)),
+            None,
+            "it is each peer's own"
+        );
+        advance(BACKOFF_MIN + Duration::from_millis(1)).await;
+        assert_eq!(setbacks.reason_to_wait(peer(1)), None, "it is tried again");
+        setbacks.record_failure(peer(1), "no route".into());
+        advance(BACKOFF_MIN + Duration::from_millis(1)).await;
+        assert!(
+            setbacks.reason_to_wait(peer(1)).is_some(),
+            "and rests twice as long"
+        );
+        for _ in 0..20 {
+            setbacks.record_failure(peer(1), "no route".into());
+        }
+        advance(BACKOFF_MAX + Duration::from_millis(1)).await;
+        assert_eq!(setbacks.reason_to_wait(peer(1)), None, "but never for ever");
+        setbacks.clear(peer(1));
+        setbacks.record_failure(peer(1), "no route".into());
+        advance(BACKOFF_MIN + Duration::from_millis(1)).await;
+        assert_eq!(
+            setbacks.reason_to_wait(peer(1)),
+            None,
+            "a success begins anew"
+        );
+    }
+}
