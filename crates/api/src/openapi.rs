@@ -77,7 +77,9 @@ mod tests {
     fn the_document_names_every_field() {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
         let files = ["mod", "chat", "completion", "message", "sampling", "text"];
-        let ask = files.map(|file| source(&format!("ask/{file}.rs"))).concat();
+        let ask = files
+            .map(|file| source(&format!("request/{file}.rs")))
+            .concat();
         let readers = [
             "text(", "flag(", "integer(", "number(", "object(", "array(", "any(",
         ];

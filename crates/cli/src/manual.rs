@@ -84,7 +84,7 @@ mod tests {
             "the first page names the others"
         );
         assert!(read("cleave-serve.1").contains("\\-\\-max\\-num\\-seqs"));
-        assert!(read("cleave-bench-run.1").contains("CLEAVE\\-BENCH\\-RUN"));
+        assert!(read("cleave-bench-run.1").contains("CLEAVE-BENCH-RUN"));
         assert!(!out.join("cleave-help.1").exists());
     }
 

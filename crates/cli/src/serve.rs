@@ -447,10 +447,10 @@ macro_rules! node {
 type LeaveRequest<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 node!(
-    RunningFleet: |_| Box::pin(std::future::pending()), Self::leave;
-    RunningRouter: |_| Box::pin(std::future::pending()), Self::leave;
+    RunningFleet: |_| Box::pin(std::future::pending()), Self::set_not_ready;
+    RunningRouter: |_| Box::pin(std::future::pending()), Self::set_not_ready;
     // A worker's routers learn of the drain from the worker itself.
-    RunningWorker: |worker| Box::pin(worker.asked_to_leave()), |_| {};
+    RunningWorker: |worker| Box::pin(worker.drain_asked()), |_| {};
 );
 
 /// Runs a node until a signal arrives or it fails, then drains it. A failure sets the exit status.
