@@ -628,7 +628,7 @@ fn blocks_of_a_sender_killed_mid_write_wait_for_its_exit() {
     assert!(blocks(&port, "quarantined") > 0.0);
     fleet.workers[prefill].signal("KILL");
     fleet.workers[prefill].wait();
-    fleet.wait_for_log(decode, "its process has ended");
+    fleet.wait_for_log(decode, "peer process has ended");
     wait_until_blocks_are_free(&port);
     drop(asked.join());
     // The pool serves as before.

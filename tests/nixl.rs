@@ -291,5 +291,5 @@ fn a_library_missing_everywhere_is_no_fallback() {
     assert_eq!(fleet.client.complete(&prompt(3)), alone(3));
     let port = fleet.metrics_client(prefill);
     assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 0.0);
-    assert_eq!(fleet.logs(prefill).matches("no NIXL").count(), 1);
+    assert_eq!(fleet.logs(prefill).matches("NIXL not loaded").count(), 1);
 }

@@ -224,8 +224,7 @@ impl App {
     }
 
     fn first_worker_waits(&self) -> MutexGuard<'_, u32> {
-        let outside = self.shared.first_worker_waits.lock();
-        outside
+        self.shared.first_worker_waits.lock()
     }
 
     pub(crate) fn progress(&self) -> ServingProgress {

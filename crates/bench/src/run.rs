@@ -173,7 +173,7 @@ impl ScheduleRunner<'_> {
         let (records, mut finished) = mpsc::unbounded_channel();
         let (handle, pacing, loading) = (Handle::current(), shared.clone(), shared.clone());
         std::thread::spawn(move || bench.write_bodies(schedule, &loading, &due_requests));
-        std::thread::spawn(move || send_when_due(&pacing, &ready, &handle, records));
+        std::thread::spawn(move || send_when_due(&pacing, &ready, &handle, &records));
 
         let mut tally = RunTally {
             records: Vec::with_capacity(planned as usize),
@@ -367,7 +367,7 @@ fn send_when_due(
     shared: &Arc<RunShared>,
     due_requests: &Receiver<DueRequest>,
     handle: &Handle,
-    records: mpsc::UnboundedSender<RequestMeasurement>,
+    records: &mpsc::UnboundedSender<RequestMeasurement>,
 ) {
     for due_request in due_requests {
         if !shared.wait_until_due(due_request.due) {
@@ -415,7 +415,8 @@ mod tests {
         }
         drop(due_requests);
         let (records, mut ended) = mpsc::unbounded_channel();
-        send_when_due(&shared, &ready, &Handle::current(), records);
+        send_when_due(&shared, &ready, &Handle::current(), &records);
+        drop(records);
         let mut seen = Vec::new();
         while let Some(record) = ended.recv().await {
             seen.push((record.index, record.sent, record.outcome));
