@@ -100,15 +100,6 @@ impl RequestSchedule {
             |request: &PlannedRequest| request.prompt.tokens().saturating_add(request.output);
         self.requests.iter().map(tokens).max().unwrap_or_default()
     }
-
-    /// Mean tokens of (prompts, answers).
-    pub fn tokens_mean(&self) -> (f64, f64) {
-        let mean = |of: fn(&PlannedRequest) -> u32| {
-            let sum: f64 = self.requests.iter().map(|r| f64::from(of(r))).sum();
-            sum / self.count() as f64
-        };
-        (mean(|r| r.prompt.tokens()), mean(|r| r.output))
-    }
 }
 
 impl BenchWorkload {

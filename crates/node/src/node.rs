@@ -109,11 +109,6 @@ fn external_metrics(
 }
 
 impl RunningRouter {
-    /// The address of the external metrics API, if it is enabled.
-    pub fn external_metrics_address(&self) -> Option<SocketAddr> {
-        self.metrics.as_ref().map(|metrics| metrics.address)
-    }
-
     pub fn address(&self) -> SocketAddr {
         self.servers.front.address
     }

@@ -25,7 +25,6 @@ mod tensor;
 
 pub use config::{Architecture, Biases, ModelConfig};
 pub use error::CheckpointError;
-pub use generation::GenerationConfig;
 pub use quantized::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix};
 pub use revision::{CheckpointStamp, Revision};
 pub use rope::{Rope, RopeScaling, RotaryValues};
@@ -33,6 +32,7 @@ pub use tensor::{StoredTensor, StoredType};
 
 use cleave_domain::TokenId;
 use folder::TensorFolder;
+use generation::GenerationConfig;
 use layout::{EMBEDDING, HEAD};
 use quantization::{ProjectionModule, Quantization};
 use revision::SourceFile;
@@ -171,11 +171,6 @@ impl Checkpoint {
     /// Shape and constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
-    }
-
-    /// The model makers' sampling defaults.
-    pub fn generation(&self) -> &GenerationConfig {
-        &self.generation
     }
 
     /// Element type of the embedding; nearly always also that of the other dense matrices.
