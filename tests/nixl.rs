@@ -257,7 +257,7 @@ fn ucx_without_a_network_card_is_not_counted_as_nixl() {
                 assert_eq!(over, count, "{logs}");
             }
             let says = match tls {
-                "tcp" => "name one in UCX_NET_DEVICES",
+                "tcp" => "name one interface in UCX_NET_DEVICES",
                 _ => "UCX cannot use network cards",
             };
             assert!(logs.contains(says), "{logs}");

@@ -51,6 +51,9 @@ def tests(bundle: Path, wanted: list[str]) -> list[Test]:
         listing = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, check=True)
         names = [line.removesuffix(": test") for line in listing.stdout.splitlines() if line.endswith(": test")]
         found += [Test(program.name, program, name) for name in names if not wanted or any(w in name for w in wanted)]
+    missing = [w for w in wanted if not any(w in test.name for test in found)]
+    if missing:
+        sys.exit(f"kernel_tests.py: no test is named {', '.join(missing)}")
     # In the order in which they were asked for.
     found.sort(key=lambda test: next((at for at, w in enumerate(wanted) if w in test.name), len(wanted)))
     return found

@@ -122,9 +122,9 @@ declare -A stages=(
   [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
 )
 # Tests that look at one thing each that no emulator vouches for; the first of them is every kernel, once.
-smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_code_of_e4m3 sums_of_wgmma both_parts_of_a_gpu a_child_writes_into"
+smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_e4m3_code_is_read wgmma_sums_are_compared both_partitions_of_a_gpu a_child_process_writes_into"
 # Of the tests that sanitizers watch: small, and together every kernel.
-watched="every_kernel_runs_on_small_sizes every_code_of_e4m3 both_parts_of_a_gpu products_are_those attention_is_that tokens_drawn what_is_read"
+watched="every_kernel_runs_on_small_sizes every_e4m3_code_is_read both_partitions_of_a_gpu matrix_products_match_the_cpu attention_matches_the_cpu device_draws_match reads_return_the_pools_bytes"
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
 declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
@@ -141,7 +141,7 @@ if [ -n "$stand_in" ]; then
   legs=(--kv-cache 4MiB --prompts 1 --prompt-tokens 40 --new-tokens 4 --clients 1 --calibrate 0 --shares 0.4,none)
   size=(--tiny) more=(-- --kv-cache 4MiB --max-num-seqs 4 --max-num-batched-tokens 64)
   # A kernel's first second on a GPU is minutes here.
-  names=(rows_go_through what_is_written a_row_gives_the_same) test_limit=100
+  names=(row_operations_match_the_cpu writes_change_exactly rows_are_bit_equal) test_limit=100
   goldens=(--prompts 0 --lengths 5,65 --tokens 3 --limit 60)
 fi
 writer=''
