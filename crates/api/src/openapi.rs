@@ -77,20 +77,23 @@ mod tests {
     fn the_document_names_every_field() {
         let document: Value = serde_json::from_str(DOCUMENT).unwrap();
         let files = ["mod", "chat", "completion", "message", "sampling", "text"];
-        let ask = files
+        let request = files
             .map(|file| source(&format!("request/{file}.rs")))
             .concat();
         let readers = [
             "text(", "flag(", "integer(", "number(", "object(", "array(", "any(",
         ];
-        let read = quoted(&(ask.clone() + &source("admin.rs")), &readers);
+        let read = quoted(&(request.clone() + &source("admin.rs")), &readers);
         let mut named = BTreeSet::new();
         for (_, path) in document["paths"].as_object().unwrap() {
             properties(&path["post"]["requestBody"], &document, &mut named);
         }
         let unnamed: Vec<_> = read.difference(&named).collect();
         assert!(unnamed.is_empty(), "not in openapi.json: {unnamed:?}");
-        let words = quoted(&(ask + &source("admin.rs")), &["(", "[", ", ", "| ", "=> "]);
+        let words = quoted(
+            &(request + &source("admin.rs")),
+            &["(", "[", ", ", "| ", "=> "],
+        );
         let unread: Vec<_> = named
             .difference(&words)
             .filter(|name| *name != "id")

@@ -416,6 +416,7 @@ trait RunningNode {
     async fn drain(self, deadline: Duration);
 }
 
+// The node's own methods take precedence over the trait's methods of the same name.
 macro_rules! node {
     ($($running:ty: $leaves:expr, $leave:expr;)*) => {$(
         impl RunningNode for $running {

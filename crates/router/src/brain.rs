@@ -190,8 +190,8 @@ impl RouterBrain {
         .min()
     }
 
-    /// Whether a pair of workers answers. Connected workers that are silent make a router ready,
-    /// since silence is short as a rule, and answer nothing.
+    /// Returns whether the responsive workers alone can serve a request. Readiness counts
+    /// unresponsive workers too, because most of them respond again soon.
     pub fn answers(&self) -> bool {
         self.fleet.answers(self.now, self.terms())
     }

@@ -151,7 +151,7 @@ impl RouterFleet {
         }
     }
 
-    /// The same, among workers that answer.
+    /// Returns whether a request can be placed on workers that accept orders and are responsive.
     pub(crate) fn answers(&self, now: Time, terms: RoutingTerms) -> bool {
         self.pairs_among(now, terms, |worker| {
             worker.accepts() && !worker.unresponsive
