@@ -1,6 +1,6 @@
 //! Opens and reads files that a user names.
 //!
-//! Owns: opening without blocking, the refusal of everything but regular files, and a limit on the
+//! Owns: opening, and creating, without blocking, the refusal of everything but regular files, and a limit on the
 //! bytes read.
 //! Never: knows the purpose of a file. Invariant: no call blocks on a writer, reads without end, or
 //! takes more memory than its limit, whatever the path names: a FIFO, a device, a folder, a socket,
@@ -15,11 +15,33 @@ use std::path::Path;
 /// # Errors
 /// The error of the system, and one that names the kind of a file that is not regular.
 pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    // Opening a FIFO without a writer would block, and some devices act when they are opened: the
-    // check before the open prevents both, and the check after it cannot be raced.
     check_regular(&std::fs::metadata(path)?)?;
+    open_regular(path, OpenOptions::new().read(true))
+}
+
+/// Opens a regular file for reading and writing, and creates it if it is missing, with `mode`
+/// (permission bits, less those of the process's mask) where the system has one. The contents stay.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
+    match std::fs::metadata(path) {
+        Ok(metadata) => check_regular(&metadata)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
+    #[cfg(not(unix))]
+    let _ = mode;
+    open_regular(path, &mut options).map(|(file, _)| file)
+}
+
+/// Opens a file whose kind the caller has checked: opening a FIFO without a writer would block, and
+/// some devices act when they are opened. The check after the open cannot be raced.
+fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<(File, Metadata)> {
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;
@@ -120,7 +142,11 @@ mod tests {
             ("/dev/zero".into(), "a device"),
             ("/dev/tty".into(), "a device"),
         ] {
-            for error in [open(&path).err(), read(&path, 1 << 20).err()] {
+            for error in [
+                open(&path).err(),
+                read(&path, 1 << 20).err(),
+                open_or_create(&path, 0o600).err(),
+            ] {
                 let error = error.expect("no regular file");
                 let reason = error.to_string();
                 assert!(reason.contains(is), "{}: {reason}", path.display());
@@ -128,6 +154,22 @@ mod tests {
         }
         let missing = read(&path("missing"), 10).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_file_is_created_once_and_keeps_its_contents() {
+        use std::io::Write;
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut made = open_or_create(&path, 0o600).unwrap();
+        made.write_all(b"kept").unwrap();
+        let again = open_or_create(&path, 0o644).unwrap();
+        assert_eq!(
+            again.metadata().unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert_eq!(read_text(&path, 10).unwrap(), "kept");
     }
 
     #[test]

@@ -79,10 +79,11 @@ impl RouterBrain {
         if foreign {
             return self.give_up(id);
         }
-        // One worker's draining, or a routing mistake, is no answer of the fleet.
-        let answers =
-            refusal.filter(|refusal| !matches!(refusal, Refusal::Draining | Refusal::WrongWorker));
-        flight.refused = answers.or(flight.refused.take());
+        // One worker's draining, or a routing mistake, replaces no answer of another worker.
+        let is_answer = !matches!(refusal, Some(Refusal::Draining | Refusal::WrongWorker));
+        if is_answer || flight.refused.is_none() {
+            flight.refused = refusal.or(flight.refused.take());
+        }
         flight.refusals += 1;
         flight.excluded.insert(worker.worker);
         if late.is_some() {
@@ -379,20 +380,59 @@ fn unplaced(refused: Option<&Refusal>, full: Refusal) -> Refusal {
         (Some(Refusal::NoBlocks { .. }), Refusal::QueueFull { retry_after }) => {
             Refusal::NoBlocks { retry_after }
         }
+        (None | Some(Refusal::QueueFull { .. } | Refusal::NoBlocks { .. }), full) => full,
         (
             Some(
-                other @ (Refusal::TooLong { .. }
-                | Refusal::OutOfVocabulary { .. }
-                | Refusal::NoWorker
-                | Refusal::Draining
-                | Refusal::WrongWorker),
+                other @ (Refusal::Late { .. }
+                | Refusal::TooLong { .. }
+                | Refusal::OutOfVocabulary { .. }),
             ),
             _,
         ) => other.clone(),
-        (
-            None
-            | Some(Refusal::QueueFull { .. } | Refusal::Late { .. } | Refusal::NoBlocks { .. }),
-            full,
-        ) => full,
+        // The fleet is not full, and no worker serves the request: another router may know better.
+        (Some(Refusal::NoWorker | Refusal::Draining | Refusal::WrongWorker), _) => {
+            Refusal::NoWorker
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::SloMetric;
+
+    #[test]
+    fn no_other_refusal_of_a_worker_becomes_queue_full() {
+        let soon = Duration::from_secs(1);
+        let full = Refusal::QueueFull { retry_after: soon };
+        let late = Refusal::Late {
+            aim: SloMetric::Ttft,
+            predicted: soon,
+            retry_after: soon,
+        };
+        let no_blocks = Refusal::NoBlocks { retry_after: soon };
+        for (refused, answer) in [
+            (full.clone(), full.clone()),
+            (no_blocks.clone(), no_blocks),
+            (late.clone(), late),
+            (
+                Refusal::TooLong { tokens_max: 7 },
+                Refusal::TooLong { tokens_max: 7 },
+            ),
+            (
+                Refusal::OutOfVocabulary { vocab_size: 9 },
+                Refusal::OutOfVocabulary { vocab_size: 9 },
+            ),
+            (Refusal::NoWorker, Refusal::NoWorker),
+            (Refusal::Draining, Refusal::NoWorker),
+            (Refusal::WrongWorker, Refusal::NoWorker),
+        ] {
+            assert_eq!(
+                unplaced(Some(&refused), full.clone()),
+                answer,
+                "{refused:?}"
+            );
+        }
+        assert_eq!(unplaced(None, full.clone()), full);
     }
 }

@@ -7,7 +7,7 @@
 use crate::config::LinksConfig;
 use crate::incoming::LinkStream;
 use crate::socket::{LinkError, MessageReader};
-use cleave_tls::PeerProtocol;
+use cleave_tls::{ExplainedStream, PeerProtocol};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
@@ -52,11 +52,13 @@ fn plain_stream(config: &LinksConfig, stream: TcpStream) -> TcpLinkStream {
     link_stream(config, Box::new(reader), Box::new(writer))
 }
 
+/// A peer may refuse this end's certificate after the handshake, so errors of the stream explain
+/// themselves too.
 fn tls_stream<S>(config: &LinksConfig, stream: S) -> TcpLinkStream
 where
-    S: AsyncRead + AsyncWrite + Send + 'static,
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (reader, writer) = tokio::io::split(stream);
+    let (reader, writer) = tokio::io::split(ExplainedStream(stream));
     link_stream(config, Box::new(reader), Box::new(writer))
 }
 

@@ -80,7 +80,8 @@ async fn a_peer_without_a_fleet_certificate_gets_no_link() {
     let reason = link_failure(Some(peer(&ours)), None).await;
     assert!(reason.contains("no peer of this fleet"), "{reason}");
     // A certificate of another authority.
-    link_failure(Some(peer(&theirs)), Some(peer(&ours))).await;
+    let reason = link_failure(Some(peer(&theirs)), Some(peer(&ours))).await;
+    assert!(reason.contains("same authority"), "{reason}");
 }
 
 /// A worker that uses write grants.

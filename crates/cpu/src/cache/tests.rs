@@ -260,6 +260,27 @@ fn a_fifo_or_device_in_the_cache_is_replaced_unread() {
     stage.check_packed_anew(&stage.plain(), "a device");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_fifo_in_place_of_a_temporary_file_is_no_writer() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let folder = tempfile::tempdir().unwrap();
+    let stage = CacheStage::new(folder.path(), WeightKind::F32);
+    let part = stage.place().part_file();
+    let abandoned = part.with_file_name(format!("other-{}", part.file_name().unwrap().display()));
+    assert!(PackedLocation::is_part(
+        abandoned.file_name().unwrap().to_str().unwrap()
+    ));
+    for path in [&part, &abandoned] {
+        mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    }
+    let problem = super::writer::PackedWriter::begin(&stage.place(), 1).unwrap_err();
+    assert!(problem.to_string().contains("a FIFO"), "{problem}");
+    fs::remove_file(&part).unwrap();
+    stage.check_packed_anew(&stage.plain(), "a FIFO beside the cache");
+    assert!(abandoned.exists(), "not written here");
+}
+
 /// The packed words must not change without their version: raise [`LAYOUT`] together with these
 /// sums.
 #[test]

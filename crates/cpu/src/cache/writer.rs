@@ -9,7 +9,7 @@ use super::layout::{PAGE, PackedEntry, PackedHeader};
 use super::{PackedLocation, PackedStack, StackKey, checksum};
 use crate::memory::bytes_of;
 use crate::pack::LAYOUT;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
@@ -117,13 +117,7 @@ impl Drop for PackedWriter {
 /// Opens or creates a file and locks it; `None` if another process has the lock.
 fn open_locked(path: &Path) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
-        let mut options = OpenOptions::new();
-        let file = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)?;
+        let file = cleave_files::open_or_create(path, 0o666)?;
         match file.try_lock() {
             // The lock's previous owner may have renamed the file meanwhile: then it is complete,
             // and must not be written.
@@ -142,7 +136,10 @@ fn remove_abandoned_parts(place: &PackedLocation) -> io::Result<()> {
         if !PackedLocation::is_part(name) || path == place.part_file() {
             return Ok(());
         }
-        let file = OpenOptions::new().write(true).open(path)?;
+        // Anything but a regular file was not written here, and stays.
+        let Ok((file, _)) = cleave_files::open(path) else {
+            return Ok(());
+        };
         if file.try_lock().is_ok() && is_file_at(&file, path) {
             fs::remove_file(path)?;
         }

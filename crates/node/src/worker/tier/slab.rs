@@ -12,9 +12,9 @@
 //! the block's seal and its own checksum. Bytes are written before their slot's head.
 
 use cleave_domain::{BlockHash, Fingerprint};
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
@@ -97,11 +97,37 @@ fn make_folder(folder: &Path) -> Result<(), SlabError> {
     made.map_err(unusable(folder))
 }
 
-/// Checks that files of blocks can be created and filled in the folder, which is created if needed:
-/// long before a model is loaded.
+/// Checks that files of blocks can be created and filled in the folder, which is created if needed,
+/// and that its first file is one of blocks: long before a model is loaded. A file that another
+/// process uses, and a damaged one, are left to [`Slab::open`].
 pub(crate) fn check_folder(folder: &Path) -> Result<(), SlabError> {
     make_folder(folder)?;
-    write_and_sync(folder).map_err(unusable(folder))
+    write_and_sync(folder).map_err(unusable(folder))?;
+    let path = slab_path(folder, 0);
+    match is_foreign(&path) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(SlabError::Foreign { path }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(unusable(&path)(error)),
+    }
+}
+
+fn slab_path(folder: &Path, number: u32) -> PathBuf {
+    folder.join(format!("kv-{number}.cleave"))
+}
+
+/// Whether a file was certainly not written by Cleave, whatever the size of a block: neither its
+/// head nor its first slot is ours or free.
+fn is_foreign(path: &Path) -> io::Result<bool> {
+    let (file, _) = cleave_files::open(path)?;
+    let mut bytes = Vec::new();
+    let both = (HEAD_BYTES + SLOT_HEAD_BYTES) as u64;
+    file.take(both).read_to_end(&mut bytes)?;
+    let (head, slot) = bytes.split_at(bytes.len().min(HEAD_BYTES));
+    let has_slot = slot
+        .first_chunk()
+        .is_some_and(|slot| *slot == [0; SLOT_HEAD_BYTES] || parse_slot_head(slot).is_some());
+    Ok(head_state(head) == SlabHeadState::Foreign && !has_slot)
 }
 
 /// Fills an unnamed file, so that processes that share the folder, even with equal process ids,
@@ -135,16 +161,9 @@ impl Slab {
     ) -> Result<(Self, Vec<(u32, BlockHash)>), SlabError> {
         make_folder(folder)?;
         for number in 0..FILES_MAX {
-            let path = folder.join(format!("kv-{number}.cleave"));
+            let path = slab_path(folder, number);
             // Keys and values reveal prompts: only the owner may read the file.
-            let opened = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(&path);
-            let file = opened.map_err(unusable(&path))?;
+            let file = cleave_files::open_or_create(&path, 0o600).map_err(unusable(&path))?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => continue,
@@ -524,6 +543,29 @@ pub(crate) mod tests {
         });
         assert_eq!(std::fs::read(&stale).unwrap(), b"of another process");
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_whose_first_file_is_not_ours_is_unusable() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = SlabFolder::new("not-ours");
+        let path = slab_path(&folder.0, 0);
+        let reason = || check_folder(&folder.0).unwrap_err().to_string();
+        let open = || Slab::open(&folder.0, slab_format("m"), 1 << 20).map(drop);
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert!(reason().contains("a FIFO"), "{}", reason());
+        assert!(open().unwrap_err().to_string().contains("a FIFO"));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"somebody's notes").unwrap();
+        assert!(reason().contains("not a file of KV blocks"), "{}", reason());
+        std::fs::remove_file(&path).unwrap();
+        open().unwrap();
+        check_folder(&folder.0).unwrap();
+        // A head of garbage before a slot of ours is damage, which is no reason not to start.
+        let slab = Slab::open(&folder.0, slab_format("m"), 1 << 20).unwrap().0;
+        slab.write(0, hash(1), &[5; BLOCK], 1).unwrap();
+        slab.file.write_all_at(&[0xa5; HEAD_BYTES], 0).unwrap();
+        check_folder(&folder.0).unwrap();
     }
 
     // Lesson: 7.
