@@ -30,7 +30,7 @@ RUN mkdir -p /root-fs/var/cache/cleave
 
 FROM source AS build-cuda
 # Machine code of every kernel is in the binary: without NVIDIA's compiler this fails.
-RUN scripts/cuda/install_nvcc.sh /nvcc
+RUN scripts/install/nvcc.sh /nvcc
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     CLEAVE_NVCC=/nvcc/bin/nvcc CLEAVE_KERNELS=required cargo build --profile dist --locked -p cleave-cli \
     && cp target/dist/cleave /cleave
