@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Kills, stops, drains, re-purposes and cuts off the workers of a real fleet under load, and demands that
-# every stream is byte for byte what an undisturbed run gives; prints a table.
+# every stream is byte for byte equal to that of an undisturbed run. Prints the first table of
+# docs/benchmarks/faults.md.
 #
 # usage: chaos.sh [FAULTS] [SEED]     default 120 faults, a seed from the clock; the seed is printed, and
-#                                     the same seed strikes the same workers in the same order
+#                                     the same seed hits the same workers in the same order
 # CLEAVE_CHAOS_CLIENTS sets the number of clients (default 16).
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -19,7 +19,7 @@ PROMPT_TOKENS = 768
 
 
 def handoffs(args: argparse.Namespace, model: str) -> dict[str, float]:
-    """Means over the prompts."""
+    """Means over the prompts of bytes and seconds."""
     with ExitStack() as stack:
         router = stack.enter_context(process(args.cleave, "router", "--listen", "127.0.0.1:0", "--placement", "split"))
         address = wait_for(router, r"listening on http://(\S+)")

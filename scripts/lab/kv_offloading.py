@@ -1,16 +1,14 @@
-"""What a long prefix costs: computed, in the pool, from host memory, from disk.
+"""Time to the first token of a long prefix: computed, in the pool, from host memory, from disk.
 
 usage: kv_offloading.py --cleave BIN [--shape SHAPE] [--tokens N ...] [--rounds N] [--folder DIR]
-                       [--kv-cache-dtype auto|int8_per_token_head]
+                        [--kv-cache-dtype auto|int8_per_token_head]
 
-For each N (1024, 4096 and 8192), one worker on a synthetic checkpoint, whose pool has room for one prompt of
-N tokens and hardly more. Each prompt is computed, and asked for again at once. Prompts take turns, so that each
-is lost before it comes again; the time to the first token is that of the whole answer of one token. Then the
-server starts again, which leaves the disk alone, and its file is put out of the system's page cache before each
-prompt. The floors are copies of as many bytes as the prefix has, in memory and from such a file. DIR is where the
-file is (a temporary folder).
-
-Prints Markdown. Standard library only.
+Makes docs/benchmarks/kv-offloading.md. For each N (1024, 4096 and 8192) it starts one worker on a synthetic checkpoint,
+whose pool has room for one prompt of N tokens and hardly more. Each prompt is computed, and asked for again at once.
+Prompts take turns, so that each is lost before it comes again; the time to the first token is that of the whole answer
+of one token. Then the server starts again, which leaves the disk alone, and its file is put out of the system's page
+cache before each prompt. The floors are copies of as many bytes as the prefix has, in memory and from such a file. DIR
+holds the file (default: a temporary folder). Prints Markdown. Standard library only.
 """
 
 import argparse
@@ -28,7 +26,7 @@ from servers import complete, metric, process, read_on, wait_for
 
 VOCABULARY = 30_000
 BLOCK_TOKENS = 16
-# The pool has room for so many more than a prefix: its question, and a block or two.
+# Tokens that the pool has room for beside a prefix: its question, and a block or two.
 SPARE_TOKENS = 64
 
 
@@ -53,7 +51,7 @@ def first_token(address: str, prompt: list[int]) -> float:
 
 
 def settle(address: str) -> None:
-    """Until everything that is cached is kept, also on disk."""
+    """Waits until every cached block is kept, also on disk."""
     before = -1.0
     while (kept := metric(address, "cleave_kv_tier_kept_blocks_total")) != before:
         before = kept
@@ -90,18 +88,18 @@ def floors(folder: Path, size: int) -> tuple[float, float]:
 
 
 def synthesize(args: argparse.Namespace, home: Path) -> tuple[str, int]:
-    """The checkpoint's folder, and bytes of KV of one token."""
+    """Returns the checkpoint's folder, and the bytes of KV of one token."""
     model = f"{home}/model"
     subprocess.run([args.cleave, "synth", "--shape", args.shape, "--out", model], check=True, capture_output=True)
     with open(f"{model}/config.json") as file:
         config = json.load(file)
-    # Random weights have no context that they were trained for.
+    # Random weights were trained for no context, so any limit holds.
     config["max_position_embeddings"] = max(args.tokens) + 1024
     with open(f"{model}/config.json", "w") as file:
         json.dump(config, file)
     heads = config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    # A value has a byte, and those of a head share a scale of four; or two bytes.
+    # int8: a byte a value and a scale of four bytes a head; else two bytes a value.
     head = {"auto": 2 * width, "int8_per_token_head": width + 4}[args.kv_cache_dtype]
     return model, config["num_hidden_layers"] * 2 * heads * head
 

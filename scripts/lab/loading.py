@@ -1,13 +1,11 @@
-"""How long weights take to load, and how much memory a server of them takes.
+"""Load time of weights, and memory of a server: first table of docs/benchmarks/loading.md.
 
 usage: loading.py --cleave BIN --model DIR [--rounds N] [--folder DIR] [--kv-cache BYTES]
 
 For each form of the weights (as they are, --quantize int8 and int4), in turn: loads without a packed cache and with one
 that is there, files in the system's cache; and a server, asked until its KV cache is full, whose memory at its highest
-(VmHWM) is compared with 1.1 times the packed weights, plus the KV cache, plus 200 MB. DIR for the packed cache is a
-temporary folder if it is not named.
-
-Prints Markdown. Standard library only.
+(VmHWM) is compared with 1.1 times the packed weights, plus the KV cache, plus 200 MB. DIR holds the packed cache
+(default: a temporary folder). Prints Markdown. Standard library only.
 """
 
 import argparse
@@ -28,14 +26,14 @@ MB = 1e6
 
 
 def load_seconds(args: argparse.Namespace, flags: list[str]) -> float:
-    """Of the weights alone."""
+    """Seconds to load the weights alone."""
     command = [args.cleave, "bench", "engine", "--model", args.model, "--json", "--rounds", "1", "--shapes", "prefill:16", *flags]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(answer)["weights_seconds"]
 
 
 def memory(args: argparse.Namespace, flags: list[str]) -> dict[str, float]:
-    """Bytes that a server took at most, and those of them at the end that are pages of files."""
+    """Bytes that a server took at most, and how many of them were pages of files at the end."""
     with ExitStack() as life:
         words = ["serve", "--port", "0", "--model", args.model, "--kv-cache", str(args.kv_cache), *flags]
         server = life.enter_context(process(args.cleave, *words))

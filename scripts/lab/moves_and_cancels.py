@@ -1,12 +1,13 @@
-"""What cancelling and moving a sequence cost, on loopback, with real processes.
+"""Cost of moving and of cancelling a running sequence: last section of docs/benchmarks/faults.md.
 
 usage: moves_and_cancels.py --cleave BIN [--shape SHAPE] [--streams N] [--seconds N] [--moves N]
 
-1. From the client's leaving to free blocks on both pools, by how far the flight had come: N clients (64)
-   ask, and leave after a random time; the router's `cleave_cancel_to_free_seconds` says the rest.
-2. The pause that a client sees while its running sequence moves to another decode worker, in decode
-   steps, for a context of about 4000 tokens: one stream on a synthetic checkpoint, moved to and fro by
-   POST /admin/role; the router's `cleave_stream_pause_seconds` against the median gap of the others.
+Real processes on loopback.
+1. The time from a client's leaving to free blocks on both pools, by how far the flight had come: N clients (64) ask,
+   and leave after a random time; the router's `cleave_cancel_to_free_seconds` has the rest.
+2. The pause that a client sees while its running sequence moves to another decode worker, in decode steps, for a
+   context of about 4000 tokens: one stream on a synthetic checkpoint, moved to and fro by POST /admin/role; the
+   router's `cleave_stream_pause_seconds` against the median gap of the others.
 
 Prints Markdown. Standard library only.
 """
@@ -86,7 +87,7 @@ def leaver(address: str, longest: float, until: float, seed: int) -> None:
 
 def cancels(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
-        # Few slots and blocks, so that some wait for room.
+        # Few slots and blocks, so that some requests wait for room.
         more = ["--threads", "1", "--kv-cache", "24MiB", "--max-num-batched-tokens", "64"]
         address = fleet(stack, args.cleave, ["prefill", "decode", "decode"], more)
         until = time.monotonic() + args.seconds
@@ -97,7 +98,7 @@ def cancels(args: argparse.Namespace) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # The last cancelled ones have been freed when no flight is left.
+        # The blocks of the last cancelled flights are free when no flight is left.
         while sum(value for _, value in samples(page(address), "cleave_flights")):
             time.sleep(0.1)
         text = page(address)
@@ -131,14 +132,14 @@ def workers(address: str) -> dict[str, dict]:
 
 
 def moved(address: str) -> tuple[float, float]:
-    """How many pauses there were for a move, and how long together."""
+    """Counts the pauses for a move, and sums their seconds."""
     text = page(address)
     of = lambda name: sum(value for labels, value in samples(text, name) if labels.get("kind") == "migrated")
     return of("cleave_stream_pause_seconds_count"), of("cleave_stream_pause_seconds_sum")
 
 
 class Stream:
-    """One stream, and when each of its events came."""
+    """One stream, and the time of each of its events."""
 
     def __init__(self, address: str, prompt: list[int], max_tokens: int):
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -159,7 +160,7 @@ class Stream:
                     self.last = line.decode().strip()
 
     def wait(self, events: int) -> bool:
-        """Until so many more events came; false if the stream ended before."""
+        """Waits for so many more events; false if the stream ended before."""
         wanted = len(self.times) + events
         while len(self.times) < wanted:
             if not self.thread.is_alive():
@@ -175,7 +176,7 @@ def moves(args: argparse.Namespace) -> None:
         subprocess.run([args.cleave, "synth", "--shape", args.shape, "--out", model], check=True, capture_output=True)
         with open(f"{model}/config.json") as file:
             config = json.load(file)
-        # Random weights have no context that they were trained for.
+        # Random weights were trained for no context, so any limit holds.
         config["max_position_embeddings"] = 2 * CONTEXT_TOKENS
         with open(f"{model}/config.json", "w") as file:
             json.dump(config, file)

@@ -1,10 +1,11 @@
-"""What request bodies cost a router's memory: the peak and what stays, of a real `cleave serve`.
+"""Memory that request bodies cost a server: its peak and the rest afterwards, of a real `cleave serve`.
 
 usage: request_bodies.py --cleave BIN --model FOLDER [--mib N] [--at-once N]
 
-Bodies of N MiB (8), N of them at once (4), by kind: nested arrays under a key that nobody reads, tiny chat messages,
-one long message, a prompt of token ids. Prints Markdown: resident memory before, at its peak and five seconds after,
-and the statuses of the answers. Standard library only.
+Checks the bounds of docs/design/threat-model.md (`--body-memory`, `--template-memory`); docs/benchmarks has no table of
+it. Bodies of N MiB (7.9), N of them at once (4), by kind: nested arrays under a key that is not read, tiny chat
+messages, one long message, a prompt of token ids. Prints Markdown: resident memory before, at its peak and five seconds
+after, and the statuses of the answers. Standard library only.
 """
 
 import argparse

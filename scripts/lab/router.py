@@ -1,16 +1,19 @@
-"""What the router costs: processor time for each request, with engines that compute nothing.
+"""Cost of the router: processor time for each request and added latency, with engines that compute nothing.
 
 usage: router.py --cleave BIN [--seconds N] [--rate R] [--json FILE]
 
-A router on processor 0; a prefill and a decode worker with mock engines, and the load (`cleave bench run`),
-on processor 1: real processes, real HTTP and gRPC, KV of a few bytes. The time that the router's threads
-used is read from /proc before and after each load, so what else runs on the machine hardly shows, and the
-requests per second that one core bears follow from it. Latency is the client's: steps of prompts cost
-nothing here, so all of the time to first token is what was added by router, worker, client and wires. What the
-router says that it added itself (a request's reading, and its turns until the first token) is the sum of two
-histograms' quantiles, each its bucket's upper bound (a quarter wide), and does not hold sockets and the system's share of them. Two more numbers say whose the rest is: how busy the core of workers and clients was, where every request queues five
-times (client, reservation, prompt, first token, client), and how long the router's threads could run and had no
-core, which is zero where nobody else computes on it. One row has one request at a time: there nothing queues.
+Makes the first table of docs/benchmarks/router.md. A router on processor 0; a prefill and a decode worker with mock
+engines, and the load (`cleave bench run`), on processor 1: real processes, real HTTP and gRPC, KV of a few bytes. The
+time that the router's threads used is read from /proc before and after each load, so that other work on the machine
+hardly shows; the requests per second that one core bears follow from it. Latency is the client's: steps of prompts cost
+nothing here, so router, worker, client and wires added all of the time to first token.
+
+The latency that the router reports for itself (a request's reading, and its turns until the first token) is the sum of
+two histograms' quantiles, each its bucket's upper bound (a quarter wide), and does not hold sockets and the system's
+share of them. Two more numbers tell where the rest comes from: how busy the core of workers and clients was, where
+every request queues five times (client, reservation, prompt, first token, client), and how long the router's threads
+could run and had no core, which is zero where nothing else computes on it. One row has one request at a time: there
+nothing queues.
 
 Prints Markdown. Standard library only.
 """
@@ -24,12 +27,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
-from servers import process, wait_for
+from servers import process, read_on, wait_for
 
 # Steps of prompts cost nothing; tokens come every 10 ms, whatever the batch.
 PRICES = {"rows": [[1, 10_000_000]], "pair_picos": 0, "context_picos": 0, "draw_nanos": 0, "link": [0, 0], "host": [0, 0]}
@@ -44,11 +46,6 @@ def profile(folder: str, leg: str) -> str:
     path = Path(folder) / f"{leg}.json"
     path.write_text(json.dumps({"name": leg, **ABOUT, **ROOM, **PRICES, **rows}))
     return str(path)
-
-
-def read_on(child: subprocess.Popen) -> None:
-    """Nobody else does after the last line that was waited for, and the pipe must not fill."""
-    threading.Thread(target=child.stdout.read, daemon=True).start()
 
 
 def fleet(stack: ExitStack, args: argparse.Namespace, folder: str) -> tuple[str, int]:
@@ -74,7 +71,7 @@ def used(pid: int) -> tuple[float, float]:
 
 
 def waited(pid: int) -> float:
-    """Seconds that threads could have run and did not, so far."""
+    """Seconds so far in which threads were ready and had no core."""
     waits = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         # A thread may end between the two.
@@ -84,18 +81,18 @@ def waited(pid: int) -> float:
 
 
 def busy(core: str) -> tuple[int, int]:
-    """Ticks so far in which a processor did something, and all."""
+    """Busy ticks of a processor so far, and all ticks."""
     line = re.search(rf"^cpu{core} (.*)$", Path("/proc/stat").read_text(), re.MULTILINE)
     ticks = list(map(int, line.group(1).split()[:8]))
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
-# What the router says of itself, both from a request's arrival to its first token's leave.
+# The router's own histograms, both from a request's arrival to its first token's leave.
 ADDED = ("cleave_request_read_seconds", "cleave_router_added_seconds")
 
 
 def buckets(address: str) -> dict:
-    """Of each of ADDED so far: how many took no longer than each bound."""
+    """Cumulative buckets of each histogram of ADDED."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
         text = response.read().decode()
     found = {}
@@ -106,7 +103,7 @@ def buckets(address: str) -> dict:
 
 
 def added_ms(before: dict, after: dict, part: float) -> float:
-    """The bound below which so large a part is, of each of ADDED, and the sum of both."""
+    """The sum of the quantiles of the histograms of ADDED, in milliseconds."""
     bounds = 0.0
     for name in ADDED:
         counts = {bound: count - before[name].get(bound, 0) for bound, count in after[name].items()}

@@ -1,11 +1,11 @@
-"""What a server costs that has nothing to do, what its first request waits for, and what legs on the same cores leave each other.
+"""Cost of an idle server, of its first prompt, and of two legs on the same cores: docs/benchmarks/loading.md.
 
 usage: shared_cores.py --cleave BIN --model DIR [--tokens N] [--rounds N]
 
-Each round starts every kind of server in turn, alone on the machine. Eight prompts of N random tokens (512 if absent), one after the
-other: the time to the first token of the first, which touches memory for the first time, and the median of the other seven. Then
-the processor time of ten seconds without a request. Memory is the process's at its highest (VmHWM). Legs that share cores have all of
-them each; legs of their own have half.
+Each round starts every kind of server in turn, alone on the machine. Eight prompts of N random tokens (default 512),
+one after the other: the time to the first token of the first, which touches memory for the first time, and the median
+of the other seven. Then the processor time of ten seconds without a request. Memory is the process's at its highest
+(VmHWM). Legs that share cores have all of them each; legs of their own have half.
 
 Prints Markdown, medians of the rounds. Standard library only; Linux.
 """

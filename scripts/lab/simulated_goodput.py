@@ -1,12 +1,12 @@
-"""Goodput of simulated fleets, and what the router's brain costs as they grow.
+"""Goodput of simulated fleets (docs/benchmarks/goodput.md), and the cost of the router's brain (router.md).
 
 usage: simulated_goodput.py --cleave BIN [--mooncake FILE] [--devices 8 64 1024] [--seconds 5]
-                   [--search-seconds 3 | --no-search] [--json FILE]
+                            [--search-seconds 3 | --no-search] [--json FILE]
 
-The production brains in a world of priced devices (`cleave sim goodput`): every way to route gets the same
-arrivals, of a mixture of chats, documents and agents, and, if its file is given, of Mooncake's conversation
-trace with its shared prefixes. Then, for short and long prompts with short and long answers on eight devices,
-the highest rate at which nine of ten requests meet their targets. Prints Markdown. Standard library only.
+The production brains in a world of priced devices (`cleave sim goodput`): every way to route gets the same arrivals, of
+a mixture of chats, documents and agents, and, if its file is given, of Mooncake's conversation trace with its shared
+prefixes. Then, for short and long prompts with short and long answers on eight devices, the highest rate at which nine
+of ten requests meet their targets. Prints Markdown. Standard library only.
 """
 
 import argparse

@@ -1,14 +1,16 @@
-"""An hour of load at a share of what a fleet can do, with a fault every minute; what grew, leaked or failed.
+"""An hour of load with a fault a minute, and whatever grew, leaked or failed: docs/benchmarks/faults.md.
 
 usage: soak.py --cleave BIN [--minutes N] [--share PART] [--ttft MS] [--tpot MS] [--cpu N] [--json FILE] [--keep DIR]
 
 Two routers, two prefill and two decode workers on the bundled checkpoint, each a process, and Cleave's own load
-generator. First the highest rate at which nine of ten requests meet the targets, then that rate times the share for
-so long, while each minute one of them is killed, stopped, drained, given another leg, or told another policy. Two workers and the router that serves are never struck, so that their
-memory shows whether it grows. Every minute all of them are asked what they hold; after the load nothing may be
-held, leaked or under way. Exits with 1 for a request that failed, an end that is not clean, a block that is held, or
-memory that grew between the first and the last quarter by more than a twentieth and what allocators may keep. Prints Markdown. Standard library
-only. `--cpu` keeps the fleet to one core, and the load generator to the others.
+generator. First it looks for the highest rate at which nine of ten requests meet the targets; then it sends that rate
+times the share for the whole time. Each minute one process is killed, stopped, drained, given another leg, or given
+another policy. No fault hits two of the workers and the router that serves, so that their memory shows whether it
+grows. Every minute all of them report what they hold; after the load nothing may be held, leaked or under way.
+
+Exit status 1: a request failed, an end was not clean, a block is held, or memory grew between the first and the last
+quarter by more than a twentieth and the allowance for allocators. `--cpu` keeps the fleet to one core, and the load
+generator to the others. Prints Markdown. Standard library only.
 """
 
 import argparse
@@ -28,14 +30,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WORKLOAD = "short-long:input=96,output=192,prefix=32"
-# Of the bundled checkpoint, in tokens.
+# Context of the bundled checkpoint, in tokens.
 CONTEXT = 1024
-# A worker that says nothing for so long is given up.
+# Seconds of silence after which a worker is given up.
 SILENCE = 5
 LIMIT = 60.0
-# Kinds of blocks that nobody may hold when nothing is under way; what is cached is free for whoever needs it.
+# Kinds of blocks that must be empty when nothing is under way; cached blocks are free for any sequence.
 HELD = ("held", "swapped", "reserved", "leased", "quarantined", "leaked")
-# What allocators may keep that nobody holds.
+# Memory that allocators may keep after it was freed.
 ALLOCATED_MIB = 2.0
 POLICY = "classes: [{{name: all, ttft: {ttft}ms, tpot: {tpot}ms, queue_max: 512}}]\n"
 
@@ -74,7 +76,7 @@ class Process:
         self.child.send_signal(number)
 
     def memory(self) -> int:
-        """Resident bytes of its own: without pools of blocks, which workers map from each other as links come and go."""
+        """Resident bytes without pools of blocks, which workers map from each other as links come and go."""
         status = Path(f"/proc/{self.child.pid}/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+) kB", status).group(1)) * 1024
 
@@ -103,7 +105,7 @@ class Fleet:
         self.policy.write_text("classes: [{name: all}]\n")
         self.all: dict[str, Process] = {}
         self.pages: dict[str, str] = {}
-        # Exit statuses that were not clean, with who it was.
+        # Exit statuses that were not clean, with the name of the process.
         self.unclean: list[str] = []
         self.addresses: list[str] = []
         for name in ("r0", "r1"):
@@ -154,7 +156,7 @@ class Fleet:
             self.all[name].tell(signal.SIGTERM)
             self.left(name, 0)
 
-    # === faults: each returns when the fleet is whole again ===
+    # === faults: each function returns when the fleet is whole again ===
 
     def killed(self, name: str) -> None:
         self.all[name].tell(signal.SIGKILL)
@@ -188,7 +190,7 @@ class Fleet:
         self.start_router(name, self.addresses[1])
 
     def policy_changed(self, name: str) -> None:
-        """Another policy, a broken one, and the first again; the process is told each time."""
+        """Gives the process another policy, a broken one, and the first again."""
         first = self.policy.read_text()
         for text in (first.replace("queue_max: 512", "queue_max: 511"), "classes: [{name: all, ttft: soon}]\n", first):
             looks = lambda: metric(page(self.pages[name]), "cleave_policy_reloads_total")
@@ -198,7 +200,7 @@ class Fleet:
             wait_until("look at the policy", lambda: looks() > before)
 
     def faults(self) -> Iterator[tuple[str, Callable[[str], None], str]]:
-        """For ever, in turns."""
+        """Yields the faults in turns, without end."""
         while True:
             yield "decode worker killed", self.killed, "d0"
             yield "prefill worker killed", self.killed, "p0"
@@ -215,7 +217,7 @@ class Fleet:
 
 
 class Load:
-    """Cleave's own generator."""
+    """Runs Cleave's own load generator."""
 
     def __init__(self, cleave: str, address: str, folder: Path, cpus: set[int]) -> None:
         self.common = ("--url", f"http://{address}", "--workload", WORKLOAD, "--max-context", str(CONTEXT))
@@ -256,7 +258,7 @@ def measure(args: argparse.Namespace, fleet: Fleet, load: Load) -> dict:
     capacity = found["goodput"]["rate_max"]
     rate = args.share * capacity
     print(f"capacity: {capacity:.2f} requests/s; load: {rate:.2f}", file=sys.stderr, flush=True)
-    # What is refused is what the policy says; a queue that is full is not one of its reasons.
+    # The policy's refusals are expected; one because of a full queue is not.
     fleet.policy.write_text(POLICY.format(ttft=args.ttft, tpot=args.tpot))
     fleet.all["r0"].tell(signal.SIGHUP)
 
@@ -284,7 +286,7 @@ def measure(args: argparse.Namespace, fleet: Fleet, load: Load) -> dict:
 
 
 def settle(fleet: Fleet, run: dict, samples: list[dict]) -> dict:
-    """What is left when nothing is under way, and after everybody ended."""
+    """The remains when nothing is under way, and after every process ended."""
     held = lambda: {
         (name, kind): count
         for name in fleet.WORKERS
@@ -313,7 +315,7 @@ def settle(fleet: Fleet, run: dict, samples: list[dict]) -> dict:
 
 
 def wrong(seen: dict) -> list[str]:
-    """What a soak may not show."""
+    """Lists the faults that fail a soak."""
     said = [f"{who} ended uncleanly" for who in seen["unclean_ends"]]
     said += [f"{count:.0f} blocks: {what}" for what, count in seen["blocks_held"].items()]
     if failures := seen["requests"]["failures"]:

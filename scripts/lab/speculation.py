@@ -1,12 +1,12 @@
-"""What guessing tokens gains, and what it costs where no guess comes true.
+"""Gain of speculative decoding, and its cost where no drafted token is accepted: docs/benchmarks/speculation.md.
 
 usage: speculation.py --cleave BIN [--model FOLDER ...] [--rounds N] [--tokens N] [--text NAME ...]
 
-For each checkpoint three servers, one that guesses and two that do not, take turns with the same requests, one
+For each checkpoint three servers, one that speculates and two that do not, take turns with the same requests, one
 stream and eight, of each of TEXTS. Prompts are in the prefix cache, so times are those of decoding. Medians of the
-rounds. A ratio is the median of the rounds' ratios, with the interval that holds the true median in 19 of 20 cases; that
-of the two servers without guesses tells what chance makes of nothing. The last columns say of a round how many tokens
-were guessed and verified, and how many of them came true.
+rounds. A ratio is the median of the rounds' ratios, with the interval that holds the true median in 19 of 20 cases; the
+ratio of the two servers without speculation shows the spread by chance. The last columns have the tokens of a round
+that were drafted, and those that were accepted.
 
 Prints Markdown. Standard library only.
 """
@@ -26,7 +26,7 @@ from servers import metric, process, read_on, wait_for
 
 PROMPT_TOKENS = 160
 LOOP_TOKENS = 20
-# What a request says beside its prompt. A bias leaves no other tokens than those it names.
+# Fields of a request beside its prompt. A bias leaves no other tokens than those it names.
 TEXTS: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0},
     "drawn at temperature 1": {"temperature": 1},
@@ -50,7 +50,7 @@ def ask(address: str, body: dict[str, object]) -> int:
 
 
 def bodies(text: dict[str, object], streams: int, tokens: int) -> list[dict[str, object]]:
-    """The same ones for each server and round; each prompt repeats itself."""
+    """The same bodies for each server and round; each prompt repeats itself."""
     prompts = [[3 + (stream * 31 + place % LOOP_TOKENS * 7) % 250 for place in range(PROMPT_TOKENS)] for stream in range(streams)]
     same = {"max_tokens": tokens, "ignore_eos": True} | text
     return [{"prompt": prompt, "seed": stream} | same for stream, prompt in enumerate(prompts)]
@@ -74,7 +74,7 @@ def ratio(rates: list[float], of: list[float]) -> str:
 
 
 def compare(args: argparse.Namespace, servers: tuple[str, str, str], wanted: list[dict[str, object]]) -> list[str]:
-    """Without, with, the ratios, and what came of guesses."""
+    """Returns the cells of a row: speed without and with speculation, ratios, drafted and accepted tokens."""
     *_, guessing = servers
     for address in servers:
         tokens_per_second(address, [body | {"max_tokens": 32} for body in wanted])
