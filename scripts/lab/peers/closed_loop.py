@@ -1,14 +1,15 @@
-"""Servers under closed-loop load: every one of a number of streams asks again as soon as it is answered, until it has asked often enough.
+"""Servers under closed-loop load: samples of docs/benchmarks/servers-cpu.md (tables.py makes the page).
 
 usage: closed_loop.py --cleave BIN --model DIR [--int8 DIR] [--llama-server BIN --gguf FILE] [--vllm DIR]
                       [--streams 16] [--input 256] [--output 64] [--each 4] [--rounds 3] [--out FILE]
 
-Each round starts every server in turn, in an order that rotates, alone on the machine; one request by each stream warms it up and is
-not counted, then every stream asks --each times; the last requests of a run have fewer beside them. Prompts are random tokens, so that no
-two begin alike. Cleave runs as it is, with --quantize int8 and with
-int4; llama.cpp with the file of --gguf and the q8_0 one beside it (engines.py makes it); vLLM with --model and with
---int8 (compressed-tensors W8A8). Prints Markdown, medians of the rounds: requests a second, time to the first
-token and between two pieces of text. Standard library only.
+Every one of a number of streams asks again as soon as it is answered, until it has asked often enough. Each round
+starts every server in turn, in an order that rotates, alone on the machine; one request by each stream warms it up and
+is not counted, then every stream asks --each times; the last requests of a run have fewer beside them. Prompts are
+random tokens, so that no two begin alike. Cleave runs as it is, with --quantize int8 and with int4; llama.cpp with the
+file of --gguf and the q8_0 one beside it (engines.py makes it); vLLM with --model and with --int8 (compressed-tensors
+W8A8). Prints Markdown, medians of the rounds: requests a second, time to the first token and between two pieces of
+text. Standard library only.
 """
 
 import argparse
@@ -30,9 +31,9 @@ import goodput
 from goodput import Ask, Place, prompt_of, say, started
 from systems import SYSTEMS, System
 
-# Of a context, so that no server's rounding of it matters.
+# Tokens of a context beyond prompt and answer, so that no server's rounding of it matters.
 SPARE_TOKENS = 64
-# What a server that ends, or answers with something else, leads to, or a config.json that lacks something.
+# Errors of a server that ends or answers with something else, or of a config.json that lacks something.
 FAULTS = (OSError, RuntimeError, http.client.HTTPException, ValueError, KeyError, IndexError)
 
 
@@ -82,7 +83,7 @@ def percentile(values: list[float], of: float) -> float:
 
 
 def sample(contender: Contender, logs: Path, dice: random.Random) -> dict[str, float]:
-    """What its users feel."""
+    """Rates and latencies of one run, as clients see them."""
     args = contender.args
     config = json.loads((Path(args.model) / "config.json").read_text())
 
@@ -109,7 +110,7 @@ def sample(contender: Contender, logs: Path, dice: random.Random) -> dict[str, f
 
 
 def table(samples: dict[str, list[dict[str, float]]]) -> str:
-    """In Markdown, medians of the rounds."""
+    """The table in Markdown, medians of the rounds."""
     lines = ["| server | requests/s | TTFT p50 | TTFT p99 | between pieces p50 | p99 |", "|---|---|---|---|---|---|"]
     for name, felt in samples.items():
         if felt:

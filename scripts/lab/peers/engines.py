@@ -1,12 +1,12 @@
-"""Engines on the same processor, model and shapes, without servers, by turns.
+"""Engines on the same processor, model and shapes, without servers, by turns: docs/benchmarks/engines-cpu.md.
 
 usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOLDER --gguf FILE] [--vllm FOLDER]
                   [--openvino FOLDER] [--mistralrs FOLDER] [--transformers] [--only NAME...] [--rounds 3] [--threads N]
                   [--out FILE [--go-on]] [--table FILE]
 
-FOLDERs are what the install scripts beside this file leave. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8 the same
-as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf what to_gguf.py makes of it; f16, q8_0 and q4_0 are made
-beside it for who reads them. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for
+The install scripts beside this file make the FOLDERs. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8 the same
+as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf the file that to_gguf.py makes of it; f16, q8_0 and q4_0 are
+made beside it for the engines that read them. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for
 each sample. In each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must
 be quiet: no more than a tenth of its cores busy for a second, or the sample waits for up to a minute.
 
@@ -42,20 +42,20 @@ SHAPES = ["prefill:512", "prefill:2048", "decode:1x128", "decode:1x1024", "decod
 NAMES = ["prefill 512", "prefill 2048", "decode b1, ctx 128", "decode b1, ctx 1024", "batch 8", "batch 32"]
 CONTEXT, SEQUENCES = 2304, 32
 QUIET_SHARE, QUIET_WAIT_SECONDS = 0.1, 60
-# Of a sample, which is one round to Cleave.
+# Field of a sample, which is one round to Cleave.
 FRACTION = "fraction_of_floor_best"
-# What an engine that ends, or answers with something else, leads to.
+# Errors of an engine that ends or answers with something else.
 FAULTS = (RuntimeError, OSError, subprocess.CalledProcessError, ValueError, KeyError, IndexError)
 
 
 @dataclass
 class Engine:
-    """One that answers shapes on its standard input."""
+    """An engine that answers shapes on its standard input."""
 
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    # Of the model's GGUF file, for who reads one.
+    # Form of the model's GGUF file, for engines that read one.
     form: str | None = None
     process: subprocess.Popen | None = None
 
@@ -123,7 +123,7 @@ class Llama:
             return {"tokens_per_second": rows[-1]["samples_ts"][-1]}
         count, context = numbers
         command = [f"{self.folder}/llama-batched-bench", *common, "-c", str(count * (context + 64)), "-b", "2048"]
-        # The shape twice, of which the last counts.
+        # The shape runs twice, and the second run counts.
         command += ["-npp", str(context), "-ntg", "32", "-npl", f"{count},{count}", "--output-format", "jsonl"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -181,7 +181,7 @@ def gguf(args: argparse.Namespace, form: str) -> str:
 
 
 def make_gguf(args: argparse.Namespace, form: str) -> None:
-    """Makes the file of a form if it is not there; under its name it is whole."""
+    """Makes the file of a form if it is not there; a file with the final name is whole."""
     out = gguf(args, form)
     if not Path(out).exists():
         command = [f"{args.llama}/llama-quantize", "--pure", args.gguf, out + ".part", form, str(args.threads)]
@@ -190,7 +190,7 @@ def make_gguf(args: argparse.Namespace, form: str) -> None:
 
 
 def why(error: Exception) -> str:
-    """What went wrong, with the last words of a program that failed."""
+    """The error, with the last words of a program that failed."""
     if isinstance(error, subprocess.CalledProcessError):
         last = (error.stderr or "").strip().splitlines()[-2:]
         return "; ".join([f"{Path(error.cmd[0]).name} ended with {error.returncode}", *last])
@@ -204,7 +204,7 @@ def busy_ticks() -> int:
 
 
 def wait_for_quiet() -> float:
-    """Waits until nobody else computes; gives the share of the cores that somebody still took."""
+    """Waits until no other process computes; returns the share of the cores that others still took."""
     for _ in range(QUIET_WAIT_SECONDS):
         before = busy_ticks()
         time.sleep(1)
@@ -218,9 +218,9 @@ Samples = dict[str, dict[str, list[dict]]]
 
 
 def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Iterator[Samples]:
-    """What there is after each shape of a round, beside what there was."""
+    """Yields the samples after each shape of a round, together with the samples of earlier runs."""
     for engine in found:
-        # What failed before is tried again.
+        # A shape that failed before is tried again.
         samples.setdefault(engine.name, {}).pop("failed", None)
     first = max((len(shapes.get(SHAPES[0], [])) for shapes in samples.values()), default=0)
     for number in range(first, first + rounds):

@@ -1,9 +1,9 @@
-"""Goodput of Cleave, llama.cpp's server and vLLM's CPU engine on one machine, in one interleaved run.
+"""Goodput of Cleave, llama.cpp's server and vLLM's CPU engine on one machine: docs/benchmarks/goodput.md.
 
 usage: goodput.py --cleave BIN --model HF_FOLDER --gguf FILE --llama-server BIN --vllm FOLDER --out DIR
                   [--mooncake FILE] [--azure FILE] [--minutes 12] [--only SYSTEM …] [--workloads NAME …]
 
-All systems (systems.py) are started and stay up, idle while another one is asked. Then, on each workload
+One interleaved run: all systems (systems.py) are started and stay up, idle while another one is asked. Then, on each workload
 (workloads.py):
 1. Each system alone answers a few requests, one after the other: the unloaded TTFT and TPOT. Targets are
    --ttft-factor and --tpot-factor times the medians of whichever system is best at each: one SLO for all.
@@ -38,14 +38,14 @@ from systems import SYSTEMS, System
 from workloads import Workload, workloads
 
 SEQUENCES = 32
-# Of the rate that a burst showed.
+# Parts of the rate that a burst showed.
 RUNGS = [0.2 * 5 ** (i / 6) for i in range(7)]
 STEPS = 3
 UNLOADED_REQUESTS, UNLOADED_TOKENS, BURST = 3, 16, 16
 NAME = "model"
 BENCH_SECONDS = 1.0  # start, looking at the server, end
 STARTING_SECONDS = 600
-# Beside weights and KV: libraries, working memory, other processes of the machine.
+# Memory beside weights and KV: libraries, working memory, other processes of the machine.
 SPARE_BYTES = 2 << 30
 
 
@@ -54,7 +54,7 @@ def say(text: str) -> None:
 
 
 class Ask:
-    """One streamed request, by the simplest of clients: for unloaded latencies and bursts."""
+    """One streamed request by a simple client, for unloaded latencies and bursts."""
 
     def __init__(self, port: int, prompt: list[int], tokens: int):
         body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
@@ -87,7 +87,7 @@ class Server:
 
 
 class Place:
-    """What commands are filled in with."""
+    """Values for the names in a command."""
 
     def __init__(self, args: argparse.Namespace, config: dict):
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """A session of its own was made for it, so its group is it and what it started."""
+    """Ends the process and its children: it has a session of its own, so they are its group."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -179,7 +179,7 @@ def unloaded(server: Server, workload: Workload, vocabulary: int, dice: random.R
 
 
 def burst(server: Server, workload: Workload, vocabulary: int, dice: random.Random) -> float:
-    """Requests per second of so many at once."""
+    """Requests per second of BURST requests at once."""
     prompts = [prompt_of(workload.input, vocabulary, dice) for _ in range(BURST)]
     with ThreadPoolExecutor(BURST) as pool:
         start = time.monotonic()
@@ -237,7 +237,7 @@ class Run:
         place = Place(self.args, self.config)
         logs = self.out / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        # One after the other: some measure their own speed when they start.
+        # Systems start one after the other, because some measure their own speed then.
         for system in self.systems:
             began = time.monotonic()
             needed = self.weights + place.values["kv_bytes"] + SPARE_BYTES
@@ -259,7 +259,7 @@ class Run:
             say(f"{system.name}: ready after {time.monotonic() - began:.1f} s")
 
     def measure_alone(self) -> None:
-        """Unloaded latencies, and from them the targets; a burst, and from it the rates."""
+        """Measures unloaded latencies, which give the targets, and a burst, which gives the rates."""
         vocabulary, dice = self.config["vocab_size"], random.Random(self.args.seed)
         for workload in self.workloads:
             alone = {}
@@ -289,12 +289,12 @@ class Run:
         self.save()
 
     def drain(self, workload: Workload) -> float:
-        """What is not over after that has missed a target anyway (lengths vary)."""
+        """Seconds after the last arrival: a request that is not over by then has missed a target (lengths vary)."""
         found = self.result["workloads"][workload.name]
         return (found["ttft_ms"] + 2 * workload.output * found["tpot_ms"]) / 1e3
 
     def plan(self, step: int, places: dict) -> int:
-        """Requests of each run of this step: as many as leave as many for the runs of the next steps."""
+        """Requests of each run of this step, so that the runs of the next steps can have as many."""
         per_request, fixed = 0.0, 0.0
         families = len({server.system.family for server in self.servers})
         for workload in self.workloads:
@@ -325,13 +325,13 @@ class Run:
         self.asked += 1
         folder = self.out / "cells" / f"{self.asked:03}-{workload.name}-{rung}-{server.system.name.replace(' ', '-')}"
         folder.mkdir(parents=True)
-        # A seed for two workloads would give them prompts that begin alike, and whoever still had the one's KV
-        # would have the other's for nothing.
+        # One seed for two workloads would give them prompts that begin alike, and a server that kept the KV of
+        # one would have the other's for nothing.
         number = next(n for n, one in enumerate(self.workloads) if one.name == workload.name)
         seed = (self.args.seed * 100 + number) * 10 + rung
         command = [self.args.bench or self.args.cleave, "bench", "run", "--url", f"http://127.0.0.1:{server.port}"]
         command += ["--model", NAME, "--vocab", str(self.config["vocab_size"])]
-        # Of a trace always the same part: else a lower rate could be the heavier load.
+        # Every rate gets the same part of a trace: else a lower rate could be the heavier load.
         command += workload.arguments(folder, requests, seed // 10)
         command += ["--rate", str(rate), "--limit", str(requests), "--seed", str(seed), "--max-context", str(self.args.context)]
         command += ["--slo", f"ttft={found['ttft_ms']}ms,tpot={found['tpot_ms']}ms", "--slo-headers", self.args.slo_headers]
@@ -355,7 +355,7 @@ class Run:
         return cell
 
     def step(self, step: int, places: dict, requests: int) -> None:
-        """One run of each system on each workload, at the rung where its search is."""
+        """Runs each system on each workload once, at the rung where its search is."""
         for number, workload in enumerate(self.workloads):
             turn = (step + number) % len(self.servers)
             for server in self.servers[turn:] + self.servers[:turn]:
@@ -381,7 +381,7 @@ class Run:
             self.save()
 
     def choose(self) -> None:
-        """Of systems of one family only the one with the most requests within their targets goes on."""
+        """Keeps of each family the system with the most requests within their targets."""
         met = {server.system.name: 0 for server in self.servers}
         for cell in self.result["cells"]:
             met[cell["system"]] = met.get(cell["system"], 0) + cell["met"]

@@ -1,4 +1,4 @@
-"""Tables and plots of what goodput.py measured.
+"""Tables and plots of goodput.py's samples, for docs/benchmarks/goodput.md.
 
 usage: goodput_report.py goodput.json [OUT_FOLDER]      writes goodput.md and attainment.svg
 """
@@ -26,7 +26,7 @@ def processor() -> str:
 
 
 def families(result: dict) -> dict[str, str]:
-    """Name of the system by its family, in the table's order: the one that went on."""
+    """The system of each family that went on, by family, in the table's order."""
     kept = {}
     for system in result["systems"]:
         if system["name"] not in result["left_out"]:
@@ -41,13 +41,13 @@ def points(result: dict, system: str, workload: str) -> list[tuple[float, float]
 
 
 def crossing(measured: list[tuple[float, float]], goal: float) -> dict:
-    """The rate at which attainment falls to the goal, and what is known of it."""
+    """The rate at which attainment falls to the goal, with its bound where the search found only one."""
     failed = [point for point in measured if point[1] < goal]
     first = min(failed, default=None)
     kept = [point for point in measured if point[1] >= goal and (first is None or point[0] < first[0])]
     last = max(kept, default=None)
     if last is None:
-        # Nothing is known below the lowest rate but that it is above 0.
+        # Below the lowest rate that was tried the goodput is only known to be above 0.
         return {"rps": None, "from": 0.0, "to": first[0] if first else None, "how": "below the lowest rate"}
     if first is None:
         return {"rps": last[0], "from": last[0], "to": None, "how": "at least: the highest rate was kept"}
@@ -127,7 +127,7 @@ def detail(result: dict, workload: str, family: str) -> str:
 
 
 def losses(result: dict) -> list[str]:
-    """Where Cleave is not the best, and where choosing per request is not the best of Cleave."""
+    """Lists workloads on which Cleave is not the best, or choosing per request is not the best of Cleave."""
     lines = []
     for name, row in result["goodput"].items():
         rates = {family: least(one) for family, one in row.items()}

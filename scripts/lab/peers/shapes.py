@@ -1,8 +1,8 @@
 """The protocol of `cleave bench engine --stdin`, for engines that are asked from Python.
 
-Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, a shape a line, and answers each with {"tokens_per_second": …}, a line that
-is none with {"shape": …, "why": …}; before them {"ready": true}, once the engine has run something. Whenever a shape is asked for
-it runs once untimed before: what an engine prepares for a shape does not count, nor that it was stopped until then.
+Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, a shape a line, and answers each with {"tokens_per_second": …}, any
+other line with {"shape": …, "why": …}; before them {"ready": true}, once the engine has run something. Each shape runs
+once untimed first, so that preparation for a shape does not count, nor the time in which the engine was stopped.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 def answer(prefill: Callable[[int], float], decode: Callable[[int, int], float | None]) -> None:
-    """Answers until the input ends. Both give tokens per second, or nothing for what cannot be run, and draw new prompts each time."""
+    """Answers until the input ends. Both return tokens per second, or nothing for a shape that cannot run, and draw new prompts each time."""
     prefill(64)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

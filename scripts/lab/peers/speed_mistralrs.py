@@ -2,7 +2,7 @@
 
 usage: speed_mistralrs.py MODEL SEQUENCES bf16|f32|q8_0|q4k     (with the environment that engines.py gives)
 
-Prompts are words of one token each, since it takes text only; no prefix cache. A prompt's time is what the engine says of it. To
+Prompts are words of one token each, since it takes text only; no prefix cache. The engine reports a prompt's time. To
 decode a batch, as many streams are asked for and each is read by a thread: it runs sequences of one length in one step. Counted are
 the tokens from the moment when every stream has its first until one has its last. q8_0 and q4k are its in-situ quantisation, whose
 other arithmetic is f32, as it chooses on a processor; its q8_0 is slow to run prompts. They have no batches: version 0.9.5 runs
@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from shapes import answer
 
 STEPS = 32
-# More, for streams that begin before others.
+# More steps, for streams that begin before others.
 SPARE_STEPS = 4
 WORDS = 64
-# Among them are words in every larger tokenizer.
+# Every larger tokenizer has words among these ids.
 TOKENS = range(300, 10_000)
-# Of all other forms it is f32.
+# Every other form computes in f32.
 DTYPES = {"bf16": "BF16"}
 QUANTISED = {"q8_0": "Q8_0", "q4k": "Q4K"}
 
@@ -65,25 +65,25 @@ def main() -> None:
         return tokens / usage.total_prompt_time_sec
 
     def ask(tokens: int):
-        """Only chats are streamed."""
+        """A chat, because only chats are streamed."""
         request = rs.ChatCompletionRequest(messages=prompt(tokens), stream=True, **settings(STEPS + SPARE_STEPS + 1))
         return runner.send_chat_completion_request(request)
 
     def read(stream) -> tuple[list[float], int]:
-        """When each piece came, and how many tokens the prompt had."""
+        """The time of each piece, and the number of tokens of the prompt."""
         stamps, prompt_tokens = [], 0
         for piece in stream:
             stamps.append(time.perf_counter())
             prompt_tokens = piece.usage.prompt_tokens if piece.usage else prompt_tokens
         return stamps, prompt_tokens
 
-    # What the chat's template puts around a prompt.
+    # Tokens that the chat's template puts around a prompt.
     around = read(ask(WORDS))[1] - WORDS
 
     def decode(count: int, tokens: int) -> float | None:
         if count > 1 and form in QUANTISED:
             return None
-        # By one thread: the runner takes one request at a time.
+        # One thread sends: the runner takes one request at a time.
         asked = [ask(tokens - around) for _ in range(count)]
         with ThreadPoolExecutor(count) as pool:
             streams = list(pool.map(read, asked))

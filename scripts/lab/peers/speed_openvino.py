@@ -49,7 +49,7 @@ def main() -> None:
 
     def decode(count: int, tokens: int) -> float:
         handles = [add(tokens, STEPS + 4) for _ in range(count)]
-        # The first draws from every prompt, the others settle.
+        # The first step draws from every prompt; the next ones settle.
         for _ in range(3):
             pipe.step()
         start = time.perf_counter()

@@ -2,8 +2,8 @@
 
 usage: speed_vllm.py MODEL CONTEXT_TOKENS SEQUENCES     (with the environment that engines.py gives)
 
-A prompt's time is the whole call with one token drawn; a decode step's is what the engine says between its first and last
-tokens, prompts from the prefix cache.
+A prompt's time is the whole call with one token drawn; a decode step's is the engine's own time between its first and
+last tokens, with prompts from the prefix cache.
 """
 
 import random
@@ -19,7 +19,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     model, context, sequences = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    # A batch's KV is small here; what is left of memory belongs to the others.
+    # A batch's KV is small here; the rest of memory is for the other engines.
     llm = LLM(
         model=model,
         dtype="bfloat16",

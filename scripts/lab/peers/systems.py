@@ -5,7 +5,7 @@ A command is a list in which {names} are filled in: {cleave}, {llama_server}, {v
 one sequence, prompt and answer), {sequences} (most at once), {threads} (cores in all), {pool} (tokens
 that all KV caches of a system hold together), {kv_mib} (the same in MiB), {half_mib} (half of that),
 {shared} (threads of two workers that may use every core each).
-All serve bf16 weights, the same number of cores, sequences and KV tokens; what is not named is each
+All serve bf16 weights, the same number of cores, sequences and KV tokens; everything else is each
 system's default: chunked prefill and prefix caching are on everywhere, continuous batching too.
 
 Systems of one `family` are ways to set up the same thing: after the first step only the best goes on.
@@ -27,7 +27,7 @@ class System:
 CLEAVE = ["{cleave}", "serve", "--model", "{model}", "--served-model-name", "{name}", "--dtype", "bf16"]
 CLEAVE += ["--port", "{port}", "--max-model-len", "{context}", "--max-num-seqs", "{sequences}"]
 ONE_POOL = ["--threads", "{threads}", "--kv-cache", "{kv_mib}MiB"]
-# While one of the two has nothing to do the other computes on all cores.
+# Two workers share all cores: one computes on all of them while the other is idle.
 SHARED = ["--threads", "{shared}", "--kv-cache", "{half_mib}MiB"]
 
 SYSTEMS = [
@@ -77,7 +77,7 @@ SYSTEMS = [
         + ["--kv-cache-memory-bytes", "{kv_bytes}", "--disable-uvicorn-access-log"],
         environment={
             "VLLM_TARGET_DEVICE": "cpu",
-            # Left alone it computes on one core of two and keeps the other for its scheduler.
+            # By default it computes on one core of two and keeps the other for its scheduler.
             "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
             "LD_PRELOAD": "{vllm_preload}",
             "VLLM_CACHE_ROOT": "{vllm_cache}",

@@ -1,11 +1,10 @@
-"""The tables of engines and servers in docs/benchmarks, from the samples that are kept in results/.
+"""Tables of docs/benchmarks/engines-cpu.md and servers-cpu.md, from the samples in results/.
 
 usage: tables.py [--check]
 
 engines.py and closed_loop.py write samples with --out. A page has the table of a file of results/ between lines that name the
-file. This puts the tables there, or says with --check which are not what their samples give. Exits with 1 if one is not, or if
-a file of results/ has no table on any page.
-Standard library only.
+file. Without --check the script writes the tables there; with it, it names the tables that differ from their samples.
+Exit status 1: a table differs, or a file of results/ has no table on any page. Standard library only.
 """
 
 import json

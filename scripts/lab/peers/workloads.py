@@ -1,4 +1,4 @@
-"""What goodput.py asks: four quadrants and two shapes of traces, in lengths that suit the model's speed.
+"""Workloads of goodput.py: four quadrants and two shapes of traces, in lengths that suit the model's speed.
 
 The long prompt takes the fastest peer a quarter of a second or so, the long answer half a second alone;
 the short ones are an eighth of that. (Otherwise a minute of one system at one rate would hold a handful
@@ -22,14 +22,14 @@ class Workload:
     # Means that the schedule tends to, in tokens.
     input: int
     output: int
-    # None for a synthetic one.
+    # None for a synthetic workload.
     trace: Path | None = None
     arrivals: str | None = None
     input_scale: float = 1.0
     output_scale: float = 1.0
 
     def arguments(self, cell: Path, requests: int, seed: int) -> list[str]:
-        """Of `cleave bench run`; the same for every system. Of a trace the seed says which part."""
+        """Flags of `cleave bench run`, the same for every system. The seed chooses the part of a trace."""
         if self.trace is None:
             return ["--workload", f"{self.name}:input={self.input},output={self.output}"]
         part = cell.parent / f"trace-{self.name}-{seed}-{requests}{'.csv' if '.csv' in self.trace.name else '.jsonl'}"
@@ -40,7 +40,7 @@ class Workload:
         return ["--trace", str(part), *scales, *arrivals]
 
 
-# A part of a trace begins so far from its end at least: with more requests it begins at the same place.
+# Lines before the end of a trace in which no part begins, so that any number of requests begins at the same place.
 ROOM = 1000
 
 
@@ -51,7 +51,7 @@ def lines(path: Path) -> list[str]:
 
 
 def window(path: Path, requests: int, seed: int) -> str:
-    """So many requests in a row, from a random place on."""
+    """Consecutive requests of a trace, from a random place on."""
     all_lines = lines(path)
     head = [] if all_lines[0].startswith("{") else [all_lines.pop(0)]
     start = random.Random(seed).randrange(max(1, len(all_lines) - ROOM))
