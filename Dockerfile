@@ -16,7 +16,7 @@ COPY crates crates
 COPY kernels kernels
 COPY proto proto
 COPY assets assets
-COPY scripts scripts
+COPY scripts/install scripts/install
 # Targets of Cargo.toml must exist; none is built.
 COPY tests tests
 
