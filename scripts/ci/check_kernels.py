@@ -1,10 +1,10 @@
-"""Compiles every kernel for every target and holds the result against kernels/table.txt.
+"""Compiles every kernel for every target and compares the result with kernels/table.txt.
 
 usage: check_kernels.py --nvcc NVCC [--jobs N] [--target sm_80 …] [--json FILE]
 
-Fails on a compiler's warning, on products of warpgroups that it makes wait for one another, on more registers than the table allows, on spills, on a stack (local memory), on a
-kernel that the table does not list or that is not there, and on machine code without the instructions that the
-table asks for (`sm_80:HMMA`: tensor cores are used; a kernel that lost them would still be right, and slow).
+Fails on a compiler's warning, on products of warpgroups that it makes wait for one another, on more registers than the
+table allows, on spills, on a stack (local memory), on a kernel that the table does not list or that is not there, and
+on machine code without the instructions that the table asks for (`sm_80:HMMA`: tensor cores are used; a kernel that lost them would still be right, and slow).
 cuobjdump and nvdisasm lie beside nvcc, or on the PATH. Standard library only.
 """
 
@@ -67,7 +67,7 @@ def run(command: list[str], path: str) -> str:
 
 
 def compiled(nvcc: Path, file: str, target: str, folder: str) -> dict[str, Found]:
-    """What the compiler and its output say of each kernel of a file."""
+    """Compiles a file; returns registers, stack and instructions of each kernel."""
     path = f"{nvcc.parent}:{os.environ['PATH']}"
     cubin = f"{folder}/{file.replace('/', '-')}.{target}.cubin"
     architecture = f"-gencode=arch={target.replace('sm', 'compute')},code={target}"

@@ -3,7 +3,7 @@
 # usage: fuzz.sh [SECONDS] [TARGET ...]      600 seconds, every target
 # Needs cargo-fuzz (cargo install cargo-fuzz --version 0.13.2 --locked) and a C++ compiler; stable Rust is enough, since
 # no sanitizer is used: what is fuzzed has no unsafe code, and its arithmetic is checked. The corpus grows in
-# target/fuzz/corpus. What a target fell over is left in tests/fuzz/artifacts: mend it, and keep it as
+# target/fuzz/corpus. Inputs on which a target failed are in tests/fuzz/artifacts: fix the bug, and keep the input as
 # tests/fuzz/seeds/TARGET/NAME, which every run of the tests shows to the parser from then on.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

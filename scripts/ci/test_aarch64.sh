@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the operations of 64-bit Arm on any machine: builds most of cleave-cpu's tests for aarch64 and runs them in qemu, with processors
-# that have all of NEON's extensions, the dot product alone, and none. Says nothing about speed.
+# Tests the operations of 64-bit Arm on any machine: builds most of cleave-cpu's tests for aarch64 and runs them in
+# qemu, with processors that have all of NEON's extensions, the dot product alone, and none. Says nothing about speed.
 # usage: test_aarch64.sh [TEST ...]      names of tests; all of the kernels' if none
 # Exits with 77 where something that it needs cannot be had, and says SKIPPED.
 # Takes some ten minutes. Needs qemu's user emulation (apt-get install qemu-user-static), Rust's target (rustup target add

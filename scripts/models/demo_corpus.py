@@ -1,7 +1,7 @@
 """From the HTML of the Rust documentation to the demo's corpus: prose by pages, chats by sections, and a tokenizer.
 
-It reads HTML and writes corpus.jsonl, tokenizer.json, train.npy and held.npy; what is trained on them is train_demo.py's
-business, as are the licences.
+It reads HTML and writes corpus.jsonl, tokenizer.json, train.npy and held.npy; train_demo.py trains on
+them, and states the licences.
 """
 
 import json
@@ -145,7 +145,7 @@ def plain(text: str) -> str:
 
 
 def key(text: str) -> str:
-    """What makes two paragraphs the same: the integer types' pages differ in the type's name and its numbers only."""
+    """Equal for paragraphs that repeat: the integer types' pages differ in the type's name and its numbers only."""
     text = re.sub(r"\b(([iuf](8|16|32|64|128|size))|std|core|alloc)\b", "T", text)
     return re.sub(r"[0-9_]+", "0", text).lower()
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the reference goldens under testdata/: tiny checkpoints, and what a reference makes of them.
+"""Writes the reference goldens under testdata/: tiny checkpoints, and the answers of a reference.
 
 For each architecture Cleave loads there is a folder in the Hugging Face layout with seeded random weights of a few
-hundred kilobytes, and a `goldens.json` with what `transformers` answers in float32 (eager attention, the whole
+hundred kilobytes, and a `goldens.json` with the answers of `transformers` in float32 (eager attention, the whole
 sequence recomputed for every token, no KV cache). The variants differ on purpose in what real checkpoints differ in:
 
     name        attention, weights          written as

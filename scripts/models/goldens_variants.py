@@ -1,6 +1,6 @@
 """The checkpoints that goldens.py makes: configurations, tokenizers, templates, and the texts they are tried on.
 
-It writes nothing and knows no reference; the table in goldens.py says what each variant is there for.
+It writes nothing and knows no reference; the table in goldens.py states the purpose of each variant.
 """
 
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes testdata/quantized/: one tiny model in every quantised layout that Cleave reads, and what its weights are.
+"""Writes testdata/quantized/: one tiny model in every quantised layout that Cleave reads, and its weights in float32.
 
 Each folder has config.json, model.safetensors, and expected.safetensors: every projection in float32, computed from
 the numbers before they were packed. Packing follows the loops of the software that writes such checkpoints (AutoAWQ's

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the image for processors promises, without a container engine: one static file is enough. The binary runs as a
-# router, a prefill and a decode worker in a root folder that holds nothing but itself and /etc/hosts, read-only, as user
-# 65532 without a right, in a network namespace of its own; one request is then served.
+# Checks the promises of the container image for processors without a container engine: one static file is enough. The
+# binary runs as a router, a prefill and a decode worker in a root folder that holds nothing but itself and /etc/hosts,
+# read-only, as user 65532 without a right, in a network namespace of its own; one request is then served.
 # usage: check_image.sh BIN      BIN is built for a musl target. Needs root and unshare.
 set -euo pipefail
 binary=$(realpath "$1")

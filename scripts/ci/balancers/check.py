@@ -1,4 +1,4 @@
-"""Cleave behind load balancers: what passes through them, and how much later.
+"""Cleave behind load balancers: requests that pass, and the latency that is added (docs/benchmarks/load-balancers.md).
 
 usage: check.py --cleave BIN [--only NAME ...] [--checks NAME ...] [--quick] [--rounds N] [--json FILE]
 
@@ -7,7 +7,7 @@ For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: t
 this script, and then: streams event by event, clients that leave, a router that is killed, drained or stuck,
 overload, streams that are silent for longer than the balancer bears, request ids. At the end the lag of each event
 against its due time, through each balancer and direct, by turns in the same minutes. Prints Markdown; exits
-with 1 if a check failed. What cannot be had here is SKIPPED, and said so. Standard library only.
+with 1 if a check failed. A balancer that this machine lacks is reported as SKIPPED. Standard library only.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def killed(one: Balancer, fleet: Fleet) -> str:
     served = [answer for answer in pieces_answers if answer.status == 200]
     check(all(answer.tokens == 100 for answer in served), "an answer of another length")
     lost = len(pieces_answers) - len(served)
-    # What a picker was asked about dies with it.
+    # A picker takes the requests that it was asked about with it.
     check(one.name == "picker" or lost == 0, f"{[a for a in pieces_answers if a.status != 200]}")
     late = [answer for answer in after if answer.status != 200]
     check(not late, f"{late}")
@@ -290,7 +290,7 @@ def run(one: Balancer, fleet: Fleet, wanted: list[str]) -> dict[str, str]:
             said[each.__name__] = f"SKIPPED: {why}"
         except (AssertionError, KeyError, ValueError, OSError) as wrong:
             said[each.__name__] = f"FAILED: {wrong}"
-            # What follows begins with a fleet that is whole.
+            # The next check begins with a whole fleet.
             fleet.restart(0, 1)
         seconds = time.monotonic() - begun
         print(f"| {one.name} | {each.__name__} | {said[each.__name__].replace('|', '/')[:600]} | {seconds:.1f} |", flush=True)

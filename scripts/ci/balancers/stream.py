@@ -1,7 +1,7 @@
 """One request over a socket, event by event, with the time of each.
 
-Owns: the reading of an HTTP/1.1 answer as it comes. Never: hides how it ended: an answer that broke off is
-not one that was said to be whole.
+Owns: the reading of an HTTP/1.1 answer as it comes. Never: hides how it ended: an answer that broke off
+is told from a complete one.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ import time
 
 @dataclasses.dataclass(repr=False)
 class Answer:
-    """What came of a request so far."""
+    """The answer to a request, as far as it has arrived."""
 
     status: int = 0
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     body: bytes = b""
     sent: float = 0.0
-    # When each event with a token was there, in seconds since the request was sent.
+    # Arrival of each event with a token, in seconds since the request was sent.
     events: list[float] = dataclasses.field(default_factory=list)
-    # And how many tokens there were by then: some are half a character, and have no event of their own.
+    # Tokens that had arrived with each event: some are half a character, and have no event of their own.
     counts: list[int] = dataclasses.field(default_factory=list)
-    # What all of them say, one after the other.
+    # Text of all events, concatenated.
     text: str = ""
     comments: int = 0
     done: int = 0
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """So many the answer says it has."""
+        """Number of tokens, by the answer itself."""
         return self.counts[-1] if self.counts else json.loads(self.body)["usage"]["completion_tokens"]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Clients and load generators that others wrote, against Cleave.
+"""Clients and load generators of other projects against Cleave (docs/benchmarks/clients.md).
 
 usage: check.py --cleave BIN [--only NAME ...] [--generators] [--table]
 
@@ -6,8 +6,8 @@ OpenAI's Python and Node clients (chat, completions, streams with comments in th
 told) and schemathesis (requests made up from our own /openapi.json, right and wrong ones) run against one server.
 With --generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands
 before two routers with mock workers. --table writes the results into docs/benchmarks/clients.md, beside what earlier
-runs left in results.json. Each tool has a folder of its own under target/clients; what cannot be had is
-SKIPPED, and said so. Exits with 1 if something that ran did not work. Standard library only.
+runs left in results.json. Each tool has a folder of its own under target/clients; a tool that
+cannot be installed is reported as SKIPPED. Exits with 1 if something that ran did not work. Standard library only.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def schemathesis(cleave: str, examples: int = 20) -> str:
         server = Process(cleave, "serve", "--port", "0", "--engine", "mock", "--mock-profile", str(profile), "--max-model-len", "256")
 
         def use(url: str) -> str:
-            # What JSON schema cannot say (the vocabulary, the context, what a template takes) refuses requests that the
+            # Rules beyond JSON schema (the vocabulary, the context, a template's demands) refuse requests that the
             # schema allows; /admin would send the workers away.
             said = run([
                 python.parent / "schemathesis", "run", f"{url}/openapi.json", "--url", url, "--no-color", "--seed", "1",

@@ -1,4 +1,4 @@
-"""Load generators that others wrote, each for one measurement of goodput.
+"""Load generators of other projects, each for one measurement of goodput.
 
 Owns: how each is installed and called, and where its report says how many requests were good. Never: judges
 the numbers: the engines behind are mocks.
@@ -21,7 +21,7 @@ MODEL = "cleave-demo"
 REQUESTS, RATE = 60, 10
 TTFT_MS, TPOT_MS = 500, 50
 NEW_PYTHON = (3, 12)
-# What SGLang's tool imports of a package that is not needed otherwise.
+# Imports of SGLang's tool; the rest of its package is not needed.
 BENCH_NEEDS = ("aiohttp", "msgspec", "orjson", "numpy", "requests", "tqdm", "transformers", "pillow", "pybase64", "datasets",
                "pyzmq", "psutil")
 

@@ -1,6 +1,6 @@
 """Folders of their own for tools from the registries, and running them.
 
-Owns: target/clients. Never: hides what a tool said when it failed.
+Owns: target/clients. Never: hides the output of a tool that failed.
 """
 
 import subprocess
@@ -50,7 +50,7 @@ def newest(least: tuple[int, int]) -> str:
 
 
 def run(command: Sequence, cwd: Path | str | None = None, env: dict[str, str] | None = None) -> str:
-    """What it said, if it ended well."""
+    """Runs a command; returns its output, and raises if it failed."""
     words = list(map(str, command))
     done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, timeout=LIMIT)
     if done.returncode != 0:

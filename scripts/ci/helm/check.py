@@ -104,7 +104,7 @@ class Found:
 
 
 def flags(cleave: str) -> dict[str, set[str]]:
-    """What each command takes, by its own help."""
+    """Flags of each command, by its own help."""
     found = {}
     for command in ("router", "worker", "bench run"):
         told = subprocess.run([cleave, *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
@@ -188,7 +188,7 @@ def taken_for_granted(args: list[str]) -> list[str]:
 
 
 def usage_flaw(args: list[str], cleave: str) -> str | None:
-    """What the binary has against the words; that there is no policy, model or server here is another matter."""
+    """The binary's complaint of its arguments, if any; a missing policy, model or server is not one."""
     done = subprocess.run([cleave, *args], capture_output=True, text=True, check=False, timeout=60)
     return f"cleave {' '.join(args)}: {done.stderr.strip()}" if done.returncode == 2 else None
 

@@ -33,14 +33,14 @@ def render(values: dict, kubernetes: str) -> dict[str, str]:
 
 
 def objects(rendered: dict[str, str]) -> Iterator[dict]:
-    """What would be applied."""
+    """Objects that Helm would apply."""
     for name, text in rendered.items():
         if not name.endswith("NOTES.txt"):
             yield from (document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
 
 
 def lint(kubernetes: str) -> list[str]:
-    """What `helm lint --strict` has against the chart: warnings (2) and worse; that an icon is recommended is neither."""
+    """Complaints of `helm lint --strict`: warnings (2) and worse, which the recommended icon is not."""
     found = helm_python.lint(str(CHART), strict=True, kube_version=f"v{kubernetes}.0")
     return [message["error"] for message in found["messages"] if message["severity"] > 1] + found["errors"]
 

@@ -1,4 +1,4 @@
-"""What always holds of the chart's objects, whatever the values; a schema can say none of it.
+"""Rules that hold for the chart's objects under any values, and that no schema can state.
 
 Owns: these rules, each a generator of flaws over the objects of one rendering. Never: renders, or looks at values.
 """

@@ -1,7 +1,7 @@
 """Expressions of dashboard and rules against the series that Cleave registers, and rules against promtool.
 
-Owns: finding the names in PromQL and on the page of metrics; the tests of alerts. Never: asks a Prometheus that runs (scripts/ci/observe
-does).
+Owns: finding the names in PromQL and on the page of metrics; the tests of alerts. Never: queries a running
+Prometheus (scripts/ci/observe does).
 """
 
 import json
@@ -66,7 +66,7 @@ def flaws() -> list[str]:
 
 
 def promtool(rendered: dict) -> str | None:
-    """What promtool says of the rules of a PrometheusRule; None if there is no promtool."""
+    """promtool's complaints about the rules of a PrometheusRule, empty if none; None without promtool."""
     if not shutil.which("promtool"):
         return None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

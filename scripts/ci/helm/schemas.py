@@ -1,7 +1,7 @@
 """Objects against schemas: Kubernetes' own, strictly, and those of custom resource definitions.
 
 Owns: finding the schema for an object. Never: knows Cleave's chart. A kind without a schema is an error, but for
-PrometheusRule, whose rules promtool checks (rules.py).
+PrometheusRule, whose rules promtool checks (metrics.py).
 """
 
 import functools
@@ -114,7 +114,7 @@ def definitions(kubernetes: str) -> Registry:
 
 
 def flaws(document: dict, kubernetes: str) -> list[str]:
-    """What the schema for this Kubernetes has against the object; paths first."""
+    """Violations of the schema for this Kubernetes by the object; paths first."""
     api_version, kind = document["apiVersion"], document["kind"]
     if kind in ELSEWHERE:
         return []

@@ -2,8 +2,8 @@
 
 usage: values_table.py [--check]
 
-Every value's comment begins with `# --`; what stands without one is a map of values. With --check nothing is written:
-exits with 1 if the README says anything else, or a value has no comment. Standard library only.
+Every value's comment begins with `# --`; a key without one is a map of values. With --check nothing is written.
+Exit status 1: the README differs, or a value has no comment. Standard library only.
 """
 
 import re
@@ -34,7 +34,7 @@ def rows(text: str) -> list[tuple[str, str, str]]:
             path.pop()
         path.append((indent, key[1]))
         if meaning:
-            # What is below a value that has a comment is its default, unless it has comments too.
+            # Lines below a value that has a comment are its default, unless they have comments too.
             found.append((".".join(name for _, name in path), key[2] or "see file", meaning))
             meaning, inside = "", indent
         elif key[2]:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "scripts/ci/helm"))
 
 import metrics  # noqa: E402
 
-# What a healthy server without an autoscaler has none of.
+# Series that a healthy server without an autoscaler lacks.
 NONE_EXPECTED = {"cleave_workers_wanted"}
 # Two workers share the processor here, which forecasts cannot know.
 EXCUSED = {"CleaveForecastsOff"}
@@ -54,7 +54,7 @@ def wait_for(what: str, ready: Callable[[], object], seconds: float = 60) -> obj
 
 
 def patiently(flaws: Callable[[], list[str]], seconds: float) -> list[str]:
-    """What is still wrong after so long: a rate needs two scrapes."""
+    """Returns the flaws that are left after the seconds: a rate needs two scrapes."""
     deadline = time.monotonic() + seconds
     while (found := flaws()) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -146,7 +146,7 @@ def troubled(prometheus: str) -> list[str]:
 
 
 def linted(target: str) -> list[str]:
-    """What promtool says of the metrics; that other systems' names have a colon is not ours to change."""
+    """Returns promtool's complaints of the metrics, but for colons in the names of other systems."""
     with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
         kind, text = answer.headers["content-type"], answer.read()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
@@ -177,7 +177,7 @@ def main() -> int:
             )
             load(args.cleave, target, args.seconds, ["--goal=1"])
             flaws = troubled(url)
-            # Nobody has a first token in a microsecond: refused, with a reason.
+            # No worker gives a first token in a microsecond: refused, with a reason.
             load(args.cleave, target, 3, ["--slo=ttft=1us", "--slo-headers=targets"])
             flaws += patiently(lambda: unanswered(url), 10)
             flaws += linted(target)

@@ -72,12 +72,12 @@ class Api:
         return self.ask("PATCH", path, body, MERGE)
 
     def delete(self, path: str, **options: object) -> None:
-        """What is gone already is no error."""
+        """Deletes an object; one that is gone already is no error."""
         with contextlib.suppress(ApiError):
             self.ask("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", **options})
 
     def events(self, path: str, version: str):
-        """What changes, as (type, object), until the server ends it."""
+        """Yields changes as (type, object), until the server ends the watch."""
         connection = self._open(90)
         try:
             connection.request("GET", f"{path}?watch=1&resourceVersion={version}&timeoutSeconds=60",

@@ -2,17 +2,18 @@
 
 usage: check.py --cleave BIN --binaries FOLDER [--quick] [--only NAME ...] [--markdown FILE] [--record] [--keep]
 
-etcd, kube-apiserver and kube-controller-manager 1.20.2 (scripts/ci/plane/build.sh) run in namespaces of their own; pods are
-processes of BIN in network namespaces with a root, a user and volumes as the chart says (kubelet.py). Real are: the
-controllers of Deployments, ReplicaSets, endpoints, HPAs, budgets; Helm's engine, which installs, upgrades, tests and removes;
-every process of Cleave. Ours are: the kubelet, the addresses and names of Services, KEDA's operator (keda.py). The chart
-is changed in four lines for 1.20 (world.OF_1_20). Engines compute nothing but take a device's time, so that load
-scales pools on two cores; the first release runs the bundled model. Network policies and resource limits are
+etcd, kube-apiserver and kube-controller-manager 1.20.2 (scripts/ci/plane/build.sh) run in namespaces of their own; pods
+are processes of BIN in network namespaces with a root, a user and volumes as the chart says (kubelet.py). Real parts: the
+controllers of Deployments, ReplicaSets, endpoints, HPAs, budgets; Helm's engine, which installs, upgrades, tests and
+removes; every process of Cleave. Emulated parts: the kubelet, the addresses and names of Services, KEDA's operator
+(keda.py). The chart is changed in four lines for 1.20 (world.OF_1_20). Engines compute nothing but take a device's time,
+so that load scales pools on two cores; the first release runs the bundled model. Network policies and resource limits are
 stored, not enforced.
 
-Prints a row for each event as it is over; exits with 1 if one was not as expected. Needs root and nft; all it makes
-ends with it. `--quick` leaves out what takes a minute of load or of quiet. `--markdown` writes the table to a file, `--record` to
-results.json, of which table.py makes the table in docs/benchmarks. `--keep` leaves the logs, as a failure does.
+Prints a row for each event as it is over; exits with 1 if one was not as expected. Needs root and nft; all it makes ends
+with it. `--quick` leaves out events that take a minute of load or of quiet. `--markdown` writes the table to a file,
+`--record` to results.json, of which table.py makes the table in docs/benchmarks/kubernetes-events.md. `--keep` leaves the
+logs, as a failure does.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """One container as a process: a root of its own, the pod's network, the user and the rights that the pod says.
 
-Owns: the root's mounts, the process, its end. Never: reads the API. What a pod asks for and this does not do is an
-error: resources, seccomp's profile and network policies alone are not enforced, and no pod of the chart sees that.
+Owns: the root's mounts, the process, its end. Never: reads the API. A field of a pod that this
+file does not implement is an error. Only resources, seccomp's profile and network policies are accepted without being
+enforced; no pod of the chart notices.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from network import DNS, DOMAIN
 
 @dataclasses.dataclass
 class Image:
-    """What a registry would have: files of this machine by their path in the image, and what is run."""
+    """An image as a registry would have it: files of this machine by their path in the image, and the entry point."""
 
     entrypoint: list[str]
     files: dict[str, Path]
@@ -39,7 +40,7 @@ printf 'hosts: files dns\\n' > etc/nsswitch.conf
 
 
 class Around(NamedTuple):
-    """What its pod gives a container."""
+    """The surroundings that a pod gives its container."""
 
     volumes: dict[str, Path]
     address: str

@@ -38,7 +38,7 @@ EXTERNAL = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 class Failed(AssertionError):
-    """What was seen is not what was expected."""
+    """The outcome of an event differs from the expected one."""
 
 
 def expect(held: bool, seen: str) -> str:
@@ -59,7 +59,7 @@ def scaling(**more: object) -> dict:
 
 
 def policy(tpot_ms: int = 300, **more: object) -> dict:
-    """Whoever is not served in time waits rather than being refused."""
+    """A policy by which a request that cannot be served in time waits instead of being refused."""
     classes = [{"name": "only", "ttft": "5s", "tpot": f"{tpot_ms}ms", "unmet": {"queue": "50s"}}]
     return {"classes": classes, "scaling": scaling(**more)}
 
@@ -80,7 +80,7 @@ OURS = {
 
 
 class Stage:
-    """What events share: the control plane, the nodes, the release, its load."""
+    """State that events share: the control plane, the nodes, the release, its load."""
 
     def __init__(self, cleave: Path, binaries: Path, folder: Path) -> None:
         self.cleave, self.binaries, self.folder = cleave, binaries, folder
@@ -122,7 +122,7 @@ class Stage:
         self.world.upgrade(self.values)
 
     def fault(self) -> str | None:
-        """What failed behind all events, whatever each of them saw."""
+        """A failure of the Services themselves, which no event need have seen."""
         return self.services.fault if self.services else None
 
     def end(self) -> None:
@@ -283,7 +283,7 @@ def busiest(stage: Stage, component: str) -> dict:
 
 
 def kill_worker(stage: Stage) -> str:
-    # What made the pools grow is over, also where nobody waited until they shrank.
+    # Ends the load that made the pools grow, also if no event waited until they shrank.
     stage.load.shape(STEADY)
     begun, resumed = time.monotonic(), stage.world.metric("cleave_streams_resumed_total")
     pod = busiest(stage, "decode")

@@ -111,7 +111,7 @@ class Keda:
             self.api.patch(path, {"spec": {"replicas": wanted}})
 
     def _watch(self, name: str, spec: dict) -> None:
-        """What is pushed of one object, by whichever router is there."""
+        """Collects the states of one object that any router pushes."""
         said = self.pushed.setdefault(name, [])
         while not self.stopped.is_set():
             try:

@@ -110,7 +110,7 @@ class Pod(threading.Thread):
             if self._prepare():
                 self._serve()
         except Exception as error:
-            # Whoever waits for the pod is told, instead of a thread that is silently gone.
+            # Waiters on the pod see the error, instead of a thread that is silently gone.
             self.trouble = f"{type(error).__name__}: {error}"
             self.kubelet.troubles.append(f"{self.meta['name']}: {self.trouble}")
             self.is_ready = False
@@ -185,7 +185,7 @@ class Pod(threading.Thread):
         return self.dies_at is None
 
     def _end_container(self) -> None:
-        """What it says while it drains still counts: readiness goes on as it was; endpoints leave it out anyway."""
+        """Sends SIGTERM, then SIGKILL after the grace period. Readiness probes go on; endpoints leave the pod out anyway."""
         self.container.tell(signal.SIGTERM)
         while self.container.code() is None:
             if time.monotonic() >= self.dies_at:

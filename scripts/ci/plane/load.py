@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "balancers"))
 from stream import Request
 
-# What was not begun is asked again as often as a client would.
+# Seconds for which a request that has not begun is tried again, and seconds between two tries.
 PATIENCE = 60.0
 AGAIN_AFTER = 0.3
 VOCABULARY = 200
@@ -103,7 +103,7 @@ class Load:
         stream.ended = time.monotonic()
 
     def since(self, begun: float, limit: float = 60.0) -> list[Stream]:
-        """Those that were there after that moment, when all who are there now have ended."""
+        """Streams that were open after that moment. Waits until all that are open now have ended."""
         mine = [one for one in list(self.streams) if not one.ended or one.ended >= begun]
         until = time.monotonic() + limit
         while not all(one.ended for one in mine):

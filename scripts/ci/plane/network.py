@@ -1,4 +1,4 @@
-"""What kube-proxy and the cluster's DNS do: Services have addresses and names.
+"""The work of kube-proxy and the cluster's DNS: Services have addresses and names.
 
 Owns: the node's links, routes and rules, within the network namespace of the test. Never: guesses: an address leads
 to the endpoints that Kubernetes' own controller lists, chosen anew for each connection.

@@ -2,8 +2,8 @@
 
 usage: table.py [--check]
 
-check.py --record writes results.json beside this script; this puts it into the page, or says with --check whether
-that is there. Exits with 1 if it is not. Standard library only.
+check.py --record writes results.json beside this script; this script writes its table into the page, or compares
+them with --check. Exit status 1: they differ. Standard library only.
 """
 
 import json

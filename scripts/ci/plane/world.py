@@ -25,7 +25,7 @@ from engine import CHART, ROOT, merged
 from kubelet import Kubelet
 from network import Services
 
-# What 1.20 has under another name, or not at all: (file, text, what stands there for it).
+# Fields that 1.20 names otherwise or lacks: (file, text, its replacement).
 OF_1_20 = (
     ("Chart.yaml", 'kubeVersion: ">=1.29.0-0"', 'kubeVersion: ">=1.20.0-0"'),
     ("templates/autoscaling.yaml", "apiVersion: autoscaling/v2\n", "apiVersion: autoscaling/v2beta2\n"),
@@ -53,7 +53,7 @@ def values(name: str, *more: dict) -> dict:
 
 
 def wait_until(what: str, probe: Callable[[], object], limit: float = 60.0) -> object:
-    """What `probe` gives when it is something; an error after `limit` seconds."""
+    """Returns the first true result of `probe`; raises after `limit` seconds."""
     begun = time.monotonic()
     while not (found := probe()):
         if time.monotonic() - begun > limit:
@@ -63,7 +63,7 @@ def wait_until(what: str, probe: Callable[[], object], limit: float = 60.0) -> o
 
 
 class Cluster(NamedTuple):
-    """What releases run on."""
+    """The parts that releases run on."""
 
     control: Control
     kubelet: Kubelet
@@ -99,7 +99,7 @@ class World:
     # === pods ===
 
     def pods(self, component: str | None = None) -> list[dict]:
-        """Those that are not about to go."""
+        """Pods that are not being deleted, by name."""
         found = self.api.items(f"/api/v1/namespaces/{self.name}/pods")
         mine = (one for one in found if component in (None, one["metadata"]["labels"].get(LABEL)))
         return sorted((one for one in mine if "deletionTimestamp" not in one["metadata"]), key=lambda one: one["metadata"]["name"])
@@ -163,7 +163,7 @@ class World:
         return [one["metadata"]["name"] for one in found if one["spec"].get("nodeName") == node]
 
     def left(self) -> list[str]:
-        """What there is of the release, in the API server and on the nodes."""
+        """Remains of the release, in the API server and on the nodes."""
         found = []
         groups = ["/api/v1"] + [f"/apis/{one['preferredVersion']['groupVersion']}" for one in self.api.ask("GET", "/apis")["groups"]]
         for group in groups:

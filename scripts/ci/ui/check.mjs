@@ -209,7 +209,7 @@ async function eight(browser, folder) {
   check((await page.locator("#scaling").isHidden()), "nobody decides on scaling, and nothing is shown of it");
   check(Number(await page.evaluate(() => document.body.dataset.renderMs)) < 100, "a board is shown within 100 ms");
 
-  // What the prompts were is nowhere.
+  // The page shows no prompt.
   check(!(await page.locator("body").innerText()).includes("word word"), "no prompt is shown");
 
   await keyboard(page);

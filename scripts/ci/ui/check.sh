@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The page for operators in a real browser: `check.sh [flags of check.mjs]`. Needs Chromium (CHROMIUM=PATH, or
 # one that is installed: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages,
-# which go to target/ui-check. What cannot be had is said, and skipped. The program is CLEAVE=PATH, or built.
+# which go to target/ui-check. Without one of them it says SKIPPED. The program is CLEAVE=PATH, or built.
 #
 # For the pictures of docs: check.sh --shots docs
 set -euo pipefail
