@@ -16,7 +16,7 @@ COPY crates crates
 COPY kernels kernels
 COPY proto proto
 COPY assets assets
-COPY scripts scripts
+COPY scripts/install scripts/install
 # Targets of Cargo.toml must exist; none is built.
 COPY tests tests
 
@@ -25,12 +25,12 @@ RUN rustup target add "$(uname -m)-unknown-linux-musl"
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --profile dist --locked -p cleave-cli --target "$(uname -m)-unknown-linux-musl" \
     && cp target/*-unknown-linux-musl/dist/cleave /cleave
-# Where an image of nothing may be written to.
+# The only writable folder of the image.
 RUN mkdir -p /root-fs/var/cache/cleave
 
 FROM source AS build-cuda
 # Machine code of every kernel is in the binary: without NVIDIA's compiler this fails.
-RUN scripts/cuda/install_nvcc.sh /nvcc
+RUN scripts/install/nvcc.sh /nvcc
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     CLEAVE_NVCC=/nvcc/bin/nvcc CLEAVE_KERNELS=required cargo build --profile dist --locked -p cleave-cli \
     && cp target/dist/cleave /cleave
@@ -38,7 +38,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 FROM debian:bookworm-slim AS cuda
 RUN install -d -o 65532 -g 65532 /var/cache/cleave
 COPY --from=build-cuda /cleave /usr/local/bin/cleave
-# What the container toolkit mounts: the driver's libraries.
+# The container toolkit mounts the driver's libraries.
 ENV XDG_CACHE_HOME=/var/cache/cleave NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 EXPOSE 8000 8001 7000

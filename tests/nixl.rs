@@ -16,7 +16,7 @@ const PROMPT_LEN: u32 = 157;
 fn library() -> Option<PathBuf> {
     let library = std::env::var_os("CLEAVE_TEST_NIXL").map(PathBuf::from);
     if library.is_none() {
-        println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/nixl/install.sh)");
+        println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/install/nixl.sh)");
     }
     library
 }

@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
 done
 
 bundle=$root/target/gpu-bundle
-nvcc=${CLEAVE_NVCC:-$("$root/scripts/cuda/install_nvcc.sh" "$root/target/nvcc")}
+nvcc=${CLEAVE_NVCC:-$("$root/scripts/install/nvcc.sh" "$root/target/nvcc")}
 export CLEAVE_NVCC=$nvcc CLEAVE_KERNELS=required CARGO_TERM_COLOR=never
 say() { printf '== %s (%ss)\n' "$1" "$SECONDS"; }
 

@@ -6,7 +6,7 @@
 //! process.
 //!
 //! `CLEAVE_CHAOS_SEED` (default 1), `CLEAVE_CHAOS_FAULTS` (default one of each kind) and
-//! `CLEAVE_CHAOS_CLIENTS` (default 8) configure the run; `scripts/chaos.sh` makes a long one.
+//! `CLEAVE_CHAOS_CLIENTS` (default 8) configure the run; `scripts/lab/chaos.sh` makes a long one.
 #![allow(missing_docs)]
 
 mod faults;

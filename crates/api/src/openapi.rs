@@ -4,7 +4,7 @@
 //! read by hand, too. Never: takes part in reading a request. Invariant: it names every route and
 //! every field that is read, and no other, except for `/ui` and the routes below it, which serve
 //! browsers a page of this version. The tests in this file compare it with the sources;
-//! `scripts/clients/check.py` generates requests from it and sends them to a server.
+//! `scripts/ci/clients/check.py` generates requests from it and sends them to a server.
 
 use axum::http::header;
 use axum::response::IntoResponse;

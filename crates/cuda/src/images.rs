@@ -38,7 +38,7 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
 
 /// The most static shared memory of a kernel that also has dynamic shared memory, in bytes;
-/// scripts/cuda/check_kernels.py checks it.
+/// scripts/ci/check_kernels.py checks it.
 const STATIC_SHARED_BYTES_MAX: u32 = 2048;
 
 /// The number of files that the cache keeps; the oldest are deleted.

@@ -30,7 +30,7 @@ fn path(name: &str) -> std::path::PathBuf {
     testdata(&format!("quantized/{name}"))
 }
 
-/// A weight `(out, in)` as `scripts/quantized_goldens.py` dequantised it.
+/// A weight `(out, in)` as `scripts/models/quantized_goldens.py` dequantised it.
 fn expected(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     let tensor = file.tensor(name).unwrap();
     let words = tensor.data().as_chunks::<4>().0;

@@ -1,7 +1,7 @@
 //! Damaged samples, with which every test run checks the parsers of outside bytes.
 //!
 //! Owns: seeds, and the ways to damage them. Never: uses feedback of the parser; libFuzzer does,
-//! with the same functions and seeds, in `scripts/fuzz.sh`.
+//! with the same functions and seeds, in `scripts/ci/fuzz.sh`.
 //! Invariant: the same seeds give the same bytes on every machine.
 
 use std::fs;

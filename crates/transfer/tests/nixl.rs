@@ -25,7 +25,7 @@ const ROLE: &str = "CLEAVE_TEST_NIXL_ROLE";
 fn library() -> Option<PathBuf> {
     let library = std::env::var_os(LIBRARY).map(PathBuf::from);
     if library.is_none() {
-        println!("SKIPPED: {LIBRARY} names no NIXL library (scripts/nixl/install.sh gets one)");
+        println!("SKIPPED: {LIBRARY} names no NIXL library (scripts/install/nixl.sh gets one)");
     }
     library
 }

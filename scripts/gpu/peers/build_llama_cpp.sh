@@ -7,7 +7,7 @@ set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 version=0.3.36
-nvcc=${CLEAVE_NVCC:-$("$root/scripts/cuda/install_nvcc.sh" "$folder/nvcc")}
+nvcc=${CLEAVE_NVCC:-$("$root/scripts/install/nvcc.sh" "$folder/nvcc")}
 
 [ -d "$folder/venv" ] || python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check scikit-build-core cmake ninja

@@ -36,7 +36,7 @@ def main() -> None:
         record.put("absent", what="llama.cpp", why="the bundle has no llama-bench: scripts/gpu/peers/build_llama_cpp.sh")
         return
     file = args.model / "model.gguf"
-    converter = Path(__file__).resolve().parents[2] / "peers/to_gguf.py"
+    converter = Path(__file__).resolve().parents[2] / "lab/peers/to_gguf.py"
     if not file.exists():
         paths = [str(args.bundle / "peers/python"), os.environ.get("PYTHONPATH", "")]
         surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -46,7 +46,7 @@ fn in_own_process(name: &str) -> Option<Arc<Nixl>> {
 
 fn in_own_process_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
     let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL").map(PathBuf::from) else {
-        println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/nixl/install.sh)");
+        println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/install/nixl.sh)");
         return None;
     };
     if std::env::var_os(ALONE).is_some() {

@@ -1,0 +1,341 @@
+"""Cleave behind load balancers: requests that pass, and the latency that is added (docs/benchmarks/load-balancers.md).
+
+usage: check.py --cleave BIN [--only NAME ...] [--checks NAME ...] [--quick] [--rounds N] [--json FILE]
+
+For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: two routers, a prefill and a decode worker
+(mock engines: a token every 10 ms) on loopback, the balancer before them as configured by the template beside
+this script, and then: streams event by event, clients that leave, a router that is killed, drained or stuck,
+overload, streams that are silent for longer than the balancer bears, request ids. At the end the lag of each event
+against its due time, through each balancer and direct, by turns in the same minutes. Prints Markdown; exits
+with 1 if a check failed. A balancer that this machine lacks is reported as SKIPPED. Standard library only.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from fleet import STEP, Balancer, Fleet, balancer, get, metric, wait_until
+from stream import Answer, Request, ask
+
+NAMES = ("nginx", "haproxy", "envoy", "picker")
+# Streams that are silent for so long are cut by the balancer; routers say something more often.
+IDLE, KEEP_ALIVE = 4, 1
+# A proxy that gathers events, or waits for acknowledgements, adds tenths of seconds; a busy machine adds tens of
+# milliseconds now and then.
+ADDED_P50_MAX, ADDED_P99_MAX = 0.020, 0.150
+PATH = 'route="/v1/completions"'
+
+
+class Skipped(Exception):
+    """Cannot be shown here, and why."""
+
+
+def check(held: bool, what: str) -> None:
+    if not held:
+        raise AssertionError(what)
+
+
+def whole(answer: Answer, tokens: int) -> None:
+    check(answer.whole and answer.tokens == tokens, f"{answer}")
+
+
+def requests_by_router(fleet: Fleet) -> list[float]:
+    return [metric(one, "cleave_http_requests_total", PATH) for one in fleet.routers]
+
+
+def streaming(one: Balancer, fleet: Fleet) -> str:
+    """Each event leaves when it is there, as a stream for which no proxy gathers anything."""
+    answer = ask(one.address, {"max_tokens": 40, "stream": True})
+    whole(answer, 40)
+    check(answer.headers["content-type"].startswith("text/event-stream"), f"{answer.headers}")
+    check(answer.headers["cache-control"] == "no-cache", f"{answer.headers}")
+    gaps = [after - before for before, after in zip(answer.events, answer.events[1:])]
+    together = sum(gap < STEP / 10 for gap in gaps)
+    check(together <= len(gaps) // 2, f"{together} of {len(gaps)} events came with the one before")
+    # The whole text in one piece is the same one.
+    text = ask(one.address, {"max_tokens": 40})
+    check(text.status == 200 and text.tokens == 40, f"{text}")
+    return f"{len(answer.events)} events, {together} with the one before"
+
+
+def ids(one: Balancer, fleet: Fleet) -> str:
+    """`x-request-id` there and back, made where there is none, and on errors."""
+    for body, status in (({"max_tokens": 2}, 200), ({"max_tokens": -1}, 400)):
+        answer = ask(one.address, body, {"x-request-id": "abc-1"})
+        check(answer.status == status and answer.headers["x-request-id"] == "abc-1", f"{answer}")
+    made = ask(one.address, {"max_tokens": 2}).headers["x-request-id"]
+    check(len(made) >= 16, made)
+    return "kept, made, on errors"
+
+
+def overload(one: Balancer, fleet: Fleet) -> str:
+    """A refusal passes as it is, once: nobody tries it again in the client's place."""
+    impossible = {"x-slo-tpot-ms": "0.1"}
+    before = sum(metric(router, "cleave_http_requests_total", 'status="429"') for router in fleet.routers)
+    answer = ask(one.address, {"max_tokens": 4}, impossible)
+    after = sum(metric(router, "cleave_http_requests_total", 'status="429"') for router in fleet.routers)
+    check(answer.status == 429 and int(answer.headers["retry-after"]) >= 1, f"{answer}")
+    check("retry-after-ms" in answer.headers, f"{answer.headers}")
+    code = json.loads(answer.body)["error"]["code"]
+    check(answer.headers["x-cleave-refused-reason"] == code == "slo_tpot_unreachable", f"{answer}")
+    check(after - before == 1, f"refused {after - before} times")
+    return "429, Retry-After, reason; asked once"
+
+
+def disconnect(one: Balancer, fleet: Fleet) -> str:
+    """A client that leaves frees everything, whether its answer has begun or not."""
+    wait_until("an idle fleet", fleet.idle)
+    streams = [Request(one.address, {"max_tokens": 3000, "stream": True}) for _ in range(4)]
+    wait_until("streams that began", lambda: all(len(stream.answer.events) > 3 for stream in streams))
+    pieces = [Request(one.address, {"max_tokens": 3000}) for _ in range(4)]
+    running = lambda: sum(metric(router, "cleave_flights") for router in fleet.routers)
+    wait_until("eight flights", lambda: running() == 8)
+    for request in streams + pieces:
+        request.leave()
+    seconds = wait_until("nothing left", fleet.idle, 10)
+    return f"8 clients, free after {seconds:.2f} s"
+
+
+def killed(one: Balancer, fleet: Fleet) -> str:
+    """A router dies: what had not begun is answered by the other, what had is not taken for whole."""
+    begun = [Request(one.address, {"max_tokens": 200, "stream": True}, {"x-session-id": f"k{i}"}) for i in range(12)]
+    wait_until("streams that began", lambda: all(len(stream.answer.events) > 3 for stream in begun))
+    # Not streamed: no byte of their answers is there before the last token.
+    pieces = [Request(one.address, {"max_tokens": 100}, {"x-session-id": f"p{i}"}) for i in range(12)]
+    wait_until("pieces under way", lambda: sum(metric(r, "cleave_flights") for r in fleet.routers) >= 20)
+    theirs = metric(fleet.routers[0], "cleave_flights")
+    check(theirs > 0, "the router that is killed has nothing")
+    fleet.processes[0].end(signal.SIGKILL)
+    if one.name == "picker":
+        # A picker dies with its router, and the proxy learns it by its next check.
+        in_a_row = lambda: all(ask(one.address, {"max_tokens": 1}).status == 200 for _ in range(6))
+        wait_until("nobody sent to the dead picker", in_a_row, 5)
+    after = [ask(one.address, {"max_tokens": 4}) for _ in range(10)]
+    answers = [request.join() for request in begun]
+    check(all(answer.honest for answer in answers), f"{[a for a in answers if not a.honest]}")
+    cut = sum(not answer.whole for answer in answers)
+    check(0 < cut < len(answers), f"{cut} of {len(answers)} streams ended with the router")
+    check(all(answer.tokens == 200 for answer in answers if answer.whole), "an answer of another length")
+    pieces_answers = [request.join() for request in pieces]
+    served = [answer for answer in pieces_answers if answer.status == 200]
+    check(all(answer.tokens == 100 for answer in served), "an answer of another length")
+    lost = len(pieces_answers) - len(served)
+    # A picker takes the requests that it was asked about with it.
+    check(one.name == "picker" or lost == 0, f"{[a for a in pieces_answers if a.status != 200]}")
+    late = [answer for answer in after if answer.status != 200]
+    check(not late, f"{late}")
+    fleet.restart(0)
+    wait_until("both routers asked again", lambda: both_asked(one, fleet), 20)
+    return f"{cut} begun streams ended in an error, {len(served)} of 12 unbegun answered, 10 of 10 later ones"
+
+
+def both_asked(one: Balancer, fleet: Fleet) -> bool:
+    before = requests_by_router(fleet)
+    requests = [Request(one.address, {"max_tokens": 2, "prompt": f"prompt {i} {time.monotonic()}"}) for i in range(8)]
+    answers = [request.join() for request in requests]
+    moved = [after > earlier for earlier, after in zip(before, requests_by_router(fleet))]
+    return all(moved) and all(answer.status == 200 for answer in answers)
+
+
+def draining(one: Balancer, fleet: Fleet) -> str:
+    """A router that drains finishes what it has, and nobody else is sent there."""
+    long = Request(fleet.routers[1], {"max_tokens": 400, "stream": True})
+    wait_until("a stream that began", lambda: len(long.answer.events) > 3)
+    fleet.processes[1].tell(signal.SIGTERM)
+    wait_until("a router not ready", lambda: get(fleet.routers[1], "/ready")[0] != 200)
+    check(get(fleet.routers[1], "/health")[0] in (200, 0), "a draining router is healthy")
+    answers = [ask(one.address, {"max_tokens": 4}) for _ in range(30)]
+    bad = [answer for answer in answers if answer.status != 200]
+    check(not bad, f"{len(bad)} of 30 were not answered, such as {bad[:1]}")
+    whole(long.join(), 400)
+    fleet.processes[1].child.wait(20)
+    fleet.start(1)
+    fleet.ready()
+    wait_until("both routers asked again", lambda: both_asked(one, fleet), 20)
+    return f"{30 - len(bad)} of 30 answered, its stream whole"
+
+
+def stuck(one: Balancer, fleet: Fleet) -> str:
+    """A router that stands still is taken out, and comes back."""
+    if one.name.startswith("nginx"):
+        raise Skipped("this nginx asks nobody how they are")
+    fleet.processes[0].tell(signal.SIGSTOP)
+    try:
+        good = 0
+
+        def in_a_row() -> bool:
+            nonlocal good
+            answer = ask(one.address, {"max_tokens": 2, "prompt": f"prompt {time.monotonic()}"}, timeout=1.5)
+            good = good + 1 if answer.status == 200 else 0
+            return good >= 12
+
+        seconds = wait_until("twelve answers in a row", in_a_row)
+    finally:
+        fleet.processes[0].tell(signal.SIGCONT)
+    # The router that stood still counts the requests that it received meanwhile: the first round may see only those.
+    for _ in range(2):
+        wait_until("both routers asked again", lambda: both_asked(one, fleet), 20)
+    return f"out, and twelve answers, after {seconds:.1f} s"
+
+
+def idle(one: Balancer, fleet: Fleet) -> str:
+    """Streams outlast a silence that the balancer would not, before their first token and after."""
+    begun = Request(one.address, {"max_tokens": 60, "stream": True})
+    wait_until("a stream that began", lambda: len(begun.answer.events) > 3)
+    for worker in fleet.workers.values():
+        worker.tell(signal.SIGSTOP)
+    try:
+        queued = Request(one.address, {"max_tokens": 20, "stream": True})
+        silence = IDLE * 1.5
+        stopped = time.monotonic()
+        comments = lambda: min(begun.answer.comments, queued.answer.comments) >= silence / KEEP_ALIVE - 2
+        wait_until("comments", lambda: begun.answer.ended or queued.answer.ended or
+                   (comments() and time.monotonic() - stopped > silence))
+    finally:
+        for worker in fleet.workers.values():
+            worker.tell(signal.SIGCONT)
+    whole(begun.join(), 60)
+    whole(queued.join(), 20)
+    return f"{begun.answer.comments} and {queued.answer.comments} comments in {silence:.0f} s, limit {IDLE} s"
+
+
+def picking(one: Balancer, fleet: Fleet) -> str:
+    """Sessions stay together, strangers spread, the subset is heard, and who finds nobody is told so."""
+    if one.name != "picker":
+        raise Skipped("of the endpoint picker")
+    homes = set()
+    for session in range(16):
+        before = requests_by_router(fleet)
+        for turn in range(4):
+            ask(one.address, {"max_tokens": 1, "prompt": f"turn {turn}"}, {"x-session-id": f"s{session}"})
+        moved = [after - earlier for earlier, after in zip(before, requests_by_router(fleet))]
+        check(sorted(moved) == [0, 4], f"session {session} went {moved}")
+        homes.add(moved.index(4))
+    check(homes == {0, 1}, f"all 16 sessions went to router {homes}")
+    before = requests_by_router(fleet)
+    for number in range(12):
+        answer = ask(one.address, {"max_tokens": 1, "prompt": f"p{number}"}, {"x-test-subset": fleet.routers[1]})
+        check(answer.status == 200, f"{answer}")
+    moved = [after - earlier for earlier, after in zip(before, requests_by_router(fleet))]
+    check(moved == [0, 12], f"the subset was one router, and they went {moved}")
+    nobody = ask(one.address, {"max_tokens": 1}, {"x-test-subset": "127.0.0.1:1"})
+    check(nobody.status == 503 and b"no_endpoint" in nobody.body, f"{nobody}")
+    # A client cannot choose for itself.
+    forged = ask(one.address, {"max_tokens": 1}, {"x-gateway-destination-endpoint": "127.0.0.1:1"})
+    check(forged.status == 200, f"{forged}")
+    return "sessions together, subset kept, 503 for none"
+
+
+CHECKS: tuple[Callable[[Balancer, Fleet], str], ...] = (
+    streaming, ids, overload, disconnect, idle, picking, draining, stuck, killed,
+)
+
+
+def lateness(address: str, tokens: int) -> list[float]:
+    """The first event's time, and how much longer than its tokens take each later one was in coming."""
+    answer = ask(address, {"max_tokens": tokens, "stream": True})
+    whole(answer, tokens)
+    known = list(zip(answer.events, answer.counts))
+    later = (then - at - (more - count) * STEP for (at, count), (then, more) in zip(known, known[1:]))
+    return [answer.events[0], *later]
+
+
+def quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def lags(fleet: Fleet, names: list[str], rounds: int) -> list[dict]:
+    """Direct and through each, by turns."""
+    with ExitStack() as stack:
+        up = [stack.enter_context(balancer(name, fleet, IDLE)) for name in names]
+        ways = [("direct", fleet.routers[0]), *((one.name, one.address) for one in up if isinstance(one, Balancer))]
+        first, gaps = ({name: [] for name, _ in ways} for _ in range(2))
+        for _ in range(rounds):
+            for name, address in ways:
+                begin, *rest = lateness(address, 30)
+                first[name].append(begin)
+                gaps[name].extend(rest)
+    rows = []
+    for name, _ in ways:
+        row = {"name": name, "events": len(gaps[name])}
+        for what, values in (("first", first), ("gap", gaps)):
+            for part in (0.5, 0.99):
+                row[f"{what}_p{part * 100:.0f}"] = quantile(values[name], part)
+                row[f"{what}_added_p{part * 100:.0f}"] = row[f"{what}_p{part * 100:.0f}"] - quantile(values["direct"], part)
+        rows.append(row)
+    return rows
+
+
+def show_lags(rows: list[dict]) -> None:
+    print("\n| way | first event p50, ms | added p50 | added p99 | later events added p50 | added p99 |\n|---|---|---|---|---|---|")
+    for row in rows:
+        ms = lambda key: f"{row[key] * 1e3:.2f}"
+        print(f"| {row['name']} | {ms('first_p50')} | {ms('first_added_p50')} | {ms('first_added_p99')} "
+              f"| {ms('gap_added_p50')} | {ms('gap_added_p99')} |")
+
+
+def run(one: Balancer, fleet: Fleet, wanted: list[str]) -> dict[str, str]:
+    said = {}
+    for each in (check for check in CHECKS if check.__name__ in wanted):
+        begun = time.monotonic()
+        try:
+            said[each.__name__] = each(one, fleet)
+        except Skipped as why:
+            said[each.__name__] = f"SKIPPED: {why}"
+        except (AssertionError, KeyError, ValueError, OSError) as wrong:
+            said[each.__name__] = f"FAILED: {wrong}"
+            # The next check begins with a whole fleet.
+            fleet.restart(0, 1)
+        seconds = time.monotonic() - begun
+        print(f"| {one.name} | {each.__name__} | {said[each.__name__].replace('|', '/')[:600]} | {seconds:.1f} |", flush=True)
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cleave", required=True)
+    parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
+    names = [each.__name__ for each in CHECKS]
+    parser.add_argument("--checks", nargs="+", default=names, choices=names)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds of lag, for CI")
+    parser.add_argument("--rounds", type=int, default=None, help="streams through each way for its lag")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results, failed = {}, False
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = Fleet(args.cleave, Path(folder), KEEP_ALIVE)
+        try:
+            # The first hand-off between two workers makes their link.
+            for router in fleet.routers:
+                ask(router, {"max_tokens": 4})
+            print("| balancer | check | seen | seconds |\n|---|---|---|---|")
+            for name in args.only:
+                with balancer(name, fleet, IDLE) as one:
+                    if isinstance(one, str):
+                        print(f"| {name} | all | SKIPPED: {one} | |")
+                        continue
+                    results[name] = run(one, fleet, args.checks)
+            failed = any(seen.startswith("FAILED") for said in results.values() for seen in said.values())
+            plain = [] if args.quick or "haproxy" not in results else ["haproxy plain"]
+            rows = lags(fleet, [*results, *plain], args.rounds or (6 if args.quick else 40))
+            show_lags(rows)
+            for row in rows:
+                held = row["gap_added_p50"] <= ADDED_P50_MAX and row["gap_added_p99"] <= ADDED_P99_MAX
+                if not held and "plain" not in row["name"]:
+                    failed = True
+                    print(f"FAILED: {row['name']} adds more than {ADDED_P50_MAX} s at p50 or {ADDED_P99_MAX} s at p99")
+        finally:
+            fleet.end()
+    if args.json:
+        args.json.write_text(json.dumps({"checks": results, "lags": rows}, indent=1) + "\n")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

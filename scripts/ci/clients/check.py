@@ -1,0 +1,177 @@
+"""Clients and load generators of other projects against Cleave (docs/benchmarks/clients.md).
+
+usage: check.py --cleave BIN [--only NAME ...] [--generators] [--table]
+
+OpenAI's Python and Node clients (chat, completions, streams with comments in them, usage, errors, coming back when
+told) and schemathesis (requests made up from our own /openapi.json, right and wrong ones) run against one server.
+With --generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands
+before two routers with mock workers. --table writes the results into docs/benchmarks/clients.md, beside what earlier
+runs left in results.json. Each tool has a folder of its own under target/clients; a tool that
+cannot be installed is reported as SKIPPED. Exits with 1 if something that ran did not work. Standard library only.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE.parent / "balancers"))
+
+from fleet import PREFILL, Fleet, Process, balancer  # noqa: E402
+
+from stream import ask  # noqa: E402
+
+import generators  # noqa: E402
+from tools import Skipped, run, venv  # noqa: E402
+
+RESULTS = HERE / "results.json"
+BEGIN, END = "<!-- clients: begin, by scripts/ci/clients/check.py --table -->", "<!-- clients: end -->"
+OPENAI_PYTHON, OPENAI_NODE, SCHEMATHESIS = "3.51.0", "6.49.0", "4.32.5"
+# A comment between most tokens, which no client may take for one.
+TALKATIVE = ("--sse-keep-alive", "0.001")
+
+
+def demo(cleave: str) -> Process:
+    return Process(cleave, "serve", "--port", "0", "--threads", "2", "--kv-cache", "64MiB", *TALKATIVE)
+
+
+def address(server: Process) -> str:
+    return "http://" + server.said(r"listening on http://(\S+)")
+
+
+def with_server(server: Process, use: Callable[[str], str]) -> str:
+    try:
+        return use(address(server))
+    finally:
+        server.end()
+
+
+def openai_python(cleave: str) -> str:
+    """OpenAI's Python client."""
+    python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
+    scripts = ROOT / "tests" / "openai"
+
+    def use(url: str) -> str:
+        for script in ("client.py", "retry.py"):
+            run([python, scripts / script, url])
+        return "models, chat, completions, streams, usage, log-probabilities, errors, leaving, `Retry-After`"
+
+    return with_server(demo(cleave), use)
+
+
+def openai_node(cleave: str) -> str:
+    """OpenAI's Node client."""
+    if not shutil.which("npm"):
+        raise Skipped("there is no npm")
+    folder = ROOT / "target" / "clients" / "node"
+    if not (folder / "node_modules" / "openai").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), f"openai@{OPENAI_NODE}"]
+        if subprocess.run(command, cwd=folder, capture_output=True).returncode != 0:
+            raise Skipped("the client could not be had from the npm registry")
+
+    def use(url: str) -> str:
+        run(["node", HERE / "openai_node.mjs", url], cwd=folder)
+        return "models, chat, completions, streams, usage, log-probabilities, errors, leaving, `Retry-After`"
+
+    return with_server(demo(cleave), use)
+
+
+def schemathesis(cleave: str, examples: int = 20) -> str:
+    """Requests made up from /openapi.json."""
+    python = venv("schemathesis", [f"schemathesis=={SCHEMATHESIS}"])
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile.json"
+        profile.write_text(json.dumps(PREFILL))
+        server = Process(cleave, "serve", "--port", "0", "--engine", "mock", "--mock-profile", str(profile), "--max-model-len", "256")
+
+        def use(url: str) -> str:
+            # Rules beyond JSON schema (the vocabulary, the context, a template's demands) refuse requests that the
+            # schema allows; /admin would send the workers away.
+            said = run([
+                python.parent / "schemathesis", "run", f"{url}/openapi.json", "--url", url, "--no-color", "--seed", "1",
+                "--exclude-path-regex", "^/admin", "--phases", "examples,coverage,fuzzing", "--max-examples", str(examples),
+                "--request-timeout", "30", "--exclude-checks", "positive_data_acceptance",
+            ], cwd=folder)
+            cases = re.search(r"(\d+) generated", said).group(1)
+            if server.child.poll() is not None:
+                raise AssertionError("the server ended")
+            return f"{cases} requests by the document, right and wrong ones: every answer as it says"
+
+        return with_server(server, use)
+
+
+def through_nginx(cleave: str, measure: Callable[[str], str]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = Fleet(cleave, Path(folder), 15)
+        try:
+            with balancer("nginx", fleet, 60) as one:
+                if isinstance(one, str):
+                    raise Skipped(one)
+                # The first hand-off between two workers makes their link.
+                for router in fleet.routers:
+                    ask(router, {"max_tokens": 4})
+                return measure(f"http://{one.address}")
+        finally:
+            fleet.end()
+
+
+CLIENTS = {
+    "OpenAI Python": (OPENAI_PYTHON, openai_python),
+    "OpenAI Node": (OPENAI_NODE, openai_node),
+    "schemathesis": (SCHEMATHESIS, schemathesis),
+}
+GENERATORS = {
+    "aiperf": (generators.AIPERF, lambda cleave: through_nginx(cleave, generators.aiperf)),
+    "inference-perf": (generators.INFERENCE_PERF, lambda cleave: through_nginx(cleave, generators.inference_perf)),
+    "SGLang bench_serving": (generators.SGLANG, lambda cleave: through_nginx(cleave, generators.bench_serving)),
+}
+
+
+def write_table(results: dict[str, dict]) -> None:
+    """Into the page, between its marks."""
+    rows = [f"| {name} {one['version']} | {one['works']} |" for name, one in results.items()]
+    table = "\n".join([BEGIN, "| client | works, as run |", "|---|---|", *rows, END])
+    page = ROOT / "docs/benchmarks/clients.md"
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(before + table + rest.split(END)[1])
+
+
+def main() -> None:
+    every = CLIENTS | GENERATORS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cleave", required=True)
+    parser.add_argument("--only", nargs="+", choices=every)
+    parser.add_argument("--generators", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    chosen = args.only or (every if args.generators else CLIENTS)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    failed = False
+    for name in chosen:
+        version, check = every[name]
+        try:
+            works = check(args.cleave)
+            results[name] = {"version": version, "works": works}
+            print(f"{name} {version}: {works}", flush=True)
+        except Skipped as why:
+            print(f"SKIPPED: {name} {version}: {why}", flush=True)
+        except AssertionError as wrong:
+            failed = True
+            print(f"FAILED: {name} {version}: {wrong}", flush=True)
+    if args.table:
+        ordered = {name: results[name] for name in every if name in results}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+        write_table(ordered)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Folders of their own for tools from the registries, and running them.
+
+Owns: target/clients. Never: hides the output of a tool that failed.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "target" / "clients"
+# Nothing here takes nearly as long.
+LIMIT = 600
+
+
+class Skipped(Exception):
+    """Cannot be had here, and why."""
+
+
+def venv(name: str, packages: Sequence[str], least: tuple[int, int] = (3, 10)) -> Path:
+    """The Python of an environment with these packages; made if it is not there."""
+    folder = FOLDER / name
+    python, mark = folder / "bin" / "python", folder / "packages.txt"
+    wanted = "\n".join(packages)
+    if mark.exists() and mark.read_text() == wanted:
+        return python
+    commands = ([newest(least), "-m", "venv", "--clear", str(folder)],
+                [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Skipped(f"{' '.join(packages)[:80]} could not be installed: {done.stderr.strip()[-200:]}")
+    mark.write_text(wanted)
+    return python
+
+
+def newest(least: tuple[int, int]) -> str:
+    """A Python that is new enough."""
+    names = [sys.executable, *(f"python3.{minor}" for minor in range(14, least[1] - 1, -1))]
+    names += sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
+    test = f"import sys; sys.exit(sys.version_info < {least})"
+    for name in names:
+        try:
+            if subprocess.run([name, "-c", test], capture_output=True).returncode == 0:
+                return name
+        except OSError:
+            continue
+    raise Skipped(f"there is no Python {least[0]}.{least[1]}")
+
+
+def run(command: Sequence, cwd: Path | str | None = None, env: dict[str, str] | None = None) -> str:
+    """Runs a command; returns its output, and raises if it failed."""
+    words = list(map(str, command))
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, timeout=LIMIT)
+    if done.returncode != 0:
+        raise AssertionError(f"{words[0]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout + done.stderr

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Runs libFuzzer on each parser of outside bytes, from the samples that the tests have.
+# usage: fuzz.sh [SECONDS] [TARGET ...]      600 seconds, every target
+# Needs cargo-fuzz (cargo install cargo-fuzz --version 0.13.2 --locked) and a C++ compiler; stable Rust is enough, since
+# no sanitizer is used: what is fuzzed has no unsafe code, and its arithmetic is checked. The corpus grows in
+# target/fuzz/corpus. Inputs on which a target failed are in tests/fuzz/artifacts: fix the bug, and keep the input as
+# tests/fuzz/seeds/TARGET/NAME, which every run of the tests shows to the parser from then on.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+seconds=${1:-600}
+shift || true
+targets=("$@")
+[ ${#targets[@]} -gt 0 ] || targets=(http text checkpoint frames policy grpc trace)
+corpus=$PWD/target/fuzz/corpus
+
+echo "== samples"
+CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-engine -p cleave-node \
+  -p cleave-transfer -- damaged any_text > /dev/null
+
+failed=()
+for target in "${targets[@]}"; do
+  echo "== $target"
+  mkdir -p "$corpus/$target"
+  log=$corpus/$target.log
+  if CARGO_TARGET_DIR=$PWD/target/fuzz cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none "$target" "$corpus/$target" -- \
+    -max_total_time="$seconds" -timeout=20 -max_len=65536 -print_final_stats=1 > "$log" 2>&1; then
+    grep -E 'stat::number_of_executed_units|stat::average_exec_per_sec|stat::new_units_added' "$log"
+  else
+    failed+=("$target")
+    tail -30 "$log"
+  fi
+done
+[ ${#failed[@]} -eq 0 ] || { echo "found something: ${failed[*]}"; exit 1; }

@@ -1,0 +1,312 @@
+"""Renders the chart as users would, and holds every object against schemas, rules and the binary.
+
+usage: $(install_tools.sh FOLDER) check.py --cleave BIN [--helm BIN]
+
+Every values file, for four versions of Kubernetes, by each way of scaling, in each variant below; Helm's own engine
+renders. Then: bad values must be refused with their path, and objects that were broken on purpose must be noticed. With
+--helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each flaw.
+"""
+
+import argparse
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import engine
+import invariants
+import metrics
+import schemas
+import yaml
+from bad import BAD
+from broken import BROKEN
+
+VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
+FILES = sorted((engine.ROOT / "helm/values").glob("*.yaml"))
+POOLS = ("prefill", "decode", "both")
+
+
+def scaled(kind: str) -> dict:
+    """A layer of values that scales every pool this way, or none."""
+    return {pool: {"autoscaling": {"type": kind, "minReplicas": 1}} for pool in POOLS}
+
+
+VARIANTS: dict[str, dict] = {
+    "as it is": {},
+    "mixed pool": {"both": {"enabled": True, "replicas": 2}},
+    "mixed pool alone": {"both": {"enabled": True}, "prefill": {"enabled": False}, "decode": {"enabled": False}},
+    "groups": {
+        "workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}
+    },
+    "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}},
+    "inference pool": {
+        "inferencePool": {"enabled": True},
+        "tls": {"secretName": ""},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    },
+    "inference pool behind TLS": {
+        "inferencePool": {"enabled": True, "pickerTls": "front"},
+        "tls": {"secretName": "front"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    },
+    "inference pool whose picker speaks in clear": {
+        "inferencePool": {"enabled": True, "pickerTls": "off"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    },
+    "TLS": {"tls": {"secretName": "front", "peerSecretName": "peers"}, "ingress": {"enabled": True}},
+    "IPv6": {"network": {"ipFamily": "IPv6"}},
+    "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")},
+    "RDMA on the node's network": {
+        "workers": {"hostNetwork": True, "gpus": "8", "rdma": {"resource": "vpc.amazonaws.com/efa", "count": "4"}},
+    },
+    "closed": {
+        "networkPolicy": {
+            "clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
+            **{who: [{"podSelector": {}}] for who in ("autoscaler", "controlPlane")},
+        },
+        "telemetry": {"otlpEndpoint": "http://otel.observability:4317"},
+        "router": {"adminKeySecret": {"name": "admin"}},
+        "tests": {"apiKeySecret": {"name": "key"}},
+    },
+    "no objects but what serves": {
+        "networkPolicy": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "policy": {"existingConfigMap": "ours"},
+        "router": {"podDisruptionBudget": {"enabled": False}},
+        "workers": {"podDisruptionBudget": {"enabled": False}},
+    },
+}
+
+
+class Found:
+    """Flaws, each once, and counts."""
+
+    def __init__(self) -> None:
+        self.flaws: dict[str, str] = {}
+        kinds = (
+            "renderings",
+            "objects",
+            "custom resources",
+            "command lines",
+            "policies",
+            "bad values",
+            "broken objects",
+        )
+        self.counts = dict.fromkeys(kinds, 0)
+
+    def add(self, flaw: str, where: str) -> None:
+        self.flaws.setdefault(flaw, where)
+
+
+def flags(cleave: str) -> dict[str, set[str]]:
+    """Flags of each command, by its own help."""
+    found = {}
+    for command in ("router", "worker", "bench run"):
+        told = subprocess.run([cleave, *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
+        found[command] = set(re.findall(r"^ +(?:-\w, )?(--[a-z0-9-]+)", told, re.MULTILINE))
+    return found
+
+
+def matrix(found: Found, known: dict[str, set[str]], cleave: str) -> list[dict]:
+    """Every rendering; returns the objects of the last one that has the most kinds."""
+    seen: set[str] = set()
+    whole: list[dict] = []
+    for file in [None, *FILES]:
+        values = yaml.safe_load(file.read_text()) if file else {}
+        for variant, layer in VARIANTS.items():
+            for kind in (None, "none", "keda", "hpa"):
+                layers = [values, layer, scaled(kind) if kind else {}]
+                for version in VERSIONS:
+                    where = f"{file.stem if file else 'defaults'}, {variant}, scaling {kind or 'its own'}, Kubernetes {version}"
+                    objects = rendering(found, engine.merged(*layers), version, where)
+                    for flaw in invariants.flaws(invariants.World(objects, known)):
+                        found.add(flaw, where)
+                    for document in objects:
+                        one_object(found, seen, (document, version, cleave), where)
+                    if len({one["kind"] for one in objects}) > len({one["kind"] for one in whole}):
+                        whole = objects
+    return whole
+
+
+def rendering(found: Found, values: dict, version: str, where: str) -> list[dict]:
+    try:
+        rendered = engine.render(values, version)
+    except engine.Refused as refused:
+        found.add(str(refused), where)
+        return []
+    found.counts["renderings"] += 1
+    notes = next(text for name, text in rendered.items() if name.endswith("NOTES.txt"))
+    if "/v1" not in notes or "<no value>" in "".join(rendered.values()):
+        found.add("notes without an address, or a value that is none", where)
+    return list(engine.objects(rendered))
+
+
+def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where: str) -> None:
+    """Its schema, and what only others can judge; each different object once."""
+    document, version, cleave = what
+    key = json.dumps([version, document], sort_keys=True)
+    if key in seen:
+        return
+    seen.add(key)
+    found.counts["objects"] += 1
+    found.counts["custom resources"] += (document["apiVersion"], document["kind"]) in schemas.custom()
+    for flaw in schemas.flaws(document, version):
+        found.add(f"{document['kind']} {document['metadata']['name']}: {flaw}", where)
+    if pod := invariants.template(document):
+        args = taken_for_granted(pod["spec"]["containers"][0]["args"])
+        if (words := " ".join(args)) not in seen:
+            seen.add(words)
+            found.counts["command lines"] += 1
+            if flaw := usage_flaw(args, cleave):
+                found.add(flaw, where)
+    if document["kind"] == "ConfigMap" and "policy.yaml" in document["data"]:
+        policy = document["data"]["policy.yaml"]
+        if policy not in seen:
+            seen.add(policy)
+            found.counts["policies"] += 1
+            for flaw in policy_flaws(policy, cleave):
+                found.add(flaw, where)
+    if document["kind"] == "PrometheusRule" and (said := metrics.promtool(document)):
+        found.add(said, where)
+
+
+def taken_for_granted(args: list[str]) -> list[str]:
+    """A command line as a container's process gets it."""
+    here = {"$(POD_NAME)": "prod-cleave-0", "[$(POD_IP)]": "[::1]", "$(POD_IP)": "127.0.0.1"}
+    kept = []
+    for arg in args:
+        for variable, value in here.items():
+            arg = arg.replace(variable, value)
+        kept.append(arg)
+    # The last one counts; what is not there ends the process before it does anything.
+    return [*kept, "--model=/nowhere"] if args[0] == "worker" and "--model=" not in " ".join(args) else kept
+
+
+def usage_flaw(args: list[str], cleave: str) -> str | None:
+    """The binary's complaint of its arguments, if any; a missing policy, model or server is not one."""
+    done = subprocess.run([cleave, *args], capture_output=True, text=True, check=False, timeout=60)
+    return f"cleave {' '.join(args)}: {done.stderr.strip()}" if done.returncode == 2 else None
+
+
+def policy_flaws(policy: str, cleave: str) -> list[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(policy)
+        file.flush()
+        done = subprocess.run([cleave, "check", file.name], capture_output=True, text=True, check=False)
+    return [] if done.returncode == 0 else [f"policy: {done.stderr.strip() or done.stdout.strip()}"]
+
+
+def bad_values(found: Found) -> None:
+    for values, version, path in BAD:
+        found.counts["bad values"] += 1
+        try:
+            engine.render(values, version)
+            found.add(f"taken, though {path} is bad: {values}", "bad values")
+        except engine.Refused as refused:
+            # A schema's path has slashes, the chart's own has dots.
+            if path not in str(refused).replace("/", "."):
+                found.add(f"refused without its path {path}: {refused}", "bad values")
+
+
+def broken_objects(found: Found, known: dict[str, set[str]]) -> None:
+    """Each rule must notice what was broken for it."""
+    for rule, layer, breaks in BROKEN:
+        found.counts["broken objects"] += 1
+        values = yaml.safe_load((engine.ROOT / "helm/values/cluster.yaml").read_text())
+        objects = list(engine.objects(engine.render(engine.merged(values, layer), "1.31")))
+        broken = copy.deepcopy(objects)
+        breaks(broken)
+        if broken == objects:
+            found.add(f"{rule}: the breaking does nothing", "broken objects")
+        noticed = invariants.flaws(invariants.World(broken, known))
+        noticed += [f"schema: {flaw}" for document in broken for flaw in schemas.flaws(document, "1.31")]
+        if not any(flaw.startswith(f"{rule}:") for flaw in noticed):
+            found.add(f"{rule} did not notice; noticed was {noticed}", "broken objects")
+
+
+def second_opinion(found: Found, helm: str) -> None:
+    """Another Helm renders the same objects, and keeps to the chart's oldest Kubernetes."""
+    found.counts["second opinions"] = 0
+    release = [helm, "template", engine.RELEASE["name"], str(engine.CHART), "--namespace", engine.RELEASE["namespace"]]
+    for file in FILES:
+        for variant, layer in VARIANTS.items():
+            found.counts["second opinions"] += 1
+            values = engine.merged(yaml.safe_load(file.read_text()), layer)
+            command = [*release, "--values", "-", "--kube-version", "1.31.0"]
+            done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=False)
+            theirs = [one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one]
+            ours = list(engine.objects(engine.render(values, "1.31")))
+            as_text = [sorted(json.dumps(one, sort_keys=True) for one in objects) for objects in (ours, theirs)]
+            if done.returncode != 0 or as_text[0] != as_text[1]:
+                found.add(f"{helm} renders otherwise: {done.stderr.strip()}", f"{file.stem}, {variant}")
+    old = subprocess.run([*release, "--kube-version", "1.28.0"], capture_output=True, text=True, check=False)
+    if old.returncode == 0:
+        found.add(f"{helm} installs on Kubernetes 1.28", "Chart.yaml")
+
+
+def values_and_schema(found: Found) -> None:
+    """Every value has a schema, and the schema has no value that is not there."""
+    values = yaml.safe_load((engine.CHART / "values.yaml").read_text())
+    schema = json.loads((engine.CHART / "values.schema.json").read_text())
+
+    def walk(value: dict, node: dict, path: str) -> None:
+        node = schema["definitions"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        properties = node.get("properties")
+        if properties is None:
+            return
+        if node.get("additionalProperties") is not False:
+            found.add(f"{path or 'values'}: unknown keys are taken", "values.schema.json")
+        # A pool has what it says otherwise; resources may be none.
+        partly = path.split(".")[0] in POOLS or path in ("workers.model", "model.init.resources")
+        for key in sorted(set(value) ^ set(properties) - {"global"}):
+            inside = key in value
+            if inside or not partly:
+                found.add(f"{path}.{key}: in {'values' if inside else 'the schema'} alone", "values.schema.json")
+        for key, part in value.items():
+            if isinstance(part, dict) and key in properties:
+                walk(part, properties[key], f"{path}.{key}".lstrip("."))
+
+    walk(values, schema, "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cleave", required=True, help="the binary whose flags count")
+    parser.add_argument("--helm", help="another Helm, which is to render the same")
+    arguments = parser.parse_args()
+    cleave = str(Path(arguments.cleave).resolve())
+    found, known = Found(), flags(cleave)
+    for version in VERSIONS:
+        for message in engine.lint(version):
+            found.add(f"lint: {message}", version)
+    steps: list[Callable[[], object]] = [
+        lambda: matrix(found, known, cleave),
+        lambda: bad_values(found),
+        lambda: broken_objects(found, known),
+        lambda: values_and_schema(found),
+        lambda: second_opinion(found, arguments.helm) if arguments.helm else None,
+    ]
+    for step in steps:
+        step()
+    has_promtool = bool(shutil.which("promtool"))
+    for flaw in metrics.flaws() + (metrics.unraised() if has_promtool else []):
+        found.add(flaw, "helm/cleave/files")
+    for flaw, where in found.flaws.items():
+        print(f"FLAW ({where}): {flaw}")
+    counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
+    print(f"{len(found.flaws)} flaws in {counts}, {len(invariants.RULES)} rules")
+    print(
+        f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules"
+    )
+    if not has_promtool:
+        print("SKIPPED: no rule was checked, no alert raised: there is no promtool (Debian's package prometheus)")
+    return 1 if found.flaws else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Helm's own engine, by the one entry point that takes a Kubernetes version.
+
+`helm_python` has a method for rendering, which has no argument for capabilities; the library beneath it does. Only this
+file knows that.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import helm_python
+import yaml
+from helm_python import _native
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "helm/cleave"
+RELEASE = {"name": "prod", "namespace": "llm"}
+
+
+class Refused(Exception):
+    """Helm would not render these values; its text names the path."""
+
+
+def render(values: dict, kubernetes: str) -> dict[str, str]:
+    """Template by template, as text. `kubernetes` is a version such as 1.31."""
+    options = {**RELEASE, "kube_version": f"v{kubernetes}.0"}
+    try:
+        with helm_python.Chart.load(str(CHART)) as chart:
+            text = _native.call_string("helm_render", chart._raw(), json.dumps(values), json.dumps(options))
+    except helm_python.HelmError as error:
+        raise Refused(str(error)) from error
+    return json.loads(text)
+
+
+def objects(rendered: dict[str, str]) -> Iterator[dict]:
+    """Objects that Helm would apply."""
+    for name, text in rendered.items():
+        if not name.endswith("NOTES.txt"):
+            yield from (document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
+
+
+def lint(kubernetes: str) -> list[str]:
+    """Complaints of `helm lint --strict`: warnings (2) and worse, which the recommended icon is not."""
+    found = helm_python.lint(str(CHART), strict=True, kube_version=f"v{kubernetes}.0")
+    return [message["error"] for message in found["messages"] if message["severity"] > 1] + found["errors"]
+
+
+def merged(*layers: dict) -> dict:
+    """Values files, the later ones over the earlier ones, as Helm merges them."""
+    result: dict = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if both else value
+    return result

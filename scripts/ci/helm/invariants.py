@@ -1,0 +1,409 @@
+"""Rules that hold for the chart's objects under any values, and that no schema can state.
+
+Owns: these rules, each a generator of flaws over the objects of one rendering. Never: renders, or looks at values.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import yaml
+
+WORKLOADS = {"Deployment", "LeaderWorkerSet"}
+SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
+NUMBER = (int, float)
+
+
+@dataclass
+class World:
+    """One rendering, and what the binary takes."""
+
+    objects: list[dict]
+    # Flags by command, such as {"router": {"--listen", …}}.
+    flags: dict[str, set[str]]
+    pods: list[tuple[dict, dict]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        templates = [(document, template(document)) for document in self.objects]
+        self.pods = [(document, pod) for document, pod in templates if pod]
+
+    def of(self, *kinds: str) -> list[dict]:
+        return [document for document in self.objects if document["kind"] in kinds]
+
+    def named(self, kind: str, name: str) -> dict | None:
+        return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
+
+    def selected(self, labels: dict) -> list[tuple[dict, dict]]:
+        """Workloads, with their pods, whose pods have these labels."""
+        workloads = [(document, pod) for document, pod in self.pods if document["kind"] in WORKLOADS]
+        return [(document, pod) for document, pod in workloads if within(labels, pod["metadata"]["labels"])]
+
+
+def template(document: dict) -> dict | None:
+    """Metadata and spec of the pods that an object makes, or is."""
+    if document["kind"] == "Deployment":
+        return document["spec"]["template"]
+    if document["kind"] == "LeaderWorkerSet":
+        return document["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    return document if document["kind"] == "Pod" else None
+
+
+def within(part: dict, whole: dict) -> bool:
+    return all(whole.get(key) == value for key, value in part.items())
+
+
+def containers(pod: dict) -> Iterator[dict]:
+    yield from pod["spec"].get("initContainers", [])
+    yield from pod["spec"]["containers"]
+
+
+def arguments(pod: dict) -> dict[str, str]:
+    args = pod["spec"]["containers"][0].get("args", [])
+    return dict(arg.split("=", 1) for arg in args if "=" in arg)
+
+
+def ports(pod: dict) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for one in containers(pod) for port in one.get("ports", [])}
+
+
+def one_scaler_each(world: World) -> Iterator[str]:
+    targets: dict[tuple, list[str]] = {}
+    for scaler in world.of(*SCALERS):
+        to = scaler["spec"]["scaleTargetRef"]
+        targets.setdefault((to["kind"], to["name"]), []).append(scaler["kind"])
+        if not world.named(to["kind"], to["name"]):
+            yield f"{scaler['kind']} {scaler['metadata']['name']} scales {to['kind']} {to['name']}, which is not there"
+    for target, kinds in targets.items():
+        if len(kinds) > 1:
+            yield f"{target} is scaled by {kinds}"
+    if len({scaler["kind"] for scaler in world.of(*SCALERS)}) > 1:
+        yield "an HPA and a ScaledObject want the cluster's one external metrics API"
+    for workload in world.of(*WORKLOADS):
+        scaled = (workload["kind"], workload["metadata"]["name"]) in targets
+        if scaled == ("replicas" in workload["spec"]):
+            yield f"{workload['metadata']['name']}: replicas belong to the autoscaler, and to the chart without one"
+
+
+def groups_are_counted_as_groups(world: World) -> Iterator[str]:
+    """The router wants workers; a LeaderWorkerSet has groups of them."""
+    for scaler in world.of(*SCALERS):
+        to = scaler["spec"]["scaleTargetRef"]
+        target = world.named(to["kind"], to["name"]) or {}
+        size = target["spec"]["leaderWorkerTemplate"]["size"] if to["kind"] == "LeaderWorkerSet" else 1
+        if scaler["kind"] == "ScaledObject":
+            formula = scaler["spec"]["advanced"].get("scalingModifiers", {}).get("formula", "wanted / 1")
+            told = int(formula.removeprefix("wanted / "))
+        else:
+            told = int(scaler["spec"]["metrics"][0]["external"]["target"]["averageValue"])
+        if told != size:
+            yield f"{scaler['metadata']['name']}: {told} workers to a replica, which has {size}"
+
+
+def bounds_agree(world: World) -> Iterator[str]:
+    """The router answers within the bounds that the autoscaler has."""
+    policies = [
+        yaml.safe_load(one["data"]["policy.yaml"]) for one in world.of("ConfigMap") if "policy.yaml" in one["data"]
+    ]
+    for policy, scaler in ((policy, scaler) for policy in policies for scaler in world.of(*SCALERS)):
+        to, spec = scaler["spec"]["scaleTargetRef"], scaler["spec"]
+        target = world.named(to["kind"], to["name"])
+        if not target:
+            continue
+        size = target["spec"]["leaderWorkerTemplate"]["size"] if to["kind"] == "LeaderWorkerSet" else 1
+        pool = policy.get("scaling", {}).get("pools", {}).get(to["name"].rsplit("-", 1)[1], {})
+        least, most = (spec.get(f"{end}Replicas", spec.get(f"{end}ReplicaCount", -1)) * size for end in ("min", "max"))
+        if (pool.get("min"), pool.get("max")) != (least, most):
+            yield f"{scaler['metadata']['name']}: from {least} to {most}, and the policy says {pool}"
+
+
+def devices_are_quoted(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        name = document["metadata"]["name"]
+        for container in containers(pod):
+            resources = container.get("resources", {})
+            for kind in ("requests", "limits"):
+                for resource, amount in resources.get(kind, {}).items():
+                    if not isinstance(amount, str):
+                        yield f"{name}: {kind}.{resource} is {amount!r}, not a string"
+        limits = pod["spec"]["containers"][0]["resources"].get("limits", {})
+        has_gpu = any("gpu" in resource or "mig-" in resource for resource in limits)
+        if "--device" in arguments(pod) and has_gpu != (arguments(pod)["--device"] == "cuda"):
+            yield f"{name}: --device={arguments(pod)['--device']}, with limits {sorted(limits)}"
+
+
+def environment_is_text(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        for container in containers(pod):
+            names = [variable["name"] for variable in container.get("env", [])]
+            if len(names) != len(set(names)):
+                yield f"{document['metadata']['name']}: a variable is set twice: {names}"
+            for variable in container.get("env", []):
+                if "value" in variable and not isinstance(variable["value"], str):
+                    yield f"{document['metadata']['name']}: {variable['name']} is {variable['value']!r}, not a string"
+
+
+def pods_have_no_rights(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        name, spec = document["metadata"]["name"], pod["spec"]
+        if spec.get("automountServiceAccountToken") is not False or spec.get("enableServiceLinks") is not False:
+            yield f"{name}: a token or service variables are mounted"
+        if spec["securityContext"].get("runAsNonRoot") is not True:
+            yield f"{name}: may run as root"
+        for container in containers(pod):
+            context = container.get("securityContext", {})
+            tight = (
+                context.get("allowPrivilegeEscalation") is False
+                and context.get("readOnlyRootFilesystem") is True
+                and context.get("runAsNonRoot") is True
+                and context.get("capabilities", {}).get("drop") == ["ALL"]
+                and set(context["capabilities"].get("add", [])) <= {"IPC_LOCK"}
+                and context.get("seccompProfile", {}).get("type") == "RuntimeDefault"
+            )
+            if not tight:
+                yield f"{name}: container {container['name']} is not restricted: {context}"
+    if world.of("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "Secret"):
+        yield "the chart makes a role or a secret"
+    for account in world.of("ServiceAccount"):
+        if account.get("automountServiceAccountToken") is not False:
+            yield f"{account['metadata']['name']}: its token is mounted"
+
+
+def ports_exist(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        name, there = document["metadata"]["name"], ports(pod)
+        for container in pod["spec"]["containers"]:
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                if document["kind"] != "Pod" and probe not in container:
+                    yield f"{name}: no {probe}"
+                port = container.get(probe, {}).get("httpGet", {}).get("port", "admin")
+                if probe in container and port not in there:
+                    yield f"{name}: {probe} asks port {port}, which is not there"
+        heard = {int(value.rsplit(":", 1)[1]) for flag, value in arguments(pod).items() if "listen" in flag}
+        if document["kind"] in WORKLOADS and heard != set(there.values()):
+            yield f"{name}: listens on {sorted(heard)}, declares {there}"
+        if len(set(there.values())) != len(there):
+            yield f"{name}: a port twice: {there}"
+
+
+def services_reach_pods(world: World) -> Iterator[str]:
+    for service in world.of("Service"):
+        name = service["metadata"]["name"]
+        chosen = world.selected(service["spec"]["selector"])
+        if len(chosen) != 1:
+            yield f"service {name} selects {len(chosen)} workloads"
+        for _, pod in chosen:
+            for port in service["spec"]["ports"]:
+                if port["targetPort"] not in ports(pod):
+                    yield f"service {name}: no port {port['targetPort']} in its pods"
+
+
+def selectors_are_apart(world: World) -> Iterator[str]:
+    for workload in world.of("Deployment"):
+        labels = workload["spec"]["selector"]["matchLabels"]
+        chosen = [document["metadata"]["name"] for document, _ in world.selected(labels)]
+        if chosen != [workload["metadata"]["name"]]:
+            yield f"{workload['metadata']['name']} selects the pods of {chosen}"
+    for budget in world.of("PodDisruptionBudget"):
+        if len(world.selected(budget["spec"]["selector"]["matchLabels"])) != 1:
+            yield f"budget {budget['metadata']['name']} covers other than one workload"
+    for document, pod in world.pods:
+        for spread in pod["spec"].get("topologySpreadConstraints", []):
+            if not within(spread["labelSelector"].get("matchLabels", {}), pod["metadata"]["labels"]):
+                yield f"{document['metadata']['name']}: spreads over pods that are not its own"
+
+
+def every_pod_has_a_policy(world: World) -> Iterator[str]:
+    policies = world.of("NetworkPolicy")
+    for document, pod in world.pods if policies else []:
+        labels, kind = pod["metadata"]["labels"], document["kind"]
+        chosen = [one for one in policies if selects(one["spec"]["podSelector"], labels)]
+        if kind in WORKLOADS and len(chosen) != 1:
+            yield f"{document['metadata']['name']}: {len(chosen)} network policies"
+        for policy in chosen:
+            opened = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+            if kind in WORKLOADS and opened != set(ports(pod).values()):
+                yield f"{policy['metadata']['name']} opens {sorted(opened)}, its pods have {ports(pod)}"
+
+
+def selects(selector: dict, labels: dict) -> bool:
+    among = all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
+    return among and within(selector.get("matchLabels", {}), labels)
+
+
+def flags_exist(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        args = pod["spec"]["containers"][0]["args"]
+        words = [arg for arg in args if not arg.startswith("-")]
+        known = world.flags.get(" ".join(words))
+        if known is None:
+            yield f"{document['metadata']['name']}: no command `{' '.join(words)}`"
+            continue
+        for arg in args:
+            if arg.startswith("-") and arg.split("=")[0] not in known:
+                yield f"{document['metadata']['name']}: `cleave {' '.join(words)}` has no {arg.split('=')[0]}"
+
+
+def drains_in_time(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        args = arguments(pod)
+        if document["kind"] in WORKLOADS:
+            needed = int(args.get("--drain-timeout", -100)) + int(args.get("--shutdown-delay", 0))
+            grace = pod["spec"]["terminationGracePeriodSeconds"]
+            if not needed + 5 <= grace <= needed + 60:
+                yield f"{document['metadata']['name']}: drains for {needed} s, is killed after {grace} s"
+
+
+def routers_are_found(world: World) -> Iterator[str]:
+    """Workers and KEDA go by a headless name that has routers which are not ready: it is workers that make them ready."""
+    words = [arguments(pod) for _, pod in world.pods]
+    told = [args[flag] for args in words for flag in ("--router", "--picker-endpoints") if flag in args]
+    for scaler in world.of("ScaledObject"):
+        told.append(scaler["spec"]["triggers"][0]["metadata"]["scalerAddress"])
+    for address in told:
+        host, port = address.rsplit(":", 1)
+        name, namespace = host.split(".")[:2]
+        service = world.named("Service", name)
+        if not service or service["metadata"]["namespace"] != namespace:
+            yield f"{address}: no such service"
+            continue
+        spec = service["spec"]
+        if spec.get("clusterIP") != "None" or spec.get("publishNotReadyAddresses") is not True:
+            yield f"{address}: not headless, or without those that are not ready"
+        if int(port) not in [one["port"] for one in spec["ports"]]:
+            yield f"{address}: the service has no such port"
+
+
+def volumes_are_used(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        name = document["metadata"]["name"]
+        mounts = [mount for container in containers(pod) for mount in container.get("volumeMounts", [])]
+        if {mount["name"] for mount in mounts} != {volume["name"] for volume in pod["spec"].get("volumes", [])}:
+            yield f"{name}: volumes and mounts differ"
+        if any("subPath" in mount for mount in mounts):
+            yield f"{name}: a file mounted by subPath does not follow its ConfigMap or Secret"
+        places = [mount["mountPath"] for mount in mounts]
+        for value in arguments(pod).values():
+            folder = value if value.startswith("/") else ""
+            if folder and not any(folder == place or folder.startswith(f"{place}/") for place in places):
+                yield f"{name}: {folder} is on no volume"
+
+
+def routes_lead_somewhere(world: World) -> Iterator[str]:
+    for ingress in world.of("Ingress"):
+        for rule in ingress["spec"]["rules"]:
+            for path in rule["http"]["paths"]:
+                back = path["backend"]["service"]
+                service = world.named("Service", back["name"])
+                if not service or back["port"]["name"] not in [one["name"] for one in service["spec"]["ports"]]:
+                    yield f"ingress leads to {back}"
+    for route in world.of("HTTPRoute"):
+        for back in route["spec"]["rules"][0]["backendRefs"]:
+            service = world.named(back.get("kind", "Service"), back["name"])
+            listed = service and back.get("port") in [one.get("port") for one in service["spec"].get("ports", [{}])]
+            if not listed:
+                yield f"route leads to {back}"
+    for pool in world.of("InferencePool"):
+        chosen = world.selected(pool["spec"]["selector"]["matchLabels"])
+        numbers = {port["number"] for port in pool["spec"]["targetPorts"]}
+        if len(chosen) != 1 or not numbers <= set(ports(chosen[0][1]).values()):
+            yield "the inference pool's endpoints are not the routers"
+        picker = pool["spec"]["endpointPickerRef"]
+        service = world.named("Service", picker["name"])
+        if not service or picker["port"]["number"] not in [one["port"] for one in service["spec"]["ports"]]:
+            yield f"the inference pool's picker is {picker}"
+    for api in world.of("APIService"):
+        service = world.named("Service", api["spec"]["service"]["name"])
+        if not service or service["spec"].get("clusterIP") == "None":
+            yield "the API server asks a service without an address"
+
+
+def pickers_are_spoken_to(world: World) -> Iterator[str]:
+    """Gateways are told how a picker speaks, and a picker asks routers where they answer it."""
+    for _, pod in world.pods:
+        args, there = arguments(pod), ports(pod)
+        if "--ext-proc-listen" not in args:
+            continue
+        for service in world.of("Service"):
+            for port in service["spec"]["ports"]:
+                told = port.get("appProtocol") == "kubernetes.io/h2c"
+                if port["targetPort"] == "ext-proc" and told != (args.get("--ext-proc-tls") == "off"):
+                    yield f"service {service['metadata']['name']}: its picker's appProtocol is {port.get('appProtocol')}"
+        if args.get("--picker-admin-port") != str(there["admin"]):
+            yield f"the picker asks port {args.get('--picker-admin-port')}, the routers' is {there['admin']}"
+        for policy in world.of("NetworkPolicy"):
+            if not selects(policy["spec"]["podSelector"], pod["metadata"]["labels"]):
+                continue
+            out = {one["port"] for rule in policy["spec"]["egress"] if "to" in rule for one in rule["ports"]}
+            come = [rule for rule in policy["spec"]["ingress"] if there["admin"] in [one["port"] for one in rule["ports"]]]
+            peers = [peer.get("podSelector") for rule in come for peer in rule["from"]]
+            let_in = any(one is not None and selects(one, pod["metadata"]["labels"]) for one in peers)
+            if there["admin"] not in out or not let_in:
+                yield f"{policy['metadata']['name']}: routers cannot ask each other at port {there['admin']}"
+
+
+def everything_is_scraped(world: World) -> Iterator[str]:
+    for monitor in world.of("ServiceMonitor"):
+        labels = monitor["spec"]["selector"]["matchLabels"]
+        services = [one for one in world.of("Service") if within(labels, one["metadata"]["labels"])]
+        scraped = [
+            name
+            for one in services
+            for name in (d["metadata"]["name"] for d, _ in world.selected(one["spec"]["selector"]))
+        ]
+        if sorted(scraped) != sorted(one["metadata"]["name"] for one in world.of(*WORKLOADS)):
+            yield f"scraped are {scraped}"
+        for service in services:
+            if monitor["spec"]["endpoints"][0]["port"] not in [one["name"] for one in service["spec"]["ports"]]:
+                yield f"service {service['metadata']['name']} has no port to scrape"
+
+
+def names_and_labels(world: World) -> Iterator[str]:
+    seen = set()
+    for document in world.objects:
+        metadata = document["metadata"]
+        key = (document["kind"], metadata["name"])
+        if key in seen:
+            yield f"{key} twice"
+        seen.add(key)
+        if document["kind"] != "APIService" and "namespace" not in metadata:
+            yield f"{key} has no namespace"
+        if len(metadata["name"]) > 63 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", metadata["name"]):
+            yield f"{key} has no name that Kubernetes takes"
+        if metadata.get("labels", {}).get("app.kubernetes.io/managed-by") != "Helm":
+            yield f"{key} has not the usual labels"
+
+
+def nothing_stops_before_its_successor(world: World) -> Iterator[str]:
+    """Without more said, a rollout begins with a new pod: the router never has fewer."""
+    for document, pod in world.pods:
+        if document["kind"] == "Deployment" and arguments(pod).get("--policy"):
+            update = document["spec"]["strategy"].get("rollingUpdate", {})
+            if update.get("maxUnavailable") != 0:
+                yield f"{document['metadata']['name']}: may have fewer routers during a rollout"
+
+
+RULES = [
+    one_scaler_each,
+    groups_are_counted_as_groups,
+    bounds_agree,
+    devices_are_quoted,
+    environment_is_text,
+    pods_have_no_rights,
+    ports_exist,
+    services_reach_pods,
+    selectors_are_apart,
+    every_pod_has_a_policy,
+    flags_exist,
+    drains_in_time,
+    routers_are_found,
+    volumes_are_used,
+    routes_lead_somewhere,
+    pickers_are_spoken_to,
+    everything_is_scraped,
+    names_and_labels,
+    nothing_stops_before_its_successor,
+]
+
+
+def flaws(world: World) -> list[str]:
+    return [f"{rule.__name__}: {flaw}" for rule in RULES for flaw in rule(world)]

@@ -1,0 +1,113 @@
+"""Expressions of dashboard and rules against the series that Cleave registers, and rules against promtool.
+
+Owns: finding the names in PromQL and on the page of metrics; the tests of alerts. Never: queries a running
+Prometheus (scripts/ci/observe does).
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+ALERTS = ROOT / "testdata/alerts/alerts.yaml"
+FILES = ROOT / "helm/cleave/files"
+PAGE = ROOT / "docs/metrics.md"
+SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
+
+
+def registered() -> set[str]:
+    """Names of series on the generated page, without the suffix of counters."""
+    names = re.findall(r"^\| `([a-z_0-9:]+)` \|", PAGE.read_text(), re.MULTILINE)
+    return {name.removesuffix("_total") for name in names}
+
+
+def unscoped(expression: str) -> str:
+    """The rules' placeholder for a namespace, taken out."""
+    return re.sub(r",?\$scope", "", expression)
+
+
+def panels() -> dict[str, str]:
+    """The dashboard's expressions by panel and target."""
+    board = json.loads((FILES / "dashboard.json").read_text())
+    return {
+        f"panel {panel['title']}, {target['refId']}": target["expr"]
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    }
+
+
+def rules() -> list[dict]:
+    groups = yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def flaws() -> list[str]:
+    """Names that nothing registers, rules that do not say what to do, and what promtool says."""
+    found, known = [], registered()
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    expressions = panels() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
+    for place, expression in expressions.items():
+        for name in re.findall(r"\b(?:cleave|vllm|sglang)[_:][a-z_0-9:]+", re.sub(r'"[^"]*"', "", expression)):
+            series = {name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)}
+            if name not in recorded and not series & known:
+                found.append(f"{place}: nothing has {name}")
+    for rule in rules():
+        if "$scope" not in rule["expr"]:
+            found.append(f"{rule.get('alert') or rule['record']}: looks at other namespaces too")
+        said = set(rule.get("annotations", {}))
+        if "alert" in rule and (said != {"summary", "description", "runbook"} or "severity" not in rule["labels"]):
+            found.append(f"{rule['alert']}: without summary, description, runbook or severity")
+    return found
+
+
+def promtool(rendered: dict) -> str | None:
+    """promtool's complaints about the rules of a PrometheusRule, empty if none; None without promtool."""
+    if not shutil.which("promtool"):
+        return None
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(rendered["spec"], file)
+        file.flush()
+        done = subprocess.run(["promtool", "check", "rules", file.name], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def unraised() -> list[str]:
+    """Alerts that the series which should raise them do not, or that those do which come close; and those without any."""
+    cases = yaml.safe_load(ALERTS.read_text())
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    found = [f"{name}: in the rules or in {ALERTS.name} alone" for name in alerts ^ set(cases)]
+    for name in sorted(alerts & set(cases)):
+        case = cases[name]
+        if raised(name, case["series"], case["at"]) is not True:
+            found.append(f"{name}: not raised by what should raise it")
+        if raised(name, case["never"], case["at"]) is not False:
+            found.append(f"{name}: raised by what comes close only")
+    return found
+
+
+def raised(alert: str, series: dict[str, str], at: str) -> bool:
+    """Whether the alert fires at that time of a Prometheus that had these series."""
+    if not all(isinstance(values, str) for values in series.values()):
+        raise TypeError(f"{alert}: YAML takes a series for a number: {series}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "rules.yaml").write_text(unscoped((FILES / "rules.yaml").read_text()))
+        test = {
+            "interval": "1m",
+            "input_series": [{"series": key, "values": values} for key, values in series.items()],
+            "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": []}],
+        }
+        whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+        (folder / "test.yaml").write_text(yaml.safe_dump(whole))
+        command = ["promtool", "test", "rules", "test.yaml"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    # No alert is expected, so one that fires is what promtool tells.
+    if done.returncode != 0 and f"alertname: {alert}" not in said:
+        raise ValueError(f"{alert}: {said}")
+    return done.returncode != 0

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The page for operators in a real browser: `check.sh [flags of check.mjs]`. Needs Chromium (CHROMIUM=PATH, or
+# one that is installed: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages,
+# which go to target/ui-check. Without one of them it says SKIPPED. The program is CLEAVE=PATH, or built.
+#
+# For the pictures of docs: check.sh --shots docs
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+skip() { echo "SKIPPED: $1"; exit 0; }
+
+browser=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)}
+[ -n "$browser" ] || skip "there is no Chromium (apt-get install chromium fonts-dejavu-core)"
+command -v node >/dev/null && command -v npm >/dev/null || skip "there is no Node.js"
+
+modules=${CARGO_TARGET_DIR:-target}/ui-check
+mkdir -p "$modules"
+if ! [ -d "$modules/node_modules/axe-core" ]; then
+  echo '{"private": true}' > "$modules/package.json"
+  (cd "$modules" && npm install --no-fund --no-audit --save-exact playwright-core@1.65.1 axe-core@4.14.1 >install.log 2>&1) \
+    || skip "playwright-core and axe-core could not be had from npm ($modules/install.log)"
+fi
+if [ -z "${CLEAVE:-}" ]; then
+  cargo build -q -p cleave-cli
+  CLEAVE=${CARGO_TARGET_DIR:-target}/debug/cleave
+fi
+exec node scripts/ci/ui/check.mjs --cleave "$CLEAVE" --browser "$browser" --modules "$modules" "$@"

@@ -1,0 +1,403 @@
+"""The checkpoints that goldens.py makes: configurations, tokenizers, templates, and the texts they are tried on.
+
+It writes nothing and knows no reference; the table in goldens.py states the purpose of each variant.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+# === Texts ===
+
+TEXT = """\
+A server for language models does two kinds of work. First it reads the whole prompt at once, and that is limited by how
+fast the machine can multiply. Then it writes the answer one token at a time, and that is limited by how fast the memory
+can be read. The two kinds of work do not like each other: while a long prompt is being read, everyone who is waiting for
+the next token has to wait longer.
+
+So we keep them apart. Some workers read prompts, other workers write answers, and between them there is a transfer of
+the keys and the values that the attention needs. Every block of memory has one owner, and every owner gives it back. If
+a worker dies in the middle of an answer, another worker picks the answer up where it was left, and the reader does not
+notice. That is the promise; the rest is bookkeeping, and the bookkeeping is what this text is about.
+
+Consider a small town with a post office. Letters come in through the front door, are stamped by the first clerk, and are
+carried across the yard to the second clerk, who sorts them. When there are more letters than the second clerk can sort,
+the first clerk should stop stamping, or tell the people at the door to come back in an hour. What he should not do is to
+throw the letters into the yard, however full it already is, and hope. A queue without a limit is a yard full of letters.
+
+for (i = 0; i < n; i += 1) { total += price[i] * count[i]; }  // 3.14, 2024, 1,000,000
+def owner(block): return leases.get(block.index, None)
+
+It's what they'd call "fair": I'm sure you've seen it, we'll see; he isn't, she can't, they won't.
+Größe, naïve, café, Ångström, señor. Привет, мир! こんにちは世界。你好,世界。مرحبا 🙂🚀
+"""
+
+TOKENIZER_TEXTS = [
+    "",
+    "a",
+    "Hello, world!",
+    " leading space",
+    "  two leading spaces",
+    "trailing space ",
+    "tabs\tand\nnewlines\r\n\n\nand   runs    of spaces",
+    "\n\n",
+    "    indented = code(1, 22, 333, 4444, 55555)",
+    "It's what they'd call DON'T, we'll see",
+    "Größe naïve café Ångström",
+    "cafe\u0301 with a combining accent",
+    "Привет, мир!",
+    "こんにちは世界。",
+    "你好,世界。한국어도",
+    "مرحبا بالعالم",
+    "🙂🚀👩‍👩‍👧‍👦🇪🇺",
+    "mixed 🙂 emoji and words🚀end",
+    "zero\u200bwidth and \u00a0no-break",
+    "control \x00\x01\x7f bytes",
+    "▁already▁marked",
+    "𝕌𝕟𝕚𝕔𝕠𝕕𝕖 beyond the plane",
+    "https://example.com/a?b=c&d=%20#e",
+    "x" * 40,
+]
+
+# === Tokenizers ===
+
+SPLIT_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLIT_QWEN = SPLIT_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def byte_level(merges: int, split: str, normalizer, added: list[AddedToken], bos: str | None) -> Tokenizer:
+    """A byte-level BPE as Llama 3 and Qwen ship it: bytes first, then merges, then the added tokens."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=bos is not None))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + merges, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.add_tokens(added)
+    byte_level_post = processors.ByteLevel(trim_offsets=False)
+    if bos is None:
+        tokenizer.post_processor = byte_level_post
+    else:
+        bos_first = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+        tokenizer.post_processor = processors.Sequence([byte_level_post, bos_first])
+    return tokenizer
+
+
+def sentencepiece_like(merges: int, metaspace: bool) -> Tokenizer:
+    """BPE over characters with byte fallback, as converted from SentencePiece; spaces are written as U+2581.
+
+    Llama 2 marks spaces in the normalizer; later conversions (metaspace) do it in the pre-tokenizer.
+    """
+    draft = Tokenizer(models.BPE())
+    draft.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    latin = "".join(line for line in TEXT.splitlines(keepends=True) if line.isascii())
+    draft.train_from_iterator([latin], trainers.BpeTrainer(vocab_size=merges + len(set(latin)), show_progress=False))
+    learned = json.loads(draft.to_str())["model"]
+    merges_learned = [tuple(merge) for merge in learned["merges"]]
+    # The order of a converted SentencePiece model: specials, bytes, merged pieces, single characters.
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += ["".join(merge) for merge in merges_learned]
+    pieces += sorted(piece for piece in set(learned["vocab"]) | {"é", "ö", "世"} if len(piece) == 1)
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges_learned, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    if metaspace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+def special(*contents: str) -> list[AddedToken]:
+    return [AddedToken(content, special=True, normalized=False) for content in contents]
+
+
+def tokenizer_llama3() -> Tokenizer:
+    added = special(
+        "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"
+    )
+    return byte_level(128, SPLIT_LLAMA3, None, added, bos="<|begin_of_text|>")
+
+
+def tokenizer_qwen(tools: bool) -> Tokenizer:
+    added = special("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    if tools:
+        # Added but not special: they stay in the text when special tokens are skipped.
+        added += [
+            AddedToken(content, special=False, normalized=False)
+            for content in ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+        ]
+    return byte_level(150, SPLIT_QWEN, normalizers.NFC(), added, bos=None)
+
+
+# === Variants ===
+
+
+def template(name: str) -> str:
+    """A chat template, written for this test data in the manner of those in the wild."""
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+
+@dataclass
+class Variant:
+    name: str
+    config: dict
+    dtype: str
+    tokenizer: Tokenizer
+    tokenizer_config: dict
+    generation_config: dict
+    template: str
+    template_in_file: bool = False
+    shards: int = 1
+    chat_extra: list[dict] = field(default_factory=list)
+    tokenizer_texts: list[str] = field(default_factory=list)
+    leftover_inv_freq: bool = False
+
+
+def old(config: dict, dtype: str, rope_theta: float, rope_scaling: dict | None) -> dict:
+    """The spelling of config.json up to transformers 4."""
+    return config | {
+        "torch_dtype": dtype,
+        "rope_theta": rope_theta,
+        "rope_scaling": rope_scaling,
+        "transformers_version": "4.44.0",
+    }
+
+
+def new(config: dict, dtype: str, rope_parameters: dict) -> dict:
+    """The spelling of config.json since transformers 5."""
+    return config | {"dtype": dtype, "rope_parameters": rope_parameters, "transformers_version": "5.0.0"}
+
+
+def shape(hidden, layers, heads, kv_heads, intermediate, vocab, **more) -> dict:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "attention_dropout": 0.0,
+    } | more
+
+
+LLAMA3_ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Tells the weather in a city <now> & later",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "e.g. Zürich"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+CALL = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}}],
+}
+
+
+def llama2() -> Variant:
+    config = shape(
+        64, 2, 4, 4, 172, 512, architectures=["LlamaForCausalLM"], model_type="llama", max_position_embeddings=256,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=False, pretraining_tp=1, bos_token_id=1,
+        eos_token_id=2,
+    )
+    quoted = lambda content: {
+        "__type": "AddedToken", "content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+    }
+    return Variant(
+        "llama2",
+        old(config, "float32", 10000.0, None),
+        "float32",
+        sentencepiece_like(150, metaspace=False),
+        {
+            "add_bos_token": True, "add_eos_token": False, "bos_token": quoted("<s>"), "eos_token": quoted("</s>"),
+            "unk_token": quoted("<unk>"), "clean_up_tokenization_spaces": False, "model_max_length": 256,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+        {"bos_token_id": 1, "eos_token_id": 2, "temperature": 0.6, "top_p": 0.9, "do_sample": True},
+        template("inst"),
+        chat_extra=[{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}],
+        tokenizer_texts=["<s>text between marks</s>", "a <unk> b"],
+        leftover_inv_freq=True,
+    )
+
+
+def llama3_parts() -> tuple[Tokenizer, dict, list[dict], list[str]]:
+    tokenizer = tokenizer_llama3()
+    tokenizer_config = {
+        "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "clean_up_tokenization_spaces": False,
+        "model_max_length": 512, "model_input_names": ["input_ids", "attention_mask"],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather in Zürich?"}]
+    answer = {"role": "tool", "content": "12 °C & rain"}
+    chats = [
+        {"messages": question, "tools": TOOLS},
+        {"messages": question + [CALL, answer], "tools": TOOLS},
+        {"messages": question + [CALL, {"role": "tool", "content": {"celsius": 12, "sky": "rain"}}]},
+        {"messages": question[1:], "kwargs": {"with_date": True, "date_string": "26 Jul 2024"}},
+        {"messages": question + [CALL | {"tool_calls": CALL["tool_calls"] * 2}]},
+    ]
+    texts = ["<|begin_of_text|>marked<|eot_id|>", "almost <|eot_id| > special", "1234567 12 3"]
+    return tokenizer, tokenizer_config, chats, texts
+
+
+def llama3() -> Variant:
+    tokenizer, tokenizer_config, chats, texts = llama3_parts()
+    ids = tokenizer.token_to_id
+    eos = [ids("<|end_of_text|>"), ids("<|eom_id|>"), ids("<|eot_id|>")]
+    config = shape(
+        64, 3, 4, 2, 112, 392, architectures=["LlamaForCausalLM"], model_type="llama", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
+        bos_token_id=ids("<|begin_of_text|>"), eos_token_id=eos,
+    )
+    return Variant(
+        "llama3",
+        old(config, "bfloat16", 10000.0, LLAMA3_ROPE | {"rope_type": "llama3"}),
+        "bfloat16", tokenizer, tokenizer_config,
+        {"bos_token_id": ids("<|begin_of_text|>"), "eos_token_id": eos, "temperature": 0.6, "top_p": 0.9, "do_sample": True},
+        template("header"), shards=3, chat_extra=chats, tokenizer_texts=texts,
+    )
+
+
+def llama3_new() -> Variant:
+    tokenizer, tokenizer_config, chats, texts = llama3_parts()
+    ids = tokenizer.token_to_id
+    config = shape(
+        96, 2, 6, 2, 104, 392, architectures=["LlamaForCausalLM"], model_type="llama", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=False, mlp_bias=False, head_dim=16,
+        bos_token_id=ids("<|begin_of_text|>"), eos_token_id=ids("<|eot_id|>"), pad_token_id=None,
+    )
+    return Variant(
+        "llama3-new",
+        new(config, "float16", LLAMA3_ROPE | {"factor": 32.0, "rope_theta": 50000.0, "rope_type": "llama3"}),
+        "float16", tokenizer, tokenizer_config,
+        {"bos_token_id": ids("<|begin_of_text|>"), "eos_token_id": [ids("<|end_of_text|>"), ids("<|eot_id|>")]},
+        template("header"), template_in_file=True, chat_extra=chats, tokenizer_texts=texts,
+    )
+
+
+def mistral() -> Variant:
+    config = shape(
+        64, 3, 4, 2, 112, 512, architectures=["MistralForCausalLM"], model_type="mistral", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=24, head_dim=32, bos_token_id=1, eos_token_id=2,
+    )
+    return Variant(
+        "mistral",
+        old(config, "bfloat16", 1000000.0, None),
+        "bfloat16",
+        sentencepiece_like(150, metaspace=True),
+        {
+            "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+            "clean_up_tokenization_spaces": False, "model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+        {"bos_token_id": 1, "eos_token_id": 2},
+        template("inst-blocks"),
+        chat_extra=[
+            {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
+            {"messages": [{"role": "user", "content": "a"}, {"role": "critic", "content": "b"}]},
+        ],
+        tokenizer_texts=["<s>text between marks</s>", "two  spaces▁mark"],
+    )
+
+
+def qwen(name: str, config: dict, tools: bool, chats: list[dict], **more) -> Variant:
+    tokenizer = tokenizer_qwen(tools)
+    ids = tokenizer.token_to_id
+    config |= {"bos_token_id": ids("<|endoftext|>"), "eos_token_id": ids("<|im_end|>")}
+    return Variant(
+        name, config, config.get("dtype") or config["torch_dtype"], tokenizer,
+        {
+            "add_bos_token": False, "add_prefix_space": False, "bos_token": None, "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>", "unk_token": None, "clean_up_tokenization_spaces": False, "errors": "replace",
+            "model_max_length": 512, "split_special_tokens": False, "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+        {
+            "bos_token_id": ids("<|endoftext|>"), "pad_token_id": ids("<|endoftext|>"), "do_sample": True,
+            "eos_token_id": [ids("<|im_end|>"), ids("<|endoftext|>")], "repetition_penalty": 1.05, "temperature": 0.7,
+            "top_p": 0.8, "top_k": 20,
+        },
+        template("chatml-tools") if tools else template("chatml"),
+        chat_extra=chats,
+        tokenizer_texts=["<|im_start|>user\nhi<|im_end|>\n", "<think>\nhm\n</think>\n\nyes", "12345"],
+        **more,
+    )
+
+
+def qwen2() -> Variant:
+    config = shape(
+        64, 2, 4, 2, 108, 416, architectures=["Qwen2ForCausalLM"], model_type="qwen2", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, sliding_window=16, use_sliding_window=False, max_window_layers=1,
+    )
+    return qwen("qwen2", old(config, "bfloat16", 1000000.0, None), False, [])
+
+
+def qwen25() -> Variant:
+    config = shape(
+        64, 2, 2, 2, 120, 448, architectures=["Qwen2ForCausalLM"], model_type="qwen2", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, sliding_window=512, use_sliding_window=False, max_window_layers=2,
+    )
+    config = old(config, "float32", 10000.0, None)
+    del config["rope_scaling"]
+    return qwen("qwen2.5", config, True, [], shards=2)
+
+
+def qwen3() -> Variant:
+    config = shape(
+        64, 3, 4, 2, 100, 416, architectures=["Qwen3ForCausalLM"], model_type="qwen3", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=False, head_dim=32, sliding_window=None,
+        use_sliding_window=False, max_window_layers=3, layer_types=["full_attention"] * 3,
+    )
+    question = {"role": "user", "content": "Weather in Zürich?"}
+    answers = [{"role": "tool", "content": "12 °C & rain"}, {"role": "tool", "content": "wind"}]
+    thought = {"role": "assistant", "content": "<think>\nHe asks.\n</think>\n\nIt rains."}
+    chats = [
+        {"messages": [question], "tools": TOOLS},
+        {"messages": [question], "kwargs": {"enable_thinking": False}},
+        {"messages": [question, CALL | {"content": ""}] + answers, "tools": TOOLS},
+        {"messages": [question, thought, {"role": "user", "content": "And then?"}]},
+        {"messages": [question, thought]},
+        {"messages": [question, {"role": "assistant", "content": "Rain.", "reasoning_content": "\nHm.\n"}]},
+    ]
+    config = new(config, "bfloat16", {"rope_type": "default", "rope_theta": 1000000.0})
+    return qwen("qwen3", config, True, chats, template_in_file=True)
+
+
+VARIANTS = {
+    "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "qwen2": qwen2, "qwen2.5": qwen25,
+    "qwen3": qwen3,
+}

@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""Writes testdata/quantized/: one tiny model in every quantised layout that Cleave reads, and its weights in float32.
+
+Each folder has config.json, model.safetensors, and expected.safetensors: every projection in float32, computed from
+the numbers before they were packed. Packing follows the loops of the software that writes such checkpoints (AutoAWQ's
+WQLinear_GEMM.from_linear, AutoGPTQ's QuantLinear.pack, compressed-tensors' pack_to_int32), in numpy; conversions to
+fp8 and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how Cleave reads a layout shows.
+
+    name             layout
+    fp8-tensor       compressed-tensors, float 8, one scale a matrix, input scales beside
+    fp8-channel      compressed-tensors, float 8, a bf16 scale a row, o_proj left dense
+    fp8-block        fp8 with weight_block_size [24, 20], ragged at both ends, down_proj left dense
+    int8-channel     compressed-tensors, int 8
+    int8-group       compressed-tensors, int 8, a bf16 scale for groups of 16
+    int8-packed      compressed-tensors, pack-quantized with 8 bits, zero points, groups of 16 and 40
+    awq              awq, groups of 16
+    gptq             gptq, groups of 32, the last one short, biases of zeros where the model has none
+    gptq-int8        gptq of 8 bits, groups of 32, the last one short
+    gptq-act-order   gptq_v2 with desc_act: groups by a shuffled g_idx
+    int4-symmetric   compressed-tensors, pack-quantized, groups of 16
+    int4-asymmetric  compressed-tensors, pack-quantized, zero points, groups of 16 and 40
+
+Usage:
+    pip install numpy ml_dtypes
+    python scripts/models/quantized_goldens.py            # (re)writes testdata/quantized/
+    python scripts/models/quantized_goldens.py --check    # regenerates and compares
+
+Weights are made by this script and carry the repository's licence.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+
+import ml_dtypes
+import numpy as np
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 32, 80, 2, 1, 16, 16
+PROJECTIONS = {
+    "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+}
+DTYPES = {
+    np.dtype(np.float32): "F32",
+    np.dtype(np.float16): "F16",
+    np.dtype(ml_dtypes.bfloat16): "BF16",
+    np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.int32): "I32",
+    np.dtype(np.int64): "I64",
+}
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        end = len(data) + array.nbytes
+        header[name] = {"dtype": DTYPES[array.dtype], "shape": list(tensors[name].shape), "data_offsets": [len(data), end]}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def as_int32(words):
+    return words.astype(np.uint32).view(np.int32)
+
+
+def pack_awq(numbers):
+    """(any, out) of 0..15 into (any, out / 8)."""
+    words = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint32)
+    for column in range(words.shape[1]):
+        for i, place in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+            words[:, column] |= numbers[:, column * 8 + place].astype(np.uint32) << np.uint32(4 * i)
+    return as_int32(words)
+
+
+def pack_straight(numbers, axis, bits=4):
+    """Neighbours along an axis into words, the first lowest; zeros to a whole word."""
+    each = 32 // bits
+    numbers = np.moveaxis(numbers.astype(np.uint32), axis, -1)
+    pad = -numbers.shape[-1] % each
+    numbers = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, pad)])
+    words = numbers.reshape(*numbers.shape[:-1], -1, each)
+    words = sum(words[..., i] << np.uint32(bits * i) for i in range(each))
+    return as_int32(np.ascontiguousarray(np.moveaxis(words, -1, axis)))
+
+
+class Random:
+    """Weights, scales and codes of one folder."""
+
+    def __init__(self, name):
+        self.numbers = np.random.default_rng(list(name.encode()))
+
+    def weight(self, shape):
+        return (self.numbers.normal(size=shape) * 0.2).astype(np.float32)
+
+    def scales(self, shape, dtype):
+        return self.numbers.uniform(0.002, 0.03, size=shape).astype(dtype)
+
+    def codes(self, shape, low, high):
+        return self.numbers.integers(low, high + 1, size=shape)
+
+
+def wide(x):
+    return x.astype(np.float32)
+
+
+def fp8_tensor(random, shape):
+    weight = random.weight(shape)
+    scale = np.array([np.abs(weight).max() / 448], np.float32)
+    codes = (weight / scale).astype(ml_dtypes.float8_e4m3fn)
+    input_scale = np.array([0.01], np.float32)
+    return {"weight": codes, "weight_scale": scale, "input_scale": input_scale}, wide(codes) * scale
+
+
+def fp8_channel(random, shape):
+    weight = random.weight(shape)
+    scale = (np.abs(weight).max(axis=1, keepdims=True) / 448).astype(ml_dtypes.bfloat16)
+    codes = (weight / wide(scale)).astype(ml_dtypes.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scale}, wide(codes) * wide(scale)
+
+
+def fp8_block(random, shape, block=(24, 20)):
+    weight = random.weight(shape)
+    grid = [-(-size // each) for size, each in zip(shape, block)]
+    scale = random.scales(grid, np.float32)
+    spread = np.repeat(np.repeat(scale, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
+    codes = np.clip(weight / spread, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scale}, wide(codes) * spread
+
+
+def int8_channel(random, shape):
+    codes = random.codes(shape, -128, 127).astype(np.int8)
+    scale = random.scales((shape[0], 1), np.float32)
+    return {"weight": codes, "weight_scale": scale}, wide(codes) * scale
+
+
+def int8_group(random, shape, group=16):
+    codes = random.codes(shape, -128, 127).astype(np.int8)
+    scale = random.scales((shape[0], shape[1] // group), ml_dtypes.bfloat16)
+    return {"weight": codes, "weight_scale": scale}, wide(codes) * wide(scale).repeat(group, 1)
+
+
+def awq(random, shape, group=16):
+    out, width = shape
+    codes = random.codes((width, out), 0, 15)
+    zeros = random.codes((width // group, out), 0, 15)
+    scales = random.scales((width // group, out), np.float16)
+    weight = (codes - zeros.repeat(group, 0)) * wide(scales).repeat(group, 0)
+    return {"qweight": pack_awq(codes), "qzeros": pack_awq(zeros), "scales": scales}, wide(weight.T)
+
+
+def gptq(random, shape, group=32, is_v2=False, is_shuffled=False, bits=4):
+    out, width = shape
+    groups = -(-width // group)
+    g_idx = np.arange(width) // group
+    if is_shuffled:
+        random.numbers.shuffle(g_idx)
+    top = 2**bits - 1
+    codes = random.codes((width, out), 0, top)
+    # The older format stores one less, and so cannot tell of a zero point of 0.
+    zeros = random.codes((groups, out), 0 if is_v2 else 1, top)
+    scales = random.scales((groups, out), np.float16)
+    weight = (codes - zeros[g_idx]) * wide(scales)[g_idx]
+    tensors = {
+        "qweight": pack_straight(codes, 0, bits),
+        "qzeros": pack_straight(zeros if is_v2 else zeros - 1, 1, bits),
+        "scales": scales,
+        "g_idx": g_idx.astype(np.int32),
+    }
+    if not is_v2:
+        tensors["bias"] = np.zeros(out, np.float16)
+    return tensors, wide(weight.T)
+
+
+def packed(random, shape, group, has_zeros, bits=4):
+    out, width = shape
+    groups = width // group
+    half = 2 ** (bits - 1)
+    codes = random.codes(shape, -half, half - 1)
+    scales = random.scales((out, groups), ml_dtypes.bfloat16)
+    tensors = {
+        "weight_packed": pack_straight(codes + half, 1, bits),
+        "weight_scale": scales,
+        "weight_shape": np.array(shape, np.int64),
+    }
+    zeros = np.zeros((out, groups), np.int64)
+    if has_zeros:
+        zeros = random.codes((out, groups), -half, half - 1)
+        tensors["weight_zero_point"] = pack_straight(zeros + half, 0, bits)
+    return tensors, wide((codes - zeros.repeat(group, 1)) * wide(scales).repeat(group, 1))
+
+
+def compressed(format, weights, ignore=("lm_head",), inputs=None):
+    groups = {
+        f"group_{i}": {"targets": ["Linear"], "weights": w, "input_activations": inputs, "output_activations": None}
+        for i, w in enumerate(weights)
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+    }
+
+
+def args(bits, kind, strategy, group=None, symmetric=True):
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "strategy": strategy,
+        "group_size": group,
+        "symmetric": symmetric,
+        "dynamic": False,
+        "actorder": None,
+    }
+
+
+DYNAMIC = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "sym": False, "damp_percent": 0.1, "lm_head": False}
+
+
+def folders():
+    """Name, floats of the rest, quantization_config, what makes a projection, and which are left dense."""
+    bf16, f16 = ml_dtypes.bfloat16, np.float16
+    yield ("fp8-tensor", bf16, compressed("float-quantized", [args(8, "float", "tensor")]), fp8_tensor, ())
+    yield (
+        "fp8-channel",
+        bf16,
+        compressed("float-quantized", [args(8, "float", "channel")], ["lm_head", "re:.*o_proj"], DYNAMIC),
+        fp8_channel,
+        ("self_attn.o_proj",),
+    )
+    block = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [24, 20],
+        "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.down_proj"],
+    }
+    yield ("fp8-block", bf16, block, fp8_block, ("mlp.down_proj",))
+    yield ("int8-channel", bf16, compressed("int-quantized", [args(8, "int", "channel")]), int8_channel, ())
+    config = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+    yield ("awq", f16, config, awq, ())
+    yield ("gptq", f16, GPTQ | {"group_size": 32, "desc_act": False}, gptq, ())
+
+    def act_order(random, shape):
+        return gptq(random, shape, group=16, is_v2=True, is_shuffled=True)
+
+    config = GPTQ | {"group_size": 16, "desc_act": True, "checkpoint_format": "gptq_v2"}
+    yield ("gptq-act-order", f16, config, act_order, ())
+    config = compressed("pack-quantized", [args(4, "int", "group", 16)])
+    yield ("int4-symmetric", bf16, config, lambda random, shape: packed(random, shape, 16, False), ())
+
+    for name, bits in (("int4-asymmetric", 4), ("int8-packed", 8)):
+
+        def asymmetric(random, shape, bits=bits):
+            return packed(random, shape, 40 if shape[1] % 40 == 0 else 16, True, bits)
+
+        groups = [args(bits, "int", "group", each, False) for each in (16, 40)]
+        yield (name, bf16, compressed("pack-quantized", groups), asymmetric, ())
+    groups = [args(8, "int", "group", 16)]
+    yield ("int8-group", bf16, compressed("int-quantized", groups), int8_group, ())
+
+    def gptq_int8(random, shape):
+        return gptq(random, shape, bits=8)
+
+    yield ("gptq-int8", f16, GPTQ | {"bits": 8, "group_size": 32, "desc_act": False}, gptq_int8, ())
+
+
+def write(out):
+    for name, floats, quantization, quantize, dense in folders():
+        random = Random(name)
+        tensors = {
+            "model.embed_tokens.weight": random.weight((VOCAB, HIDDEN)).astype(floats),
+            "lm_head.weight": random.weight((VOCAB, HIDDEN)).astype(floats),
+        }
+        norms = ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"]
+        for norm in norms:
+            tensors[f"{norm}.weight"] = (1 + random.weight((HIDDEN,))).astype(floats)
+        expected = {}
+        for part, shape in PROJECTIONS.items():
+            module = f"model.layers.0.{part}"
+            if part in dense:
+                weight = random.weight(shape).astype(floats)
+                parts, expected[f"{module}.weight"] = {"weight": weight}, wide(weight)
+            else:
+                parts, expected[f"{module}.weight"] = quantize(random, shape)
+            tensors |= {f"{module}.{kind}": tensor for kind, tensor in parts.items()}
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "torch_dtype": "bfloat16" if floats is ml_dtypes.bfloat16 else "float16",
+            "vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "intermediate_size": INTERMEDIATE,
+            "num_hidden_layers": 1,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "hidden_act": "silu",
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "quantization_config": quantization,
+        }
+        folder = out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_safetensors(folder / "model.safetensors", tensors)
+        write_safetensors(folder / "expected.safetensors", expected)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    out = pathlib.Path(__file__).resolve().parents[2] / "testdata" / "quantized"
+    if not parser.parse_args().check:
+        write(out)
+        return
+    with tempfile.TemporaryDirectory() as fresh:
+        write(pathlib.Path(fresh))
+        files = [path.relative_to(fresh) for path in sorted(pathlib.Path(fresh).rglob("*")) if path.is_file()]
+        differ = [str(file) for file in files if (out / file).read_bytes() != (pathlib.Path(fresh) / file).read_bytes()]
+    if differ:
+        sys.exit("differ: " + ", ".join(differ))
+
+
+if __name__ == "__main__":
+    main()
