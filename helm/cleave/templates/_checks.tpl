@@ -1,4 +1,4 @@
-{{/* What a schema cannot say of values. Each message names the path. */}}
+{{/* Checks of values that a schema cannot express. Each message names the path. */}}
 {{- define "cleave.check" -}}
 {{- $root := . -}}
 {{- if not (or (and .Values.prefill.enabled .Values.decode.enabled) .Values.both.enabled) -}}

@@ -1,4 +1,4 @@
-{{/* Names. */}}
+{{/* Names of the chart and of its objects. */}}
 {{- define "cleave.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What routers are called by workers and autoscalers: every router's address, ready or not. */}}
+{{/* The name by which workers and autoscalers find every router, ready or not. */}}
 {{- define "cleave.routerAddress" -}}
 {{- printf "%s-router.%s.svc:%d" (include "cleave.fullname" .) .Release.Namespace (int .Values.network.ports.http) -}}
 {{- end -}}
@@ -49,8 +49,8 @@ matchExpressions:
     values: [prefill, decode, both]
 {{- end -}}
 
-{{/* (map, map that counts) as JSON. Maps are merged, lists and everything else replaced; unlike sprig's merge, false, 0
-     and "" count too. */}}
+{{/* Merges (map, map over it) and prints JSON. Maps are merged, all else is replaced; unlike sprig's merge, false, 0
+     and "" replace too. */}}
 {{- define "cleave.merge" -}}
 {{- $merged := deepCopy (index . 0) -}}
 {{- range $key, $value := index . 1 -}}
@@ -66,7 +66,7 @@ matchExpressions:
 {{- toJson $merged -}}
 {{- end -}}
 
-{{/* (root, pool's name): what counts for the pool, as JSON. */}}
+{{/* (root, pool's name): the pool's values over those of `workers`, as JSON. */}}
 {{- define "cleave.pool" -}}
 {{- $root := index . 0 -}}
 {{- $pool := fromJson (include "cleave.merge" (list $root.Values.workers (get $root.Values (index . 1)))) -}}
@@ -74,7 +74,7 @@ matchExpressions:
 {{- toJson $pool -}}
 {{- end -}}
 
-{{/* (root, image of a pool or an empty map). */}}
+{{/* (root, image of a pool or an empty map): the image with its tag. */}}
 {{- define "cleave.image" -}}
 {{- $root := index . 0 -}}{{- $own := index . 1 -}}
 {{- $repository := default $root.Values.image.repository $own.repository -}}
@@ -82,7 +82,7 @@ matchExpressions:
 {{- printf "%s:%s" $repository $tag -}}
 {{- end -}}
 
-{{/* (root, port): where a process listens. */}}
+{{/* (root, port): the address on which a process listens. */}}
 {{- define "cleave.listen" -}}
 {{- $any := ternary "[::]" "0.0.0.0" (eq (index . 0).Values.network.ipFamily "IPv6") -}}
 {{- printf "%s:%d" $any (int (index . 1)) -}}
@@ -97,7 +97,7 @@ matchExpressions:
 {{- end -}}
 {{- end -}}
 
-{{/* Of a container: nothing that a process without rights could use. An argument of "IPC_LOCK" lets RDMA pin memory. */}}
+{{/* The security context of a container, without any capability. The argument "IPC_LOCK" lets RDMA pin memory. */}}
 {{- define "cleave.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -123,7 +123,7 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{/* (constraints, selector labels): spread of pods, with the selector where there is none. */}}
+{{/* (constraints, selector labels): spread of pods; constraints without a selector get the labels. */}}
 {{- define "cleave.spread" -}}
 {{- $labels := fromYaml (index . 1) -}}
 {{- range index . 0 }}
@@ -131,7 +131,7 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{/* Pools that are there, as a JSON object with the key `pools`. */}}
+{{/* Enabled pools, as a JSON object with the key `pools`. */}}
 {{- define "cleave.pools" -}}
 {{- $root := . -}}{{- $pools := list -}}
 {{- range list "prefill" "decode" "both" -}}
@@ -140,7 +140,7 @@ seccompProfile:
 {{- toJson (dict "pools" $pools) -}}
 {{- end -}}
 
-{{/* "true" where some pool scales this way. */}}
+{{/* (root, type): "true" if a pool has this type of autoscaling. */}}
 {{- define "cleave.scalesBy" -}}
 {{- $root := index . 0 -}}{{- $type := index . 1 -}}{{- $found := "" -}}
 {{- range (fromJson (include "cleave.pools" $root)).pools -}}
@@ -149,7 +149,7 @@ seccompProfile:
 {{- $found -}}
 {{- end -}}
 
-{{/* "true" where some pool may have no worker. */}}
+{{/* "true" if a pool may scale to zero workers. */}}
 {{- define "cleave.scalesToZero" -}}
 {{- $root := . -}}{{- $found := "" -}}
 {{- range (fromJson (include "cleave.pools" $root)).pools -}}
@@ -159,7 +159,7 @@ seccompProfile:
 {{- $found -}}
 {{- end -}}
 
-{{/* (root, pool's name, pool): the object that is scaled. */}}
+{{/* (root, pool's name, pool): the object that an autoscaler scales. */}}
 {{- define "cleave.scaleTarget" -}}
 {{- $set := (index . 2).leaderWorkerSet.enabled -}}
 apiVersion: {{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" $set }}
@@ -167,7 +167,7 @@ kind: {{ ternary "LeaderWorkerSet" "Deployment" $set }}
 name: {{ include "cleave.fullname" (index . 0) }}-{{ index . 1 }}
 {{- end -}}
 
-{{/* How a Deployment replaces pods. */}}
+{{/* The strategy by which a Deployment replaces pods. */}}
 {{- define "cleave.strategy" -}}
 {{- if eq .type "Recreate" -}}
 type: Recreate
@@ -176,7 +176,7 @@ type: Recreate
 {{- end -}}
 {{- end -}}
 
-{{/* OTLP's port, to be let out; empty without an endpoint. */}}
+{{/* OTLP's port, for egress rules; empty without an endpoint. */}}
 {{- define "cleave.otlpPort" -}}
 {{- with .Values.telemetry.otlpEndpoint -}}
 {{- $port := regexFind ":[0-9]+$" (get (urlParse .) "host") -}}

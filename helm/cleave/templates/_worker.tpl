@@ -18,7 +18,7 @@ spec:
   serviceAccountName: {{ include "cleave.serviceAccount" (list $root "worker") }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  # SIGTERM drains: sequences move to workers of the same fingerprint while they generate, or end here.
+  # SIGTERM begins a drain: sequences move to workers of the same fingerprint while they generate, or end here.
   terminationGracePeriodSeconds: {{ add (int $pool.drainSeconds) 15 }}
   securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
   {{- if $pool.hostNetwork }}
@@ -58,7 +58,7 @@ spec:
       args: {{- toYaml . | nindent 8 }}
       {{- end }}
       env:
-        # Whatever the image's tools keep, they keep it where they may write.
+        # Tools of the image write their caches to HOME; the root is read-only.
         - name: HOME
           value: /model
         {{- with $model.init.env }}
@@ -116,7 +116,7 @@ spec:
         - name: data
           containerPort: {{ int $ports.data }}
           protocol: TCP
-      # Until the model is loaded and the engine measured, nothing listens.
+      # The port opens only after the model is loaded and the engine is measured.
       startupProbe:
         httpGet:
           path: /health
@@ -124,7 +124,7 @@ spec:
         periodSeconds: 2
         timeoutSeconds: 2
         failureThreshold: {{ div (add (int $pool.startupSeconds) 1) 2 }}
-      # Forward progress: 503 when a step takes longer than --step-max.
+      # /health reports forward progress: 503 when a step takes longer than --step-max.
       livenessProbe:
         httpGet:
           path: /health
@@ -132,7 +132,7 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
-      # Progress, and a router that is connected.
+      # /ready needs forward progress and a connected router.
       readinessProbe:
         httpGet:
           path: /ready
@@ -162,7 +162,7 @@ spec:
       emptyDir:
         medium: Memory
         sizeLimit: {{ $pool.sharedMemory.sizeLimit }}
-    # The bundled model is unpacked there, and kernels that were compiled at run time are kept.
+    # The cache holds the unpacked bundled model, and kernels that were compiled at run time.
     - name: cache
       emptyDir:
         sizeLimit: 1Gi
@@ -188,7 +188,7 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* A pool's resources with its GPUs and RDMA devices, whose counts are strings: server-side apply refuses numbers. */}}
+{{/* A pool's resources with its GPUs and RDMA devices. Their counts are strings: server-side apply refuses numbers. */}}
 {{- define "cleave.workerResources" -}}
 {{- $devices := dict -}}
 {{- if ne (toString .gpus) "0" -}}{{- $_ := set $devices .gpuResource (toString .gpus) -}}{{- end -}}

@@ -1,8 +1,9 @@
-"""The chart's README: its table of values, from the comments of values.yaml.
+"""Writes the table of values in the chart's README from the comments of values.yaml.
 
 usage: values_table.py [--check]
 
-Every value's comment begins with `# --`; a key without one is a map of values. With --check nothing is written.
+Every value's comment begins with `# --`, and may go on in lines that begin with `# `; a key without one is a map of
+values. With --check nothing is written.
 Exit status 1: the README differs, or a value has no comment. Standard library only.
 """
 
@@ -15,7 +16,7 @@ BEGIN, END = "<!-- values: begin, by scripts/ci/helm/values_table.py -->", "<!--
 
 
 def rows(text: str) -> list[tuple[str, str, str]]:
-    """(path, default, meaning) of every value with a comment."""
+    """Returns (path, default, meaning) of every value with a comment."""
     found: list[tuple[str, str, str]] = []
     path: list[tuple[int, str]] = []
     meaning, inside = "", -1
@@ -23,6 +24,9 @@ def rows(text: str) -> list[tuple[str, str, str]]:
         indent = len(line) - len(line.lstrip())
         if told := re.match(r"\s*# -- (.*)", line):
             meaning = told[1]
+            continue
+        if meaning and (more := re.match(r"\s*# (.*)", line)):
+            meaning += " " + more[1]
             continue
         key = re.match(r"\s*([\w./-]+):(?: (.*))?$", line)
         if not line.strip() or line.lstrip().startswith("#") or (inside >= 0 and indent > inside):
