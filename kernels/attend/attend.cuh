@@ -19,7 +19,7 @@
 // - A tile sees the spans from `first_seen(position of its first row) / SPAN_KEYS` up to and with
 //   `(position of its last row) / SPAN_KEYS`, where `first_seen(p)` is `p + 1 - window`, or 0 if
 //   that is negative. Let `spans` be their number.
-// - If there are tiles enough (tiles × kv_heads at least four times the blocks that fit the device), or the tile
+// - If tiles are many (tiles × kv_heads at least four times the blocks that fit the device), or the tile
 //   has one span, it is one item of all its spans (`parts` = 1). Otherwise it is cut into items of a few spans
 //   each, in order (`parts` of them; single spans are best where tiles are few): their states go to the
 //   workspace and the block that arrives last merges them.

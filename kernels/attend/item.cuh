@@ -70,8 +70,8 @@ template <class S> struct Warp {
         return (share.row_tile * 4 + part) * 16 + lane_index() / 4 + which * 8;
     }
 
-    // The tile's keys are there when this is called; its values once their copies are waited for. All warps of the
-    // block come here together.
+    // The tile's keys have arrived before the call; its values arrive during it. All warps of the block call this
+    // together.
     DEVICE void attend(const KeyTile& tile) {
         const View view = task.view_of(share.row_tile, tile.index);
         Scores<S> scores;
@@ -138,7 +138,7 @@ template <class S> struct Warp {
         }
     }
 
-    // Merges the span into the totals and begins the next. `is_first`: of the item.
+    // Merges the span into the totals and begins the next. `is_first` is set for the item's first span.
     DEVICE void keep_span(bool is_first) {
         float sums[2];
         sum_up(sums);

@@ -92,7 +92,7 @@ public:
         lab::fill(qkv_->get(), qkv_->count(), 2, 2.0f);
     }
 
-    // Of causal attention.
+    // The operations of causal attention.
     double operations() const {
         double pairs = 0;
         for (const Sequence& sequence : batch_) pairs += double(sequence.rows) * (sequence.position + (sequence.rows + 1) / 2.0);
@@ -286,7 +286,7 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "%s\n", is_fine ? "all right, all the same bits" : "NOT RIGHT");
     for (const Pair& pair : pairs) {
         if (is_brief && (pair.element_bytes != 2 || (pair.dim != 128 && pair.dim != 64))) continue;
-        // As many KV heads as give the width of Llama 3.1's.
+        // The number of KV heads gives the width of Llama 3.1's.
         const Heads heads = {32, 8, pair.dim};
         time_decode(pair, heads, ceilings, is_brief);
         time_prefill(pair, heads, ceilings, is_brief);

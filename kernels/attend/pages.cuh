@@ -16,12 +16,12 @@ DEVICE u32 block_of_thread(const Pages& pages, u32 span) {
     return is_there ? pages.table[entry] : 0;
 }
 
-// Asks for one tile of keys or of values; `blocks` are its span's.
+// Starts the copies of one tile of keys or of values; `blocks` are its span's.
 template <class S> DEVICE void fill_slab(u8* slab, const u8* heads, const Pages& pages, const u32* blocks, u32 tile) {
     constexpr u32 PASSES = (TILE_KEYS * S::CHUNKS + S::THREADS - 1) / S::THREADS;
     constexpr bool IS_EVEN = TILE_KEYS * S::CHUNKS % S::THREADS == 0;
     const u32 shift = pages.block_shift, block_bytes = pages.block_bytes, keys_end = pages.keys_end;
-    // All look-ups before all copies: these go through shared memory too, and nothing is read past one.
+    // All look-ups precede all copies: both go through shared memory, and no read passes a copy.
     const u8* from[PASSES];
 #pragma unroll
     for (u32 pass = 0; pass < PASSES; pass++) {

@@ -10,7 +10,7 @@ namespace attend {
 
 // The place of one KV head of one sequence in a layer.
 struct Pages {
-    // Of block 0.
+    // Keys and values of block 0.
     const u8* keys;
     const u8* values;
     const u32* table;
@@ -50,7 +50,7 @@ template <class S> struct Task {
     u32 span_end;
     u32 tile_first;
     u32 tile_end;
-    // As in AttendItem.
+    // The fields of AttendItem with these names.
     u32 parts;
     u32 states;
     u32 arrival;
@@ -58,7 +58,7 @@ template <class S> struct Task {
     DEVICE u32 position_of(u32 row_of_tile) const { return segment.position + (row + row_of_tile) / group; }
     // Rows past the end see the same keys as the last one.
     DEVICE u32 clamped(u32 row_of_tile) const { return min(row_of_tile, rows - 1); }
-    // From a row of queries or outputs, `heads` heads wide, to this packed row's head.
+    // The index of this packed row's head in queries or outputs, whose rows are `heads` heads wide.
     DEVICE u64 head_of(u32 row_of_tile, u32 heads) const {
         const u32 packed = row + row_of_tile;
         return u64(segment.row + packed / group) * heads + kv_head * group + packed % group;

@@ -12,7 +12,7 @@
 
 namespace attend {
 
-// Of a warp's part of a key tile: this lane's [quarter][eight keys][row's two keys, other row's two].
+// This lane's scores of a warp's part of a key tile: [quarter][eight keys][row's two keys, other row's two].
 template <class S> struct Scores {
     float of[S::QUARTERS][2][4];
 };
@@ -46,7 +46,7 @@ struct SharedWeights {
     }
 };
 
-// A span's softmax so far, of this lane's two rows.
+// The softmax of a span so far, for this lane's two rows.
 template <class S> struct SpanState {
     // [pair][eight dims][as Scores].
     float values[S::OWN_PAIRS][2][4];
@@ -69,7 +69,7 @@ template <class S> struct SpanState {
     }
 };
 
-// The pair's dims that this lane has are two and two: the first of the `half`th two.
+// This lane has two times two dims of a pair; this is the first of the `half`th two.
 template <class S> DEVICE u32 dim_of(u32 half) {
     const u32 quad_lane = lane_index() % 4;
     return S::IS_FP8 ? quad_lane * 4 + half * 2 : half * 8 + quad_lane * 2;

@@ -1,8 +1,8 @@
 // Lab of copies of KV blocks: gather, scatter, checksum.
 //
 // Owns: blocks of Llama 3.1 8B (2 MiB of bf16 for 16 tokens) and one layer's part of them, from all over a pool.
-// Never: checks the checksum's value: the emulator's tests hold that against another implementation. Here it must be the
-// same for equal bytes at two places.
+// Never: checks the checksum's value: the emulator's tests compare that with another implementation. Here it must be
+// the same for equal bytes at two places.
 #ifdef __CUDACC__
 #include "lab.h"
 
@@ -19,7 +19,7 @@ constexpr u32 SHARED_BY = 16;
 struct Places {
     Buffer<u8> pool{BLOCK_BYTES_8B * POOL_BLOCKS};
     Buffer<u8> staging{BLOCK_BYTES_8B * 64};
-    // Any bytes: it is the same for both sides.
+    // The secret may be any bytes, since both sides use the same.
     Buffer<u8> secret{192};
 };
 
@@ -41,7 +41,7 @@ void pieces(const Places& places, u32 count, u64 bytes, double ceiling) {
     };
     blocks_checksum<<<count, SUM_THREADS>>>(args);
     blocks_gather<<<grid, THREADS>>>(args);
-    // What was gathered, summed up where it lies now.
+    // The checksums of the gathered bytes, at their place in staging.
     std::vector<Piece> staged = all;
     for (Piece& piece : staged) piece.pool = piece.staging;
     const Buffer<Piece> staged_there(staged);

@@ -11,7 +11,7 @@
 struct EmbedArgs {
     const void* table;   // (vocab, width), bf16 or f32
     const u32* tokens;   // (rows), each within the table, or FED and a row of drawn
-    const u32* drawn;    // what was drawn last; not read if no token is FED
+    const u32* drawn;    // the tokens drawn last; not read if no token is FED
     float* out;          // (rows, width)
     u32 width;
     u32 vocab;           // rows of the table

@@ -15,7 +15,7 @@ using lab::Buffer;
 
 // Eights that a block takes, as the host launches it.
 constexpr u32 BLOCK_ELEMENTS = THREADS * 8;
-// A bf16's rounding, of numbers up to 4, and what 2^x may be off.
+// The rounding of a bf16, for numbers up to 4, and the error of 2^x.
 constexpr double TOLERANCE = 1.0 / 32;
 
 void rows(u32 count, u32 width, double ceiling) {

@@ -54,7 +54,7 @@ private:
     size_t count_;
 };
 
-// On the host, which has none of the kernels' conversions.
+// The value on the host, which has none of the kernels' conversions.
 inline float value(bf16 x) {
     const u32 word = u32(x.bits) << 16;
     float wide;
@@ -119,7 +119,7 @@ inline double copy_ceiling() {
     return 2.0 * bytes / seconds;
 }
 
-// Nothing but mma.sync.
+// A kernel of mma.sync alone, for the ceiling.
 static __global__ void multiply_only(float* to, u32 rounds) {
     float sums[8][4] = {};
     const u32 a[4] = {threadIdx.x, 0x3f803f80u, threadIdx.x * 7, 0x3f813f80u};
@@ -168,7 +168,7 @@ struct Figure {
     double tolerance = 0;
 };
 
-// A line of JSON for scripts/gpu, which has its own ceilings, and one for people on standard error.
+// Prints a line of JSON for scripts/gpu, which has its own ceilings, and a readable one on standard error.
 inline void report(const Figure& figure, double copy, double mma) {
     const char *lab = figure.lab.c_str(), *variant = figure.variant.c_str(), *shape = figure.shape.c_str();
     std::printf("{\"kind\": \"lab\", \"lab\": \"%s\", \"variant\": \"%s\", \"shape\": \"%s\", \"seconds\": %.9g", lab, variant, shape, figure.seconds);
@@ -191,7 +191,7 @@ inline void report(const Figure& figure, double copy, double mma) {
     std::fflush(stdout);
 }
 
-// Whether a lab is to show only what matters most: `--brief`.
+// Whether a lab measures only its most important shapes: `--brief`.
 inline bool is_brief(int count, char** arguments) {
     for (int i = 1; i < count; i++) {
         if (std::strcmp(arguments[i], "--brief") == 0) return true;
@@ -199,7 +199,7 @@ inline bool is_brief(int count, char** arguments) {
     return false;
 }
 
-// How a kernel is launched: as many blocks as fit the device at once.
+// The launch of a kernel with as many blocks as fit the device at once.
 struct Kernel {
     const void* entry;
     int threads;

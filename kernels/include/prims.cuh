@@ -48,7 +48,7 @@ struct alignas(16) Words4 {
 
 DEVICE float to_f32(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 DEVICE float to_f32(float x) { return x; }
-// Halves to even.
+// Rounds halves to even.
 DEVICE bf16 to_bf16(float x) {
     u16 bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
@@ -74,7 +74,7 @@ DEVICE float fp8_to_f32(fp8 x) {
 }
 DEVICE float to_f32(fp8 x) { return fp8_to_f32(x); }
 
-// Bytes by number, 0 to 3 of `low` and 4 to 7 of `high`; each digit of `order` picks one, the lowest first.
+// Selects bytes by number, 0 to 3 of `low` and 4 to 7 of `high`; each digit of `order` picks one, the lowest first.
 DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) { return __byte_perm(low, high, order); }
 // a · b + c in each half, rounded once, halves to even; numbers below the least normal one are kept.
 DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
@@ -83,7 +83,7 @@ DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Rounded as written: never fused with what comes before or after.
+// Each operation is rounded as written, and never fused with another.
 DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 // a · b + c, rounded once.
@@ -106,7 +106,7 @@ DEVICE void sync_warp() { __syncwarp(); }
 #define sync_block() __syncthreads()
 template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
-// From `distance` lanes below; lanes without one keep their own.
+// The value of the lane `distance` below; lanes without such a lane keep their own value.
 template <class T> DEVICE T shuffle_up(T value, u32 distance) { return __shfl_up_sync(0xffffffffu, value, distance); }
 // CUDA's headers still have a function of this name, for old devices.
 #define ballot ballot_of_warp
@@ -125,7 +125,7 @@ DEVICE u32 arrive(u32* counter) {
     return before;
 }
 
-// 16 bytes that are read once: kept out of the first-level cache. 16-byte aligned.
+// Loads 16 bytes that are read once, so past the first-level cache. 16-byte aligned.
 DEVICE Words4 load_once(const void* from) {
     Words4 to;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -133,7 +133,7 @@ DEVICE Words4 load_once(const void* from) {
                  : "l"(from));
     return to;
 }
-// Written by another block of this launch: not from this multiprocessor's cache.
+// Reads a value that another block of this launch wrote, past this multiprocessor's cache.
 DEVICE float load_fresh(const float* from) { return __ldcg(from); }
 DEVICE Words4 load_fresh_words(const void* from) {
     const uint4 words = __ldcg(static_cast<const uint4*>(from));
@@ -143,7 +143,8 @@ DEVICE Words4 load_words(const void* from) { return *static_cast<const Words4*>(
 DEVICE void store_words(void* to, Words4 words) { *static_cast<Words4*>(to) = words; }
 
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
-// 16 bytes from global to shared memory, both 16-byte aligned, there after commit and wait. Zeros if not `is_there`.
+// Copies 16 bytes from global to shared memory, both 16-byte aligned; they have arrived after commit and wait. Writes
+// zeros if not `is_there`.
 DEVICE void cp_async_16(void* to, const void* from, bool is_there) {
     u32 bytes = is_there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
@@ -179,27 +180,27 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #else
 #define WGMMA(code) __trap()
 #endif
-// What this thread has in shared memory (copies that it waited for too) is there for wgmma, after the next barrier.
+// Makes this thread's writes to shared memory, and copies that it waited for, visible to wgmma after the next barrier.
 DEVICE void wgmma_fence_shared() { WGMMA(asm volatile("fence.proxy.async.shared::cta;" ::: "memory")); }
-// Registers that other instructions have touched are there for the wgmma that come.
+// Orders other instructions' accesses to registers before the wgmma that follow.
 DEVICE void wgmma_begin() { WGMMA(asm volatile("wgmma.fence.sync.aligned;" ::: "memory")); }
 DEVICE void wgmma_commit() { WGMMA(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")); }
 // Waits until at most N of this warp's groups are in flight.
 template <int N> DEVICE void wgmma_wait() { WGMMA(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory")); }
-// Waits until none is in flight: `d` then has the result, and other instructions may use it.
+// Waits until no group is in flight: `d` then has the result, and other instructions may use it.
 DEVICE void wgmma_take(float (&d)[16][4]) {
     wgmma_wait<0>();
 #pragma unroll
     for (u32 i = 0; i < 64; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
-// An operand: rows of 64 bf16 along the inner dimension, one after the other, eight of them a pattern of 1024 bytes, where
-// chunk c of 16 bytes of row r lies at chunk c ^ r % 8 (the 128-byte swizzle, PTX ISA, "Matrix Descriptor Format").
+// An operand: rows of 64 bf16 along the inner dimension, one after the other. Eight rows are a pattern of 1024 bytes, in
+// which chunk c of 16 bytes of row r lies at chunk c ^ r % 8 (the 128-byte swizzle, PTX ISA, "Matrix Descriptor Format").
 DEVICE u64 wgmma_operand(const void* at) {
     constexpr u64 PATTERN_BYTES = 1024, LINE_OF_128 = 1;
     return u64((shared_address(at) & 0x3ffff) >> 4) | u64(1) << 16 | (PATTERN_BYTES >> 4) << 32 | LINE_OF_128 << 62;
 }
-// d += a · b, or d = a · b unless it keeps what is there: a 64 × 16, b 16 × 128, both from 32 bytes of each row of an
-// operand (see above); of d, 64 × 128, each warp has 16 rows, as fragments of 16 × 8 that are mma_bf16's.
+// d += a · b if `keeps`, else d = a · b: a is 64 × 16, b 16 × 128, both from 32 bytes of each row of an operand (see
+// above). Of d, 64 × 128, each warp has 16 rows, as the 16 × 8 fragments of mma_bf16.
 DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool keeps) {
     WGMMA(asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -225,9 +226,9 @@ DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool kee
 #define CONSTANT_DEVICE constexpr
 #endif
 
-// Four e4m3 in the order of their bytes, to four bf16: exact. The NaN gives 480: for what is known to hold none.
+// Four e4m3 in the order of their bytes, to four bf16, exactly. A NaN would give 480, so callers must have none.
 DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {
-    // Sign, exponent and fraction where bf16 has them, but for the exponent's bias: that is the factor 2^120.
+    // Sign, exponent and fraction go to their places in bf16; the factor 2^120 corrects the exponent's bias.
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         const u32 high_bytes = permute_bytes(four, 0, i == 0 ? 0x1404 : 0x3424);
@@ -236,8 +237,8 @@ DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {
     }
 }
 
-// Whether this block is the last of `blocks` to come here; if so, it sees what the others had stored before, and the
-// counter is zero again for the next launch. All threads of the block come together.
+// Whether this block is the last of `blocks` to arrive; if so, it sees the stores of the others before their arrival,
+// and the counter is zero again for the next launch. All threads of the block call this together.
 DEVICE bool is_last_block(u32* counter, u32 blocks) {
     __shared__ u32 before;
     sync_block();

@@ -6,7 +6,7 @@
 DEVICE void store(float* at, float x) { *at = x; }
 DEVICE void store(bf16* at, float x) { *at = to_bf16(x); }
 
-// Halves to even; beyond 448, 448. In whole numbers and one sum, as sm_80 has no such conversion.
+// Rounds halves to even; numbers beyond 448 become 448. Whole numbers and one sum do it: sm_80 has no such conversion.
 DEVICE fp8 to_fp8(float x) {
     const u32 bits = f32_to_bits(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;
     if (size > 0x7f800000u) return fp8{u8(sign | 0x7f)};

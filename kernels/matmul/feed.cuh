@@ -69,11 +69,11 @@ template <class S> DEVICE Unit unit_of(const Work& work, u32 index) {
 struct Source {
     const u8* from;
     u32 count;
-    // In chunks.
+    // The number of chunks in a row.
     u32 width;
 };
 
-// Asks for ROWS rows of CHUNKS chunks.
+// Starts the copies of ROWS rows of CHUNKS chunks.
 template <u32 ROWS, u32 CHUNKS, u32 THREADS> DEVICE void fill_tile(u8* to, const Source& source, u32 first, u32 depth) {
     static_assert(THREADS % CHUNKS == 0, "a thread stays in its chunk column");
     const u32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
@@ -88,7 +88,7 @@ template <u32 ROWS, u32 CHUNKS, u32 THREADS> DEVICE void fill_tile(u8* to, const
     }
 }
 
-// Asks for the scales of the groups that a stage touches: GROUPS_MOST rows of COLUMNS words, unswizzled.
+// Starts the copies of the scales of the groups that a stage touches: GROUPS_MOST rows of COLUMNS words, unswizzled.
 template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const Unit& unit) {
     constexpr u32 CHUNKS = S::COLUMNS / 4;
     const u32 first = unit.stage * S::DEPTH >> args.group_shift, groups = args.width >> args.group_shift;

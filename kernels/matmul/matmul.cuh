@@ -11,9 +11,9 @@
 // The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
 // - `span_width` is `span_width_of(columns, width)`, the same for every launch with this matrix;
 //   `spans = divided_up(width, span_width)`.
-// - `width` is a multiple of 8 (of what WeightLayout says for other formats), and weights and rows begin at multiples
-//   of 16 bytes. A bf16 matrix of any other width is `matmul_plain_bf16`'s, for any number of rows, so that a
-//   matrix is always multiplied by one or the other.
+// - `width` is a multiple of 8 (see WeightLayout for other formats), and weights and rows begin at multiples of 16
+//   bytes. A bf16 matrix of any other width goes to `matmul_plain_bf16`, for any number of rows, so that one kernel
+//   family multiplies a matrix at all batch sizes.
 // - The kernel is chosen by the bucket's rows, see the entries. Each takes any number of rows and
 //   gives the right result; another choice is only slower.
 // - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
@@ -39,7 +39,7 @@
 struct MatmulArgs {
     // (columns, width): bf16 as checkpoints store it, or see WeightLayout.
     const void* weights;
-    // One or none of the two.
+    // At most one of the two is given.
     const float* column_scales;
     const u32* group_scales;
     // (rows, width).

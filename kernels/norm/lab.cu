@@ -15,7 +15,7 @@ using lab::Buffer;
 
 constexpr u32 WIDTH = 4096, HEADS = 40, QUERY_HEADS = 32, HEAD_DIM = 128;
 constexpr float EPSILON = 1e-5f;
-// Of a bf16, relative to what is rounded; sums are in f32.
+// The relative rounding of a bf16; sums are in f32.
 constexpr double TOLERANCE = 1.0 / 128;
 
 // Largest error of `width` numbers against x / sqrt(mean(x * x) + epsilon), in doubles; weights are 1.
@@ -31,7 +31,7 @@ double error_of(const float* x, const bf16* out, u32 width) {
 
 void rows(u32 count, double ceiling) {
     const u64 elements = u64(count) * WIDTH;
-    // Beside the cache: as many copies as make a gigabyte of what is read and written.
+    // Copies of the data, a gigabyte together, take turns, so that no launch finds its data in the cache.
     const int copies = int(std::max<u64>(1, (u64(1) << 30) / (elements * 12)));
     const Buffer<float> residual(elements * copies), weight(std::vector<float>(WIDTH, 1.0f));
     const Buffer<bf16> delta(elements * copies), out(elements * copies);

@@ -18,7 +18,7 @@ constexpr u32 WIDTH = (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM;
 // One layer of the pool, and how many of its blocks there are.
 constexpr u64 BLOCK_ELEMENTS = u64(2) * KV_HEADS * BLOCK_TOKENS * HEAD_DIM;
 constexpr u32 BLOCKS = 16384, POSITIONS = 8192;
-// Two halves of bf16, each rounded.
+// The sum of two halves in bf16, each rounded.
 constexpr double TOLERANCE = 1.0 / 128;
 
 void rows(u32 count, double ceiling) {

@@ -36,7 +36,7 @@ constexpr Variant VARIANTS[] = {
     {"top-k 1", 1.0f, 0.0f, 1, 1.0},
 };
 
-// Bells about as wide as a model's.
+// Logits with a bell-shaped distribution, about as wide as a model's.
 std::vector<float> logits_of(u32 batch) {
     std::vector<float> logits(size_t(batch) * VOCABULARY);
     u64 state = 1;

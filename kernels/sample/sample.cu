@@ -13,10 +13,10 @@
 // their own, so that none waits for another.
 #include "prims.cuh"
 
-// How a row is drawn.
+// The rules by which a row's token is drawn.
 struct DrawRule {
     u64 bits;          // below 2^53
-    u64 top_p;         // parts of 2^53; that keeps all
+    u64 top_p;         // parts of 2^53; 2^53 keeps all
     float heat;        // 1 / temperature; 0 takes the most likely token
     float min_p;       // 0 keeps all
     u32 top_k;         // 0 keeps all
@@ -30,9 +30,9 @@ enum EditKind : u32 { EDIT_ADD = 0, EDIT_BAN = 1, EDIT_PENALIZE = 2 };
 struct Edit {
     u32 token;
     u32 kind;
-    float value;       // what is added; or the repetition penalty
-    float frequency;   // taken off
-    float presence;    // taken off after it
+    float value;       // added to the logit, or the repetition penalty
+    float frequency;   // subtracted
+    float presence;    // subtracted after `frequency`
 };
 
 struct SampleArgs {
@@ -40,7 +40,7 @@ struct SampleArgs {
     const DrawRule* rules;   // (rows)
     const Edit* edits;
     u64* best;               // (rows), zero before and after: see key_of_token
-    u32* tokens;             // (rows), what was drawn, or NO_TOKEN where logits were not finite
+    u32* tokens;             // (rows), the token drawn, or NO_TOKEN if logits were not finite
     u32 vocab;
     u32 reserved;
 };
@@ -216,12 +216,12 @@ DEVICE void find_bin(u64 wanted, Shared& shared) {
 }
 
 // Adds each lane's measure to its digit's bin. Lanes of one digit are summed by the warp first, and one of them adds:
-// most likelihoods of a row share a few digits, on which atomics would wait for each other. Sums are of whole numbers, so
-// their order does not matter.
+// most likelihoods of a row share a few digits, on which atomics would wait for each other. Sums are of whole numbers,
+// so their order does not matter.
 DEVICE void add_to_bins(u64 (&bins)[BINS], u32 digit, u64 measure) {
     for (u32 left = ballot(measure > 0); left != 0;) {
         const u32 leader = 31 - leading_zeros(left);
-        // All lanes take part in it, also those that have nothing to add.
+        // All lanes take part in the shuffle, also lanes with nothing to add.
         const u32 of_leader = shuffle(digit, leader);
         const bool is_mine = measure > 0 && digit == of_leader;
         const u32 same = ballot(is_mine);

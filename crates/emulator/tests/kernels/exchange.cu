@@ -16,7 +16,7 @@ extern "C" KERNEL(64, 1) exchange(GRID_CONSTANT const ExchangeArgs args) {
     to[0] = shuffle_xor(thread, 5);
     to[1] = shuffle(thread * 3, 7);
     to[2] = shuffle_up(thread, 2);
-    // Twice, so that a fast lane votes again before the others have read.
+    // Two votes, so that a fast lane votes again before the others have read the first.
     to[3] = ballot(lane % 3 == 0) & ~ballot(lane % 6 == 0);
     to[4] = u32(shuffle_xor(u64(thread) << 33, 1) >> 33);
     u32 sum = thread;
@@ -55,7 +55,7 @@ struct ReadUnwrittenArgs {
     float* results;
 };
 
-// Reads unwritten shared memory of both kinds, and then writes it, for the next block to find.
+// Reads unwritten shared memory of both kinds, and then writes it: the next block must not see these values.
 extern "C" KERNEL(64, 1) read_unwritten(GRID_CONSTANT const ReadUnwrittenArgs args) {
     DYNAMIC_SHARED(float, dynamic);
     __shared__ float fixed[32];

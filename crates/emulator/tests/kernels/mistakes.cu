@@ -5,7 +5,7 @@
 struct MistakeArgs {
     float* results;
     const float* numbers;
-    // Selects the mistake; each kernel says how.
+    // Selects the mistake; the comment of each kernel lists its choices.
     u32 choice;
 };
 
@@ -67,7 +67,7 @@ extern "C" KERNEL(32, 1) write_shared(GRID_CONSTANT const MistakeArgs args) {
 
 extern "C" KERNEL(32, 1) write_static_shared(GRID_CONSTANT const MistakeArgs args) {
     __shared__ float numbers[32];
-    // Through a pointer, so that the compiler does not know the array's length.
+    // A pointer hides the array's length from the compiler.
     float* to = numbers;
     asm volatile("" : "+r"(to));
     to[threadIdx.x + args.choice] = 1.0f;
@@ -92,7 +92,7 @@ extern "C" KERNEL(32, 1) misaligned(GRID_CONSTANT const MistakeArgs args) {
     args.results[threadIdx.x] = bits_to_f32(words.word[0]);
 }
 
-// Recursive; the work after the call keeps it from becoming a loop.
+// The recursion cannot become a loop, since work follows the call.
 float descend(float x, u32 depth) {
     volatile float here[256];
     here[depth % 256] = x;

@@ -1,5 +1,4 @@
-// A matrix product as kernels for tensor cores are written: asynchronous copies into two buffers, tiles by
-// ldmatrix, products by mma.
+// A matrix product for tensor cores: asynchronous copies into two buffers, tiles by ldmatrix, products by mma.
 #include "prims.cuh"
 
 struct TileProductArgs {
