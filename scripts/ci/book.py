@@ -35,13 +35,13 @@ limit-results = 20
 
 
 def title(page):
-    """The first heading of a page."""
+    """Returns the first heading of a page."""
     heading = re.search(r"^# (.+)$", page.read_text(), re.M)
     return heading[1].strip() if heading else page.stem
 
 
 def linked(page):
-    """Pages that a page links to, in order."""
+    """Returns the pages that a page links to, in order."""
     for link in re.findall(r"\]\(([^)#\s]+\.md)(?:#[^)]*)?\)", page.read_text()):
         target = (page.parent / link).resolve()
         if target.exists():
@@ -49,7 +49,8 @@ def linked(page):
 
 
 def chapters(source):
-    """All pages as (depth, page): those that docs/README.md links to in its order, each followed by its folder's."""
+    """Returns all pages as (depth, page): those that docs/README.md links to in its order, each followed by its
+    folder's."""
     index = source / "docs" / "README.md"
     order, seen = [], set()
     top = (index, source / "README.md")
@@ -88,7 +89,7 @@ def assemble(out):
     for depth, page in toc:
         lines.append("  " * depth + f"- [{title(page)}]({page.relative_to(source.resolve())})")
     (source / "SUMMARY.md").write_text("\n".join(lines) + "\n")
-    # mdBook calls a README index.html, and leaves links to it as they are.
+    # mdBook writes a README as index.html, and does not change links to it.
     for page in source.rglob("*.md"):
         if page.name != "SUMMARY.md":
             page.write_text(re.sub(r"(\]\([^)\s]*)README\.md", r"\1index.md", page.read_text()))
@@ -96,7 +97,7 @@ def assemble(out):
 
 
 def find_mdbook(given):
-    """The program, built if it is missing."""
+    """Returns the program, and builds it if it is missing."""
     found = given or shutil.which("mdbook")
     if found:
         return found
@@ -109,7 +110,7 @@ def find_mdbook(given):
 
 
 class Links(html.parser.HTMLParser):
-    """Links and anchors of one page of the book."""
+    """Collects links and anchors of one page of the book."""
 
     def __init__(self):
         super().__init__()
@@ -124,10 +125,10 @@ class Links(html.parser.HTMLParser):
 
 
 def lost_links(book):
-    """Links within the book that lead nowhere; those to files of the repository stay as they are."""
+    """Lists links within the book that lead nowhere; links to files of the repository stay as they are."""
     read = {}
     for page in book.rglob("*.html"):
-        # All pages in one, whose links lead from where each page was.
+        # print.html has all pages in one; its links are relative to the place of each page.
         if page.name == "print.html":
             continue
         parser = Links()

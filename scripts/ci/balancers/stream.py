@@ -21,7 +21,7 @@ class Answer:
     sent: float = 0.0
     # Arrival of each event with a token, in seconds since the request was sent.
     events: list[float] = dataclasses.field(default_factory=list)
-    # Tokens that had arrived with each event: some are half a character, and have no event of their own.
+    # Tokens that had arrived with each event: a token of half a character has no event of its own.
     counts: list[int] = dataclasses.field(default_factory=list)
     # Text of all events, concatenated.
     text: str = ""
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, by the answer itself."""
+        """Returns the number of tokens, as the answer counts them."""
         return self.counts[-1] if self.counts else json.loads(self.body)["usage"]["completion_tokens"]
 
     def __repr__(self) -> str:
@@ -42,17 +42,17 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        """It says of itself that all of it is there, once."""
+        """Whether the answer marks itself as complete, once."""
         return self.status == 200 and self.ended and not self.broken and self.error is None and self.done == 1
 
     @property
     def honest(self) -> bool:
-        """Whole, or not to be taken for it."""
+        """Whether the answer is whole, or a client can tell that it is not."""
         return self.whole or bool(self.broken) or self.error is not None or self.status != 200
 
 
 class Request:
-    """A request to `/v1/completions` that is read by a thread of its own."""
+    """A request to `/v1/completions` whose answer a thread of its own reads."""
 
     def __init__(self, address: str, body: dict, headers: dict[str, str] | None = None, timeout: float = 60.0) -> None:
         self.answer = Answer()
@@ -99,7 +99,7 @@ class Request:
                     answer.events.append(now)
                     answer.counts.append(said["usage"]["completion_tokens"])
                     answer.text += said["choices"][0]["text"]
-        # readline() gives nothing at a broken chunk too.
+        # readline() returns nothing at a broken chunk too.
         if response.chunked and response.chunk_left is not None:
             answer.broken = answer.broken or "the body broke off"
 
@@ -108,12 +108,12 @@ class Request:
         return self.answer
 
     def leave(self) -> None:
-        """As a client does that closes its window."""
+        """Closes the connection, as a client that is closed does."""
         sock = self.connection.sock
         if sock is not None:
             sock.shutdown(2)
 
 
 def ask(address: str, body: dict, headers: dict[str, str] | None = None, timeout: float = 60.0) -> Answer:
-    """A request read to its end."""
+    """Sends a request and reads its answer to the end."""
     return Request(address, body, headers, timeout).join(timeout)

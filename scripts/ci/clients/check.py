@@ -34,7 +34,7 @@ from tools import Skipped, run, venv  # noqa: E402
 RESULTS = HERE / "results.json"
 BEGIN, END = "<!-- clients: begin, by scripts/ci/clients/check.py --table -->", "<!-- clients: end -->"
 OPENAI_PYTHON, OPENAI_NODE, SCHEMATHESIS = "3.51.0", "6.49.0", "4.32.5"
-# A comment between most tokens, which no client may take for one.
+# Comments stand between most tokens; no client may take a comment for a token.
 TALKATIVE = ("--sse-keep-alive", "0.001")
 
 
@@ -54,7 +54,7 @@ def with_server(server: Process, use: Callable[[str], str]) -> str:
 
 
 def openai_python(cleave: str) -> str:
-    """OpenAI's Python client."""
+    """Runs OpenAI's Python client."""
     python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
     scripts = ROOT / "tests" / "openai"
 
@@ -67,7 +67,7 @@ def openai_python(cleave: str) -> str:
 
 
 def openai_node(cleave: str) -> str:
-    """OpenAI's Node client."""
+    """Runs OpenAI's Node client."""
     if not shutil.which("npm"):
         raise Skipped("there is no npm")
     folder = ROOT / "target" / "clients" / "node"
@@ -85,7 +85,7 @@ def openai_node(cleave: str) -> str:
 
 
 def schemathesis(cleave: str, examples: int = 20) -> str:
-    """Requests made up from /openapi.json."""
+    """Sends requests that schemathesis generates from /openapi.json."""
     python = venv("schemathesis", [f"schemathesis=={SCHEMATHESIS}"])
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile.json"
@@ -93,8 +93,8 @@ def schemathesis(cleave: str, examples: int = 20) -> str:
         server = Process(cleave, "serve", "--port", "0", "--engine", "mock", "--mock-profile", str(profile), "--max-model-len", "256")
 
         def use(url: str) -> str:
-            # Rules beyond JSON schema (the vocabulary, the context, a template's demands) refuse requests that the
-            # schema allows; /admin would send the workers away.
+            # Rules beyond JSON schema (the vocabulary, the context, a template's requirements) refuse requests that the
+            # schema allows; requests to /admin would drain the workers.
             said = run([
                 python.parent / "schemathesis", "run", f"{url}/openapi.json", "--url", url, "--no-color", "--seed", "1",
                 "--exclude-path-regex", "^/admin", "--phases", "examples,coverage,fuzzing", "--max-examples", str(examples),
@@ -115,7 +115,7 @@ def through_nginx(cleave: str, measure: Callable[[str], str]) -> str:
             with balancer("nginx", fleet, 60) as one:
                 if isinstance(one, str):
                     raise Skipped(one)
-                # The first hand-off between two workers makes their link.
+                # The first hand-off between two workers sets up their link.
                 for router in fleet.routers:
                     ask(router, {"max_tokens": 4})
                 return measure(f"http://{one.address}")
@@ -136,7 +136,7 @@ GENERATORS = {
 
 
 def write_table(results: dict[str, dict]) -> None:
-    """Into the page, between its marks."""
+    """Writes the table into the page, between its marks."""
     rows = [f"| {name} {one['version']} | {one['works']} |" for name, one in results.items()]
     table = "\n".join([BEGIN, "| client | works, as run |", "|---|---|", *rows, END])
     page = ROOT / "docs/benchmarks/clients.md"

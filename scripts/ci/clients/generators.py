@@ -15,13 +15,13 @@ from pathlib import Path
 from tools import FOLDER, ROOT, run, venv
 
 AIPERF, INFERENCE_PERF, SGLANG = "0.13.0", "0.7.0", "0.5.23"
-# The bundled checkpoint's, which is what the routers count with.
+# The tokenizer is the bundled checkpoint's, which the routers count with.
 TOKENIZER = ROOT / "assets" / "demo"
 MODEL = "cleave-demo"
 REQUESTS, RATE = 60, 10
 TTFT_MS, TPOT_MS = 500, 50
 NEW_PYTHON = (3, 12)
-# Imports of SGLang's tool; the rest of its package is not needed.
+# SGLang's tool imports these; the rest of its package is not needed.
 BENCH_NEEDS = ("aiohttp", "msgspec", "orjson", "numpy", "requests", "tqdm", "transformers", "pillow", "pybase64", "datasets",
                "pyzmq", "psutil")
 
@@ -31,11 +31,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def aiperf(url: str) -> str:
-    """NVIDIA's."""
+    """Runs NVIDIA's aiperf."""
     python = venv("aiperf", [f"aiperf=={AIPERF}"], NEW_PYTHON)
     with tempfile.TemporaryDirectory() as out:
         env = environment()
-        # With it the tool refuses a tokenizer of this machine too.
+        # The tool refuses a local tokenizer, too, if this variable is set.
         env.pop("HF_HUB_OFFLINE", None)
         run([
             python.parent / "aiperf", "profile", "--model", MODEL, "--url", url, "--endpoint-type", "chat", "--streaming",
@@ -52,7 +52,7 @@ def aiperf(url: str) -> str:
 
 
 def inference_perf(url: str) -> str:
-    """The Kubernetes project's."""
+    """Runs the Kubernetes project's inference-perf."""
     python = venv("inference-perf", [f"inference-perf=={INFERENCE_PERF}"], NEW_PYTHON)
     seconds = REQUESTS // RATE
     config = {
@@ -70,7 +70,7 @@ def inference_perf(url: str) -> str:
     with tempfile.TemporaryDirectory() as out:
         config["storage"] = {"local_storage": {"path": out}}
         path = Path(out) / "config.yml"
-        # JSON is YAML.
+        # The tool reads YAML, and every JSON text is YAML.
         path.write_text(json.dumps(config))
         run([python.parent / "inference-perf", "--config_file", path], cwd=out, env=environment(HF_HUB_OFFLINE="1"))
         report = json.loads(next(Path(out).rglob("summary_lifecycle_metrics.json")).read_text())
@@ -84,7 +84,7 @@ def inference_perf(url: str) -> str:
 
 
 def bench_serving(url: str) -> str:
-    """SGLang's, without SGLang."""
+    """Runs SGLang's bench_serving, without SGLang itself."""
     python = venv("sglang", BENCH_NEEDS, NEW_PYTHON)
     package = FOLDER / "sglang" / "tool"
     if not package.is_dir():
@@ -105,7 +105,7 @@ def bench_serving(url: str) -> str:
 
 
 def unpack(python: Path, package: Path) -> None:
-    """Of the wheel the tool and what it imports; of one module, which imports torch, only a constant is wanted."""
+    """Takes from the wheel the tool and its imports; of one module, which imports torch, only a constant."""
     wheels = FOLDER / "sglang" / "wheel"
     if not list(wheels.glob(f"sglang-{SGLANG}*.whl")):
         run([python, "-m", "pip", "download", "-q", "--no-deps", "-d", wheels, f"sglang=={SGLANG}"])

@@ -10,16 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "target" / "clients"
-# Nothing here takes nearly as long.
+# No command here takes nearly as long.
 LIMIT = 600
 
 
 class Skipped(Exception):
-    """Cannot be had here, and why."""
+    """The tool cannot be installed here; the text says why."""
 
 
 def venv(name: str, packages: Sequence[str], least: tuple[int, int] = (3, 10)) -> Path:
-    """The Python of an environment with these packages; made if it is not there."""
+    """Returns the Python of an environment with these packages, which is made if it is missing."""
     folder = FOLDER / name
     python, mark = folder / "bin" / "python", folder / "packages.txt"
     wanted = "\n".join(packages)
@@ -36,7 +36,7 @@ def venv(name: str, packages: Sequence[str], least: tuple[int, int] = (3, 10)) -
 
 
 def newest(least: tuple[int, int]) -> str:
-    """A Python that is new enough."""
+    """Returns a Python that is new enough."""
     names = [sys.executable, *(f"python3.{minor}" for minor in range(14, least[1] - 1, -1))]
     names += sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
     test = f"import sys; sys.exit(sys.version_info < {least})"

@@ -1,4 +1,4 @@
-"""Values that must be refused: (values, Kubernetes, what the message must name)."""
+"""Values that the chart must refuse: (values, version of Kubernetes, path that the message must have)."""
 
 BAD: list[tuple[dict, str, str]] = [
     ({"prefil": {"replicas": 2}}, "1.31", "prefil"),

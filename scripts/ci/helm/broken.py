@@ -1,4 +1,5 @@
-"""Objects broken on purpose: (the rule that must notice, values over those of a cluster, what is done to the objects)."""
+"""Objects broken on purpose: (rule that must notice, values over those of a cluster, change that breaks the
+objects)."""
 
 from collections.abc import Callable
 

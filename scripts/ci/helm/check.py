@@ -32,7 +32,7 @@ POOLS = ("prefill", "decode", "both")
 
 
 def scaled(kind: str) -> dict:
-    """A layer of values that scales every pool this way, or none."""
+    """Returns values that scale every pool by `kind`, or none."""
     return {pool: {"autoscaling": {"type": kind, "minReplicas": 1}} for pool in POOLS}
 
 
@@ -84,7 +84,7 @@ VARIANTS: dict[str, dict] = {
 
 
 class Found:
-    """Flaws, each once, and counts."""
+    """The flaws found, each once, and counts of what was checked."""
 
     def __init__(self) -> None:
         self.flaws: dict[str, str] = {}
@@ -104,7 +104,7 @@ class Found:
 
 
 def flags(cleave: str) -> dict[str, set[str]]:
-    """Flags of each command, by its own help."""
+    """Returns the flags of each command, from its help."""
     found = {}
     for command in ("router", "worker", "bench run"):
         told = subprocess.run([cleave, *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
@@ -113,7 +113,7 @@ def flags(cleave: str) -> dict[str, set[str]]:
 
 
 def matrix(found: Found, known: dict[str, set[str]], cleave: str) -> list[dict]:
-    """Every rendering; returns the objects of the last one that has the most kinds."""
+    """Renders every combination; returns the objects of the last one with the most kinds."""
     seen: set[str] = set()
     whole: list[dict] = []
     for file in [None, *FILES]:
@@ -147,7 +147,7 @@ def rendering(found: Found, values: dict, version: str, where: str) -> list[dict
 
 
 def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where: str) -> None:
-    """Its schema, and what only others can judge; each different object once."""
+    """Checks an object against its schema, and with the binary, promtool and rules; each different object once."""
     document, version, cleave = what
     key = json.dumps([version, document], sort_keys=True)
     if key in seen:
@@ -176,19 +176,19 @@ def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where:
 
 
 def taken_for_granted(args: list[str]) -> list[str]:
-    """A command line as a container's process gets it."""
+    """Returns a command line as a container's process gets it."""
     here = {"$(POD_NAME)": "prod-cleave-0", "[$(POD_IP)]": "[::1]", "$(POD_IP)": "127.0.0.1"}
     kept = []
     for arg in args:
         for variable, value in here.items():
             arg = arg.replace(variable, value)
         kept.append(arg)
-    # The last one counts; what is not there ends the process before it does anything.
+    # The last --model wins, and a missing folder ends the process before it does anything.
     return [*kept, "--model=/nowhere"] if args[0] == "worker" and "--model=" not in " ".join(args) else kept
 
 
 def usage_flaw(args: list[str], cleave: str) -> str | None:
-    """The binary's complaint of its arguments, if any; a missing policy, model or server is not one."""
+    """Returns the binary's complaint about its arguments; a missing policy, model or server does not count."""
     done = subprocess.run([cleave, *args], capture_output=True, text=True, check=False, timeout=60)
     return f"cleave {' '.join(args)}: {done.stderr.strip()}" if done.returncode == 2 else None
 
@@ -208,13 +208,13 @@ def bad_values(found: Found) -> None:
             engine.render(values, version)
             found.add(f"taken, though {path} is bad: {values}", "bad values")
         except engine.Refused as refused:
-            # A schema's path has slashes, the chart's own has dots.
+            # The path in a schema's message has slashes, that in the chart's own messages has dots.
             if path not in str(refused).replace("/", "."):
                 found.add(f"refused without its path {path}: {refused}", "bad values")
 
 
 def broken_objects(found: Found, known: dict[str, set[str]]) -> None:
-    """Each rule must notice what was broken for it."""
+    """Breaks objects for each rule, which must notice."""
     for rule, layer, breaks in BROKEN:
         found.counts["broken objects"] += 1
         values = yaml.safe_load((engine.ROOT / "helm/values/cluster.yaml").read_text())
@@ -230,7 +230,7 @@ def broken_objects(found: Found, known: dict[str, set[str]]) -> None:
 
 
 def second_opinion(found: Found, helm: str) -> None:
-    """Another Helm renders the same objects, and keeps to the chart's oldest Kubernetes."""
+    """Renders with another Helm, which must give the same objects and refuse too old a Kubernetes."""
     found.counts["second opinions"] = 0
     release = [helm, "template", engine.RELEASE["name"], str(engine.CHART), "--namespace", engine.RELEASE["namespace"]]
     for file in FILES:
@@ -250,7 +250,7 @@ def second_opinion(found: Found, helm: str) -> None:
 
 
 def values_and_schema(found: Found) -> None:
-    """Every value has a schema, and the schema has no value that is not there."""
+    """Compares values.yaml with the schema: each value must be in both."""
     values = yaml.safe_load((engine.CHART / "values.yaml").read_text())
     schema = json.loads((engine.CHART / "values.schema.json").read_text())
 
@@ -261,7 +261,7 @@ def values_and_schema(found: Found) -> None:
             return
         if node.get("additionalProperties") is not False:
             found.add(f"{path or 'values'}: unknown keys are taken", "values.schema.json")
-        # A pool has what it says otherwise; resources may be none.
+        # Pools have only the values that differ from `workers`; resources may be empty.
         partly = path.split(".")[0] in POOLS or path in ("workers.model", "model.init.resources")
         for key in sorted(set(value) ^ set(properties) - {"global"}):
             inside = key in value

@@ -18,11 +18,11 @@ RELEASE = {"name": "prod", "namespace": "llm"}
 
 
 class Refused(Exception):
-    """Helm would not render these values; its text names the path."""
+    """Helm refused to render these values; the text names the path."""
 
 
 def render(values: dict, kubernetes: str) -> dict[str, str]:
-    """Template by template, as text. `kubernetes` is a version such as 1.31."""
+    """Renders the chart; returns text by template. `kubernetes` is a version such as 1.31."""
     options = {**RELEASE, "kube_version": f"v{kubernetes}.0"}
     try:
         with helm_python.Chart.load(str(CHART)) as chart:
@@ -33,20 +33,20 @@ def render(values: dict, kubernetes: str) -> dict[str, str]:
 
 
 def objects(rendered: dict[str, str]) -> Iterator[dict]:
-    """Objects that Helm would apply."""
+    """Yields the objects that Helm would apply."""
     for name, text in rendered.items():
         if not name.endswith("NOTES.txt"):
             yield from (document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
 
 
 def lint(kubernetes: str) -> list[str]:
-    """Complaints of `helm lint --strict`: warnings (2) and worse, which the recommended icon is not."""
+    """Returns complaints of `helm lint --strict`: warnings (2) and worse; the missing icon is less."""
     found = helm_python.lint(str(CHART), strict=True, kube_version=f"v{kubernetes}.0")
     return [message["error"] for message in found["messages"] if message["severity"] > 1] + found["errors"]
 
 
 def merged(*layers: dict) -> dict:
-    """Values files, the later ones over the earlier ones, as Helm merges them."""
+    """Merges layers of values, the later ones over the earlier ones, as Helm does."""
     result: dict = {}
     for layer in layers:
         for key, value in layer.items():

@@ -16,7 +16,7 @@ NUMBER = (int, float)
 
 @dataclass
 class World:
-    """One rendering, and what the binary takes."""
+    """The objects of one rendering, and the flags of the binary."""
 
     objects: list[dict]
     # Flags by command, such as {"router": {"--listen", …}}.
@@ -34,13 +34,13 @@ class World:
         return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
 
     def selected(self, labels: dict) -> list[tuple[dict, dict]]:
-        """Workloads, with their pods, whose pods have these labels."""
+        """Returns the workloads whose pods have these labels, with their pods."""
         workloads = [(document, pod) for document, pod in self.pods if document["kind"] in WORKLOADS]
         return [(document, pod) for document, pod in workloads if within(labels, pod["metadata"]["labels"])]
 
 
 def template(document: dict) -> dict | None:
-    """Metadata and spec of the pods that an object makes, or is."""
+    """Returns metadata and spec of the pods that an object makes, or of the pod itself."""
     if document["kind"] == "Deployment":
         return document["spec"]["template"]
     if document["kind"] == "LeaderWorkerSet":
@@ -85,7 +85,7 @@ def one_scaler_each(world: World) -> Iterator[str]:
 
 
 def groups_are_counted_as_groups(world: World) -> Iterator[str]:
-    """The router wants workers; a LeaderWorkerSet has groups of them."""
+    """Autoscalers count groups for a LeaderWorkerSet: the router counts workers."""
     for scaler in world.of(*SCALERS):
         to = scaler["spec"]["scaleTargetRef"]
         target = world.named(to["kind"], to["name"]) or {}
@@ -100,7 +100,7 @@ def groups_are_counted_as_groups(world: World) -> Iterator[str]:
 
 
 def bounds_agree(world: World) -> Iterator[str]:
-    """The router answers within the bounds that the autoscaler has."""
+    """The policy's `scaling` has the bounds of the autoscaler."""
     policies = [
         yaml.safe_load(one["data"]["policy.yaml"]) for one in world.of("ConfigMap") if "policy.yaml" in one["data"]
     ]
@@ -254,7 +254,7 @@ def drains_in_time(world: World) -> Iterator[str]:
 
 
 def routers_are_found(world: World) -> Iterator[str]:
-    """Workers and KEDA go by a headless name that has routers which are not ready: it is workers that make them ready."""
+    """Workers and KEDA use a headless name that also has unready routers: only workers make a router ready."""
     words = [arguments(pod) for _, pod in world.pods]
     told = [args[flag] for args in words for flag in ("--router", "--picker-endpoints") if flag in args]
     for scaler in world.of("ScaledObject"):
@@ -318,7 +318,7 @@ def routes_lead_somewhere(world: World) -> Iterator[str]:
 
 
 def pickers_are_spoken_to(world: World) -> Iterator[str]:
-    """Gateways are told how a picker speaks, and a picker asks routers where they answer it."""
+    """Gateways get the TLS mode of the picker, and a picker reaches the routers' admin port."""
     for _, pod in world.pods:
         args, there = arguments(pod), ports(pod)
         if "--ext-proc-listen" not in args:
@@ -374,7 +374,7 @@ def names_and_labels(world: World) -> Iterator[str]:
 
 
 def nothing_stops_before_its_successor(world: World) -> Iterator[str]:
-    """Without more said, a rollout begins with a new pod: the router never has fewer."""
+    """A rollout begins with a new pod by default: the number of routers never falls."""
     for document, pod in world.pods:
         if document["kind"] == "Deployment" and arguments(pod).get("--policy"):
             update = document["spec"]["strategy"].get("rollingUpdate", {})

@@ -21,18 +21,18 @@ SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 
 
 def registered() -> set[str]:
-    """Names of series on the generated page, without the suffix of counters."""
+    """Returns the names of series on the generated page, without the suffix of counters."""
     names = re.findall(r"^\| `([a-z_0-9:]+)` \|", PAGE.read_text(), re.MULTILINE)
     return {name.removesuffix("_total") for name in names}
 
 
 def unscoped(expression: str) -> str:
-    """The rules' placeholder for a namespace, taken out."""
+    """Returns the rules without the placeholder for a namespace."""
     return re.sub(r",?\$scope", "", expression)
 
 
 def panels() -> dict[str, str]:
-    """The dashboard's expressions by panel and target."""
+    """Returns the dashboard's expressions by panel and target."""
     board = json.loads((FILES / "dashboard.json").read_text())
     return {
         f"panel {panel['title']}, {target['refId']}": target["expr"]
@@ -47,7 +47,7 @@ def rules() -> list[dict]:
 
 
 def flaws() -> list[str]:
-    """Names that nothing registers, rules that do not say what to do, and what promtool says."""
+    """Lists names of series that the program does not have, rules without a namespace, and alerts without texts."""
     found, known = [], registered()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     expressions = panels() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
@@ -66,7 +66,7 @@ def flaws() -> list[str]:
 
 
 def promtool(rendered: dict) -> str | None:
-    """promtool's complaints about the rules of a PrometheusRule, empty if none; None without promtool."""
+    """Returns promtool's complaints about the rules of a PrometheusRule, empty if none; None without promtool."""
     if not shutil.which("promtool"):
         return None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -77,7 +77,8 @@ def promtool(rendered: dict) -> str | None:
 
 
 def unraised() -> list[str]:
-    """Alerts that the series which should raise them do not, or that those do which come close; and those without any."""
+    """Lists alerts without test series, alerts that their series do not raise, and alerts that the series of `never`
+    raise."""
     cases = yaml.safe_load(ALERTS.read_text())
     alerts = {rule["alert"] for rule in rules() if "alert" in rule}
     found = [f"{name}: in the rules or in {ALERTS.name} alone" for name in alerts ^ set(cases)]
@@ -107,7 +108,7 @@ def raised(alert: str, series: dict[str, str], at: str) -> bool:
         command = ["promtool", "test", "rules", "test.yaml"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
-    # No alert is expected, so one that fires is what promtool tells.
+    # The test expects no alert, so promtool reports one that fires as a failure.
     if done.returncode != 0 and f"alertname: {alert}" not in said:
         raise ValueError(f"{alert}: {said}")
     return done.returncode != 0

@@ -16,7 +16,7 @@ from referencing import Registry, Resource
 
 CRDS = Path(__file__).resolve().parents[3] / "testdata/crds"
 ELSEWHERE = {"PrometheusRule"}
-# Not in the schemas of kubernetes-validate: the aggregator's own group.
+# The aggregator's own group is not in the schemas of kubernetes-validate.
 API_SERVICE = {
     "type": "object",
     "additionalProperties": False,
@@ -53,23 +53,23 @@ API_SERVICE = {
 
 
 def strict(node: object, is_root: bool = False) -> object:
-    """An OpenAPI v3 schema as a JSON schema that forbids what it does not name."""
+    """Returns an OpenAPI v3 schema as a JSON schema that forbids unknown properties."""
     if isinstance(node, list):
         return [strict(entry) for entry in node]
     if not isinstance(node, dict):
         return node
     schema = {key: strict(value) for key, value in node.items() if key not in ("description", "default", "example")}
     if isinstance(node.get("properties"), dict):
-        # A property may be called like one of the words above.
+        # A property may have the name of one of the keys above.
         schema["properties"] = {key: strict(value) for key, value in node["properties"].items()}
     if node.get("x-kubernetes-int-or-string"):
         schema.pop("type", None)
-        # It may be a pattern for strings beside anyOf, which says the types.
+        # The schema may have a pattern for strings beside anyOf, which has the types.
         schema.setdefault("anyOf", [{"type": "integer"}, {"type": "string"}])
     if node.get("nullable") and isinstance(schema.get("type"), str):
         schema["type"] = [schema["type"], "null"]
     if is_root:
-        # The API server's own; the definition leaves it open.
+        # The definition leaves metadata open, since the API server has its own schema for it.
         schema["properties"]["metadata"] = {"type": "object"}
     open_ended = node.get("x-kubernetes-preserve-unknown-fields") or node.get("x-kubernetes-embedded-resource")
     if "properties" in schema and "additionalProperties" not in schema and not open_ended:
@@ -79,7 +79,7 @@ def strict(node: object, is_root: bool = False) -> object:
 
 @functools.cache
 def custom() -> dict[tuple[str, str], jsonschema.Draft202012Validator]:
-    """By apiVersion and kind."""
+    """Returns validators of custom resources by apiVersion and kind."""
     found = {}
     for path in sorted(CRDS.glob("*.yaml.gz")):
         for definition in yaml.load_all(gzip.decompress(path.read_bytes()), Loader=yaml.CSafeLoader):
@@ -96,7 +96,7 @@ def custom() -> dict[tuple[str, str], jsonschema.Draft202012Validator]:
 
 @functools.cache
 def builtin(api_version: str, kind: str, kubernetes: str) -> jsonschema.Draft202012Validator:
-    """The strict schema of one kind, as `kubernetes_validate.validate` finds it, but read once and not for every object.
+    """Returns the strict schema of one kind, as `kubernetes_validate.validate` does, but reads it only once.
 
     Raises FileNotFoundError if this Kubernetes has no such kind.
     """
@@ -108,13 +108,13 @@ def builtin(api_version: str, kind: str, kubernetes: str) -> jsonschema.Draft202
 
 @functools.cache
 def definitions(kubernetes: str) -> Registry:
-    """A megabyte that every kind refers to."""
+    """Returns the definitions that all kinds refer to, a megabyte."""
     found = utils.schema_contents(f"kubernetes-json-schema/v{kubernetes}.0-local-strict/_definitions.json", kubernetes)
     return Resource.from_contents(found) @ Registry()
 
 
 def flaws(document: dict, kubernetes: str) -> list[str]:
-    """Violations of the schema for this Kubernetes by the object; paths first."""
+    """Returns violations of the schema for this Kubernetes by the object; paths first."""
     api_version, kind = document["apiVersion"], document["kind"]
     if kind in ELSEWHERE:
         return []

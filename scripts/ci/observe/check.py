@@ -30,9 +30,9 @@ sys.path.insert(0, str(ROOT / "scripts/ci/helm"))
 
 import metrics  # noqa: E402
 
-# Series that a healthy server without an autoscaler lacks.
+# A healthy server without an autoscaler lacks these series.
 NONE_EXPECTED = {"cleave_workers_wanted"}
-# Two workers share the processor here, which forecasts cannot know.
+# Alerts of a healthy server that are accepted: two workers share the processor here, which no forecast knows.
 EXCUSED = {"CleaveForecastsOff"}
 POLICY = """
 default_class: chat
@@ -54,7 +54,7 @@ def wait_for(what: str, ready: Callable[[], object], seconds: float = 60) -> obj
 
 
 def patiently(flaws: Callable[[], list[str]], seconds: float) -> list[str]:
-    """Returns the flaws that are left after the seconds: a rate needs two scrapes."""
+    """Returns the flaws left after the seconds: a rate needs two scrapes."""
     deadline = time.monotonic() + seconds
     while (found := flaws()) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -66,14 +66,14 @@ def ask(url: str, path: str, **query: str) -> dict | None:
         with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        # Until it has read its data it answers in words.
+        # Prometheus answers in plain text until it has read its data.
         return json.load(error) if "json" in error.headers.get("content-type", "") else None
     except OSError:
         return None
 
 
 def serve(cleave: str, folder: Path) -> tuple[subprocess.Popen, str]:
-    """A server with the legs apart, and its address."""
+    """Runs a server with the legs apart; yields its address."""
     (folder / "policy.yaml").write_text(POLICY)
     log = folder / "serve.log"
     legs = ["--prefill", "1", "--decode", "2", "--placement", "split"]
@@ -85,7 +85,7 @@ def serve(cleave: str, folder: Path) -> tuple[subprocess.Popen, str]:
 
 
 def watch(folder: Path, target: str) -> tuple[subprocess.Popen, str]:
-    """A Prometheus that scrapes it each second and runs the rules, and its address."""
+    """Runs a Prometheus that scrapes the server each second and evaluates the rules; yields its address."""
     rules = folder / "rules.yaml"
     rules.write_text(metrics.unscoped((metrics.FILES / "rules.yaml").read_text()))
     config = {
@@ -109,7 +109,7 @@ def watch(folder: Path, target: str) -> tuple[subprocess.Popen, str]:
 
 
 def load(cleave: str, target: str, seconds: int, more: list[str]) -> None:
-    """Requests with a prefix in common, five each second."""
+    """Sends requests with a common prefix, five each second."""
     command = [cleave, "bench", "run", f"--url=http://{target}", "--workload=short-short:input=64,output=16,prefix=32"]
     command += ["--rate=5", f"--duration={seconds}s", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,12 +118,12 @@ def load(cleave: str, target: str, seconds: int, more: list[str]) -> None:
 
 
 def asked(expression: str) -> str:
-    """As Grafana would ask it with all namespaces, over a short window."""
+    """Returns an expression as Grafana sends it for all namespaces, over a short window."""
     return metrics.unscoped(expression).replace("$__rate_interval", "20s").replace("$namespace", ".*")
 
 
 def unanswered(prometheus: str) -> list[str]:
-    """Panels and recording rules that return nothing, or an error."""
+    """Lists panels and recording rules that return nothing, or an error."""
     found = []
     places = metrics.panels() | {rule["record"]: rule["expr"] for rule in metrics.rules() if "record" in rule}
     for place, expression in places.items():
@@ -136,7 +136,7 @@ def unanswered(prometheus: str) -> list[str]:
 
 
 def troubled(prometheus: str) -> list[str]:
-    """Rules with an error, and alerts that a healthy server raises."""
+    """Lists rules with an error, and alerts that a healthy server raises."""
     groups = (ask(prometheus, "/api/v1/rules") or {})["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     found = [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")]
@@ -177,7 +177,7 @@ def main() -> int:
             )
             load(args.cleave, target, args.seconds, ["--goal=1"])
             flaws = troubled(url)
-            # No worker gives a first token in a microsecond: refused, with a reason.
+            # No worker gives a first token within a microsecond, so these requests are refused, with a reason.
             load(args.cleave, target, 3, ["--slo=ttft=1us", "--slo-headers=targets"])
             flaws += patiently(lambda: unanswered(url), 10)
             flaws += linted(target)

@@ -27,7 +27,7 @@ class Api:
 
     def __init__(self, port: int, token: str) -> None:
         self.port, self.token = port, token
-        # It made its own certificate a moment ago, on this machine's loopback.
+        # The server has just made its own certificate, on this machine's loopback, so no client can verify it.
         self.tls = ssl._create_unverified_context()
         self.local = threading.local()
 
@@ -35,7 +35,8 @@ class Api:
         return http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls, timeout=timeout)
 
     def ask(self, method: str, path: str, body: dict | None = None, kind: str = "application/json") -> dict:
-        """The object answered. A connection that was closed in the meantime is opened again, once."""
+        """Sends a request; returns the object of the answer. A connection closed in the meantime is opened again,
+        once."""
         headers = {"authorization": f"Bearer {self.token}", "content-type": kind}
         text = None if body is None else json.dumps(body)
         for again in (False, True):
@@ -57,7 +58,7 @@ class Api:
         return json.loads(said) if said.startswith("{") else {"text": said}
 
     def get(self, path: str) -> dict | None:
-        """None if it is not there."""
+        """Returns the object, or None if it does not exist."""
         try:
             return self.ask("GET", path)
         except ApiError as error:
@@ -72,7 +73,7 @@ class Api:
         return self.ask("PATCH", path, body, MERGE)
 
     def delete(self, path: str, **options: object) -> None:
-        """Deletes an object; one that is gone already is no error."""
+        """Deletes an object; a missing one is no error."""
         with contextlib.suppress(ApiError):
             self.ask("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", **options})
 
@@ -91,7 +92,7 @@ class Api:
 
 
 class Cache:
-    """Objects of one list, kept as they are by a watch; `changed` is called after each change."""
+    """Objects of one list, kept current by a watch; `changed` is called after each change."""
 
     def __init__(self, api: Api, path: str, changed: Callable[[], None] = lambda: None) -> None:
         self.api, self.path, self.changed = api, path, changed
@@ -124,7 +125,7 @@ class Cache:
                             self.objects[_key(one)] = one
                     self.changed()
             except (OSError, http.client.HTTPException, ApiError, ValueError):
-                # The server starts, or ends.
+                # The server is starting, or ending.
                 time.sleep(0.2)
 
 

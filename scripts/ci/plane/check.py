@@ -31,7 +31,7 @@ PROGRAMS = ("unshare", "nsenter", "setpriv", "ip", "openssl")
 
 
 def enter() -> None:
-    """Goes on in namespaces of its own: whatever is left when this ends, ends with them."""
+    """Continues in new namespaces: all that is left at the end of the script ends with them."""
     if os.environ.get(INSIDE):
         return
     if os.geteuid() != 0 or not shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin"):

@@ -18,13 +18,13 @@ from network import DNS, DOMAIN
 
 @dataclasses.dataclass
 class Image:
-    """An image as a registry would have it: files of this machine by their path in the image, and the entry point."""
+    """An image: files of this machine by their path in the image, and the entry point."""
 
     entrypoint: list[str]
     files: dict[str, Path]
 
 
-# Programs and libraries are this machine's; a real image has its own.
+# Programs and libraries are those of this machine; a real image has its own.
 ROOT = """
 mount -t tmpfs -o mode=755 root {root}
 cd {root}
@@ -40,7 +40,7 @@ printf 'hosts: files dns\\n' > etc/nsswitch.conf
 
 
 class Around(NamedTuple):
-    """The surroundings that a pod gives its container."""
+    """Properties of the pod that its container needs."""
 
     volumes: dict[str, Path]
     address: str
@@ -79,7 +79,8 @@ class Container:
     # === from the spec ===
 
     def _script(self, root: Path) -> str:
-        """Each step replaces the shell, so that the process that hears signals is the container's."""
+        """Returns the start script. Each step replaces the shell, so that signals reach the container's process
+        itself."""
         meta = self.pod["metadata"]
         lines = [ROOT.format(root=root, dns=DNS, domain=DOMAIN, namespace=meta["namespace"], address=self.address, host=meta["name"])]
         for inside, outside in self.image.files.items():
@@ -117,7 +118,7 @@ class Container:
         return known[field]
 
     def _arguments(self) -> list[str]:
-        """With $(NAME) of the container's own environment."""
+        """Returns the arguments with $(NAME) replaced from the container's environment."""
         words = self.spec.get("args", [])
         for one in self.spec.get("env", []):
             words = [word.replace(f"$({one['name']})", self._value(one)) for word in words]
@@ -139,7 +140,7 @@ def _only_read(inside: str) -> str:
 
 
 def tmpfs(folder: Path, limit: str) -> None:
-    """Memory, of a size as Kubernetes writes it."""
+    """Mounts memory of a size as Kubernetes writes it."""
     number = limit.rstrip("KMGi")
     factor = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}[limit[len(number):]]
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(number) * factor}", "memory", folder], check=True)

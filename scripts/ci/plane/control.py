@@ -11,12 +11,12 @@ from pathlib import Path
 
 from api import Api, ApiError
 
-# Of the namespace that all of this runs in, which nothing else does.
+# The namespace of the test is its own, so fixed ports are free.
 API_PORT, ETCD_PORT, PEER_PORT = 6443, 2379, 2380
 SERVICES = "10.96.0.0/16"
-# The node's address, towards pods and as the API server's.
+# The node's address towards pods, and the API server's.
 NODE = "10.244.0.1"
-# Nodes do not die here, no cloud is there, and tokens of service accounts nobody asks for.
+# Disabled controllers: nodes do not fail here, there is no cloud, and no pod asks for a service account's token.
 CONTROLLERS = "*,-nodeipam,-nodelifecycle,-ttl,-service,-route,-cloud-node-lifecycle,-serviceaccount-token"
 LIMIT = 60
 
@@ -41,7 +41,7 @@ class Control:
             secure_port=API_PORT, bind_address="127.0.0.1", advertise_address=NODE, token_auth_file=tokens,
             authorization_mode="RBAC", service_account_issuer="https://k.local", service_account_signing_key_file=key,
             service_account_key_file=key, service_cluster_ip_range=SERVICES, runtime_config="api/all=true",
-            # Its controller is off, and no pod of the chart has a token.
+            # The controller of service accounts' tokens is off, and no pod of the chart has a token.
             disable_admission_plugins="ServiceAccount",
         )
         self._answers()
@@ -58,7 +58,7 @@ class Control:
         self._start(
             "kube-controller-manager", binaries / "kube-controller-manager", kubeconfig=path,
             service_account_private_key_file=key, controllers=CONTROLLERS, leader_elect="false",
-            # As the defaults of 15 s and 5 min, in the time of a test; what the chart says for each HPA goes before the second.
+            # The defaults of 15 s and 5 min are shortened for the test; an HPA's own value overrides the second.
             horizontal_pod_autoscaler_sync_period="2s", horizontal_pod_autoscaler_downscale_stabilization="5s",
         )
 
@@ -75,7 +75,7 @@ class Control:
                 if child.poll() is not None:
                     raise AssertionError(f"{name} ended:\n{(self.folder / f'{name}.log').read_text()[-3000:]}")
             try:
-                # The default namespace is made by the server when it has begun its work.
+                # The server makes the default namespace when it starts to work.
                 if self.api.get("/readyz") and self.api.get("/api/v1/namespaces/default"):
                     return
             except (OSError, ApiError):

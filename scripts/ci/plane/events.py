@@ -20,7 +20,7 @@ from load import Load, Shape, Stream, told
 from network import DOMAIN, Services, node
 from world import ROOT, Cluster, World, add_crd, chart_of_1_20, is_ready, merged, values, wait_until
 
-# A token takes 50 ms, whatever the batch of at most twenty; a prompt's token half a millisecond.
+# A token takes 50 ms, whatever the batch of at most twenty; a prompt's token takes half a millisecond.
 STEP_MS = 50
 PROFILE = {
     "name": "plane", "about": "a device for the control plane's test", "source": "made up", "devices": 1, "block_tokens": 16,
@@ -29,7 +29,7 @@ PROFILE = {
     "draw_nanos": 0, "link": [0, 0], "host": [0, 0],
 }
 DEMO = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-# Answers of four seconds, some four at a time: enough that every event meets some.
+# Answers take four seconds, so about four are open at a time, and every event meets some.
 STEADY = Shape(rate=1.0, prompt_tokens=64, answer_tokens=80)
 PROMPTS = Shape(rate=1.0, prompt_tokens=4000, answer_tokens=2)
 ANSWERS = Shape(rate=3.0, prompt_tokens=16, answer_tokens=240)
@@ -52,20 +52,21 @@ def words(counts: dict[str, object]) -> str:
 
 
 def scaling(**more: object) -> dict:
-    """As the chart makes it of the pools' bounds, in the time of a test; pools grow apart, without changing legs."""
+    """Returns `scaling` as the chart makes it from the pools' bounds, with short times; pools grow, and keep their
+    legs."""
     pools = {"prefill": {"min": 1, "max": MAX["prefill"]}, "decode": {"min": 2, "max": MAX["decode"]}}
     timed = {name: pool | {"up_after": "2s", "down_after": "5s"} for name, pool in pools.items()}
     return {"devices_max": 9, "flip": False, "start_max": "60s", "turns_max": 1000, "pools": timed} | more
 
 
 def policy(tpot_ms: int = 300, **more: object) -> dict:
-    """A policy by which a request that cannot be served in time waits instead of being refused."""
+    """Returns a policy by which a request that cannot meet its targets waits instead of being refused."""
     classes = [{"name": "only", "ttft": "5s", "tpot": f"{tpot_ms}ms", "unmet": {"queue": "50s"}}]
     return {"classes": classes, "scaling": scaling(**more)}
 
 
 SOON = {"scaleDown": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": [{"type": "Pods", "value": 4, "periodSeconds": 5}]}}
-# Over a values file of the repository: no GPU, a device that only takes time, ends that do not last minutes.
+# Values over a values file of the repository: no GPU, a device that only takes time, and short drains.
 OURS = {
     "model": {"source": "init", "path": "check", "servedName": "check",
               "init": {"image": "checkpoint:1", "args": [], "env": []}},
@@ -80,7 +81,7 @@ OURS = {
 
 
 class Stage:
-    """State that events share: the control plane, the nodes, the release, its load."""
+    """State that events share: the control plane, the nodes, the release and its load."""
 
     def __init__(self, cleave: Path, binaries: Path, folder: Path) -> None:
         self.cleave, self.binaries, self.folder = cleave, binaries, folder
@@ -122,7 +123,7 @@ class Stage:
         self.world.upgrade(self.values)
 
     def fault(self) -> str | None:
-        """A failure of the Services themselves, which no event need have seen."""
+        """Returns a failure of the Services themselves, which events may not notice."""
         return self.services.fault if self.services else None
 
     def end(self) -> None:
@@ -134,7 +135,7 @@ class Stage:
             self.control.end()
 
     def lost(self, begun: float) -> str:
-        """Of all streams that were there since then, that none is lost."""
+        """Demands that none of the streams open since `begun` is lost; returns a text about them."""
         streams = self.load.since(begun)
         self.load.judge()
         bad = [one.lost for one in streams if one.lost]
@@ -195,7 +196,7 @@ def install(stage: Stage) -> str:
 
     wait_until("the external metrics API available", available)
     stage.load = Load(world.service())
-    # The HPA's least is two decode pods; a Deployment begins with one.
+    # The HPA's minimum is two decode pods; a Deployment begins with one.
     wait_until("its least of decode pods", lambda: len(world.ready("decode")) == 2)
     counts = {name: len(world.ready(name)) for name in ("router", "prefill", "decode")}
     return expect(counts == {"router": 2, "prefill": 1, "decode": 2}, f"{words(counts)}, external metrics available")
@@ -208,7 +209,7 @@ def metrics(stage: Stage) -> str:
         try:
             found = {pool: stage.control.api.items(path + pool)[0]["value"] for pool in ("prefill", "decode")}
         except ApiError:
-            # A router that has just begun says so.
+            # A router that has just started answers with an error.
             return None
         return found if found == {"prefill": "1", "decode": "2"} else None
 
@@ -216,7 +217,7 @@ def metrics(stage: Stage) -> str:
 
 
 def watch(stage: Stage, held: Callable[[dict[str, int], dict[str, int]], bool], limit: float) -> tuple[dict[str, int], dict[str, int]]:
-    """Replicas now, and the most there were, when `held`."""
+    """Returns the present replicas, and the maximum so far, once `held` is true of them."""
     most = {"prefill": 0, "decode": 0}
 
     def look() -> tuple | None:
@@ -232,7 +233,7 @@ def watch(stage: Stage, held: Callable[[dict[str, int], dict[str, int]], bool], 
 
 
 def quiet(stage: Stage) -> str:
-    """And the routers learn how long answers are."""
+    """Demands that nothing scales under light load, by which routers also learn the length of answers."""
     begun = time.monotonic()
     stage.load.shape(STEADY)
     wait_until("twelve whole streams", lambda: sum(one.whole for one in list(stage.load.streams)) >= 12)
@@ -271,7 +272,7 @@ def shrink(stage: Stage) -> str:
 
 
 def busiest(stage: Stage, component: str) -> dict:
-    """A pod of those ready that has something to do."""
+    """Returns a ready pod that has work."""
     def found() -> dict | None:
         for pod in stage.world.ready(component):
             load = stage.world.running(pod)
@@ -283,7 +284,7 @@ def busiest(stage: Stage, component: str) -> dict:
 
 
 def kill_worker(stage: Stage) -> str:
-    # Ends the load that made the pools grow, also if no event waited until they shrank.
+    # The steady load replaces that of the events before, which may not have waited until the pools shrank.
     stage.load.shape(STEADY)
     begun, resumed = time.monotonic(), stage.world.metric("cleave_streams_resumed_total")
     pod = busiest(stage, "decode")
@@ -302,7 +303,7 @@ def kill_worker(stage: Stage) -> str:
 
 
 def remove_worker(stage: Stage) -> str:
-    """As `kubectl delete pod --force`: the object goes first, the process at once."""
+    """Deletes pods as `kubectl delete pod --force` does: the object first, the process at once."""
     begun, names = time.monotonic(), {}
     for component in ("prefill", "decode"):
         names[component] = stage.world.names(component)
@@ -314,12 +315,12 @@ def remove_worker(stage: Stage) -> str:
 
 
 def kill_router(stage: Stage) -> str:
-    """Streams live on their router: those break, visibly; what had not begun is asked again by its client."""
+    """Kills a router: its streams break off with an error, and clients retry requests that had no answer yet."""
     begun = time.monotonic()
     pod = busiest(stage, "router")
     open_there = stage.world.running(pod)
     stage.kubelet.life(pod).container.tell(signal.SIGKILL)
-    # From here on nobody else may be hurt.
+    # Streams that begin after this point must not be hurt.
     wait_until("the router again", lambda: stage.world.settled("router"))
     streams = stage.load.since(begun)
     stage.load.judge()
@@ -332,7 +333,7 @@ def kill_router(stage: Stage) -> str:
 
 
 def change_policy(stage: Stage) -> str:
-    """The ConfigMap alone changes: no pod is replaced."""
+    """Changes only the ConfigMap: no pod is replaced."""
     begun, pods = time.monotonic(), stage.world.names("router")
     before = stage.world.metric("cleave_policy_reloads_total", 'outcome="changed"')
     stage.upgrade({"policy": {"config": policy(tpot_ms=310)}})
@@ -341,7 +342,7 @@ def change_policy(stage: Stage) -> str:
 
 
 def reject_policy(stage: Stage) -> str:
-    """Helm's schema does not know a policy's keys; the router does, and keeps what it has."""
+    """Gives routers a bad policy, whose keys Helm's schema does not check; they refuse it and keep the present one."""
     begun, good = time.monotonic(), stage.values["policy"]["config"]
     before = stage.world.metric("cleave_policy_reloads_total", 'outcome="rejected"')
     known = stage.world.metric("cleave_workers_wanted")
@@ -370,7 +371,7 @@ def roll_routers(stage: Stage) -> str:
 
 
 def evict(stage: Stage, pod: str) -> int:
-    """The status of the answer: 429 where the budget does not allow it now."""
+    """Asks for an eviction; returns the status of the answer, 429 if the budget does not allow it now."""
     body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "llm"}}
     try:
         stage.control.api.ask("POST", f"/api/v1/namespaces/llm/pods/{pod}/eviction", body)
@@ -380,7 +381,7 @@ def evict(stage: Stage, pod: str) -> int:
 
 
 def drain_node(stage: Stage) -> str:
-    """As `kubectl drain`: no new pods there, and each is evicted as soon as its budget allows."""
+    """Drains a node as `kubectl drain` does: no new pods, and each pod is evicted as soon as its budget allows."""
     begun, refused = time.monotonic(), 0
     api = stage.control.api
     crowded = max(("node-a", "node-b"), key=lambda name: len(stage.world.on(name)))
@@ -388,7 +389,7 @@ def drain_node(stage: Stage) -> str:
     try:
         budget = f"/apis/policy/v1beta1/namespaces/llm/poddisruptionbudgets/{stage.world.full}-decode"
         wait_until("a disruption allowed", lambda: api.ask("GET", budget)["status"]["disruptionsAllowed"] == 1)
-        # Two of one pool, on whichever node, do not go at once.
+        # The budget refuses to evict two pods of one pool at once, on whichever nodes.
         first, second = (pod["metadata"]["name"] for pod in stage.world.ready("decode")[:2])
         answers = [evict(stage, first), evict(stage, second)]
         while there := stage.world.on(crowded):
@@ -462,9 +463,9 @@ class Event:
     title: str
     expected: str
     run: Callable[[Stage], str]
-    # Others build on it.
+    # Later events build on this one.
     needed: bool = False
-    # A minute of load, or of quiet.
+    # The event takes about a minute of load, or of waiting.
     slow: bool = False
 
 

@@ -21,22 +21,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "proto/externalscal
 messages, services = grpc.protos_and_services("externalscaler.proto")
 
 OBJECTS = "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects"
-# In the time of a test: its defaults are 5 s and, before the last worker goes, 600 s of the chart's.
+# Times are shortened for the test: KEDA polls every 5 s, and the chart's cooldown is 600 s.
 POLL, COOLDOWN = 1.0, 5.0
 
 
 class Keda:
-    """Every ScaledObject of a namespace, until `stopped`. `resolve` gives the addresses of a Service's name."""
+    """An autoscaler for all ScaledObjects of a namespace, until `stopped`. `resolve` gives the addresses of a
+    Service."""
 
     def __init__(self, api: Api, namespace: str, resolve: Callable[[str], list[str]]) -> None:
         self.api, self.namespace, self.resolve = api, namespace, resolve
         self.stopped = threading.Event()
         self.channels: dict[str, grpc.Channel] = {}
-        # When a pool was active last.
+        # The time at which a pool was last active.
         self.active_at: dict[str, float] = {}
         self.turn = 0
         self.targets: dict[str, object] = {}
-        # Calls that were answered, by name; what was pushed; where two routers differed.
+        # Answered calls by name, pushed states, and the number of answers in which two routers differed.
         self.answered: dict[str, int] = {}
         self.pushed: dict[str, list[bool]] = {}
         self.compared = self.differed = 0
@@ -52,7 +53,7 @@ class Keda:
     def _run(self) -> None:
         watched: set[str] = set()
         while not self.stopped.wait(POLL):
-            # As KEDA does: what is not answered changes nothing, and is asked again.
+            # A call without an answer changes nothing, and is repeated, as in KEDA.
             with contextlib.suppress(ApiError, OSError):
                 for one in self.api.items(OBJECTS.format(self.namespace)):
                     name = one["metadata"]["name"]
@@ -63,7 +64,7 @@ class Keda:
                         self._scale(name, one["spec"])
 
     def _stubs(self, spec: dict) -> list:
-        """One for each router; KEDA's client asks them in turns, so the first is another one each time."""
+        """Returns a stub for each router, beginning with another one each time, as KEDA's client takes turns."""
         host, port = spec["triggers"][0]["metadata"]["scalerAddress"].rsplit(":", 1)
         addresses = sorted(f"{ip}:{port}" for ip in self.resolve(host))
         for address in addresses:
@@ -74,7 +75,7 @@ class Keda:
         return [services.ExternalScalerStub(self.channels[address]) for address in addresses[at:] + addresses[:at]]
 
     def _ask(self, spec: dict, call: str, question: object) -> object:
-        """The answer of the router whose turn it is; what the others say is compared."""
+        """Returns the answer of the router whose turn it is; compares those of the others with it."""
         first, *others = self._stubs(spec)
         answer = getattr(first, call)(question, timeout=3)
         self.answered[call] = self.answered.get(call, 0) + 1
@@ -91,7 +92,8 @@ class Keda:
         return messages.ScaledObjectRef(name=name, namespace=self.namespace, scalerMetadata=spec["triggers"][0]["metadata"])
 
     def _scale(self, name: str, spec: dict) -> None:
-        """One poll: the value, then whether it is active, as KEDA's client asks; the metric's target once."""
+        """Polls once, in the order of KEDA's client: the value, then whether the pool is active; the target only
+        once."""
         this = self._object(name, spec)
         if name not in self.targets:
             (self.targets[name],) = self._ask(spec, "GetMetricSpec", this).metricSpecs
@@ -111,7 +113,7 @@ class Keda:
             self.api.patch(path, {"spec": {"replicas": wanted}})
 
     def _watch(self, name: str, spec: dict) -> None:
-        """Collects the states of one object that any router pushes."""
+        """Collects the states that any router pushes for one object."""
         said = self.pushed.setdefault(name, [])
         while not self.stopped.is_set():
             try:

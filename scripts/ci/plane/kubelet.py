@@ -30,12 +30,12 @@ from container import Around, Container, Image, tmpfs
 TICK = 0.1
 RESTART_AFTER = 0.5
 FOLDER = Path("/run/plane")
-# Addresses of pods: 10.244.1.1 and on.
+# Addresses of pods begin at 10.244.1.1.
 PODS = "10.244"
 
 
 class Probe:
-    """One probe of a container: when it is due, and how often in a row it said what."""
+    """One probe of a container: its next time, and the number of equal results in a row."""
 
     def __init__(self, spec: dict | None, ports: list[dict]) -> None:
         self.spec, self.ports = spec, {one.get("name"): one["containerPort"] for one in ports}
@@ -51,7 +51,7 @@ class Probe:
 
     @property
     def held(self) -> bool:
-        """As often as it must, or there is no such probe."""
+        """Whether the probe succeeded often enough in a row, or does not exist."""
         return self.spec is None or self.good >= self.spec["successThreshold"]
 
     @property
@@ -74,21 +74,21 @@ class Probe:
 
 
 class Pod(threading.Thread):
-    """A pod's life, from its binding to when nothing is left of it."""
+    """The life of a pod, from its binding until nothing of it is left."""
 
     def __init__(self, kubelet: "Kubelet", pod: dict, number: int) -> None:
         super().__init__(daemon=True)
         self.kubelet, self.pod, self.number = kubelet, pod, number
         self.meta, self.spec = pod["metadata"], pod["spec"]
         self.path = f"/api/v1/namespaces/{self.meta['namespace']}/pods/{self.meta['name']}"
-        # A link's name has 15 letters at most.
+        # The name of a link has at most 15 letters.
         self.namespace = f"pod{number}"
         self.address = f"{PODS}.{number // 250 + 1}.{number % 250 + 1}"
         self.folder = FOLDER / self.namespace
         self.container: Container | None = None
         self.is_ready = False
         self.told: dict | None = None
-        # SIGKILL comes then.
+        # The time of SIGKILL.
         self.dies_at: float | None = None
         self.grace = 0.0
         self.configs: dict[str, str] = {}
@@ -97,7 +97,7 @@ class Pod(threading.Thread):
     # === from outside ===
 
     def end(self, grace: float) -> None:
-        """A shorter grace than before counts, a longer one does not."""
+        """Ends the pod; a shorter grace period replaces the present one, a longer one does not."""
         dies_at = time.monotonic() + grace
         if self.dies_at is None or dies_at < self.dies_at:
             self.dies_at, self.grace = dies_at, grace
@@ -110,7 +110,7 @@ class Pod(threading.Thread):
             if self._prepare():
                 self._serve()
         except Exception as error:
-            # Waiters on the pod see the error, instead of a thread that is silently gone.
+            # Waiters on the pod see the error; an exception in this thread would go unnoticed.
             self.trouble = f"{type(error).__name__}: {error}"
             self.kubelet.troubles.append(f"{self.meta['name']}: {self.trouble}")
             self.is_ready = False
@@ -121,7 +121,7 @@ class Pod(threading.Thread):
         self.kubelet.gone(self)
 
     def _prepare(self) -> bool:
-        """Volumes and init containers; false if it is to end before they are done."""
+        """Prepares volumes and runs init containers; returns false if the pod is to end before they are done."""
         (self.folder / "root").mkdir(parents=True)
         self.volumes = {one["name"]: self._volume(one) for one in self.spec.get("volumes", [])}
         self._tell("Pending")
@@ -153,7 +153,7 @@ class Pod(threading.Thread):
             pass
 
     def _starts(self, spec: dict) -> bool:
-        """One life of the container; whether there is to be another."""
+        """Runs the container once; returns whether to start it again."""
         container, ports = self.container, spec.get("ports", [])
         container.start(self.namespace)
         startup, live, ready = (Probe(spec.get(f"{kind}Probe"), ports) for kind in ("startup", "liveness", "readiness"))
@@ -167,7 +167,7 @@ class Pod(threading.Thread):
                 container.tell(signal.SIGKILL)
                 container.child.wait()
                 break
-            # Ready at the first yes; not any more when it said no as often as it may.
+            # The first success makes the pod ready; only the threshold of failures makes it unready.
             self.is_ready = startup.held and (ready.held or self.is_ready and not ready.failed)
             self._tell("Running")
             time.sleep(TICK)
@@ -185,7 +185,7 @@ class Pod(threading.Thread):
         return self.dies_at is None
 
     def _end_container(self) -> None:
-        """Sends SIGTERM, then SIGKILL after the grace period. Readiness probes go on; endpoints leave the pod out anyway."""
+        """Sends SIGTERM, then SIGKILL after the grace period. Probes go on; endpoints leave the pod out anyway."""
         self.container.tell(signal.SIGTERM)
         while self.container.code() is None:
             if time.monotonic() >= self.dies_at:
@@ -228,7 +228,7 @@ class Pod(threading.Thread):
         return folder
 
     def _refresh(self) -> None:
-        """Folders of ConfigMaps and Secrets: a link that is swapped to a new one, as a kubelet does."""
+        """Updates folders of ConfigMaps and Secrets by swapping a link, as a kubelet does."""
         for spec in self.spec.get("volumes", []):
             folder = self.folder / "volumes" / spec["name"]
             if str(folder) not in self.configs:
@@ -258,7 +258,7 @@ class Pod(threading.Thread):
         return found and found | {"files": {name: b64decode(text) for name, text in found.get("data", {}).items()}}
 
     def _tell(self, phase: str, code: int | None = None) -> None:
-        """The pod's status, where it is another one than the last that was told."""
+        """Writes the pod's status if it differs from the last one."""
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         said = {"Initialized": self.container is not None, "PodScheduled": True, "ContainersReady": self.is_ready, "Ready": self.is_ready}
         conditions = [{"type": kind, "status": str(held), "lastTransitionTime": now} for kind, held in said.items()]
@@ -276,11 +276,11 @@ class Pod(threading.Thread):
         try:
             self.kubelet.api.ask("PATCH", f"{self.path}/status", {"status": status | begun | {"conditions": conditions}}, MERGE)
         except ApiError as error:
-            # It was removed at once.
+            # The object was removed at once.
             if error.status != 404:
                 raise
         except (OSError, http.client.HTTPException):
-            # The API server is gone, or slow; the next look tells it again.
+            # The API server is ending, or slow; the next round writes the status again.
             self.told = known
 
 
@@ -290,7 +290,7 @@ class Kubelet:
     def __init__(self, api: Api, nodes: list[str], images: dict[str, Image], logs: Path) -> None:
         self.api, self.images, self.logs = api, images, logs
         self.lives: dict[str, Pod] = {}
-        # Pods that did not end within their grace period, and what went wrong here.
+        # Pods that did not end within their grace period, and errors of this emulation.
         self.killed: list[str] = []
         self.troubles: list[str] = []
         self.number = 0
@@ -321,7 +321,7 @@ class Kubelet:
                 try:
                     self._look(pod)
                 except (ApiError, OSError, http.client.HTTPException) as error:
-                    # It was changed or removed in the meantime; the next look sees it as it is.
+                    # The pod was changed or removed in the meantime; the next round sees its present state.
                     if not isinstance(error, ApiError) or error.status not in (404, 409):
                         self.troubles.append(str(error))
             self._orphans()
@@ -342,7 +342,7 @@ class Kubelet:
                 one.start()
 
     def _configured(self, pod: dict) -> bool:
-        """Every ConfigMap and Secret of it is there, or it waits."""
+        """Whether every ConfigMap and Secret of the pod exists; otherwise the pod waits."""
         namespace = pod["metadata"]["namespace"]
         for volume in pod["spec"].get("volumes", []):
             if "configMap" in volume and not self.configs.find(namespace, volume["configMap"]["name"]):
@@ -362,7 +362,7 @@ class Kubelet:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node}})
 
     def _orphans(self) -> None:
-        """Pods that were removed at once, with `--force`, have no object any more."""
+        """Ends pods that were deleted with `--force`, and have no object any more."""
         there = {one["metadata"]["uid"] for one in self.pods.all()}
         for uid, life in list(self.lives.items()):
             if uid not in there:

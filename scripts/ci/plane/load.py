@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "balancers"))
 from stream import Request
 
-# Seconds for which a request that has not begun is tried again, and seconds between two tries.
+# Seconds in which a request without an answer is retried, and seconds between two attempts.
 PATIENCE = 60.0
 AGAIN_AFTER = 0.3
 VOCABULARY = 200
@@ -32,16 +32,16 @@ class Shape:
 
 @dataclasses.dataclass
 class Stream:
-    """One request, with all its tries."""
+    """One request, with all its attempts."""
 
     began: float
     shape: Shape
     ended: float = 0.0
-    # Statuses, and errors before anything was there, of tries that came to nothing.
+    # Statuses and errors of attempts that had no answer.
     refused: Counter = dataclasses.field(default_factory=Counter)
     lost: str = ""
     text: str = ""
-    # Seconds to the first token, tries before included.
+    # Seconds to the first token, earlier attempts included.
     first: float = 0.0
 
     @property
@@ -50,7 +50,8 @@ class Stream:
 
 
 class Load:
-    """Streams at a rate, from `Shape`s that change; every stream has the same seed, so that equals say the same."""
+    """Streams at a rate, of `Shape`s that change; every stream has the same seed, so equal requests have equal
+    answers."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -77,7 +78,7 @@ class Load:
     def ask(self, shape: Shape) -> Stream:
         stream = Stream(time.monotonic(), shape)
         self.streams.append(stream)
-        # No two prompts begin alike: nothing of them is cached.
+        # No two prompts begin alike, so no prefix is cached.
         prompt = [self.random.randrange(3, VOCABULARY) for _ in range(shape.prompt_tokens)]
         threading.Thread(target=self._follow, args=(stream, prompt), daemon=True).start()
         return stream
@@ -103,7 +104,7 @@ class Load:
         stream.ended = time.monotonic()
 
     def since(self, begun: float, limit: float = 60.0) -> list[Stream]:
-        """Streams that were open after that moment. Waits until all that are open now have ended."""
+        """Returns the streams that were open after that moment, once all that are open now have ended."""
         mine = [one for one in list(self.streams) if not one.ended or one.ended >= begun]
         until = time.monotonic() + limit
         while not all(one.ended for one in mine):
@@ -113,7 +114,7 @@ class Load:
         return mine
 
     def judge(self) -> None:
-        """Streams of one shape and one seed say the same, as most of them do."""
+        """Marks streams as lost whose text differs from that of most streams of their shape."""
         said: dict[Shape, Counter] = {}
         whole = [one for one in self.streams if one.whole]
         for one in whole:
@@ -124,7 +125,7 @@ class Load:
 
 
 def told(streams: list[Stream]) -> str:
-    """For a table."""
+    """Returns a cell of the table about these streams."""
     lost = [one for one in streams if one.lost]
     again = sum((one.refused for one in streams), Counter())
     slowest = max((one.first for one in streams), default=0.0)

@@ -20,7 +20,7 @@ TABLE = "plane"
 
 
 def links(*lines: str, namespace: str | None = None) -> None:
-    """Commands of `ip`, in one go."""
+    """Runs commands of `ip` in one batch."""
     command = ["ip", *(("-n", namespace) if namespace else ()), "-batch", "-"]
     done = subprocess.run(command, input="\n".join(lines), text=True, capture_output=True)
     if done.returncode != 0:
@@ -28,14 +28,14 @@ def links(*lines: str, namespace: str | None = None) -> None:
 
 
 def node() -> None:
-    """One link that has the node's address and all Services' routes."""
+    """Makes one link with the node's address and the routes of all Services."""
     links("link set lo up", "link add node0 type veth peer name node1", "link set node0 up", "link set node1 up", f"addr add {NODE}/32 dev node0",
           f"addr add {DNS}/32 dev node0", f"route add {SERVICES} dev node0 src {NODE}")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 def join(namespace: str, link: str, address: str) -> None:
-    """A network namespace with an address, by way of the node alone."""
+    """Makes a network namespace with an address, which reaches others only through the node."""
     links(f"netns add {namespace}", f"link add {link} type veth peer name eth0 netns {namespace}", f"link set {link} up",
           f"route add {address}/32 dev {link} src {NODE}")
     links("link set lo up", f"addr add {address}/32 dev eth0", "link set eth0 up", f"route add {NODE}/32 dev eth0",
@@ -43,7 +43,7 @@ def join(namespace: str, link: str, address: str) -> None:
 
 
 def part(namespace: str) -> None:
-    """Its links end with it."""
+    """Removes a network namespace; its links end with it."""
     links(f"netns del {namespace}")
 
 
@@ -52,7 +52,7 @@ class Services:
 
     def __init__(self, api: Api) -> None:
         self.stirred = threading.Event()
-        # Why addresses lead nowhere any more.
+        # The reason that addresses no longer lead anywhere.
         self.fault: str | None = None
         self.services = Cache(api, "/api/v1/services", self.stirred.set)
         self.endpoints = Cache(api, "/api/v1/endpoints", self.stirred.set)
@@ -77,7 +77,7 @@ class Services:
                 known = rules
 
     def _rules(self) -> str:
-        """All of them at once, in place of those before; connections that are there stay with their pod."""
+        """Returns all rules, which replace the present ones at once; open connections stay with their pod."""
         found = []
         for service in self.services.all():
             address = service["spec"].get("clusterIP", "None")
@@ -124,7 +124,7 @@ table ip {TABLE} {{
                 continue
 
     def _answer(self, question: bytes) -> bytes:
-        """Of A records; names that are known have no others."""
+        """Answers questions for A records; known names have no other records."""
         labels, at = [], 12
         while length := question[at]:
             labels.append(question[at + 1:at + 1 + length].decode())
@@ -132,7 +132,7 @@ table ip {TABLE} {{
         (kind,) = struct.unpack_from(">H", question, at + 1)
         addresses = self._addresses(".".join(labels).lower())
         records = addresses if kind == 1 and addresses else []
-        # An answer of authority; NXDOMAIN where there is no such name.
+        # The answer is authoritative; NXDOMAIN means that the name does not exist.
         flags = 0x8580 | (3 if addresses is None else 0)
         head = question[:2] + struct.pack(">HHHHH", flags, 1, len(records), 0, 0)
         record = struct.pack(">HHHIH", 0xC00C, 1, 1, 1, 4)

@@ -25,7 +25,7 @@ from engine import CHART, ROOT, merged
 from kubelet import Kubelet
 from network import Services
 
-# Fields that 1.20 names otherwise or lacks: (file, text, its replacement).
+# Lines of the chart that 1.20 names otherwise or lacks: (file, text, replacement).
 OF_1_20 = (
     ("Chart.yaml", 'kubeVersion: ">=1.29.0-0"', 'kubeVersion: ">=1.20.0-0"'),
     ("templates/autoscaling.yaml", "apiVersion: autoscaling/v2\n", "apiVersion: autoscaling/v2beta2\n"),
@@ -36,7 +36,7 @@ LABEL = "app.kubernetes.io/component"
 
 
 def chart_of_1_20(folder: Path) -> Path:
-    """The chart but for four lines."""
+    """Copies the chart with four lines replaced."""
     copy = folder / "chart"
     shutil.copytree(CHART, copy)
     for name, text, other in OF_1_20:
@@ -48,7 +48,7 @@ def chart_of_1_20(folder: Path) -> Path:
 
 
 def values(name: str, *more: dict) -> dict:
-    """A values file of the repository, and what is said over it."""
+    """Returns a values file of the repository, with more values over it."""
     return merged(yaml.safe_load((ROOT / "helm/values" / name).read_text()), *more)
 
 
@@ -63,7 +63,7 @@ def wait_until(what: str, probe: Callable[[], object], limit: float = 60.0) -> o
 
 
 class Cluster(NamedTuple):
-    """The parts that releases run on."""
+    """The parts of a cluster on which releases run."""
 
     control: Control
     kubelet: Kubelet
@@ -71,12 +71,13 @@ class Cluster(NamedTuple):
 
 
 class World:
-    """One release in a namespace of its name, which is the whole of what the nodes run."""
+    """One release in a namespace of its name; the nodes run nothing else."""
 
     def __init__(self, cluster: Cluster, chart: Path, name: str) -> None:
         self.control, self.kubelet, self.services = cluster
         self.chart, self.name = chart, name
-        # Helm 4's way. The API server of 1.20 crashes at it for an APIService; Helm 3's is taken where there is one.
+        # Helm 4 uses server-side apply. The API server of 1.20 crashes at it for an APIService, so such releases do
+        # without.
         self.server_side = True
         self.api: Api = self.control.api
         self.config = helm_python.Config(kubeconfig_content=self.control.kubeconfig, namespace=name)
@@ -90,7 +91,7 @@ class World:
         self._write("helm_upgrade", said, server_side_apply="true" if self.server_side else "false")
 
     def _write(self, call: str, said: dict, **options: object) -> None:
-        """By the library's own entry point: the method in Python has no argument for the kind of apply."""
+        """Calls the library's own entry point: the method in Python has no argument for the kind of apply."""
         options |= {"namespace": self.name, "timeout_seconds": 60}
         with helm_python.Chart.load(str(self.chart)) as chart:
             _native.call_string(call, self.config._raw(), self.config._context_arg(None), chart._raw(), None, self.name,
@@ -99,7 +100,7 @@ class World:
     # === pods ===
 
     def pods(self, component: str | None = None) -> list[dict]:
-        """Pods that are not being deleted, by name."""
+        """Returns pods that are not being deleted, by name."""
         found = self.api.items(f"/api/v1/namespaces/{self.name}/pods")
         mine = (one for one in found if component in (None, one["metadata"]["labels"].get(LABEL)))
         return sorted((one for one in mine if "deletionTimestamp" not in one["metadata"]), key=lambda one: one["metadata"]["name"])
@@ -121,7 +122,7 @@ class World:
         return self.deployment(component)["spec"]["replicas"]
 
     def settled(self, component: str) -> bool:
-        """Rolled out, and nothing of before is left."""
+        """Whether the Deployment is rolled out, and no earlier pod is left."""
         one = self.deployment(component)
         wanted, status = one["spec"]["replicas"], one["status"]
         counts = {status.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")}
@@ -137,12 +138,12 @@ class World:
     # === asking routers ===
 
     def service(self) -> str:
-        """Where clients go."""
+        """Returns the address for clients."""
         found = self.api.ask("GET", f"/api/v1/namespaces/{self.name}/services/{self.full}")
         return f"{found['spec']['clusterIP']}:{found['spec']['ports'][0]['port']}"
 
     def metric(self, name: str, label: str = "", component: str = "router") -> float:
-        """Summed over the pods that are ready."""
+        """Returns the sum of a series over the ready pods."""
         total = 0.0
         for pod in self.ready(component):
             lines = get(pod["status"]["podIP"], 8001, "/metrics").splitlines()
@@ -151,19 +152,19 @@ class World:
         return total
 
     def running(self, pod: dict) -> int:
-        """Streams that a router, or sequences that a worker has."""
+        """Returns the number of streams of a router, or of sequences of a worker."""
         component = pod["metadata"]["labels"][LABEL]
         series = "cleave_flights" if component == "router" else "vllm:num_requests_running"
         lines = get(pod["status"]["podIP"], 8001, "/metrics").splitlines()
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{series}[{{ ]", line)))
 
     def on(self, node: str) -> list[str]:
-        """Names of the pods there, those that are about to go too."""
+        """Returns the names of the pods on the node, also of those that are ending."""
         found = self.api.items(f"/api/v1/namespaces/{self.name}/pods")
         return [one["metadata"]["name"] for one in found if one["spec"].get("nodeName") == node]
 
     def left(self) -> list[str]:
-        """Remains of the release, in the API server and on the nodes."""
+        """Lists remains of the release, in the API server and on the nodes."""
         found = []
         groups = ["/api/v1"] + [f"/apis/{one['preferredVersion']['groupVersion']}" for one in self.api.ask("GET", "/apis")["groups"]]
         for group in groups:
@@ -185,7 +186,7 @@ def is_ready(pod: dict) -> bool:
 
 
 def get(host: str, port: int, path: str) -> str:
-    """The body; nothing if nobody answers."""
+    """Returns the body, or an empty text without an answer."""
     try:
         connection = http.client.HTTPConnection(host, port, timeout=5)
         connection.request("GET", path)
@@ -195,7 +196,7 @@ def get(host: str, port: int, path: str) -> str:
 
 
 def add_crd(api: Api, path: Path) -> None:
-    """A custom resource definition as its project releases it."""
+    """Adds a custom resource definition as its project releases it."""
     for one in yaml.safe_load_all(gzip.decompress(path.read_bytes())):
         if one:
             api.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
