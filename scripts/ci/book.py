@@ -3,9 +3,9 @@
 
     scripts/ci/book.py --out target/book [--mdbook PATH]
 
-The order of chapters is that in which docs/README.md links to pages; pages that only other pages link to
-(decisions) follow in their folder. mdBook is taken from PATH, or built once from the crates' registry into
-target/tools. Exit status 1: a page is in no chapter, mdBook warns, or a link of the book leads nowhere.
+Chapters have the order in which docs/README.md links to pages; pages that only other pages link to (decisions) follow
+in their folder. mdBook is the program of --mdbook, or is built once from the crates' registry into target/tools. Exit
+status 1: a page is in no chapter, mdBook warns, or a link of the book leads nowhere.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 # Runs libFuzzer on each parser of outside bytes, from the samples that the tests have.
 # usage: fuzz.sh [SECONDS] [TARGET ...]      600 seconds, every target
 # Needs cargo-fuzz (cargo install cargo-fuzz --version 0.13.2 --locked) and a C++ compiler; stable Rust is enough, since
-# no sanitizer is used: what is fuzzed has no unsafe code, and its arithmetic is checked. The corpus grows in
+# no sanitizer is used: the fuzzed code has no unsafe parts, and its arithmetic is checked. The corpus grows in
 # target/fuzz/corpus. Inputs on which a target failed are in tests/fuzz/artifacts: fix the bug, and keep the input as
-# tests/fuzz/seeds/TARGET/NAME, which every run of the tests shows to the parser from then on.
+# tests/fuzz/seeds/TARGET/NAME, which every run of the tests gives to the parser from then on.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:-600}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Tests the operations of 64-bit Arm on any machine: builds most of cleave-cpu's tests for aarch64 and runs them in
-# qemu, with processors that have all of NEON's extensions, the dot product alone, and none. Says nothing about speed.
-# usage: test_aarch64.sh [TEST ...]      names of tests; all of the kernels' if none
-# Exits with 77 where something that it needs cannot be had, and says SKIPPED.
-# Takes some ten minutes. Needs qemu's user emulation (apt-get install qemu-user-static), Rust's target (rustup target add
-# aarch64-unknown-linux-musl) and Python 3 with venv: Zig's C compiler, for two dependencies with parts in C, is fetched
-# with pip into target/aarch64.
+# qemu, with processors that have all of NEON's extensions, the dot product alone, and none. Does not measure speed.
+# usage: test_aarch64.sh [TEST ...]      names of tests; by default all of the kernels'
+# Prints SKIPPED and exits with 77 if a tool that it needs cannot be installed.
+# Takes some ten minutes. Needs qemu's user emulation (apt-get install qemu-user-static), Rust's target (rustup target
+# add aarch64-unknown-linux-musl) and Python 3 with venv: pip fetches Zig's C compiler, for two dependencies with parts
+# in C, into target/aarch64.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=aarch64-unknown-linux-musl
@@ -22,7 +22,7 @@ if [ ! -x "$folder/cc" ]; then
   mkdir -p "$folder"
   python3 -m venv "$folder/venv" || skip "Python's venv cannot be made"
   "$folder/venv/bin/pip" install --quiet ziglang==0.13.0 || skip "Zig's C compiler cannot be fetched"
-  # Zig's names of targets are others than those that build scripts pass.
+  # Zig's names of targets differ from those that build scripts pass.
   cat > "$folder/cc" << EOF
 #!/usr/bin/env bash
 args=()
@@ -37,7 +37,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator
 tests=(--target "$target" -p cleave-cpu --lib --test operations --test quantized --test halves)
 cargo test --no-run "${tests[@]}"
-# One test starts a shell that starts the test again, which no emulator sees; memory nodes are not emulated.
+# Two tests are left out: a shell that starts the test again escapes the emulator, and memory nodes are not emulated.
 for processor in max,pauth-impdef=on neoverse-n1 cortex-a57; do
   echo "== $processor"
   QEMU_CPU=$processor cargo test --quiet "${tests[@]}" -- --skip a_full_disk --skip memory_is_interleaved "$@"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds everything that run.sh takes to a machine with a GPU, on one that has none.
+# Builds the bundle that run.sh needs on a machine with a GPU, on a machine without one.
 # usage: build.sh [--flashinfer] [--llama-cpp FOLDER] [--sanitizer] [--profile NAME]
 #
-# Leaves target/gpu-bundle, and the same as target/gpu-bundle.tar.xz to be carried: the binary with its kernels inside, the
-# backend's test programs, the labs, a manifest; all stripped, for x86-64 and the glibc of this machine or a later one. nvcc is CLEAVE_NVCC, or installed into target/nvcc.
+# Leaves target/gpu-bundle, and its archive target/gpu-bundle.tar.xz: the binary with its kernels inside, the backend's
+# test programs, the labs, a manifest; all stripped, for x86-64 and the glibc of this machine or a later one. nvcc is
+# CLEAVE_NVCC, or installed into target/nvcc.
 # --sanitizer packs compute-sanitizer from its Python package, for machines without one.
-# --profile    cargo's profile of the binary and the labs: dist (link-time optimisation) if absent; dev, to try run.sh out soon.
+# --profile    cargo's profile of the binary and the labs: dist (link-time optimisation) if absent; dev builds sooner.
 # --flashinfer also builds a measurement of FlashInfer's attention kernels, from the headers in their Python package.
 # --llama-cpp packs the llama-bench that scripts/gpu/peers/build_llama_cpp.sh built in FOLDER.
 set -euo pipefail
@@ -18,7 +19,7 @@ while [ $# -gt 0 ]; do
     --llama-cpp) llama_cpp=$2; shift ;;
     --sanitizer) sanitizer=yes ;;
     --profile) profile=$2; shift ;;
-    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -39,7 +40,7 @@ for line in sys.stdin:
 '
 }
 
-# A program that runs on the host and launches kernels: for Hopper, and as PTX for others.
+# Compiles a program that runs on the host and launches kernels: for Hopper, and as PTX for other cards.
 compile() {
   local source=$1 out=$2
   shift 2
@@ -131,7 +132,7 @@ with tarfile.open(f"{bundle}.tar.xz", "w:xz", preset=6) as archive:
 PYTHON
 bytes=$(stat -c %s "$bundle.tar.xz")
 say "target/gpu-bundle.tar.xz, $bytes bytes"
-# It is copied to the machine with the GPU for each call.
+# The archive is copied to the machine with the GPU for each call.
 if [ "$bytes" -gt $((45 << 20)) ]; then
   echo "build.sh: the archive has more than 45 MiB" >&2
   exit 1

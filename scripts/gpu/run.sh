@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# The checks that need a real GPU, in four calls of ten minutes each, on a machine with a driver of CUDA 13.
+# Runs the checks that need a real GPU, in four calls of ten minutes each, on a machine with a driver of CUDA 13.
 # usage: run.sh --call first|roofline|system|again [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER]
 #               [--stand-in FOLDER]
 #
-#   first     does it run: smoke, tests, sanitizers, reference checkpoints, an engine that is timed once
+#   first     correctness: smoke, tests, sanitizers, reference checkpoints, one timing of an engine
 #   roofline  ceilings of the machine, labs by importance, hardware counters
 #   system    the engine on 1B and 8B, legs by share, loading, peers by turns
-#   again     what decides, once more, after mending: smoke, sanitizers' finds, operations, engine, legs
+#   again     the important stages once more after a correction: smoke, sanitizers, operations, engine, legs
 #
-# Each call starts cold and needs nothing of another. It takes target/gpu-bundle, or the archive of it, which build.sh made
-# elsewhere. Stages run in the order of what they are worth, each within a time of its own and what is left of the
-# budget; none stops another, and one that hangs is killed (step.py). Findings are on disk as they come, and the report
-# is made anew after every stage, so that whoever ends this early loses one stage. Needs Python 3; PyTorch and
-# transformers for the peers. Changes no setting of the card.
+# Each call starts cold and needs nothing of another. It takes target/gpu-bundle, or its archive, which build.sh made on
+# another machine. Stages run in the order of their value, each within a time limit of its own and the rest of the
+# budget; none stops another, and one that hangs is killed (step.py). Findings are written at once, and the report is
+# made anew after every stage, so an early end loses one stage. Needs Python 3; PyTorch and transformers for the peers.
+# Changes no setting of the card.
 # --only       these stages (see the end of this file), and facts.
-# --budget     540 seconds if absent.
-# --out        where report, table, records and log go: $OUT, or target/gpu-run.
-# --scratch    where random weights are written, 19 GB in the call `system`: /tmp/cleave-gpu if absent. What is there is used again.
-# --stand-in   the folder of a libcuda.so.1 that runs kernels on the processor: to try this script out. Shapes are small
-#              then; a stage that needs a GPU runs too, and if it fails it counts as skipped for that.
+# --budget     seconds for the whole call: 540 if absent.
+# --out        the folder for report, table, records and log: $OUT, or target/gpu-run.
+# --scratch    the folder for random weights, 19 GB in the call `system`, which are used again: /tmp/cleave-gpu if absent.
+# --stand-in   the folder of a libcuda.so.1 that runs kernels on the processor, to try this script out with small shapes.
+#              A stage that needs a GPU runs too, and counts as skipped if it fails.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here=$root/scripts/gpu
@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
 done
 case $call in
   first | roofline | system | again) ;;
-  *) sed -n '2,27p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,21p' "$0" >&2; exit 2 ;;
 esac
 
 bundle=$root/target/gpu-bundle
@@ -56,16 +56,16 @@ export CLEAVE_GPU_RECORDS=$out/records.jsonl
 : >"$log"
 : >"$CLEAVE_GPU_RECORDS"
 export PYTHONPATH=$here PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 RUST_BACKTRACE=1
-# Peers must not look for anything outside, and what they compile need not outlast the run.
+# Peers must not download anything, and their compiled kernels need not outlast the run.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false TORCHINDUCTOR_CACHE_DIR=$scratch/inductor TRITON_CACHE_DIR=$scratch/triton
-# Compiled kernels and everything else that a program keeps stay out of the user's folders.
+# Compiled kernels and other caches of programs stay out of the user's folders.
 export XDG_CACHE_HOME=$scratch/cache
 device=cuda
 if [ -n "$stand_in" ]; then
   device=stand-in
   export LD_LIBRARY_PATH=$stand_in${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 else
-  # CUDA's libraries may be there as a Python package only.
+  # CUDA's libraries may be installed as a Python package only.
   libraries=$(python3 -c 'import nvidia, os; print(os.pathsep.join(p + "/cu13/lib" for p in nvidia.__path__ if os.path.isdir(p + "/cu13/lib")))' 2>/dev/null)
   [ -z "$libraries" ] || export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
@@ -74,7 +74,7 @@ note() { python3 "$here/record.py" "$@"; }
 left() { echo $((budget - SECONDS)); }
 report() { python3 "$here/report.py" --records "$CLEAVE_GPU_RECORDS" --out "$out" >"$out/table.md" 2>>"$log"; }
 
-# Whether a stage is wanted: of --only if that was given, else of this call.
+# Whether a stage is wanted: one of --only if that was given, else one of this call.
 wanted() {
   if [ -n "$only" ]; then [[ ,facts,$only, == *",$1,"* ]]; else [[ " ${stages[$call]} " == *" $1 "* ]]; fi
 }
@@ -82,8 +82,8 @@ wanted() {
 # The last line of the log after line number $1.
 last_line() { tail -n +$(($1 + 1)) "$log" | grep -v '^$' | tail -n 1 | cut -c1-160; }
 
-# stage NAME LIMIT COMMAND…: runs it within its limit, and says how it went. A name that ends in + is of a stage that needs a
-# GPU: with a stand-in it may fail, and is then skipped for that.
+# stage NAME LIMIT COMMAND…: runs the command within its limit, and records the outcome. A name that ends in + marks a
+# stage that needs a GPU: with a stand-in its failure counts as skipped.
 stage() {
   local name=${1%+} needs_gpu=no limit=$2 began=$SECONDS status why='' from
   [ "$name" = "$1" ] || needs_gpu=yes
@@ -121,9 +121,9 @@ declare -A stages=(
   [system]="facts ceilings matmul engine-1b int4-1b legs engine-8b fast-8b loop-8b batching-8b llama-cpp load"
   [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
 )
-# Tests that look at one thing each that no emulator vouches for; the first of them is every kernel, once.
+# Tests of properties that an emulator cannot show; the first of them runs every kernel once.
 smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_e4m3_code_is_read wgmma_sums_are_compared both_partitions_of_a_gpu a_child_process_writes_into"
-# Of the tests that sanitizers watch: small, and together every kernel.
+# Tests that run under sanitizers: small ones, which together run every kernel.
 watched="every_kernel_runs_on_small_sizes every_e4m3_code_is_read both_partitions_of_a_gpu matrix_products_match_the_cpu attention_matches_the_cpu device_draws_match reads_return_the_pools_bytes"
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
@@ -140,7 +140,7 @@ if [ -n "$stand_in" ]; then
   kv_long=4MiB few=decode:1x16,prefill:20 of_8b=$few fast_8b=prefill:20 by_turns=$few
   legs=(--kv-cache 4MiB --prompts 1 --prompt-tokens 40 --new-tokens 4 --clients 1 --calibrate 0 --shares 0.4,none)
   size=(--tiny) more=(-- --kv-cache 4MiB --max-num-seqs 4 --max-num-batched-tokens 64)
-  # A kernel's first second on a GPU is minutes here.
+  # A second of kernels on a GPU takes minutes on the processor.
   names=(row_operations_match_the_cpu writes_change_exactly rows_are_bit_equal) test_limit=100
   goldens=(--prompts 0 --lengths 5,65 --tokens 3 --limit 60)
 fi
@@ -162,7 +162,7 @@ write_models() {
   done
 }
 
-# Waits until weights are there. Not a stage: what comes after may need others.
+# Waits until weights are written. This is no stage, since later stages may need other weights.
 await_model() {
   local name=$1 began=$SECONDS
   needed "$name" || return 0
@@ -176,7 +176,7 @@ await_model() {
   python3 "$here/model.py" "$scratch/$name" "${shapes[$name]}"
   printf -- '-- %-16s %-10s %4s s\n' "weights of $name" awaited $((SECONDS - began))
 }
-# Whoever ends this run ends what it started.
+# The end of this script ends the process that writes weights.
 trap '[ -z "$writer" ] || kill "$writer" 2>/dev/null' EXIT
 
 bench=("$cleave" bench engine --device cuda --dtype bf16 --stdin --rounds 1)
@@ -194,7 +194,7 @@ if needed 1b || needed 8b; then
   write_models >>"$log" 2>&1 &
   writer=$!
 fi
-# Does it run. A hang costs 20 s: each test is a process with that limit.
+# Stages of correctness. A hang costs 20 s: each test is a process with that limit.
 # shellcheck disable=SC2086
 stage smoke 110 "${tests[@]}" --jobs 1 --limit "$test_limit" $smoke
 stage tests 160 "${tests[@]}" --jobs 4 --limit "$test_limit" "${names[@]}"
@@ -209,14 +209,14 @@ await_model 1b
 # shellcheck disable=SC2046
 stage first-engine 40 $(engine 1b "${shapes[1b]}" --rounds 1 --shapes "$few") "${more[@]}"
 
-# The machine's ceilings, and the share of them that kernels reach.
+# Stages of ceilings: those of the machine, and the share of them that kernels reach.
 stage ceilings+ 60 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/ceilings"
 stage matmul+ 60 python3 "$here/ceilings.py"
 stage operations 80 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/labs/operations" "${size[@]}"
 stage labs+ 220 python3 "$here/labs.py" --bundle "$bundle" --limit 45 "${size[@]}"
 stage counters+ 200 python3 "$here/counters.py" --bundle "$bundle" "${size[@]}"
 
-# The engine, legs by share, and peers by turns.
+# Stages of the whole system: the engine, legs by share, and peers by turns.
 # shellcheck disable=SC2046
 stage engine-1b 60 $(engine 1b "${shapes[1b]}") "${more[@]}"
 stage int4-1b 60 bash -c "'$cleave' synth --model '$scratch/1b' --quantization awq --group-size 128 --out '$scratch/1b-int4' \

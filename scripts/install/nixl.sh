@@ -8,7 +8,7 @@ wheel="nixl-cu13==1.5.1"
 library="$folder/wheel/.nixl_cu13.mesonpy.libs/libnixl_capi.so"
 if [ ! -f "$library" ]; then
   [ -d "$folder/venv" ] || python3 -m venv "$folder/venv"
-  # The wheel is of one Python's release, and nothing of it that is used here is.
+  # The wheel is for one release of Python, but the library inside depends on none.
   "$folder/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
     --python-version 3.12 --dest "$folder" "$wheel"
   rm -rf "$folder/wheel.part" "$folder/wheel"

@@ -4,8 +4,8 @@
 # Needs Python 3 with venv, and g++ when nvcc runs.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
-# All parts of one release: the compiler's wheel asks for its others unpinned, and a mixture does not work. PTX of
-# a later release would not load on drivers of CUDA 13.0. The binary tools have wheels since 13.2 only.
+# All parts must be of one release: the compiler's wheel requires the others without versions, and a mixture does not
+# work. PTX of a later release would not load on drivers of CUDA 13.0. The binary tools have wheels only since 13.2.
 parts="nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96"
 parts="$parts nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78"
 if [ ! -x "$folder/bin/nvcc" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kills, stops, drains, re-purposes and cuts off the workers of a real fleet under load, and demands that
+# Kills, stops, drains and cuts off workers of a real fleet under load, or changes their roles, and demands that
 # every stream is byte for byte equal to that of an undisturbed run. Prints the first table of
 # docs/benchmarks/faults.md.
 #

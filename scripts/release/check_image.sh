@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks the promises of the container image for processors without a container engine: one static file is enough. The
-# binary runs as a router, a prefill and a decode worker in a root folder that holds nothing but itself and /etc/hosts,
-# read-only, as user 65532 without a right, in a network namespace of its own; one request is then served.
+# Checks without a container engine that the image for processors needs only one static file. The binary runs as a
+# router, a prefill and a decode worker in a root folder that has only the binary and /etc/hosts, read-only, as user
+# 65532 without any capability, in a network namespace of its own; one request is then served.
 # usage: check_image.sh BIN      BIN is built for a musl target. Needs root and unshare.
 set -euo pipefail
 binary=$(realpath "$1")
@@ -20,7 +20,7 @@ mkdir -p "$root"/{etc,proc,dev/shm,tmp,var/cache/cleave,usr/local/bin}
 cp "$binary" "$root/usr/local/bin/cleave"
 echo "127.0.0.1 router" > "$root/etc/hosts"
 
-# Everything that runs inside ends with the namespace's first process.
+# All processes inside end with the first process of the namespace.
 unshare --mount --net --pid --fork bash -euo pipefail -s "$root" <<'INSIDE'
 root=$1
 mount --bind "$root" "$root"

@@ -1,13 +1,13 @@
-"""Cleave behind load balancers: requests that pass, and the latency that is added (docs/benchmarks/load-balancers.md).
+"""Tests Cleave behind load balancers, and measures the latency that they add (docs/benchmarks/load-balancers.md).
 
 usage: check.py --cleave BIN [--only NAME ...] [--checks NAME ...] [--quick] [--rounds N] [--json FILE]
 
 For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: two routers, a prefill and a decode worker
-(mock engines: a token every 10 ms) on loopback, the balancer before them as configured by the template beside
-this script, and then: streams event by event, clients that leave, a router that is killed, drained or stuck,
-overload, streams that are silent for longer than the balancer bears, request ids. At the end the lag of each event
-against its due time, through each balancer and direct, by turns in the same minutes. Prints Markdown; exits
-with 1 if a check failed. A balancer that this machine lacks is reported as SKIPPED. Standard library only.
+(mock engines: a token every 10 ms) on loopback, with the balancer before them, configured by the template beside
+this script. The checks cover streams event by event, clients that leave, a router that is killed, drained or stuck,
+overload, streams that are silent for longer than the balancer's limit, and request ids. At the end it measures the lag
+of each event behind its due time, through each balancer and directly, by turns in the same minutes. Prints Markdown;
+exits with 1 if a check failed. A balancer that this machine lacks is reported as SKIPPED. Standard library only.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Routers, workers and balancers as processes on loopback.
 
-Owns: their start, their end, and small questions to them. Never: judges an answer.
+Owns: their start, their end, and small requests to them. Never: judges an answer.
 """
 
 import contextlib

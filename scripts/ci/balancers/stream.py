@@ -1,7 +1,6 @@
 """One request over a socket, event by event, with the time of each.
 
-Owns: the reading of an HTTP/1.1 answer as it comes. Never: hides how it ended: an answer that broke off
-is told from a complete one.
+Owns: the reading of an HTTP/1.1 answer as it arrives. Never: reports an answer that broke off as complete.
 """
 
 import dataclasses

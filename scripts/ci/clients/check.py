@@ -1,13 +1,13 @@
-"""Clients and load generators of other projects against Cleave (docs/benchmarks/clients.md).
+"""Runs clients and load generators of other projects against Cleave (docs/benchmarks/clients.md).
 
 usage: check.py --cleave BIN [--only NAME ...] [--generators] [--table]
 
-OpenAI's Python and Node clients (chat, completions, streams with comments in them, usage, errors, coming back when
-told) and schemathesis (requests made up from our own /openapi.json, right and wrong ones) run against one server.
-With --generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands
-before two routers with mock workers. --table writes the results into docs/benchmarks/clients.md, beside what earlier
-runs left in results.json. Each tool has a folder of its own under target/clients; a tool that
-cannot be installed is reported as SKIPPED. Exits with 1 if something that ran did not work. Standard library only.
+OpenAI's Python and Node clients (chat, completions, streams with comments in them, usage, errors, retries after
+refusals) and schemathesis (valid and invalid requests, generated from our /openapi.json) run against one server. With
+--generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands before two
+routers with mock workers. --table writes the results into docs/benchmarks/clients.md, together with those of earlier
+runs in results.json. Each tool has a folder of its own under target/clients; a tool that cannot be installed is
+reported as SKIPPED. Exits with 1 if a tool that ran found a failure. Standard library only.
 """
 
 import argparse

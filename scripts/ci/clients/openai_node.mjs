@@ -1,5 +1,5 @@
-// The official OpenAI Node client against a running server: `node openai_node.mjs BASE_URL`, in a folder where
-// `openai` is installed. Exits with 0 when every check held; the first one that did not throws.
+// Tests a running server with the official OpenAI Node client: `node openai_node.mjs BASE_URL`, in a folder where
+// `openai` is installed. Exits with 0 when every check held; the first check that fails throws.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -7,7 +7,7 @@ import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 
-// Found where the client is installed, not where this file is.
+// The module is resolved from the working folder, where the client is installed.
 const here = createRequire(pathToFileURL(`${process.cwd()}/`));
 const { default: OpenAI } = await import(pathToFileURL(here.resolve("openai")).href);
 const { version } = JSON.parse(readFileSync(join(dirname(here.resolve("openai")), "package.json"), "utf8"));
@@ -18,7 +18,7 @@ const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
 const model = (await client.models.list()).data[0].id;
 assert.equal((await client.models.retrieve(model)).id, model);
 
-// Chat, whole and streamed, say the same.
+// Chat gives the same text whole and streamed.
 const ask = { model, messages: [{ role: "user", content: "What is a slice?" }], temperature: 0, max_tokens: 24 };
 const whole = await client.chat.completions.create(ask);
 const text = whole.choices[0].message.content;
@@ -36,7 +36,7 @@ assert.equal(streamed, text);
 assert.equal(finish, whole.choices[0].finish_reason);
 assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
 
-// Completions: several prompts, a stop string, a seed, log-probabilities.
+// Completions take several prompts, a stop string, a seed and log-probabilities.
 const complete = (more) => client.completions.create({ model, prompt: "A vector is", temperature: 0, max_tokens: 24, ...more });
 const plain = (await complete({})).choices[0].text;
 let pieces = "";
@@ -53,17 +53,17 @@ assert.deepEqual(first.choices.map((c) => c.text), second.choices.map((c) => c.t
 const scored = await client.chat.completions.create({ ...ask, max_tokens: 4, logprobs: true, top_logprobs: 3 });
 assert.equal(scored.choices[0].logprobs.content[0].top_logprobs.length, 3);
 
-// Errors have their class and name the field; the request's id comes back.
+// Errors have their class and name the field; the answer has the request's id.
 await assert.rejects(complete({ model: "nonesuch" }), (error) => error instanceof OpenAI.NotFoundError && error.param === "model");
 await assert.rejects(complete({ temperature: -1 }), (error) =>
   error instanceof OpenAI.BadRequestError && error.param === "temperature" && error.requestID?.length > 0);
 
-// Leaving in the middle: the server goes on serving.
+// The server goes on serving after a client that leaves in the middle of an answer.
 const left = await client.completions.create({ model, prompt: "A", max_tokens: 400, stream: true, ignore_eos: true });
 for await (const _ of left) break;
 assert.equal((await complete({})).choices[0].text, plain);
 
-// Refused: the client comes back by itself, no sooner than it was told, and gives up after two times.
+// The client retries a refused request, not before its retry-after, and gives up after two retries.
 const seen = [];
 const patient = new OpenAI({
   baseURL,

@@ -1,4 +1,4 @@
-"""Folders of their own for tools from the registries, and running them.
+"""Installs tools from the registries, each into a folder of its own, and runs them.
 
 Owns: target/clients. Never: hides the output of a tool that failed.
 """

@@ -1,10 +1,10 @@
-"""Renders the chart as users would, and holds every object against schemas, rules and the binary.
+"""Renders the chart as users would, and checks every object with schemas, rules and the binary.
 
 usage: $(install_tools.sh FOLDER) check.py --cleave BIN [--helm BIN]
 
-Every values file, for four versions of Kubernetes, by each way of scaling, in each variant below; Helm's own engine
-renders. Then: bad values must be refused with their path, and objects that were broken on purpose must be noticed. With
---helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each flaw.
+Helm's own engine renders every values file for four versions of Kubernetes, by each type of autoscaling, in each variant
+below. Then bad values must be refused with their path, and the rules must notice objects that were broken on purpose.
+With --helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each flaw.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Helm's own engine, by the one entry point that takes a Kubernetes version.
+"""Renders the chart with Helm's own engine, through the one entry point that takes a Kubernetes version.
 
-`helm_python` has a method for rendering, which has no argument for capabilities; the library beneath it does. Only this
-file knows that.
+`helm_python`'s method for rendering has no argument for capabilities; the library beneath it has. Only this file depends
+on that.
 """
 
 import json
@@ -40,7 +40,7 @@ def objects(rendered: dict[str, str]) -> Iterator[dict]:
 
 
 def lint(kubernetes: str) -> list[str]:
-    """Returns complaints of `helm lint --strict`: warnings (2) and worse; the missing icon is less."""
+    """Returns complaints of `helm lint --strict`: warnings (2) and worse, so not the missing icon."""
     found = helm_python.lint(str(CHART), strict=True, kube_version=f"v{kubernetes}.0")
     return [message["error"] for message in found["messages"] if message["severity"] > 1] + found["errors"]
 

@@ -1,4 +1,4 @@
-"""Rules that hold for the chart's objects under any values, and that no schema can state.
+"""Rules that hold for the chart's objects under any values, and that a schema cannot express.
 
 Owns: these rules, each a generator of flaws over the objects of one rendering. Never: renders, or looks at values.
 """

@@ -1,4 +1,4 @@
-"""Expressions of dashboard and rules against the series that Cleave registers, and rules against promtool.
+"""Checks expressions of dashboard and rules against the series that Cleave has, and rules with promtool.
 
 Owns: finding the names in PromQL and on the page of metrics; the tests of alerts. Never: queries a running
 Prometheus (scripts/ci/observe does).

@@ -1,6 +1,6 @@
-"""Objects against schemas: Kubernetes' own, strictly, and those of custom resource definitions.
+"""Checks objects with schemas: Kubernetes' own, strictly, and those of custom resource definitions.
 
-Owns: finding the schema for an object. Never: knows Cleave's chart. A kind without a schema is an error, but for
+Owns: finding the schema for an object. Never: knows Cleave's chart. A kind without a schema is an error, except
 PrometheusRule, whose rules promtool checks (metrics.py).
 """
 

@@ -1,12 +1,12 @@
-"""Every expression of the dashboard and the rules, asked of a real Prometheus that scrapes a server under load; and promtool's
-word on each metric.
+"""Evaluates the expressions of the dashboard and the rules in a real Prometheus that scrapes a server under load, and lints
+each metric with promtool.
 
 usage: $(scripts/ci/helm/install_tools.sh FOLDER) scripts/ci/observe/check.py --cleave BIN [--seconds N]
 
 Starts `cleave serve` with the legs apart and a policy, `cleave bench run` against it, and Prometheus (Debian's package) on
-loopback. Of a server that keeps its promises no alert may even be pending; then some requests ask for what cannot be, and
-every panel and every recording rule must return data. Exits with 1 and a line for each that does not; says SKIPPED where
-there is no Prometheus.
+loopback. While the server meets its targets no alert may even be pending; then some requests have targets that cannot be
+met, and every panel and every recording rule must return data. Exits with 1 and a line for each that does not; prints
+SKIPPED without Prometheus.
 """
 
 import argparse

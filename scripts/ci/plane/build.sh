@@ -2,10 +2,11 @@
 # Builds a Kubernetes control plane from Debian's packages: kube-apiserver and kube-controller-manager 1.20.2 from the
 # source package (the full tree, vendor folder included), etcd as Debian built it. No root, and nothing is installed:
 # an apt index of its own lies under FOLDER, and packages are unpacked there.
-# usage: build.sh FOLDER [--cached]      leaves FOLDER/bin/{etcd,kube-apiserver,kube-controller-manager}; prints FOLDER/bin
-#        --cached: only say where they are, fail if they were not built
+# usage: build.sh FOLDER [--cached]
+#        Leaves FOLDER/bin/{etcd,kube-apiserver,kube-controller-manager}; prints FOLDER/bin.
+#        --cached: builds nothing, and fails if the programs are not there
 # Needs apt and Debian's archive key, tar, 2 GB of disk while it builds and some seven minutes of CPU, once.
-# CLEAVE_DEBIAN: another address of Debian's archive.
+# CLEAVE_DEBIAN sets another address of Debian's archive.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 if [ -e "$folder/complete" ]; then echo "$folder/bin"; exit; fi
@@ -36,7 +37,7 @@ cd "$tree"
 rm -rf vendor/github.com/modern-go/reflect2
 cp -r "$folder/packages/usr/share/gocode/src/github.com/modern-go/reflect2" vendor/github.com/modern-go/
 rm -f vendor/github.com/modern-go/reflect2/*_test.go
-# The version that clients are told; a release build stamps it from git.
+# Clients read this version from the server; a release build stamps it from git.
 sed -i -E 's/"v0\.0\.0-master\+[^"]*"/"v1.20.2"/' staging/src/k8s.io/{component-base,client-go/pkg}/version/base.go
 # The one generated file that the tarball lacks: the OpenAPI definitions of every package that asks for them.
 go build -o "$folder/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen

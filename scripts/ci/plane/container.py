@@ -1,4 +1,4 @@
-"""One container as a process: a root of its own, the pod's network, the user and the rights that the pod says.
+"""One container as a process: a root of its own, the pod's network, and the user and rights that the pod's spec has.
 
 Owns: the root's mounts, the process, its end. Never: reads the API. A field of a pod that this
 file does not implement is an error. Only resources, seccomp's profile and network policies are accepted without being

@@ -1,6 +1,6 @@
 """etcd, kube-apiserver and kube-controller-manager as processes.
 
-Owns: their start and their end. Never: touches an object but to see that the server answers.
+Owns: their start and their end. Never: changes an object; it reads some to see that the server answers.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The events of the test, in their order, each with what is expected and what was seen.
+"""The events of the test, in their order, each with the expected outcome and a check of the real one.
 
-Owns: what is judged. Never: how a cluster is made. An event that does not find what it expects raises.
+Owns: the expectations. Never: makes a cluster. An event whose outcome differs from the expected one raises.
 """
 
 import dataclasses

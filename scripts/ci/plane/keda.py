@@ -1,6 +1,6 @@
-"""KEDA's operator, as far as it asks a scaler: KEDA itself cannot be had here.
+"""The part of KEDA's operator that asks a scaler: KEDA itself cannot be installed here.
 
-Owns: the calls of KEDA's protocol, and what its HPA would make of the answers. Never: knows how a router decides.
+Owns: the calls of KEDA's protocol, and the replicas that its HPA would set. Never: knows how a router decides.
 For each ScaledObject: the scaler is active or not (polled, and pushed by StreamIsActive), which is 0 or 1; above that
 replicas are the metric's value divided by its target (AverageValue), within the object's bounds, written to `/scale`.
 """

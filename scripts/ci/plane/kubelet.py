@@ -1,12 +1,12 @@
 """Kubelets of processes: pods of the API server become network namespaces with processes in them.
 
-Owns: which node a pod is bound to, its address, volumes, probes, restarts, end, and what is said of it in its status.
-Never: knows what runs in a pod.
+Owns: the node of a pod, its address, volumes, probes, restarts and end, and its status.
+Never: knows the program in a pod.
 
-As a kubelet does: init containers one after the other; a startup probe before the others; ready by the readiness
-probe; a container that ended or whose liveness failed is started again; after a deletion SIGTERM, the grace period,
-SIGKILL. Otherwise than one: it binds pods itself, there being no scheduler, to the node that has the fewest; a changed
-ConfigMap is there within a second.
+Behaviour of a kubelet: init containers run one after the other; the startup probe precedes the others; the readiness
+probe makes a pod ready; a container that ended or whose liveness probe failed is started again; a deletion means
+SIGTERM, the grace period, SIGKILL. Differences: it binds pods itself, without a scheduler, to the node with the fewest
+pods; a changed ConfigMap arrives within a second.
 """
 
 import contextlib

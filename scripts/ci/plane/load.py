@@ -1,7 +1,7 @@
-"""Streams through a Service, and what became of each.
+"""Streams through a Service, and the outcome of each.
 
-Owns: open-loop arrivals, second tries of what was not begun. Never: takes an answer that broke off, or says something
-else than its equals, for a whole one.
+Owns: open-loop arrivals, and retries of requests without an answer. Never: takes an answer for whole that broke off, or
+that differs from those of equal requests.
 """
 
 import dataclasses

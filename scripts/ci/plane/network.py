@@ -1,7 +1,7 @@
 """The work of kube-proxy and the cluster's DNS: Services have addresses and names.
 
-Owns: the node's links, routes and rules, within the network namespace of the test. Never: guesses: an address leads
-to the endpoints that Kubernetes' own controller lists, chosen anew for each connection.
+Owns: the node's links, routes and rules, within the network namespace of the test. Never: chooses endpoints by itself:
+an address leads to those that Kubernetes' own controller lists, drawn anew for each connection.
 """
 
 import random

@@ -1,6 +1,6 @@
-"""The chart on a control plane: releases by Helm's engine, and what the API server says of them.
+"""Releases of the chart on a control plane, made by Helm's engine, and their state in the API server.
 
-Owns: the chart as Kubernetes 1.20 takes it, waits, counts. Never: judges.
+Owns: the chart as Kubernetes 1.20 accepts it, waits, counts. Never: judges an outcome.
 """
 
 import gzip

@@ -1,6 +1,6 @@
-// `/ui` in a real browser: `check.mjs --cleave BINARY [--browser CHROMIUM] [--modules FOLDER] [--shots FOLDER]
-// [--many N] [--files FOLDER]`. Starts a router and eight mock workers under load, and holds what each panel says
-// against /metrics; then one process with N mock workers. Exits with 0 when every check held. Needs the npm
+// Tests `/ui` in a real browser: `check.mjs --cleave BINARY [--browser CHROMIUM] [--modules FOLDER] [--shots FOLDER]
+// [--many N] [--files FOLDER]`. Starts a router and eight mock workers under load, and compares each panel with
+// /metrics; then starts one process with N mock workers. Exits with 0 when every check held. Needs the npm
 // packages playwright-core and axe-core in --modules, and a Chromium; check.sh gets both. --files serves the
 // page's files from a folder instead of the binary, to look at changes without a build (and without the headers).
 import { spawn } from "node:child_process";
@@ -136,13 +136,13 @@ async function open(browser, base, scheme = "light", { size = { width: 1280, hei
   }
   await page.goto(`${base}/ui`);
   if (key) {
-    // Asked for, refused, and taken; by the keyboard alone.
+    // The page asks for the key, refuses a wrong one, and takes the right one; by the keyboard alone.
     for (const letters of [`not-${key}`, key]) {
       await page.locator("#key-dialog[open]").waitFor();
       await page.keyboard.type(letters);
       await page.keyboard.press("Enter");
     }
-    // The browser itself says that the first two were refused.
+    // The browser reports the first two answers, which were 401, as errors.
     trouble.splice(0, trouble.length, ...trouble.filter((line) => !line.includes("401")));
   }
   await boards(page, 2);
@@ -189,7 +189,7 @@ async function eight(browser, folder) {
   const { context, page, trouble } = await open(browser, base);
   await boards(page, Number(options["--warm"] ?? 20));
 
-  // Each panel is alive, and says what /metrics says.
+  // Each panel shows values, and the values of /metrics.
   const cells = page.locator("#body tr[data-name]");
   check((await cells.count()) === 8, "eight workers are in the table");
   check((await figure(page, "workers-count")) === (await metric(base, "cleave_workers")), "as many workers as in cleave_workers");
@@ -221,14 +221,14 @@ async function eight(browser, folder) {
   check((await ground()) !== before, "the theme can be chosen against the system's");
   await page.locator("#theme").selectOption("auto");
 
-  // A worker that is killed is gone from the table and in the log.
+  // A killed worker leaves the table, and stands in the log.
   await end(workers["decode-1"].child);
   const lost = page.locator("#events tr", { hasText: "lost" }).filter({ hasText: "decode-1" });
   check(await until("loss", async () => (await lost.count()) === 1, 30_000).catch(() => false), "a killed worker is told");
   await until("seven rows", async () => (await cells.count()) === 7, 10_000);
   check((await figure(page, "workers-count")) === 7, "and counted no more");
 
-  // Once nothing is under way, the sums are the same.
+  // The sums agree once nothing is under way.
   traffic.stop();
   await until("rest", async () => (await metric(base, "cleave_flights")) === 0);
   const shown = async (verdict) => (await board(base)).classes.reduce((sum, one) => sum + one.total[verdict], 0);
@@ -257,7 +257,7 @@ async function keyboard(page) {
   await page.locator("#pool").selectOption("prefill");
   await until("pool", async () => (await names()).every((name) => name.startsWith("prefill")));
   await page.locator("#pool").selectOption("");
-  // By Tab from the last control of the tools to the first column, and Enter twice.
+  // Tab moves from the last control of the tools to the first column; Enter is pressed twice.
   await page.locator("#measure").focus();
   for (let steps = 0; steps < 4; steps += 1) {
     if (await page.evaluate(() => document.activeElement?.closest("#heads") !== null)) break;

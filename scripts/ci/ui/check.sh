@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The page for operators in a real browser: `check.sh [flags of check.mjs]`. Needs Chromium (CHROMIUM=PATH, or
-# one that is installed: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages,
-# which go to target/ui-check. Without one of them it says SKIPPED. The program is CLEAVE=PATH, or built.
+# Tests the page for operators in a real browser: `check.sh [flags of check.mjs]`. Needs Chromium (CHROMIUM=PATH, or
+# an installed one: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages, which go to
+# target/ui-check. Prints SKIPPED without one of them. The program is CLEAVE=PATH, or built.
 #
-# For the pictures of docs: check.sh --shots docs
+# The pictures of docs are made by: check.sh --shots docs
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 skip() { echo "SKIPPED: $1"; exit 0; }

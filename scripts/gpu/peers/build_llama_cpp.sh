@@ -2,7 +2,7 @@
 # Builds llama.cpp's llama-bench for Hopper, on a machine without a GPU: most of an hour of one core.
 # usage: build_llama_cpp.sh FOLDER      leaves FOLDER/llama-bench, and FOLDER/python for writing GGUF files
 # The source comes with the Python package llama-cpp-python; nvcc is CLEAVE_NVCC, or installed into FOLDER/nvcc.
-# Needs a C++ compiler and Python 3 with venv. CUDA's libraries are linked by name and must be on the machine that runs it.
+# Needs a C++ compiler and Python 3 with venv. CUDA's libraries are linked by name and must be on the machine of the run.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -11,7 +11,7 @@ nvcc=${CLEAVE_NVCC:-$("$root/scripts/install/nvcc.sh" "$folder/nvcc")}
 
 [ -d "$folder/venv" ] || python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check scikit-build-core cmake ninja
-# The library that large products go through: only to link against.
+# cuBLAS computes large products; the build only links against it.
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps nvidia-cublas==13.1.0.3
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --target "$folder/python" --upgrade gguf
 if [ ! -d "$folder/source" ]; then
@@ -20,7 +20,7 @@ if [ ! -d "$folder/source" ]; then
   tar xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder/source" --strip-components=1
 fi
 
-# CMake looks for one folder with everything of CUDA in it.
+# CMake expects one folder with all parts of CUDA.
 # nvcc may be a link, and so may its folder.
 home=$(cd -P "$(dirname "$(readlink -f "$nvcc")")/.." && pwd)
 cublas=$("$folder/venv/bin/python" -c 'import nvidia; print(list(nvidia.__path__)[0])')/cu13
@@ -36,7 +36,7 @@ for library in "$cuda"/lib64/lib*.so.13; do
   ln -sfn "$(basename "$library")" "${library%.13}"
 done
 mkdir -p "$cuda/lib64/stubs"
-# The driver's library is on machines with a GPU only: an empty one of its name is enough to link.
+# Only machines with a GPU have the driver's library: an empty one of its name is enough to link.
 gcc -shared -Wl,-soname,libcuda.so.1 -o "$cuda/lib64/stubs/libcuda.so" -xc /dev/null
 
 PATH=$folder/venv/bin:$cuda/bin:$PATH cmake -G Ninja -S "$folder/source/vendor/llama.cpp" -B "$folder/build" \

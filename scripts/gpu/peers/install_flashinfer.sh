@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the headers of FlashInfer from its Python package: nothing of it is compiled or imported.
+# Installs the headers of FlashInfer from its Python package, without compiling or importing any of it.
 # usage: install_flashinfer.sh FOLDER      prints the folder that has include/ and cccl/
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds llama.cpp from the source that the llama-cpp-python package carries.
-# usage: install_llama_cpp.sh FOLDER      leaves FOLDER/llama-{bench,batched-bench,server,quantize} and FOLDER/venv (with gguf)
+# usage: install_llama_cpp.sh FOLDER
+#        Leaves FOLDER/llama-{bench,batched-bench,server,quantize} and FOLDER/venv (with gguf).
 # JOBS=N builds with N compilers (all cores if unset); 210 files, about 12 minutes of one core.
 # Needs a C++ compiler, Python 3 with venv, and the Python registry.
 set -euo pipefail
@@ -15,7 +16,7 @@ if [ ! -x llama-quantize ]; then
     venv/bin/pip download --quiet --no-deps --no-build-isolation --no-binary :all: "llama-cpp-python==$version"
     tar xzf "llama_cpp_python-$version.tar.gz"
   }
-  # The server without its web page, which would be downloaded; everything else as upstream builds it.
+  # The server is built without its web page, which would be downloaded; all else is as upstream builds it.
   PATH="$folder/venv/bin:$PATH" cmake -G Ninja -S "llama_cpp_python-$version/vendor/llama.cpp" -B build \
     -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF \
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \

