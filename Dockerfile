@@ -1,12 +1,12 @@
-# Two images of one source. `cpu` (the last, so the default) has one static binary and nothing else: the router, workers on the
-# processor, the chart's test. `cuda` has glibc besides, because NVIDIA's driver library is loaded at run time, which a static
-# binary cannot do.
+# Two images from one source. `cpu` (the last, so the default) has one static binary and nothing else: the router, workers
+# on the processor, the chart's test. `cuda` also has glibc, because NVIDIA's driver library is loaded at run time, which
+# a static binary cannot do.
 #
 #   docker build -t cleave:0.1.0 .
 #   docker build -t cleave:0.1.0-cuda --target cuda .
 #
-# Both are built with the profile `dist` (link-time optimisation), and run as user 65532 with a read-only root: the cache
-# (XDG_CACHE_HOME) is the only folder that is written to.
+# Both are built with the profile `dist` (link-time optimisation), and run as user 65532 with a read-only root: only the
+# cache (XDG_CACHE_HOME) is written to.
 
 FROM rust:1.95-bookworm AS source
 RUN apt-get update && apt-get install -y --no-install-recommends musl-tools python3-venv && rm -rf /var/lib/apt/lists/*
@@ -17,7 +17,7 @@ COPY kernels kernels
 COPY proto proto
 COPY assets assets
 COPY scripts/install scripts/install
-# Targets of Cargo.toml must exist; none is built.
+# Cargo needs the files of every target of Cargo.toml, but builds none of them here.
 COPY tests tests
 
 FROM source AS build-cpu
@@ -29,7 +29,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 RUN mkdir -p /root-fs/var/cache/cleave
 
 FROM source AS build-cuda
-# Machine code of every kernel is in the binary: without NVIDIA's compiler this fails.
+# The binary must have the machine code of every kernel, so the build fails without NVIDIA's compiler.
 RUN scripts/install/nvcc.sh /nvcc
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     CLEAVE_NVCC=/nvcc/bin/nvcc CLEAVE_KERNELS=required cargo build --profile dist --locked -p cleave-cli \

@@ -1,7 +1,7 @@
-// What this GPU's memory and its link to the host can do: the ceilings that everything else is held against.
+// Ceilings of this GPU's memory and of its link to the host, with which all other figures are compared.
 //
-// Owns: bandwidth within the device, copying and reading alone, and to and from pinned host memory, each way alone
-// and both at once; what the tensor cores do by mma.sync and by wgmma with operands that are there already; one `ceiling` record a
+// Owns: bandwidth within the device, copying and reading alone, and to and from pinned host memory, each direction alone
+// and both at once; the rate of the tensor cores by mma.sync and by wgmma with operands in place; one `ceiling` record a
 // line.
 // Never: uses managed memory, or changes a setting of the card.
 // Invariant: a median of many repetitions over noise, of buffers many times larger than the cache.
@@ -28,7 +28,7 @@ __global__ void copy(uint4* to, const uint4* from, size_t count) {
     for (; i < count; i += stride) to[i] = from[i];
 }
 
-// Nothing is written unless the sum is one that noise does not give.
+// The store runs only for a sum that noise does not give, so the reads are not removed.
 __global__ void read(const uint4* from, size_t count, unsigned* out) {
     const size_t stride = size_t(gridDim.x) * THREADS;
     unsigned sum = 0;
@@ -51,7 +51,7 @@ void say(const char* name, double value, const char* how, const char* unit = "by
 constexpr int ROUNDS = 2048;
 constexpr unsigned TILES = 8, MMA_THREADS = 256;
 
-// Each warp's eight independent products of 16 × 8 × 16, over and over, on random operands: zeros would run faster.
+// Each warp repeats eight independent products of 16 × 8 × 16 on random operands: zeros would run faster.
 __global__ void __launch_bounds__(MMA_THREADS) multiply_mma(const uint4* from, float* out) {
     const uint4 words = from[threadIdx.x];
     u32 a[4] = {words.x, words.y, words.z, words.w}, b[2] = {words.y, words.w};
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(MMA_THREADS) multiply_mma(const uint4* from, f
     if (sum == 1.5f) *out = sum;
 }
 
-// Two warpgroups with a product of 64 × 128 × 16 each at a time, from shared memory.
+// Two warpgroups repeat a product of 64 × 128 × 16 each from shared memory.
 __global__ void __launch_bounds__(MMA_THREADS) multiply_wgmma(const uint4* from, float* out) {
     extern __shared__ __align__(1024) u8 operands[];
     for (unsigned i = threadIdx.x; i < (64 + 64 + 128) * 128 / 16; i += MMA_THREADS) {
@@ -104,7 +104,7 @@ void tensor_cores(int major) {
     say("wgmma", operations / seconds, "wgmma of bf16 on operands in shared memory", "operations/s");
 }
 
-// The largest bandwidth of some numbers of blocks for each multiprocessor.
+// The largest bandwidth over several numbers of blocks for each multiprocessor.
 template <class Launch> double best_of(double bytes, Launch launch) {
     double best = 0;
     for (int each : {2, 4, 16}) {

@@ -1,7 +1,7 @@
-"""How fast large bf16 matrix products are here, through PyTorch (cublasLt). usage: ceilings.py [--seconds S] [--device DEVICE]
+"""Measures large bf16 matrix products through PyTorch (cublasLt). usage: ceilings.py [--seconds S] [--device DEVICE]
 
-Writes a `ceiling` record for each size, and `matmul`, the fastest of the square ones: the rate that prefill is held
-against. Operands are noise, never zeros, and each size runs for a while, since a card that gets hot gets slower.
+Writes a `ceiling` record for each size, and `matmul`, the fastest of the square ones: the rate with which prefill is
+compared. Operands are noise, never zeros, and each size runs for a while, since a card that gets hot gets slower.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import time
 
 import record
 
-# Rows, columns, inner size: squares, and the products of an 8B model's layers with 2048 and 8192 tokens.
+# Sizes as rows, columns, inner size: squares, and the products of an 8B model's layers with 2048 and 8192 tokens.
 SQUARES = [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384)]
 LAYERS = [(tokens, columns, inner) for tokens in (2048, 8192) for columns, inner in ((6144, 4096), (28672, 4096), (4096, 14336))]
 

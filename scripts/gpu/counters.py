@@ -1,8 +1,8 @@
-"""Hardware counters of the kernels that decide, by Nsight Compute. usage: counters.py --bundle FOLDER [--limit S] [--tiny]
+"""Reads hardware counters of important kernels by Nsight Compute. usage: counters.py --bundle FOLDER [--limit S] [--tiny]
 
-Runs a lab under ncu once for each kernel, with a launch or two counted, and writes a `counter` record each:
-shares of the peak of memory and of the multiprocessors, of the tensor pipe, and warps that are there. The card's clocks are
-left alone. Where ncu is missing or may not read counters, that is the finding. Standard library only.
+Runs a lab under ncu once for each kernel, with a launch or two counted, and writes a `counter` record each: shares of
+the peak of memory and of the multiprocessors, of the tensor pipe, and resident warps. The card's clocks are left alone.
+A record says so if ncu is missing or may not read counters. Standard library only.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 import record
 import tools
 
-# In the order of what they decide.
+# Kernels in the order of their importance.
 KERNELS = [
     "matmul_few8_bf16",
     "attend_decode_bf16_128",
@@ -30,7 +30,7 @@ KERNELS = [
     "rotate_bf16",
     "sample_draw",
 ]
-# The lab that launches it, where that is not `operations`.
+# The lab that launches the kernel, if it is not `operations`.
 LABS = {"norm_bf16": "norm", "silu_gate_bf16": "gate", "rotate_bf16": "rotate", "sample_draw": "sample"}
 METRICS = {
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -43,7 +43,7 @@ NANOSECOND = 1e-9
 
 
 def parse(text: str, kernel: str) -> list[dict]:
-    """Rows of ncu's CSV, of which each has one metric of one launch."""
+    """Returns the rows of ncu's CSV, of which each has one metric of one launch."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     launches: dict[str, dict] = {}
     for row in csv.DictReader(lines):
@@ -83,7 +83,7 @@ def main() -> None:
             failures += 1
             record.put("skipped", system="ncu", model=kernel, shape="", why=why or "was not launched")
             print(f"{kernel}: {why}", file=sys.stderr)
-            # A counter that is not permitted once is not permitted again.
+            # Three kernels without counters mean a missing permission, which later kernels lack too.
             if failures == 3 and kernel == KERNELS[2]:
                 break
     if failures == len(KERNELS) or failures == 3 and not found:

@@ -1,7 +1,7 @@
-"""How fast a disk gives what it holds. usage: disk.py FOLDER      (a checkpoint that was written there)
+"""Measures the bandwidth of reads from a disk. usage: disk.py FOLDER      (a checkpoint that was written there)
 
-Writes the ceiling `disk_read`, past the page cache, several files and threads at once; then forgets what the page cache
-holds of the folder's files, so that whoever reads them next reads the disk. Standard library only.
+Writes the ceiling `disk_read`, past the page cache, several files and threads at once; then drops the folder's files from
+the page cache, so that the next reader reads the disk. Standard library only.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from pathlib import Path
 import record
 
 PIECE_BYTES = 16 << 20
-# Read for the ceiling, in all.
+# The most that is read for the ceiling.
 BYTES_MAX = 4 << 30
 THREADS = 8
 

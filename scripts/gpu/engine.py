@@ -1,4 +1,4 @@
-"""Cleave's engine alone on one model: `cleave bench engine`, as records.
+"""Measures Cleave's engine alone on one model by `cleave bench engine`.
 
 usage: engine.py --cleave BIN --model FOLDER --name NAME [--shapes S,S,…] [--rounds N] [-- more arguments of bench engine]
 

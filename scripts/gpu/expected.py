@@ -1,9 +1,9 @@
-"""What the code lets one expect of an H200, before anything has run: a run contradicts it or does not.
+"""Figures that the code lets us expect of an H200, before any run; a run confirms or contradicts them.
 
 usage: expected.py [--check]      (writes the table in docs/design/gpu-backend.md; --check only compares)
 
-Ratios are of what a GPU was measured to do in the same run: copy bandwidth for decode, the rate of matrix products for
-prefill. Reasons are in docs/design/gpu-backend.md. Standard library only.
+Ratios compare with ceilings measured in the same run: copy bandwidth for decode, the rate of matrix products for prefill.
+Reasons are in docs/design/gpu-backend.md. Standard library only.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/design/gpu-backend.md"
 BEGIN, END = "<!-- expected: begin, by scripts/gpu/expected.py -->", "<!-- expected: end -->"
-# The model of the figures.
+# The model of the expected figures.
 MODEL = "llama-3.1-8b"
 INT4 = "llama-3.2-1b-int4"
 
@@ -29,7 +29,7 @@ class Expected:
     why: str
 
     def of(self, rows: list[dict]) -> float | None:
-        """What a run measured, of our own system alone."""
+        """Returns the ratio that a run measured of our own system alone, if it did."""
         keys = ("batch", "context") if self.kind == "decode" else ("tokens",)
         for row in rows:
             mine = row["system"] == "cleave" and row["model"] == self.model and not row["beside"]

@@ -1,7 +1,7 @@
-"""What machine this is. usage: facts.py --manifest FILE
+"""Records the machine of a run. usage: facts.py --manifest FILE
 
-Writes a `machine` record: the chip and its driver as nvidia-smi tells them, the host, the versions of what peers
-run on, and which build is measured. Never changes a setting. Standard library only.
+Writes a `machine` record: the chip and its driver from nvidia-smi, the host, the versions of the peers' libraries, and
+the build that is measured. Never changes a setting. Standard library only.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PACKAGES = ["torch", "transformers", "triton", "nvidia-cublas", "flashinfer-pyth
 
 
 def card() -> dict[str, str]:
-    """The first GPU; a field that this driver does not know is left out."""
+    """Returns facts of the first GPU, without fields that this driver does not know."""
     if not shutil.which("nvidia-smi"):
         record.put("absent", what="nvidia-smi", why="not on the PATH")
         return {}

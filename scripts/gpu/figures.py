@@ -1,4 +1,4 @@
-"""From a run's records to its figures: each with its ceiling, its ratio, and whether it is what was aimed at.
+"""Makes figures from a run's records: each with its ceiling, its ratio, and whether it meets its aim.
 
 Formulas are model.py's: MBU = bytes that a step must read / time / measured copy bandwidth, MFU = operations of the
 matrix products / time / measured rate of matrix products. Standard library only.
@@ -9,7 +9,7 @@ from dataclasses import fields
 import expected
 import model as sizes
 
-# What is aimed at: of each figure, the ratio that it must reach, or the value that it must not exceed.
+# The aims: for each figure, the ratio that it must reach, or the value that it must not exceed.
 DECODE_MBU, DECODE_BATCH_MAX = 0.85, 32
 PREFILL_MFU, PREFILL_TOKENS_MIN = 0.70, 2048
 LONG_PREFILL_MFU, LONG_PREFILL_TOKENS = 0.60, 32768
@@ -17,7 +17,7 @@ ATTENTION_MBU, ATTENTION_CONTEXT = 0.85, 8192
 SAMPLING_SHARE = 0.03
 GAP_SECONDS = 20e-6
 LOAD_SHARE = 0.80
-# Two systems within this are as fast as each other.
+# Two systems whose ratio is within this bound count as equally fast.
 SPREAD = 0.02
 
 OURS = "cleave"
@@ -28,12 +28,13 @@ def of_kind(records: list[dict], kind: str) -> list[dict]:
 
 
 def ceilings(records: list[dict]) -> dict[str, dict]:
-    """By name; `copy` is the faster of our kernel and the driver, so that neither flatters us."""
+    """Returns ceilings by name; `copy` is the faster of our kernel and the driver, so that the ratios are not too
+    good."""
     found = {one.pop("name"): one for one in of_kind(records, "ceiling")}
     copies = [found[name] for name in ("copy_kernel", "copy_driver") if name in found]
     if copies:
         found["copy"] = max(copies, key=lambda one: one["value"])
-    # Without PyTorch, what tensor cores do on operands that are there: more than a product of matrices can reach.
+    # Without PyTorch the ceiling is that of tensor cores on operands in place, more than a matrix product can reach.
     for name in ("wgmma", "mma"):
         if name in found:
             found.setdefault("matmul", found[name])
@@ -54,7 +55,7 @@ def decode_rows(records: list[dict], found: dict[str, dict]) -> list[dict]:
     for row in of_kind(records, "decode"):
         row["tokens_per_second"] = row["batch"] / row["seconds"]
         if copy and (model := known.get(row["model"])):
-            # Half of the timed steps' own tokens are read too; a thousandth, and left out.
+            # The timed steps also read half of their own tokens, a thousandth, which is left out.
             row["bytes"] = model.step_bytes(row["batch"], row["context"])
             row |= {"ceiling": "copy", "ratio": sizes.bandwidth_use(model, row["batch"], row["context"], row["seconds"], copy)}
         rows.append(row)
@@ -108,12 +109,12 @@ def below(aim: str, limit: float, found: dict[str, float]) -> dict:
 
 
 def verdict(aim: str, needed: str, found: dict[str, float], failing: list[str]) -> dict:
-    """One aim: a single figure that misses it decides. What was not measured is not met."""
+    """Returns the outcome of an aim: one figure that misses it fails it, and without figures it is not met."""
     return {"aim": aim, "needed": needed, "found": found, "failing": sorted(failing), "met": not failing if found else None}
 
 
 def against_peers(rows: list[dict], shape: tuple[str, ...]) -> dict[str, float]:
-    """Our speed over each peer's, of the turns that they took together: 1 and more is as fast or faster."""
+    """Returns our speed over each peer's, for runs that took turns: 1 and more is as fast or faster."""
     ratios = {}
     for ours in (row for row in rows if row["system"] == OURS):
         for theirs in rows:
@@ -125,7 +126,7 @@ def against_peers(rows: list[dict], shape: tuple[str, ...]) -> dict[str, float]:
 
 
 def lab_peers(labs: list[dict]) -> dict[str, float]:
-    """The same for kernels: a lab of a peer's kernels has a variant that begins with its name and a colon."""
+    """Returns the same for kernels: a variant of a peer's kernel begins with the peer's name and a colon."""
     ratios = {}
     for theirs in labs:
         peer, colon, variant = theirs["variant"].partition(":")
@@ -136,7 +137,8 @@ def lab_peers(labs: list[dict]) -> dict[str, float]:
 
 
 def sampling_shares(labs: list[dict], decode: list[dict]) -> dict[str, float]:
-    """Drawing tokens for a batch, over a decode step of that batch: labs call their shape `batch N, vocabulary N`."""
+    """Returns the time of drawing tokens over that of a decode step, by batch: labs name the shape `batch N, vocabulary
+    N`."""
     shares = {}
     for lab in (lab for lab in labs if lab["lab"] == "sample"):
         for step in (row for row in decode if row["system"] == OURS):
@@ -147,7 +149,7 @@ def sampling_shares(labs: list[dict], decode: list[dict]) -> dict[str, float]:
 
 
 def marginal_attention(decode: list[dict], known: dict[str, sizes.Model], copy: float | None) -> dict[str, float]:
-    """Attention's own use of bandwidth within a step, from two steps that differ in their context alone:
+    """Returns attention's share of bandwidth within a step, from two steps that differ only in their context:
 
     batch × (longer − shorter) × kv_token_bytes / (time of the longer − time of the shorter) / copy
     """
@@ -211,7 +213,7 @@ def aims(told: dict, gaps: list[dict]) -> list[dict]:
 
 
 def expectations(told: dict) -> list[dict]:
-    """What the code lets one expect, and what was measured; over 1 is better than expected."""
+    """Returns the expected figures beside the measured ones; over 1 is better than expected."""
     rows = []
     for one in expected.FIGURES:
         found = one.of(told[one.kind])
@@ -221,7 +223,7 @@ def expectations(told: dict) -> list[dict]:
 
 
 def figures(records: list[dict]) -> dict:
-    """Everything that a run's JSON holds."""
+    """Returns the content of a run's JSON."""
     machine = next(iter(of_kind(records, "machine")), {})
     found = ceilings(records)
     told = {name: machine.get(name) for name in ("date", "chip", "driver", "commit", "is_modified")}

@@ -1,13 +1,13 @@
-"""Reference checkpoints from end to end: `cleave generate --device cuda` against what transformers and the processor make of them.
+"""Compares `cleave generate --device cuda` on reference checkpoints with transformers and with the processor.
 
 usage: goldens.py --cleave BIN --root REPOSITORY [--scratch FOLDER] [--jobs N] [--prompts N,N,…] [--model NAME,NAME,…]
                   [--precision f32,bf16]
 
-In f32, where nothing touches tensor cores, every token must be the golden's and the first logits within 1e-3. In bf16 first
-logits must lie no further from the processor's in f32 than twice as far as the processor's in bf16 do: of the same
-checkpoints, and of two random ones whose heads and prompts (several tiles and spans) go to every tensor-core kernel.
-Tokens are only counted there. Writes `golden` records; exits with 1 if an answer is not what it must be. Standard library
-only.
+In f32, which uses no tensor cores, every token must be the golden's and the first logits within 1e-3. In bf16 the first
+logits may differ from the processor's in f32 by at most twice as much as the processor's in bf16 do: for the same
+checkpoints, and for two random ones whose heads and prompts (several tiles and spans) reach every tensor-core kernel.
+Equal tokens are only counted there. Writes `golden` records; exits with 1 if an answer breaks these rules. Standard
+library only.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from pathlib import Path
 import record
 
 LOGIT_TOLERANCE = 1e-3
-# Random checkpoints with heads of 64 and 128, which tensor cores take.
+# Random checkpoints whose heads of 64 and 128 tensor cores take.
 SHAPES = ["tiny-llama-64", "tiny-qwen3-128"]
-# Prompts of those: less than a tile, some tiles of rows, and more than a span of keys.
+# Lengths of their prompts: less than a tile, some tiles of rows, and more than a span of keys.
 LENGTHS = [5, 65, 700]
-# The difference allowed between two ways of rounding where both happen to be near, as a share of the largest logit.
+# The allowed difference of two ways of rounding if both are near the truth, as a share of the largest logit.
 LEAST_SHARE = 4e-3
 
 
 def logits_apart(ours: list, theirs: list) -> float:
-    """The largest difference by id; an id that only one list has is held against the other's smallest."""
+    """Returns the largest difference by id; an id in one list alone is compared with the smallest of the other."""
     found = dict(map(tuple, ours))
     last = theirs[-1][1]
     return max(abs(found.get(token, last) - logit) for token, logit in theirs)
@@ -41,7 +41,7 @@ def same_before(ours: list[int], theirs: list[int]) -> int:
 
 
 def generate(args: argparse.Namespace, folder: Path, how: tuple[str, str], prompt: list[int], tokens: int) -> dict:
-    """What the program says; `how` is device and precision. An answer with `error` is none."""
+    """Runs the program and returns its answer, or `error`; `how` is device and precision."""
     device, precision = how
     command = [args.cleave, "generate", "--device", device, "--json", "--dtype", precision, "--ignore-eos"]
     command += ["--model", str(folder), "--max-tokens", str(tokens), "--prompt-tokens", ",".join(map(str, prompt))]
@@ -55,7 +55,7 @@ def generate(args: argparse.Namespace, folder: Path, how: tuple[str, str], promp
 
 
 def check_f32(args: argparse.Namespace, folder: Path) -> bool:
-    """Whether the checkpoint gives what transformers gave."""
+    """Whether the checkpoint gives the answers of transformers."""
     goldens = json.loads((folder / "goldens.json").read_text())["prompts"]
     chosen = [goldens[index] for index in args.prompts if index < len(goldens)]
     same, apart, kept, wrong = 0, 0.0, [], []
@@ -98,7 +98,7 @@ def check_bf16(args: argparse.Namespace, folder: Path, prompts: list[list[int]])
 
 
 def put(folder: Path, precision: str, count: tuple[int, int], found: tuple[list[int], float], wrong: list[str]) -> bool:
-    """Writes the record, and says whether all is right."""
+    """Writes the record, and returns whether all prompts are right."""
     prompts, same = count
     kept, apart = found
     fields = {"prompts": prompts, "same": same, "tokens_same_before_first_other": kept, "logits_apart": apart}
@@ -110,7 +110,7 @@ def put(folder: Path, precision: str, count: tuple[int, int], found: tuple[list[
 
 
 def synthesised(args: argparse.Namespace) -> list[Path]:
-    """Random checkpoints whose shapes tensor cores take, written once."""
+    """Returns random checkpoints whose shapes tensor cores take; they are written once."""
     folders = []
     for shape in SHAPES if args.scratch else []:
         folder = args.scratch / shape

@@ -1,12 +1,12 @@
-"""The backend's tests on the real device, each in a process of its own.
+"""Runs the backend's tests on the real device, each in a process of its own.
 
 usage: kernel_tests.py --bundle FOLDER --root REPOSITORY [--device cuda|stand-in] [--sanitizer TOOL] [--limit S]
                        [--jobs N] [NAME …]
 
-A kernel that reads where it must not spoils everything that its process does afterwards, so that one failure would
-look like many; hence one process for each test. With --sanitizer (memcheck, racecheck, initcheck, synccheck) they
-run under compute-sanitizer. Tests whose names contain one of NAME, or all. Writes `tests` or `sanitizer` records, and
-what failing tests said to standard error. Exits with 1 if a test failed. Standard library only.
+A kernel that reads an invalid address breaks all later calls of its process, and one failure would look like many; so
+each test has a process. With --sanitizer (memcheck, racecheck, initcheck, synccheck) they run under compute-sanitizer.
+Runs the tests whose names contain one of NAME, or all. Writes `tests` or `sanitizer` records, and the output of failing
+tests to standard error. Exits with 1 if a test failed. Standard library only.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 import record
 import tools
 
-# What compute-sanitizer exits with if it found something; a failed test exits with 101.
+# The exit status of compute-sanitizer with findings; a failed test exits with 101.
 FOUND = 77
 
 
@@ -51,7 +51,7 @@ def tests(bundle: Path, wanted: list[str]) -> list[Test]:
         listing = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, check=True)
         names = [line.removesuffix(": test") for line in listing.stdout.splitlines() if line.endswith(": test")]
         found += [Test(program.name, program, name) for name in names if not wanted or any(w in name for w in wanted)]
-    # In the order in which they were asked for.
+    # Tests run in the order of the names that were given.
     found.sort(key=lambda test: next((at for at, w in enumerate(wanted) if w in test.name), len(wanted)))
     return found
 
@@ -61,7 +61,7 @@ def run(test: Test, args: argparse.Namespace) -> Outcome:
     if args.sanitizer:
         tool = [args.tool, "--tool", args.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]
         command = tool + command
-    # Tests find the repository's test data from where cargo says that their crate is.
+    # Tests find the repository's test data by cargo's variable for the folder of their crate.
     surroundings = os.environ | {"CARGO_MANIFEST_DIR": str(args.root / "crates/cuda")}
     if args.device == "cuda":
         surroundings["CLEAVE_TEST_DEVICE"] = "cuda"
@@ -79,7 +79,7 @@ def run(test: Test, args: argparse.Namespace) -> Outcome:
 
 
 def text_of(output: str | bytes | None) -> str:
-    """What a program that was stopped had said comes undecoded."""
+    """Returns output as text: that of a stopped program is not decoded."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
@@ -87,7 +87,7 @@ def tell(outcome: Outcome) -> None:
     print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {outcome.test.suite}: {outcome.test.name}", file=sys.stderr)
     if outcome.status not in ("ok", "skipped"):
         print(outcome.said[-4000:], file=sys.stderr)
-    # Findings of a test that are no failure, such as how many sums of wgmma differ.
+    # Findings of a test are recorded without a failure, such as the number of wgmma sums that differ.
     for found in re.finditer(r"(?:wgmma|multiprocessors): .*", outcome.said):
         print(found[0], file=sys.stderr)
         record.put("finding", test=outcome.test.name, text=found[0])

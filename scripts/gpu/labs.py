@@ -1,8 +1,7 @@
-"""Every lab of the bundle, one after the other. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM] [--tiny]
+"""Runs every lab of the bundle, one after the other. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM] [--tiny]
 
-A lab prints records, a line each (kernels/include/lab.h), which are passed on as they come; --brief asks it for what
-matters most. Exits with 1 if a lab fails or
-a variant is wrong. Standard library only.
+A lab prints records, a line each (kernels/include/lab.h), which are passed on at once; its flag --brief selects the most
+important shapes. Exits with 1 if a lab fails or a variant is wrong. Standard library only.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import record
 IMPORTANCE = ["operations", "flashinfer", "matmul", "attend", "sample", "blocks", "norm", "rotate", "gate", "gather", "embed"]
 
 def run(program: Path, limit: float, size: str) -> bool:
-    """Whether it came to its end and everything was right."""
+    """Runs a lab; returns whether it ended and everything was right."""
     is_right = True
     with subprocess.Popen(["timeout", str(limit), str(program), size], stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:

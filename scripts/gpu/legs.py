@@ -1,13 +1,13 @@
-"""Prefill and decode legs on one GPU: what a hand-off costs.
+"""Measures the cost of a hand-off between prefill and decode legs on one GPU.
 
 usage: legs.py --cleave BIN --model FOLDER --name NAME [--device cuda] [--prompts N] [--prompt-tokens N] [--kv-cache SIZE]
                [--shares S,S,…]
 
-As two workers of one process (`cleave serve --prefill 1 --decode 1 --placement split`), once for each share of the
-multiprocessors that decode keeps to (`none`: undivided), and as three processes, which take turns on the GPU without MPS.
-Prompts of one client, one after the other; the workers' own metrics say how long the hand-off of a prompt's KV took,
-and how much of that prefill did not hide. Then several clients at once, for the time between tokens beside prefill.
-Writes `handoff` records. Standard library only.
+The legs run as two workers of one process (`cleave serve --prefill 1 --decode 1 --placement split`), once for each share
+of the multiprocessors that decode may use (`none`: undivided), and as three processes, which take turns on the GPU
+without MPS. One client sends prompts one after the other; the workers' metrics have the time of the hand-off of a prompt's
+KV, and the part of it that prefill did not hide. Then several clients send at once, for the time between tokens beside
+prefill. Writes `handoff` records. Standard library only.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from functools import partial
 
 import record
 
-# What the decode side says: a process with both legs in it has the prefill side's lines too.
+# Metrics of the decode side alone: a process with both legs also has the lines of the prefill side.
 METRICS = {
     "bytes": r'cleave_handoff_bytes_total\{[^}]*role="decode",kind="received"[^}]*\}',
     "count": r'cleave_handoff_seconds_count\{[^}]*role="decode"[^}]*\}',
@@ -36,7 +36,7 @@ METRICS = {
 
 
 class Process:
-    """A child whose lines can be waited for."""
+    """A child process whose lines can be waited for."""
 
     def __init__(self, *command: str) -> None:
         quiet = os.environ | {"RUST_LOG": "warn,cleave=info"}
@@ -86,7 +86,7 @@ def metrics(address: str) -> dict[str, float]:
 
 
 def tokens_of(address: str, prompt: list[int], new_tokens: int) -> list[float]:
-    """When each token came, from the request's start, in seconds."""
+    """Returns the time of each token in seconds after the request's start."""
     body = {"prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     form = {"content-type": "application/json"}
     request = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body).encode(), form)
@@ -179,7 +179,7 @@ def main() -> None:
     for name, arrangement in (arrangements | {"processes": processes}).items():
         try:
             arrangement(args, engine)
-        except Exception as error:  # One arrangement's failure says nothing of the others.
+        except Exception as error:  # A failure of one arrangement does not stop the others.
             failed = True
             print(f"{name}: {error}", file=sys.stderr)
             record.put("skipped", system="cleave", model=args.name, shape=f"legs, {name}", why=str(error)[-300:])

@@ -1,9 +1,9 @@
-"""How many bytes a decode step must move and how many operations a prompt must take, from a model's sizes.
+"""Bytes that a decode step must move, and operations that a prompt must take, computed from a model's sizes.
 
 usage: model.py FOLDER NAME [--weight-bits N]     (writes a `model` record of its config.json)
 
-Every system is held against these same figures, whatever it really moves: a system that reads more than it must is
-slower, not better used. Standard library only.
+Every system is compared with these figures, whatever it really moves: a system that reads more than it must is slower,
+and does not count as better used. Standard library only.
 """
 
 import json
@@ -26,12 +26,13 @@ class Model:
     vocabulary: int
     is_tied: bool
     element_bytes: int = 2
-    # Of an element of the layers' matrices, its share of scales and zero points counted; the head is not quantised.
+    # The bits of an element of the layers' matrices, with its share of scales and zero points; the head is not
+    # quantised.
     weight_bits: float = 16
 
     @staticmethod
     def of(folder: str | Path, name: str | None = None) -> "Model":
-        """From a folder's config.json."""
+        """Returns the sizes in a folder's config.json."""
         config = json.loads((Path(folder) / "config.json").read_text())
         heads = config["num_attention_heads"]
         return Model(
@@ -48,7 +49,7 @@ class Model:
 
     @property
     def layer_elements(self) -> int:
-        """Elements of one layer's matrices: q, k, v, o, gate, up, down."""
+        """The elements of one layer's matrices: q, k, v, o, gate, up, down."""
         attention = self.hidden * self.head_dim * (2 * self.query_heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
@@ -58,23 +59,23 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """What a step must read of the weights: every matrix once, the head among them. Not the embedding table
-        beside it, of which a step reads a row per sequence, and not norms, which are a ten-thousandth."""
+        """The bytes of weights that a step must read: every matrix once, with the head. The embedding table, of which
+        a step reads a row per sequence, is left out, and so are norms, a ten-thousandth."""
         layers = self.layers * self.layer_elements * self.weight_bits / 8
         return int(layers) + self.head_elements * self.element_bytes
 
     @property
     def stored_bytes(self) -> int:
-        """What a checkpoint holds, but for norms."""
+        """The bytes of a checkpoint, without norms."""
         return self.weight_bytes + (0 if self.is_tied else self.head_elements * self.element_bytes)
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one position in every layer."""
+        """The bytes of keys and values of one position in every layer."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
 
     def step_bytes(self, batch: int, context: int) -> int:
-        """What a decode step must read: weights once, and each sequence's keys and values once:
+        """The bytes that a decode step must read: weights once, and each sequence's keys and values once:
 
         weight_bytes + batch × context × kv_token_bytes
         """
@@ -111,7 +112,7 @@ def compute_use(model: Model, tokens: int, seconds: float, rate: float) -> float
 
 
 def compute_use_with_attention(model: Model, tokens: int, seconds: float, rate: float) -> float:
-    """The same with attention's operations counted too, which is what long prompts are about."""
+    """The same with the operations of attention counted too, which dominate long prompts."""
     operations = model.prompt_operations(tokens) + model.attention_operations(tokens)
     return operations / seconds / rate
 

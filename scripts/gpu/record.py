@@ -1,14 +1,14 @@
-"""What a run finds, as it finds it: one JSON object a line, appended to the file that CLEAVE_GPU_RECORDS names.
+"""Records of a run's findings: one JSON object a line, appended to the file that CLEAVE_GPU_RECORDS names.
 
 A run may be cut off at any moment, and several programs write to the file; so a record is whole in itself, and is
 written at once. Each has a `kind`; `report.py` knows them all:
 
-machine    chip, driver, memory_bytes, date, commit, …: what was measured, and where
+machine    chip, driver, memory_bytes, date, commit, …: the machine and the build
 stage      name, status (ok, failed, timed out, skipped), seconds, why
-ceiling    name, value, unit, how: what the hardware was measured to do
+ceiling    name, value, unit, how: a measured limit of the hardware
 tests      suite, passed, failed (names), seconds
 lab        lab, variant, shape, seconds, and bytes or operations; error, tolerance
-golden     model, precision, prompts, same, wrong (prompts that are not what they must be)
+golden     model, precision, prompts, same, wrong (prompts with a wrong answer)
 counter    kernel, and shares of peaks that the hardware counted
 sanitizer  tool, suite, passed, failed (names), seconds
 model      name and sizes, as model.Model has them
@@ -16,9 +16,9 @@ load       system, model, bytes, seconds, from (memory, disk)
 decode     system, model, batch, context, seconds (of one step), beside (systems that took turns)
 prefill    system, model, tokens, seconds (of the prompt), beside
 skipped    system, model, shape, why
-handoff    model, arrangement, and what it took
-finding    test, text: what a test saw that is no failure
-absent     what, why: something that the run would have used and that is not there
+handoff    model, arrangement, and times and bytes
+finding    test, text: an observation of a test that is no failure
+absent     what, why: a tool that the run would have used
 
 Standard library only.
 """
@@ -28,7 +28,7 @@ import os
 import sys
 
 VARIABLE = "CLEAVE_GPU_RECORDS"
-# The exit status of a step that had nothing to work with; the last line that it prints says what.
+# The exit status of a step whose tools are absent; the last line that it prints names them.
 ABSENT = 75
 
 
@@ -39,13 +39,13 @@ def put(kind: str, **fields: object) -> None:
     if path is None:
         sys.stdout.write(line)
         return
-    # One write of one line in append mode: lines of two programs do not mix.
+    # One write in append mode keeps the lines of two programs apart.
     with open(path, "a") as file:
         file.write(line)
 
 
 def read(path: str) -> list[dict]:
-    """Every whole record of a file; a last line that was cut off is not one."""
+    """Returns every whole record of a file; a last line that was cut off is left out."""
     records = []
     with open(path) as lines:
         for line in lines:
@@ -57,7 +57,7 @@ def read(path: str) -> list[dict]:
 
 
 def main() -> None:
-    """From a shell: `record.py KIND name=value …`; values that are JSON are taken as such."""
+    """Appends a record from a shell: `record.py KIND name=value …`; values that are JSON are parsed."""
     kind, *pairs = sys.argv[1:]
     fields = {}
     for pair in pairs:

@@ -1,10 +1,10 @@
-"""A run's one JSON and one table, and the page of GPU figures.
+"""Makes the JSON and the table of a run, and the page of GPU figures.
 
 usage: report.py --records FILE --out FOLDER     writes FOLDER/<date>-<chip>.json and .md, prints the table
        report.py --page [--check]                docs/benchmarks/gpu.md, from the newest file in results/gpu
        report.py --collect FILE                  puts a run's JSON into results/gpu, and its table beside it
 
-With --check nothing is written: exits with 1 if the page says anything else. Standard library only.
+With --check nothing is written: exits with 1 if the page differs. Standard library only.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def table(header: list[str], rows: list[list[object]]) -> list[str]:
 
 
 def amount(value: float | None, unit: str = "") -> str:
-    """With three digits and a prefix."""
+    """Returns a number with three digits and a prefix."""
     if value is None:
         return ""
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -66,7 +66,7 @@ def heading(run: dict) -> list[str]:
 
 
 def best(rows: list[dict]) -> dict | None:
-    """Our own figure of a shape: measured alone if that was done."""
+    """Returns our own figure of a shape: the one measured alone, if there is one."""
     alone = [row for row in rows if not row["beside"]]
     return min(alone or rows, key=lambda row: row["seconds"], default=None)
 
@@ -78,7 +78,8 @@ HEADINGS = {
 
 
 def speeds(run: dict, kind: str, sizes: list[str]) -> list[str]:
-    """Decode or prefill: a row a shape, ours with its ratio, and each peer's beside ours of the same turns."""
+    """Returns the table of decode or prefill: a row for each shape, with each peer's speed beside ours of the same
+    turns."""
     rows = run[kind]
     shapes = {shape_of(row, sizes) for row in rows}
     shapes = sorted(shapes, key=lambda shape: (shape[0], *reversed(shape[1:])))
@@ -102,7 +103,7 @@ def shape_of(row: dict, sizes: list[str]) -> tuple:
 
 
 def beside(rows: list[dict], peer: str) -> str:
-    """A peer's speed, and ours over it, if we took turns."""
+    """Returns a peer's speed, and ours over it, if both took turns."""
     theirs = next((row for row in rows if row["system"] == peer), None)
     ours = next((row for row in rows if row["system"] == OURS and peer in row["beside"]), None)
     if theirs is None:
@@ -187,7 +188,7 @@ def check_lines(run: dict) -> list[str]:
     for precision in sorted({one["precision"] for one in run["goldens"]}):
         of = [one for one in run["goldens"] if one["precision"] == precision]
         differ = [f"{one['model']} {one['prompts'] - one['same']}" for one in of if one["same"] < one["prompts"]]
-        # Of weights that were rounded the numbers are promised, within a tolerance, and not the tokens.
+        # Rounded weights must give logits within a tolerance, and need not give the same tokens.
         failed = [f"{one['model']}: {one['wrong']}" for one in of if one.get("wrong")]
         wrong = "; ".join(differ if precision == "f32" else failed) or "none"
         rows.append([f"reference prompts, {precision}", "cleave generate", sum(one["same"] for one in of), wrong])
@@ -205,7 +206,7 @@ def missing_lines(run: dict) -> list[str]:
 
 
 def whole(run: dict) -> str:
-    """Everything, for people."""
+    """Returns the whole report as Markdown."""
     lines = [*heading(run), *expected_lines(run), *aim_lines(run), *ceiling_lines(run), *both_speeds(run)]
     lines += [*counter_lines(run), *lab_lines(run), *load_lines(run)]
     return "\n".join([*lines, *handoff_lines(run), *check_lines(run), *missing_lines(run)]).rstrip() + "\n"
@@ -228,7 +229,7 @@ def page_part(run: dict | None, path: Path | None) -> str:
 
 
 def newest() -> Path | None:
-    """By the date that begins its name; of one day, the one whose run began last."""
+    """Returns the newest run by its date; of one day, the run that began last."""
     runs = sorted(RESULTS.glob("*.json"), key=lambda path: json.loads(path.read_text())["date"] or "")
     return runs[-1] if runs else None
 

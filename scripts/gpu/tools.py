@@ -1,4 +1,4 @@
-"""Where NVIDIA's tools are: on the PATH, in the Python package of the machine, or in the bundle. Standard library only."""
+"""Finds NVIDIA's tools on the PATH, in the Python package of the machine, or in the bundle. Standard library only."""
 
 import importlib.util
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def find(name: str, bundle: Path | None = None) -> str | None:
-    """A program by its name; `None` if it is nowhere."""
+    """Returns a program by its name, or `None`."""
     if found := shutil.which(name):
         return found
     folders = [] if bundle is None else [bundle / "tools"]

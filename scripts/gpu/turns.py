@@ -1,4 +1,4 @@
-"""Several systems measured by turns on the same shapes of the same model.
+"""Measures several systems by turns on the same shapes of the same model.
 
 usage: turns.py --model FOLDER --name NAME --shapes S,S,… --rounds N --budget SECONDS --system NAME 'COMMAND' [--system …]
 
@@ -36,7 +36,7 @@ class System:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Lines that are not JSON are a library's chatter."""
+        """Reads the answers; lines that are not JSON come from libraries, and are passed on."""
         for line in self.child.stdout:
             try:
                 answer = json.loads(line)
@@ -49,7 +49,7 @@ class System:
         self.answers.put({"gone": True})
 
     def await_answer(self, limit: float) -> dict:
-        """What it says within the limit; a system that says nothing, or ends, is not asked again."""
+        """Returns the next answer within the limit; a system that sends none, or ends, is not asked again."""
         try:
             answer = self.answers.get(timeout=max(limit, 0.1))
         except queue.Empty:
@@ -87,7 +87,7 @@ class System:
 
 
 def put(system: str, model: str, shape: str, samples: list[float], beside: list[str]) -> None:
-    """A record of one system's samples of one shape."""
+    """Writes a record of one system's samples of one shape."""
     kind, _, sizes = shape.partition(":")
     measured = {"seconds": statistics.median(samples), "samples": samples, "beside": beside}
     if kind == "prefill":

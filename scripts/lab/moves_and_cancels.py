@@ -65,7 +65,7 @@ def quantile(buckets: list[tuple[float, float]], share: float) -> tuple[float, f
 
 
 def leaver(address: str, longest: float, until: float, seed: int) -> None:
-    """Asks and leaves, again and again; a third of the leavings within the first milliseconds."""
+    """Sends requests and leaves, again and again; a third of the times within the first milliseconds."""
     dice = random.Random(seed)
     host, port = address.split(":")
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""An hour of load with a fault a minute, and whatever grew, leaked or failed: docs/benchmarks/faults.md.
+"""Runs an hour of load with a fault a minute, and lists growth, leaks and failures: docs/benchmarks/faults.md.
 
 usage: soak.py --cleave BIN [--minutes N] [--share PART] [--ttft MS] [--tpot MS] [--cpu N] [--json FILE] [--keep DIR]
 

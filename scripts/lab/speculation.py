@@ -64,7 +64,8 @@ def tokens_per_second(address: str, wanted: list[dict[str, object]]) -> float:
 
 
 def ratio(rates: list[float], of: list[float]) -> str:
-    """The median of the rounds' ratios, and the sign test's interval for it at 0.95 or, of few rounds, the least and the most."""
+    """Returns the median of the rounds' ratios, and the sign test's interval for it at 0.95 or, of few rounds, the
+    range."""
     ratios = sorted(one / other for one, other in zip(rates, of))
     count = len(ratios)
     tails = [sum(math.comb(count, k) for k in range(below + 1)) / 2**count for below in range(count // 2)]

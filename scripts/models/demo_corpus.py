@@ -1,4 +1,4 @@
-"""From the HTML of the Rust documentation to the demo's corpus: prose by pages, chats by sections, and a tokenizer.
+"""Makes the demo's corpus from the HTML of the Rust documentation: prose by pages, chats by sections, and a tokenizer.
 
 It reads HTML and writes corpus.jsonl, tokenizer.json, train.npy and held.npy; train_demo.py trains on
 them, and states the licences.
@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 SEED = 7
-# The order is the order of their ids, which follow the byte-level pieces.
+# The order is that of their ids, which follow the byte-level pieces.
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB = 4096
 
@@ -28,7 +28,7 @@ SKIPPED = re.compile(
     r"|rust-by-example/(es|ja|ko|zh)/|book/(2018-edition|first-edition|second-edition)/|cargo/CHANGELOG|lints/listing"
     r"|std/(arch|simd|intrinsics|os)/|reference/(grammar|syntax-index|test-summary)"
 )
-# Books whose code blocks are short and explained; elsewhere code would crowd out the prose.
+# The code blocks of these books are short and explained; other code would outweigh the prose.
 CODE_BOOKS = {"book", "rust-by-example", "nomicon"}
 CODE_LINES_MAX = 10
 
@@ -66,7 +66,7 @@ class PageParser(HTMLParser):
         if self.rustdoc:
             if tag == "section" and re.match(r"(ty)?method\.", attrs.get("id") or ""):
                 method = attrs["id"].split(".", 1)[1]
-                # Implementations of traits repeat their documentation: ids with a number or a trait's name.
+                # Implementations of traits repeat their documentation; such ids have a number or a trait's name.
                 name = f"{self.item}::{method}" if re.fullmatch(r"[a-z_0-9]*[a-z_]", method) else ""
                 self.sections.append(Section("", f"What does `{name}` do?" if name else None))
                 self.sections[-1].heading = f"`{name}`" if name else "-"
@@ -145,7 +145,8 @@ def plain(text: str) -> str:
 
 
 def key(text: str) -> str:
-    """Equal for paragraphs that repeat: the integer types' pages differ in the type's name and its numbers only."""
+    """Returns the same key for repeated paragraphs: pages of integer types differ only in the type's name and its
+    numbers."""
     text = re.sub(r"\b(([iuf](8|16|32|64|128|size))|std|core|alloc)\b", "T", text)
     return re.sub(r"[0-9_]+", "0", text).lower()
 
@@ -159,7 +160,7 @@ def wanted(kind: str, text: str, book: str) -> bool:
 
 
 def read_pages(html: Path):
-    """Yields (book, path, sections), what repeats removed, in an order that puts the books before the API pages."""
+    """Yields (book, path, sections) without repetitions, first the books and then the API pages."""
     seen = set()
     pages = [(book, path) for book in BOOKS for path in sorted((html / book).rglob("*.html"))]
     api = re.compile(r"/(index|(struct|enum|trait|fn|macro|keyword|primitive|union|attr)\.[^!]*)\.html$")
@@ -229,7 +230,7 @@ def turn(role: str, content: str) -> str:
 
 
 def answer_of(section: Section) -> str | None:
-    """The first paragraphs of a section, up to some hundred words, where they stand on their own."""
+    """Returns the first paragraphs of a section, up to some hundred words, if they are whole sentences."""
     taken, length = [], 0
     for kind, text in section.blocks:
         if kind != "p" or length > 350 or length + len(text) > 900:
@@ -291,7 +292,7 @@ def prepare(work: Path, html: Path) -> None:
             continue
         chats = chats_of(sections, book, page, rng)
         if book == "std":
-            # Methods without end would drown the books.
+            # Only a part of the methods' chats is kept, or they would outweigh the books.
             chats = chats[:1] + [chat for chat in chats[1:] if rng.random() < 0.4]
         if book in ("book", "rust-by-example", "nomicon", "reference"):
             chats += chats_of(sections, book, page, rng)

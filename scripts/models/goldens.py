@@ -67,7 +67,7 @@ TOKENS_NEW = 32
 TOP = 20
 MARGIN_MIN = 2e-3
 DISTINCT_MIN = 14
-# Around KV blocks of 16 and 32, the sliding window of 24 and the rope's original length of 64.
+# Lengths around KV blocks of 16 and 32, the sliding window of 24 and the rope's original length of 64.
 PROMPT_LENGTHS = [1, 2, 3, 7, 15, 16, 17, 23, 25, 31, 32, 33, 48, 63, 65, 80, 97, 113, 128, 150]
 TEXT_PROMPTS = {3, 5, 8, 10, 12, 14, 15, 17, 19}
 
@@ -77,7 +77,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def random_weights(config, seed: int) -> dict[str, torch.Tensor]:
-    """Seeded float32 weights, large enough that the layers, not the token's own embedding, decide the next token."""
+    """Returns seeded float32 weights, so large that the layers decide the next token, not the token's own embedding."""
     with torch.device("meta"):
         names = {name: p.shape for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +146,7 @@ def write_checkpoint(variant: Variant, folder: Path) -> None:
 
 @torch.no_grad()
 def greedy(model, prompt: list[int]) -> dict | None:
-    """The greedy path and its logits, or None where a margin is thin or the path is dull."""
+    """Returns the greedy path and its logits, or None if a margin is too small or the path repeats few tokens."""
     tokens, margin_min, first, last = list(prompt), math.inf, None, None
     for _ in range(TOKENS_NEW):
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
@@ -164,7 +164,7 @@ def greedy(model, prompt: list[int]) -> dict | None:
 
 
 def draw_text(tokenizer: Tokenizer, rng: random.Random, length: int) -> str:
-    """A piece of TEXT, starting at a word or at the space before it, of about `length` tokens."""
+    """Returns a piece of TEXT of about `length` tokens, from a word or from the space before it."""
     starts = [i for i, c in enumerate(TEXT[: len(TEXT) * 3 // 4]) if c.isspace()]
     start = rng.choice(starts) + rng.randrange(2)
     end = start + 1
@@ -210,7 +210,7 @@ def tokenizer_cases(variant: Variant) -> dict:
     rng = random.Random(f"{SEED} {variant.name} decode")
     vocab = tokenizer.get_vocab_size()
     emoji = tokenizer.encode("a🙂", add_special_tokens=False).ids
-    # Half an emoji, specials in the middle, and ids at random, which are mostly not valid UTF-8 together.
+    # Half an emoji, special tokens in the middle, and random ids, which rarely are valid UTF-8 together.
     drawn = [[], [vocab - 1], emoji[:-1], emoji[:-2], emoji[1:], emoji + [vocab - 1] + emoji, [1, 2] + emoji]
     drawn += [[rng.randrange(vocab) for _ in range(count)] for count in (3, 8, 16, 32)]
     for ids in drawn:
@@ -260,7 +260,7 @@ def chat_cases(variant: Variant, folder: Path) -> list[dict]:
 
 
 def dump_goldens(goldens: dict) -> str:
-    """One case to a line, so that a change shows as the cases it touches."""
+    """Returns goldens.json with one case in a line, so that a diff shows the changed cases."""
     compact = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     lines = lambda cases: "[\n" + ",\n".join(compact(case) for case in cases) + "\n]"
     parts = [
@@ -277,7 +277,7 @@ def generate(name: str, out: Path) -> None:
     variant = VARIANTS[name]()
     folder = out / name
     write_checkpoint(variant, folder)
-    # The reference sees what is stored: 16-bit weights are read back and widened.
+    # The reference reads the stored weights: 16-bit numbers are widened.
     model, loading = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
@@ -299,7 +299,7 @@ def generate(name: str, out: Path) -> None:
 
 
 def differences(kept: Path, fresh: Path) -> list[str]:
-    """Every file byte by byte, but goldens.json by value: logits may move in the fifth digit between machines."""
+    """Compares files byte by byte, but goldens.json by value: logits may differ in the fifth digit between machines."""
     names = {file.name for file in kept.iterdir()} | {file.name for file in fresh.iterdir()}
     found = []
     for name in sorted(names):
@@ -342,7 +342,7 @@ def main() -> int:
     parser.add_argument("--only", choices=VARIANTS, action="append", help="one variant; may be repeated")
     parser.add_argument("--check", action="store_true", help="compare with what is there instead of writing")
     args = parser.parse_args()
-    # One thread: sums are then made in one order on every machine of a kind.
+    # One thread gives sums the same order on every machine of a kind.
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

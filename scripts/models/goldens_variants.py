@@ -70,7 +70,7 @@ SPLIT_QWEN = SPLIT_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def byte_level(merges: int, split: str, normalizer, added: list[AddedToken], bos: str | None) -> Tokenizer:
-    """A byte-level BPE as Llama 3 and Qwen ship it: bytes first, then merges, then the added tokens."""
+    """Returns a byte-level BPE as Llama 3 and Qwen have it: bytes first, then merges, then the added tokens."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=bos is not None))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -98,7 +98,7 @@ def byte_level(merges: int, split: str, normalizer, added: list[AddedToken], bos
 
 
 def sentencepiece_like(merges: int, metaspace: bool) -> Tokenizer:
-    """BPE over characters with byte fallback, as converted from SentencePiece; spaces are written as U+2581.
+    """Returns a BPE over characters with byte fallback, as converted from SentencePiece; spaces are written as U+2581.
 
     Llama 2 marks spaces in the normalizer; later conversions (metaspace) do it in the pre-tokenizer.
     """
@@ -144,7 +144,7 @@ def tokenizer_llama3() -> Tokenizer:
 def tokenizer_qwen(tools: bool) -> Tokenizer:
     added = special("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     if tools:
-        # Added but not special: they stay in the text when special tokens are skipped.
+        # These tokens are added but not special: they stay in the text when special tokens are skipped.
         added += [
             AddedToken(content, special=False, normalized=False)
             for content in ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -156,7 +156,7 @@ def tokenizer_qwen(tools: bool) -> Tokenizer:
 
 
 def template(name: str) -> str:
-    """A chat template, written for this test data in the manner of those in the wild."""
+    """Returns a chat template that was written for this test data in the manner of published ones."""
     return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
@@ -178,7 +178,7 @@ class Variant:
 
 
 def old(config: dict, dtype: str, rope_theta: float, rope_scaling: dict | None) -> dict:
-    """The spelling of config.json up to transformers 4."""
+    """Returns config.json in the spelling up to transformers 4."""
     return config | {
         "torch_dtype": dtype,
         "rope_theta": rope_theta,
@@ -188,7 +188,7 @@ def old(config: dict, dtype: str, rope_theta: float, rope_scaling: dict | None) 
 
 
 def new(config: dict, dtype: str, rope_parameters: dict) -> dict:
-    """The spelling of config.json since transformers 5."""
+    """Returns config.json in the spelling since transformers 5."""
     return config | {"dtype": dtype, "rope_parameters": rope_parameters, "transformers_version": "5.0.0"}
 
 

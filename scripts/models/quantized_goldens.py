@@ -75,7 +75,7 @@ def as_int32(words):
 
 
 def pack_awq(numbers):
-    """(any, out) of 0..15 into (any, out / 8)."""
+    """Packs (any, out) of 0..15 into (any, out / 8)."""
     words = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint32)
     for column in range(words.shape[1]):
         for i, place in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
@@ -84,7 +84,7 @@ def pack_awq(numbers):
 
 
 def pack_straight(numbers, axis, bits=4):
-    """Neighbours along an axis into words, the first lowest; zeros to a whole word."""
+    """Packs neighbours along an axis into words, the first lowest, with zeros up to a whole word."""
     each = 32 // bits
     numbers = np.moveaxis(numbers.astype(np.uint32), axis, -1)
     pad = -numbers.shape[-1] % each
@@ -95,7 +95,7 @@ def pack_straight(numbers, axis, bits=4):
 
 
 class Random:
-    """Weights, scales and codes of one folder."""
+    """The weights, scales and codes of one folder."""
 
     def __init__(self, name):
         self.numbers = np.random.default_rng(list(name.encode()))
@@ -167,7 +167,7 @@ def gptq(random, shape, group=32, is_v2=False, is_shuffled=False, bits=4):
         random.numbers.shuffle(g_idx)
     top = 2**bits - 1
     codes = random.codes((width, out), 0, top)
-    # The older format stores one less, and so cannot tell of a zero point of 0.
+    # The older format stores the zero point less one, so it has no zero point of 0.
     zeros = random.codes((groups, out), 0 if is_v2 else 1, top)
     scales = random.scales((groups, out), np.float16)
     weight = (codes - zeros[g_idx]) * wide(scales)[g_idx]
@@ -232,7 +232,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "sym": False, "damp_percent": 0.1, "l
 
 
 def folders():
-    """Name, floats of the rest, quantization_config, what makes a projection, and which are left dense."""
+    """Yields name, float type of the rest, quantization_config, the function for a projection, and the dense
+    projections."""
     bf16, f16 = ml_dtypes.bfloat16, np.float16
     yield ("fp8-tensor", bf16, compressed("float-quantized", [args(8, "float", "tensor")]), fp8_tensor, ())
     yield (

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trains the demo checkpoint in assets/demo/ from the Rust documentation that rustup installs.
 
-The demo exists so that `cleave serve` has something to serve on a laptop without a download: a Llama of some five
-million parameters whose continuations read as English about Rust, and which answers a chat question with a paragraph
-and the end token. It knows nothing reliably.
+The demo lets `cleave serve` answer on a laptop without a download: a Llama of some five million parameters whose
+continuations read as English about Rust, and which answers a chat question with a paragraph and the end token. Its
+statements are not reliable.
 
 Three steps, each reading what the one before left in --work (a folder outside the repository, a few hundred megabytes):
 
@@ -130,14 +130,15 @@ class Attention(nn.Module):
 
     def forward(self, x, cos, sin):  # x: (batch, time, hidden); cos, sin: (time, head_dim)
         batch, time_, _ = x.shape
-        # One product for the three: at this size the call costs as much as the work.
+        # One product serves all three projections: at this size a call costs as much as the work.
         qkv = F.linear(x, torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)))
         qkv = qkv.view(batch, time_, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        # Written out: with heads this small it is a third faster on a CPU than scaled_dot_product_attention.
+        # Attention is written out: with heads this small it is a third faster on a CPU than
+        # scaled_dot_product_attention.
         q, k, v = (t.reshape(batch * self.heads, time_, self.head_dim) for t in (q, k, v))
         causal = torch.full((1, time_, time_), -1e4, dtype=q.dtype).triu(1)
         scores = torch.baddbmm(causal, q, k.transpose(1, 2), alpha=self.head_dim**-0.5)
@@ -193,7 +194,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # Products that add to the residual start small, so that depth does not blow it up.
+                # Products that add to the residual start small, so that its size does not grow with depth.
                 deep = name.endswith(("o_proj.weight", "down_proj.weight"))
                 scale = 1.0 / math.sqrt(2 * c["num_hidden_layers"]) if deep else 1.0
                 nn.init.normal_(parameter, std=scale * (0.02 if "embed" in name else parameter.shape[1] ** -0.5))
@@ -212,7 +213,7 @@ class Llama(nn.Module):
 
 
 def windows(tokens: np.ndarray, end: int, length: int, rng: np.random.Generator):
-    """Windows without end: every epoch the documents in a new order, cut wherever the window ends."""
+    """Yields windows without end: each epoch has the documents in a new order, cut at the window's length."""
     documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)
     while True:
         flat = np.concatenate([documents[i] for i in rng.permutation(len(documents))]).astype(np.int64)
@@ -221,7 +222,7 @@ def windows(tokens: np.ndarray, end: int, length: int, rng: np.random.Generator)
 
 
 def schedule(progress: float) -> float:
-    """Of the full rate: a short warm-up, then a cosine down to a twentieth."""
+    """Returns the share of the full rate: a short warm-up, then a cosine down to a twentieth."""
     if progress < 0.02:
         return max(progress / 0.02, 0.02)
     return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * (progress - 0.02) / 0.98))
@@ -249,12 +250,12 @@ def train(args) -> None:
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(tokens)} tokens an epoch", flush=True)
-    # The orthogonalised update learns about as much from one token as AdamW from two, and tokens are what is scarce here.
+    # The orthogonalised update learns about as much from one token as AdamW from two, and tokens are scarce here.
     optimizers = [
         torch.optim.Muon(matrices, lr=args.rate, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    # A resumed run reads in an order of its own.
+    # A resumed run reads the documents in another order.
     rng = np.random.default_rng([SEED, seen])
     length, source = args.window, windows(tokens, end, args.window, rng)
     started = saved = time.monotonic()
@@ -264,7 +265,7 @@ def train(args) -> None:
         if progress >= 1.0 or (args.steps and step >= args.steps):
             break
         if progress > args.long_from and length != args.window_long:
-            # The last part on long windows teaches the positions that short ones never reach.
+            # The last part of a run has long windows, which teach the positions that short ones never reach.
             length, source = args.window_long, windows(tokens, end, args.window_long, rng)
         loss_sum = 0.0
         micro = max(args.micro // length, 1)
@@ -296,7 +297,7 @@ def save(model, args, held: np.ndarray, seen: int, step: int) -> None:
     loss = held_loss(model, held, 256)
     print(f"step {step}: held-out loss {loss:.3f}", flush=True)
     state = {"weights": model.state_dict(), "loss": loss, "seen": seen}
-    # Written aside and renamed: an export at the same time finds the old one or the new one, whole.
+    # The file is written aside and renamed, so that an export at the same time finds a whole one.
     torch.save(state, args.work / "checkpoint.tmp")
     os.replace(args.work / "checkpoint.tmp", args.work / "checkpoint.pt")
 

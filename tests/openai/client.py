@@ -1,6 +1,6 @@
-"""The official OpenAI Python client against a running server: `client.py BASE_URL`.
+"""Tests a running server with the official OpenAI Python client: `client.py BASE_URL`.
 
-Exits with 0 when every check held; the first one that did not raises.
+Exits with 0 when every check held; the first check that fails raises.
 """
 
 import sys
@@ -13,7 +13,7 @@ def main() -> None:
     model = client.models.list().data[0].id
     assert client.models.retrieve(model).id == model
 
-    # Chat, whole and streamed, say the same.
+    # Chat gives the same text whole and streamed.
     messages = [{"role": "user", "content": "What is a slice?"}]
     ask = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 24}
     whole = client.chat.completions.create(**ask)
@@ -33,14 +33,14 @@ def main() -> None:
     assert texts == [choice.message.content for choice in second.choices]
     assert len(texts) == 3 and len(set(texts)) > 1
 
-    # Log-probabilities: sorted, and the greedy token is the most likely one.
+    # Log-probabilities are sorted, and the greedy token is the most likely one.
     scored = client.chat.completions.create(logprobs=True, top_logprobs=5, **ask)
     for entry in scored.choices[0].logprobs.content:
         top = [alternative.logprob for alternative in entry.top_logprobs]
         assert len(top) == 5 and top == sorted(top, reverse=True)
         assert abs(entry.logprob - top[0]) < 1e-6 and entry.logprob <= 0
 
-    # Text completions: echo, stop strings, several prompts, legacy logprobs.
+    # Completions have echo, stop strings, several prompts and legacy log-probabilities.
     complete = client.completions.create
     plain = complete(model=model, prompt="A vector is", temperature=0, max_tokens=24)
     echoed = complete(model=model, prompt="A vector is", temperature=0, max_tokens=24, echo=True)
@@ -55,7 +55,7 @@ def main() -> None:
     legacy = complete(model=model, prompt="A vector is", temperature=0, max_tokens=4, logprobs=2)
     assert len(legacy.choices[0].logprobs.tokens) == 4
 
-    # Errors carry their field.
+    # Errors name their field.
     def refused(kind, param, call):
         try:
             call()
@@ -69,7 +69,7 @@ def main() -> None:
     refused(openai.BadRequestError, "messages", lambda: client.chat.completions.create(**dict(ask, messages=[])))
     refused(openai.BadRequestError, None, lambda: complete(model=model, prompt="word " * 100_000, max_tokens=4))
 
-    # Leaving in the middle: the server goes on serving.
+    # The server goes on serving after a client that leaves in the middle of an answer.
     stream = complete(model=model, prompt="A", max_tokens=400, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()

@@ -1,6 +1,6 @@
-"""The official OpenAI Python client is refused: `retry.py BASE_URL`.
+"""Tests the official OpenAI Python client with a server that refuses it at first: `retry.py BASE_URL`.
 
-Exits with 0 when it waited for as long as it was told each time, and then came back.
+Exits with 0 when it waited for each refusal's retry-after, and then retried.
 """
 
 import sys
@@ -9,7 +9,7 @@ import time
 import openai
 
 try:
-    import httpx2 as httpx  # what the client speaks HTTP with, from its version 3 on
+    import httpx2 as httpx  # the client's HTTP library, from its version 3 on
 except ModuleNotFoundError:
     import httpx
 

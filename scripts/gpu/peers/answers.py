@@ -1,4 +1,4 @@
-"""How a peer written here answers `turns.py`: a line of JSON when it is ready, then one for every shape it is asked.
+"""The answers of a peer to `turns.py`: a line of JSON when the peer is ready, then one for every shape.
 
 Standard library only.
 """
@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-# Answers go where standard output went at the start; whatever libraries print goes to standard error.
+# Answers go to the original standard output; all that libraries print goes to standard error.
 ANSWERS = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
@@ -20,7 +20,7 @@ def say(**fields: object) -> None:
 
 
 def serve(load_seconds: float, prefill: Callable[[int], list[float]], decode: Callable[[int, int], list[float]]) -> None:
-    """`prefill(tokens)` gives seconds of whole prompts, `decode(batch, context)` of single steps; both may raise."""
+    """Answers shapes: `prefill(tokens)` gives seconds of prompts, `decode(batch, context)` of steps; both may raise."""
     say(load_seconds=load_seconds)
     for line in sys.stdin:
         shape = line.strip()
@@ -32,6 +32,6 @@ def serve(load_seconds: float, prefill: Callable[[int], list[float]], decode: Ca
                 seconds = decode(*map(int, sizes.split("x")))
             seconds = sorted(seconds)
             say(shape=shape, seconds_median=seconds[len(seconds) // 2], seconds_best=seconds[0])
-        except Exception as error:  # Whatever a library raises: another shape may still work.
+        except Exception as error:  # Any error of a library is reported, since another shape may still work.
             traceback.print_exc()
             say(shape=shape, why=f"{type(error).__name__}: {error}"[:300])

@@ -1,7 +1,7 @@
-// A peer: FlashInfer's attention over paged KV, without Python, on the shapes that our own attention is measured on.
+// A peer: FlashInfer's attention over paged KV, without Python, on the shapes of our own attention's measurements.
 //
-// Owns: decode (its kernel for that, and its prefill kernel, which it advises where query heads share keys; the
-// faster counts) and prefill, with what it plans beforehand outside the time, as a server would have it.
+// Owns: decode (its kernel for that, and its prefill kernel, which it advises if query heads share keys; the faster
+// counts) and prefill. Its planning is outside the time, as in a server.
 // Never: ships. Built against the headers in FlashInfer's Python package, by build.sh --flashinfer.
 // Invariant: names of labs and shapes are those of crates/cuda/benches/operations.rs, so that the report finds pairs.
 #include "lab.h"
@@ -33,17 +33,17 @@ constexpr auto PLAIN = fi::PosEncodingMode::kNone;
 constexpr uint32_t QUERY_HEADS = 32, KV_HEADS = 8, DIM = 128, PAGE_TOKENS = 16;
 constexpr uint32_t TOKEN_ELEMENTS = KV_HEADS * DIM;
 constexpr size_t WORKSPACE_BYTES = size_t(256) << 20;
-// Keys and values of all sets together, at least: many times the cache.
+// The smallest size of the keys and values of all sets together: many times the cache.
 constexpr size_t SETS_BYTES = size_t(1) << 30;
 
 struct Shape {
     uint32_t batch;
     uint32_t context;
-    // Rows of each sequence, its last ones.
+    // The rows of each sequence, its last ones.
     uint32_t rows;
 };
 
-// Everything that one shape's calls read and write.
+// The memory that one shape's calls read and write.
 struct Bench {
     Shape shape;
     uint32_t pages_each;
@@ -69,7 +69,7 @@ struct Bench {
             starts.push_back(int32_t(i * pages_each));
             row_starts.push_back(int32_t(i * of.rows));
         }
-        // Pages in no order, as they are after a while of serving.
+        // Pages are in random order, as after a while of serving.
         std::vector<int32_t> order(pages);
         std::iota(order.begin(), order.end(), 0);
         for (size_t i = pages; i > 1; i--) std::swap(order[i - 1], order[(u64(i) * 2654435761u >> 7) % i]);

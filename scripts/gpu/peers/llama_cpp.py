@@ -1,9 +1,9 @@
-"""A peer: llama.cpp's llama-bench on the same shape, if the bundle has one.
+"""A peer: llama.cpp's llama-bench on the same shape, if the bundle has it.
 
 usage: llama_cpp.py --bundle FOLDER --model FOLDER --name NAME
 
-One sequence, since that is what llama-bench measures; the checkpoint becomes a bf16 GGUF file first. Writes `decode`,
-`prefill` and `absent` records.
+llama-bench measures one sequence; the checkpoint becomes a bf16 GGUF file first. Writes `decode`, `prefill` and `absent`
+records.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""A peer: the plainest fast decoder that PyTorch can be: torch.compile, a CUDA graph for a step, a contiguous cache.
+"""A peer: a plain fast decoder in PyTorch, with torch.compile, a CUDA graph for a step and a contiguous cache.
 
 usage: torch_loop.py --model FOLDER [--device cuda|cpu]      (answers turns.py)
 
-Llama architecture. No batching over time, no paging, no scheduling, no sampling but the largest logit; what is timed
-is the device replaying its step, as fast as steps can follow each other. That is more than a server may do, so it is a
-hard peer. The prompt goes in one piece.
+It runs the Llama architecture, without batching over time, paging, scheduling, or sampling other than the largest logit.
+The time is that of the device replaying its step, as fast as steps can follow each other. A server cannot reach that, so
+it is a hard peer. The prompt runs in one piece.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import safe_open
 from torch.nn.attention.flex_attention import flex_attention
 
-# Positions of a cache beyond its context: steps that are run.
+# Positions of a cache beyond its context, for the steps that are run.
 STEPS, STEPS_UNTIMED = 32, 8
 
 
@@ -36,7 +36,7 @@ class Sizes:
 
 
 def load(folder: Path, sizes: Sizes, device: str) -> dict:
-    """Weights on the device; matrices that share an input in one."""
+    """Loads weights onto the device; matrices that share an input become one."""
     stored = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt", device=device) as file:
@@ -78,7 +78,7 @@ class Loop:
         frequencies = self.sizes.theta ** -(torch.arange(half, device=device, dtype=torch.float32) / half)
         angles = torch.outer(torch.arange(min(self.sizes.context, 65536), device=device, dtype=torch.float32), frequencies)
         self.cos, self.sin = angles.cos(), angles.sin()
-        # One graph for all layers of a shape: weights and caches are arguments.
+        # One graph serves all layers of a shape: weights and caches are arguments.
         self.layer_of_step = torch.compile(self.step_layer, dynamic=False)
         self.layer_of_prompt = torch.compile(self.prompt_layer, dynamic=False)
         torch._dynamo.config.cache_size_limit = 64
@@ -172,7 +172,7 @@ class Loop:
         return seconds
 
     def captured(self, step):
-        """The step as one graph, after it has run a few times to compile."""
+        """Captures the step as one graph, after a few runs to compile it."""
         if self.device == "cpu":
             return step
         side = torch.cuda.Stream()

@@ -1,9 +1,9 @@
-"""A peer: transformers with continuous batching, as it chooses for itself (paged cache, CUDA graphs, best attention it finds).
+"""A peer: transformers with continuous batching and its own defaults (paged cache, CUDA graphs, its best attention).
 
 usage: transformers_batching.py --model FOLDER --kv-bytes N [--attention NAME] [--device cuda|cpu]   (answers turns.py)
 
-A decode step's time is the distance of tokens of one sequence while all sequences generate; a prompt's is from when it is
-taken up to its first token. The cache is given a size, since others are on the same card.
+The time of a decode step is that between tokens of one sequence while all sequences generate; a prompt's time runs from
+its start to its first token. The cache has a fixed size, since other systems are on the same card.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 STEPS, STEPS_UNTIMED = 32, 8
 PAGE_TOKENS = 256
-# Steps whose mean is one sample: tokens are handed out by a thread of their own, a little early or late.
+# The number of steps whose mean is one sample: a thread of its own hands out tokens, a little early or late.
 GROUP = 8
 
 
 class Batching:
     def __init__(self, args: argparse.Namespace) -> None:
-        # Weights go to a GPU straight from their files.
+        # A GPU loads the weights directly from their files.
         placed = {"device_map": args.device} if args.device != "cpu" else {}
         self.model = AutoModelForCausalLM.from_pretrained(
             args.model, dtype=torch.bfloat16, attn_implementation=args.attention, **placed
@@ -63,16 +63,16 @@ class Batching:
         return [[random.randrange(10, self.model.config.vocab_size - 10) for _ in range(tokens)] for _ in range(count)]
 
     def prefill(self, tokens: int) -> list[float]:
-        # The first one finds nothing warm.
+        # The first prompt runs before caches are warm, and does not count.
         seconds = []
         for _ in range(3):
             outputs = self.run(self.prompts(1, tokens), 1)
-            # From when it left the queue, where it waited for a thread to wake up.
+            # The time begins when the prompt leaves the queue, where it waited for a thread to wake up.
             seconds.append(outputs[0].timestamps[0] - max(outputs[0].lifespan[0], outputs[0].created_time))
         return seconds[1:]
 
     def decode(self, batch: int, context: int) -> list[float]:
-        # While prompts are still read, sequences that are through already generate: so many tokens more.
+        # Sequences whose prompts are done generate while other prompts are still read: they need so many tokens more.
         early = 2 * math.ceil(batch * context / self.prompt_tokens) + batch // 8
         outputs = self.run(self.prompts(batch, context), STEPS + STEPS_UNTIMED + early)
         begin = max(output.timestamps[0] for output in outputs)

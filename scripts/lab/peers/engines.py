@@ -115,7 +115,7 @@ class Llama:
         numbers = [int(number) for number in rest.split("x")]
         common = ["-m", self.gguf, "-t", str(self.threads), "-fa", "1"]
         if kind == "prefill" or numbers[0] == 1:
-            # It warms up with the whole prompt, but with one token only before it decodes.
+            # llama-bench warms up with the whole prompt, but with one token only before it decodes.
             whole = ["-p", rest, "-n", "0", "-r", "1"]
             of = whole if kind == "prefill" else ["-p", "0", "-n", "32", "-d", str(numbers[1]), "-r", "2"]
             command = [f"{self.folder}/llama-bench", *common, "-o", "json", *of]
@@ -130,7 +130,7 @@ class Llama:
         return {"tokens_per_second": rows[-1]["speed_tg"]}
 
     def stop(self) -> None:
-        """Nothing runs between samples."""
+        """Does nothing: no process runs between samples."""
 
 
 def engines(args: argparse.Namespace) -> list[Engine | Llama]:
@@ -160,13 +160,13 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
                 found.append(Engine(f"vLLM {form}", [*program, model, str(CONTEXT), str(SEQUENCES)], environment))
     if args.openvino:
         program = [str(Path(args.openvino) / "bin/python"), str(HERE / "speed_openvino.py")]
-        # Its reader of these files knows no bf16.
+        # The engine's reader of these files does not know bf16.
         for form in ("f16", "q8_0", "q4_0"):
             found.append(Engine(f"OpenVINO {form}", [*program, gguf(args, form), str(SEQUENCES), threads], form=form))
     if args.mistralrs:
         environment = {"RAYON_NUM_THREADS": threads, "CANDLE_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         program = [str(Path(args.mistralrs) / "bin/python"), str(HERE / "speed_mistralrs.py"), args.model, str(SEQUENCES)]
-        # Left alone it computes in f32 on a processor, from f32 weights.
+        # By default the engine computes in f32 on a processor, from f32 weights.
         for form in ("bf16", "f32", "q8_0", "q4k"):
             found.append(Engine(f"mistral.rs {form}", [*program, form], environment))
     if args.transformers:
@@ -245,7 +245,8 @@ def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Itera
 
 
 def of_floor(found: list[dict]) -> str:
-    """The fraction of its floor that the fastest sample had, and the median of those that have one; nothing if the fastest has none."""
+    """Returns the fraction of its floor that the fastest sample had, and the median of those with one; nothing without
+    a floor."""
     fastest = max(found, key=lambda sample: sample.get("tokens_per_second") or 0, default={})
     if fastest.get(FRACTION) is None:
         return ""

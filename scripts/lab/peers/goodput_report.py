@@ -26,7 +26,7 @@ def processor() -> str:
 
 
 def families(result: dict) -> dict[str, str]:
-    """The system of each family that went on, by family, in the table's order."""
+    """Returns the system of each family that went on, by family, in the table's order."""
     kept = {}
     for system in result["systems"]:
         if system["name"] not in result["left_out"]:
@@ -35,13 +35,13 @@ def families(result: dict) -> dict[str, str]:
 
 
 def points(result: dict, system: str, workload: str) -> list[tuple[float, float]]:
-    """Rate and attainment, ascending."""
+    """Returns rates and attainments, ascending."""
     cells = [c for c in result["cells"] if (c["system"], c["workload"]) == (system, workload)]
     return sorted((cell["rate"], cell["attainment"]) for cell in cells)
 
 
 def crossing(measured: list[tuple[float, float]], goal: float) -> dict:
-    """The rate at which attainment falls to the goal, with its bound where the search found only one."""
+    """Returns the rate at which attainment falls to the goal, with its bound if the search found only one."""
     failed = [point for point in measured if point[1] < goal]
     first = min(failed, default=None)
     kept = [point for point in measured if point[1] >= goal and (first is None or point[0] < first[0])]

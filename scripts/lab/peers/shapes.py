@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 
 def answer(prefill: Callable[[int], float], decode: Callable[[int, int], float | None]) -> None:
-    """Answers until the input ends. Both return tokens per second, or nothing for a shape that cannot run, and draw new prompts each time."""
+    """Answers until the input ends. Both functions return tokens per second, or nothing for a shape that cannot run,
+    and draw new prompts each time."""
     prefill(64)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -2,7 +2,7 @@
 
 usage: speed_openvino.py FILE.gguf SEQUENCES THREADS
 
-Its own batching pipeline, one step at a time; prompts run whole, no prefix cache.
+It runs the engine's own batching pipeline, one step at a time; prompts run whole, without a prefix cache.
 """
 
 import random

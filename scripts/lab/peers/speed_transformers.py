@@ -2,7 +2,7 @@
 
 usage: speed_transformers.py MODEL THREADS
 
-Plain forward passes with a growing cache, greedy, without generate(), whose own work would count too.
+It runs plain forward passes with a growing cache, greedy, without generate(), whose own work would count too.
 """
 
 import sys

@@ -77,7 +77,7 @@ SYSTEMS = [
         + ["--kv-cache-memory-bytes", "{kv_bytes}", "--disable-uvicorn-access-log"],
         environment={
             "VLLM_TARGET_DEVICE": "cpu",
-            # By default it computes on one core of two and keeps the other for its scheduler.
+            # By default the engine computes on one core of two and keeps the other for its scheduler.
             "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
             "LD_PRELOAD": "{vllm_preload}",
             "VLLM_CACHE_ROOT": "{vllm_cache}",

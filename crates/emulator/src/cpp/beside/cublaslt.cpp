@@ -3,8 +3,8 @@
 // Owns: descriptors, layouts, preferences, the single algorithm, and the product itself.
 // Never: computes at the call: products run in stream order, and can be captured.
 // Invariant: each element is summed over k in order, whatever the other sizes; so one column
-// computed alone agrees to the bit with the same column among many. What the real library refuses
-// is refused.
+// computed alone agrees to the bit with the same column among many. Calls that the real library
+// refuses are refused.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -6,9 +6,9 @@
 //   kind   = alloc        the n-th allocation of device memory from now fails: OUT_OF_MEMORY
 //          | host_alloc   the same for pinned memory
 //          | launch       the n-th kernel to run (of that name, if one is given) fails: LAUNCH_FAILED, which
-//                         stays with the context as on a real device, and is told by whoever waits
-//          | unlisted     the n-th kernel to run fails with a number that no list of results has, as a newer driver's may;
-//                         it stays too
+//                         stays with the context as on a real device, and is returned by later waits
+//          | unlisted     the n-th kernel to run fails with a number that no list of results has, as a newer
+//                         driver's may; it stays too
 //          | copy         the n-th copy to run fails: ILLEGAL_ADDRESS, which stays too
 //          | event_late   the next n queries of events that are complete say NOT_READY
 //          | module       the n-th module to be loaded fails: NO_BINARY_FOR_GPU
@@ -16,7 +16,7 @@
 //          | ipc_copy     the n-th copy into another process's memory fails: ILLEGAL_ADDRESS, which stays
 //          | ipc_wait     the n-th copy into another process's memory stops half-way until that process has ended
 //
-// Never: fails anything that was not asked for.
+// Never: fails a call without a fault from the list.
 // Invariant: each fault strikes once (event_late: n times).
 #pragma once
 #include <stdint.h>
