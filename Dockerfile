@@ -1,6 +1,6 @@
-# Two images from one source. `cpu` (the last, so the default) has one static binary and nothing else: the router, workers
-# on the processor, the chart's test. `cuda` also has glibc, because NVIDIA's driver library is loaded at run time, which
-# a static binary cannot do.
+# Two images from one source. `cpu` (the last, so the default) has one static binary and nothing else: the router,
+# workers on the processor, the chart's test. `cuda` also has glibc, because NVIDIA's driver library is loaded at run
+# time, which a static binary cannot do.
 #
 #   docker build -t cleave:0.1.0 .
 #   docker build -t cleave:0.1.0-cuda --target cuda .

@@ -193,8 +193,9 @@ DEVICE void wgmma_take(float (&d)[16][4]) {
 #pragma unroll
     for (u32 i = 0; i < 64; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
-// An operand: rows of 64 bf16 along the inner dimension, one after the other. Eight rows are a pattern of 1024 bytes, in
-// which chunk c of 16 bytes of row r lies at chunk c ^ r % 8 (the 128-byte swizzle, PTX ISA, "Matrix Descriptor Format").
+// An operand: rows of 64 bf16 along the inner dimension, one after the other. Eight rows are a pattern of 1024 bytes,
+// in which chunk c of 16 bytes of row r lies at chunk c ^ r % 8 (the 128-byte swizzle, PTX ISA, "Matrix Descriptor
+// Format").
 DEVICE u64 wgmma_operand(const void* at) {
     constexpr u64 PATTERN_BYTES = 1024, LINE_OF_128 = 1;
     return u64((shared_address(at) & 0x3ffff) >> 4) | u64(1) << 16 | (PATTERN_BYTES >> 4) << 32 | LINE_OF_128 << 62;

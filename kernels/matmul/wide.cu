@@ -6,9 +6,9 @@
 // both before it uses this kernel.
 //
 // mma.sync reaches some five eighths of the speed of Hopper's tensor cores (arXiv:2402.13499). A stage of 64 elements
-// is 2 · 128 · 128 · 64 operations, 512 cycles of a multiprocessor's 4096 a cycle, in which each of two warpgroups reads
-// 8 KB of weights and 16 KB of rows from shared memory, and the copies write 32 KB. Two stages are being multiplied at
-// any time, so that the tensor cores do not wait for a barrier.
+// is 2 · 128 · 128 · 64 operations, 512 cycles of a multiprocessor's 4096 a cycle, in which each of two warpgroups
+// reads 8 KB of weights and 16 KB of rows from shared memory, and the copies write 32 KB. Two stages are being
+// multiplied at any time, so that the tensor cores do not wait for a barrier.
 #include "product.cuh"
 
 namespace matmul {

@@ -1,8 +1,8 @@
 // Ceilings of this GPU's memory and of its link to the host, with which all other figures are compared.
 //
-// Owns: bandwidth within the device, copying and reading alone, and to and from pinned host memory, each direction alone
-// and both at once; the rate of the tensor cores by mma.sync and by wgmma with operands in place; one `ceiling` record a
-// line.
+// Owns: bandwidth within the device, copying and reading alone, and to and from pinned host memory, each direction
+// alone and both at once; the rate of the tensor cores by mma.sync and by wgmma with operands in place; one `ceiling`
+// record a line.
 // Never: uses managed memory, or changes a setting of the card.
 // Invariant: a median of many repetitions over noise, of buffers many times larger than the cache.
 #include "lab.h"

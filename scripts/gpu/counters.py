@@ -1,4 +1,4 @@
-"""Reads hardware counters of important kernels by Nsight Compute. usage: counters.py --bundle FOLDER [--limit S] [--tiny]
+"""Reads hardware counters of kernels by Nsight Compute. usage: counters.py --bundle FOLDER [--limit S] [--tiny]
 
 Runs a lab under ncu once for each kernel, with a launch or two counted, and writes a `counter` record each: shares of
 the peak of memory and of the multiprocessors, of the tensor pipe, and resident warps. The card's clocks are left alone.

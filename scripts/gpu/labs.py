@@ -1,4 +1,4 @@
-"""Runs every lab of the bundle, one after the other. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM] [--tiny]
+"""Runs every lab of the bundle in turn. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM] [--tiny]
 
 A lab prints records, a line each (kernels/include/lab.h), which are passed on at once; its flag --brief selects the most
 important shapes. Exits with 1 if a lab fails or a variant is wrong. Standard library only.

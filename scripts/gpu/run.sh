@@ -16,9 +16,9 @@
 # --only       these stages (see the end of this file), and facts.
 # --budget     seconds for the whole call: 540 if absent.
 # --out        the folder for report, table, records and log: $OUT, or target/gpu-run.
-# --scratch    the folder for random weights, 19 GB in the call `system`, which are used again: /tmp/cleave-gpu if absent.
-# --stand-in   the folder of a libcuda.so.1 that runs kernels on the processor, to try this script out with small shapes.
-#              A stage that needs a GPU runs too, and counts as skipped if it fails.
+# --scratch    the folder for random weights (19 GB in the call `system`), which are kept: /tmp/cleave-gpu if absent.
+# --stand-in   the folder of a libcuda.so.1 that runs kernels on the processor, to try this script out with small
+#              shapes. A stage that needs a GPU runs too, and counts as skipped if it fails.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here=$root/scripts/gpu

@@ -1,4 +1,4 @@
-"""Processes of Cleave for the measurements of this folder: start, wait for a line, request for a completion or a metric.
+"""Processes of Cleave for the measurements of this folder: starts, waits, requests for completions and metrics.
 
 Owns: the start and the end of a process. Never: measures. Standard library only.
 """

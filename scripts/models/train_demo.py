@@ -5,11 +5,11 @@ The demo lets `cleave serve` answer on a laptop without a download: a Llama of s
 continuations read as English about Rust, and which answers a chat question with a paragraph and the end token. Its
 statements are not reliable.
 
-Three steps, each reading what the one before left in --work (a folder outside the repository, a few hundred megabytes):
+Three steps, each of which reads files that the one before left in --work (outside the repository, a few hundred MB):
 
     python scripts/models/train_demo.py prepare --work DIR    # HTML -> corpus.jsonl, tokenizer.json, train.npy, held.npy
     python scripts/models/train_demo.py train   --work DIR --minutes 60    # checkpoint.pt, rewritten every few minutes
-    python scripts/models/train_demo.py export  --work DIR [--out assets/demo]    # the latest checkpoint -> a Hugging Face folder
+    python scripts/models/train_demo.py export  --work DIR [--out assets/demo]    # checkpoint -> a Hugging Face folder
     python scripts/models/train_demo.py sample  [--out assets/demo]    # a few continuations, by transformers
 
 An export is possible at any time while training runs. `train --resume` starts another, usually shorter and cooler, schedule

@@ -188,7 +188,8 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* A pool's resources with its GPUs and RDMA devices. Their counts are strings: server-side apply refuses numbers. */}}
+{{/* A pool's resources with its GPUs and RDMA devices; their counts are strings, since server-side apply refuses
+     numbers. */}}
 {{- define "cleave.workerResources" -}}
 {{- $devices := dict -}}
 {{- if ne (toString .gpus) "0" -}}{{- $_ := set $devices .gpuResource (toString .gpus) -}}{{- end -}}

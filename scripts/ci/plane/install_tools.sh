@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the tools of scripts/ci/plane/check.py besides the control plane: Helm's engine (as scripts/ci/helm does), and
-# gRPC for the calls of KEDA.
+# Installs the tools of scripts/ci/plane/check.py besides the control plane: Helm's engine (as scripts/ci/helm does),
+# and gRPC for the calls of KEDA.
 # usage: install_tools.sh FOLDER      leaves a virtual environment in FOLDER; prints its Python
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -2,7 +2,8 @@
 # Builds llama.cpp's llama-bench for Hopper, on a machine without a GPU: most of an hour of one core.
 # usage: build_llama_cpp.sh FOLDER      leaves FOLDER/llama-bench, and FOLDER/python for writing GGUF files
 # The source comes with the Python package llama-cpp-python; nvcc is CLEAVE_NVCC, or installed into FOLDER/nvcc.
-# Needs a C++ compiler and Python 3 with venv. CUDA's libraries are linked by name and must be on the machine of the run.
+# Needs a C++ compiler and Python 3 with venv. CUDA's libraries are linked by name and must be on the machine of the
+# run.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../../.." && pwd)
