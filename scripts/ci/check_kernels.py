@@ -4,8 +4,8 @@ usage: check_kernels.py --nvcc NVCC [--jobs N] [--target sm_80 …] [--json FILE
 
 Fails on a warning of the compiler, on products of warpgroups between which it inserts waits, on more registers than the
 table allows, on spills, on a stack (local memory), on a kernel that the table does not list or that is missing, and on
-machine code without the instructions that the table requires (`sm_80:HMMA`: tensor cores are used; a kernel without them
-would be right, and slow). cuobjdump and nvdisasm lie beside nvcc, or on the PATH. Standard library only.
+machine code without the instructions that the table requires (`sm_80:HMMA`: tensor cores are used; a kernel without
+them would be right, and slow). cuobjdump and nvdisasm lie beside nvcc, or on the PATH. Standard library only.
 """
 
 import argparse

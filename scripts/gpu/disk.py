@@ -1,7 +1,7 @@
 """Measures the bandwidth of reads from a disk. usage: disk.py FOLDER      (a checkpoint that was written there)
 
-Writes the ceiling `disk_read`, past the page cache, several files and threads at once; then drops the folder's files from
-the page cache, so that the next reader reads the disk. Standard library only.
+Writes the ceiling `disk_read`, past the page cache, several files and threads at once; then drops the folder's files
+from the page cache, so that the next reader reads the disk. Standard library only.
 """
 
 import mmap

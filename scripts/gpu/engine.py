@@ -1,6 +1,6 @@
 """Measures Cleave's engine alone on one model by `cleave bench engine`.
 
-usage: engine.py --cleave BIN --model FOLDER --name NAME [--shapes S,S,…] [--rounds N] [-- more arguments of bench engine]
+usage: engine.py --cleave BIN --model FOLDER --name NAME [--shapes S,S,…] [--rounds N] [-- arguments of bench engine]
 
 Writes `load`, `decode`, `gap`, `prefill` and `skipped` records. Standard library only.
 """

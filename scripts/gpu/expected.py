@@ -2,8 +2,8 @@
 
 usage: expected.py [--check]      (writes the table in docs/design/gpu-backend.md; --check only compares)
 
-Ratios compare with ceilings measured in the same run: copy bandwidth for decode, the rate of matrix products for prefill.
-Reasons are in docs/design/gpu-backend.md. Standard library only.
+Ratios compare with ceilings measured in the same run: copy bandwidth for decode, the rate of matrix products for
+prefill. Reasons are in docs/design/gpu-backend.md. Standard library only.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Runs every lab of the bundle in turn. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM] [--tiny]
 
-A lab prints records, a line each (kernels/include/lab.h), which are passed on at once; its flag --brief selects the most
-important shapes. Exits with 1 if a lab fails or a variant is wrong. Standard library only.
+A lab prints records, a line each (kernels/include/lab.h), which are passed on at once; its flag --brief selects the
+most important shapes. Exits with 1 if a lab fails or a variant is wrong. Standard library only.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """Measures the cost of a hand-off between prefill and decode legs on one GPU.
 
-usage: legs.py --cleave BIN --model FOLDER --name NAME [--device cuda] [--prompts N] [--prompt-tokens N] [--kv-cache SIZE]
-               [--shares S,S,…]
+usage: legs.py --cleave BIN --model FOLDER --name NAME [--device cuda] [--prompts N] [--prompt-tokens N]
+               [--kv-cache SIZE] [--shares S,S,…]
 
-The legs run as two workers of one process (`cleave serve --prefill 1 --decode 1 --placement split`), once for each share
-of the multiprocessors that decode may use (`none`: undivided), and as three processes, which take turns on the GPU
-without MPS. One client sends prompts one after the other; the workers' metrics have the time of the hand-off of a prompt's
-KV, and the part of it that prefill did not hide. Then several clients send at once, for the time between tokens beside
-prefill. Writes `handoff` records. Standard library only.
+The legs run as two workers of one process (`cleave serve --prefill 1 --decode 1 --placement split`), once for each
+share of the multiprocessors that decode may use (`none`: undivided), and as three processes, which take turns on the
+GPU without MPS. One client sends prompts one after the other; the workers' metrics have the time of the hand-off of a
+prompt's KV, and the part of it that prefill did not hide. Then several clients send at once, for the time between
+tokens beside prefill. Writes `handoff` records. Standard library only.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Runs one step of a run within a time limit. usage: step.py --limit S -- COMMAND…
 
 The command gets a session of its own; past the limit the whole session is killed. A process that the driver holds and
-that cannot be killed is left behind after PATIENCE seconds, so a GPU that hangs costs the run only the limit of one step.
-Exits as the command does, or with 124 past the limit. Standard library only.
+that cannot be killed is left behind after PATIENCE seconds, so a GPU that hangs costs the run only the limit of one
+step. Exits as the command does, or with 124 past the limit. Standard library only.
 """
 
 import argparse

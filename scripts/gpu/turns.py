@@ -1,6 +1,7 @@
 """Measures several systems by turns on the same shapes of the same model.
 
-usage: turns.py --model FOLDER --name NAME --shapes S,S,… --rounds N --budget SECONDS --system NAME 'COMMAND' [--system …]
+usage: turns.py --model FOLDER --name NAME --shapes S,S,… --rounds N --budget SECONDS --system NAME 'COMMAND'
+                [--system …]
 
 Each system is a process that loads the model once, prints one line of JSON when it is ready (`load_seconds`), and
 then answers each line of its input, a shape as `cleave bench engine --shapes` writes it (`prefill:2048`,

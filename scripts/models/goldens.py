@@ -7,7 +7,7 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
 
     name        attention, weights          written as
     llama2      MHA, untied, f32            old spelling (rope_theta, torch_dtype), leftover rotary_emb.inv_freq tensors
-    llama3      GQA, tied, bf16, 3 shards   old spelling, llama3 rope scaling, eos list, template in tokenizer_config.json
+    llama3      GQA, tied, bf16, 3 shards   old spelling, llama3 rope scaling, eos list, template with the tokenizer
     llama3-new  GQA, untied, f16            new spelling (rope_parameters, dtype), chat_template.jinja
     mistral     GQA, untied, bf16           sliding window of 24, head_dim 32 beside hidden / heads = 16
     qwen2       GQA, tied, bf16             q/k/v biases, a sliding_window that use_sliding_window switches off

@@ -7,13 +7,13 @@ statements are not reliable.
 
 Three steps, each of which reads files that the one before left in --work (outside the repository, a few hundred MB):
 
-    python scripts/models/train_demo.py prepare --work DIR    # HTML -> corpus.jsonl, tokenizer.json, train.npy, held.npy
+    python scripts/models/train_demo.py prepare --work DIR    # HTML -> corpus.jsonl, tokenizer.json, *.npy
     python scripts/models/train_demo.py train   --work DIR --minutes 60    # checkpoint.pt, rewritten every few minutes
     python scripts/models/train_demo.py export  --work DIR [--out assets/demo]    # checkpoint -> a Hugging Face folder
     python scripts/models/train_demo.py sample  [--out assets/demo]    # a few continuations, by transformers
 
-An export is possible at any time while training runs. `train --resume` starts another, usually shorter and cooler, schedule
-from the weights in --work.
+An export is possible at any time while training runs. `train --resume` starts another, usually shorter and cooler,
+schedule from the weights in --work.
 
 Data: the books and API pages under `$(rustc --print sysroot)/share/doc/rust/html` whose licence is MIT OR Apache-2.0
 (The Rust Programming Language, the Reference, Rust by Example, the Rustonomicon, the Edition Guide, the Cargo, rustc,

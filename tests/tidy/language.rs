@@ -13,7 +13,7 @@ const VAGUE_NAMES: [&str; 24] = [
 ];
 
 /// Words that no comment begins with: its subject is a noun.
-const VAGUE_BEGINNINGS: [&str; 8] = [
+pub(crate) const VAGUE_BEGINNINGS: [&str; 8] = [
     "What",
     "Who",
     "Whoever",

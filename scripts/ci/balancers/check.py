@@ -2,8 +2,8 @@
 
 usage: check.py --cleave BIN [--only NAME ...] [--checks NAME ...] [--quick] [--rounds N] [--json FILE]
 
-For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: two routers, a prefill and a decode worker
-(mock engines: a token every 10 ms) on loopback, with the balancer before them, configured by the template beside
+For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: two routers, a prefill and a decode
+worker (mock engines: a token every 10 ms) on loopback, with the balancer before them, configured by the template beside
 this script. The checks cover streams event by event, clients that leave, a router that is killed, drained or stuck,
 overload, streams that are silent for longer than the balancer's limit, and request ids. At the end it measures the lag
 of each event behind its due time, through each balancer and directly, by turns in the same minutes. Prints Markdown;

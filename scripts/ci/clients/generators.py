@@ -1,7 +1,7 @@
 """Load generators of other projects, each for one measurement of goodput.
 
-Owns: the installation and the call of each, and the place of the good requests in its report. Never: judges the numbers,
-which are those of mock engines.
+Owns: the installation and the call of each, and the place of the good requests in its report. Never: judges the
+numbers, which are those of mock engines.
 """
 
 import json

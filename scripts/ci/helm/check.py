@@ -2,9 +2,10 @@
 
 usage: $(install_tools.sh FOLDER) check.py --cleave BIN [--helm BIN]
 
-Helm's own engine renders every values file for four versions of Kubernetes, by each type of autoscaling, in each variant
-below. Then bad values must be refused with their path, and the rules must notice objects that were broken on purpose.
-With --helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each flaw.
+Helm's own engine renders every values file for four versions of Kubernetes, by each type of autoscaling, in each
+variant below. Then bad values must be refused with their path, and the rules must notice objects that were broken on
+purpose. With --helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each
+flaw.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Renders the chart with Helm's own engine, through the one entry point that takes a Kubernetes version.
 
-`helm_python`'s method for rendering has no argument for capabilities; the library beneath it has. Only this file depends
-on that.
+`helm_python`'s method for rendering has no argument for capabilities; the library beneath it has. Only this file
+depends on that.
 """
 
 import json

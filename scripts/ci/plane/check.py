@@ -3,16 +3,16 @@
 usage: check.py --cleave BIN --binaries FOLDER [--quick] [--only NAME ...] [--markdown FILE] [--record] [--keep]
 
 etcd, kube-apiserver and kube-controller-manager 1.20.2 (scripts/ci/plane/build.sh) run in namespaces of their own; pods
-are processes of BIN in network namespaces, with the root, user and volumes that the chart sets (kubelet.py). Real parts:
-the controllers of Deployments, ReplicaSets, endpoints, HPAs, budgets; Helm's engine, which installs, upgrades, tests and
-removes; every process of Cleave. Emulated parts: the kubelet, the addresses and names of Services, KEDA's operator
-(keda.py). The chart is changed in four lines for 1.20 (world.OF_1_20). Engines compute nothing but take a device's time,
-so that load scales pools on two cores; the first release runs the bundled model. Network policies and resource limits are
-stored, not enforced.
+are processes of BIN in network namespaces, with the root, user and volumes that the chart sets (kubelet.py). Real
+parts: the controllers of Deployments, ReplicaSets, endpoints, HPAs, budgets; Helm's engine, which installs, upgrades,
+tests and removes; every process of Cleave. Emulated parts: the kubelet, the addresses and names of Services, KEDA's
+operator (keda.py). The chart is changed in four lines for 1.20 (world.OF_1_20). Engines compute nothing but take a
+device's time, so that load scales pools on two cores; the first release runs the bundled model. Network policies and
+resource limits are stored, not enforced.
 
-Prints a row for each event when it is over; exits with 1 if the outcome of one differs from the expected one. Needs root
-and nft; all that the script makes ends with it. `--quick` leaves out events that take a minute of load or of waiting.
-`--markdown` writes the table to a file, `--record` to results.json, from which table.py makes the table in
+Prints a row for each event when it is over; exits with 1 if the outcome of one differs from the expected one. Needs
+root and nft; all that the script makes ends with it. `--quick` leaves out events that take a minute of load or of
+waiting. `--markdown` writes the table to a file, `--record` to results.json, from which table.py makes the table in
 docs/benchmarks/kubernetes-events.md. `--keep` keeps the logs, as a failure does.
 """
 

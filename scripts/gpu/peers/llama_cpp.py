@@ -2,8 +2,8 @@
 
 usage: llama_cpp.py --bundle FOLDER --model FOLDER --name NAME
 
-llama-bench measures one sequence; the checkpoint becomes a bf16 GGUF file first. Writes `decode`, `prefill` and `absent`
-records.
+llama-bench measures one sequence; the checkpoint becomes a bf16 GGUF file first. Writes `decode`, `prefill` and
+`absent` records.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 usage: torch_loop.py --model FOLDER [--device cuda|cpu]      (answers turns.py)
 
-It runs the Llama architecture, without batching over time, paging, scheduling, or sampling other than the largest logit.
-The time is that of the device replaying its step, as fast as steps can follow each other. A server cannot reach that, so
-it is a hard peer. The prompt runs in one piece.
+It runs the Llama architecture, without batching over time, paging, scheduling, or sampling other than the largest
+logit. The time is that of the device replaying its step, as fast as steps can follow each other. A server cannot reach
+that, so it is a hard peer. The prompt runs in one piece.
 """
 
 import argparse

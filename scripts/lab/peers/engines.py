@@ -4,23 +4,24 @@ usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOL
                   [--openvino FOLDER] [--mistralrs FOLDER] [--transformers] [--only NAME...] [--rounds 3] [--threads N]
                   [--out FILE [--go-on]] [--table FILE]
 
-The install scripts beside this file make the FOLDERs. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8 the same
-as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf the file that to_gguf.py makes of it; f16, q8_0 and q4_0 are
-made beside it for the engines that read them. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for
-each sample. In each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must
-be quiet: no more than a tenth of its cores busy for a second, or the sample waits for up to a minute.
+The install scripts beside this file make the FOLDERs. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8
+the same as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf the file that to_gguf.py makes of it;
+f16, q8_0 and q4_0 are made beside it for the engines that read them. Every engine is loaded once and stopped (SIGSTOP)
+while another one is asked; llama.cpp is started for each sample. In each round every engine is asked for every shape
+once, in an order that rotates; before each sample the machine must be quiet: no more than a tenth of its cores busy for
+a second, or the sample waits for up to a minute.
 
-No engine's first run of a shape counts. Cleave runs a prompt untimed the first time that it is asked for its length, and four
-steps untimed before the 32 of every decode sample. Engines asked from Python run the whole shape untimed before each sample
-(shapes.py). llama-bench warms up with the whole prompt, but with one token only before decoding, and llama-batched-bench with 16
-tokens: of both decoding is measured twice in one process, and the second counts.
+No engine's first run of a shape counts. Cleave runs a prompt untimed the first time that it is asked for its length,
+and four steps untimed before the 32 of every decode sample. Engines asked from Python run the whole shape untimed
+before each sample (shapes.py). llama-bench warms up with the whole prompt, but with one token only before decoding, and
+llama-batched-bench with 16 tokens: of both decoding is measured twice in one process, and the second counts.
 
-Cleave's samples come with the floor that `cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the
-rounds, and the median, and below the fraction of its floor that the best had, and the median of all; --out and --table are written
-after each shape of a round.
+Cleave's samples come with the floor that `cleave bench engine` reckons from ceilings measured beside them. Printed: the
+best of the rounds, and the median, and below the fraction of its floor that the best had, and the median of all; --out
+and --table are written after each shape of a round.
 
-All engines are in memory at the same time. Where that is too much, --only takes some, by the beginning of their names, in quotes
-where these have spaces; with --go-on and the same --out the others follow:
+All engines are in memory at the same time. Where that is too much, --only takes some, by the beginning of their names,
+in quotes where these have spaces; with --go-on and the same --out the others follow:
   engines.py ... --transformers --only "Cleave bf16" transformers
 """
 

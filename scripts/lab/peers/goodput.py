@@ -3,8 +3,8 @@
 usage: goodput.py --cleave BIN --model HF_FOLDER --gguf FILE --llama-server BIN --vllm FOLDER --out DIR
                   [--mooncake FILE] [--azure FILE] [--minutes 12] [--only SYSTEM …] [--workloads NAME …]
 
-One interleaved run: all systems (systems.py) are started and stay up, idle while another one is asked. Then, on each workload
-(workloads.py):
+One interleaved run: all systems (systems.py) are started and stay up, idle while another one is asked. Then, on each
+workload (workloads.py):
 1. Each system alone answers a few requests, one after the other: the unloaded TTFT and TPOT. Targets are
    --ttft-factor and --tpot-factor times the medians of whichever system is best at each: one SLO for all.
 2. A burst of requests to the fastest system gives the rate R that the machine can do at all.

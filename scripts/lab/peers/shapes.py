@@ -1,8 +1,8 @@
 """The protocol of `cleave bench engine --stdin`, for engines that are asked from Python.
 
-Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, a shape a line, and answers each with {"tokens_per_second": …}, any
-other line with {"shape": …, "why": …}; before them {"ready": true}, once the engine has run something. Each shape runs
-once untimed first, so that preparation for a shape does not count, nor the time in which the engine was stopped.
+Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, a shape a line, and answers each with {"tokens_per_second": …},
+any other line with {"shape": …, "why": …}; before them {"ready": true}, once the engine has run something. Each shape
+runs once untimed first, so that preparation for a shape does not count, nor the time in which the engine was stopped.
 """
 
 import json

@@ -3,11 +3,11 @@
 usage: speed_mistralrs.py MODEL SEQUENCES bf16|f32|q8_0|q4k     (with the environment that engines.py gives)
 
 Prompts are words of one token each, since the engine takes only text; it has no prefix cache. The engine reports a
-prompt's time. To decode a batch, the script requests as many streams, and a thread reads each: the engine runs sequences
-of one length in one step. The count has the tokens from the first token of the last stream to the end of the first
-stream. q8_0 and q4k are its in-situ quantisation, whose other arithmetic is f32, its choice on a processor; its q8_0 is
-slow to run prompts. They have no batches: version 0.9.5 runs waiting prompts of one length in one step, and its quantised
-product then refuses their last rows ("not contiguous").
+prompt's time. To decode a batch, the script requests as many streams, and a thread reads each: the engine runs
+sequences of one length in one step. The count has the tokens from the first token of the last stream to the end of the
+first stream. q8_0 and q4k are its in-situ quantisation, whose other arithmetic is f32, its choice on a processor; its
+q8_0 is slow to run prompts. They have no batches: version 0.9.5 runs waiting prompts of one length in one step, and its
+quantised product then refuses their last rows ("not contiguous").
 """
 
 import random

@@ -2,9 +2,9 @@
 
 usage: to_gguf.py HF_FOLDER OUT.gguf
 
-Only what speed needs: shapes, weights, rope (without its scaling) and the vocabulary, by which
-llama-server turns token ids into text. GGUF's `llama` architecture expects the interleaved rotary layout: query and key rows are
-reordered to it from the half-split one of Hugging Face checkpoints, which `qwen3` keeps.
+Only what speed needs: shapes, weights, rope (without its scaling) and the vocabulary, by which llama-server turns token
+ids into text. GGUF's `llama` architecture expects the interleaved rotary layout: query and key rows are reordered to it
+from the half-split one of Hugging Face checkpoints, which `qwen3` keeps.
 """
 
 import json
