@@ -156,8 +156,9 @@ pub(crate) struct RouterLimitArgs {
     /// role.
     #[arg(long, value_name = "N", default_value_t = ROUTER.limits.moves_max, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) max_moves: u32,
-    /// Time limit, in seconds, of a request that waits for a worker with room; then it ends with
-    /// `queue_full`, or `no_worker` if no worker answers.
+    /// Time limit, in seconds, of a request that waits for a worker with room; then it is refused
+    /// with `queue_full` or `no_blocks`, or with `no_worker` if no worker answers. A stream that
+    /// lost its worker waits as long, and then ends with its last failure, such as `worker_lost`.
     #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(ROUTER.limits.queue_wait_max), value_parser = parse_seconds)]
     pub(crate) queue_wait: SecondsArg,
     /// Time limit, in seconds, of a client that has stopped reading; then its request ends.
