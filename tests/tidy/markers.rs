@@ -14,8 +14,15 @@ const LESSONS: &str = "docs/design/lessons.md";
 /// Columns of a line of tests.
 const WIDTH: usize = 118;
 
-/// Tests by the number that their marker names.
-type Marked = BTreeMap<u32, BTreeSet<String>>;
+/// Tests and their files, by the number that their marker names.
+type Marked = BTreeMap<u32, BTreeSet<MarkedTest>>;
+
+/// A test beside a marker; ordered by its file.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct MarkedTest {
+    file: String,
+    name: String,
+}
 
 /// The name of the test that a line begins: a function, or an entry in a list of scripts.
 fn test_name(line: &str) -> Option<&str> {
@@ -65,7 +72,10 @@ fn marked() -> (Marked, Marked) {
                     } else {
                         &mut lessons
                     };
-                    of.entry(number).or_default().insert(name.to_owned());
+                    of.entry(number).or_default().insert(MarkedTest {
+                        file: relative(&path),
+                        name: name.to_owned(),
+                    });
                 }
             }
         }
@@ -73,8 +83,24 @@ fn marked() -> (Marked, Marked) {
     (invariants, lessons)
 }
 
-fn in_code_font(tests: &BTreeSet<String>) -> Vec<String> {
-    tests.iter().map(|test| format!("`{test}`")).collect()
+/// The names of tests, sorted, each once.
+fn in_code_font(tests: &BTreeSet<MarkedTest>) -> Vec<String> {
+    let names: BTreeSet<&str> = tests.iter().map(|test| test.name.as_str()).collect();
+    names.iter().map(|name| format!("`{name}`")).collect()
+}
+
+/// Each file of tests with the names of its tests after it.
+fn by_file(tests: &BTreeSet<MarkedTest>) -> String {
+    let mut files: BTreeMap<&str, String> = BTreeMap::new();
+    for test in tests {
+        let names = files.entry(&test.file).or_default();
+        *names += &format!(" `{}`", test.name);
+    }
+    let files = files.iter();
+    let cells: Vec<String> = files
+        .map(|(file, names)| format!("`{file}`:{names}"))
+        .collect();
+    cells.join("; ")
 }
 
 /// The page with the tests of each invariant in the last cell of its row.
@@ -84,7 +110,7 @@ fn invariants_page(text: &str, marked: &Marked) -> String {
         let (rest, _) = line.trim_end_matches(" |").rsplit_once(" | ")?;
         let tests = marked.get(&number);
         let tests = tests.unwrap_or_else(|| panic!("invariant I{number}: no test has its marker"));
-        Some(format!("{rest} | {} |", in_code_font(tests).join(" ")))
+        Some(format!("{rest} | {} |", by_file(tests)))
     };
     let lines = text
         .lines()

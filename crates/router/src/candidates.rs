@@ -1,7 +1,8 @@
 //! The fleet as a policy sees it.
 //!
-//! Owns: the snapshot of each worker on which a choice is based, and the groups that are
-//! considered. Never: changes anything, or ranks workers; policies do.
+//! Owns: the snapshot of each worker on which a choice is based, the groups of workers that may
+//! exchange blocks, and the better of the groups' choices. Never: changes anything, or ranks the
+//! workers of a group: `judge` does by forecast, `policy` by load or in turn.
 //! Invariant: what this router promised and a worker has not confirmed counts as taken.
 
 use crate::event::{LegPlacement, RequestForecast, RouterReadiness, RoutingMode};

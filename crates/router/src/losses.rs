@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Upper limit of a pause, in multiples of [`RouterLimits::retry_pause`].
 ///
-/// [`RouterLimits::retry_pause`]: crate::Limits::retry_pause
+/// [`RouterLimits::retry_pause`]: crate::RouterLimits::retry_pause
 const PAUSES_MAX: u32 = 64;
 
 #[derive(Clone, Debug, Default)]

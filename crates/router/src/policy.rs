@@ -96,12 +96,14 @@ pub enum NoPlacement {
     Busy,
 }
 
-/// Routing mode, and the permitted shapes of a placement.
+/// Routing mode, and the permitted shapes of a placement. Where prices are known and the mode is
+/// `Slo`, `judge` chooses, and [`choose`] is not called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutingTerms {
-    /// `Slo` is treated as `Load`: prices are needed for more.
+    /// Basis of the choice. [`choose`] has no prices, and treats `Slo` as `Load`.
     pub mode: RoutingMode,
-    /// `Auto` is treated as `Split`, for the same reason.
+    /// Whether one worker may serve both legs. [`choose`] has no prices to compare both shapes, and
+    /// treats `Auto` as `Split`.
     pub placement: LegPlacement,
 }
 

@@ -36,17 +36,17 @@ pub enum TapeError {
         /// The parser's error message.
         reason: String,
     },
-    /// The first line is not a birth, a later one is, or the tape changes brains.
-    #[error("line {line}: a tape is one birth, then what one brain heard and said")]
+    /// The first line is not `Started`, a later one is, or the tape changes brains.
+    #[error("line {line}: a tape has one start of one brain, then its inputs and outputs")]
     Misplaced { line: u64 },
     /// The brain produced another output.
-    #[error("line {line}: the tape says {taped}, the brain said {said}")]
+    #[error("line {line}: the tape has {taped}, the brain emitted {emitted}")]
     Differs {
         line: u64,
         /// The output on the tape.
         taped: String,
         /// The output of the brain.
-        said: String,
+        emitted: String,
     },
 }
 
@@ -180,16 +180,16 @@ impl ReplayCursor {
     fn compare<O: PartialEq + std::fmt::Debug>(
         &self,
         taped: Option<O>,
-        said: Option<O>,
+        emitted: Option<O>,
     ) -> Result<(), TapeError> {
-        if taped == said {
+        if taped == emitted {
             return Ok(());
         }
         let words = |output: Option<O>| output.map_or("nothing".to_owned(), |o| format!("{o:?}"));
         Err(TapeError::Differs {
             line: self.line,
             taped: words(taped),
-            said: words(said),
+            emitted: words(emitted),
         })
     }
 }

@@ -165,13 +165,13 @@ fn a_tape_without_steps_in_flight_replays() {
     for seed in 10..14 {
         let report = run_chaos(seed, &options).expect("nothing breaks");
         for lines in &report.tapes {
-            let said = lines[0].contains(",\"steps_in_flight\":1");
-            let birth = lines[0].replace(",\"steps_in_flight\":1", "");
+            let is_one = lines[0].contains(",\"steps_in_flight\":1");
+            let start = lines[0].replace(",\"steps_in_flight\":1", "");
             let lines =
-                std::iter::once(birth.as_str()).chain(lines[1..].iter().map(String::as_str));
+                std::iter::once(start.as_str()).chain(lines[1..].iter().map(String::as_str));
             let replayed = tape::replay(lines);
             replayed.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            silent += u32::from(said);
+            silent += u32::from(is_one);
         }
     }
     assert!(silent > 0, "all of them took two");
@@ -185,12 +185,12 @@ fn a_changed_tape_does_not_replay() {
     };
     let report = run_chaos(10, &options).expect("nothing breaks");
     let mut lines = report.tapes[0].clone();
-    let said = lines.iter().position(|line| line.contains("\"Said\""));
-    lines.remove(said.expect("the brain said something"));
+    let output = lines.iter().position(|line| line.contains("\"Said\""));
+    lines.remove(output.expect("the brain emitted something"));
     let error = tape::replay(lines.iter().map(String::as_str)).expect_err("a line is gone");
-    assert!(error.to_string().contains("the brain said"), "{error}");
-    let error = tape::replay(lines[1..].iter().map(String::as_str)).expect_err("no birth");
-    assert!(error.to_string().contains("one birth"), "{error}");
+    assert!(error.to_string().contains("the brain emitted"), "{error}");
+    let error = tape::replay(lines[1..].iter().map(String::as_str)).expect_err("no start");
+    assert!(error.to_string().contains("one start"), "{error}");
     let error = tape::replay(["{}"].into_iter()).expect_err("no tape");
     assert!(error.to_string().contains("not a tape line"), "{error}");
 }

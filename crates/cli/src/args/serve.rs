@@ -119,7 +119,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) router: Vec<String>,
     #[command(flatten)]
     pub(crate) host: HostArgs,
-    /// Address at which other workers connect to send KV blocks; port 0 picks a free port.
+    /// Address at which other workers connect, to send KV blocks or to confirm them; port 0 picks a
+    /// free port. On several machines every worker needs one that the others reach.
     #[arg(
         long,
         value_name = "ADDR",
@@ -127,7 +128,9 @@ pub(crate) struct WorkerArgs {
         default_value = "127.0.0.1:0"
     )]
     pub(crate) data_listen: SocketAddr,
-    /// Address at which other workers reach `--data-listen`, if it differs (NAT, 0.0.0.0).
+    /// Address at which other workers reach `--data-listen`, if it differs, as behind NAT. For a
+    /// `--data-listen` of 0.0.0.0 it is by default the address from which this worker reaches its
+    /// router. With this flag no shared memory is offered.
     #[arg(long, value_name = "HOST:PORT", help_heading = "KV transport", value_parser = parse_router)]
     pub(crate) data_advertise: Option<String>,
     #[command(flatten)]
@@ -156,8 +159,9 @@ pub(crate) struct RouterLimitArgs {
     /// role.
     #[arg(long, value_name = "N", default_value_t = ROUTER.limits.moves_max, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) max_moves: u32,
-    /// Time limit, in seconds, of a request that waits for a worker with room; then it ends with
-    /// `queue_full`, or `no_worker` if no worker answers.
+    /// Time limit, in seconds, of a request that waits for a worker with room; then it is refused
+    /// with `queue_full` or `no_blocks`, or with `no_worker` if no worker answers. A stream that
+    /// lost its worker waits as long, and then ends with its last failure, such as `worker_lost`.
     #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(ROUTER.limits.queue_wait_max), value_parser = parse_seconds)]
     pub(crate) queue_wait: SecondsArg,
     /// Time limit, in seconds, of a client that has stopped reading; then its request ends.

@@ -193,12 +193,16 @@ impl RouterSeries {
         );
         book.register(
             "cleave_retries",
-            "Attempts that failed and were followed by another, by reason",
+            "Attempts that failed and were followed by another, by reason: worker_lost, worker_stuck, link_lost, \
+             lease_expired, corrupt (blocks arrived damaged), rejected (a worker gave the hand-off up), engine (the \
+             step failed), out_of_blocks",
             self.retries.clone(),
         );
         book.register(
             "cleave_workers_passed_over",
-            "Workers that refused a leg, by reason, or did not answer in time (silent)",
+            "Workers that refused a leg, by reason: queue_full, no_blocks, too_long, out_of_vocabulary, draining, \
+             wrong_worker (the order does not fit its role or incarnation), slo_ttft_unreachable, \
+             slo_tpot_unreachable; or that did not answer in time (silent)",
             self.passed_over.clone(),
         );
         book.register(
@@ -226,7 +230,8 @@ impl RouterSeries {
         );
         book.register(
             "cleave_moves",
-            "Migrations of running sequences ordered, by reason",
+            "Migrations of running sequences ordered, by reason: drain (the worker leaves), role (its role \
+             changed), crowded (its KV blocks run out)",
             self.moves.clone(),
         );
         book.register(
@@ -236,7 +241,8 @@ impl RouterSeries {
         );
         book.register(
             "cleave_moves_stayed",
-            "Migrations given up, by reason: the sequence continued on its worker",
+            "Migrations given up, by reason (those of cleave_retries_total, and slow_reader): the sequence \
+             continued on its worker, or its flight ended or failed meanwhile",
             self.moves_aborted.clone(),
         );
         book.register(

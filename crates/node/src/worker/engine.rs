@@ -507,7 +507,7 @@ impl EngineThread {
         reason
     }
 
-    /// As [`EngineThread::failed`]; too many device failures in a row count as its loss.
+    /// As [`EngineThread::note_error`]; too many device failures in a row count as its loss.
     fn note_step_error(&mut self, error: &EngineError) -> String {
         let reason = self.note_error(error);
         if matches!(error, EngineError::Device(_)) {

@@ -122,8 +122,9 @@ impl WorkerSeries {
         book.register(
             "cleave_handoffs",
             "Hand-offs at this worker: sealed (sent), landed (received and used), joined (both legs here, \
-             no transfer), recomputed (landed, then computed again here), moved (a running sequence \
-             migrated away), stayed (its migration was given up), failed",
+             no transfer), recomputed (a preempted sequence is computed again, as in \
+             cleave_preemptions_total), moved (a running sequence migrated away), stayed (its migration was \
+             given up), failed",
             self.handoffs.clone(),
         );
         book.register(
