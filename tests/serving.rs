@@ -281,6 +281,56 @@ fn the_startup_log_names_workers_and_devices() {
     }
 }
 
+/// Lines of a log that warn or report an error.
+fn complaints(process: &CleaveProcess) -> Vec<String> {
+    let logs = process.logs();
+    let lines = logs.lines().filter(|line| {
+        let mut words = line.split_whitespace();
+        words.any(|word| word == "WARN" || word == "ERROR")
+    });
+    lines.map(str::to_owned).collect()
+}
+
+/// A process as on a new machine, where no earlier one left a cache or a configuration.
+fn first_start(home: &std::path::Path, arguments: &[&str]) -> CleaveProcess {
+    let mut command = harness::cleave(arguments);
+    command.env("HOME", home).env_remove("RUST_LOG");
+    for folder in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
+        command.env_remove(folder);
+    }
+    CleaveProcess::spawn(command)
+}
+
+#[test]
+fn a_first_start_logs_no_warning() {
+    let home = tempfile::tempdir().expect("a folder");
+    let body = json!({"prompt": "A vector is", "max_tokens": 4, "temperature": 0});
+    let mut alone = first_start(home.path(), &["serve", "--port", "0"]);
+    let client = HttpClient::new(&alone.address());
+    client.wait_ready();
+    client.complete(&body);
+    let logs = alone.logs();
+    assert!(logs.contains("INFO"), "levels are shown: {logs}");
+    assert_eq!(complaints(&alone), [""; 0], "cleave serve");
+
+    let home = tempfile::tempdir().expect("a folder");
+    let mut router = first_start(home.path(), &["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let client = HttpClient::new(&address);
+    let workers = ["prefill", "decode"].map(|leg| {
+        let worker = ["worker", "--leg", leg, "--router", &address];
+        first_start(home.path(), &worker)
+    });
+    wait_for("two workers", || {
+        (client.metric("cleave_workers", &[]) == 2.0).then_some(())
+    });
+    client.wait_ready();
+    client.complete(&body);
+    for process in workers.iter().chain([&router]) {
+        assert_eq!(complaints(process), [""; 0], "{}", process.logs());
+    }
+}
+
 /// Compute threads are bound to their core; threads for I/O, tokenizing and block copies are not.
 #[test]
 #[cfg(target_os = "linux")]
@@ -319,6 +369,10 @@ fn split_requests_use_prefill_hand_off_and_decode() {
     assert!(!text.is_empty());
     wait_for("a landed hand-off", || {
         (client.metric("cleave_handoffs_total", &["landed"]) >= before + 1.0).then_some(())
+    });
+    wait_for("the router's count of it", || {
+        let landed = client.metric("cleave_router_handoffs_total", &["outcome=\"landed\""]);
+        (landed > 0.0).then_some(())
     });
     assert!(client.metric("cleave_handoff_bytes_total", &["received"]) > 0.0);
     assert!(
@@ -403,6 +457,11 @@ fn leaving_five_processes_frees_every_pool() {
         pages.iter().map(landed).sum::<f64>() >= 6.0,
         "the streams had begun"
     );
+    wait_for("the router's count of hand-offs", || {
+        let outcome = ["outcome=\"landed\""];
+        let landed = fleet.client.metric("cleave_router_handoffs_total", &outcome);
+        (landed > 0.0).then_some(())
+    });
 }
 
 #[test]
@@ -663,6 +722,14 @@ fn addresses_and_folders_are_checked_before_the_model() {
         (
             worker(&["--peer-tls", "/nowhere/tls"]),
             &"/nowhere/tls".to_owned(),
+        ),
+        (
+            error_without_model(&["serve", "--port", "0", "--tape", "/dev/null/x"]),
+            &"--tape /dev/null/x".to_owned(),
+        ),
+        (
+            worker(&["--tape", "/dev/null/x"]),
+            &"--tape /dev/null/x".to_owned(),
         ),
     ] {
         assert!(
