@@ -4,6 +4,7 @@
 //! lessons), the bans, and the rules for names and comments.
 //! Never: fixes anything. Each failure names the file and the remedy.
 
+mod kernels;
 mod language;
 mod markers;
 

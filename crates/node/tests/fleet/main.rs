@@ -829,7 +829,7 @@ async fn a_request_cut_by_a_drain_logs_its_tokens() {
     let three_came = async {
         loop {
             let page = http(&address, "/metrics").await;
-            if metric(&page, "vllm:inter_token_latency_seconds_count", "") == 2.0 {
+            if metric(&page, "cleave_inter_token_latency_seconds_count", "") == 2.0 {
                 return;
             }
         }
