@@ -158,9 +158,7 @@ pub(crate) fn inject(
                 .router_proxy
                 .set_condition(LinkCondition::Normal);
         }
-        FaultKind::StreamFlipped => {
-            flip_a_bit(&fleet.workers[worker_index].router_proxy, ledger)
-        }
+        FaultKind::StreamFlipped => flip_a_bit(&fleet.workers[worker_index].router_proxy, ledger),
     }
     fleet.wait_whole();
 }

@@ -129,5 +129,8 @@ fn the_gpu_archive_keeps_its_limit() {
     let limit = limit.and_then(|number| number.parse::<u64>().ok());
     assert_eq!(limit, Some(ARCHIVE_BYTES_MAX), "scripts/gpu/build.sh");
     let compared = "[ \"$bytes\" -gt \"$archive_bytes_max\" ]";
-    assert!(script.contains(compared), "scripts/gpu/build.sh: {compared}");
+    assert!(
+        script.contains(compared),
+        "scripts/gpu/build.sh: {compared}"
+    );
 }

@@ -453,29 +453,20 @@ fn printed_bodies() -> Vec<(&'static str, &'static str, String)> {
         ("long documents", repeated(&documents, &long, "]}")),
     ];
     let of_variables = [
-        (
-            "digits",
-            repeated(&(variables.clone() + "["), "0", "]}}"),
-        ),
+        ("digits", repeated(&(variables.clone() + "["), "0", "]}}")),
         (
             "keys",
             repeated(&(variables.clone() + "{"), r##""k#":[]"##, "}}}"),
         ),
-        ("a text", filled(&(variables.clone() + "\""), "ab ", r#""}}"#)),
         (
-            "escapes",
-            filled(&(variables + "\""), r"\u0041", r#""}}"#),
+            "a text",
+            filled(&(variables.clone() + "\""), "ab ", r#""}}"#),
         ),
+        ("escapes", filled(&(variables + "\""), r"\u0041", r#""}}"#)),
     ];
     let templates = [
-        (
-            "{{ documents }}",
-            "{{ shown }}",
-        ),
-        (
-            "{{ documents | tojson }}",
-            "{{ shown | tojson }}",
-        ),
+        ("{{ documents }}", "{{ shown }}"),
+        ("{{ documents | tojson }}", "{{ shown | tojson }}"),
         (
             "{% for document in documents %}{{ document.text }}{% endfor %}",
             "{% for name in shown %}{{ name }}{% endfor %}",

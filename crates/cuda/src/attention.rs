@@ -411,7 +411,7 @@ fn plain_args(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{CudaDevice, StreamPriority};
+    use crate::driver::CudaDevice;
     use cleave_emulator::SanitizerVariant;
 
     /// A multiprocessor holds three thread blocks of the first kernel, two of the second and one of
@@ -423,8 +423,7 @@ mod tests {
         }
         let device = CudaDevice::open(0).expect("a stand-in");
         let images = KernelImages::load(&device).expect("code");
-        let stream = CudaStream::with_priority_and_share(&device, StreamPriority::Normal, None);
-        let stream = stream.expect("a stream");
+        let stream = CudaStream::new(&device).expect("a stream");
         let grids = |kv, head_dim| {
             let shape = KvPoolShape {
                 blocks_count: 2,

@@ -195,7 +195,12 @@ mod tests {
             "chat_template.jinja",
             "additional_chat_templates/tool_use.jinja",
         ] {
-            for says in ["a FIFO", "a device", "a folder", "1099511627776 bytes; at most"] {
+            for says in [
+                "a FIFO",
+                "a device",
+                "a folder",
+                "1099511627776 bytes; at most",
+            ] {
                 let folder = copy();
                 let path = folder.path().join(name);
                 fs::remove_file(&path).unwrap();
@@ -220,6 +225,9 @@ mod tests {
         fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", folder.path().join("chat_template.json")).unwrap();
         let error = error_at_once(folder.path());
-        assert!(error.contains("chat_template.json: it is a device"), "{error}");
+        assert!(
+            error.contains("chat_template.json: it is a device"),
+            "{error}"
+        );
     }
 }

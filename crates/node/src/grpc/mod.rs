@@ -113,7 +113,10 @@ mod tests {
         let frames = UnboundedReceiverStream::new(bytes)
             .map(|byte| Ok::<_, Infallible>(Bytes::from(vec![0, 0, 0, 0, 1, byte])));
         let body = Body::from_stream(frames);
-        (sender, Streaming::new_request(ByteDecoder, body, None, None))
+        (
+            sender,
+            Streaming::new_request(ByteDecoder, body, None, None),
+        )
     }
 
     const SILENCE: Duration = Duration::from_secs(1);
