@@ -281,6 +281,56 @@ fn the_startup_log_names_workers_and_devices() {
     }
 }
 
+/// Lines of a log that warn or report an error.
+fn complaints(process: &CleaveProcess) -> Vec<String> {
+    let logs = process.logs();
+    let lines = logs.lines().filter(|line| {
+        let mut words = line.split_whitespace();
+        words.any(|word| word == "WARN" || word == "ERROR")
+    });
+    lines.map(str::to_owned).collect()
+}
+
+/// A process as on a new machine, where no earlier one left a cache or a configuration.
+fn first_start(home: &std::path::Path, arguments: &[&str]) -> CleaveProcess {
+    let mut command = harness::cleave(arguments);
+    command.env("HOME", home).env_remove("RUST_LOG");
+    for folder in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
+        command.env_remove(folder);
+    }
+    CleaveProcess::spawn(command)
+}
+
+#[test]
+fn a_first_start_logs_no_warning() {
+    let home = tempfile::tempdir().expect("a folder");
+    let body = json!({"prompt": "A vector is", "max_tokens": 4, "temperature": 0});
+    let mut alone = first_start(home.path(), &["serve", "--port", "0"]);
+    let client = HttpClient::new(&alone.address());
+    client.wait_ready();
+    client.complete(&body);
+    let logs = alone.logs();
+    assert!(logs.contains("INFO"), "levels are shown: {logs}");
+    assert_eq!(complaints(&alone), [""; 0], "cleave serve");
+
+    let home = tempfile::tempdir().expect("a folder");
+    let mut router = first_start(home.path(), &["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let client = HttpClient::new(&address);
+    let workers = ["prefill", "decode"].map(|leg| {
+        let worker = ["worker", "--leg", leg, "--router", &address];
+        first_start(home.path(), &worker)
+    });
+    wait_for("two workers", || {
+        (client.metric("cleave_workers", &[]) == 2.0).then_some(())
+    });
+    client.wait_ready();
+    client.complete(&body);
+    for process in workers.iter().chain([&router]) {
+        assert_eq!(complaints(process), [""; 0], "{}", process.logs());
+    }
+}
+
 /// Compute threads are bound to their core; threads for I/O, tokenizing and block copies are not.
 #[test]
 #[cfg(target_os = "linux")]
@@ -319,6 +369,10 @@ fn split_requests_use_prefill_hand_off_and_decode() {
     assert!(!text.is_empty());
     wait_for("a landed hand-off", || {
         (client.metric("cleave_handoffs_total", &["landed"]) >= before + 1.0).then_some(())
+    });
+    wait_for("the router's count of it", || {
+        let landed = client.metric("cleave_router_handoffs_total", &["outcome=\"landed\""]);
+        (landed > 0.0).then_some(())
     });
     assert!(client.metric("cleave_handoff_bytes_total", &["received"]) > 0.0);
     assert!(
@@ -403,6 +457,13 @@ fn leaving_five_processes_frees_every_pool() {
         pages.iter().map(landed).sum::<f64>() >= 6.0,
         "the streams had begun"
     );
+    wait_for("the router's count of hand-offs", || {
+        let outcome = ["outcome=\"landed\""];
+        let landed = fleet
+            .client
+            .metric("cleave_router_handoffs_total", &outcome);
+        (landed > 0.0).then_some(())
+    });
 }
 
 #[test]
@@ -481,6 +542,97 @@ fn bad_input_is_a_4xx_that_names_the_field() {
     let huge = json!({"prompt": "x".repeat(10 << 20)});
     assert!([400, 413].contains(&client.post("/v1/completions", &huge).0));
     assert_eq!(client.complete(&requests()[0]), text);
+}
+
+/// Resident memory of a process in bytes.
+#[cfg(target_os = "linux")]
+fn resident_bytes(process: &CleaveProcess) -> u64 {
+    let path = format!("/proc/{}/status", process.id());
+    let status = std::fs::read_to_string(path).expect("the process runs");
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.expect("Linux says it").trim().trim_end_matches(" kB");
+    kilobytes.parse::<u64>().expect("a number") << 10
+}
+
+/// JSON of nearly eight megabytes: many copies of an item between two texts.
+fn large_body(before: &str, item: &str, after: &str) -> String {
+    const BYTES: usize = 8_000_000;
+    let count = (BYTES - before.len() - after.len()) / (item.len() + 1);
+    let mut text = before.to_owned() + item;
+    for _ in 1..count {
+        text.push(',');
+        text.push_str(item);
+    }
+    text + after
+}
+
+/// Bodies whose values take many times their bytes while they are read.
+#[cfg(target_os = "linux")]
+fn hostile_bodies() -> Vec<(&'static str, String)> {
+    const TEXT: &str = "/v1/completions";
+    const CHAT: &str = "/v1/chat/completions";
+    let nested = "[".repeat(100) + &"]".repeat(100);
+    let unknown = r#"{"prompt":"a","max_tokens":1,"zzz":["#;
+    let messages = r#"{"messages":["#;
+    let long = format!(
+        r#"{messages}{{"role":"user","content":"{}"}}]}}"#,
+        "word ".repeat(1_200_000)
+    );
+    vec![
+        (TEXT, large_body(unknown, &nested, "]}")),
+        (TEXT, large_body(unknown, "{}", "]}")),
+        (
+            CHAT,
+            large_body(messages, r#"{"role":"user","content":""}"#, "]}"),
+        ),
+        (CHAT, long),
+    ]
+}
+
+/// Posts each hostile body from several clients at once; the memory of the process that reads them
+/// comes back.
+#[cfg(target_os = "linux")]
+#[track_caller]
+fn check_memory_comes_back(process: &mut CleaveProcess) {
+    const CLIENTS: usize = 3;
+    const LEFT_BYTES_MAX: u64 = 64 << 20;
+    let address = process.address();
+    let client = HttpClient::new(&address);
+    client.wait_ready();
+    client.complete(&json!({"prompt": "a", "max_tokens": 1}));
+    let before = resident_bytes(process);
+    let http = reqwest::blocking::Client::builder().timeout(harness::LIMIT);
+    let http = http.build().expect("client builds");
+    for (path, body) in hostile_bodies() {
+        std::thread::scope(|scope| {
+            for _ in 0..CLIENTS {
+                scope.spawn(|| {
+                    let request = http.post(format!("http://{address}{path}"));
+                    let request = request.header("content-type", "application/json");
+                    let answer = request.body(body.clone()).send().expect("it answers");
+                    assert!(answer.status().as_u16() < 500, "{}", answer.status());
+                    answer.bytes().expect("a whole answer");
+                });
+            }
+        });
+    }
+    let allowed = before + LEFT_BYTES_MAX;
+    wait_for("memory back from large bodies", || {
+        (resident_bytes(process) < allowed).then_some(())
+    });
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_of_hostile_bodies_comes_back() {
+    let (mut alone, _client) = serve(&[]);
+    check_memory_comes_back(&mut alone);
+    let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let worker = ["worker", "--leg", "both", "--router", &address];
+    let _worker = CleaveProcess::start(&[&worker[..], &["--threads", "1"]].concat());
+    check_memory_comes_back(&mut router);
 }
 
 // Lesson: 20.
@@ -663,6 +815,14 @@ fn addresses_and_folders_are_checked_before_the_model() {
         (
             worker(&["--peer-tls", "/nowhere/tls"]),
             &"/nowhere/tls".to_owned(),
+        ),
+        (
+            error_without_model(&["serve", "--port", "0", "--tape", "/dev/null/x"]),
+            &"--tape /dev/null/x".to_owned(),
+        ),
+        (
+            worker(&["--tape", "/dev/null/x"]),
+            &"--tape /dev/null/x".to_owned(),
         ),
     ] {
         assert!(

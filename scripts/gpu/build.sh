@@ -133,7 +133,8 @@ PYTHON
 bytes=$(stat -c %s "$bundle.tar.xz")
 say "target/gpu-bundle.tar.xz, $bytes bytes"
 # The archive is copied to the machine with the GPU for each call.
-if [ "$bytes" -gt $((45 << 20)) ]; then
-  echo "build.sh: the archive has more than 45 MiB" >&2
+archive_bytes_max=45000000
+if [ "$bytes" -gt "$archive_bytes_max" ]; then
+  echo "build.sh: the archive has more than $archive_bytes_max bytes" >&2
   exit 1
 fi

@@ -7,7 +7,7 @@
 use crate::fleet::ChaosFleet;
 use crate::harness::wait_for;
 use crate::load::LoadLedger;
-use crate::proxy::{FaultProxy, LinkCondition};
+use crate::proxy::{FLIPPED_BYTES_MIN, FaultProxy, LinkCondition};
 use crate::rng::FaultRng;
 use serde_json::json;
 use std::sync::atomic::Ordering;
@@ -33,14 +33,18 @@ pub(crate) enum FaultKind {
     DataThrottled,
     DataDelayed,
     DataFrozen,
+    /// A bit of a piece of KV is flipped.
+    DataFlipped,
     StreamCut,
     StreamHalfClosed,
     StreamDelayed,
     /// The stream freezes: the router gives the worker up though it lives.
     StreamFrozen,
+    /// A bit of a message or of its framing is flipped.
+    StreamFlipped,
 }
 
-pub(crate) const KINDS: [(FaultKind, &str); 15] = [
+pub(crate) const KINDS: [(FaultKind, &str); 17] = [
     (FaultKind::Killed, "kill -9, restart"),
     (FaultKind::Stopped, "SIGSTOP until given up, SIGCONT"),
     (FaultKind::Paused, "short SIGSTOP, SIGCONT"),
@@ -52,10 +56,12 @@ pub(crate) const KINDS: [(FaultKind, &str); 15] = [
     (FaultKind::DataThrottled, "worker to worker: throttled"),
     (FaultKind::DataDelayed, "worker to worker: delayed"),
     (FaultKind::DataFrozen, "worker to worker: frozen"),
+    (FaultKind::DataFlipped, "worker to worker: a flipped bit"),
     (FaultKind::StreamCut, "worker to router: cut"),
     (FaultKind::StreamHalfClosed, "worker to router: half-closed"),
     (FaultKind::StreamDelayed, "worker to router: delayed"),
     (FaultKind::StreamFrozen, "worker to router: frozen"),
+    (FaultKind::StreamFlipped, "worker to router: a flipped bit"),
 ];
 
 /// All kinds in turn, in a random order and on random workers.
@@ -73,6 +79,8 @@ pub(crate) fn schedule(dice: &mut FaultRng, count: usize) -> Vec<(FaultKind, usi
                 | FaultKind::DataThrottled
                 | FaultKind::DataDelayed
                 | FaultKind::DataFrozen => worker_index.min(3),
+                // Only decode workers receive KV.
+                FaultKind::DataFlipped => 2 + worker_index % 2,
                 _ => worker_index,
             };
             drawn.push((kind, behind_proxy));
@@ -131,6 +139,7 @@ pub(crate) fn inject(
             LinkCondition::Frozen,
             ledger,
         ),
+        FaultKind::DataFlipped => flip_a_bit(data_proxy(fleet, worker_index), ledger),
         FaultKind::StreamCut => end_stream_and_wait(fleet, worker_index, FaultProxy::cut),
         FaultKind::StreamHalfClosed => {
             end_stream_and_wait(fleet, worker_index, FaultProxy::half_close)
@@ -149,6 +158,7 @@ pub(crate) fn inject(
                 .router_proxy
                 .set_condition(LinkCondition::Normal);
         }
+        FaultKind::StreamFlipped => flip_a_bit(&fleet.workers[worker_index].router_proxy, ledger),
     }
     fleet.wait_whole();
 }
@@ -205,11 +215,20 @@ fn hold_condition(proxy: &FaultProxy, weather: LinkCondition, ledger: &LoadLedge
     proxy.set_condition(LinkCondition::Normal);
 }
 
+/// Flips a bit somewhere near the end of the next long piece, and waits for its consequences: the
+/// end of the connection, or none.
+fn flip_a_bit(proxy: &FaultProxy, ledger: &LoadLedger) {
+    let from_end = ledger.events.load(Ordering::Relaxed) as usize % FLIPPED_BYTES_MIN;
+    proxy.flip(from_end);
+    wait_for("a flipped bit", || proxy.flipped().then_some(()));
+    wait_for_events_or_time(ledger, 2000, Duration::from_millis(1500));
+}
+
 /// Waits until clients have received this many more events, or for this long if none may come.
-fn wait_for_events_or_time(ledger: &LoadLedger, events: u64, limit: Duration) {
+pub(crate) fn wait_for_events_or_time(ledger: &LoadLedger, events: u64, limit: Duration) {
     let heard = || ledger.events.load(Ordering::Relaxed);
     let (from, began) = (heard(), Instant::now());
-    while heard() < from + events && began.elapsed() < limit {
+    while heard() < from.saturating_add(events) && began.elapsed() < limit {
         std::thread::park_timeout(Duration::from_millis(10));
     }
 }

@@ -17,6 +17,7 @@ pub(crate) struct ChaosWorker {
     /// Proxy between other workers and its blocks.
     pub(crate) data_proxy: Option<FaultProxy>,
     metrics_address: String,
+    silence: &'static str,
 }
 
 pub(crate) struct ChaosFleet {
@@ -34,17 +35,31 @@ const WORKERS: [(&str, &str); 5] = [
     ("d2", "decode"),
 ];
 
-/// Silence limit in seconds; short, so that a run has many losses.
-const SILENCE: &str = "1";
+/// Seconds of silence after which one end of a worker's stream counts the other as lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SilenceLimits {
+    pub(crate) router: &'static str,
+    pub(crate) workers: &'static str,
+}
+
+/// Short limits, so that a run has many losses.
+const SHORT_SILENCE: SilenceLimits = SilenceLimits {
+    router: "1",
+    workers: "1",
+};
 
 impl ChaosFleet {
     pub(crate) fn start(runtime: &Handle) -> Self {
+        Self::start_with(runtime, SHORT_SILENCE)
+    }
+
+    pub(crate) fn start_with(runtime: &Handle, silence: SilenceLimits) -> Self {
         let arguments = [
             "router",
             "--listen",
             "127.0.0.1:0",
             "--worker-silence",
-            SILENCE,
+            silence.router,
             // Split placement gives every stream a hand-off that may break.
             "--placement",
             "split",
@@ -62,6 +77,7 @@ impl ChaosFleet {
                 router_proxy: line,
                 data_proxy: data,
                 metrics_address: String::new(),
+                silence: silence.workers,
             };
             worker.start();
             worker
@@ -120,7 +136,7 @@ impl ChaosWorker {
             "--kv-cache",
             "12MiB",
             "--worker-silence",
-            SILENCE,
+            self.silence,
             "--metrics-listen",
             "127.0.0.1:0",
         ];

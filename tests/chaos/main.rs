@@ -16,6 +16,7 @@ mod harness;
 mod load;
 mod proxy;
 mod rng;
+mod stopped_router;
 
 use faults::{FaultKind, KINDS};
 use fleet::ChaosFleet;

@@ -38,8 +38,8 @@ struct FaultProxyState {
     flip: watch::Sender<Option<usize>>,
 }
 
-/// Shorter pieces are TLS or protocol overhead, not payload.
-const FLIPPED_BYTES_MIN: usize = 64;
+/// Length of the pieces whose bits are flipped, at least. Shorter pieces are TLS or protocol overhead, not payload.
+pub(crate) const FLIPPED_BYTES_MIN: usize = 64;
 
 impl FaultProxy {
     /// Listens on a free port; connections wait until the proxy has a target.

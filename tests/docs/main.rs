@@ -126,6 +126,36 @@ fn commands_in_documents_exist() {
     assert!(checked > 50, "the command lines are found: {checked}");
 }
 
+/// The commands of the guide on policies answer as they stand there.
+#[test]
+fn checks_in_the_guide_on_policies_pass() {
+    let pages = pages();
+    let guide = pages
+        .iter()
+        .find(|page| page.name() == "docs/guides/slo-policy.md");
+    let lines = guide.expect("the guide is there").command_lines();
+    let calls = lines.iter().flat_map(|line| commands::calls(line));
+    let checks: Vec<Vec<String>> = calls.filter(|words| words[0] == "check").collect();
+    assert!(
+        checks.iter().flatten().any(|word| word == "--devices"),
+        "a fleet is simulated: {checks:?}"
+    );
+    for words in checks {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut command = harness::cleave(&words);
+        let output = command.current_dir(root()).output().expect("cleave starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {said}{error}");
+        let expected = if words.contains(&"--devices") {
+            "interactive"
+        } else {
+            "no mistakes"
+        };
+        assert!(said.contains(expected), "{words:?}: {said}{error}");
+    }
+}
+
 #[test]
 fn cli_page_matches_the_binary() {
     let page = cli_page::page();

@@ -4,6 +4,8 @@ use crate::ObservedFleet;
 use crate::collector::OtlpCollector;
 use crate::harness::{CleaveProcess, wait_for};
 use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
 const SECRET: &str = "the combination of the vault is xylophone-4711";
 
@@ -108,6 +110,64 @@ fn log_prompts_logs_prompts() {
         shown.first().map(|line| &line["request_id"]),
         Some(&json!("asked-1"))
     );
+}
+
+/// One frame of HTTP/2 on stream 1, or on the connection.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a short frame");
+    let head = [&length.to_be_bytes()[1..], &[kind, flags, 0, 0, 0, stream]].concat();
+    [&head[..], payload].concat()
+}
+
+/// A header field as a literal that no table holds.
+fn header(name: &str, value: &str) -> Vec<u8> {
+    let text = |text: &str| [&[text.len() as u8][..], text.as_bytes()].concat();
+    [vec![0], text(name), text(value)].concat()
+}
+
+/// A worker's stream that breaks: its own error says only that a body could not be read.
+#[test]
+fn the_log_says_why_a_workers_stream_broke() {
+    const SETTINGS: u8 = 4;
+    const HEADERS: u8 = 1;
+    const DATA: u8 = 0;
+    const END_HEADERS: u8 = 4;
+    const PADDED: u8 = 8;
+    let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let fields = [
+        header(":method", "POST"),
+        header(":scheme", "http"),
+        header(":path", "/cleave.fleet.v1.Fleet/Join"),
+        header(":authority", "router"),
+        header("content-type", "application/grpc"),
+        header("te", "trailers"),
+    ];
+    let request = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(SETTINGS, 0, 0, &[]),
+        frame(HEADERS, END_HEADERS, 1, &fields.concat()),
+    ];
+    // More padding than the frame has bytes; and a frame that is longer than any may be.
+    let padded = frame(DATA, PADDED, 1, &[255, 0, 0]);
+    let too_long = [vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1], vec![0; 64]].concat();
+    for (broken, says) in [
+        (padded, "unspecific protocol error detected"),
+        (too_long, "frame with invalid size"),
+    ] {
+        let mut stream = TcpStream::connect(&address).expect("the router listens");
+        stream.write_all(&request.concat()).expect("it reads");
+        // The router's first message shows that it serves the stream.
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).expect("it answers");
+        stream.write_all(&broken).expect("it reads");
+        wait_for(says, || {
+            let logs = router.logs();
+            let mut lines = logs.lines();
+            let told = lines.any(|line| line.contains("stream ended") && line.contains(says));
+            told.then_some(())
+        });
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! Never: fixes anything. Each failure names the file and the remedy.
 
 mod comments;
+mod kernels;
 mod language;
 mod markers;
 

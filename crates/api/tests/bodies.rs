@@ -436,6 +436,76 @@ fn hostile_templates_stay_within_the_memory_limit() {
     }
 }
 
+/// Bodies whose documents or template variables a template prints: name, template, and body.
+fn printed_bodies() -> Vec<(&'static str, &'static str, String)> {
+    let hello = r#"{"messages":[{"role":"user","content":"hi"}],"#;
+    let documents = hello.to_owned() + r#""documents":["#;
+    let variables = hello.to_owned() + r#""chat_template_kwargs":{"shown":"#;
+    let text = "word ".repeat(2000);
+    let long = format!(r#"{{"title":"t","text":"{text}"}}"#);
+    let of_documents = [
+        ("empty documents", repeated(&documents, "{}", "]}")),
+        ("documents of digits", repeated(&documents, "0", "]}")),
+        (
+            "short documents",
+            repeated(&documents, r#"{"text":"a"}"#, "]}"),
+        ),
+        ("long documents", repeated(&documents, &long, "]}")),
+    ];
+    let of_variables = [
+        ("digits", repeated(&(variables.clone() + "["), "0", "]}}")),
+        (
+            "keys",
+            repeated(&(variables.clone() + "{"), r##""k#":[]"##, "}}}"),
+        ),
+        (
+            "a text",
+            filled(&(variables.clone() + "\""), "ab ", r#""}}"#),
+        ),
+        ("escapes", filled(&(variables + "\""), r"\u0041", r#""}}"#)),
+    ];
+    let templates = [
+        ("{{ documents }}", "{{ shown }}"),
+        ("{{ documents | tojson }}", "{{ shown | tojson }}"),
+        (
+            "{% for document in documents %}{{ document.text }}{% endfor %}",
+            "{% for name in shown %}{{ name }}{% endfor %}",
+        ),
+    ];
+    let mut cases = Vec::new();
+    for (documents, variables) in templates {
+        let documents = of_documents.iter().map(|case| (documents, case));
+        let all = documents.chain(of_variables.iter().map(|case| (variables, case)));
+        cases.extend(all.map(|(template, (name, body))| (*name, template, body.clone())));
+    }
+    cases
+}
+
+#[test]
+fn printed_documents_and_variables_cost_four_times() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let mut dear = Vec::new();
+    for (name, template, body) in printed_bodies() {
+        let app = app_with("qwen3", Some(template));
+        let small = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
+        peak_of(&runtime, &app, CHAT, &small, true);
+        let body = Bytes::from(body);
+        let before = ALLOCATED.load(Ordering::SeqCst);
+        let peak = peak_of(&runtime, &app, CHAT, &body, true);
+        let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+        let factor = peak as f64 / body.len() as f64;
+        println!("{name:24} {factor:.2} bytes a byte, {left} left: {template}");
+        if peak > BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES || left > OVERHEAD_BYTES {
+            dear.push((name, template, factor, left));
+        }
+    }
+    assert!(dear.is_empty(), "{dear:#?}");
+}
+
 /// The counters include the whole process, so the tests take turns.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 

@@ -83,10 +83,11 @@ fn caches() -> impl Iterator<Item = PathBuf> {
 
 fn unpack(cache: &Path) -> anyhow::Result<PathBuf> {
     let folder = cache.join(NAME);
-    if FILES
-        .iter()
-        .all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|there| there == *bytes))
-    {
+    let is_there = |(name, bytes): &(&str, &[u8])| {
+        let read = cleave_files::read(&folder.join(name), bytes.len() as u64);
+        read.is_ok_and(|there| there == *bytes)
+    };
+    if FILES.iter().all(is_there) {
         return Ok(folder);
     }
     fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;

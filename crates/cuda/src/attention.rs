@@ -407,3 +407,42 @@ fn plain_args(
         scale: attention.scale * std::f32::consts::LOG2_E,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::CudaDevice;
+    use cleave_emulator::SanitizerVariant;
+
+    /// A multiprocessor holds three thread blocks of the first kernel, two of the second and one of
+    /// the third.
+    #[test]
+    fn attention_grids_follow_each_kernels_occupancy() {
+        if !cleave_emulator::preload(SanitizerVariant::from_environment()) {
+            return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
+        }
+        let device = CudaDevice::open(0).expect("a stand-in");
+        let images = KernelImages::load(&device).expect("code");
+        let stream = CudaStream::new(&device).expect("a stream");
+        let grids = |kv, head_dim| {
+            let shape = KvPoolShape {
+                blocks_count: 2,
+                layers_count: 1,
+                heads: HeadShape {
+                    query_heads: 4,
+                    kv_heads: 1,
+                    head_dim,
+                },
+                block_tokens: 16,
+                kv,
+            };
+            let attention = CudaAttention::new(&images, &stream, &shape).expect("kernels");
+            attention.grids()
+        };
+        let all = stream.processors_count() as usize;
+        assert!(all > 1);
+        assert_eq!(grids(KvType::Fp8E4m3, 64).decode, 3 * all);
+        assert_eq!(grids(KvType::Bf16, 128).decode, 2 * all);
+        assert_eq!(grids(KvType::Bf16, 256).prefill, all);
+    }
+}

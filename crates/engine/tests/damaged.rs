@@ -397,3 +397,63 @@ fn one_changed_element_changes_the_revision() {
     edit_config(dir.path(), "rope_theta", json!(20_000.0));
     assert_ne!(Checkpoint::open(dir.path()).unwrap().revision(), before);
 }
+
+/// Replaces a file by one without contents of its own, or without an end.
+#[cfg(unix)]
+fn replace_by(kind: &str, path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    if kind == "a sparse file" {
+        // The contents stay, so that the length alone is wrong.
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        return file.set_len(1 << 40).unwrap();
+    }
+    fs::remove_file(path).unwrap();
+    match kind {
+        "a FIFO" => {
+            let mode = Mode::RUSR | Mode::WUSR;
+            mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap();
+        }
+        "a device" => std::os::unix::fs::symlink("/dev/zero", path).unwrap(),
+        "a folder" => fs::create_dir(path).unwrap(),
+        other => panic!("no file is {other}"),
+    }
+}
+
+/// Returns the error of opening a folder, which must not wait for a writer or read without end.
+#[cfg(unix)]
+fn error_at_once(dir: &Path) -> String {
+    let (told, error) = std::sync::mpsc::channel();
+    let dir = dir.to_owned();
+    std::thread::spawn(move || told.send(open_error(&dir)));
+    let waited = error.recv_timeout(std::time::Duration::from_secs(60));
+    waited.expect("a refusal at once")
+}
+
+#[test]
+#[cfg(unix)]
+fn special_and_endless_files_are_refused_at_once() {
+    for (model, files) in [
+        ("llama2", ["config.json", "model.safetensors"]),
+        (
+            "llama3",
+            [
+                "model.safetensors.index.json",
+                "model-00002-of-00003.safetensors",
+            ],
+        ),
+    ] {
+        for file in files {
+            for kind in ["a FIFO", "a device", "a folder", "a sparse file"] {
+                let dir = copy(model);
+                replace_by(kind, &dir.path().join(file));
+                let error = error_at_once(dir.path());
+                let says = match (kind, file.ends_with(".json")) {
+                    ("a sparse file", true) => "1099511627776 bytes; at most",
+                    ("a sparse file", false) => "bytes follow",
+                    _ => kind,
+                };
+                assert!(error.contains(file) && error.contains(says), "{error}");
+            }
+        }
+    }
+}

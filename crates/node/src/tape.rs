@@ -12,6 +12,9 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tracing::error;
 
+/// Permission bits of a new tape, less those of the process's mask.
+const TAPE_MODE: u32 = 0o666;
+
 /// A tape record of a worker's brain, borrowed from the driver.
 pub(crate) type WorkerTapeRecord<'a> = TapeRecord<
     &'a cleave_sched::WorkerLimits,
@@ -38,7 +41,8 @@ impl TapeRecorder {
             return Ok(Self::default());
         };
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let file = folder.and_then(|()| File::create(path));
+        let file = folder.and_then(|()| cleave_files::open_or_create(path, TAPE_MODE));
+        let file = file.and_then(|file| file.set_len(0).map(|()| file));
         let file = file.map_err(|error| NodeError::Tape(path.to_owned(), error))?;
         let open = Some((BufWriter::new(file), path.to_owned()));
         Ok(Self { open })

@@ -94,3 +94,60 @@ fn blocks_that_only_a_step_still_touches_are_not_quarantined() {
         [2, 0, 0, 0, 0, 0],
     );
 }
+
+/// Two streams outgrow a pool of six blocks; the second is copied to host memory from 50 ms to
+/// 54 ms, and back from 94 ms to 98 ms.
+const SWAPPED: &str = "worker b both blocks=6 cache=off swap=8
+    reserve 1 on b from b prompt=8 max=9 expect=1
+    reserve 2 on b from b prompt=8 max=9 expect=1
+    prefill 1 on b to b
+    prefill 2 on b to b
+    run 50";
+
+#[test]
+fn swapped_blocks_are_those_in_host_memory_or_copied() {
+    // While they are copied out, the blocks are still held.
+    audited(&format!("{SWAPPED}\n pool b"), [6, 0, 0, 0, 0, 3]);
+    audited(&format!("{SWAPPED}\n run 5\n pool b"), [4, 0, 0, 0, 0, 3]);
+    // While they are copied back, the new blocks are held too.
+    audited(&format!("{SWAPPED}\n run 45\n pool b"), [3, 0, 0, 0, 0, 3]);
+    audited(&format!("{SWAPPED}\n run 50\n pool b"), [3, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_cancelled_swapped_sequence_holds_no_host_memory() {
+    let cancelled = format!("{SWAPPED}\n run 5\n cancel 2 on b\n pool b");
+    audited(&cancelled, [4, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn blocks_of_a_move_are_not_leased() {
+    let moving = "worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=20
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=20 ahead=8
+        migrate 1 on a to e
+        ";
+    // The sequence decodes here while its blocks are sent; then it pauses for the last one.
+    audited(&format!("{moving} pool a"), [4, 0, 0, 0, 0, 0]);
+    audited(&format!("{moving} step a\n pool a"), [4, 0, 0, 0, 0, 0]);
+    let reserved = format!("{moving} step a\n pool e");
+    audited(&reserved, [6, 6, 0, 0, 0, 0]);
+}
+
+#[test]
+fn blocks_that_are_copied_to_host_memory_are_not_leaked() {
+    let offloading = "worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1
+        prefill 1 on b to b
+        step b
+        step b
+        step b
+        ";
+    // The sequence is over; the copies alone hold its five full blocks.
+    audited(&format!("{offloading} pool b"), [5, 0, 0, 0, 0, 0]);
+    let copied = format!("{offloading} shelves b\n pool b");
+    audited(&copied, [0, 0, 0, 0, 0, 0]);
+}

@@ -145,3 +145,89 @@ fn read_named_templates(folder: &Path) -> Result<Vec<(String, String)>, ModelErr
     templates.sort();
     Ok(templates)
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::sync::mpsc;
+    use std::time::Duration;
+    use tempfile::TempDir;
+
+    /// The text files of a checkpoint of testdata, and named templates.
+    fn copy() -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let testdata = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/qwen3"));
+        for name in [
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "generation_config.json",
+            "chat_template.jinja",
+        ] {
+            fs::copy(testdata.join(name), folder.path().join(name)).unwrap();
+        }
+        let named = folder.path().join("additional_chat_templates");
+        fs::create_dir(&named).unwrap();
+        fs::write(named.join("tool_use.jinja"), "{{ messages }}").unwrap();
+        fs::write(folder.path().join("special_tokens_map.json"), "{}").unwrap();
+        ModelFiles::read(folder.path()).unwrap();
+        folder
+    }
+
+    /// Returns the error of reading a folder, which must not wait for a writer or read without end.
+    fn error_at_once(folder: &Path) -> String {
+        let (told, error) = mpsc::channel();
+        let folder = folder.to_owned();
+        std::thread::spawn(move || told.send(ModelFiles::read(&folder).unwrap_err().to_string()));
+        let waited = error.recv_timeout(Duration::from_secs(60));
+        waited.expect("a refusal at once")
+    }
+
+    #[test]
+    fn special_and_endless_text_files_are_refused_at_once() {
+        for name in [
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "generation_config.json",
+            "chat_template.jinja",
+            "additional_chat_templates/tool_use.jinja",
+        ] {
+            for says in [
+                "a FIFO",
+                "a device",
+                "a folder",
+                "1099511627776 bytes; at most",
+            ] {
+                let folder = copy();
+                let path = folder.path().join(name);
+                fs::remove_file(&path).unwrap();
+                match says {
+                    "a FIFO" => {
+                        let mode = Mode::RUSR | Mode::WUSR;
+                        mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
+                    }
+                    "a device" => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+                    "a folder" => fs::create_dir(&path).unwrap(),
+                    _ => fs::File::create(&path).unwrap().set_len(1 << 40).unwrap(),
+                }
+                let error = error_at_once(folder.path());
+                assert!(error.contains(name) && error.contains(says), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_endless_template_in_json_is_refused_at_once() {
+        let folder = copy();
+        fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", folder.path().join("chat_template.json")).unwrap();
+        let error = error_at_once(folder.path());
+        assert!(
+            error.contains("chat_template.json: it is a device"),
+            "{error}"
+        );
+    }
+}

@@ -9,4 +9,5 @@ mod keys;
 mod operations;
 mod scripted_server;
 mod slo;
+mod threads;
 mod ui;

@@ -26,6 +26,24 @@ pub(super) fn arithmetic_name(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::CudaDevice;
+    use crate::images::SOURCES_HASH;
+    use crate::ops::CudaOps;
+    use crate::options::CudaOptions;
+    use cleave_emulator::SanitizerVariant;
+    use cleave_engine::ops::{Ops, Precision};
+
+    #[test]
+    fn the_arithmetic_of_a_device_names_the_kernel_sources() {
+        if !cleave_emulator::preload(SanitizerVariant::from_environment()) {
+            return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
+        }
+        let device = CudaDevice::open(0).expect("a stand-in");
+        let options = CudaOptions::new(Precision::Bf16);
+        let ops = CudaOps::new(&device, &options).expect("a backend");
+        let name = ops.arithmetic();
+        assert!(name.split('-').any(|part| part == SOURCES_HASH), "{name}");
+    }
 
     /// Workers exchange KV only if their names are equal.
     #[test]

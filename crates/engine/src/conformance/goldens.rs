@@ -84,11 +84,15 @@ fn compare_top(
     Ok(())
 }
 
+/// Limit of `goldens.json`, in bytes.
+const GOLDENS_BYTES_MAX: u64 = 64 << 20;
+
 /// Reads the goldens of `goldens.json`.
 pub(super) fn read(dir: &Path) -> Result<Vec<Golden>, String> {
     let file = dir.join("goldens.json");
     let at = |problem: String| format!("{}: {problem}", file.display());
-    let bytes = std::fs::read(&file).map_err(|error| at(error.to_string()))?;
+    let bytes =
+        cleave_files::read(&file, GOLDENS_BYTES_MAX).map_err(|error| at(error.to_string()))?;
     let json: Value = serde_json::from_slice(&bytes).map_err(|error| at(error.to_string()))?;
     let prompts = json["prompts"].as_array();
     let list: Option<Vec<Golden>> =

@@ -17,6 +17,9 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+/// Limit of a copied file beside the weights, in bytes: the largest tokenizers have forty million.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+
 /// A layout that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantizedLayout {
@@ -80,7 +83,9 @@ pub fn quantize(
     ] {
         let file = from.join(name);
         if file.exists() {
-            fs::copy(&file, out.join(name)).map_err(SynthError::at(&file))?;
+            let text = cleave_files::read(&file, TEXT_BYTES_MAX).map_err(SynthError::at(&file))?;
+            let copy = out.join(name);
+            fs::write(&copy, text).map_err(SynthError::at(&copy))?;
         }
     }
     let read = cleave_files::read(&from.join("config.json"), 16 << 20);

@@ -85,6 +85,83 @@ fn with_causes(text: impl Into<String>, error: &(dyn Error + 'static)) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::body::{Body, Bytes};
+    use bytes::Buf;
+    use futures::{StreamExt, poll};
+    use std::convert::Infallible;
+    use std::pin::pin;
+    use tokio::sync::mpsc;
+    use tokio::time::advance;
+    use tokio_stream::wrappers::UnboundedReceiverStream;
+    use tonic::Status;
+    use tonic::codec::{DecodeBuf, Decoder};
+
+    /// Messages of one byte.
+    struct ByteDecoder;
+
+    impl Decoder for ByteDecoder {
+        type Item = u8;
+        type Error = Status;
+
+        fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<u8>, Status> {
+            Ok(bytes.has_remaining().then(|| bytes.get_u8()))
+        }
+    }
+
+    fn byte_stream() -> (mpsc::UnboundedSender<u8>, Streaming<u8>) {
+        let (sender, bytes) = mpsc::unbounded_channel();
+        let frames = UnboundedReceiverStream::new(bytes)
+            .map(|byte| Ok::<_, Infallible>(Bytes::from(vec![0, 0, 0, 0, 1, byte])));
+        let body = Body::from_stream(frames);
+        (
+            sender,
+            Streaming::new_request(ByteDecoder, body, None, None),
+        )
+    }
+
+    const SILENCE: Duration = Duration::from_secs(1);
+    /// For so long a process stands still in these tests.
+    const STOPPED: Duration = Duration::from_millis(3500);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_peer_is_lost_when_its_silence_ends() {
+        let (sender, mut words) = byte_stream();
+        sender.send(7).unwrap();
+        assert_eq!(next_message(&mut words, SILENCE).await.unwrap(), 7);
+        let began = Instant::now();
+        let error = next_message(&mut words, SILENCE).await.unwrap_err();
+        assert!(matches!(error, StreamError::Silent(SILENCE)), "{error}");
+        assert_eq!(began.elapsed(), SILENCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_stood_still_listens_once_more() {
+        let (sender, mut words) = byte_stream();
+        {
+            let mut next = pin!(next_message(&mut words, SILENCE));
+            assert!(poll!(&mut next).is_pending());
+            advance(STOPPED).await;
+            assert!(poll!(&mut next).is_pending(), "it listens again");
+            sender.send(7).unwrap();
+            assert_eq!(next.await.unwrap(), 7);
+        }
+        // A peer that stays silent is lost after another silence.
+        let mut next = pin!(next_message(&mut words, SILENCE));
+        assert!(poll!(&mut next).is_pending());
+        advance(STOPPED).await;
+        let woke = Instant::now();
+        let error = next.await.unwrap_err();
+        assert!(matches!(error, StreamError::Silent(SILENCE)), "{error}");
+        assert_eq!(woke.elapsed(), SILENCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_stream_is_no_silence() {
+        let (sender, mut words) = byte_stream();
+        drop(sender);
+        let error = next_message(&mut words, SILENCE).await.unwrap_err();
+        assert!(matches!(error, StreamError::Closed), "{error}");
+    }
 
     #[test]
     fn every_cause_of_a_stream_error_is_named_once() {

@@ -538,6 +538,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_flight_cut_by_a_drain_reports_its_tokens() {
+        let OpenFlightsFixture {
+            flights, stream, ..
+        } = open_flight();
+        // The token behind the gap was not given.
+        for index in [0, 1, 2, 4] {
+            flights.emit(attempt(0), emission(index));
+        }
+        flights.end_all(&Ending::Failed(Failure::Draining));
+        let (tokens, ending, usage) = received(stream);
+        assert_eq!(tokens, [100, 101, 102]);
+        assert_eq!(ending, Some(Ending::Failed(Failure::Draining)));
+        assert_eq!(usage.output_tokens, 3);
+    }
+
     // Lesson: 16.
     #[test]
     fn a_missing_last_token_fails_the_flight() {

@@ -809,3 +809,38 @@ async fn a_flight_cut_at_the_drain_deadline_fails() {
     assert_eq!(ending, Ending::Failed(Failure::Draining));
     gates[1].open();
 }
+
+/// The log of a request that a drain cuts off has the tokens that its client was given.
+#[tokio::test]
+async fn a_request_cut_by_a_drain_logs_its_tokens() {
+    let logged = secure::CapturedLog::default();
+    let _guard = tracing::subscriber::set_default(logged.clone());
+    let gates = [StepGate::new(), StepGate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
+    let address = running.address().to_string();
+    // The first token is the prefill worker's.
+    gates[1].shut_after(2);
+    let body = format!(
+        r#"{{"prompt": {:?}, "max_tokens": 30, "ignore_eos": true}}"#,
+        prompt(1, 30)
+    );
+    let at = address.clone();
+    let asked = tokio::spawn(async move { failover::post(&at, "/v1/completions", &body).await });
+    let three_came = async {
+        loop {
+            let page = http(&address, "/metrics").await;
+            if metric(&page, "cleave_inter_token_latency_seconds_count", "") == 2.0 {
+                return;
+            }
+        }
+    };
+    timeout(TEST_WAIT_MAX, three_came).await.unwrap();
+    timeout(TEST_WAIT_MAX, running.drain(Duration::ZERO))
+        .await
+        .unwrap();
+    gates[1].open();
+    let answer = timeout(TEST_WAIT_MAX, asked).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    let over = ["request over", "ending=\"failed\"", "output_tokens=3 "];
+    assert!(logged.has(&over), "{logged:?}");
+}

@@ -358,11 +358,11 @@ async fn cached_tokens_reveal_nothing_of_other_tenants() {
 }
 
 /// The log of this thread, a line for each event.
-#[derive(Clone, Default)]
-struct CapturedLog(Arc<Mutex<Vec<String>>>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CapturedLog(Arc<Mutex<Vec<String>>>);
 
 impl CapturedLog {
-    fn has(&self, words: &[&str]) -> bool {
+    pub(crate) fn has(&self, words: &[&str]) -> bool {
         let lines = self.0.lock().unwrap();
         let fits = |line: &String| words.iter().all(|word| line.contains(word));
         lines.iter().any(fits)
