@@ -3,7 +3,7 @@
 //! Owns: the page. Never: knows a flag; a section identical to that of an earlier command is
 //! referenced, not repeated.
 
-use crate::commands::{help, subcommands};
+use super::commands::{help, subcommands};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

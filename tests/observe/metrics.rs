@@ -1,7 +1,7 @@
 //! `/metrics`: documented, bounded, and in the format that was asked for.
 
-use crate::ObservedFleet;
 use crate::harness::{root, run};
+use crate::observe::ObservedFleet;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 

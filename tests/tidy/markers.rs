@@ -4,7 +4,8 @@
 //! Invariant: I4, I21.` or `// Lesson: 2, 16.` The statements stand on the pages, the tests in the
 //! code.
 
-use crate::{page, relative, root, rust_files};
+use super::{page, relative, rust_files};
+use crate::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 

@@ -4,15 +4,12 @@
 //! Owns: the rules for every Markdown page of the repository, and `docs/cli.md`. Never: judges a
 //! sentence. Invariant: a failure names the page and its fault.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod cli_page;
 mod commands;
 mod pages;
 
+use crate::root;
 use commands::BinaryCommands;
-use harness::root;
 use pages::{MarkdownPage, pages, relative};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

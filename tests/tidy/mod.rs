@@ -7,6 +7,7 @@
 mod language;
 mod markers;
 
+use crate::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,15 +68,6 @@ const ENGINE_BANS: [&str; 8] = [
     "Order",
     "Report",
 ];
-
-fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .ancestors()
-        .nth(2)
-        .expect("crates/cli is two levels down")
-        .to_path_buf()
-}
 
 fn page(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
