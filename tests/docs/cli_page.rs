@@ -30,7 +30,7 @@ struct CommandHelp {
 pub(crate) fn page() -> String {
     let mut page = String::from(
         "# Commands\n\nEvery command of `cleave` with its flags. Made from `--help` by \
-         `UPDATE_CLI=1 cargo test -p cleave-cli --test docs cli`; the test compares the page with the binary.\n\n",
+         `UPDATE_CLI=1 cargo test -p cleave-cli --test rules cli_page`; the test compares the page with the binary.\n\n",
     );
     let top = help(&[]);
     let mut names = Vec::new();

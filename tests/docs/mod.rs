@@ -133,7 +133,7 @@ fn cli_page_matches_the_binary() {
     let kept = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == page,
-        "docs/cli.md is old: UPDATE_CLI=1 cargo test -p cleave-cli --test docs cli"
+        "docs/cli.md is old: UPDATE_CLI=1 cargo test -p cleave-cli --test rules cli_page"
     );
 }
 

@@ -29,7 +29,7 @@ fn metrics_page_matches_the_binary() {
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == page,
-        "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test observe page"
+        "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test system metrics_page"
     );
 }
 

@@ -138,7 +138,7 @@ fn check(name: &str, made: &str) {
         fs::write(root().join(name), made).expect("the page can be written");
     } else {
         panic!(
-            "{name} is not what the markers say: UPDATE_PAGES=1 cargo test -p cleave-cli --test tidy"
+            "{name} is not what the markers say: UPDATE_PAGES=1 cargo test -p cleave-cli --test rules the_page"
         );
     }
 }
