@@ -94,13 +94,14 @@ def text_of(output: str | bytes | None) -> str:
 
 
 def tell(outcome: Outcome) -> None:
-    print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {outcome.test.suite}: {outcome.test.name_in_suite}", file=sys.stderr)
+    test = outcome.test
+    print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {test.suite}: {test.name_in_suite}", file=sys.stderr)
     if outcome.status not in ("ok", "skipped"):
         print(outcome.said[-4000:], file=sys.stderr)
     # Findings of a test that are no failure, such as how many sums of wgmma differ.
     for found in re.finditer(r"(?:wgmma|multiprocessors): .*", outcome.said):
         print(found[0], file=sys.stderr)
-        record.put("finding", test=outcome.test.name_in_suite, text=found[0])
+        record.put("finding", test=test.name_in_suite, text=found[0])
 
 
 def main() -> None:
@@ -131,7 +132,8 @@ def main() -> None:
             outcomes.append(outcome)
     for suite in dict.fromkeys(test.suite for test in listed):
         of = [outcome for outcome in outcomes if outcome.test.suite == suite]
-        wrong = [f"{outcome.test.name_in_suite} ({outcome.status})" for outcome in of if outcome.status not in ("ok", "skipped")]
+        bad = [outcome for outcome in of if outcome.status not in ("ok", "skipped")]
+        wrong = [f"{outcome.test.name_in_suite} ({outcome.status})" for outcome in bad]
         record.put(
             "sanitizer" if args.sanitizer else "tests",
             suite=suite,
