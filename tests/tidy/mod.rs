@@ -292,8 +292,11 @@ fn a_crate_has_one_integration_binary() {
 fn declares(source: &Path, module: &str) -> bool {
     let text = fs::read_to_string(source).unwrap_or_default();
     let declaration = format!("mod {module};");
-    text.lines()
-        .any(|line| line.trim_start_matches("pub(crate) ") == declaration)
+    let visibility = ["pub(crate) ", "pub "];
+    text.lines().any(|line| {
+        let stripped = visibility.iter().find_map(|word| line.strip_prefix(word));
+        stripped.unwrap_or(line) == declaration
+    })
 }
 
 /// Cargo compiles only the listed binaries, so a file without a `mod` line would never run.
