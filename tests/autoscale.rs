@@ -1,12 +1,8 @@
 //! `cleave autoscale --local` under load: a router's wanted size, and the workers started and
 //! stopped for it.
 
-mod harness;
-#[path = "harness/keda.rs"]
-mod keda;
-
-use harness::{CleaveProcess, HttpClient, wait_for};
-use keda::{KedaClient, PoolAnswer};
+use crate::harness::keda::{KedaClient, PoolAnswer};
+use crate::harness::{self, CleaveProcess, HttpClient, wait_for};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;

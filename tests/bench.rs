@@ -1,9 +1,6 @@
 //! `cleave bench run` and `cleave bench goodput` as a user runs them, against a real server.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-mod harness;
-
-use harness::CleaveProcess;
+use crate::harness::{self, CleaveProcess};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,7 @@
 //! `--device cuda` in real processes on the CUDA emulator: the kernels' own source runs on the
 //! processor, and all other code is the same as on a GPU.
 
-mod harness;
-
+use crate::harness;
 use cleave_emulator::SanitizerVariant;
 use serde_json::{Value, json};
 use std::path::Path;

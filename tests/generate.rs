@@ -1,7 +1,6 @@
 //! `cleave generate --json` compared with transformers on the same checkpoints.
 
-mod harness;
-
+use crate::harness;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -1,5 +1,4 @@
 //! `cleave kv bench` as a user runs it.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::Value;
 use std::process::Command;

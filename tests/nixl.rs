@@ -4,9 +4,7 @@
 
 #![allow(clippy::print_stdout)]
 
-mod harness;
-
-use harness::{CleaveProcess, HttpClient, wait_for};
+use crate::harness::{self, CleaveProcess, HttpClient, wait_for};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

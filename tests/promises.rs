@@ -1,8 +1,6 @@
 //! SLO policies in real processes: the policy's file, refusals, and clients that retry.
 
-mod harness;
-
-use harness::{CleaveProcess, HttpClient, cleave, root, wait_for};
+use crate::harness::{self, CleaveProcess, HttpClient, cleave, root, wait_for};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -253,22 +251,5 @@ fn an_unreachable_slo_is_refused_and_retried_by_openai() {
     assert_eq!(status, 200, "{answer}");
 
     let url = format!("http://{}", process.address());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
-    let script = root().join("tests/openai/run.sh");
-    let output = std::process::Command::new(script)
-        .args([folder.as_os_str(), url.as_ref(), "retry.py".as_ref()])
-        .output()
-        .expect("the script starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    if output.status.code() == Some(77) {
-        // Writes to stderr directly, past the capture of a passing test's output, so that a skipped
-        // test is seen.
-        let _ = writeln!(
-            std::io::stderr(),
-            "SKIPPED: the OpenAI client can't be installed here: {text}"
-        );
-        return;
-    }
-    assert!(output.status.success(), "{text}");
+    harness::openai::run_client("retry.py", &url);
 }

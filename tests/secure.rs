@@ -1,11 +1,7 @@
 //! API keys, certificates and shutdown, in real processes.
 
-#[path = "harness/authority.rs"]
-mod authority;
-mod harness;
-
-use authority::TestAuthority;
-use harness::{CleaveProcess, HttpClient, cleave, run, wait_for};
+use crate::harness::authority::TestAuthority;
+use crate::harness::{CleaveProcess, HttpClient, cleave, run, wait_for};
 use serde_json::json;
 use std::io::Write;
 use std::process::Stdio;

@@ -1,8 +1,6 @@
 //! The whole system: real processes on loopback, one and five of them.
 
-mod harness;
-
-use harness::{CleaveProcess, HttpClient, run, wait_for};
+use crate::harness::{self, CleaveProcess, HttpClient, run, wait_for};
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -680,25 +678,7 @@ fn too_long_or_malformed_requests_are_answered() {
 fn the_openai_client_works() {
     let (mut process, _client) = serve(&[]);
     let url = format!("http://{}", process.address());
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
-    let script = harness::root().join("tests/openai/run.sh");
-    let output = std::process::Command::new(script)
-        .arg(folder)
-        .arg(url)
-        .output()
-        .expect("the script starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    if output.status.code() == Some(77) {
-        // Writes to stderr directly, past the capture of a passing test's output, so that a skipped
-        // test is seen.
-        let _ = writeln!(
-            std::io::stderr(),
-            "SKIPPED: the OpenAI client can't be installed here: {text}"
-        );
-        return;
-    }
-    assert!(output.status.success(), "{text}");
+    harness::openai::run_client("client.py", &url);
 }
 
 #[test]

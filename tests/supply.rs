@@ -4,6 +4,7 @@
 //! Never: keeps a list of its own. cargo-deny reads the same file where it is installed; this test
 //! needs only cargo and the manifests of all crates (`cargo fetch --locked`).
 
+use crate::root;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -57,10 +58,6 @@ struct ExternalCrate {
     version: String,
     license: Option<String>,
     source: String,
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn rules() -> DenyRules {

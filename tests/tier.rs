@@ -1,8 +1,6 @@
 //! KV tiers with a real engine: answers do not change.
 
-mod harness;
-
-use harness::{CleaveProcess, HttpClient, wait_for};
+use crate::harness::{CleaveProcess, HttpClient, wait_for};
 use serde_json::{Value, json};
 use std::path::Path;
 

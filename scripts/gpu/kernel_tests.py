@@ -33,6 +33,10 @@ class Test:
     program: Path
     name: str
 
+    @property
+    def name_in_suite(self) -> str:
+        return self.name.removeprefix(f"{self.suite}::")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -50,10 +54,16 @@ def tests(bundle: Path, wanted: list[str]) -> list[Test]:
         program = bundle / suite
         listing = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, check=True)
         names = [line.removesuffix(": test") for line in listing.stdout.splitlines() if line.endswith(": test")]
-        found += [Test(program.name, program, name) for name in names if not wanted or any(w in name for w in wanted)]
+        found += [test_of(program, name) for name in names if not wanted or any(w in name for w in wanted)]
     # Tests run in the order of the names that were given.
     found.sort(key=lambda test: next((at for at, w in enumerate(wanted) if w in test.name), len(wanted)))
     return found
+
+
+def test_of(program: Path, name: str) -> Test:
+    """A module of the program `all` is a suite."""
+    module, _, _ = name.partition("::")
+    return Test(module if program.name == "all" else program.name, program, name)
 
 
 def run(test: Test, args: argparse.Namespace) -> Outcome:
@@ -84,13 +94,14 @@ def text_of(output: str | bytes | None) -> str:
 
 
 def tell(outcome: Outcome) -> None:
-    print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {outcome.test.suite}: {outcome.test.name}", file=sys.stderr)
+    test = outcome.test
+    print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {test.suite}: {test.name_in_suite}", file=sys.stderr)
     if outcome.status not in ("ok", "skipped"):
         print(outcome.said[-4000:], file=sys.stderr)
     # Findings of a test are recorded without a failure, such as the number of wgmma sums that differ.
     for found in re.finditer(r"(?:wgmma|multiprocessors): .*", outcome.said):
         print(found[0], file=sys.stderr)
-        record.put("finding", test=outcome.test.name, text=found[0])
+        record.put("finding", test=test.name_in_suite, text=found[0])
 
 
 def main() -> None:
@@ -121,7 +132,8 @@ def main() -> None:
             outcomes.append(outcome)
     for suite in dict.fromkeys(test.suite for test in listed):
         of = [outcome for outcome in outcomes if outcome.test.suite == suite]
-        wrong = [f"{outcome.test.name} ({outcome.status})" for outcome in of if outcome.status not in ("ok", "skipped")]
+        bad = [outcome for outcome in of if outcome.status not in ("ok", "skipped")]
+        wrong = [f"{outcome.test.name_in_suite} ({outcome.status})" for outcome in bad]
         record.put(
             "sanitizer" if args.sanitizer else "tests",
             suite=suite,

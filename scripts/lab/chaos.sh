@@ -10,4 +10,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 export CLEAVE_CHAOS_FAULTS=${1:-120} CLEAVE_CHAOS_SEED=${2:-$(date +%s)}
 export CLEAVE_CHAOS_CLIENTS=${CLEAVE_CHAOS_CLIENTS:-16} RUST_LOG=${RUST_LOG:-info}
-cargo test --quiet --release -p cleave-cli --test chaos -- --nocapture
+cargo test --quiet --release -p cleave-cli --test system chaos:: -- --nocapture

@@ -4,11 +4,11 @@
 //! a time where it can wait for an event; where no event may come, it waits for an event or a
 //! limit.
 
-use crate::fleet::ChaosFleet;
+use crate::chaos::fleet::ChaosFleet;
+use crate::chaos::load::LoadLedger;
+use crate::chaos::proxy::{FLIPPED_BYTES_MIN, FaultProxy, LinkCondition};
+use crate::chaos::rng::FaultRng;
 use crate::harness::wait_for;
-use crate::load::LoadLedger;
-use crate::proxy::{FLIPPED_BYTES_MIN, FaultProxy, LinkCondition};
-use crate::rng::FaultRng;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 //!
 //! Owns: the processes. Never: decides their faults.
 
+use crate::chaos::proxy::FaultProxy;
 use crate::harness::{CleaveProcess, HttpClient, wait_for};
-use crate::proxy::FaultProxy;
 use tokio::runtime::Handle;
 
 /// A worker with the same name, proxies and flags in all its lives.

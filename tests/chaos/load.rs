@@ -3,8 +3,8 @@
 //! Owns: the questions, their answers in an undisturbed run, and the comparison. Never: injects a
 //! fault.
 
+use crate::chaos::rng::FaultRng;
 use crate::harness::LIMIT;
-use crate::rng::FaultRng;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::sync::Mutex;

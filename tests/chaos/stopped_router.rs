@@ -2,12 +2,12 @@
 //!
 //! Owns: the one fault of the router itself that no worker and no client may notice but by a pause.
 
-use crate::StopLoadOnDrop;
-use crate::expected_answers;
-use crate::faults::wait_for_events_or_time;
-use crate::fleet::{ChaosFleet, SilenceLimits};
-use crate::load::{self, LoadLedger};
-use crate::rng::FaultRng;
+use crate::chaos::StopLoadOnDrop;
+use crate::chaos::expected_answers;
+use crate::chaos::faults::wait_for_events_or_time;
+use crate::chaos::fleet::{ChaosFleet, SilenceLimits};
+use crate::chaos::load::{self, LoadLedger};
+use crate::chaos::rng::FaultRng;
 use std::time::Duration;
 
 /// The router counts a worker as lost after less than it stands still; the workers wait longer.

@@ -3,7 +3,7 @@
 //! Owns: the page. Never: knows a flag; a section identical to that of an earlier command is
 //! referenced, not repeated.
 
-use crate::commands::{help, subcommands};
+use super::commands::{help, subcommands};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -30,7 +30,7 @@ struct CommandHelp {
 pub(crate) fn page() -> String {
     let mut page = String::from(
         "# Commands\n\nEvery command of `cleave` with its flags. Made from `--help` by \
-         `UPDATE_CLI=1 cargo test -p cleave-cli --test docs cli`; the test compares the page with the binary.\n\n",
+         `UPDATE_CLI=1 cargo test -p cleave-cli --test rules cli_page`; the test compares the page with the binary.\n\n",
     );
     let top = help(&[]);
     let mut names = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! Owns: as much of Markdown as the pages use. Never: reads another page than its own.
 
-use crate::harness::root;
+use crate::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};

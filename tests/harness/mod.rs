@@ -2,8 +2,13 @@
 //!
 //! Owns: starting, waiting for and ending processes, and a small HTTP client.
 //! Never: waits for a time; it waits for a line, an answer or an exit, each with a limit.
-#![allow(dead_code)] // each test binary uses its part
 
+pub(crate) mod authority;
+mod fleet_permit;
+pub(crate) mod keda;
+pub(crate) mod openai;
+
+use fleet_permit::FleetPermit;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -89,6 +94,7 @@ pub(crate) struct CleaveProcess {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
     logs: Arc<Mutex<String>>,
+    _permit: Arc<FleetPermit>,
 }
 
 impl CleaveProcess {
@@ -99,6 +105,7 @@ impl CleaveProcess {
 
     /// Starts a command that [`cleave`] prepared.
     pub(crate) fn spawn(mut command: Command) -> Self {
+        let permit = FleetPermit::of_this_thread();
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -122,7 +129,12 @@ impl CleaveProcess {
                 logs.push('\n');
             }
         });
-        Self { child, lines, logs }
+        Self {
+            child,
+            lines,
+            logs,
+            _permit: permit,
+        }
     }
 
     /// The address in its line `listening on http://`.

@@ -1,8 +1,8 @@
 //! Logs: lines have ids, and never contain a client's text.
 
-use crate::ObservedFleet;
-use crate::collector::OtlpCollector;
 use crate::harness::{CleaveProcess, wait_for};
+use crate::observe::ObservedFleet;
+use crate::observe::collector::OtlpCollector;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;

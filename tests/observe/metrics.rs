@@ -1,7 +1,7 @@
 //! `/metrics`: documented, bounded, and in the format that was asked for.
 
-use crate::ObservedFleet;
 use crate::harness::{root, run};
+use crate::observe::ObservedFleet;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ fn metrics_page_matches_the_binary() {
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == page,
-        "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test observe page"
+        "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test system metrics_page"
     );
 }
 

@@ -1,8 +1,8 @@
 //! Traces: one for each request, across all its processes.
 
-use crate::ObservedFleet;
-use crate::collector::{OtlpCollector, ReceivedSpan};
 use crate::harness::wait_for;
+use crate::observe::ObservedFleet;
+use crate::observe::collector::{OtlpCollector, ReceivedSpan};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
 //! The language of the code: names, comments and tests that a newcomer can read.
 
-use crate::{relative, root, rust_files};
+use super::{relative, rust_files};
+use crate::root;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,8 @@
 //! Invariant: I4, I21.` or `// Lesson: 2, 16.` The statements stand on the pages, the tests in the
 //! code.
 
-use crate::{page, relative, root, rust_files};
+use super::{page, relative, rust_files};
+use crate::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
@@ -163,7 +164,7 @@ fn check(name: &str, made: &str) {
         fs::write(root().join(name), made).expect("the page can be written");
     } else {
         panic!(
-            "{name} is not what the markers say: UPDATE_PAGES=1 cargo test -p cleave-cli --test tidy"
+            "{name} is not what the markers say: UPDATE_PAGES=1 cargo test -p cleave-cli --test rules the_page"
         );
     }
 }

@@ -1,6 +1,5 @@
 //! Accuracy of quantised weights and keys: the bundled, trained checkpoint in every layout,
 //! compared with itself in bf16, on a text that it generated.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Quantize};
 use cleave_domain::{

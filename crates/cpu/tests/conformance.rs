@@ -1,6 +1,5 @@
 //! The whole forward pass on every instruction set that this processor has, compared with the
 //! reference's goldens, and with itself on every path.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
 use cleave_engine::checkpoint::Checkpoint;

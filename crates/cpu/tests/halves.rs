@@ -1,6 +1,5 @@
 //! Products with weights of f16, compared with sums in f64 on every instruction set that this
 //! processor has, and with themselves: rows alone and together, other thread counts, other sets.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa};
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};

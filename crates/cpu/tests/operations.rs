@@ -1,6 +1,5 @@
 //! Each operation compared with its formula in f64 on every instruction set that this processor
 //! has, and with itself: rows alone and together, other thread counts, other divisions.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
 use cleave_domain::BlockIndex;

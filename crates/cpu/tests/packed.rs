@@ -1,6 +1,5 @@
 //! Whole checkpoints loaded with a cache folder: packed weights are written once, reused, and
 //! replaced when the checkpoint changes.
-#![allow(clippy::unwrap_used)] // Tests.
 
 use cleave_cpu::{CpuOptions, CpuWeightLoader, Quantize};
 use cleave_engine::ops::Precision;

@@ -1,7 +1,6 @@
 //! Products with weights of eight and four bits, compared with sums in f64 of the rounded numbers
 //! on every instruction set that this processor has, and with themselves: rows alone and together,
 //! other thread counts, other sets.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
 use cleave_engine::checkpoint::{

@@ -1,9 +1,7 @@
 //! Tests of KV blocks that are copied beside the engine: their contents afterwards, and their order
 //! after steps.
-#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
-mod harness;
-
+use crate::harness;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions};
 use cleave_domain::BlockIndex;
 use cleave_engine::ops::{HeadShape, KvPoolShape, KvType, Ops, Precision};
@@ -244,7 +242,7 @@ fn blocks_are_copied_between_pools_of_one_process() {
 /// Without direct access their copies would go through the host.
 #[test]
 fn peer_access_is_enabled_between_gpus_of_a_process() {
-    let name = "peer_access_is_enabled_between_gpus_of_a_process";
+    let name = "blocks::peer_access_is_enabled_between_gpus_of_a_process";
     if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_DEVICES", "2")]) {
         return;
     }
@@ -269,7 +267,7 @@ fn peer_access_is_enabled_between_gpus_of_a_process() {
 #[test]
 fn a_child_process_writes_into_its_parents_pool() {
     const HANDLE: &str = "CLEAVE_TEST_POOL_HANDLE";
-    let name = "a_child_process_writes_into_its_parents_pool";
+    let name = "blocks::a_child_process_writes_into_its_parents_pool";
     if let Ok(handle) = std::env::var(HANDLE) {
         let hex = |at: usize| u8::from_str_radix(&handle[at..at + 2], 16).unwrap();
         let handle: Vec<u8> = (0..handle.len()).step_by(2).map(hex).collect();

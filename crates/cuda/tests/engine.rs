@@ -1,9 +1,7 @@
 //! Tests of the whole engine on a GPU: reference goldens, path independence, and tokens drawn on
 //! the device against those that the host draws from the same logits.
-#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
-mod harness;
-
+use crate::harness;
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader};
 use cleave_cuda::{CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{

@@ -1,10 +1,8 @@
 //! Tests of each operation against the CPU backend's, on the same numbers: odd sizes, one row,
 //! partial blocks, windows, groups of every kind; in f32, and in bf16 from numbers that bf16 can
 //! hold.
-#![allow(clippy::unwrap_used)] // Tests and their helpers.
 
-mod harness;
-
+use crate::harness;
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader};
 use cleave_cuda::{
     CudaOps, CudaOptions, CudaRows, CudaWeightLoader, MultiprocessorShare, SharePart,
@@ -775,7 +773,7 @@ fn attention_matches_the_cpu() {
 /// On compute capabilities 8.6, 8.9 and 12.0 tiles of the usual size do not fit a thread block.
 #[test]
 fn heads_of_256_run_with_99_kib_of_shared_memory() {
-    let name = "heads_of_256_run_with_99_kib_of_shared_memory";
+    let name = "operations::heads_of_256_run_with_99_kib_of_shared_memory";
     if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_CAPABILITY", "8.6")]) {
         return;
     }
@@ -805,7 +803,7 @@ fn heads_of_256_run_with_99_kib_of_shared_memory() {
 #[test]
 fn recorded_decode_steps_fill_the_device() {
     // The test counts launches, so it runs in a process of its own.
-    let name = "recorded_decode_steps_fill_the_device";
+    let name = "operations::recorded_decode_steps_fill_the_device";
     if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
         return;
     }
@@ -894,7 +892,7 @@ fn recorded_decode_steps_fill_the_device() {
 #[test]
 fn a_grid_uses_only_the_multiprocessors_of_its_share() {
     // The test counts launches, so it runs in a process of its own.
-    let name = "a_grid_uses_only_the_multiprocessors_of_its_share";
+    let name = "operations::a_grid_uses_only_the_multiprocessors_of_its_share";
     if !harness::has_stand_in_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
         return;
     }

@@ -1,9 +1,6 @@
 //! Stream captures and graphs: their effects, and the calls that are forbidden during a capture.
-#![allow(unsafe_code)]
 
-mod device;
-
-use device::{
+use crate::device::{
     AddArgs, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED,
     DriverHandle, EmulatedDevice, UPDATE_FAILURE, blocks,
 };

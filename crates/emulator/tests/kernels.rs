@@ -1,11 +1,8 @@
 //! Results of kernels on the emulator, compared with the expected ones.
-#![allow(unsafe_code)]
-
-mod device;
 
 use cleave_emulator::{SanitizerVariant, driver_library_of, sanitized_command};
 
-use device::{EmulatedDevice, KernelArguments, KernelLaunch, blocks};
+use crate::device::{self, EmulatedDevice, KernelArguments, KernelLaunch, blocks};
 use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -331,8 +328,8 @@ fn sanitizers_report_nothing_in_correct_kernels() {
         let mut command = sanitized_command(variant, program.as_os_str()).expect("a compiler");
         command.args([
             "--exact",
-            "tile_products_match_plain_loops",
-            "warp_primitives_exchange_the_right_values",
+            "kernels::tile_products_match_plain_loops",
+            "kernels::warp_primitives_exchange_the_right_values",
         ]);
         let said = command.output().expect("it starts");
         let text = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);

@@ -1,9 +1,6 @@
 //! Limits of memory and launches, and planned faults.
-#![allow(unsafe_code)]
 
-mod device;
-
-use device::{
+use crate::device::{
     AddArgs, EmulatedDevice, ILLEGAL_ADDRESS, INVALID_VALUE, KernelLaunch, LAUNCH_FAILED,
     LAUNCH_OUT_OF_RESOURCES, NO_BINARY_FOR_GPU, NOT_FOUND, NOT_READY, OUT_OF_MEMORY, blocks,
 };

@@ -1,13 +1,11 @@
 //! Planted mistakes are found: as a failed launch with a message that names the cause, as NaNs, or
 //! by a sanitizer.
-#![allow(unsafe_code)]
 
-mod device;
-
-use cleave_emulator::{SANITIZER_EXIT, SanitizerVariant, driver_library_of, sanitized_command};
-use device::{
-    EmulatedDevice, ILLEGAL_ADDRESS, KernelLaunch, LAUNCH_FAILED, MISALIGNED_ADDRESS, MistakeArgs,
+use crate::device::{
+    self, EmulatedDevice, ILLEGAL_ADDRESS, KernelLaunch, LAUNCH_FAILED, MISALIGNED_ADDRESS,
+    MistakeArgs,
 };
+use cleave_emulator::{SANITIZER_EXIT, SanitizerVariant, driver_library_of, sanitized_command};
 use std::env;
 
 fn shape(threads: u32, shared_bytes: u32) -> KernelLaunch {
@@ -287,7 +285,11 @@ fn run_sanitized(variant: SanitizerVariant, kernel: &str, choice: u64) -> Option
     driver_library_of(&device::kernels(), variant)?;
     let program = env::current_exe().expect("this program");
     let mut command = sanitized_command(variant, program.as_os_str())?;
-    command.args(["--exact", "child_process_runs_one_kernel", "--nocapture"]);
+    command.args([
+        "--exact",
+        "mistakes::child_process_runs_one_kernel",
+        "--nocapture",
+    ]);
     command.env(KERNEL, format!("{kernel} {choice}"));
     let said = command.output().expect("it starts");
     let text =

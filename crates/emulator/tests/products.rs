@@ -1,10 +1,7 @@
 //! The stand-in cublasLt: products compared with plain loops, refused operands, and stream order.
-#![allow(unsafe_code, non_snake_case)]
 
-mod device;
-
+use crate::device::{self, DriverHandle, EmulatedDevice};
 use cleave_emulator::{StandInLibrary, cublas_lt};
-use device::{DriverHandle, EmulatedDevice};
 use half::{bf16, f16};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

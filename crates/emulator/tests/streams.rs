@@ -1,10 +1,7 @@
 //! Order among streams: guarantees of the API hold under every seed, and missing synchronisation
 //! fails under some.
-#![allow(unsafe_code)]
 
-mod device;
-
-use device::{AddArgs, EmulatedDevice, INVALID_VALUE, NOT_READY, blocks};
+use crate::device::{self, AddArgs, EmulatedDevice, INVALID_VALUE, NOT_READY, blocks};
 use std::ptr;
 
 const COUNT: usize = 300;

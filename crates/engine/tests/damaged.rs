@@ -1,10 +1,7 @@
 //! Damaged and unsupported checkpoints give one clear error that names the file and the place.
-#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
-mod folder;
-
+use crate::folder::{assert_error_contains, copy, edit, edit_header, open_error};
 use cleave_engine::checkpoint::{Architecture, Checkpoint, CheckpointError, RopeScaling};
-use folder::{assert_error_contains, copy, edit, edit_header, open_error};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;

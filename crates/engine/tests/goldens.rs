@@ -1,7 +1,6 @@
 //! The forward pass compared with the reference's goldens, and with itself on every path.
 
-mod reference;
-
+use crate::reference;
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{drafts, goldens, path_independence};
 use cleave_engine::{Engine, EngineLimits, Weights};

@@ -1,15 +1,12 @@
 //! Overlapping steps: their tokens, refused plans, and the effects of a failed step.
-#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
-mod reference;
-
+use crate::reference::{self, PlainDeviceProbe};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
     StepPlan, StepResult,
 };
 use cleave_engine::conformance;
 use cleave_engine::{Engine, EngineError, EngineLimits, Overlap};
-use reference::PlainDeviceProbe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,6 @@
 //! Plans that contradict the engine or themselves are refused, and change nothing.
-#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
-mod reference;
-
+use crate::reference;
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };

@@ -1,11 +1,8 @@
 //! Quantised checkpoints: every layout compared with the tool that wrote it, and unsupported ones.
-#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
-mod folder;
-mod reference;
-
+use crate::folder::{assert_error_contains, copy, edit, edit_header, testdata};
+use crate::reference;
 use cleave_engine::checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
-use folder::{assert_error_contains, copy, edit, edit_header, testdata};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -1,8 +1,6 @@
 //! Synthetic checkpoints load, generate text, and have the same bytes for the same seed.
-#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
-mod reference;
-
+use crate::reference;
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan,
 };

@@ -2,9 +2,7 @@
 //! time, others are refused at once and with a true reason, tenants get their shares, and batch
 //! work harms no target.
 
-#[path = "priced/world.rs"]
-mod world;
-
+use crate::priced_world::{PricedRng, PricedWorld, millis, request};
 use cleave_domain::{
     OnSloMiss, Refusal, Request, RequestSlo, Role, SloClass, SloPolicy, SloVerdict, Tenant,
     TenantQuota, Time,
@@ -12,7 +10,6 @@ use cleave_domain::{
 use cleave_router::{LegPlacement, PlacementReason, RouterLimits, RoutingMode};
 use std::sync::Arc;
 use std::time::Duration;
-use world::{PricedRng, PricedWorld, millis, request};
 
 fn class(name: &str, ttft: Option<u64>, tpot: Option<u64>) -> SloClass {
     SloClass {

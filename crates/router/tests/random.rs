@@ -4,9 +4,7 @@
 //! exactly once. Where workers report absurd numbers too, it must neither overflow nor emit without
 //! end.
 
-mod absurd_reports;
-
-use absurd_reports::AbsurdReports;
+use crate::absurd_reports::AbsurdReports;
 use cleave_domain::{
     BlockHash, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason, FlightId,
     HandoffId, Incarnation, Order, PrefillTiming, Prices, Refusal, Report, Request, RequestSlo,

@@ -1,19 +1,7 @@
 //! Two steps in flight, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
-mod stage;
-
-use stage::script::play;
-
-/// Makes one test for each script: the golden has the test's name.
-macro_rules! scenarios {
-    ($($name:ident: $script:literal)*) => {
-        $(#[test]
-        fn $name() {
-            insta::assert_snapshot!(stringify!($name), play($script));
-        })*
-    };
-}
+use crate::stage::script::play;
 
 /// The clients' tokens, as `flight token`.
 fn emitted(said: &str) -> Vec<&str> {

@@ -1,8 +1,6 @@
 //! The sums of blocks that a worker reports: which sequences hold how many, and for what.
 
-mod stage;
-
-use stage::script::play;
+use crate::stage::script::play;
 
 /// One sum of the last audit in a script's output.
 fn sum(said: &str, name: &str) -> u32 {

@@ -1,27 +1,15 @@
 //! Moves, swaps and changes of role; steps that hang, and writers that cannot be stopped. Played
 //! step by step, as in `scenarios`.
 
-mod stage;
-
+use crate::stage::script::{handoff, plain, play, prompt};
+use crate::stage::{ROUTER, StageWorld, limits};
 use cleave_domain::{
     BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order,
     PrefillOrder, ReserveOrder, Role, RouterId, WorkerId, WorkerRef,
 };
 use cleave_sched::WorkerInput;
-use stage::script::{handoff, plain, play, prompt};
-use stage::{ROUTER, StageWorld, limits};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Makes one test for each script: the golden has the test's name.
-macro_rules! scenarios {
-    ($($name:ident: $script:literal)*) => {
-        $(#[test]
-        fn $name() {
-            insta::assert_snapshot!(stringify!($name), play($script));
-        })*
-    };
-}
 
 /// Only the router that owns the flight may begin a move, or cancel one.
 #[test]

@@ -2,19 +2,7 @@
 //! output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
-mod stage;
-
-use stage::script::play;
-
-/// Makes one test for each script: the golden has the test's name.
-macro_rules! scenarios {
-    ($($name:ident: $script:literal)*) => {
-        $(#[test]
-        fn $name() {
-            insta::assert_snapshot!(stringify!($name), play($script));
-        })*
-    };
-}
+use crate::stage::script::play;
 
 #[test]
 fn a_joining_router_receives_a_large_cache_in_parts() {

@@ -1,28 +1,16 @@
 //! Steps that verify drafts, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
-mod stage;
-
+use crate::stage::engine::CheckedEngine;
+use crate::stage::script::{guessing, handoff, plain, play, prompt};
+use crate::stage::{ROUTER, limits};
 use cleave_domain::{
     HandoffTarget, Order, PrefillOrder, Report, ReserveOrder, Role, SampledToken, StepPlan, Time,
     TokenId,
 };
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerOutput};
-use stage::engine::CheckedEngine;
-use stage::script::{guessing, handoff, plain, play, prompt};
-use stage::{ROUTER, limits};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Makes one test for each script: the golden has the test's name.
-macro_rules! scenarios {
-    ($($name:ident: $script:literal)*) => {
-        $(#[test]
-        fn $name() {
-            insta::assert_snapshot!(stringify!($name), play($script));
-        })*
-    };
-}
 
 /// The clients' tokens, as `(flight, index, token)`, of any attempt.
 fn emitted(said: &str) -> Vec<(u32, u32, TokenId)> {

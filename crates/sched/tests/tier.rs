@@ -1,19 +1,7 @@
 //! The tiers below the pool, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
-mod stage;
-
-use stage::script::play;
-
-/// Makes one test for each script: the golden has the test's name.
-macro_rules! scenarios {
-    ($($name:ident: $script:literal)*) => {
-        $(#[test]
-        fn $name() {
-            insta::assert_snapshot!(stringify!($name), play($script));
-        })*
-    };
-}
+use crate::stage::script::play;
 
 /// The least important of three streams lost its blocks, and has just begun to fetch them: the pool
 /// has no block left.

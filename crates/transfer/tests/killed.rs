@@ -1,10 +1,7 @@
 //! Tests that kill or stop the receiving process, which no test within one process can show.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-mod pair;
-
+use crate::pair::*;
 use cleave_transfer::{DataAddresses, PeerRoute, Transport};
-use pair::*;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -27,7 +24,7 @@ async fn receiver_process() {
 
 fn receiver() -> (Child, DataAddresses) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "receiver_process", "--nocapture"])
+        .args(["--exact", "killed::receiver_process", "--nocapture"])
         .env(CHILD, "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

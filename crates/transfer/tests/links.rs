@@ -1,12 +1,9 @@
 //! The properties of a link over every transport: one suite, run over each.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-mod pair;
-
+use crate::pair::*;
 use cleave_domain::{AbandonCause, Failure, Generation};
 use cleave_kv::{Packet, PayloadCondition};
 use cleave_transfer::{LinkDown, LinkEvent, LocalNet, PeerRoute, Transport, checksum};
-use pair::*;
 use std::collections::BTreeSet;
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! Tests of links over NIXL, run where `CLEAVE_TEST_NIXL` names the library. UCX reads its
 //! transports from its environment, so each test runs in processes of its own: over TCP and over
 //! shared memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[allow(dead_code, reason = "a part of it is used here")]
 mod pair;
 
 use cleave_domain::WorkerRef;

@@ -1,14 +1,9 @@
 //! Links over TCP between workers with certificates, and write grants.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "../../../tests/harness/authority.rs"]
-mod authority;
-mod pair;
-
-use authority::TestAuthority;
+use crate::authority::TestAuthority;
+use crate::pair::*;
 use cleave_tls::{PEER_NAME, PeerTls};
 use cleave_transfer::{GrantIssuer, LinkEvent, LinksConfig, LocalNet, Transport, checksum};
-use pair::*;
 
 fn peer(authority: &TestAuthority) -> PeerTls {
     let folder = tempfile::tempdir().unwrap();

@@ -1,16 +1,13 @@
 //! Tests of links whose senders write into the receiver's pool. The pools are memory of this
 //! process; the tests show who gets access, which bytes travel, and when access ends.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-mod pair;
-
+use crate::pair::*;
 use cleave_domain::{BlockIndex, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use cleave_transfer::{
     DataAddresses, DirectCopy, LinkEvent, LinksConfig, LocalNet, PeerPool, PeerRoute, PoolAccess,
     PoolSharing, SendPermit, Transport, checksum,
 };
-use pair::*;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -319,7 +316,7 @@ async fn sender_process() {
 
 fn sender(to: &LinkedWorker) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sender_process", "--nocapture"])
+        .args(["--exact", "pools::sender_process", "--nocapture"])
         .env(CHILD, to.addresses().to_string())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -1,14 +1,11 @@
 //! Tests of links with several TCP connections and faults between the ends, and of the choice of a
 //! transport.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-mod pair;
-
+use crate::pair::*;
 use cleave_kv::{Packet, PayloadCondition};
 use cleave_transfer::{
     DataAddresses, HostAddress, LinkEvent, LinksConfig, LocalNet, PeerRoute, Transport,
 };
-use pair::*;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! Streams outlive their workers: killed, drained, re-purposed, stuck, silent.
 
-use crate::hash_chain::{StepGate, expected};
-use crate::proxy::{FaultProxy, LinkCondition};
-use crate::{
+use crate::fleet::hash_chain::{StepGate, expected};
+use crate::fleet::{
     DONE, TEST_WAIT_MAX, check, collect, files, health_of, http, metric, prompt, request, router,
     router_with, until, worker, worker_node,
 };
+use crate::proxy::{FaultProxy, LinkCondition};
 use cleave_api::{FlightEvent, FlightStream, WorkerCommand, WorkerState};
 use cleave_domain::{Ending, Failure, Role, TokenId};
 use cleave_node::{RouterOptions, RunningRouter, RunningWorker};
@@ -242,7 +242,7 @@ async fn a_worker_with_a_new_role_migrates_its_streams() {
     } = stage;
     prefill.drain(TEST_WAIT_MAX).await;
     until(|| frontend.workers().len() == 2).await;
-    check(&frontend, &crate::prompt(5, 21), 9).await;
+    check(&frontend, &crate::fleet::prompt(5, 21), 9).await;
     // And back, at its own port.
     let page = decoders[at].worker.metrics_address().unwrap().to_string();
     let answer = post(&page, "/admin/role", r#"{"role": "both"}"#).await;
@@ -353,7 +353,7 @@ async fn streams_of_a_silent_worker_resume_and_it_rejoins() {
     until(|| stage.state(&name) == Some(WorkerState::Ready)).await;
     assert_eq!(stage.counted("cleave_streams_resumed_total", ""), 1.0);
     for salt in 10..14 {
-        check(&stage.router.frontend(), &crate::prompt(salt, 21), 9).await;
+        check(&stage.router.frontend(), &crate::fleet::prompt(salt, 21), 9).await;
     }
     stage.end().await;
 }
@@ -580,7 +580,7 @@ async fn check_refused(router: &RunningRouter, other: &RunningWorker) {
 
 pub(crate) async fn post(address: &str, path: &str, body: &str) -> String {
     let length = body.len();
-    crate::exchange(
+    crate::fleet::exchange(
         address,
         format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"

@@ -1,7 +1,7 @@
 //! Before a model is there: ports are bound, and say so.
 
-use crate::hash_chain::{HashChainEngine, StepGate};
-use crate::{TEST_WAIT_MAX, files, http};
+use crate::fleet::hash_chain::{HashChainEngine, StepGate};
+use crate::fleet::{TEST_WAIT_MAX, files, http};
 use cleave_domain::Role;
 use cleave_engine::Engine;
 use cleave_node::{FleetNode, FleetPorts, NodeError, RouterOptions, WorkerOptions, WorkerPorts};

@@ -1,12 +1,12 @@
 //! Workers of one name, workers of another model, and tokens that are none of the model's.
 
-use crate::failover::post;
-use crate::hash_chain::{StepGate, expected};
-use crate::proxy::FaultProxy;
-use crate::{
+use crate::fleet::failover::post;
+use crate::fleet::hash_chain::{StepGate, expected};
+use crate::fleet::{
     DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, request, router, until, worker,
     worker_node,
 };
+use crate::proxy::FaultProxy;
 use cleave_api::ModelFiles;
 use cleave_domain::{Ending, Role};
 use cleave_node::{RunningRouter, RunningWorker};
@@ -109,7 +109,7 @@ async fn another_model_is_served_once_all_workers_have_left() {
     };
     let new = worker_with("w1", &address, shorter).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
-    let models = crate::http(&address, "/v1/models").await;
+    let models = crate::fleet::http(&address, "/v1/models").await;
     assert!(models.contains("another"), "{models}");
     check(&router.frontend(), &prompt(2, 20), 4).await;
     new.drain(TEST_WAIT_MAX).await;

@@ -1,7 +1,7 @@
 //! The policy's file changes while requests are served.
 
-use crate::hash_chain::{HashChainEngine, StepGate, expected};
-use crate::{DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, request, until};
+use crate::fleet::hash_chain::{HashChainEngine, StepGate, expected};
+use crate::fleet::{DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, request, until};
 use cleave_api::{FlightEvent, Frontend};
 use cleave_domain::{Request, RequestOrigin, Role, TapeRecord};
 use cleave_node::{FleetNode, PolicyFile, RouterOptions, RunningFleet, WorkerOptions};

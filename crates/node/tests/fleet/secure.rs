@@ -1,8 +1,8 @@
 //! Access: clients by TLS and key, workers by certificate.
 
 use crate::authority::TestAuthority;
-use crate::hash_chain::{HashChainEngine, StepGate};
-use crate::{
+use crate::fleet::hash_chain::{HashChainEngine, StepGate};
+use crate::fleet::{
     TEST_WAIT_MAX, check, exchange, files, http, metric, prompt, router_with, until, worker_node,
 };
 use cleave_domain::Role;

@@ -1,7 +1,7 @@
 //! This body and the simulator's drive the same brains; here they drive them through the same day,
 //! and must decide the same, in the same order, at the same moments.
 
-use crate::fleet::{DayTargets, day, serve};
+use crate::virtual_time::fleet::{DayTargets, day, serve};
 use cleave_api::FlightEvent;
 use cleave_domain::Time;
 use cleave_node::RouterOptions;

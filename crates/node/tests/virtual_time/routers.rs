@@ -1,7 +1,7 @@
 //! Several routers share the same workers: each decides from the workers' reports, and workers
 //! accept only what they can keep.
 
-use crate::fleet::{DayTargets, day, serve};
+use crate::virtual_time::fleet::{DayTargets, day, serve};
 use cleave_api::{FlightEvent, FlightStream, Frontend};
 use cleave_domain::{Ending, RequestSlo, Time};
 use cleave_node::{RouterNode, RouterOptions, RunningFleet, RunningRouter};

@@ -1,9 +1,9 @@
 //! One sequence moves once, and one fault happens, at every point of its way.
 
 use super::router_stub::{MoveVerdict, StubFlight};
-use super::stage::script::prompt;
-use super::stage::{ROUTER, StageEvent, StageEventFate, limits};
 use super::{PairRng, PairWorld, RouterStub, StageWorld};
+use crate::stage::script::prompt;
+use crate::stage::{ROUTER, StageEvent, StageEventFate, limits};
 use cleave_domain::{Order, Role};
 use cleave_sched::{PoolWriter, WorkerInput};
 use std::collections::BTreeMap;
@@ -140,7 +140,7 @@ impl MoveFaultCase {
             MoveFault::ClientLeaves => chaos.end(flight),
             MoveFault::MoveDropped => chaos.drop_any_move(),
             MoveFault::TargetCancelled => {
-                let handoff = super::stage::script::handoff(
+                let handoff = crate::stage::script::handoff(
                     u32::try_from(flight).expect("few"),
                     chaos.router.flights[flight].attempts - 1,
                 );

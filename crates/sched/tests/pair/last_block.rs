@@ -1,9 +1,9 @@
 //! Both pools are full to their last block, and no sequence waits for ever.
 
 use super::router_stub::StubFlight;
-use super::stage::limits;
-use super::stage::script::prompt;
 use super::{PairRng, PairWorld, RouterStub, StageWorld};
+use crate::stage::limits;
+use crate::stage::script::prompt;
 use cleave_domain::Role;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@
 //! Invariant: no token is lost, repeated or changed, and no hand-off both stays and lands.
 
 use super::PairWorld;
-use super::stage::script::handoff;
-use super::stage::script::prompt;
-use super::stage::{StageEvent, StageReport, engine};
+use crate::stage::script::handoff;
+use crate::stage::script::prompt;
+use crate::stage::{StageEvent, StageReport, engine};
 use cleave_domain::{
     BlockRef, Deadline, Emission, HandoffId, HandoffTarget, MigrateOrder, OnDeadlineMiss, Order,
     PrefillOrder, Report, Request, RequestSlo, ReserveOrder, Role, SamplingParams, StopRules, Time,

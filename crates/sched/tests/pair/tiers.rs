@@ -1,9 +1,9 @@
 //! Pools too small for prompts that come again and again, with tiers below them.
 
 use super::router_stub::StubFlight;
-use super::stage::limits;
-use super::stage::script::prompt;
 use super::{PairRng, PairWorld, RouterStub, StageWorld};
+use crate::stage::limits;
+use crate::stage::script::prompt;
 use cleave_domain::Role;
 
 fn world(seed: u64) -> PairWorld {

@@ -7,20 +7,17 @@
 //!
 //! `CLEAVE_CHAOS_SEED` (default 1), `CLEAVE_CHAOS_FAULTS` (default one of each kind) and
 //! `CLEAVE_CHAOS_CLIENTS` (default 8) configure the run; `scripts/lab/chaos.sh` makes a long one.
-#![allow(missing_docs)]
 
 mod faults;
 mod fleet;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod load;
 mod proxy;
 mod rng;
 mod stopped_router;
 
+use crate::harness::{CleaveProcess, HttpClient, wait_for};
 use faults::{FaultKind, KINDS};
 use fleet::ChaosFleet;
-use harness::{CleaveProcess, HttpClient, wait_for};
 use load::{LoadLedger, LoadQuestion, QuestionOutcome, ReadOn, bodies, streamed, with_stop};
 use rng::FaultRng;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
 //! Two workers, and helpers to observe their links.
-#![allow(missing_docs, clippy::unwrap_used, dead_code, unreachable_pub)]
+#![allow(unreachable_pub, reason = "a test binary has no API")]
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Fingerprint, FlightId, Generation, HandoffId, Incarnation,

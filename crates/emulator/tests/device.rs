@@ -2,8 +2,7 @@
 //!
 //! Owns: the types of the functions, and the lock that separates the tests of one process, since
 //! seed and faults are global to the process.
-#![allow(unsafe_code, non_snake_case, dead_code)]
-// Each test file uses a part of it.
+#![allow(unsafe_code, non_snake_case)]
 
 use cleave_emulator::{SanitizerVariant, StandInLibrary, driver_library_of};
 use parking_lot::{Mutex, MutexGuard};

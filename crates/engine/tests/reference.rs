@@ -1,5 +1,4 @@
 //! The reference implementation of `Ops` in plain Rust: one loop per formula, sums in f64.
-#![allow(dead_code, reason = "each test program uses a part")]
 
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};

@@ -1,16 +1,11 @@
 //! A router and workers over real sockets, in one process and apart, with an engine whose tokens
 //! need the KV that was handed over.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "../../../../tests/harness/authority.rs"]
-mod authority;
 mod failover;
 mod hash_chain;
 mod loading;
 mod names;
 mod policy;
-#[path = "../../../../tests/chaos/proxy.rs"]
-mod proxy;
 mod secure;
 mod tier;
 

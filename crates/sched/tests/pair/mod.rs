@@ -10,17 +10,15 @@ mod faults;
 mod fingerprints;
 mod last_block;
 mod router_stub;
-#[path = "../stage/mod.rs"]
-mod stage;
 mod tiers;
 
+use crate::stage::script::guessing;
+use crate::stage::{ROUTER, StageEvent, StageEventFate, StageWorld, limits};
 use cleave_domain::{Order, Prices, Role, RowPrice, Time};
 use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
 use router_stub::RouterStub;
-use stage::script::guessing;
-use stage::{ROUTER, StageEvent, StageEventFate, StageWorld, limits};
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! Copies of checkpoints that tests damage, and the errors of opening them.
-#![allow(dead_code)] // Each test uses some of it.
 
 use cleave_engine::checkpoint::Checkpoint;
 use serde_json::Value;

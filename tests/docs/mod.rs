@@ -4,15 +4,12 @@
 //! Owns: the rules for every Markdown page of the repository, and `docs/cli.md`. Never: judges a
 //! sentence. Invariant: a failure names the page and its fault.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod cli_page;
 mod commands;
 mod pages;
 
+use crate::root;
 use commands::BinaryCommands;
-use harness::root;
 use pages::{MarkdownPage, pages, relative};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -166,7 +163,7 @@ fn cli_page_matches_the_binary() {
     let kept = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == page,
-        "docs/cli.md is old: UPDATE_CLI=1 cargo test -p cleave-cli --test docs cli"
+        "docs/cli.md is old: UPDATE_CLI=1 cargo test -p cleave-cli --test rules cli_page"
     );
 }
 

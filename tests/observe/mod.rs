@@ -1,14 +1,11 @@
 //! Operator views of whole processes: traces, metrics, logs.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod collector;
 mod logs;
 mod metrics;
 mod traces;
 
-use harness::{CleaveProcess, HttpClient, wait_for};
+use crate::harness::{CleaveProcess, HttpClient, wait_for};
 
 /// A router and one worker for each leg, with additional flags.
 pub(crate) struct ObservedFleet {

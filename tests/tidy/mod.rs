@@ -9,6 +9,7 @@ mod kernels;
 mod language;
 mod markers;
 
+use crate::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,15 +70,6 @@ const ENGINE_BANS: [&str; 8] = [
     "Order",
     "Report",
 ];
-
-fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .ancestors()
-        .nth(2)
-        .expect("crates/cli is two levels down")
-        .to_path_buf()
-}
 
 fn page(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -150,15 +142,18 @@ fn table(text: &str, first: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-fn our_dependencies() -> BTreeMap<String, BTreeMap<String, bool>> {
+fn our_packages() -> Vec<cargo_metadata::Package> {
     let metadata = cargo_metadata::MetadataCommand::new()
         .manifest_path(root().join("Cargo.toml"))
         .no_deps()
         .exec()
         .expect("cargo metadata runs");
+    metadata.packages
+}
+
+fn our_dependencies() -> BTreeMap<String, BTreeMap<String, bool>> {
     let short = |name: &str| name.strip_prefix("cleave-").map(str::to_owned);
-    metadata
-        .packages
+    our_packages()
         .iter()
         .map(|package| {
             let dependencies = package
@@ -258,6 +253,92 @@ fn engine_crates_name_no_request_types() {
                 }
             }
         }
+    }
+}
+
+/// Names of the test binaries that a manifest gives a reason for: the comment above `[[test]]`.
+fn explained_test_binaries(manifest: &str) -> BTreeSet<&str> {
+    let blocks = manifest.split("\n\n");
+    let explained = blocks.filter(|block| {
+        let mut lines = block.trim().lines();
+        let first = lines.next().unwrap_or_default();
+        first.starts_with("# ") && lines.any(|line| line == "[[test]]")
+    });
+    explained
+        .filter_map(|block| block.split("name = \"").nth(1)?.split('"').next())
+        .collect()
+}
+
+/// Each binary is linked with all that its crate needs, which takes most of the time of a build.
+#[test]
+fn a_crate_has_one_integration_binary() {
+    for package in our_packages() {
+        let manifest = fs::read_to_string(&package.manifest_path).expect("a manifest");
+        let explained = explained_test_binaries(&manifest);
+        let unexplained: Vec<&str> = package
+            .targets
+            .iter()
+            .filter(|target| target.is_test() && !explained.contains(target.name.as_str()))
+            .map(|target| target.name.as_str())
+            .collect();
+        assert!(
+            unexplained.len() <= 1,
+            "{}: {unexplained:?} are integration binaries: make them modules of one, or say above \
+             `[[test]]` why one is apart",
+            package.name
+        );
+    }
+}
+
+/// Whether a source file declares this module.
+fn declares(source: &Path, module: &str) -> bool {
+    let text = fs::read_to_string(source).unwrap_or_default();
+    let declaration = format!("mod {module};");
+    let visibility = ["pub(crate) ", "pub "];
+    text.lines().any(|line| {
+        let stripped = visibility.iter().find_map(|word| line.strip_prefix(word));
+        stripped.unwrap_or(line) == declaration
+    })
+}
+
+/// Cargo compiles only the listed binaries, so a file without a `mod` line would never run.
+#[test]
+fn each_file_of_tests_is_a_module_of_a_binary() {
+    let targets: Vec<PathBuf> = our_packages()
+        .iter()
+        .flat_map(|package| &package.targets)
+        .filter(|target| target.is_test())
+        .map(|target| fs::canonicalize(&target.src_path).expect("the target has a source"))
+        .collect();
+    let crates = rust_files(&root().join("crates")).into_iter();
+    let crates = crates.filter(|path| relative(path).split('/').nth(2) == Some("tests"));
+    // Fuzz targets are programs of a workspace of their own.
+    let system = rust_files(&root().join("tests")).into_iter();
+    let system = system.filter(|path| !relative(path).starts_with("tests/fuzz/"));
+    for path in crates.chain(system) {
+        let path = fs::canonicalize(path).expect("it was just found");
+        if targets.contains(&path) {
+            continue;
+        }
+        let is_folder = path.ends_with("mod.rs");
+        let module = if is_folder {
+            path.parent()
+        } else {
+            Some(&*path)
+        };
+        let module = module.expect("a file is in a folder");
+        let folder = module.parent().expect("it is in the repository");
+        let name = module.file_stem().and_then(|name| name.to_str());
+        let name = name.expect("a module's name is text");
+        let of_folder = folder.join("mod.rs");
+        let mut parents = targets
+            .iter()
+            .filter(|target| target.parent() == Some(folder));
+        assert!(
+            declares(&of_folder, name) || parents.any(|target| declares(target, name)),
+            "{}: no test binary has `mod {name};`",
+            path.display()
+        );
     }
 }
 

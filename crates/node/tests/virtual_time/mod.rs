@@ -1,6 +1,5 @@
 //! Fleets of mock workers in this process, under a clock that only jumps: a day of theirs takes a
 //! moment, and the same day is the same to the nanosecond.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 mod fleet;
 mod parity;

@@ -1,6 +1,5 @@
 //! A GPU for tests: the real one if `CLEAVE_TEST_DEVICE=cuda` asks for it, else the stand-in
 //! driver, which runs kernels on the processor.
-#![allow(clippy::unwrap_used, dead_code)] // Tests and their helpers.
 
 use cleave_cuda::CudaDevice;
 use cleave_emulator::{SanitizerVariant, StandInLibrary};

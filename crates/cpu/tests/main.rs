@@ -1,0 +1,11 @@
+//! The CPU backend from outside: operations on every instruction set, and whole checkpoints.
+//!
+//! Owns: the list of its tests. Never: needs a checkpoint that is not in the repository.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
+
+mod accuracy;
+mod conformance;
+mod halves;
+mod operations;
+mod packed;
+mod quantized;

@@ -1,0 +1,10 @@
+//! The router's brain from outside.
+//!
+//! Owns: the list of its tests, and the worlds that they share. Never: reads a clock or a socket.
+
+mod absurd_reports;
+mod fingerprint;
+mod priced_world;
+mod promises;
+mod random;
+mod scenarios;

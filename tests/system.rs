@@ -1,0 +1,20 @@
+//! The whole system: tests that start processes of `cleave` and drive them from outside.
+//!
+//! Owns: the list of its tests. Never: reaches into a crate.
+//! Invariant: ports are assigned by the kernel, and each test's files have names of their own,
+//! since all tests share one process.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
+
+mod autoscale;
+mod bench;
+mod chaos;
+mod cuda;
+mod generate;
+mod harness;
+mod kv;
+mod nixl;
+mod observe;
+mod promises;
+mod secure;
+mod serving;
+mod tier;
