@@ -193,9 +193,8 @@ impl RouterSeries {
         );
         book.register(
             "cleave_retries",
-            "Attempts that failed and were followed by another, by reason: worker_lost, worker_stuck, link_lost, \
-             lease_expired, corrupt (blocks arrived damaged), rejected (a worker gave the hand-off up), engine (the \
-             step failed), out_of_blocks",
+            "Attempts that failed and were followed by another: worker_lost, worker_stuck, link_lost, lease_expired, \
+             corrupt (damaged blocks), rejected (by a worker), engine (its step failed), out_of_blocks",
             self.retries.clone(),
         );
         book.register(
@@ -230,8 +229,7 @@ impl RouterSeries {
         );
         book.register(
             "cleave_moves",
-            "Migrations of running sequences ordered, by reason: drain (the worker leaves), role (its role \
-             changed), crowded (its KV blocks run out)",
+            "Migrations of running sequences ordered: drain, role (it changed), crowded (KV blocks run out)",
             self.moves.clone(),
         );
         book.register(
@@ -241,8 +239,7 @@ impl RouterSeries {
         );
         book.register(
             "cleave_moves_stayed",
-            "Migrations given up, by reason (those of cleave_retries_total, and slow_reader): the sequence \
-             continued on its worker, or its flight ended or failed meanwhile",
+            "Migrations given up, by failure: the sequence continued on its worker, or its flight ended or failed",
             self.moves_aborted.clone(),
         );
         book.register(

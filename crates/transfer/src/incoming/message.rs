@@ -218,8 +218,8 @@ impl LinkReceiver {
         head.check_within_block(self.block_bytes)?;
         let (view, hold, after) = self.take_slot(slot, Some(head.part.len))?;
         let payload = ReceivedPayload::new(PayloadLocation::Slot(view, head.checksum), hold);
-        // The checksum is not verified here: `ReceivedPayload::write_verified` verifies the bytes at
-        // their destination.
+        // The checksum is not verified here: `ReceivedPayload::write_verified` verifies the bytes
+        // at their destination.
         let action = LinkAction::Deliver(arrived_frame(head, payload, PayloadCondition::Intact));
         Ok(DeferredAction {
             action,
