@@ -38,7 +38,8 @@ struct FaultProxyState {
     flip: watch::Sender<Option<usize>>,
 }
 
-/// Length of the pieces whose bits are flipped, at least. Shorter pieces are TLS or protocol overhead, not payload.
+/// The least length of a piece whose bits are flipped. Shorter pieces are TLS or protocol overhead,
+/// not payload.
 pub(crate) const FLIPPED_BYTES_MIN: usize = 64;
 
 impl FaultProxy {

@@ -130,9 +130,11 @@ fn blocks_of_a_move_are_not_leased() {
         ";
     // The sequence decodes here while its blocks are sent; then it pauses for the last one.
     audited(&format!("{moving} pool a"), [4, 0, 0, 0, 0, 0]);
-    audited(&format!("{moving} step a\n pool a"), [4, 0, 0, 0, 0, 0]);
-    let reserved = format!("{moving} step a\n pool e");
-    audited(&reserved, [6, 6, 0, 0, 0, 0]);
+    let paused = format!("{moving} run 10");
+    assert!(play(&paused).ends_with("waiting 0 running 0 free 4\n"));
+    audited(&format!("{paused}\n pool a"), [4, 0, 0, 0, 0, 0]);
+    // The target's blocks are reserved until the move has landed.
+    audited(&format!("{paused}\n pool e"), [6, 6, 0, 0, 0, 0]);
 }
 
 #[test]

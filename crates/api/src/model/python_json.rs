@@ -53,6 +53,8 @@ impl JsonStyle {
     pub(crate) fn dump(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(&mut out, value, 0)?;
+        // The template engine copies the text, so the room for more of it would count twice.
+        out.shrink_to_fit();
         Ok(out)
     }
 
