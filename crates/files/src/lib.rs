@@ -1,7 +1,7 @@
 //! Opens and reads files that a user names.
 //!
-//! Owns: opening, and creating, without blocking, the refusal of everything but regular files, and a
-//! limit on the bytes read.
+//! Owns: opening, and creating, without blocking, the refusal of everything but regular files, and
+//! a limit on the bytes read.
 //! Never: knows the purpose of a file. Invariant: no call blocks on a writer, reads without end, or
 //! takes more memory than its limit, whatever the path names: a FIFO, a device, a folder, a socket,
 //! a file of any size.
