@@ -479,9 +479,12 @@ fn lost_workers_fail_no_request() {
         (fleet.client.metric("cleave_workers", &[]) == 2.0).then_some(())
     });
     assert_eq!(fleet.client.complete(body), text);
+    let logs = fleet.router.logs();
+    let mut losses = logs.lines().filter(|line| line.contains("worker lost"));
     assert!(
-        fleet.router.logs().contains("worker lost"),
-        "a loss is logged"
+        losses.clone().count() == 2
+            && losses.all(|line| line.contains("name=") && line.contains("reason=")),
+        "a loss is logged with the worker's name and the reason: {logs}"
     );
 }
 

@@ -145,11 +145,12 @@ impl WorkerSession {
         }
     }
 
-    /// Reports the end of the connection to the driver.
-    pub(crate) async fn close(self) {
+    /// Reports the end of the connection to the driver, with the reason.
+    pub(crate) async fn close(self, reason: String) {
         let lost = RouterEvent::WorkerLost {
             worker: self.worker,
             serial: self.serial,
+            reason,
         };
         // A stopped driver has forgotten the worker anyway.
         let _ = self.acceptor.inbox.send(lost).await;
@@ -253,9 +254,9 @@ pub(crate) async fn connect(worker: WorkerAcceptor, router: RouterAcceptor) {
             }
         }
     };
-    tokio::select! {
-        () = up => {}
-        () = down => {}
-    }
-    tokio::join!(call.close(), visit.close());
+    let reason = tokio::select! {
+        () = up => "the worker or the router stopped",
+        () = down => "the router cut it off, or the worker stopped",
+    };
+    tokio::join!(call.close(), visit.close(reason.to_owned()));
 }

@@ -1,5 +1,7 @@
 //! Writes a brain's tape: one JSON object per line, as `cleave replay` reads them.
 //!
+//! A restart keeps the tape of the process before it, which may have crashed, under another name.
+//!
 //! All outputs for one input are on their way to the disk before the next input is handled, so that
 //! the tape of a crashed process ends with the input that crashed it. That costs a system call per
 //! input: tapes are for investigations.
@@ -10,7 +12,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tracing::error;
+use tracing::{error, info};
 
 /// Permission bits of a new tape, less those of the process's mask.
 const TAPE_MODE: u32 = 0o666;
@@ -35,14 +37,14 @@ pub(crate) struct TapeRecorder {
 }
 
 impl TapeRecorder {
-    /// Creates the file anew; without a path nothing is recorded.
+    /// Creates the file; without a path nothing is recorded. A tape that is there already gets a
+    /// number after its name, the lowest that is free.
     pub(crate) fn create(path: Option<&Path>) -> Result<Self, NodeError> {
         let Some(path) = path else {
             return Ok(Self::default());
         };
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let file = folder.and_then(|()| cleave_files::open_or_create(path, TAPE_MODE));
-        let file = file.and_then(|file| file.set_len(0).map(|()| file));
+        let file = folder.and_then(|()| create_beside_earlier(path));
         let file = file.map_err(|error| NodeError::Tape(path.to_owned(), error))?;
         let open = Some((BufWriter::new(file), path.to_owned()));
         Ok(Self { open })
@@ -78,5 +80,43 @@ impl TapeRecorder {
             error!(path = %path.display(), %reason, "cannot write the tape: recording stops, serving continues");
             self.open = None;
         }
+    }
+}
+
+/// Creates the file, and renames one of that name that has contents.
+fn create_beside_earlier(path: &Path) -> io::Result<File> {
+    let file = cleave_files::open_or_create(path, TAPE_MODE)?;
+    if file.metadata()?.len() == 0 {
+        return Ok(file);
+    }
+    let numbered = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    };
+    let free = (1..).map(numbered).find(|path| !path.exists());
+    let kept = free.ok_or(io::ErrorKind::AlreadyExists)?;
+    std::fs::rename(path, &kept)?;
+    info!(kept = %kept.display(), "the tape of an earlier start keeps its contents under this name");
+    cleave_files::open_or_create(path, TAPE_MODE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_keeps_the_tapes_before_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("router.jsonl");
+        for start in ["first\n", "second\n", "third\n"] {
+            let mut recorder = TapeRecorder::create(Some(&path)).expect("a tape");
+            recorder.try_write(|file| file.write_all(start.as_bytes()));
+            recorder.flush();
+        }
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a tape");
+        assert_eq!(read("router.jsonl.1"), "first\n");
+        assert_eq!(read("router.jsonl.2"), "second\n");
+        assert_eq!(read("router.jsonl"), "third\n");
     }
 }

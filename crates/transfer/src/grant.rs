@@ -15,8 +15,8 @@
 //! sender or the receiver released the hand-off; by the sender until its hand-off ended. Bytes read
 //! out of the pool before that end may be sent after it and must not be refused, because a refusal
 //! ends the link: so each queued message carries its grant. A receiver stores none. A grant that is
-//! sent again, within its hour, admits frames of a hand-off that is over, and the hand-off machine
-//! drops those as it drops late frames: by their generation.
+//! sent again, within its hour, admits frames of a hand-off that is over, and the worker's brain
+//! discards those as it discards late frames: by their hand-off.
 
 use crate::socket::LinkError;
 use cleave_domain::{HandoffId, RouterId, WorkerRef};

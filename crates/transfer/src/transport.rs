@@ -3,7 +3,7 @@
 //! Owns: the names of the transports and their order. Never: carries a byte.
 //!
 //! There are two kinds. A *two-sided* transport carries bytes, and the receiver's engine writes
-//! them into its pool; a late frame is dropped because its generation is old. On a *one-sided*
+//! them into its pool; a frame of an ended hand-off is discarded by its hand-off. On a *one-sided*
 //! transport the sender writes into the receiver's pool; only the head of a frame travels, and it
 //! reports that the bytes are in place:
 //! - `host` and `local` grant access to a worker's pool, and `pools` records to whom;

@@ -5,9 +5,10 @@ usage: check.py --cleave BIN [--only NAME ...] [--checks NAME ...] [--quick] [--
 For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: two routers, a prefill and a decode
 worker (mock engines: a token every 10 ms) on loopback, with the balancer before them, configured by the template beside
 this script. The checks cover streams event by event, clients that leave, a router that is killed, drained or stuck,
-overload, streams that are silent for longer than the balancer's limit, and request ids. At the end it measures the lag
-of each event behind its due time, through each balancer and directly, by turns in the same minutes. Prints Markdown;
-exits with 1 if a check failed. A balancer that this machine lacks is reported as SKIPPED. Standard library only.
+overload, streams that are silent for longer than the balancer's limit, request ids, and
+operators' routes. At the end it measures the lag of each event behind its due time, through each balancer and directly,
+by turns in the same minutes. Prints Markdown; exits with 1 if a check failed. A balancer that this machine lacks is
+reported as SKIPPED. Standard library only.
 """
 
 import argparse
@@ -72,6 +73,18 @@ def ids(one: Balancer, fleet: Fleet) -> str:
     made = ask(one.address, {"max_tokens": 2}).headers["x-request-id"]
     check(len(made) >= 16, made)
     return "kept, made, on errors"
+
+
+def operators(one: Balancer, fleet: Fleet) -> str:
+    """Demands that no client reaches the operators' routes: a router on the balancer's machine takes every request for
+    a local one that names this machine and has no header of a proxy."""
+    host = {"Host": "localhost"}
+    paths = ("/admin/workers", "/admin", "/ui", "/ui/")
+    seen = {path: get(one.address, path, headers=host)[0] for path in paths}
+    check(all(status == 403 for status in seen.values()), f"{seen}")
+    check(get(fleet.routers[0], "/admin/workers", headers=host)[0] == 200, "the router itself refuses")
+    check(get(one.address, "/v1/models", headers=host)[0] == 200, "a client's route is refused")
+    return "403 for " + ", ".join(paths)
 
 
 def overload(one: Balancer, fleet: Fleet) -> str:
@@ -235,7 +248,7 @@ def picking(one: Balancer, fleet: Fleet) -> str:
 
 
 CHECKS: tuple[Callable[[Balancer, Fleet], str], ...] = (
-    streaming, ids, overload, disconnect, idle, picking, draining, stuck, killed,
+    streaming, ids, operators, overload, disconnect, idle, picking, draining, stuck, killed,
 )
 
 

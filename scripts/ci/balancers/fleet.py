@@ -81,11 +81,11 @@ class Process:
         self.child.wait()
 
 
-def get(address: str, path: str, timeout: float = LIMIT) -> tuple[int, str]:
+def get(address: str, path: str, timeout: float = LIMIT, headers: dict[str, str] | None = None) -> tuple[int, str]:
     """Returns status and body; status 0 without an answer."""
     try:
         connection = http.client.HTTPConnection(address, timeout=timeout)
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers or {})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     except (OSError, http.client.HTTPException):

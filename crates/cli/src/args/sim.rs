@@ -52,11 +52,11 @@ A violation prints the path to it, a line per move, and makes the exit status 1.
         #[arg(long, value_name = "N", default_value_t = 100_000_000)]
         states_max: u64,
     },
-    /// Simulate the goodput of a fleet of real devices, with their measured prices, and compare
-    /// routings.
+    /// Simulate the goodput of a fleet of devices whose prices come from published timings of other
+    /// systems, and compare routings.
     Goodput(Box<SimGoodputArgs>),
-    /// Simulate how a fleet of real devices, with their measured prices, scales with a changing
-    /// load.
+    /// Simulate how a fleet of devices whose prices come from published timings of other systems
+    /// scales with a changing load.
     Scale(Box<ScaleArgs>),
 }
 

@@ -68,8 +68,8 @@ pub(crate) struct ServerArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
-    /// Trace file, plain or gzipped: of Mooncake, Azure or ServeGen, or a table of arrivals and
-    /// lengths, of lengths alone, or of histograms.
+    /// Trace file, plain or gzipped: of Mooncake, Azure or ServeGen, or a CSV table of arrivals and
+    /// lengths (columns `arrival_s,input_tokens,output_tokens`), of lengths alone, or of histograms.
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     pub(crate) trace: Option<PathBuf>,
     /// Synthetic workload: `short-short`, `short-long`, `long-short` or `long-long` (prompt and

@@ -155,7 +155,7 @@ impl WorkerStream {
             error = receive_all(&mut self.words, &visit, silence, &window) => error,
             error = stands_by => error,
         };
-        visit.close().await;
+        visit.close(ended.to_string()).await;
         match ended {
             StreamError::Closed | StreamError::Stopped => Ok(()),
             error => Err(error),

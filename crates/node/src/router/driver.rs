@@ -40,7 +40,12 @@ pub(crate) enum RouterEvent {
     /// A worker connected and was accepted.
     WorkerJoined(Box<WorkerConnection>),
     /// That connection is over.
-    WorkerLost { worker: WorkerRef, serial: u64 },
+    WorkerLost {
+        worker: WorkerRef,
+        serial: u64,
+        /// For the log.
+        reason: String,
+    },
     /// A worker reported something.
     Reported {
         worker: WorkerRef,
@@ -204,7 +209,11 @@ impl RouterDriver {
     fn handle_event(&mut self, event: RouterEvent) {
         match event {
             RouterEvent::WorkerJoined(line) => self.worker_joined(*line),
-            RouterEvent::WorkerLost { worker, serial } => self.worker_lost(worker, serial),
+            RouterEvent::WorkerLost {
+                worker,
+                serial,
+                reason,
+            } => self.worker_lost(worker, serial, &reason),
             RouterEvent::Reported {
                 worker,
                 serial,

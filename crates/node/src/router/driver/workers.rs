@@ -78,10 +78,12 @@ impl RouterDriver {
         });
     }
 
-    pub(super) fn worker_lost(&mut self, worker: WorkerRef, serial: u64) {
+    pub(super) fn worker_lost(&mut self, worker: WorkerRef, serial: u64, reason: &str) {
         self.standby.connection_lost(worker, serial);
         if self.is_current(worker, serial) {
-            info!(%worker, "worker lost");
+            let connected = self.workers.get(&worker.worker);
+            let name = connected.map(|connected| &*connected.connection.registration.name);
+            info!(%worker, name, reason, "worker lost");
             self.remove_worker(worker);
             self.free_name(worker.worker);
         }
@@ -188,7 +190,8 @@ impl RouterDriver {
             return;
         }
         if let Err(error) = connected.connection.out.try_send(word) {
-            warn!(%worker, %error, "worker lost: it does not read its orders");
+            let name = &connected.connection.registration.name;
+            warn!(%worker, name, %error, "worker lost: it does not read its orders");
             self.forget_worker(worker);
             self.free_name(worker.worker);
             self.pending.push_back(RouterInput::WorkerLost { worker });
