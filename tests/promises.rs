@@ -2,7 +2,6 @@
 
 use crate::harness::{self, CleaveProcess, HttpClient, cleave, root, wait_for};
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A fresh folder for one test.

@@ -2,7 +2,6 @@
 
 use crate::harness::{self, CleaveProcess, HttpClient, run, wait_for};
 use serde_json::{Value, json};
-use std::io::Write;
 
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
 fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {

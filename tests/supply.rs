@@ -7,7 +7,6 @@
 use crate::root;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 /// The parts of deny.toml that this test reads.
 #[derive(Deserialize)]

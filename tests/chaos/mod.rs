@@ -42,6 +42,11 @@ fn print_progress(line: &str) {
 
 /// The questions with their answers, from an undisturbed process.
 fn expected_answers(dice: &mut FaultRng) -> Vec<LoadQuestion> {
+    answered(bodies(dice))
+}
+
+/// Each body, also as a stream and with a stop string, with the answers of an undisturbed process.
+fn answered(bodies: Vec<(&'static str, serde_json::Value)>) -> Vec<LoadQuestion> {
     let mut process = CleaveProcess::start(&[
         "serve",
         "--port",
@@ -68,7 +73,7 @@ fn expected_answers(dice: &mut FaultRng) -> Vec<LoadQuestion> {
             other => panic!("{path} {body}: {other:?}"),
         };
     let mut asks = Vec::new();
-    for (path, body) in bodies(dice) {
+    for (path, body) in bodies {
         let expected = answer(path, &body);
         assert!(expected.output_tokens() > 0);
         let stopped = with_stop(&body, &expected);

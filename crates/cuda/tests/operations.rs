@@ -897,7 +897,7 @@ fn a_grid_uses_only_the_multiprocessors_of_its_share() {
         return;
     }
     let stand_in = harness::stand_in().expect("it has settings");
-    let blocks = |share| {
+    let blocks = |rows, columns, share| {
         let device = harness::device().expect("a stand-in");
         let options = CudaOptions {
             share,
@@ -910,26 +910,29 @@ fn a_grid_uses_only_the_multiprocessors_of_its_share() {
             share.is_none(),
             "whose GPU it is"
         );
-        let (columns, width) = (4096, 64);
+        let width = 64;
         let stored = StoredTensor::from_f32("w", columns, width, &numbers(5, columns * width));
         let matrix = pack.matrix(&[stored.into()], None).unwrap();
         pack.finish().unwrap();
-        let x = ops.rows(1, width, BufferRole::Activations).unwrap();
-        let mut out = ops.rows(1, columns, BufferRole::Activations).unwrap();
+        let x = ops.rows(rows, width, BufferRole::Activations).unwrap();
+        let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
         ops.begin(&Batch::default(), PassPurpose::Unspecified)
             .unwrap();
         ops.get_rows(&out);
         let before = stand_in.calls_count("block");
-        ops.matmul(&matrix, 1, &x, &mut out).unwrap();
+        ops.matmul(&matrix, rows, &x, &mut out).unwrap();
         ops.get_rows(&out);
         stand_in.calls_count("block") - before
     };
     let share = |part| Some(MultiprocessorShare { percent: 50, part });
-    // Each of the stand-in's four multiprocessors holds two thread blocks of this kernel, and a
-    // part has two multiprocessors.
-    assert_eq!(blocks(None), 8);
-    assert_eq!(blocks(share(SharePart::First)), 4);
-    assert_eq!(blocks(share(SharePart::Rest)), 4);
+    // Each of the stand-in's four multiprocessors holds two thread blocks of the kernel for one
+    // row, and a part has two multiprocessors.
+    assert_eq!(blocks(1, 4096, None), 8);
+    assert_eq!(blocks(1, 4096, share(SharePart::First)), 4);
+    assert_eq!(blocks(1, 4096, share(SharePart::Rest)), 4);
+    // A thread block of the kernel for many rows fills a multiprocessor; it has five tiles here.
+    assert_eq!(blocks(513, 128, None), 4);
+    assert_eq!(blocks(513, 128, share(SharePart::First)), 2);
 }
 
 #[test]

@@ -56,7 +56,6 @@ functions! {
     cuMemAlloc_v2(*mut u64, usize);
     cuMemFree_v2(u64);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    cuMemFreeHost(*mut c_void);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemcpyHtoD_v2(u64, *const c_void, usize);
     cuMemcpyDtoH_v2(*mut c_void, u64, usize);

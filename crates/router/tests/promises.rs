@@ -2,7 +2,7 @@
 //! time, others are refused at once and with a true reason, tenants get their shares, and batch
 //! work harms no target.
 
-use crate::priced_world::{PricedRng, PricedWorld, millis, request};
+use crate::priced_world::{PricedOutcome, PricedRng, PricedWorld, millis, request};
 use cleave_domain::{
     OnSloMiss, Refusal, Request, RequestSlo, Role, SloClass, SloPolicy, SloVerdict, Tenant,
     TenantQuota, Time,
@@ -200,7 +200,7 @@ fn tenants_are_served_by_their_shares() {
     // Until one tenant has no waiting requests left.
     world.run(Time::ZERO + Duration::from_secs(10));
     let served = |tenant: &str| {
-        let of = |o: &&world::PricedOutcome| o.tenant == tenant && o.verdict.is_some();
+        let of = |o: &&PricedOutcome| o.tenant == tenant && o.verdict.is_some();
         world.outcomes.values().filter(of).count()
     };
     let (one, three) = (served("one"), served("three"));
