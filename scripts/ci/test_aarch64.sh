@@ -35,7 +35,7 @@ fi
 export CC_aarch64_unknown_linux_musl=$folder/cc AR_aarch64_unknown_linux_musl=ar
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator
-tests=(--target "$target" -p cleave-cpu --lib --test all)
+tests=(--target "$target" -p cleave-cpu -p cleave-cpu-kernels --lib --test all)
 # Whole checkpoints take too long in an emulator. One test starts a shell that starts the test again, which no emulator
 # sees; memory nodes are not emulated.
 skipped=(--skip accuracy:: --skip conformance:: --skip packed:: --skip a_full_disk --skip memory_is_interleaved)

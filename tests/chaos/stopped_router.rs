@@ -36,12 +36,12 @@ fn a_busy_router_that_was_stopped_loses_no_worker() {
         // Dropped last, also by a panic, so that the clients end.
         let _over = StopLoadOnDrop(&ledger);
         for _ in 0..2 {
-            crate::wait_for_events(&ledger, 400);
+            crate::chaos::wait_for_events(&ledger, 400);
             fleet.router.signal("STOP");
             // No event comes from a router that stands still.
             wait_for_events_or_time(&ledger, u64::MAX, STOPPED);
             fleet.router.signal("CONT");
-            crate::wait_for_events(&ledger, 400);
+            crate::chaos::wait_for_events(&ledger, 400);
         }
     });
     let logs = fleet.router.logs();

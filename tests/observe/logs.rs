@@ -125,6 +125,16 @@ fn header(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
+/// Reads one frame of HTTP/2 and returns its type.
+fn read_frame(stream: &mut TcpStream) -> u8 {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).expect("the router answers");
+    let [high, middle, low, kind, ..] = head;
+    let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+    stream.read_exact(&mut payload).expect("a whole frame");
+    kind
+}
+
 /// A worker's stream that breaks: its own error says only that a body could not be read.
 #[test]
 fn the_log_says_why_a_workers_stream_broke() {
@@ -157,9 +167,8 @@ fn the_log_says_why_a_workers_stream_broke() {
     ] {
         let mut stream = TcpStream::connect(&address).expect("the router listens");
         stream.write_all(&request.concat()).expect("it reads");
-        // The router's first message shows that it serves the stream.
-        let mut head = [0; 9];
-        stream.read_exact(&mut head).expect("it answers");
+        // The head of the router's answer shows that it serves the stream; settings come before.
+        while read_frame(&mut stream) != HEADERS {}
         stream.write_all(&broken).expect("it reads");
         wait_for(says, || {
             let logs = router.logs();

@@ -1,6 +1,7 @@
 //! Kernels, and the scripts that take them to a GPU.
 
-use crate::{page, relative, root, rust_files};
+use super::{page, relative, rust_files};
+use crate::root;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -15,7 +15,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates whose behaviour is a function of their inputs.
-const PURE: [&str; 6] = ["domain", "kv", "sched", "router", "planner", "sim"];
+const PURE: [&str; 7] = [
+    "domain", "kv", "models", "sched", "router", "planner", "sim",
+];
 
 /// External dependencies allowed in a pure crate: none of them reads a clock, a socket or a file.
 const PURE_DEPENDENCIES: [&str; 7] = [
@@ -47,16 +49,17 @@ const PURE_BANS: [(&str, &str); 14] = [
 ];
 
 /// The only places that may contain `unsafe`.
-const UNSAFE_HOMES: [&str; 9] = [
+const UNSAFE_HOMES: [&str; 10] = [
     "crates/api/tests/bodies.rs",
     "crates/cpu/",
+    "crates/cpu-kernels/",
     "crates/cuda/",
     "crates/emulator/",
     "crates/transfer/src/nixl/hostile/",
     "crates/transfer/src/nixl/process_exit.rs",
     "crates/transfer/src/nixl/library.rs",
     "crates/transfer/src/shared_memory.rs",
-    "crates/engine/src/checkpoint/map.rs",
+    "crates/checkpoint/src/map.rs",
 ];
 
 /// Engines see slots, block indices and token ids.
@@ -241,7 +244,14 @@ fn pure_crates_name_nothing_impure() {
 
 #[test]
 fn engine_crates_name_no_request_types() {
-    for name in ["engine", "cpu", "cuda"] {
+    for name in [
+        "models",
+        "checkpoint",
+        "engine",
+        "cpu-kernels",
+        "cpu",
+        "cuda",
+    ] {
         for path in rust_files(&root().join("crates").join(name).join("src")) {
             for (number, code) in code_lines(&path) {
                 for word in ENGINE_BANS {
@@ -339,6 +349,38 @@ fn each_file_of_tests_is_a_module_of_a_binary() {
             "{}: no test binary has `mod {name};`",
             path.display()
         );
+    }
+}
+
+/// Names of families of models, as their crates' code would test for them.
+const FAMILY_NAMES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+
+#[test]
+fn families_of_models_are_named_in_models_alone() {
+    for name in [
+        "checkpoint",
+        "engine",
+        "cpu-kernels",
+        "cpu",
+        "cuda",
+        "planner",
+    ] {
+        for path in rust_files(&root().join("crates").join(name).join("src")) {
+            // Synthetic checkpoints are of named families.
+            let name = relative(&path);
+            if name.starts_with("crates/checkpoint/src/synth/") {
+                continue;
+            }
+            for (number, code) in code_lines(&path) {
+                let code = code.to_lowercase();
+                for family in FAMILY_NAMES {
+                    assert!(
+                        !has_word(&code, family),
+                        "{name}:{number}: {family}: only crates/models tests for a family"
+                    );
+                }
+            }
+        }
     }
 }
 

@@ -15,13 +15,14 @@ use crate::demo;
 use crate::processor::ProcessorChoice;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
+use cleave_checkpoint::CheckpointProgress;
+use cleave_checkpoint::e4m3;
+use cleave_checkpoint::{Checkpoint, KvScales, StoredType};
 use cleave_cpu::{CoreBinding, CpuOptions, CpuWeightLoader, DotType, Isa, Quantize, WorkerThreads};
 use cleave_cuda::CudaWeightLoader;
-use cleave_engine::checkpoint::{Checkpoint, KvScales, ModelConfig, StoredType};
-use cleave_engine::e4m3;
-use cleave_engine::ops::{KvPoolShape, KvType, Precision, WeightLoader};
-use cleave_engine::{CheckpointProgress, Weights};
-use cleave_planner::ModelSizes;
+use cleave_engine::Weights;
+use cleave_engine::ops::{KvType, Precision, WeightLoader};
+use cleave_models::{ModelCost, ModelSpec, StoredSizes};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ enum LoadedWeights {
 
 /// Facts about the weights that do not depend on the device.
 struct WeightFacts<'a> {
-    config: &'a ModelConfig,
+    spec: &'a ModelSpec,
     name: &'a str,
     context_tokens_max: usize,
     /// Bytes of all layers' matrices, and of the head.
@@ -276,7 +277,7 @@ impl LoadedModel {
     fn facts(&self) -> WeightFacts<'_> {
         fn of<P: WeightLoader>(weights: &Weights<P>) -> WeightFacts<'_> {
             WeightFacts {
-                config: weights.config(),
+                spec: weights.spec(),
                 name: weights.name(),
                 context_tokens_max: weights.context_tokens_max(),
                 matrix_bytes: weights.matrix_bytes(),
@@ -304,10 +305,10 @@ impl LoadedModel {
     /// Returns the kind of most products of a step: int8 where weights take less than two bytes,
     /// int4 where they take less than one.
     fn dot(&self, floats: DotType) -> DotType {
-        let shape = self.shape();
+        let cost = self.cost();
         match self.precision {
-            Precision::Bf16 if shape.layer_bytes < shape.layer_weights() => DotType::Int4,
-            Precision::Bf16 if shape.layer_bytes < 2 * shape.layer_weights() => DotType::Int8,
+            Precision::Bf16 if cost.layer_bytes < cost.layer_weights => DotType::Int4,
+            Precision::Bf16 if cost.layer_bytes < 2 * cost.layer_weights => DotType::Int8,
             Precision::Bf16 | Precision::F32 => floats,
         }
     }
@@ -341,35 +342,26 @@ impl LoadedModel {
         }
     }
 
-    /// Returns the sizes that the cost of a step depends on.
-    pub(crate) fn shape(&self) -> ModelSizes {
-        let config = self.facts().config;
-        let count = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-        let (layer_bytes, head_bytes) = self.facts().matrix_bytes;
-        ModelSizes {
-            layers: count(config.layers_count()),
-            hidden: count(config.hidden_size),
-            intermediate: count(config.intermediate_size),
-            query_heads: count(config.heads.query_heads),
-            kv_heads: count(config.heads.kv_heads),
-            head_dim: count(config.heads.head_dim),
-            vocab: count(config.vocab_size),
+    /// Returns operations and bytes of the model's work.
+    pub(crate) fn cost(&self) -> ModelCost {
+        let WeightFacts {
+            spec, matrix_bytes, ..
+        } = self.facts();
+        let (layer_bytes, head_bytes) = matrix_bytes;
+        spec.cost(&StoredSizes {
             layer_bytes,
             head_bytes,
-            kv_element_bytes: count(self.kv.element_bytes()),
-            kv_scale_bytes: count(self.kv.scale_bytes()),
-        }
+            kv_element_bytes: self.kv.element_bytes() as u64,
+            kv_scale_bytes: self.kv.scale_bytes() as u64,
+        })
     }
 
     /// Returns the bytes of a KV block of this many tokens.
     pub(crate) fn block_bytes(&self, block_tokens: u32) -> u64 {
-        let config = self.facts().config;
-        let shape = KvPoolShape {
-            blocks_count: 1,
-            layers_count: config.layers_count(),
-            heads: config.heads,
-            block_tokens: block_tokens as usize,
-            kv: self.kv,
+        let tokens = block_tokens as usize;
+        let shape = match &self.backend {
+            LoadedWeights::Cpu { weights, .. } => weights.pool_shape(tokens, 1, self.kv),
+            LoadedWeights::Cuda { weights, .. } => weights.pool_shape(tokens, 1, self.kv),
         };
         shape.block_bytes() as u64
     }

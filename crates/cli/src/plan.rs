@@ -42,10 +42,10 @@ struct PredictionErrors {
 
 pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
-    let shape = loaded.shape();
+    let cost = loaded.cost();
     let mut engines = loaded.engines(&args.engine, &[Role::Both])?;
     let engine = engines.first_mut().context("one engine was asked for")?;
-    let calibration = calibrate(engine.as_mut(), &shape, args.budget.0)?;
+    let calibration = calibrate(engine.as_mut(), &cost, args.budget.0)?;
     let start = calibration.prices();
     let device = calibration.ceilings.device;
     let mut trial = CalibrationTrial {

@@ -96,7 +96,7 @@ impl EngineSource {
     ) -> anyhow::Result<Option<Calibration>> {
         match self {
             Self::Model(loaded) if !budget.is_zero() => {
-                let found = on_own_thread(|| calibrate(engine, &loaded.shape(), budget));
+                let found = on_own_thread(|| calibrate(engine, &loaded.cost(), budget));
                 let found =
                     found.context("the engine cannot be measured; --calibrate 0 skips it")?;
                 let errors = found.learner.errors();

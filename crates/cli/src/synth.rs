@@ -3,7 +3,7 @@
 
 use crate::args::{QuantizationArg, SynthArgs};
 use crate::model::{loading_bar, show_progress};
-use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
 
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     let SynthArgs {

@@ -17,10 +17,10 @@ fn main() {
 
 #[cfg(target_arch = "x86_64")]
 mod products {
+    use cleave_checkpoint::StoredTensor;
     use cleave_cpu::{
         CpuMatrix, CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa, Quantize, Threads,
     };
-    use cleave_engine::checkpoint::StoredTensor;
     use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
     use std::hint::black_box;
 

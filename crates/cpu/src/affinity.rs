@@ -54,11 +54,14 @@ pub(crate) fn bind_thread(_cores: &[usize]) -> bool {
 }
 
 /// Requests that pages of this memory are allocated on these memory nodes in turn, when first
-/// touched. Covers whole pages only.
+/// touched; an empty list leaves the choice to the system. Covers whole pages only.
 #[cfg(target_os = "linux")]
 pub(crate) fn interleave_pages(memory: &mut [u8], nodes: &[usize]) {
     const BITS: usize = 64;
     const WORDS: usize = 16;
+    if nodes.is_empty() {
+        return;
+    }
     let mut mask = [0_u64; WORDS];
     for &node in nodes.iter().filter(|node| **node < WORDS * BITS) {
         mask[node / BITS] |= 1 << (node % BITS);

@@ -3,7 +3,7 @@
 //! Invariant: a pool's bytes are its elements in the machine's byte order, which is little-endian
 //! on every supported machine.
 
-use crate::memory::{PageMemory, PlainData};
+use cleave_cpu_kernels::memory::{PageMemory, PlainData};
 use cleave_domain::BlockIndex;
 use cleave_engine::ops::KvPoolShape;
 use std::ops::Range;

@@ -13,9 +13,9 @@ mod reader;
 mod tests;
 mod writer;
 
-use crate::memory::WeightWords;
 use crate::pack::{ColumnScales, RowOrder, StackForm};
-use cleave_engine::checkpoint::StoredMatrix;
+use cleave_checkpoint::StoredMatrix;
+use cleave_cpu_kernels::memory::WeightWords;
 pub(crate) use place::PackedLocation;
 use reader::PackedReader;
 use std::fs;

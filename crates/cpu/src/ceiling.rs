@@ -6,8 +6,8 @@
 //! Invariant: a rate is that of all threads together, from the first one's start to the last one's
 //! end, the best of a few rounds: other load on the machine makes it smaller, never larger.
 
-use crate::isa::Isa;
-use crate::memory::PageMemory;
+use cleave_cpu_kernels::isa::Isa;
+use cleave_cpu_kernels::memory::PageMemory;
 use cleave_engine::EngineError;
 use std::sync::Barrier;
 use std::time::Instant;

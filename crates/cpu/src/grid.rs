@@ -2,8 +2,8 @@
 //!
 //! Invariant: the division changes no bit of the result, only the thread that computes it.
 
-use crate::kernel::product::ProductPiece;
-use crate::kernel::tile::Tiles;
+use cleave_cpu_kernels::kernel::product::ProductPiece;
+use cleave_cpu_kernels::kernel::tile::Tiles;
 use std::ops::Range;
 
 /// Words of weights times register tiles per thread below which dividing a product does not pay.

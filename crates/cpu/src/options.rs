@@ -1,8 +1,8 @@
 //! Options of the CPU engine.
 
 use crate::affinity::cores_count;
-use crate::isa::Isa;
 use crate::placement::ThreadPlacement;
+use cleave_cpu_kernels::isa::Isa;
 use cleave_engine::ops::{KvType, Precision};
 
 /// Options of one engine on the processor.

@@ -6,15 +6,16 @@
 
 mod quantized;
 
+use crate::affinity;
 use crate::cache::{PackedCache, PackedLocation, PackedStack, StackKey};
-use crate::kernel::CpuKernels;
-use crate::kernel::product::PANEL;
-use crate::kernel::product::groups::GroupLayout;
-use crate::kernel::product::halves::ELEMENT_WORDS;
-use crate::memory::{PageMemory, SliceParts, WeightWords};
 use crate::options::{CpuOptions, Quantize};
+use cleave_checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredType};
+use cleave_cpu_kernels::kernel::CpuKernels;
+use cleave_cpu_kernels::kernel::product::PANEL;
+use cleave_cpu_kernels::kernel::product::groups::GroupLayout;
+use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
+use cleave_cpu_kernels::memory::{PageMemory, SliceParts, WeightWords, bytes_of_mut};
 use cleave_engine::EngineError;
-use cleave_engine::checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredType};
 use cleave_engine::ops::{Precision, RotaryTable, WeightLoader};
 use parking_lot::Mutex;
 pub(crate) use quantized::{ColumnScales, GROUPS, PER_STEP, StackForm};
@@ -51,7 +52,7 @@ pub struct CpuMatrix {
     /// Columns of the result: rows of the stored tensors, or half of them if gated.
     pub(crate) columns: usize,
     /// Whether half of each panel is a gate, see
-    /// [`PackedProduct::is_gated`](crate::kernel::product::PackedProduct::is_gated).
+    /// [`PackedProduct::is_gated`](cleave_cpu_kernels::kernel::product::PackedProduct::is_gated).
     pub(crate) is_gated: bool,
     /// Inner dimension: elements summed per result.
     pub(crate) width: usize,
@@ -282,7 +283,7 @@ impl CpuWeightLoader {
         let panels = order.panels(rows.len());
         let (steps, size) = (kept.steps(width), kept.panel_words(width));
         let mut words = PageMemory::zeroed(panels * size)?;
-        words.interleave_over_nodes(&self.nodes);
+        affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
         let mut of_columns = (kept == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
         let sources: Vec<ColumnSource<'_>> = order
             .row_of_column(rows.len())

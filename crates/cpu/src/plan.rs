@@ -5,7 +5,7 @@
 //! task writes a block.
 
 use crate::grid::run_range;
-use crate::kernel::attention::{
+use cleave_cpu_kernels::kernel::attention::{
     Queries, SPAN, SpanShare, kv_heads_per_task_max, state_len, tokens_per_task_max,
 };
 use cleave_domain::BlockIndex;

@@ -7,9 +7,9 @@
 //! block is widened.
 
 use crate::buffers::CpuPool;
-use crate::kernel::StoredElement;
-use crate::memory::{PageMemory, SliceParts};
 use crate::threads::Threads;
+use cleave_cpu_kernels::kernel::StoredElement;
+use cleave_cpu_kernels::memory::{PageMemory, SliceParts};
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
 use cleave_engine::ops::Batch;

@@ -1,13 +1,13 @@
 //! Accuracy of quantised weights and keys: the bundled, trained checkpoint in every layout,
 //! compared with itself in bf16, on a text that it generated.
 
+use cleave_checkpoint::Checkpoint;
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Quantize};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan, TokenId,
 };
-use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

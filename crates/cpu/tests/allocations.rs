@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 #![allow(unsafe_code)] // An allocator that counts.
 
+use cleave_checkpoint::Checkpoint;
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Quantize};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
-use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,11 +1,11 @@
 //! The whole forward pass on every instruction set that this processor has, compared with the
 //! reference's goldens, and with itself on every path.
 
+use cleave_checkpoint::Checkpoint;
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
-use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{drafts, goldens, path_independence};
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,9 +125,13 @@ fn the_kv_format_is_part_of_the_fingerprint() {
     let scaled = described(KvType::Int8PerTokenHead);
     assert!(scaled.0 != wide.0 && scaled.0 != narrow.0);
     // 16 tokens, with four bytes for each key's and each value's scale.
-    let config = Checkpoint::open(&folder("qwen2")).unwrap();
-    let config = config.config();
-    let scales = config.layers_count() * config.heads.kv_heads * 2 * 16 * 4;
+    let checkpoint = Checkpoint::open(&folder("qwen2")).unwrap();
+    let heads: usize = checkpoint
+        .spec()
+        .attention()
+        .map(|a| a.heads.kv_heads)
+        .sum();
+    let scales = heads * 2 * 16 * 4;
     assert_eq!(scaled.1 as usize, narrow.1 as usize + scales);
 }
 

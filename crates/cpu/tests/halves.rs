@@ -1,8 +1,8 @@
 //! Products with weights of f16, compared with sums in f64 on every instruction set that this
 //! processor has, and with themselves: rows alone and together, other thread counts, other sets.
 
+use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa};
-use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
 use half::f16;
 

@@ -1,10 +1,10 @@
 //! Each operation compared with its formula in f64 on every instruction set that this processor
 //! has, and with itself: rows alone and together, other thread counts, other divisions.
 
+use cleave_checkpoint::e4m3;
+use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
-use cleave_engine::e4m3;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape, KvPoolShape,
     KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable, WeightLoader,

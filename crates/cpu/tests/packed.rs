@@ -1,9 +1,10 @@
 //! Whole checkpoints loaded with a cache folder: packed weights are written once, reused, and
 //! replaced when the checkpoint changes.
 
+use cleave_checkpoint::Checkpoint;
 use cleave_cpu::{CpuOptions, CpuWeightLoader, Quantize};
+use cleave_engine::Weights;
 use cleave_engine::ops::Precision;
-use cleave_engine::{Weights, checkpoint::Checkpoint};
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};

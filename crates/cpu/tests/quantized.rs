@@ -2,10 +2,8 @@
 //! on every instruction set that this processor has, and with themselves: rows alone and together,
 //! other thread counts, other sets.
 
+use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
-use cleave_engine::checkpoint::{
-    ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
-};
 use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
 
 fn available() -> impl Iterator<Item = Isa> {

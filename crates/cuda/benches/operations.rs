@@ -12,9 +12,9 @@
 //! With `--tiny` the shapes are small, to try the benchmark where kernels run on the processor.
 #![allow(clippy::unwrap_used)] // A failed measurement can only end the program.
 
+use cleave_checkpoint::StoredTensor;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, HeadShape, KvPoolShape, KvType,
     LoadPlan, Ops, PassPurpose, Precision, WeightLoader,

@@ -5,7 +5,7 @@
 //! Never: rounds a code. Only the scales of groups are rounded, to 16 bits of fraction.
 //! Invariant: a column's elements stay in order, so the kernel alone decides the order of sums.
 
-use cleave_engine::checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
+use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
 use std::sync::Arc;
 
 /// The group sizes that kernels take, in columns, the widest first because it reads the fewest

@@ -14,7 +14,7 @@ use crate::images::KernelImages;
 use crate::options::{MultiprocessorShare, SharePart, StreamPriority};
 use crate::plan::{AttentionItem, SegmentEntry};
 use crate::wgmma;
-use cleave_engine::e4m3;
+use cleave_checkpoint::e4m3;
 use std::sync::Arc;
 
 const CODES: usize = 256;

@@ -10,7 +10,7 @@
 use crate::driver::{CudaDevice, CudaEvent, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
 use crate::quantized::RowPacking;
-use cleave_engine::checkpoint::{QuantizedTensor, StoredTensor, StoredType};
+use cleave_checkpoint::{QuantizedTensor, StoredTensor, StoredType};
 use cleave_engine::ops::Precision;
 use half::bf16;
 use parking_lot::{Condvar, Mutex};

@@ -2,14 +2,14 @@
 //! the device against those that the host draws from the same logits.
 
 use crate::harness;
+use cleave_checkpoint::Checkpoint;
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader};
 use cleave_cuda::{CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
-use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
 use cleave_engine::{BlockSpan, Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::json;
 use std::path::{Path, PathBuf};

@@ -3,16 +3,14 @@
 //! hold.
 
 use crate::harness;
+use cleave_checkpoint::e4m3;
+use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader};
 use cleave_cuda::{
     CudaOps, CudaOptions, CudaRows, CudaWeightLoader, MultiprocessorShare, SharePart,
 };
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::{
-    ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
-};
 use cleave_engine::conformance;
-use cleave_engine::e4m3;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadNorms,
     HeadShape, KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer,

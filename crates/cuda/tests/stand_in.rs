@@ -5,17 +5,17 @@
 #[allow(dead_code, reason = "a part of it is used here")]
 mod harness;
 
+use cleave_checkpoint::Checkpoint;
+use cleave_checkpoint::synth::synth;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan, StepResult,
 };
 use cleave_emulator::StandInLibrary;
-use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{
     Batch, BatchSegment, DrawRule, HeadShape, KvPoolShape, KvType, Ops, PassMode, PassPurpose,
     Precision,
 };
-use cleave_engine::synth::synth;
 use cleave_engine::{Engine, EngineError, EngineLimits, ModelEngine, Weights};
 use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;

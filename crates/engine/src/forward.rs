@@ -1,6 +1,7 @@
-//! The forward pass, written once over [`Ops`].
+//! The interpreter of a model's description, written once over [`Ops`].
 //!
-//! Owns: the activation buffers and the order of operations.
+//! Owns: the activation buffers and the order of operations, which the kinds of each layer's parts
+//! decide.
 //! Never: samples, checks a plan, or allocates between layers.
 //! Invariant: a row's result depends only on its own row and its sequence's KV, because this holds
 //! for every operation (see [`crate::ops`]) and rows go through operations only.
@@ -11,7 +12,8 @@ use crate::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, Norm, NormIo, Ops,
     PoolLayer, ResidualIo,
 };
-use crate::weights::{LayerWeights, Weights};
+use crate::weights::{AttentionWeights, GatedMlpWeights, MixerWeights, MlpWeights, Weights};
+use cleave_models::{Activation, AttentionSpec, GatedMlpSpec, LayerSpec, Mixer, Mlp, NormSpec};
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct ActivationBuffers<O: Ops> {
@@ -48,19 +50,17 @@ impl<O: Ops> ActivationBuffers<O> {
         rows_max: usize,
         logit_rows_max: usize,
     ) -> Result<Self, EngineError> {
-        let config = &weights.config;
-        let (hidden, gate) = (config.hidden_size, config.intermediate_size);
-        let query = config.heads.query_width();
+        let (hidden, widths) = (weights.spec.hidden_size, weights.spec.widths_max());
         Ok(Self {
             residual: ops.rows(rows_max, hidden, BufferRole::Residual)?,
             normed: ops.rows(rows_max, hidden, BufferRole::Activations)?,
-            qkv: ops.rows(rows_max, config.heads.qkv_width(), BufferRole::Activations)?,
-            attention_out: ops.rows(rows_max, query, BufferRole::Activations)?,
+            qkv: ops.rows(rows_max, widths.qkv, BufferRole::Activations)?,
+            attention_out: ops.rows(rows_max, widths.attention_out, BufferRole::Activations)?,
             delta: ops.rows(rows_max, hidden, BufferRole::Activations)?,
-            gate_up: ops.rows(rows_max, 2 * gate, BufferRole::Activations)?,
-            gated: ops.rows(rows_max, gate, BufferRole::Activations)?,
+            gate_up: ops.rows(rows_max, 2 * widths.gated, BufferRole::Activations)?,
+            gated: ops.rows(rows_max, widths.gated, BufferRole::Activations)?,
             residual_selected: ops.rows(rows_max, hidden, BufferRole::Residual)?,
-            attended_selected: ops.rows(rows_max, query, BufferRole::Activations)?,
+            attended_selected: ops.rows(rows_max, widths.attention_out, BufferRole::Activations)?,
             head_input: ops.rows(logit_rows_max, hidden, BufferRole::Activations)?,
             indices: Vec::with_capacity(logit_rows_max),
         })
@@ -99,19 +99,21 @@ impl<O: Ops> ForwardPass<'_, O> {
         self.ops
             .embed(batch, &weights.table, &mut self.buffers.residual)?;
         let last = weights.layers.len() - 1;
-        for (index, layer) in weights.layers.iter().enumerate() {
-            self.qkv_projection(batch, index, layer)?;
+        for index in 0..weights.layers.len() {
+            self.store(batch, index)?;
             if index < last {
-                self.attention(batch, index)?;
-                self.output_and_mlp(layer, rows)?;
+                self.mix(batch, index)?;
+                self.mix_output(index, rows)?;
+                self.mlp(index, rows)?;
             // The last layer: every row's keys and values were stored above, but attention and what
             // follows are needed only for rows whose logits are used.
             } else if !wanted.is_empty() {
-                self.attention(batch, index)?;
+                self.mix(batch, index)?;
                 if !selects_all_rows(wanted, rows) {
                     self.select_rows(wanted)?;
                 }
-                self.output_and_mlp(layer, wanted.len())?;
+                self.mix_output(index, wanted.len())?;
+                self.mlp(index, wanted.len())?;
                 self.final_norm(wanted.len())?;
             }
         }
@@ -121,7 +123,7 @@ impl<O: Ops> ForwardPass<'_, O> {
     /// Computes logits of the wanted rows from number `first`, as many as `out` `(rows, vocab)`
     /// holds.
     pub(crate) fn logits(&mut self, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
-        let rows = out.len() / self.weights.config.vocab_size;
+        let rows = out.len() / self.weights.spec.vocab_size;
         self.gather_logit_rows(first, rows)?;
         let x = self.buffers.head_input_from(first);
         self.ops.logits(&self.weights.head, rows, x, out)
@@ -148,13 +150,10 @@ impl<O: Ops> ForwardPass<'_, O> {
             .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)
     }
 
-    /// Adds the MLP's output and applies the final norm to the wanted rows, which `narrow` moved to
-    /// the front.
+    /// Adds the MLP's output and applies the final norm to the wanted rows, which `select_rows`
+    /// moved to the front.
     fn final_norm(&mut self, rows: usize) -> Result<(), EngineError> {
-        let norm = Norm {
-            weight: &self.weights.norm,
-            epsilon: self.weights.config.norm_epsilon,
-        };
+        let norm = norm(&self.weights.norm, self.weights.spec.final_norm);
         let buffers = &mut *self.buffers;
         let sum = ResidualIo {
             residual: &mut buffers.residual,
@@ -163,37 +162,73 @@ impl<O: Ops> ForwardPass<'_, O> {
         self.ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)
     }
 
+    /// Runs the part of a layer's mixer that every row needs: what later rows read of it.
+    fn store(&mut self, batch: &Batch, index: usize) -> Result<(), EngineError> {
+        let weights = self.weights;
+        let layer = &weights.layers[index];
+        let LayerSpec { norms, mixer, .. } = &weights.spec.layers[index];
+        match (mixer, &layer.mixer) {
+            (Mixer::Attention(spec), MixerWeights::Attention(attention)) => {
+                let norm = norm(&layer.mixer_norm, norms.mixer_input);
+                self.qkv_projection(batch, index, &norm, attention)?;
+                self.rotate_and_store(batch, index, spec, attention)
+            }
+        }
+    }
+
+    /// Computes a mixer's result for every row, from what [`ForwardPass::store`] stored.
+    fn mix(&mut self, batch: &Batch, index: usize) -> Result<(), EngineError> {
+        match &self.weights.spec.layers[index].mixer {
+            Mixer::Attention(spec) => self.attention(batch, index, spec),
+        }
+    }
+
+    /// Applies a mixer's output projection; the product stays in `delta`.
+    fn mix_output(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
+        let buffers = &mut *self.buffers;
+        match &self.weights.layers[index].mixer {
+            MixerWeights::Attention(attention) => self.ops.matmul(
+                &attention.output,
+                rows,
+                &buffers.attention_out,
+                &mut buffers.delta,
+            ),
+        }
+    }
+
     /// Computes queries, keys and values: adds the layer before's `delta` to the residual stream,
-    /// normalises, multiplies, rotates, and stores keys and values in the pool.
+    /// normalises and multiplies.
     fn qkv_projection(
         &mut self,
         batch: &Batch,
         index: usize,
-        layer: &LayerWeights<O::Pack>,
+        norm: &Norm<'_, ops::VectorOf<O>>,
+        attention: &AttentionWeights<O::Pack>,
     ) -> Result<(), EngineError> {
-        let config = &self.weights.config;
         let buffers = &mut *self.buffers;
-        let norm = Norm {
-            weight: &layer.input_norm,
-            epsilon: config.norm_epsilon,
-        };
         let from = NormIo {
             residual: &mut buffers.residual,
             delta: (index > 0).then_some(&buffers.delta),
             normed: &mut buffers.normed,
         };
-        self.ops.norm_matmul(
-            &norm,
-            batch.rows_count(),
-            from,
-            &layer.qkv,
-            &mut buffers.qkv,
-        )?;
-        let both = layer.query_norm.as_ref().zip(layer.key_norm.as_ref());
-        let norms = both.map(|(query, key)| HeadNorms {
-            query,
-            key,
-            epsilon: config.norm_epsilon,
+        let rows = batch.rows_count();
+        self.ops
+            .norm_matmul(norm, rows, from, &attention.qkv, &mut buffers.qkv)
+    }
+
+    /// Normalises and rotates queries and keys, and stores keys and values in the pool.
+    fn rotate_and_store(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        spec: &AttentionSpec,
+        attention: &AttentionWeights<O::Pack>,
+    ) -> Result<(), EngineError> {
+        let norms = spec.head_norms.zip(attention.head_norms.as_ref());
+        let norms = norms.map(|(NormSpec { epsilon }, weights)| HeadNorms {
+            query: &weights.query,
+            key: &weights.key,
+            epsilon,
         });
         let pool = PoolLayer {
             pool: &mut *self.pool,
@@ -202,19 +237,23 @@ impl<O: Ops> ForwardPass<'_, O> {
         self.ops.norm_rotate_store(
             norms.as_ref(),
             batch,
-            &self.weights.rotary,
-            &mut buffers.qkv,
-            config.heads,
+            &self.weights.rotary[spec.rope.0],
+            &mut self.buffers.qkv,
+            spec.heads,
             pool,
         )
     }
 
-    fn attention(&mut self, batch: &Batch, index: usize) -> Result<(), EngineError> {
-        let config = &self.weights.config;
+    fn attention(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        spec: &AttentionSpec,
+    ) -> Result<(), EngineError> {
         let attention = Attention {
             layer: index,
-            scale: 1.0 / (config.heads.head_dim as f32).sqrt(),
-            window: config.windows[index],
+            scale: spec.scale,
+            window: spec.window,
         };
         let io = AttentionIo {
             qkv: &self.buffers.qkv,
@@ -241,24 +280,33 @@ impl<O: Ops> ForwardPass<'_, O> {
         Ok(())
     }
 
-    /// Applies attention's output projection and the MLP, whose output stays in `delta`.
-    fn output_and_mlp(
+    /// Adds the mixer's output to the residual stream and applies the MLP, whose output stays in
+    /// `delta`.
+    fn mlp(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
+        let weights = self.weights;
+        let layer = &weights.layers[index];
+        let LayerSpec { norms, mlp, .. } = &weights.spec.layers[index];
+        let norm = norm(&layer.mlp_norm, norms.mlp_input);
+        match (mlp, &layer.mlp) {
+            (Mlp::Gated(spec), MlpWeights::Gated(mlp)) => self.gated_mlp(&norm, rows, *spec, mlp),
+        }
+    }
+
+    fn gated_mlp(
         &mut self,
-        layer: &LayerWeights<O::Pack>,
+        norm: &Norm<'_, ops::VectorOf<O>>,
         rows: usize,
+        spec: GatedMlpSpec,
+        mlp: &GatedMlpWeights<O::Pack>,
     ) -> Result<(), EngineError> {
+        // `Ops::norm_gated` has this activation alone.
+        let GatedMlpSpec {
+            activation: Activation::Silu,
+            width: _,
+            bias: _,
+        } = spec;
         let buffers = &mut *self.buffers;
         let ops = &mut *self.ops;
-        let norm = Norm {
-            weight: &layer.post_norm,
-            epsilon: self.weights.config.norm_epsilon,
-        };
-        ops.matmul(
-            &layer.output,
-            rows,
-            &buffers.attention_out,
-            &mut buffers.delta,
-        )?;
         let from = NormIo {
             residual: &mut buffers.residual,
             delta: Some(&buffers.delta),
@@ -268,7 +316,11 @@ impl<O: Ops> ForwardPass<'_, O> {
             gate_up: &mut buffers.gate_up,
             out: &mut buffers.gated,
         };
-        ops.norm_gated(&norm, rows, from, &layer.gate_up, gated)?;
-        ops.matmul(&layer.down, rows, &buffers.gated, &mut buffers.delta)
+        ops.norm_gated(norm, rows, from, &mlp.gate_up, gated)?;
+        ops.matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)
     }
+}
+
+fn norm<V>(weight: &V, NormSpec { epsilon }: NormSpec) -> Norm<'_, V> {
+    Norm { weight, epsilon }
 }

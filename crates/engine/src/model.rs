@@ -140,7 +140,7 @@ impl<O: Ops> ModelEngine<O> {
         if [block_tokens, blocks_count, slots_count, step_tokens_max].contains(&0) {
             return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
         }
-        let vocab_size = weights.config().vocab_size;
+        let vocab_size = weights.spec().vocab_size;
         let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize, ops.kv_type());
         let block_bytes = u32::try_from(shape.block_bytes())
             .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
@@ -337,7 +337,7 @@ impl<O: Ops> ModelEngine<O> {
     }
 
     fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
-        let vocab = self.weights.config().vocab_size;
+        let vocab = self.weights.spec().vocab_size;
         // All slots at once, each listed once: if only the first were reported, the step would fail
         // again for the next.
         let mut not_finite: Vec<SlotIndex> = Vec::new();
@@ -376,7 +376,7 @@ impl<O: Ops> ModelEngine<O> {
         row: usize,
         result: &mut StepResult,
     ) -> Result<(), NotFinite> {
-        let vocab = self.weights.config().vocab_size;
+        let vocab = self.weights.spec().vocab_size;
         let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
         let slot = purpose.slot();
         let state = slot_of(&mut self.slots, slot);

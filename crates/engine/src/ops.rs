@@ -17,15 +17,19 @@
 mod draw;
 mod io;
 mod shapes;
+mod supports;
 
+pub use cleave_models::HeadShape;
 pub use draw::{DrawRule, LogitChange, LogitEdit};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
-pub use shapes::{HeadShape, KvPoolShape, KvType, Precision};
+pub use shapes::{KvPoolShape, KvType, Precision};
+pub use supports::supports_decoder;
 
 use crate::EngineError;
 use crate::blocks::DeviceBlocks;
-use crate::checkpoint::{StoredMatrix, StoredTensor};
+use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
+use cleave_models::{ModelSpec, Unsupported};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +39,7 @@ use std::time::Duration;
 pub struct Batch {
     /// Token of each row, `(rows)`; ignored for rows in `fed_rows`.
     pub tokens: Vec<TokenId>,
-    /// Rows whose token is the result of the last draw, in row order; only if [`Ops::draws`].
+    /// Rows whose token is the result of the last draw, in row order; only if [`Ops::can_draw`].
     pub fed_rows: Vec<FedRow>,
     /// Position of each row in its sequence, `(rows)`.
     pub positions: Vec<u32>,
@@ -62,8 +66,8 @@ impl Batch {
 pub struct FedRow {
     /// Row of the batch.
     pub row: u32,
-    /// Row of the last [`Ops::draw`] whose token it takes. If that draw failed because its logits
-    /// were not finite, any token of the table will do: the row's result is never reported.
+    /// Row of the last [`Ops::queue_draw`] whose token it takes. If that draw failed because its
+    /// logits were not finite, any token of the table will do: the row's result is never reported.
     pub draw_row: u32,
 }
 
@@ -153,8 +157,8 @@ pub struct LoadPlan {
 pub enum PassPurpose<'a> {
     /// KV, and whatever the caller asks for afterwards.
     Unspecified,
-    /// The token after every row, and nothing else, in one [`Ops::draw`] by these rules: a decode
-    /// step.
+    /// The token after every row, and nothing else, in one [`Ops::queue_draw`] by these rules: a
+    /// decode step.
     DrawEveryRow(&'a [DrawRule]),
 }
 
@@ -163,7 +167,8 @@ pub enum PassPurpose<'a> {
 pub enum PassMode {
     /// The caller runs them.
     Execute,
-    /// The caller skips them: the device replays them from a recording, at the next [`Ops::draw`].
+    /// The caller skips them: the device replays them from a recording, at the next
+    /// [`Ops::queue_draw`].
     Replay,
 }
 
@@ -186,6 +191,15 @@ pub trait WeightLoader: Send + Sync {
     /// kept, for people and the fingerprint; empty if neither.
     fn weight_form(&self) -> &'static str {
         ""
+    }
+
+    /// Refuses a model with a part that the device cannot compute; called before any weight is
+    /// loaded. The default accepts what every device computes, see [`supports_decoder`].
+    ///
+    /// # Errors
+    /// The first such part.
+    fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
+        supports_decoder(spec)
     }
 
     /// Called before everything else: a device may allocate the memory for all weights at once.
@@ -498,7 +512,7 @@ pub trait Ops: Send {
     /// Queues the logits as in [`Ops::logits`], and a draw of the token after each row by its rule;
     /// without rules nothing is drawn. The same logits give the same token as on the host. At most
     /// [`STEPS_IN_FLIGHT_MAX`](crate::STEPS_IN_FLIGHT_MAX) draws are queued and not fetched. Only
-    /// if [`Ops::draws`].
+    /// if [`Ops::can_draw`].
     fn queue_draw(
         &mut self,
         head: &MatrixOf<Self>,

@@ -5,23 +5,29 @@
 //! Invariant: weights are immutable once loaded; several engines of one process share them.
 
 use crate::EngineError;
-use crate::checkpoint::layout::{LAST_NORM, STACKS, layer_tensor_name};
-use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredMatrix};
 use crate::ops::{KvPoolShape, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
+use crate::rotary::{self, RotaryValues};
+use cleave_checkpoint::{Checkpoint, CheckpointProgress, Revision, StoredMatrix};
+use cleave_models::{
+    AttentionSpec, HeadShape, Mixer, Mlp, ModelSpec, Projection, TensorRole, Unsupported,
+};
 
-/// Progress of loading or writing a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CheckpointProgress {
-    /// Bytes that are on the device, or written.
-    pub bytes_done: u64,
-    /// Bytes to load or write in all.
-    pub bytes_total: u64,
+/// Errors of loading weights, one variant for each remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The device cannot compute a part of the model. Remedy: another model, or another device.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The device failed to load the weights. Remedy: a device with more memory.
+    #[error("loading weights: {0}")]
+    Device(#[from] EngineError),
 }
 
 /// A model's weights in a device's own layout.
-#[derive(Debug)]
 pub struct Weights<P: WeightLoader> {
-    pub(crate) config: ModelConfig,
+    pub(crate) spec: ModelSpec,
+    /// Heads of every layer.
+    heads: HeadShape,
     pub(crate) revision: Revision,
     /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub(crate) name: String,
@@ -37,22 +43,45 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) layers: Vec<LayerWeights<P>>,
     pub(crate) norm: P::Vector,
     pub(crate) head: P::Matrix,
-    pub(crate) rotary: P::Rotary,
+    /// Rotary tables, as [`ModelSpec::ropes`].
+    pub(crate) rotary: Vec<P::Rotary>,
 }
 
-#[derive(Debug)]
 pub(crate) struct LayerWeights<P: WeightLoader> {
-    pub(crate) input_norm: P::Vector,
+    pub(crate) mixer_norm: P::Vector,
+    pub(crate) mixer: MixerWeights<P>,
+    pub(crate) mlp_norm: P::Vector,
+    pub(crate) mlp: MlpWeights<P>,
+}
+
+/// Weights of a mixer, one variant for each [`Mixer`].
+pub(crate) enum MixerWeights<P: WeightLoader> {
+    Attention(AttentionWeights<P>),
+}
+
+pub(crate) struct AttentionWeights<P: WeightLoader> {
     /// `(q | k | v, hidden)`.
     pub(crate) qkv: P::Matrix,
-    pub(crate) query_norm: Option<P::Vector>,
-    pub(crate) key_norm: Option<P::Vector>,
+    pub(crate) head_norms: Option<HeadNormWeights<P>>,
     /// Projection after attention, `(hidden, query_width)`.
     pub(crate) output: P::Matrix,
-    pub(crate) post_norm: P::Vector,
+}
+
+/// Weights of the norms of single heads, `(head_dim)` each.
+pub(crate) struct HeadNormWeights<P: WeightLoader> {
+    pub(crate) query: P::Vector,
+    pub(crate) key: P::Vector,
+}
+
+/// Weights of an MLP, one variant for each [`Mlp`].
+pub(crate) enum MlpWeights<P: WeightLoader> {
+    Gated(GatedMlpWeights<P>),
+}
+
+pub(crate) struct GatedMlpWeights<P: WeightLoader> {
     /// `(gate | up, hidden)`.
     pub(crate) gate_up: P::Matrix,
-    /// Down projection of the MLP, `(hidden, intermediate)`.
+    /// Down projection, `(hidden, width)`.
     pub(crate) down: P::Matrix,
 }
 
@@ -61,24 +90,28 @@ impl<P: WeightLoader> Weights<P> {
     /// rotary table with it); it cannot lengthen it. `progress` is called after every matrix.
     ///
     /// # Errors
-    /// [`CheckpointError::Device`] if the device cannot take a tensor.
+    /// `Unsupported` if the device cannot compute the model, `Device` if it cannot take a tensor.
     pub fn load(
         pack: &P,
         checkpoint: &Checkpoint,
         context_tokens_max: Option<usize>,
         progress: &mut dyn FnMut(CheckpointProgress),
-    ) -> Result<Self, CheckpointError> {
-        let config = checkpoint.config().clone();
+    ) -> Result<Self, LoadError> {
+        let spec = checkpoint.spec().clone();
+        pack.supports(&spec)?;
+        let heads = spec.uniform_heads();
+        let heads = heads.expect("no device supports heads of different shapes");
         let context = context_tokens_max
-            .unwrap_or(config.context_tokens_max)
-            .clamp(1, config.context_tokens_max);
-        let values = config.rope.table(config.heads.head_dim, context);
-        pack.reserve(&load_plan(checkpoint, values.cos.len() + values.sin.len()))?;
-        let rotary = pack.rotary(RotaryTable {
-            cos: &values.cos,
-            sin: &values.sin,
-            half: config.heads.head_dim / 2,
-        })?;
+            .unwrap_or(spec.context_tokens_max)
+            .clamp(1, spec.context_tokens_max);
+        let tables: Vec<RotaryValues> = spec
+            .ropes
+            .iter()
+            .map(|rope| rotary::table(rope, heads.head_dim, context))
+            .collect();
+        pack.reserve(&load_plan(checkpoint, &tables))?;
+        let rotary = rotary_on_device(pack, &tables)?;
+        drop(tables);
         let mut loader = CheckpointLoader {
             pack,
             checkpoint,
@@ -88,11 +121,11 @@ impl<P: WeightLoader> Weights<P> {
             bytes_total: checkpoint.bytes_total(),
         };
         let table = loader.table()?;
-        let layers = (0..config.layers_count())
+        let layers = (0..spec.layers.len())
             .map(|layer| loader.layer(layer))
             .collect::<Result<_, _>>()?;
         let layer_bytes = std::mem::take(&mut loader.matrix_bytes);
-        let norm = loader.vector(LAST_NORM)?;
+        let norm = loader.vector(TensorRole::FinalNorm, None)?;
         let head = pack.head(checkpoint.head())?;
         loader.advance(checkpoint.head().bytes().len());
         let head_bytes = pack.head_bytes(checkpoint.head());
@@ -105,7 +138,8 @@ impl<P: WeightLoader> Weights<P> {
             weight_form: pack.weight_form(),
             context_tokens_max: context,
             precision: pack.precision(),
-            config,
+            spec,
+            heads,
             table,
             layers,
             norm,
@@ -124,17 +158,17 @@ impl<P: WeightLoader> Weights<P> {
         (self.layer_bytes, self.head_bytes)
     }
 
-    /// Shape and constants of the model.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
+    /// Description of the model.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
     }
 
     /// Shape of the KV pool of an engine with these weights; known before an engine is built.
     pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize, kv: KvType) -> KvPoolShape {
         KvPoolShape {
             blocks_count,
-            layers_count: self.config.layers_count(),
-            heads: self.config.heads,
+            layers_count: self.spec.layers.len(),
+            heads: self.heads,
             block_tokens,
             kv,
         }
@@ -146,11 +180,27 @@ impl<P: WeightLoader> Weights<P> {
     }
 }
 
+fn rotary_on_device<P: WeightLoader>(
+    pack: &P,
+    tables: &[RotaryValues],
+) -> Result<Vec<P::Rotary>, EngineError> {
+    let tables = tables.iter().map(|table| {
+        pack.rotary(RotaryTable {
+            cos: &table.cos,
+            sin: &table.sin,
+            half: table.half,
+        })
+    });
+    tables.collect()
+}
+
 /// Sizes of all weights. Every tensor is loaded once; tensors of one row are vectors or biases.
-fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
+fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
+    let rotary_elements = rotary.iter().map(|table| 2 * table.cos.len() as u64);
     let mut plan = LoadPlan {
-        vector_elements: rotary_elements as u64,
-        tensors_count: 2,
+        vector_elements: rotary_elements.sum(),
+        // Cosines and sines are a tensor each.
+        tensors_count: 2 * rotary.len(),
         ..LoadPlan::default()
     };
     for tensor in checkpoint.tensors() {
@@ -161,9 +211,9 @@ fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
         }
         plan.tensors_count += 1;
     }
-    for layer in 0..checkpoint.config().layers_count() {
-        for parts in STACKS {
-            let of = |part: &&str| checkpoint.projection(layer, part);
+    for (layer, spec) in checkpoint.spec().layers.iter().enumerate() {
+        for parts in spec.stacks() {
+            let of = |part: &Projection| checkpoint.weight(*part, layer);
             let stack: Vec<StoredMatrix> = parts.iter().map(of).collect();
             let dense = stack.iter().filter_map(|matrix| match matrix {
                 StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
@@ -181,7 +231,7 @@ fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
 
 fn name(checkpoint: &Checkpoint, form: &str) -> String {
     let (architecture, count) = (
-        checkpoint.config().architecture.name(),
+        checkpoint.spec().family,
         rounded(checkpoint.parameters_count()),
     );
     match (checkpoint.quantization(), form) {
@@ -223,27 +273,44 @@ struct CheckpointLoader<'a, P> {
 
 impl<P: WeightLoader> CheckpointLoader<'_, P> {
     fn layer(&mut self, layer: usize) -> Result<LayerWeights<P>, EngineError> {
-        let config = self.checkpoint.config();
-        let biases = config.biases;
-        let has_head_norms = config.head_norms;
-        let [qkv, output, gate_up, down] = STACKS;
-        let matrix = |loader: &mut Self, parts: &[&str], has_bias: bool| {
-            loader.matrix(layer, parts, has_bias, P::matrix)
-        };
-        let head_norm = |loader: &mut Self, part: &str| {
-            has_head_norms
-                .then(|| loader.vector(&layer_tensor_name(layer, part)))
-                .transpose()
-        };
+        let checkpoint = self.checkpoint;
+        let spec = &checkpoint.spec().layers[layer];
         Ok(LayerWeights {
-            input_norm: self.vector(&layer_tensor_name(layer, "input_layernorm.weight"))?,
-            qkv: matrix(self, qkv, biases.qkv)?,
-            query_norm: head_norm(self, "self_attn.q_norm.weight")?,
-            key_norm: head_norm(self, "self_attn.k_norm.weight")?,
-            output: matrix(self, output, biases.output)?,
-            post_norm: self.vector(&layer_tensor_name(layer, "post_attention_layernorm.weight"))?,
-            gate_up: self.matrix(layer, gate_up, biases.mlp, P::gate_up)?,
-            down: matrix(self, down, biases.mlp)?,
+            mixer_norm: self.vector(TensorRole::MixerInputNorm, Some(layer))?,
+            mixer: match &spec.mixer {
+                Mixer::Attention(spec) => MixerWeights::Attention(self.attention(spec, layer)?),
+            },
+            mlp_norm: self.vector(TensorRole::MlpInputNorm, Some(layer))?,
+            mlp: match &spec.mlp {
+                Mlp::Gated(_) => MlpWeights::Gated(self.gated_mlp(layer)?),
+            },
+        })
+    }
+
+    fn attention(
+        &mut self,
+        spec: &AttentionSpec,
+        layer: usize,
+    ) -> Result<AttentionWeights<P>, EngineError> {
+        let qkv = self.matrix(layer, Projection::QKV, P::matrix)?;
+        let head_norms = match spec.head_norms {
+            None => None,
+            Some(_) => Some(HeadNormWeights {
+                query: self.vector(TensorRole::QueryNorm, Some(layer))?,
+                key: self.vector(TensorRole::KeyNorm, Some(layer))?,
+            }),
+        };
+        Ok(AttentionWeights {
+            qkv,
+            head_norms,
+            output: self.matrix(layer, Projection::OUTPUT, P::matrix)?,
+        })
+    }
+
+    fn gated_mlp(&mut self, layer: usize) -> Result<GatedMlpWeights<P>, EngineError> {
+        Ok(GatedMlpWeights {
+            gate_up: self.matrix(layer, Projection::GATE_UP, P::gate_up)?,
+            down: self.matrix(layer, Projection::DOWN, P::matrix)?,
         })
     }
 
@@ -257,36 +324,31 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
     fn matrix(
         &mut self,
         layer: usize,
-        parts: &[&str],
-        has_bias: bool,
+        parts: &[Projection],
         pack: LoadStack<P>,
     ) -> Result<P::Matrix, EngineError> {
-        let bias_of = |part: &str| {
-            self.checkpoint
-                .tensor(&layer_tensor_name(layer, &format!("{part}.bias")))
-        };
-        let weight_of = |part: &&str| self.checkpoint.projection(layer, part);
-        let stack: Vec<StoredMatrix> = parts.iter().map(weight_of).collect();
-        let bias: Option<Vec<f32>> = has_bias.then(|| {
-            parts
-                .iter()
-                .flat_map(|part| bias_of(part).to_f32())
-                .collect()
-        });
-        let bias_bytes: usize = if has_bias {
-            parts.iter().map(|part| bias_of(part).bytes().len()).sum()
-        } else {
-            0
-        };
-        let matrix = pack(self.pack, &stack, bias.as_deref())?;
-        self.matrix_bytes += self.pack.matrix_bytes(&stack);
-        let stored: usize = stack.iter().map(StoredMatrix::stored_bytes).sum();
+        let checkpoint = self.checkpoint;
+        // All parts of a stack have a bias, or none.
+        let spec = &checkpoint.spec().layers[layer];
+        let has_bias = parts.iter().all(|part| spec.has_bias(*part));
+        let weight_of = |part: &Projection| checkpoint.weight(*part, layer);
+        let weights: Vec<StoredMatrix> = parts.iter().map(weight_of).collect();
+        let biases = parts.iter().filter(|_| has_bias);
+        let biases: Vec<_> = biases
+            .map(|part| checkpoint.vector(TensorRole::Bias(*part), Some(layer)))
+            .collect();
+        let bias: Option<Vec<f32>> =
+            has_bias.then(|| biases.iter().flat_map(|part| part.to_f32()).collect());
+        let bias_bytes: usize = biases.iter().map(|part| part.bytes().len()).sum();
+        let matrix = pack(self.pack, &weights, bias.as_deref())?;
+        self.matrix_bytes += self.pack.matrix_bytes(&weights);
+        let stored: usize = weights.iter().map(StoredMatrix::stored_bytes).sum();
         self.advance(stored + bias_bytes);
         Ok(matrix)
     }
 
-    fn vector(&mut self, name: &str) -> Result<P::Vector, EngineError> {
-        let tensor = self.checkpoint.tensor(name);
+    fn vector(&mut self, role: TensorRole, layer: Option<usize>) -> Result<P::Vector, EngineError> {
+        let tensor = self.checkpoint.vector(role, layer);
         let vector = self.pack.vector(&tensor.to_f32())?;
         self.advance(tensor.bytes().len());
         Ok(vector)

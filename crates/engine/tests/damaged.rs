@@ -1,7 +1,8 @@
 //! Damaged and unsupported checkpoints give one clear error that names the file and the place.
 
 use crate::folder::{assert_error_contains, copy, edit, edit_header, open_error};
-use cleave_engine::checkpoint::{Architecture, Checkpoint, CheckpointError, RopeScaling};
+use cleave_checkpoint::Checkpoint;
+use cleave_models::RopeScaling;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -271,9 +272,7 @@ fn flipped_bits_never_panic() {
             let mut spoiled = whole.clone();
             spoiled[at] ^= 1 << (at % 8);
             fs::write(&file, &spoiled).unwrap();
-            if let Err(error) = Checkpoint::open(dir.path()) {
-                assert!(!matches!(error, CheckpointError::Device(_)));
-            }
+            drop(Checkpoint::open(dir.path()));
         }
         fs::write(&file, &whole).unwrap();
     }
@@ -292,10 +291,10 @@ fn old_and_new_rope_spellings_are_equivalent() {
         map.insert("dtype".to_owned(), dtype);
     });
     let after = Checkpoint::open(old.path()).unwrap();
-    assert_eq!(before.config(), after.config());
+    assert_eq!(before.spec(), after.spec());
     assert_eq!(before.revision(), after.revision());
     assert!(matches!(
-        after.config().rope.scaling,
+        after.spec().ropes[0].scaling,
         RopeScaling::Llama3 { .. }
     ));
     // Nested by layer type, with equal values.
@@ -303,10 +302,7 @@ fn old_and_new_rope_spellings_are_equivalent() {
         let rope = config["rope_parameters"].take();
         config["rope_parameters"] = json!({"full_attention": rope, "sliding_attention": rope});
     });
-    assert_eq!(
-        Checkpoint::open(old.path()).unwrap().config(),
-        before.config()
-    );
+    assert_eq!(Checkpoint::open(old.path()).unwrap().spec(), before.spec());
     edit(old.path(), "config.json", |config| {
         config["rope_parameters"]["sliding_attention"]["rope_theta"] = json!(77.0);
     });
@@ -317,11 +313,9 @@ fn old_and_new_rope_spellings_are_equivalent() {
 fn windows_biases_and_end_tokens_follow_the_architecture() {
     let dir = copy("mistral");
     let windows = |dir: &TempDir| {
-        Checkpoint::open(dir.path())
-            .unwrap()
-            .config()
-            .windows
-            .clone()
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let attention = checkpoint.spec().attention();
+        attention.map(|a| a.window).collect::<Vec<_>>()
     };
     assert_eq!(windows(&dir), [Some(24); 3]);
     edit_config(dir.path(), "sliding_window", json!(null));
@@ -337,8 +331,9 @@ fn windows_biases_and_end_tokens_follow_the_architecture() {
     );
     assert_eq!(windows(&dir), [Some(16), None]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    assert_eq!(checkpoint.config().architecture, Architecture::Qwen2);
-    assert!(checkpoint.config().biases.qkv && !checkpoint.config().biases.output);
+    assert_eq!(checkpoint.spec().family, "qwen2");
+    let mut biases = checkpoint.spec().attention().map(|a| a.biases);
+    assert!(biases.all(|biases| biases.qkv && !biases.output));
     assert_eq!(checkpoint.eos(), [408, 406]);
     fs::remove_file(dir.path().join("generation_config.json")).unwrap();
     assert_eq!(Checkpoint::open(dir.path()).unwrap().eos(), [408]);
@@ -347,21 +342,13 @@ fn windows_biases_and_end_tokens_follow_the_architecture() {
 #[test]
 fn linear_rope_divides_and_tying_follows_the_files() {
     let dir = copy("llama2");
-    let plain = Checkpoint::open(dir.path())
-        .unwrap()
-        .config()
-        .rope
-        .frequencies(16);
+    let plain = Checkpoint::open(dir.path()).unwrap().spec().ropes[0].frequencies(16);
     edit_config(
         dir.path(),
         "rope_scaling",
         json!({"type": "linear", "factor": 4.0}),
     );
-    let linear = Checkpoint::open(dir.path())
-        .unwrap()
-        .config()
-        .rope
-        .frequencies(16);
+    let linear = Checkpoint::open(dir.path()).unwrap().spec().ropes[0].frequencies(16);
     for (plain, linear) in plain.iter().zip(linear) {
         assert_eq!(linear, plain / 4.0);
     }

@@ -1,6 +1,6 @@
 //! Copies of checkpoints that tests damage, and the errors of opening them.
 
-use cleave_engine::checkpoint::Checkpoint;
+use cleave_checkpoint::Checkpoint;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The forward pass compared with the reference's goldens, and with itself on every path.
 
 use crate::reference;
-use cleave_engine::checkpoint::Checkpoint;
+use cleave_checkpoint::Checkpoint;
 use cleave_engine::conformance::{drafts, goldens, path_independence};
 use cleave_engine::{Engine, EngineLimits, Weights};
 use std::path::{Path, PathBuf};

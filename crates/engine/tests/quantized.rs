@@ -2,7 +2,7 @@
 
 use crate::folder::{assert_error_contains, copy, edit, edit_header, testdata};
 use crate::reference;
-use cleave_engine::checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
+use cleave_checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -87,7 +87,7 @@ fn codes_scales_and_zero_points_reproduce_the_rows() {
                 tensor.zero(row, column / each),
             );
             let number = match tensor.element() {
-                QuantizedType::E4m3 => cleave_engine::e4m3::to_f32(code),
+                QuantizedType::E4m3 => cleave_checkpoint::e4m3::to_f32(code),
                 QuantizedType::Int8 => {
                     f32::from(code.cast_signed()) - f32::from(zero.cast_signed())
                 }

@@ -1,7 +1,7 @@
 //! The reference implementation of `Ops` in plain Rust: one loop per formula, sums in f64.
 
+use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
-use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
     KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
@@ -574,8 +574,7 @@ fn engine_over(
     dir: &Path,
     limits: EngineLimits,
 ) -> Result<ModelEngine<PlainOps>, String> {
-    let checkpoint =
-        cleave_engine::checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let checkpoint = cleave_checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let weights = Weights::load(&plain, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
     ModelEngine::new(plain, weights, limits).map_err(|error| error.to_string())

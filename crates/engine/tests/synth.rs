@@ -1,11 +1,11 @@
 //! Synthetic checkpoints load, generate text, and have the same bytes for the same seed.
 
 use crate::reference;
+use cleave_checkpoint::Checkpoint;
+use cleave_checkpoint::synth::{SynthError, shapes, synth};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan,
 };
-use cleave_engine::checkpoint::Checkpoint;
-use cleave_engine::synth::{SynthError, shapes, synth};
 use cleave_engine::{Engine, EngineLimits};
 use std::path::Path;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn the_tokenizer_fills_the_vocabulary() {
         write(shape, dir.path(), 1).unwrap();
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let tokenizer = Tokenizer::from_file(dir.path().join("tokenizer.json")).unwrap();
-        let vocab = checkpoint.config().vocab_size;
+        let vocab = checkpoint.spec().vocab_size;
         assert_eq!(tokenizer.get_vocab_size(true), vocab);
         assert!((0..vocab as u32).all(|id| tokenizer.id_to_token(id).is_some()));
         let turn_end = tokenizer.token_to_id("<|im_end|>").unwrap();

@@ -11,7 +11,8 @@ use cleave_domain::{
     StepPlan, StepWork,
 };
 use cleave_engine::{Engine, EngineError};
-use cleave_planner::{DeviceSpec, ModelSizes, Predict, PriceLearner, bytes, flops, roofline};
+use cleave_models::ModelCost;
+use cleave_planner::{DeviceSpec, Predict, PriceLearner, roofline};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -192,10 +193,10 @@ impl Calibration {
 /// If the engine breaks, or cannot run a single token.
 pub fn calibrate(
     engine: &mut dyn Engine,
-    shape: &ModelSizes,
+    model: &ModelCost,
     budget: Duration,
 ) -> Result<Calibration, EngineError> {
-    calibrate_by(engine, shape, budget, &elapsed)
+    calibrate_by(engine, model, budget, &elapsed)
 }
 
 /// The time since this was first called.
@@ -206,12 +207,12 @@ fn elapsed() -> Duration {
 
 fn calibrate_by(
     engine: &mut dyn Engine,
-    shape: &ModelSizes,
+    model: &ModelCost,
     budget: Duration,
     clock: &(dyn Fn() -> Duration + Sync),
 ) -> Result<Calibration, EngineError> {
     std::thread::scope(|scope| {
-        let measuring = scope.spawn(move || measure(engine, shape, budget, clock));
+        let measuring = scope.spawn(move || measure(engine, model, budget, clock));
         measuring
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -220,7 +221,7 @@ fn calibrate_by(
 
 fn measure(
     engine: &mut dyn Engine,
-    shape: &ModelSizes,
+    model: &ModelCost,
     budget: Duration,
     clock: &(dyn Fn() -> Duration + Sync),
 ) -> Result<Calibration, EngineError> {
@@ -241,7 +242,7 @@ fn measure(
     if chunk > 1 {
         timed.extend(rehearsal.median_step(&[StepPart::chunk(0, chunk)], end)?);
     }
-    let seed = roofline(&ceilings(shape, &timed), shape, capacity.step_tokens_max);
+    let seed = roofline(&ceilings(model, &timed), model, capacity.step_tokens_max);
     let mut learner = PriceLearner::new(seed);
     for (work, took) in &timed {
         learner.observe(work, *took);
@@ -260,8 +261,8 @@ fn measure(
     Ok(Calibration {
         learner,
         ceilings: DeviceCeilings {
-            shape: *shape,
-            device: ceilings(shape, &timed),
+            model: *model,
+            device: ceilings(model, &timed),
         },
         steps: u32::try_from(timed.len()).unwrap_or(u32::MAX),
     })
@@ -276,16 +277,16 @@ fn work_of(part: StepPart) -> StepWork {
 }
 
 /// The highest rates of arithmetic and of memory traffic that any of these steps reached.
-fn ceilings(shape: &ModelSizes, timed: &[(StepWork, Duration)]) -> DeviceSpec {
-    let most = |amount: fn(&ModelSizes, &StepWork) -> f64| {
+fn ceilings(model: &ModelCost, timed: &[(StepWork, Duration)]) -> DeviceSpec {
+    let most = |amount: fn(&ModelCost, &StepWork) -> f64| {
         let rates = timed
             .iter()
-            .map(|(work, took)| amount(shape, work) / took.as_secs_f64().max(1e-9));
+            .map(|(work, took)| amount(model, work) / took.as_secs_f64().max(1e-9));
         rates.fold(0.0, f64::max)
     };
     DeviceSpec {
-        flops_per_second: most(flops),
-        bytes_per_second: most(|shape, work| bytes(shape, work, 1)),
+        flops_per_second: most(ModelCost::flops),
+        bytes_per_second: most(|model, work| model.bytes(work, 1)),
         step: Duration::ZERO,
     }
 }
@@ -369,18 +370,17 @@ mod tests {
     }
 
     /// Sizes of a small model in bf16.
-    fn shape() -> ModelSizes {
-        ModelSizes {
-            layers: 12,
-            hidden: 768,
-            query_heads: 12,
-            kv_heads: 4,
-            head_dim: 64,
-            intermediate: 2048,
-            vocab: 32_000,
-            ..ModelSizes::default()
+    fn model() -> ModelCost {
+        let layer_weights = 12 * (768 * 64 * (2 * 12 + 2 * 4) + 3 * 768 * 2048);
+        let head_weights = 768 * 32_000;
+        ModelCost {
+            layer_weights,
+            head_weights,
+            pair_flops: 4 * 12 * 12 * 64,
+            layer_bytes: 2 * layer_weights,
+            head_bytes: 2 * head_weights,
+            token_bytes: 2 * 2 * 12 * 4 * 64,
         }
-        .stored_in(2)
     }
 
     /// Prices of a machine whose step of one token takes `token`; eight rows cost the same, and 512
@@ -419,7 +419,7 @@ mod tests {
             clock: &clock,
         };
         let now = || Duration::from_nanos(clock.load(Ordering::Relaxed));
-        let found = calibrate_by(&mut engine, &shape(), budget, &now).unwrap();
+        let found = calibrate_by(&mut engine, &model(), budget, &now).unwrap();
         (found, now())
     }
 
@@ -455,14 +455,14 @@ mod tests {
     fn no_measured_step_exceeds_the_device_ceilings() {
         let token = Duration::from_millis(1);
         let (found, _) = found(token, CALIBRATION);
-        let DeviceCeilings { shape, device } = found.ceilings;
+        let DeviceCeilings { model, device } = found.ceilings;
         for parts in calibration_steps(64, 512) {
             let work = parts.iter().copied().map(work_of);
             let work = work.fold(StepWork::default(), |sum, work| sum + work);
             let busy = real(token).step(&work);
-            let used = flops_used(&shape, &device, &work, busy);
+            let used = flops_used(&model, &device, &work, busy);
             assert!(used <= 1.001, "{work:?}: MFU {used}");
-            let used = bytes_used(&shape, &device, &work, 1, busy);
+            let used = bytes_used(&model, &device, &work, 1, busy);
             assert!(used <= 1.001, "{work:?}: MBU {used}");
         }
     }

@@ -15,4 +15,4 @@ pub mod scaling;
 pub use chunk::{ChunkRoom, chunk_tokens_within, quantum, slowdown_permille};
 pub use learner::{PriceErrors, PriceLearner};
 pub use predict::{Predict, mul_div, predict_link};
-pub use roofline::{DeviceSpec, ModelSizes, bytes, bytes_used, flops, flops_used, roofline};
+pub use roofline::{DeviceSpec, bytes_used, flops_used, roofline};

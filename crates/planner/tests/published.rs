@@ -7,7 +7,8 @@
 //! left out.
 
 use cleave_domain::StepWork;
-use cleave_planner::{DeviceSpec, ModelSizes, Predict, PriceLearner, roofline};
+use cleave_models::ModelCost;
+use cleave_planner::{DeviceSpec, Predict, PriceLearner, roofline};
 use std::time::Duration;
 
 const PROMPTS: [(u32, u64); 17] = [
@@ -76,18 +77,13 @@ const BATCHES: [(u32, u64, u64); 38] = [
 const LAYERS: u64 = 32 * (4096 * 128 * 80 + 3 * 4096 * 14_336);
 const HEAD: u64 = 4096 * 128_256;
 
-const LLAMA_8B: ModelSizes = ModelSizes {
-    layers: 32,
-    hidden: 4096,
-    intermediate: 14_336,
-    query_heads: 32,
-    kv_heads: 8,
-    head_dim: 128,
-    vocab: 128_256,
+const LLAMA_8B: ModelCost = ModelCost {
+    layer_weights: LAYERS,
+    head_weights: HEAD,
+    pair_flops: 4 * 32 * 4096,
     layer_bytes: LAYERS,
     head_bytes: HEAD,
-    kv_element_bytes: 1,
-    kv_scale_bytes: 0,
+    token_bytes: 2 * 32 * 8 * 128,
 };
 
 /// From its datasheet: dense fp8, HBM3e.

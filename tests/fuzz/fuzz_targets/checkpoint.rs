@@ -1,6 +1,6 @@
-//! libFuzzer target: see `cleave_engine::fuzzing::checkpoint`.
+//! libFuzzer target: see `cleave_checkpoint::fuzzing::checkpoint`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    cleave_engine::fuzzing::checkpoint(bytes);
+    cleave_checkpoint::fuzzing::checkpoint(bytes);
 });

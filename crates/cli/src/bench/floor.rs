@@ -3,12 +3,12 @@
 //! Owns: the ceilings, measured just before and after each sample, because machines are shared and
 //! their memory speed changes within minutes. Never: computes a model. Invariant: the floor of a
 //! sample is the longer of two times: its operations at the measured rate of products, and its
-//! bytes at the measured rate of reads. Both counts come from `planner`, so every weight counts
+//! bytes at the measured rate of reads. Both counts come from `models`, so every weight counts
 //! once a step, and caches are ignored. Where the rate of products is unknown there is no floor.
 
 use super::sample::BenchSample;
 use cleave_cpu::{BandwidthReader, DotType, Isa, operations_per_second};
-use cleave_planner::{ModelSizes, bytes, flops};
+use cleave_models::ModelCost;
 
 /// Kind of a processor's matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) struct CeilingMeter {
     reader: BandwidthReader,
     products: ProcessorProducts,
     threads: usize,
-    shape: ModelSizes,
+    model: ModelCost,
 }
 
 /// Speed of the machine at one moment.
@@ -62,13 +62,13 @@ impl CeilingMeter {
     pub(super) fn new(
         products: ProcessorProducts,
         threads: usize,
-        shape: ModelSizes,
+        model: ModelCost,
     ) -> anyhow::Result<Self> {
         Ok(Self {
             reader: BandwidthReader::new(threads)?,
             products,
             threads,
-            shape,
+            model,
         })
     }
 
@@ -88,7 +88,7 @@ impl CeilingMeter {
         after: MachineRates,
     ) -> SampleFloor {
         let rates = before.mean(after);
-        let seconds = least_seconds(&self.shape, sample, rates);
+        let seconds = least_seconds(&self.model, sample, rates);
         SampleFloor {
             tokens_per_second: seconds.map(|seconds| f64::from(sample.tokens_count) / seconds),
             bytes_per_second: rates.bytes_per_second,
@@ -96,10 +96,10 @@ impl CeilingMeter {
     }
 }
 
-fn least_seconds(shape: &ModelSizes, sample: &BenchSample, rates: MachineRates) -> Option<f64> {
+fn least_seconds(model: &ModelCost, sample: &BenchSample, rates: MachineRates) -> Option<f64> {
     let steps = sample.works.iter();
-    let read: f64 = steps.clone().map(|work| bytes(shape, work, 1)).sum();
-    let done: f64 = steps.map(|work| flops(shape, work)).sum();
+    let read: f64 = steps.clone().map(|work| model.bytes(work, 1)).sum();
+    let done: f64 = steps.map(|work| model.flops(work)).sum();
     let computing = done / rates.operations_per_second?;
     Some(computing.max(read / rates.bytes_per_second))
 }
@@ -113,17 +113,16 @@ mod tests {
     /// computed by hand.
     #[test]
     fn the_floor_of_a_known_model_is_as_computed_by_hand() {
-        let shape = ModelSizes {
-            layers: 16,
-            hidden: 2048,
-            intermediate: 8192,
-            query_heads: 32,
-            kv_heads: 8,
-            head_dim: 64,
-            vocab: 128_256,
-            ..ModelSizes::default()
-        }
-        .stored_in(2);
+        let layer_weights = 16 * (2048 * 64 * (2 * 32 + 2 * 8) + 3 * 2048 * 8192);
+        let head_weights = 2048 * 128_256;
+        let model = ModelCost {
+            layer_weights,
+            head_weights,
+            pair_flops: 4 * 16 * 32 * 64,
+            layer_bytes: 2 * layer_weights,
+            head_bytes: 2 * head_weights,
+            token_bytes: 2 * 2 * 16 * 8 * 64,
+        };
         let known = MachineRates {
             operations_per_second: Some(1102e9),
             bytes_per_second: 45e9,
@@ -135,7 +134,7 @@ mod tests {
                 seconds: Vec::new(),
                 idle_seconds: Vec::new(),
             };
-            least_seconds(&shape, &sample, rates).map(|seconds| f64::from(tokens_count) / seconds)
+            least_seconds(&model, &sample, rates).map(|seconds| f64::from(tokens_count) / seconds)
         };
         let speed = |tokens_count, works| speed_at(known, tokens_count, works).unwrap_or_default();
         let prompt = |position, tokens, draws| StepWork {

@@ -109,7 +109,7 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
     let threads = args.engine.threads();
     let ceilings = loaded
         .products()
-        .map(|products| CeilingMeter::new(products, threads, loaded.shape()))
+        .map(|products| CeilingMeter::new(products, threads, loaded.cost()))
         .transpose()?;
     let sole = WorkerThreads {
         index: 0,

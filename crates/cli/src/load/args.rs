@@ -69,7 +69,8 @@ pub(crate) struct ServerArgs {
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
     /// Trace file, plain or gzipped: of Mooncake, Azure or ServeGen, or a CSV table of arrivals and
-    /// lengths (columns `arrival_s,input_tokens,output_tokens`), of lengths alone, or of histograms.
+    /// lengths (columns `arrival_s,input_tokens,output_tokens`), of lengths alone, or of
+    /// histograms.
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     pub(crate) trace: Option<PathBuf>,
     /// Synthetic workload: `short-short`, `short-long`, `long-short` or `long-long` (prompt and

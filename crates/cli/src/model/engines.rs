@@ -166,11 +166,11 @@ impl LoadedModel {
     /// logits, and temporary buffers of kernels.
     fn activation_bytes(&self, args: &EngineArgs) -> u64 {
         const BESIDE: u64 = 64 << 20;
-        let config = self.facts().config;
-        let widths =
-            8 * config.hidden_size + 4 * config.heads.qkv_width() + 4 * config.intermediate_size;
+        let spec = self.facts().spec;
+        let widest = spec.widths_max();
+        let widths = 8 * spec.hidden_size + 4 * widest.qkv + 4 * widest.gated;
         let rows = u64::from(args.step_tokens_max()) * widths as u64 * 4;
-        let logits = u64::from(args.slots_count().clamp(16, 128)) * config.vocab_size as u64 * 4;
+        let logits = u64::from(args.slots_count().clamp(16, 128)) * spec.vocab_size as u64 * 4;
         rows + 2 * logits + BESIDE
     }
 }

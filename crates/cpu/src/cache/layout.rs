@@ -7,9 +7,9 @@
 //! Invariant: every byte of a file is covered by a checksum, or verified to be zero.
 
 use super::{PackedStack, StackKey};
-use crate::kernel::product::PANEL;
-use crate::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
 use crate::pack::{GROUPS, PER_STEP, RowOrder, StackForm};
+use cleave_cpu_kernels::kernel::product::PANEL;
+use cleave_cpu_kernels::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
@@ -34,7 +34,7 @@ const SUM_AT: usize = PAGE - 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PackedHeader {
     pub(super) layout: u64,
-    /// Bytes of the checkpoint's [`cleave_engine::checkpoint::CheckpointStamp`].
+    /// Bytes of the checkpoint's [`cleave_checkpoint::CheckpointStamp`].
     pub(super) stamp: [u8; 32],
     /// Precision and rounding, padded with zeros.
     pub(super) form: [u8; FORM_BYTES],

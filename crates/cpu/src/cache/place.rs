@@ -6,7 +6,7 @@
 //! with the same first part belong to one checkpoint's folder.
 
 use crate::pack::LAYOUT;
-use cleave_engine::checkpoint::CheckpointStamp;
+use cleave_checkpoint::CheckpointStamp;
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_64;
 

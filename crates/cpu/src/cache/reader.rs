@@ -6,9 +6,9 @@
 
 use super::layout::{ENTRY_BYTES, PAGE, PackedEntry, PackedHeader};
 use super::{PackedLocation, PackedStack, StackKey, checksum};
-use crate::kernel::product::PANEL;
-use crate::memory::{MappedWords, WeightWords};
 use crate::pack::{ColumnScales, LAYOUT, StackForm};
+use cleave_cpu_kernels::kernel::product::PANEL;
+use cleave_cpu_kernels::memory::{MappedWords, WeightWords};
 use memmap2::Mmap;
 use std::io::ErrorKind;
 use std::ops::Range;

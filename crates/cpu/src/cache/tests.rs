@@ -4,12 +4,12 @@
 
 use super::layout::{PAGE, PackedHeader};
 use super::{PackedLocation, checksum};
-use crate::memory::{WeightWords, bytes_of};
 use crate::options::{CpuOptions, Quantize};
 use crate::pack::{CpuMatrix, CpuWeightLoader, LAYOUT, MatrixForm};
-use cleave_engine::checkpoint::{
+use cleave_checkpoint::{
     ByteCodes, CheckpointStamp, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
 };
+use cleave_cpu_kernels::memory::{WeightWords, bytes_of};
 use cleave_engine::ops::{Precision, WeightLoader};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};

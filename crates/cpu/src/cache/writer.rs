@@ -7,8 +7,8 @@
 
 use super::layout::{PAGE, PackedEntry, PackedHeader};
 use super::{PackedLocation, PackedStack, StackKey, checksum};
-use crate::memory::bytes_of;
 use crate::pack::LAYOUT;
+use cleave_cpu_kernels::memory::bytes_of;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};

@@ -7,17 +7,20 @@
 use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
 use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::run_range;
-use crate::kernel::attention::{AttentionScratch, LayerAttention, PoolContents, head_width};
-use crate::kernel::{CpuKernels, StoredElement};
-use crate::layout::{KvLayout, TokenSpot};
-use crate::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
 use crate::pack::{CpuRotary, CpuVector};
 use crate::plan::StoredRun;
-use crate::simd::LANES;
+use cleave_checkpoint::e4m3;
+use cleave_cpu_kernels::kernel::attention::{
+    AttentionScratch, LayerAttention, PoolContents, head_width,
+};
+use cleave_cpu_kernels::kernel::{CpuKernels, StoredElement};
+use cleave_cpu_kernels::layout::{KvLayout, TokenSpot};
+use cleave_cpu_kernels::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
+use cleave_cpu_kernels::simd::LANES;
+use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvPoolShape, KvType, PoolLayer,
 };
-use cleave_engine::{EngineError, e4m3};
 
 /// Elements that are rounded before they are stored: one head of the largest size that a checkpoint
 /// may have, or heads of several tokens.

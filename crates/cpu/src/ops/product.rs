@@ -7,13 +7,13 @@
 use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
 use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
-use crate::kernel::ProductKernels;
-use crate::kernel::product::groups::CodeBits;
-use crate::kernel::product::left::LeftSide;
-use crate::kernel::product::{IntegerWeights, PackedProduct, SCRATCH_WORDS};
-use crate::kernel::tile::Tiles;
-use crate::memory::SliceParts;
 use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
+use cleave_cpu_kernels::kernel::ProductKernels;
+use cleave_cpu_kernels::kernel::product::groups::CodeBits;
+use cleave_cpu_kernels::kernel::product::left::LeftSide;
+use cleave_cpu_kernels::kernel::product::{IntegerWeights, PackedProduct, SCRATCH_WORDS};
+use cleave_cpu_kernels::kernel::tile::Tiles;
+use cleave_cpu_kernels::memory::SliceParts;
 use cleave_engine::EngineError;
 use cleave_engine::ops::{Norm, NormIo, Precision};
 

@@ -7,12 +7,12 @@
 //! must be equal.
 
 use super::{ColumnSource, CpuWeightLoader, PANEL, PanelPacker, bf16_bits};
-use crate::kernel::IntegerKernels;
-use crate::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
-use crate::kernel::product::halves::ELEMENT_WORDS;
-use crate::memory::SliceParts;
 use crate::options::Quantize;
-use cleave_engine::checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
+use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
+use cleave_cpu_kernels::kernel::IntegerKernels;
+use cleave_cpu_kernels::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
+use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
+use cleave_cpu_kernels::memory::SliceParts;
 use cleave_engine::ops::Precision;
 use std::sync::atomic::Ordering;
 

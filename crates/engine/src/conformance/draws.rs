@@ -6,9 +6,9 @@
 //! and each input row is a unit vector that selects one.
 
 use super::rng::ConformanceRng;
-use crate::checkpoint::StoredTensor;
 use crate::ops::{BufferRole, DrawRule, Ops, WeightLoader};
 use crate::sampling::{SamplingSlot, TokenSampler};
+use cleave_checkpoint::StoredTensor;
 use cleave_domain::{OpenSlot, SamplingParams, SlotIndex, TokenId};
 use std::sync::Arc;
 

@@ -1,8 +1,10 @@
-//! Number formats, and the shapes of heads and of a KV pool.
+//! Number formats, and the shape of a KV pool.
 //!
 //! Owns: the data that determine a block's layout for an engine and its device.
 //! Never: allocates or computes.
 //! Invariant: all of it is plain data; equal shapes mean equal layouts.
+
+use cleave_models::HeadShape;
 
 /// Number format of stored weights and of products. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +40,7 @@ pub enum KvType {
     F32,
     /// bfloat16, two bytes per element.
     Bf16,
-    /// Eight-bit floats without a scale, see [`crate::e4m3`]; they saturate at ±448.
+    /// Eight-bit floats without a scale, see `cleave_checkpoint::e4m3`; they saturate at ±448.
     Fp8E4m3,
     /// Whole numbers from −127 to 127 with a scale per token and head, separate for key and value:
     /// the largest magnitude divided by 127.
@@ -81,35 +83,6 @@ impl From<Precision> for KvType {
             Precision::F32 => Self::F32,
             Precision::Bf16 => Self::Bf16,
         }
-    }
-}
-
-/// The shape of attention's heads, equal in every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Query heads; a multiple of `kv_heads`. Query head `h` reads KV head
-    /// `h / (query_heads / kv_heads)`.
-    pub query_heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements per head, even.
-    pub head_dim: usize,
-}
-
-impl HeadShape {
-    /// Width of all query heads side by side; also of attention's output.
-    pub const fn query_width(&self) -> usize {
-        self.query_heads * self.head_dim
-    }
-
-    /// Width of all key heads side by side; the same for values.
-    pub const fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Width of a row of queries, keys and values: `q | k | v`, heads in order within each.
-    pub const fn qkv_width(&self) -> usize {
-        self.query_width() + 2 * self.kv_width()
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) enum RouterEvent {
     WorkerLost {
         worker: WorkerRef,
         serial: u64,
-        /// For the log.
+        /// Cause of the loss, for the log.
         reason: String,
     },
     /// A worker reported something.

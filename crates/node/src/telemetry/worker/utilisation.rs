@@ -5,17 +5,18 @@
 //! says how well steps are filled, and not how many there are.
 
 use cleave_domain::StepWork;
-use cleave_planner::{DeviceSpec, ModelSizes, bytes, flops};
+use cleave_models::ModelCost;
+use cleave_planner::DeviceSpec;
 use std::time::Duration;
 
 /// The busy time after which a step weighs a third (1/e).
 const MEMORY_SECONDS: f64 = 10.0;
 
-/// The limits of a device, and the sizes of the model.
+/// The limits of a device, and the operations and bytes of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceCeilings {
-    /// Sizes of the model.
-    pub shape: ModelSizes,
+    /// Operations and bytes of the model.
+    pub model: ModelCost,
     /// The highest rates of the device.
     pub device: DeviceSpec,
 }
@@ -36,11 +37,11 @@ impl DeviceUtilisation {
         work: &StepWork,
         took: Duration,
     ) -> (f64, f64) {
-        let DeviceCeilings { shape, device } = ceilings;
+        let DeviceCeilings { model, device } = ceilings;
         let seconds = took.as_secs_f64();
         let kept = (-seconds / MEMORY_SECONDS).exp();
-        self.flops = self.flops * kept + flops(shape, work);
-        self.bytes = self.bytes * kept + bytes(shape, work, 1);
+        self.flops = self.flops * kept + model.flops(work);
+        self.bytes = self.bytes * kept + model.bytes(work, 1);
         self.busy_seconds = self.busy_seconds * kept + seconds;
         let part = |used: f64, per_second: f64| {
             let most = per_second * self.busy_seconds;
@@ -59,25 +60,22 @@ mod tests {
 
     #[test]
     fn utilisation_at_the_ceiling_is_one_and_old_steps_fade() {
-        let shape = ModelSizes {
-            layers: 2,
-            hidden: 8,
-            intermediate: 16,
-            query_heads: 2,
-            kv_heads: 1,
-            head_dim: 4,
-            vocab: 32,
-            ..ModelSizes::default()
+        let model = ModelCost {
+            layer_weights: 1152,
+            head_weights: 256,
+            pair_flops: 64,
+            layer_bytes: 2304,
+            head_bytes: 512,
+            token_bytes: 32,
         };
-        let shape = shape.stored_in(2);
         let work = StepWork::decode(10);
         let second = Duration::from_secs(1);
         let device = DeviceSpec {
-            flops_per_second: flops(&shape, &work),
-            bytes_per_second: 2.0 * bytes(&shape, &work, 1),
+            flops_per_second: model.flops(&work),
+            bytes_per_second: 2.0 * model.bytes(&work, 1),
             step: Duration::ZERO,
         };
-        let ceilings = DeviceCeilings { shape, device };
+        let ceilings = DeviceCeilings { model, device };
         let close = |(mfu, mbu): (f64, f64), wanted: (f64, f64)| {
             assert!(
                 (mfu - wanted.0).abs() < 1e-3 && (mbu - wanted.1).abs() < 1e-3,

@@ -1,0 +1,365 @@
+//! An open checkpoint: a model's description and all of its tensors.
+//!
+//! Owns: the match between the tensors that the description calls for and those of the files.
+//! Never: reads a weight, but for the few that decide a layout.
+
+use crate::config_file;
+use crate::error::CheckpointError;
+use crate::folder::TensorFolder;
+use crate::generation::GenerationConfig;
+use crate::quantization::{ProjectionModule, Quantization};
+use crate::quantized::{QuantizedTensor, StoredMatrix};
+use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
+use crate::tensor::{StoredTensor, StoredType};
+use cleave_domain::TokenId;
+use cleave_models::{
+    DescribedModel, Family, ModelSpec, ModelTensor, Projection, TensorRole, read_model,
+};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Progress of loading or writing a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointProgress {
+    /// Bytes that are on the device, or written.
+    pub bytes_done: u64,
+    /// Bytes to load or write in all.
+    pub bytes_total: u64,
+}
+
+/// A mapped and validated checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    model: DescribedModel,
+    /// Layout of quantised projections; `None` if all are floats of 16 or 32 bits.
+    quantization: Option<Quantization>,
+    generation: GenerationConfig,
+    /// Every tensor of the model, as a dense checkpoint has them.
+    layout: Vec<ModelTensor>,
+    /// Name of the tensor of a role; the layer is `None` outside the layers.
+    names: BTreeMap<(TensorRole, Option<usize>), String>,
+    tensors: BTreeMap<String, StoredTensor>,
+    /// Quantised weights, by the name that they would have if they were dense.
+    narrow: BTreeMap<String, Arc<QuantizedTensor>>,
+    tied: bool,
+    kv_scales: Option<KvScales>,
+    files: Vec<SourceFile>,
+    revision: OnceLock<Revision>,
+}
+
+/// Range of the calibrated scales of an fp8 KV cache, one per layer: key = stored value × scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvScales {
+    /// Smallest scale of all layers.
+    pub min: f32,
+    /// Largest scale of all layers.
+    pub max: f32,
+}
+
+/// Reads the KV scales of a folder. Some writers store -1 for a layer that was not calibrated.
+fn kv_scales(folder: &TensorFolder) -> Result<Option<KvScales>, CheckpointError> {
+    let mut scales: Option<KvScales> = None;
+    for name in folder.names() {
+        if !name.ends_with(".k_scale") && !name.ends_with(".v_scale") {
+            continue;
+        }
+        let shape = folder.find(name).expect("it has this name").shape;
+        for scale in folder.tensor(name, shape)?.to_f32() {
+            if scale > 0.0 {
+                let KvScales {
+                    min: least,
+                    max: most,
+                } = scales.unwrap_or(KvScales {
+                    min: scale,
+                    max: scale,
+                });
+                scales = Some(KvScales {
+                    min: least.min(scale),
+                    max: most.max(scale),
+                });
+            }
+        }
+    }
+    Ok(scales)
+}
+
+impl Checkpoint {
+    /// Opens a folder: maps its files and checks everything that can be checked without reading
+    /// the weights themselves.
+    ///
+    /// # Errors
+    /// See [`CheckpointError`]; each names the file and the field or tensor.
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        if !dir.is_dir() {
+            let problem = "not a folder; --model takes a Hugging Face checkpoint's folder";
+            return Err(CheckpointError::absent(dir, problem));
+        }
+        let fields = config_file::read_config(&dir.join("config.json"))?;
+        let (model, quantization) = read_model(&fields, |fields| {
+            Quantization::read(fields).map_err(CheckpointError::from)
+        })?;
+        let vocab_size = model.spec.vocab_size;
+        let generation = GenerationConfig::read(&dir.join("generation_config.json"), vocab_size)?;
+        let folder = TensorFolder::open(dir)?;
+        let head = head_name(model.family);
+        let tied = model.spec.tied.unwrap_or_else(|| !folder.contains(head));
+        let layout = model.spec.tensors(model.family.tensors, tied);
+        let (mut tensors, mut narrow) = (BTreeMap::new(), BTreeMap::new());
+        let mut names = BTreeMap::new();
+        for tensor in &layout {
+            let name = tensor.name.clone();
+            names.insert((tensor.role, tensor.layer), name.clone());
+            match quantized_weight(quantization.as_ref(), &folder, tensor)? {
+                Some(found) => drop(narrow.insert(name, Arc::new(found))),
+                None => drop(tensors.insert(name, folder.tensor(&tensor.name, &tensor.shape)?)),
+            }
+        }
+        let opened = Self {
+            dir: dir.to_owned(),
+            model,
+            quantization,
+            generation,
+            layout,
+            names,
+            tensors,
+            narrow,
+            tied,
+            kv_scales: kv_scales(&folder)?,
+            files: folder.shards().iter().map(SourceFile::of).collect(),
+            revision: OnceLock::new(),
+        };
+        match folder.names().find(|name| !opened.is_known(&folder, name)) {
+            Some(extra) => Err(CheckpointError::unsupported(
+                folder.file_of(extra),
+                format!("tensor `{extra}`"),
+                format!(
+                    "is not part of a {} model as config.json describes it; it would be ignored, \
+                     and the answers would be wrong",
+                    opened.model.family.name
+                ),
+            )),
+            None => Ok(opened),
+        }
+    }
+
+    /// Whether a tensor of the files is used by the model, or may be ignored.
+    fn is_known(&self, folder: &TensorFolder, name: &str) -> bool {
+        if self.tensors.contains_key(name)
+            || self.narrow.contains_key(name)
+            || self.may_be_unused(name)
+        {
+            return true;
+        }
+        let Some(quantization) = &self.quantization else {
+            return false;
+        };
+        let is_narrow = |module: &str| self.narrow.contains_key(&format!("{module}.weight"));
+        name.rsplit_once('.').is_some_and(|(module, kind)| {
+            let is_weight_part =
+                is_narrow(module) || module.ends_with(self.model.family.attention_module);
+            let is_known = is_weight_part && quantization.is_known(kind);
+            // Some writers give every quantised module a bias, filled with zeros where the model
+            // has none.
+            is_known || (is_narrow(module) && kind == "bias" && folder.is_zero(name))
+        })
+    }
+
+    /// Whether an unused tensor may be ignored: the family never uses it, or it stores a tied head
+    /// twice.
+    fn may_be_unused(&self, name: &str) -> bool {
+        let family = self.model.family;
+        let mut endings = family.unused_tensors.iter();
+        endings.any(|ending| name.ends_with(ending)) || (self.tied && name == head_name(family))
+    }
+
+    /// Folder that contains the checkpoint.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Description of the model.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.model.spec
+    }
+
+    /// Every tensor of the model, in the shapes of a dense checkpoint.
+    pub(crate) fn layout(&self) -> &[ModelTensor] {
+        &self.layout
+    }
+
+    /// Element type of the embedding; nearly always also that of the other dense matrices.
+    pub fn stored_type(&self) -> StoredType {
+        self.embedding().stored()
+    }
+
+    /// Tokens that end a text: generation_config.json's, or else config.json's.
+    pub fn eos(&self) -> &[TokenId] {
+        self.generation.eos.as_ref().unwrap_or(&self.model.spec.eos)
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.generation.bos.or(self.model.spec.bos)
+    }
+
+    /// Quantisation of the projections in words: `awq int4`.
+    pub fn quantization(&self) -> Option<String> {
+        let method = self.quantization.as_ref()?.name();
+        let mut names: Vec<&str> = self.narrow.values().map(|t| t.element().name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        match names.as_slice() {
+            [] => None,
+            [name] if *name == method => Some(method.to_owned()),
+            names => Some(format!("{method} {}", names.join(" and "))),
+        }
+    }
+
+    /// Range of the makers' KV scales, which the engine does not use.
+    pub fn kv_scales(&self) -> Option<KvScales> {
+        self.kv_scales
+    }
+
+    /// Every tensor of the model that is not quantised, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &StoredTensor> {
+        self.tensors.values()
+    }
+
+    /// A weight `(out, in)`, by its name in the dense model.
+    pub fn matrix(&self, name: &str) -> Option<StoredMatrix> {
+        let narrow = self.narrow.get(name).cloned().map(StoredMatrix::Quantized);
+        narrow.or_else(|| self.tensors.get(name).cloned().map(StoredMatrix::Dense))
+    }
+
+    /// Number of weights; a tied head counts once.
+    pub fn parameters_count(&self) -> u64 {
+        let dense = self.tensors.values().map(|t| (t.rows(), t.columns()));
+        let narrow = self.narrow.values().map(|t| (t.rows(), t.columns()));
+        let shapes = dense.chain(narrow);
+        shapes.map(|(rows, columns)| (rows * columns) as u64).sum()
+    }
+
+    /// Bytes that loading reads; a tied head is read twice.
+    pub fn bytes_total(&self) -> u64 {
+        let dense = self.tensors.values().map(|t| t.bytes().len());
+        let narrow = self.narrow.values().flat_map(|tensor| tensor.part_bytes());
+        let stored: usize = dense.chain(narrow.map(<[u8]>::len)).sum();
+        let stored = stored as u64;
+        if self.tied {
+            stored + self.embedding().bytes().len() as u64
+        } else {
+            stored
+        }
+    }
+
+    /// Identity of the weights.
+    pub fn revision(&self) -> Revision {
+        *self
+            .revision
+            .get_or_init(|| revision::revision_of(&self.model.spec, &self.tensors, &self.narrow))
+    }
+
+    /// Identity of the weights and of their files' state; any write to a file changes it.
+    pub fn stamp(&self) -> CheckpointStamp {
+        revision::stamp_of(self.revision(), &self.files)
+    }
+
+    /// The embedding, `(vocab, hidden)`.
+    pub fn embedding(&self) -> &StoredTensor {
+        self.vector(TensorRole::Embedding, None)
+    }
+
+    /// The head, `(vocab, hidden)`: its own, or the embedding.
+    pub fn head(&self) -> &StoredTensor {
+        let role = if self.tied {
+            TensorRole::Embedding
+        } else {
+            TensorRole::Head
+        };
+        self.vector(role, None)
+    }
+
+    /// The weight of a projection of a layer, `(out, in)`.
+    ///
+    /// # Panics
+    /// If the model has no such tensor.
+    pub fn weight(&self, projection: Projection, layer: usize) -> StoredMatrix {
+        self.matrix(self.name(TensorRole::Weight(projection), Some(layer)))
+            .expect("open() found every tensor of the layout")
+    }
+
+    /// A tensor that is never quantised; `layer` is `None` outside the layers.
+    ///
+    /// # Panics
+    /// If the model has no such tensor.
+    pub fn vector(&self, role: TensorRole, layer: Option<usize>) -> &StoredTensor {
+        self.tensor(self.name(role, layer))
+    }
+
+    fn name(&self, role: TensorRole, layer: Option<usize>) -> &str {
+        let name = self.names.get(&(role, layer));
+        name.unwrap_or_else(|| panic!("the model has no {role:?} in layer {layer:?}"))
+    }
+
+    /// A tensor that the configuration calls for, and that is never quantised.
+    pub(crate) fn tensor(&self, name: &str) -> &StoredTensor {
+        self.tensors
+            .get(name)
+            .expect("open() found every tensor of the layout")
+    }
+}
+
+/// Name of the head's tensor in a family.
+fn head_name(family: &Family) -> &'static str {
+    let mut names = family.tensors.iter();
+    let head = names.find(|(_, role)| *role == TensorRole::Head);
+    head.expect("every family names its head").0
+}
+
+/// Reads an expected tensor if it is a projection's weight and quantised.
+fn quantized_weight(
+    quantization: Option<&Quantization>,
+    folder: &TensorFolder,
+    expected: &ModelTensor,
+) -> Result<Option<QuantizedTensor>, CheckpointError> {
+    let Some(quantization) = quantization else {
+        return Ok(None);
+    };
+    if expected.role == TensorRole::Head {
+        return refuse_quantized_head(quantization, folder, &expected.name).map(|()| None);
+    }
+    match (expected.projection_name(), expected.shape.as_slice()) {
+        (Some(name), &[rows, columns]) => {
+            let module = ProjectionModule {
+                name,
+                rows,
+                columns,
+            };
+            quantization.weight(folder, module)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Refuses a quantised head; nearly all published checkpoints keep it dense.
+fn refuse_quantized_head(
+    quantization: &Quantization,
+    folder: &TensorFolder,
+    head: &str,
+) -> Result<(), CheckpointError> {
+    let module = head.strip_suffix(".weight").unwrap_or(head);
+    let is_part = |name: &&str| {
+        let kind = name.strip_prefix(module).and_then(|n| n.strip_prefix('.'));
+        kind.is_some_and(|kind| quantization.is_known(kind))
+    };
+    match folder.names().find(is_part) {
+        None => Ok(()),
+        Some(name) => Err(CheckpointError::unsupported(
+            folder.file_of(name),
+            format!("tensor `{name}`"),
+            "a quantised lm_head is not supported; one in BF16, F16 or F32 is",
+        )),
+    }
+}

@@ -1,0 +1,35 @@
+//! Checkpoints: a Hugging Face folder.
+//!
+//! Owns: config.json's and generation_config.json's bytes, the safetensors files, the formats of
+//! quantised weights, the identity of weights, and checkpoints with random weights. (The
+//! tokenizer's files are the API's.)
+//! Never: copies weights: tensors are views of mapped files. Never computes with a weight.
+//! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs exists in the
+//! right shape and a known format, and no other tensor exists but those that may be ignored.
+//! Embedding, head, norms and biases are floats; projections may be quantised (see `quantization`
+//! for the layouts).
+
+#![warn(missing_docs)]
+
+mod checkpoint;
+mod config_file;
+pub mod e4m3;
+mod error;
+mod folder;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
+mod generation;
+mod map;
+pub(crate) mod packed_numbers;
+mod quantization;
+mod quantized;
+mod revision;
+mod shard;
+pub mod synth;
+mod tensor;
+
+pub use checkpoint::{Checkpoint, CheckpointProgress, KvScales};
+pub use error::CheckpointError;
+pub use quantized::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix};
+pub use revision::{CheckpointStamp, Revision};
+pub use tensor::{StoredTensor, StoredType};

@@ -1,0 +1,282 @@
+//! Identity of a checkpoint's weights.
+//!
+//! Owns: the choice of data that is hashed.
+//! Never: hashes all of it: 16 GB would take longer to hash than to load.
+//! Invariant: the revision is equal for the same weights in any number of files, and differs if any
+//! tensor's name, format or shape differs, or a sampled byte.
+
+use crate::quantized::QuantizedTensor;
+use crate::shard::Shard;
+use crate::tensor::StoredTensor;
+use cleave_models::{
+    Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
+    Mixer, Mlp, ModelSpec, NormSpec, Rope, RopeScaling, Scalars,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Tensors up to this size are hashed whole, larger ones by samples. In bytes.
+const WHOLE_BYTES_MAX: usize = 1 << 16;
+/// Samples taken of a large tensor, and bytes of each. A finetune or a merged adapter changes
+/// nearly every element of the tensors it touches, so that any of these would show it.
+const SAMPLES: usize = 16;
+const SAMPLE_BYTES: usize = 256;
+
+/// Hash of a checkpoint's weights and of the constants that they are used with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revision([u8; 32]);
+
+impl fmt::Display for Revision {
+    /// The first eight bytes, as sixteen hexadecimal digits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .take(8)
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Hash that also changes when a file of the checkpoint is written to: of the revision, which reads
+/// samples only, and of each file's name, length and modification time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CheckpointStamp(pub [u8; 32]);
+
+pub(super) fn stamp_of(revision: Revision, files: &[SourceFile]) -> CheckpointStamp {
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"cleave files 1\n");
+    hash.update(&revision.0);
+    for SourceFile {
+        name,
+        bytes,
+        modified,
+    } in files
+    {
+        let since = modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        hash.update(format!("{name} {bytes} {since:?}\n").as_bytes());
+    }
+    CheckpointStamp(*hash.finalize().as_bytes())
+}
+
+/// A file that has tensors.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) modified: Option<SystemTime>,
+}
+
+impl SourceFile {
+    pub(super) fn of(shard: &Shard) -> Self {
+        let name = shard.file.file_name().unwrap_or_default();
+        Self {
+            name: name.to_string_lossy().into_owned(),
+            bytes: shard.bytes.as_slice().len() as u64,
+            modified: shard.modified,
+        }
+    }
+}
+
+pub(super) fn revision_of(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, StoredTensor>,
+    narrow: &BTreeMap<String, Arc<QuantizedTensor>>,
+) -> Revision {
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"cleave weights 1\n");
+    hash.update(constants(spec).as_bytes());
+    for (name, tensor) in tensors {
+        let line = format!(
+            "{name} {:?} {}x{}\n",
+            tensor.stored(),
+            tensor.rows(),
+            tensor.columns()
+        );
+        hash.update(line.as_bytes());
+        hash_samples(&mut hash, tensor.bytes());
+        // The system may map half a megabyte per sample, and there are thousands.
+        tensor.release();
+    }
+    for (name, tensor) in narrow {
+        let line = format!(
+            "{name} {} {}x{}\n",
+            tensor.layout,
+            tensor.rows(),
+            tensor.columns()
+        );
+        hash.update(line.as_bytes());
+        for part in tensor.part_bytes() {
+            hash_samples(&mut hash, part);
+        }
+        tensor.release();
+    }
+    Revision(*hash.finalize().as_bytes())
+}
+
+/// The constants that change what the weights compute, spelled so that a rename in the code does
+/// not change them. A constant that few models have is spelled only where a model has it, so that
+/// the revisions of all others stay when a kind is added.
+fn constants(spec: &ModelSpec) -> String {
+    let ModelSpec {
+        family,
+        vocab_size,
+        hidden_size,
+        context_tokens_max: _,
+        scalars,
+        ropes: _,
+        layers,
+        final_norm,
+        tied: _,
+        bos: _,
+        eos: _,
+    } = spec;
+    let windows: Vec<usize> = spec.attention().map(|a| a.window.unwrap_or(0)).collect();
+    let first = LayerConstants::of(spec, &layers[0]);
+    let LayerConstants {
+        width,
+        heads,
+        rest,
+        own,
+    } = &first;
+    let epsilon = final_norm.epsilon;
+    let mut text = format!(
+        "{family} {vocab_size} {hidden_size} {width} {heads} {windows:?} {epsilon} {rest}\n{own}"
+    );
+    for (index, layer) in layers.iter().enumerate().skip(1) {
+        let constants = LayerConstants::of(spec, layer);
+        if constants != first {
+            let LayerConstants {
+                width,
+                heads,
+                rest,
+                own,
+            } = constants;
+            text += &format!("layer {index} {width} {heads} {rest}\n{own}");
+        }
+    }
+    let Scalars {
+        embedding,
+        residual,
+        logits,
+    } = scalars;
+    if *scalars != Scalars::default() {
+        text += &format!("scalars {embedding} {residual} {logits}\n");
+    }
+    text
+}
+
+/// Constants of a layer, but for its window.
+#[derive(Debug, PartialEq)]
+struct LayerConstants {
+    width: usize,
+    heads: String,
+    rest: String,
+    /// Lines of what few layers have.
+    own: String,
+}
+
+impl LayerConstants {
+    fn of(spec: &ModelSpec, layer: &LayerSpec) -> Self {
+        let LayerSpec { norms, mixer, mlp } = layer;
+        let Mixer::Attention(AttentionSpec {
+            heads,
+            rope,
+            head_norms,
+            window: _,
+            scale,
+            biases,
+        }) = mixer;
+        let HeadShape {
+            query_heads,
+            kv_heads,
+            head_dim,
+        } = heads;
+        let AttentionBiases { qkv, output } = biases;
+        let Mlp::Gated(GatedMlpSpec {
+            width,
+            activation: Activation::Silu,
+            bias,
+        }) = mlp;
+        let Rope { theta, scaling } = &spec.ropes[rope.0];
+        let scaling = match scaling {
+            RopeScaling::None => "none".to_owned(),
+            RopeScaling::Linear { factor } => format!("linear {factor}"),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                format!("llama3 {factor} {low_freq_factor} {high_freq_factor} {original_context}")
+            }
+        };
+        let has_head_norms = head_norms.is_some();
+        let mut own = String::new();
+        if *scale != 1.0 / (*head_dim as f32).sqrt() {
+            own += &format!("scale {scale}\n");
+        }
+        let LayerNorms {
+            mixer_input,
+            mlp_input,
+        } = norms;
+        let norms = [
+            ("mixer input", Some(mixer_input)),
+            ("mlp input", Some(mlp_input)),
+            ("heads", head_norms.as_ref()),
+        ];
+        for (name, norm) in norms {
+            if let Some(NormSpec { epsilon }) = norm.filter(|norm| **norm != spec.final_norm) {
+                own += &format!("norm of {name} {epsilon}\n");
+            }
+        }
+        Self {
+            width: *width,
+            heads: format!("{query_heads}/{kv_heads}x{head_dim}"),
+            rest: format!("{theta} {scaling} {qkv} {output} {bias} {has_head_norms}"),
+            own,
+        }
+    }
+}
+
+fn hash_samples(hash: &mut blake3::Hasher, bytes: &[u8]) {
+    if bytes.len() <= WHOLE_BYTES_MAX {
+        hash.update(bytes);
+        return;
+    }
+    let stride = (bytes.len() - SAMPLE_BYTES) / (SAMPLES - 1);
+    for index in 0..SAMPLES {
+        hash.update(&bytes[index * stride..][..SAMPLE_BYTES]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Checkpoint;
+    use std::path::Path;
+
+    /// Revisions as an earlier release computed them, from a struct of constants instead of a spec.
+    const REVISIONS: [(&str, &str); 12] = [
+        ("assets/demo", "36fa2c923a1c853f"),
+        ("testdata/llama2", "b37b1ecfa8ed420a"),
+        ("testdata/llama3", "4a603a93efcfd98e"),
+        ("testdata/llama3-new", "3be10de677fb46ed"),
+        ("testdata/mistral", "408104fa26e55d8c"),
+        ("testdata/quantized/awq", "f3532422d7c0ebfc"),
+        ("testdata/quantized/fp8-block", "ef47f1f3d579d906"),
+        ("testdata/quantized/gptq", "be858573bc641f31"),
+        ("testdata/quantized/int8-packed", "20da751effea47ee"),
+        ("testdata/qwen2", "d76a325508b78595"),
+        ("testdata/qwen2.5", "77e34cbfca2d715b"),
+        ("testdata/qwen3", "9a02cc7bc9ad40a7"),
+    ];
+
+    #[test]
+    fn revisions_stay_as_earlier_releases_had_them() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for (folder, revision) in REVISIONS {
+            let checkpoint = Checkpoint::open(&root.join(folder)).unwrap();
+            assert_eq!(checkpoint.revision().to_string(), revision, "{folder}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Checkpoints with random weights, of real shapes.
+//!
+//! Owns: the named shapes, and writing a folder that loads and serves as a downloaded one does.
+//! Never: holds a checkpoint in memory: weights are written to disk as they are drawn or quantised.
+//! Invariant: the same shape and seed give the same bytes, on any number of cores.
+
+mod quantize;
+mod shape;
+mod tokenizer;
+mod weights;
+
+pub use quantize::{QuantizeOptions, QuantizedLayout, quantize};
+pub use shape::{ShapeSummary, shapes};
+
+use crate::{CheckpointError, CheckpointProgress};
+use cleave_models::{ConfigFields, ModelTensor, read_model};
+use serde_json::{Value, json};
+use shape::ModelShape;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Limit of a shard in bytes, as in Hugging Face's own tools.
+const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+
+/// Errors of writing a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum SynthError {
+    /// No shape has that name.
+    #[error("no shape `{name}`; there are {known}")]
+    UnknownShape {
+        /// Name that was asked for.
+        name: String,
+        /// Names that exist, separated by commas.
+        known: String,
+    },
+    /// The folder already has a checkpoint.
+    #[error("{}: holds a checkpoint already; choose another folder or remove it", dir.display())]
+    Exists {
+        /// Folder that has a checkpoint.
+        dir: PathBuf,
+    },
+    /// Reading or writing a file failed.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Path of the file that failed.
+        path: PathBuf,
+        /// Error of the operating system.
+        error: io::Error,
+    },
+    /// The checkpoint to quantise cannot be read.
+    #[error("{0}")]
+    Source(CheckpointError),
+    /// A shape that the loader would refuse.
+    #[error("the shape is not loadable: {0}")]
+    Shape(#[from] CheckpointError),
+}
+
+impl SynthError {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |error| Self::Io { path, error }
+    }
+}
+
+/// Writes a checkpoint of a named shape to a folder: bf16 weights in shards of at most 5 GB,
+/// configuration, a byte-level tokenizer that fills the vocabulary, and a chat template.
+/// config.json is written last, so that a folder with one is whole.
+///
+/// # Errors
+/// See [`SynthError`].
+pub fn synth(
+    shape: &str,
+    out: &Path,
+    seed: u64,
+    progress: &mut dyn FnMut(CheckpointProgress),
+) -> Result<(), SynthError> {
+    let shape = shape::find(shape)?;
+    let config_file = out.join("config.json");
+    if config_file.exists() {
+        return Err(SynthError::Exists {
+            dir: out.to_owned(),
+        });
+    }
+    fs::create_dir_all(out).map_err(SynthError::at(out))?;
+    let config = shape.config();
+    let tensors = tensors(&config_file, shape)?;
+    let writing = weights::WeightsWriter {
+        tensors: &tensors,
+        seed,
+        shard_bytes_max: SHARD_BYTES_MAX,
+    };
+    writing.run(out, progress)?;
+    write_json(
+        &out.join("tokenizer.json"),
+        &tokenizer::tokenizer(shape.vocab),
+    )?;
+    write_json(
+        &out.join("tokenizer_config.json"),
+        &tokenizer::config(shape.context),
+    )?;
+    write_json(&out.join("generation_config.json"), &generation(shape))?;
+    write_json(&config_file, &Value::Object(config))
+}
+
+/// Every tensor of a shape.
+fn tensors(config_file: &Path, shape: &ModelShape) -> Result<Vec<ModelTensor>, CheckpointError> {
+    let fields = ConfigFields::new(config_file, shape.config());
+    let (model, ()) = read_model(&fields, |_| Ok::<_, CheckpointError>(()))?;
+    Ok(model.spec.tensors(model.family.tensors, shape.tied))
+}
+
+fn generation(shape: &ModelShape) -> Value {
+    let special = tokenizer::SpecialTokenIds::of(shape.vocab);
+    json!({
+        "bos_token_id": special.begin,
+        "eos_token_id": [special.end, special.turn_end],
+        "do_sample": true,
+        "temperature": 0.8,
+    })
+}
+
+fn write_json(file: &Path, value: &Value) -> Result<(), SynthError> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(io::Error::from);
+    if let Ok(text) = &mut text {
+        text.push(b'\n');
+    }
+    text.and_then(|text| fs::write(file, text))
+        .map_err(SynthError::at(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Checkpoint;
+
+    fn write_sharded(out: &Path, shard_bytes_max: u64) {
+        let shape = shape::find("tiny-mistral").unwrap();
+        let file = out.join("config.json");
+        let writing = weights::WeightsWriter {
+            tensors: &tensors(&file, shape).unwrap(),
+            seed: 3,
+            shard_bytes_max,
+        };
+        writing.run(out, &mut |_| {}).unwrap();
+        write_json(&file, &Value::Object(shape.config())).unwrap();
+    }
+
+    #[test]
+    fn shards_hold_the_same_weights_as_one_file() {
+        let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_sharded(one.path(), SHARD_BYTES_MAX);
+        write_sharded(many.path(), 100_000);
+        let shards = fs::read_dir(many.path()).unwrap().filter(|entry| {
+            let name = entry.as_ref().unwrap().file_name();
+            name.to_string_lossy().ends_with(".safetensors")
+        });
+        assert!(shards.count() > 3);
+        let revision = |dir: &Path| Checkpoint::open(dir).unwrap().revision();
+        assert_eq!(revision(one.path()), revision(many.path()));
+    }
+
+    #[test]
+    fn every_named_shape_loads_in_shards_within_the_limit() {
+        for summary in shapes() {
+            let shape = shape::find(summary.name).unwrap();
+            let tensors = tensors(Path::new(summary.name), shape).unwrap();
+            let bytes = weights::shard_bytes(&tensors, SHARD_BYTES_MAX);
+            assert!(bytes.iter().all(|bytes| *bytes <= SHARD_BYTES_MAX));
+            assert_eq!(bytes.len() > 1, summary.name == "llama-3.1-8b");
+            // The parameter counts that the makers publish.
+            let parameters = bytes.iter().sum::<u64>() / 2;
+            let published = match summary.name {
+                "llama-3.2-1b" => 1_235_814_400,
+                "llama-3.1-8b" => 8_030_261_248,
+                "qwen3-0.6b" => 596_049_920,
+                _ => parameters,
+            };
+            assert_eq!(parameters, published, "{}", summary.name);
+        }
+    }
+}

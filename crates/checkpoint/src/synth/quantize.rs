@@ -1,0 +1,505 @@
+//! Converting a dense checkpoint: quantised projections, or all tensors in f16.
+//!
+//! Owns: rounding to nearest, and writing of the common layouts (`checkpoint` reads them).
+//! Never: calibrates with activations, so that answers are worse than those of calibrated
+//! checkpoints; its purpose is to measure speed, and tests.
+//! Invariant: a written checkpoint loads; a projection that a layout cannot hold stays dense.
+
+use super::{SynthError, write_json};
+use crate::packed_numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, WordPacking};
+use crate::{Checkpoint, CheckpointError, StoredMatrix, StoredTensor, StoredType};
+use crate::{CheckpointProgress, e4m3};
+use cleave_models::ModelTensor;
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+/// Limit of a copied file beside the weights, in bytes: the largest tokenizers have forty million.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+
+/// A layout that can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuantizedLayout {
+    /// compressed-tensors, float 8, a scale for each row.
+    Fp8,
+    /// fp8 with a scale for each block of rows and columns.
+    Fp8Block,
+    /// compressed-tensors, int 8, a scale for each row.
+    Int8,
+    /// compressed-tensors, symmetric int 4 in groups.
+    Int4,
+    /// awq, with zero points.
+    Awq,
+    /// gptq, four bits with zero points, columns in order.
+    Gptq,
+    /// gptq with eight bits.
+    Gptq8,
+    /// No quantisation: every tensor in f16.
+    F16,
+}
+
+/// Options of a conversion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantizeOptions {
+    /// Layout of the written checkpoint.
+    pub layout: QuantizedLayout,
+    /// Columns per group, and rows and columns per block; at least 1.
+    pub group: usize,
+}
+
+/// Writes a quantised copy of a checkpoint's folder.
+///
+/// # Errors
+/// See [`SynthError`].
+pub fn quantize(
+    from: &Path,
+    out: &Path,
+    quantizing: QuantizeOptions,
+    progress: &mut dyn FnMut(CheckpointProgress),
+) -> Result<(), SynthError> {
+    let config_file = out.join("config.json");
+    if config_file.exists() {
+        let dir = out.to_owned();
+        return Err(SynthError::Exists { dir });
+    }
+    let checkpoint = Checkpoint::open(from).map_err(SynthError::Source)?;
+    if checkpoint.quantization().is_some() {
+        return Err(SynthError::Source(CheckpointError::unsupported(
+            &from.join("config.json"),
+            "quantization_config",
+            "is quantised already; give a dense checkpoint",
+        )));
+    }
+    fs::create_dir_all(out).map_err(SynthError::at(out))?;
+    write_weights(&checkpoint, out, quantizing, progress)?;
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ] {
+        let file = from.join(name);
+        if file.exists() {
+            let text = cleave_files::read(&file, TEXT_BYTES_MAX).map_err(SynthError::at(&file))?;
+            let copy = out.join(name);
+            fs::write(&copy, text).map_err(SynthError::at(&copy))?;
+        }
+    }
+    let read = cleave_files::read(&from.join("config.json"), 16 << 20);
+    let read = read.map_err(SynthError::at(from))?;
+    let mut config: Value = serde_json::from_slice(&read)
+        .map_err(|error| SynthError::at(from)(std::io::Error::from(error)))?;
+    match quantizing.layout {
+        QuantizedLayout::F16 => config["torch_dtype"] = "float16".into(),
+        _ => config["quantization_config"] = quantizing.config(),
+    }
+    write_json(&config_file, &config)
+}
+
+/// A tensor of the written file.
+struct WrittenTensor {
+    name: String,
+    dtype: &'static str,
+    shape: Vec<usize>,
+}
+
+impl WrittenTensor {
+    fn bytes_count(&self) -> usize {
+        let each = match self.dtype {
+            "F8_E4M3" | "I8" => 1,
+            "F16" | "BF16" => 2,
+            "I64" => 8,
+            _ => 4,
+        };
+        self.shape.iter().product::<usize>() * each
+    }
+}
+
+fn write_weights(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    quantizing: QuantizeOptions,
+    progress: &mut dyn FnMut(CheckpointProgress),
+) -> Result<(), SynthError> {
+    let expected = checkpoint.layout();
+    let pieces_of = |expected: &ModelTensor| match quantizing.module(expected) {
+        Some(module) => quantizing.written_tensors(module, &expected.shape),
+        None => vec![WrittenTensor {
+            name: expected.name.clone(),
+            dtype: dtype(quantizing.stored(checkpoint.tensor(&expected.name))),
+            shape: expected.shape.clone(),
+        }],
+    };
+    let pieces: Vec<WrittenTensor> = expected.iter().flat_map(pieces_of).collect();
+    let path = out.join("model.safetensors");
+    let mut file = fs::File::create(&path).map_err(SynthError::at(&path))?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(SynthError::at(&path));
+    put(&header(&pieces))?;
+    let mut done = CheckpointProgress {
+        bytes_done: 0,
+        bytes_total: pieces.iter().map(|piece| piece.bytes_count() as u64).sum(),
+    };
+    for expected in expected {
+        let contents = match quantizing.module(expected) {
+            Some(_) => {
+                let matrix = checkpoint.matrix(&expected.name);
+                quantizing.contents(&matrix.expect("open() found every tensor of the layout"))
+            }
+            None => vec![quantizing.bytes(checkpoint.tensor(&expected.name))],
+        };
+        for bytes in contents {
+            put(&bytes)?;
+            done.bytes_done += bytes.len() as u64;
+        }
+        progress(done);
+    }
+    Ok(())
+}
+
+/// The file's header: length and JSON, padded so that the data begin at a multiple of eight.
+fn header(pieces: &[WrittenTensor]) -> Vec<u8> {
+    let mut map = Map::new();
+    let mut start = 0;
+    for piece in pieces {
+        let end = start + piece.bytes_count();
+        let entry =
+            json!({"dtype": piece.dtype, "shape": piece.shape, "data_offsets": [start, end]});
+        map.insert(piece.name.clone(), entry);
+        start = end;
+    }
+    let mut text = Value::Object(map).to_string();
+    let padding = text.len().next_multiple_of(8) - text.len();
+    text.extend(std::iter::repeat_n(' ', padding));
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+fn dtype(stored: StoredType) -> &'static str {
+    match stored {
+        StoredType::F32 => "F32",
+        StoredType::F16 => "F16",
+        StoredType::Bf16 => "BF16",
+    }
+}
+
+impl QuantizeOptions {
+    /// Value of `quantization_config` in config.json.
+    fn config(self) -> Value {
+        let group = self.group;
+        let compressed = |format: &str, weights: Value, activations: Value| {
+            json!({
+                "quant_method": "compressed-tensors",
+                "format": format,
+                "quantization_status": "compressed",
+                "config_groups": {"group_0": {
+                    "targets": ["Linear"], "weights": weights, "input_activations": activations,
+                }},
+                "ignore": ["lm_head"],
+            })
+        };
+        // Activations of eight bits with a dynamic scale per token.
+        let tokens = |kind: &str| {
+            json!({
+                "num_bits": 8, "type": kind, "strategy": "token", "group_size": null,
+                "symmetric": true, "dynamic": true,
+            })
+        };
+        let weights = |bits: u32, kind: &str, strategy: &str, group: Option<usize>| {
+            json!({
+                "num_bits": bits, "type": kind, "strategy": strategy, "group_size": group,
+                "symmetric": true, "dynamic": false,
+            })
+        };
+        match self.layout {
+            QuantizedLayout::F16 => Value::Null,
+            QuantizedLayout::Fp8 => {
+                let weights = weights(8, "float", "channel", None);
+                compressed("float-quantized", weights, tokens("float"))
+            }
+            QuantizedLayout::Int8 => {
+                let weights = weights(8, "int", "channel", None);
+                compressed("int-quantized", weights, tokens("int"))
+            }
+            QuantizedLayout::Int4 => {
+                let weights = weights(4, "int", "group", Some(group));
+                compressed("pack-quantized", weights, Value::Null)
+            }
+            QuantizedLayout::Fp8Block => json!({
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                "weight_block_size": [group, group],
+            }),
+            QuantizedLayout::Awq => json!({
+                "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": true,
+                "version": "gemm",
+            }),
+            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => json!({
+                "quant_method": "gptq", "bits": self.bits(), "group_size": group, "desc_act": false,
+                "sym": false,
+            }),
+        }
+    }
+
+    /// Element type of a tensor that is not quantised.
+    fn stored(self, tensor: &StoredTensor) -> StoredType {
+        match self.layout {
+            QuantizedLayout::F16 => StoredType::F16,
+            _ => tensor.stored(),
+        }
+    }
+
+    /// Bytes of a tensor that is not quantised.
+    fn bytes(self, tensor: &StoredTensor) -> Vec<u8> {
+        if self.stored(tensor) == tensor.stored() {
+            return tensor.bytes().to_vec();
+        }
+        let values = tensor.to_f32();
+        let halves = values.iter().map(|value| f16::from_f32(*value));
+        halves.flat_map(f16::to_le_bytes).collect()
+    }
+
+    /// Bits of a code in a packed layout.
+    fn bits(self) -> u32 {
+        match self.layout {
+            QuantizedLayout::Gptq8 => 8,
+            _ => 4,
+        }
+    }
+
+    /// The packing with this layout's bits.
+    fn packing(self, packing: WordPacking) -> WordPacking {
+        match self.layout {
+            QuantizedLayout::Gptq8 => packing.with_eight_bits(),
+            _ => packing,
+        }
+    }
+
+    /// Name of the projection, if this is its weight and the layout can hold it.
+    fn module(self, expected: &ModelTensor) -> Option<&str> {
+        let module = expected.projection_name()?;
+        let [rows, columns] = *expected.shape else {
+            return None;
+        };
+        let fits = match self.layout {
+            QuantizedLayout::F16 => false,
+            QuantizedLayout::Fp8 | QuantizedLayout::Fp8Block | QuantizedLayout::Int8 => true,
+            QuantizedLayout::Int4 => columns.is_multiple_of(self.group),
+            QuantizedLayout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),
+            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => {
+                columns.is_multiple_of(8) && rows.is_multiple_of(8)
+            }
+        };
+        fits.then_some(module)
+    }
+
+    /// Tensors that are written for a projection.
+    fn written_tensors(self, module: &str, shape: &[usize]) -> Vec<WrittenTensor> {
+        let (rows, columns) = (shape[0], shape[1]);
+        let groups = columns.div_ceil(self.group);
+        let piece = |kind: &str, dtype: &'static str, shape: &[usize]| WrittenTensor {
+            name: format!("{module}.{kind}"),
+            dtype,
+            shape: shape.to_vec(),
+        };
+        let words =
+            |packing: WordPacking, columns: usize| self.packing(packing).words_shape(rows, columns);
+        match self.layout {
+            QuantizedLayout::F16 => Vec::new(),
+            QuantizedLayout::Fp8 => vec![
+                piece("weight", "F8_E4M3", shape),
+                piece("weight_scale", "F32", &[rows, 1]),
+            ],
+            QuantizedLayout::Int8 => vec![
+                piece("weight", "I8", shape),
+                piece("weight_scale", "F32", &[rows, 1]),
+            ],
+            QuantizedLayout::Fp8Block => vec![
+                piece("weight", "F8_E4M3", shape),
+                piece(
+                    "weight_scale_inv",
+                    "F32",
+                    &[rows.div_ceil(self.group), groups],
+                ),
+            ],
+            QuantizedLayout::Int4 => vec![
+                piece("weight_packed", "I32", &words(ALONG_COLUMNS, columns)),
+                piece("weight_scale", "BF16", &[rows, groups]),
+                piece("weight_shape", "I64", &[2]),
+            ],
+            QuantizedLayout::Awq => vec![
+                piece("qweight", "I32", &words(AWQ, columns)),
+                piece("qzeros", "I32", &words(AWQ, groups)),
+                piece("scales", "F16", &[groups, rows]),
+            ],
+            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => vec![
+                piece("qweight", "I32", &words(GPTQ_CODES, columns)),
+                piece("qzeros", "I32", &words(GPTQ_ZEROS, groups)),
+                piece("scales", "F16", &[groups, rows]),
+                piece("g_idx", "I32", &[columns]),
+            ],
+        }
+    }
+
+    /// Bytes of those tensors, in the same order.
+    fn contents(self, matrix: &StoredMatrix) -> Vec<Vec<u8>> {
+        let (rows, columns) = (matrix.rows(), matrix.columns());
+        let values = matrix.to_f32();
+        let floats = |scales: &[f32]| scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let halves = |coded: &EncodedMatrix| {
+            let by_group =
+                (0..coded.groups).flat_map(|group| (0..rows).map(move |row| (row, group)));
+            by_group
+                .flat_map(|(row, group)| f16::from_f32(coded.scale(row, group)).to_le_bytes())
+                .collect()
+        };
+        match self.layout {
+            QuantizedLayout::F16 => Vec::new(),
+            QuantizedLayout::Fp8 => {
+                let coded = EncodedMatrix::symmetric(
+                    &values,
+                    columns,
+                    columns,
+                    e4m3::MAX,
+                    unrounded,
+                    e4m3::from_f32,
+                );
+                vec![coded.codes, floats(&coded.scales)]
+            }
+            QuantizedLayout::Int8 => {
+                let code = |x: f32| (x.round_ties_even() as i8).cast_unsigned();
+                let coded =
+                    EncodedMatrix::symmetric(&values, columns, columns, 127.0, unrounded, code);
+                vec![coded.codes, floats(&coded.scales)]
+            }
+            QuantizedLayout::Fp8Block => {
+                let (codes, scales) = self.fp8_blocks(&values, rows, columns);
+                vec![codes, floats(&scales)]
+            }
+            QuantizedLayout::Int4 => {
+                let code = |x: f32| (x.round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
+                let stored = |scale: f32| bf16::from_f32(scale).to_f32();
+                let coded =
+                    EncodedMatrix::symmetric(&values, columns, self.group, 7.0, stored, code);
+                let scales = coded.scales.iter();
+                let shape_bytes = [rows, columns].map(|n| (n as u64).to_le_bytes());
+                vec![
+                    ALONG_COLUMNS.pack(rows, columns, |row, column| {
+                        coded.codes[row * columns + column]
+                    }),
+                    scales
+                        .flat_map(|s| bf16::from_f32(*s).to_le_bytes())
+                        .collect(),
+                    shape_bytes.as_flattened().to_vec(),
+                ]
+            }
+            QuantizedLayout::Awq | QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => {
+                let code_max = (1_u32 << self.bits()) - 1;
+                let coded =
+                    EncodedMatrix::with_zeros(&values, columns, self.group, code_max as f32);
+                let code = |row: usize, column: usize| coded.codes[row * columns + column];
+                let zero = |row: usize, group: usize| coded.zeros[row * coded.groups + group];
+                if self.layout == QuantizedLayout::Awq {
+                    let zeros = AWQ.pack(rows, coded.groups, zero);
+                    return vec![AWQ.pack(rows, columns, code), zeros, halves(&coded)];
+                }
+                let index = (0..columns).map(|column| (column / self.group) as u32);
+                vec![
+                    self.packing(GPTQ_CODES).pack(rows, columns, code),
+                    // GPTQ stores zero points less one.
+                    self.packing(GPTQ_ZEROS)
+                        .pack(rows, coded.groups, |row, group| zero(row, group) - 1),
+                    halves(&coded),
+                    index.flat_map(u32::to_le_bytes).collect(),
+                ]
+            }
+        }
+    }
+
+    /// fp8 codes, and a scale per block.
+    fn fp8_blocks(self, values: &[f32], rows: usize, columns: usize) -> (Vec<u8>, Vec<f32>) {
+        let each = self.group;
+        let across = columns.div_ceil(each);
+        let mut most = vec![0.0f32; rows.div_ceil(each) * across];
+        let block = |at: usize| at / columns / each * across + at % columns / each;
+        for (at, value) in values.iter().enumerate() {
+            let most = &mut most[block(at)];
+            *most = most.max(value.abs());
+        }
+        let scales: Vec<f32> = most.iter().map(|most| scale(*most, e4m3::MAX)).collect();
+        let codes = values.iter().enumerate();
+        let codes = codes.map(|(at, value)| e4m3::from_f32(value / scales[block(at)]));
+        (codes.collect(), scales)
+    }
+}
+
+fn unrounded(scale: f32) -> f32 {
+    scale
+}
+
+/// Scale that maps the largest value to the largest code; 1 if all values are zero.
+fn scale(most: f32, code_max: f32) -> f32 {
+    if most > 0.0 { most / code_max } else { 1.0 }
+}
+
+/// A quantised matrix: codes, and scales and zero points `(rows, groups)`.
+struct EncodedMatrix {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    zeros: Vec<u8>,
+    groups: usize,
+}
+
+impl EncodedMatrix {
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        self.scales[row * self.groups + group]
+    }
+
+    /// Quantises without zero points; `stored` rounds a scale to its stored type.
+    fn symmetric(
+        values: &[f32],
+        columns: usize,
+        group_columns: usize,
+        code_max: f32,
+        stored: fn(f32) -> f32,
+        code: impl Fn(f32) -> u8,
+    ) -> Self {
+        let mut coded = Self::empty(columns, group_columns);
+        let rows = values.chunks(columns);
+        for group in rows.flat_map(|row| row.chunks(group_columns)) {
+            let most = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let scale = stored(scale(most, code_max));
+            coded.scales.push(scale);
+            coded.codes.extend(group.iter().map(|x| code(x / scale)));
+        }
+        coded
+    }
+
+    /// Quantises with zero points: code 0 is the smallest value or 0, whichever is less. Scales are
+    /// rounded to f16; zero points are at least 1, since gptq cannot store 0.
+    fn with_zeros(values: &[f32], columns: usize, group_columns: usize, code_max: f32) -> Self {
+        let mut coded = Self::empty(columns, group_columns);
+        let rows = values.chunks(columns);
+        for group in rows.flat_map(|row| row.chunks(group_columns)) {
+            let least = group.iter().fold(0.0f32, |least, x| least.min(*x));
+            let most = group.iter().fold(0.0f32, |most, x| most.max(*x));
+            let scale = f16::from_f32(scale(most - least, code_max)).to_f32();
+            let zero = (-least / scale).round_ties_even().clamp(1.0, code_max);
+            coded.scales.push(scale);
+            coded.zeros.push(zero as u8);
+            let code = |x: &f32| ((x / scale).round_ties_even() + zero).clamp(0.0, code_max) as u8;
+            coded.codes.extend(group.iter().map(code));
+        }
+        coded
+    }
+
+    fn empty(columns: usize, each: usize) -> Self {
+        Self {
+            codes: Vec::new(),
+            scales: Vec::new(),
+            zeros: Vec::new(),
+            groups: columns.div_ceil(each),
+        }
+    }
+}

@@ -1,0 +1,563 @@
+//! Products of rows with a packed matrix.
+//!
+//! Owns: the loops over panels, blocks and tiles, and the trait of a weight format.
+//! Never: knows the source of the rows, or other threads.
+//! Invariant: an element of the result is summed block after block and step after step, in one
+//! order, whatever rows and columns are computed beside it; between blocks its sum is stored
+//! exactly. The bias is added after the sum.
+//!
+//! A panel of [`PANEL`] columns and a tile of rows are multiplied in blocks of [`BLOCK_STEPS`]
+//! steps of the inner dimension. A panel's block is at most 16 KiB, and stays in the L1 cache while
+//! all tiles use it; the same block of all tiles stays in the L2 cache while a group of panels uses
+//! it. The next block is prefetched meanwhile.
+
+pub mod bytes;
+pub mod dense;
+pub mod groups;
+pub mod halves;
+pub mod left;
+pub mod nibbles;
+mod pairs;
+
+use super::rows::silu;
+use super::tile::{Tiles, with_rows};
+use crate::memory::SliceParts;
+use crate::simd::{LANES, Simd};
+use groups::GroupLayout;
+use std::ops::Range;
+
+/// Columns of a panel of packed weights.
+pub const PANEL: usize = 2 * LANES;
+/// Steps of a block.
+pub const BLOCK_STEPS: usize = 128;
+/// Panels per group: with many rows, a group shares each block of the left side.
+const GROUP_PANELS: usize = 4;
+/// Size of the left side up to which it stays in the L2 cache without grouping.
+const LEFT_BYTES_MAX: usize = 384 << 10;
+/// Rows per pass: their block must fit the L2 cache.
+const ROWS_PER_PASS: usize = 512;
+/// Prefetch distance in cache lines of a single tile, which streams every panel once.
+const PREFETCH_LINES_AHEAD: usize = 128;
+
+/// Words of sums between blocks.
+const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_PER_PASS + 2 * LANES) * PANEL;
+/// Words of one thread's scratch memory: sums, and either an unpacked block of a panel or a tile's
+/// final sums.
+pub const SCRATCH_WORDS: usize = SUMS_WORDS + BLOCK_STEPS * PANEL;
+
+/// A format of packed weights.
+pub trait WeightForm<S: Simd>: Copy + 'static {
+    /// Words of the left side per step and row.
+    const PHASES: usize;
+    /// Whether sums are loaded and stored once per block, so that the first block need not load
+    /// them and the last may store them elsewhere.
+    const IS_CHAIN: bool = true;
+    /// Least number of rows of a tile.
+    const ROWS_MIN: usize = 1;
+
+    /// Words of a panel's first `steps` steps; `steps` ends at a block's or the panel's end.
+    #[inline(always)]
+    fn words(_: &PackedProduct<'_>, steps: usize) -> usize {
+        steps * PANEL
+    }
+
+    /// Initial sums of sixteen columns from `column` on.
+    #[inline(always)]
+    fn start(s: S, _: &PackedProduct<'_>, _column: usize) -> S::V {
+        s.splat(0.0)
+    }
+
+    /// Prepares a block of a panel for [`WeightForm::add`], possibly unpacked into `spread`. Only
+    /// formats that are no chain may do so: final sums of chains use that memory.
+    #[inline(always)]
+    fn prepare(_: S, _: &PackedProduct<'_>, right: &[u32], _spread: &mut [f32]) -> *const u32 {
+        right.as_ptr()
+    }
+
+    /// Adds one block to the sums of R rows and 16·C columns. For the first block of a chain, sums
+    /// are not loaded but start from [`WeightForm::start`].
+    ///
+    /// # Safety
+    /// The sides hold what [`BlockSides`] describes; this task owns 16·C words at each of R rows of
+    /// [`PANEL`] words from each pointer of `sums` on.
+    unsafe fn add<const R: usize, const C: usize>(
+        s: S,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        sums: TileSums,
+    );
+
+    /// Converts final sums to floats.
+    #[inline(always)]
+    fn finish(_: S, _: &PackedProduct<'_>, sum: S::V, _row: usize, _column: usize) -> S::V {
+        sum
+    }
+}
+
+/// Pointers to a tile's sums, `[row][PANEL]`, before and after a block; equal unless the format is
+/// a chain.
+#[derive(Clone, Copy)]
+pub struct TileSums {
+    pub from: *const f32,
+    pub to: *mut f32,
+}
+
+/// Operands of one block: a panel and a tile.
+#[derive(Clone, Copy)]
+pub struct BlockSides {
+    /// Packed rows of the tile, `[step][phase][R]`.
+    pub left: *const u32,
+    /// The block as [`WeightForm::prepare`] returned it.
+    pub right: *const u32,
+    /// The block as it is packed.
+    pub packed: *const u32,
+    /// First step of the block, and number of steps.
+    pub first: usize,
+    pub steps: usize,
+    /// First row of the tile.
+    pub row: usize,
+    /// First column of the panel, counting every panel as full.
+    pub column: usize,
+    /// First vector of the panel that is computed: 0, or 1 for the second half of a panel that is
+    /// computed in two.
+    pub vector: usize,
+    pub prefetch: PrefetchAhead,
+}
+
+/// Prefetch plan of the right side.
+#[derive(Clone, Copy)]
+pub struct PrefetchAhead {
+    start: *const u32,
+    /// Cache lines per prefetch, 1 or 2.
+    lines: usize,
+    /// Steps between prefetches, as a power of two.
+    steps_between_log2: u32,
+}
+
+impl PrefetchAhead {
+    /// Prefetches this step's part.
+    #[inline(always)]
+    pub fn prefetch_step<S: Simd>(self, s: S, step: usize) {
+        let turn = step >> self.steps_between_log2;
+        if turn << self.steps_between_log2 == step {
+            let address = self.start.wrapping_add(turn * self.lines * LANES);
+            s.prefetch(address);
+            if self.lines == 2 {
+                s.prefetch(address.wrapping_add(LANES));
+            }
+        }
+    }
+}
+
+/// One product, seen by all its tasks.
+pub struct PackedProduct<'a> {
+    /// Packed weights `[panel][…]`; the formats define the rest.
+    pub right: &'a [u32],
+    /// Steps of the inner dimension.
+    pub steps: usize,
+    /// Columns of the result.
+    pub columns: usize,
+    /// Whether a panel's first vector is the gate of its second; such a panel gives [`LANES`]
+    /// columns.
+    pub is_gated: bool,
+    /// Bias of each column, `(panels × PANEL)`.
+    pub bias: Option<&'a [f32]>,
+    /// Scales and offsets of integer weights.
+    pub integer: IntegerWeights<'a>,
+    /// Packed rows, laid out as [`left::LeftSide::words`].
+    pub left: &'a [u32],
+    /// See [`left::LeftSide::scales`] and [`left::LeftSide::sums`].
+    pub left_scales: &'a [f32],
+    pub left_sums: &'a [u32],
+    /// Rows of the result.
+    pub rows: usize,
+    /// Shape: `(rows, columns)`, row by row.
+    pub out: SliceParts<'a, f32>,
+}
+
+/// Scales and offsets of integer weights.
+#[derive(Clone, Copy, Default)]
+pub struct IntegerWeights<'a> {
+    /// Scale of each column, `(panels × PANEL)`, for eight bits without groups.
+    pub scales: &'a [f32],
+    /// −128 × the sum of each column's codes, `(panels × PANEL)`, for eight bits without groups; it
+    /// offsets rows stored plus 128.
+    pub starts: &'a [u32],
+    pub units: GroupLayout,
+}
+
+impl PackedProduct<'_> {
+    /// Columns of the result per panel; the last panel may have fewer.
+    #[inline(always)]
+    fn panel_columns(&self) -> usize {
+        if self.is_gated { LANES } else { PANEL }
+    }
+}
+
+/// A task: some panels of some tiles.
+#[derive(Clone)]
+pub struct ProductPiece {
+    pub panels: Range<usize>,
+    pub tiles: Range<usize>,
+}
+
+/// Divides a range into runs of at most `each`.
+fn runs(of: Range<usize>, each: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = of.end;
+    of.step_by(each)
+        .map(move |start| start..end.min(start + each))
+}
+
+/// Loop of panels and tiles, block by block.
+struct PanelWalk<'a, 'p> {
+    product: &'a PackedProduct<'p>,
+    cut: Tiles,
+    panels: Range<usize>,
+    tiles: Range<usize>,
+}
+
+/// Computes one piece; `scratch` is [`SCRATCH_WORDS`] long.
+#[inline(always)]
+pub fn multiply<S: Simd, F: WeightForm<S>>(
+    s: S,
+    product: &PackedProduct<'_>,
+    piece: &ProductPiece,
+    scratch: &mut [f32],
+) {
+    let tiles_each = ROWS_PER_PASS.div_ceil(S::ROWS);
+    // A left side that does not fit the L2 cache is read block by block for a group of panels; one
+    // that fits stays there, and needs no grouping.
+    let panels_each = if size_of_val(product.left) > LEFT_BYTES_MAX {
+        GROUP_PANELS
+    } else {
+        1
+    };
+    for tiles in runs(piece.tiles.clone(), tiles_each) {
+        for panels in runs(piece.panels.clone(), panels_each) {
+            let walk = PanelWalk {
+                product,
+                cut: Tiles::new(product.rows, S::ROWS),
+                panels,
+                tiles: tiles.clone(),
+            };
+            walk.run::<S, F>(s, scratch);
+        }
+    }
+}
+
+impl PanelWalk<'_, '_> {
+    #[inline(always)]
+    fn run<S: Simd, F: WeightForm<S>>(&self, s: S, scratch: &mut [f32]) {
+        let Self {
+            product,
+            cut,
+            panels,
+            tiles,
+        } = self;
+        let (scratch, spread) = scratch.split_at_mut(SUMS_WORDS);
+        let first_row = cut.start(tiles.start);
+        let rows = cut.start(tiles.end) - first_row;
+        let mut first = 0;
+        loop {
+            let end = product.steps.min(first + BLOCK_STEPS);
+            for panel in panels.clone() {
+                // One block of one panel is used by all tiles while it is in the L1 cache.
+                let packed = self.block_words::<S, F>(panel, first..end);
+                let packed = &product.right[packed];
+                let right = F::prepare(s, product, packed, spread);
+                let next = self.next_block_words::<S, F>(panel, first..end);
+                for tile in tiles.clone() {
+                    let rows_at = cut.start(tile)..cut.start(tile + 1);
+                    // Sums of every panel and tile of the walk have their own place in the scratch
+                    // memory.
+                    let kept = (panel - panels.start) * rows + rows_at.start - first_row;
+                    let kept = &mut scratch[kept * PANEL..(kept + rows_at.len()) * PANEL];
+                    let words = rows_at.len() * (end - first) * F::PHASES;
+                    let left = (first * product.rows + rows_at.start * (end - first)) * F::PHASES;
+                    let sides = BlockSides {
+                        left: product.left[left..left + words].as_ptr(),
+                        right,
+                        packed: packed.as_ptr(),
+                        first,
+                        steps: end - first,
+                        row: rows_at.start,
+                        column: panel * PANEL,
+                        vector: 0,
+                        prefetch: self.prefetch_for_tile(packed, &next, tile - tiles.start),
+                    };
+                    // Chains start from `F::start` in registers; other formats add to sums in
+                    // memory, which must be initialised.
+                    if first == 0 && !F::IS_CHAIN {
+                        start_sums::<S, F>(s, product, panel, kept);
+                    }
+                    let from = kept.as_mut_ptr();
+                    let is_last = end == product.steps;
+                    // Final sums of all tiles go to the same memory, which stays in the L1 cache.
+                    // It is free: only formats that are no chain unpack blocks there.
+                    let to = if is_last && F::IS_CHAIN {
+                        spread[..kept.len()].as_mut_ptr()
+                    } else {
+                        from
+                    };
+                    if is_last {
+                        prefetch_out(s, product, &rows_at, panel);
+                    }
+                    // SAFETY: the slices above hold exactly what the sides describe.
+                    with_rows!(rows_at.len(), R => unsafe {
+                        add_block::<S, F, R>(s, product, sides, TileSums { from, to });
+                    });
+                    if is_last {
+                        // SAFETY: as above; and no other task has these rows of these panels.
+                        unsafe {
+                            let sums = std::slice::from_raw_parts(to, rows_at.len() * PANEL);
+                            write_results::<S, F>(s, product, &rows_at, panel, sums);
+                        }
+                    }
+                }
+            }
+            first = end;
+            if first >= product.steps {
+                break;
+            }
+        }
+    }
+
+    /// Words of the block that is computed after these steps of a panel; empty after the last
+    /// panel.
+    #[inline(always)]
+    fn next_block_words<S: Simd, F: WeightForm<S>>(
+        &self,
+        panel: usize,
+        steps: Range<usize>,
+    ) -> Range<usize> {
+        let all = self.product.steps;
+        let following = steps.end..all.min(steps.end + BLOCK_STEPS);
+        match (panel + 1 < self.panels.end, steps.end < all) {
+            (true, _) => self.block_words::<S, F>(panel + 1, steps),
+            (false, true) => self.block_words::<S, F>(self.panels.start, following),
+            (false, false) => self.block_words::<S, F>(self.panels.end, 0..all.min(BLOCK_STEPS)),
+        }
+    }
+
+    /// Words of a block of a panel; possibly empty.
+    #[inline(always)]
+    fn block_words<S: Simd, F: WeightForm<S>>(
+        &self,
+        panel: usize,
+        steps: Range<usize>,
+    ) -> Range<usize> {
+        let start = panel * F::words(self.product, self.product.steps);
+        start + F::words(self.product, steps.start)..start + F::words(self.product, steps.end)
+    }
+
+    /// Prefetch plan of a tile for the current block: a single tile prefetches the following lines,
+    /// one of several its share of the next block, as evenly as powers of two allow.
+    #[inline(always)]
+    fn prefetch_for_tile(
+        &self,
+        packed: &[u32],
+        next: &Range<usize>,
+        index: usize,
+    ) -> PrefetchAhead {
+        let count = self.tiles.len();
+        if count == 1 {
+            return PrefetchAhead {
+                start: packed.as_ptr().wrapping_add(PREFETCH_LINES_AHEAD * LANES),
+                lines: (packed.len() / LANES / BLOCK_STEPS).clamp(1, 2),
+                steps_between_log2: 0,
+            };
+        }
+        let lines = next.len().div_ceil(LANES * count).max(1);
+        let start = next.start + index * lines * LANES;
+        PrefetchAhead {
+            start: self.product.right.as_ptr().wrapping_add(start),
+            lines: 1,
+            steps_between_log2: (BLOCK_STEPS / lines).max(1).ilog2(),
+        }
+    }
+}
+
+/// Adds one block to a tile of R rows.
+///
+/// # Safety
+/// As [`WeightForm::add`].
+#[inline(always)]
+unsafe fn add_block<S: Simd, F: WeightForm<S>, const R: usize>(
+    s: S,
+    product: &PackedProduct<'_>,
+    sides: BlockSides,
+    sums: TileSums,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        // Decided when compiled: no set carries another's tiles.
+        if const { R > S::ROWS || R < F::ROWS_MIN } {
+            unreachable!("tiles are cut for this set");
+        } else if const { S::COLUMNS == 2 || 2 * R <= S::ROWS } {
+            F::add::<R, 2>(s, product, sides, sums);
+        } else {
+            F::add::<R, 1>(s, product, sides, sums);
+            let sums = TileSums {
+                from: sums.from.add(LANES),
+                to: sums.to.add(LANES),
+            };
+            F::add::<R, 1>(s, product, BlockSides { vector: 1, ..sides }, sums);
+        }
+    }
+}
+
+/// Initialises a tile's sums before its first block.
+#[inline(always)]
+fn start_sums<S: Simd, F: WeightForm<S>>(
+    s: S,
+    product: &PackedProduct<'_>,
+    panel: usize,
+    sums: &mut [f32],
+) {
+    let starts = [0, LANES].map(|column| F::start(s, product, panel * PANEL + column));
+    for row in sums.as_chunks_mut::<LANES>().0.chunks_exact_mut(2) {
+        s.store(starts[0], &mut row[0]);
+        s.store(starts[1], &mut row[1]);
+    }
+}
+
+/// Prefetches the cache lines of a tile's results: rows are far apart, and stores that each wait
+/// for memory would stall the following tiles.
+#[inline(always)]
+fn prefetch_out<S: Simd>(s: S, product: &PackedProduct<'_>, rows: &Range<usize>, panel: usize) {
+    for row in rows.clone() {
+        let at = row * product.columns + panel * product.panel_columns();
+        s.prefetch(product.out.address(at).cast());
+        if !product.is_gated {
+            s.prefetch(product.out.address(at + LANES).cast());
+        }
+    }
+}
+
+/// Finishes a tile's sums (scales, bias, gate) and writes the results.
+///
+/// # Safety
+/// No other task writes these rows of this panel.
+#[inline(always)]
+unsafe fn write_results<S: Simd, F: WeightForm<S>>(
+    s: S,
+    product: &PackedProduct<'_>,
+    rows: &Range<usize>,
+    panel: usize,
+    sums: &[f32],
+) {
+    for (row, sums) in rows
+        .clone()
+        .zip(sums.as_chunks::<LANES>().0.chunks_exact(2))
+    {
+        let mut values = [s.splat(0.0); 2];
+        for (vector, sum) in sums.iter().enumerate() {
+            let column = panel * PANEL + vector * LANES;
+            values[vector] = F::finish(s, product, s.load(sum), row, column);
+            if let Some(bias) = product.bias {
+                let bias = s.load_part(&bias[column..column + LANES]);
+                values[vector] = s.add(values[vector], bias);
+            }
+        }
+        let whole = product.panel_columns();
+        let columns = (panel * whole).min(product.columns)..product.columns;
+        let start = row * product.columns + columns.start;
+        // SAFETY: as the caller promises.
+        let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
+        if product.is_gated {
+            let [gate, up] = values;
+            write_vector(s, silu(s, gate, up), out);
+        } else {
+            let (first, second) = out.split_at_mut(out.len().min(LANES));
+            write_vector(s, values[0], first);
+            write_vector(s, values[1], second);
+        }
+    }
+}
+
+/// Writes sixteen columns of a row, or the remaining ones.
+#[inline(always)]
+fn write_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
+    if let Some(out) = out.first_chunk_mut::<LANES>() {
+        s.store(value, out);
+    } else if !out.is_empty() {
+        s.store_part(value, out);
+    }
+}
+
+/// Loads a register tile's sums, or their initial values before the first block.
+///
+/// # Safety
+/// As [`WeightForm::add`].
+#[inline(always)]
+unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
+    s: S,
+    product: &PackedProduct<'_>,
+    sides: BlockSides,
+    kept: *const f32,
+) -> [[S::V; C]; R] {
+    let mut sums = [[s.splat(0.0); C]; R];
+    if sides.first == 0 {
+        for c in 0..C {
+            let column = sides.column + (sides.vector + c) * LANES;
+            let start = F::start(s, product, column);
+            for row in &mut sums {
+                row[c] = start;
+            }
+        }
+        return sums;
+    }
+    for r in 0..R {
+        for c in 0..C {
+            // SAFETY: as the caller promises.
+            sums[r][c] = s.load(unsafe { &*kept.add(r * PANEL + c * LANES).cast() });
+        }
+    }
+    sums
+}
+
+/// Stores a register tile's sums.
+///
+/// # Safety
+/// As [`WeightForm::add`].
+#[inline(always)]
+unsafe fn store_sums<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    sums: [[S::V; C]; R],
+    kept: *mut f32,
+) {
+    for r in 0..R {
+        for c in 0..C {
+            // SAFETY: as the caller promises.
+            s.store(sums[r][c], unsafe {
+                &mut *kept.add(r * PANEL + c * LANES).cast()
+            });
+        }
+    }
+}
+
+/// Transposes a panel's columns, `[PANEL][stride]` words, to `[step][PANEL]`.
+#[inline(always)]
+pub fn interleave<S: Simd>(s: S, columns: &[u32], stride: usize, panel: &mut [u32]) {
+    let steps = panel.len() / PANEL;
+    assert!(steps <= stride && columns.len() >= PANEL * stride);
+    let whole = steps / LANES * LANES;
+    for step in (0..whole).step_by(LANES) {
+        for first in [0, LANES] {
+            let mut from = [columns.as_ptr(); LANES];
+            for i in 0..LANES {
+                from[i] = from[i].wrapping_add((first + i) * stride + step);
+            }
+            // SAFETY: sixteen steps of sixteen columns are there on both sides.
+            unsafe {
+                let to = panel.as_mut_ptr().add(step * PANEL + first);
+                s.transpose(&from, to, PANEL);
+            }
+        }
+    }
+    for step in whole..steps {
+        for column in 0..PANEL {
+            panel[step * PANEL + column] = columns[column * stride + step];
+        }
+    }
+}

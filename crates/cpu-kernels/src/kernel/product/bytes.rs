@@ -1,0 +1,83 @@
+//! Weights of eight bits, `[panel][step of four][PANEL]`, with a scale per column.
+//!
+//! Invariant: sums are integers, exact in any order. The result is rounded twice: when multiplied
+//! with the column's scale, then with the row's.
+
+use super::pairs::{self, RightSide};
+use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
+use crate::simd::LANES;
+use crate::simd::bytes::{IntegerSimd, LeftBytes};
+
+/// Format of eight-bit weights with a scale per column.
+#[derive(Clone, Copy)]
+pub struct ByteForm;
+
+impl<S: IntegerSimd> RightSide<S> for ByteForm {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
+        let mut columns = [s.splat(0.0); C];
+        for c in 0..C {
+            let at = step * PANEL + (sides.vector + c) * LANES;
+            // SAFETY: as the caller promises.
+            columns[c] = s.load(unsafe { &*sides.right.add(at).cast() });
+        }
+        columns
+    }
+}
+
+impl<S: IntegerSimd> WeightForm<S> for ByteForm {
+    const PHASES: usize = S::LEFT.phases();
+
+    #[inline(always)]
+    fn start(s: S, product: &PackedProduct<'_>, column: usize) -> S::V {
+        match S::LEFT {
+            LeftBytes::Plus128 => {
+                let starts = &product.integer.starts[column..column + LANES];
+                // SAFETY: the slice has sixteen words; only their bits matter.
+                s.load(unsafe { &*starts.as_ptr().cast() })
+            }
+            LeftBytes::Signed | LeftBytes::Widened16 => s.splat(0.0),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const C: usize>(
+        s: S,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        kept: TileSums,
+    ) {
+        let phases = S::LEFT.phases();
+        // SAFETY: within the sides and the sums, as the caller promises.
+        unsafe {
+            let sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
+            let (mut sums, done) = pairs::add::<S, Self, R, C>(s, sides, sums);
+            let right = sides.right.add(sides.vector * LANES);
+            for step in done..sides.steps {
+                sides.prefetch.prefetch_step(s, step);
+                for phase in 0..phases {
+                    let left = sides.left.add((step * phases + phase) * R);
+                    let mut columns = [s.splat(0.0); C];
+                    for c in 0..C {
+                        let words = &*right.add(step * PANEL + LANES * c).cast();
+                        columns[c] = s.byte_phase(s.load(words), phase);
+                    }
+                    for r in 0..R {
+                        let row = s.splat_word(*left.add(r));
+                        for c in 0..C {
+                            sums[r][c] = s.byte_dot(sums[r][c], row, columns[c]);
+                        }
+                    }
+                }
+            }
+            store_sums(s, sums, kept.to);
+        }
+    }
+
+    #[inline(always)]
+    fn finish(s: S, product: &PackedProduct<'_>, sum: S::V, row: usize, column: usize) -> S::V {
+        let scales = &product.integer.scales[column..column + LANES];
+        let scaled = s.mul(s.to_float(sum), s.load_part(scales));
+        s.mul(scaled, s.splat(product.left_scales[row]))
+    }
+}

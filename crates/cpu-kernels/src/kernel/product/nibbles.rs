@@ -1,0 +1,149 @@
+//! Weights of four bits in groups, see [`groups`].
+//!
+//! Owns: two ways to read them: with few rows, codes are unpacked in registers; with many, a block
+//! of a panel is unpacked into the L1 cache first.
+//! Invariant: both ways add the same numbers in the same order.
+
+use super::bytes::ByteForm;
+use super::groups::{
+    self, CodeBits, CodeProduct, add_scaled_group, group_sides, start_group_sums, units,
+};
+use super::pairs::{self, RightSide};
+use super::{BLOCK_STEPS, BlockSides, PANEL, PackedProduct, TileSums, WeightForm};
+use crate::simd::LANES;
+use crate::simd::bytes::IntegerSimd;
+
+/// Format of packed four-bit codes, unpacked in registers.
+#[derive(Clone, Copy)]
+pub struct NibbleForm;
+
+/// Format of the same codes with each block unpacked to bytes first, `[step of four][PANEL]`.
+#[derive(Clone, Copy)]
+pub struct UnpackedNibbleForm;
+
+impl<S: IntegerSimd> RightSide<S> for NibbleForm {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
+        // SAFETY: as the caller promises; a step's codes are a vector.
+        let both = s.nibbles(s.load(unsafe { &*sides.right.add(step * LANES).cast() }));
+        let mut columns = [both[0]; C];
+        for c in 0..C {
+            columns[c] = both[sides.vector + c];
+        }
+        columns
+    }
+}
+
+impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
+    const PHASES: usize = 1;
+    /// Sums of groups are added to the total sums in memory.
+    const IS_CHAIN: bool = false;
+
+    #[inline(always)]
+    fn words(product: &PackedProduct<'_>, steps: usize) -> usize {
+        product.integer.units.words_of(steps)
+    }
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const C: usize>(
+        s: S,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        TileSums { to: kept, .. }: TileSums,
+    ) {
+        let units = units::<S, UnpackedNibbleForm>(product);
+        for group in 0..sides.steps / units.steps {
+            // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
+            // layout of `GroupLayout`.
+            unsafe {
+                let unit = sides.packed.add(group * units.words());
+                let sums =
+                    start_group_sums::<S, UnpackedNibbleForm, R, C>(s, product, sides, group, unit);
+                let of_group = group_sides::<R>(sides, group, units, unit);
+                let (mut sums, done) = pairs::add::<S, Self, R, C>(s, of_group, sums);
+                for step in done..units.steps {
+                    sides
+                        .prefetch
+                        .prefetch_step(s, group * units.words() / LANES + step);
+                    let codes = s.load(&*unit.add(step * units.step_words()).cast());
+                    let both = s.nibbles(codes);
+                    let left = sides.left.add((group * units.steps + step) * R);
+                    for r in 0..R {
+                        let row = s.splat_word(*left.add(r));
+                        for c in 0..C {
+                            sums[r][c] = s.code_dot(sums[r][c], row, both[sides.vector + c]);
+                        }
+                    }
+                }
+                add_scaled_group::<S, UnpackedNibbleForm, R, C>(
+                    s, product, sides, group, sums, unit, kept,
+                );
+            }
+        }
+    }
+}
+
+impl<S: IntegerSimd> CodeProduct<S> for UnpackedNibbleForm {
+    const BITS: CodeBits = CodeBits::Four;
+    const PHASES: usize = 1;
+
+    #[inline(always)]
+    fn phase(_: S, codes: S::V, _: usize) -> S::V {
+        codes
+    }
+
+    #[inline(always)]
+    fn dot(s: S, acc: S::V, left: S::V, codes: S::V) -> S::V {
+        s.code_dot(acc, left, codes)
+    }
+}
+
+impl<S: IntegerSimd> RightSide<S> for UnpackedNibbleForm {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
+        // SAFETY: as the caller promises; codes of four bits are bytes here.
+        unsafe { ByteForm::columns::<C>(s, sides, step) }
+    }
+}
+
+impl<S: IntegerSimd> WeightForm<S> for UnpackedNibbleForm {
+    const PHASES: usize = 1;
+    /// Sums of groups are added to the total sums in memory.
+    const IS_CHAIN: bool = false;
+    /// Only products with several tiles use this format, and several tiles are at least half full.
+    const ROWS_MIN: usize = S::ROWS / 2;
+
+    #[inline(always)]
+    fn words(product: &PackedProduct<'_>, steps: usize) -> usize {
+        product.integer.units.words_of(steps)
+    }
+
+    #[inline(always)]
+    fn prepare(s: S, product: &PackedProduct<'_>, right: &[u32], spread: &mut [f32]) -> *const u32 {
+        let units = units::<S, Self>(product);
+        let (to, _) = spread[..BLOCK_STEPS * PANEL].as_chunks_mut::<LANES>();
+        let mut pairs = to.chunks_exact_mut(2);
+        for unit in right.chunks_exact(units.words()) {
+            let (codes, _) = unit[..units.scales_at()].as_chunks::<LANES>();
+            for (codes, to) in codes.iter().zip(pairs.by_ref()) {
+                // SAFETY: the chunk has sixteen words; only their bits matter.
+                let [low, high] = s.nibbles(s.load(unsafe { &*codes.as_ptr().cast() }));
+                s.store(low, &mut to[0]);
+                s.store(high, &mut to[1]);
+            }
+        }
+        spread.as_ptr().cast()
+    }
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const C: usize>(
+        s: S,
+        product: &PackedProduct<'_>,
+        sides: BlockSides,
+        TileSums { to: kept, .. }: TileSums,
+    ) {
+        let group_words = product.integer.units.steps * PANEL;
+        // SAFETY: as the caller promises; `prepare` left a block of bytes.
+        unsafe { groups::add::<S, Self, R, C>(s, product, sides, group_words, kept) }
+    }
+}

@@ -1,0 +1,103 @@
+//! Operations on one row: normalisation, rotation, storing; and the gate.
+//!
+//! Invariant: sums over a row add sixteen elements at a time, in order, and then the lanes as a
+//! tree.
+
+use super::tile::ElementFormat;
+use crate::simd::{LANES, Simd};
+
+/// `x[i] ← x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
+#[inline(always)]
+pub(super) fn norm<S: Simd>(s: S, x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let mut squares = s.splat(0.0);
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        let v = s.load(chunk);
+        squares = s.fma(v, v, squares);
+    }
+    let last = s.load_part(tail);
+    squares = s.fma(last, last, squares);
+    let scale = s.splat(1.0 / (s.sum(squares) / x.len() as f32 + epsilon).sqrt());
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    let (weights, weights_tail) = weight.as_chunks::<LANES>();
+    for (chunk, weight) in chunks.iter_mut().zip(weights) {
+        s.store(s.mul(s.mul(s.load(chunk), scale), s.load(weight)), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(s.mul(s.mul(last, scale), s.load_part(weights_tail)), tail);
+    }
+}
+
+/// `x[i] ← x[i] + delta[i]`.
+#[inline(always)]
+pub(super) fn add<S: Simd>(s: S, x: &mut [f32], delta: &[f32]) {
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    let (deltas, deltas_tail) = delta.as_chunks::<LANES>();
+    for (chunk, delta) in chunks.iter_mut().zip(deltas) {
+        s.store(s.add(s.load(chunk), s.load(delta)), chunk);
+    }
+    for (x, delta) in tail.iter_mut().zip(deltas_tail) {
+        *x += delta;
+    }
+}
+
+/// Prefetches memory that is about to be written.
+#[inline(always)]
+pub(super) fn prefetch_lines<S: Simd>(s: S, bytes: &[u8]) {
+    const LINE: usize = 64;
+    for line in bytes.chunks(LINE) {
+        s.prefetch(line.as_ptr().cast());
+    }
+}
+
+/// Rotates one head, pairs `(i, i + half)`.
+#[inline(always)]
+pub(super) fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (low, high) = head.split_at_mut(cos.len());
+    let (low_chunks, low_tail) = low.as_chunks_mut::<LANES>();
+    let (high_chunks, high_tail) = high.as_chunks_mut::<LANES>();
+    let (cos_chunks, cos_tail) = cos.as_chunks::<LANES>();
+    let (sin_chunks, sin_tail) = sin.as_chunks::<LANES>();
+    for i in 0..cos_chunks.len() {
+        let (x, y) = (s.load(&low_chunks[i]), s.load(&high_chunks[i]));
+        let (x, y) = rotate_pair(s, x, y, s.load(&cos_chunks[i]), s.load(&sin_chunks[i]));
+        s.store(x, &mut low_chunks[i]);
+        s.store(y, &mut high_chunks[i]);
+    }
+    if !cos_tail.is_empty() {
+        let (x, y) = (s.load_part(low_tail), s.load_part(high_tail));
+        let (x, y) = rotate_pair(s, x, y, s.load_part(cos_tail), s.load_part(sin_tail));
+        s.store_part(x, low_tail);
+        s.store_part(y, high_tail);
+    }
+}
+
+#[inline(always)]
+fn rotate_pair<S: Simd>(s: S, x: S::V, y: S::V, cos: S::V, sin: S::V) -> (S::V, S::V) {
+    (
+        s.sub(s.mul(x, cos), s.mul(y, sin)),
+        s.fma(x, sin, s.mul(y, cos)),
+    )
+}
+
+/// `gate / (1 + exp(−gate)) · up`.
+#[inline(always)]
+pub(super) fn silu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
+    let exp = s.exp2(s.mul(gate, s.splat(-std::f32::consts::LOG2_E)));
+    s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
+}
+
+/// Stores a head in the pool's element type.
+#[inline(always)]
+pub(super) fn store<S: Simd, F: ElementFormat<S>>(s: S, x: &[f32], to: &mut [F::Stored]) {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let (to_chunks, to_tail) = to.as_chunks_mut::<LANES>();
+    for (x, to) in chunks.iter().zip(to_chunks) {
+        F::store(s, s.load(x), to);
+    }
+    if let Some(&first) = to_tail.first() {
+        let mut whole = [first; LANES];
+        F::store(s, s.load_part(tail), &mut whole);
+        to_tail.copy_from_slice(&whole[..tail.len()]);
+    }
+}

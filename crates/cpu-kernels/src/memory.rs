@@ -1,0 +1,249 @@
+//! Large zeroed memory, words of mapped files, and disjoint parts of a slice for several threads.
+//!
+//! Owns: the only casts between bytes and numbers, and the only sharing of a `&mut` slice.
+//! Never: grows an allocation.
+//! Invariant: memory starts zeroed and page-aligned, so that it suits any element type and any
+//! vector; words of a file are aligned for any vector.
+
+use cleave_engine::EngineError;
+use memmap2::{Mmap, MmapMut};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+/// Returns memory that the allocator holds after frees, of any thread, to the system: loading a
+/// checkpoint frees far more than serving needs.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub fn trim_allocator() {
+    // SAFETY: releases only pages without allocations; the allocator locks itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Other allocators release memory by themselves, or not at all.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub fn trim_allocator() {}
+
+/// Element types for which every bit pattern, all zeros included, is valid.
+///
+/// # Safety
+/// Implementors have no padding, no invalid bit pattern and an alignment of at most a page.
+pub unsafe trait PlainData: Copy + Default + Send + Sync + 'static {}
+
+// SAFETY: plain numbers.
+unsafe impl PlainData for u8 {}
+// SAFETY: plain numbers.
+unsafe impl PlainData for u16 {}
+// SAFETY: plain numbers.
+unsafe impl PlainData for u32 {}
+// SAFETY: plain numbers.
+unsafe impl PlainData for f32 {}
+
+/// A slice in its own pages: weights, KV pools, activations and scratch.
+#[derive(Debug)]
+pub struct PageMemory<T> {
+    pages: MmapMut,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: PlainData> PageMemory<T> {
+    /// Allocates `len` zeroed elements. The system provides pages when they are first written.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    pub fn zeroed(len: usize) -> Result<Self, EngineError> {
+        let bytes = len.checked_mul(size_of::<T>());
+        let pages = bytes
+            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::OutOfMemory))
+            .and_then(|bytes| MmapMut::map_anon(bytes.max(1)))
+            .map_err(|error| {
+                let size = size_of::<T>();
+                EngineError::Device(format!(
+                    "cannot allocate {len} elements of {size} bytes: {error}"
+                ))
+            })?;
+        // With small pages, reading weights spends a tenth of the time on page walks. A kernel
+        // without huge pages refuses the advice, which is harmless.
+        #[cfg(target_os = "linux")]
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Ok(Self {
+            pages,
+            len,
+            element: PhantomData,
+        })
+    }
+}
+
+impl PageMemory<u8> {
+    /// The first `len` elements of another type, in the same memory.
+    ///
+    /// # Panics
+    /// If the memory has fewer.
+    pub fn as_mut_slice_of<T: PlainData>(&mut self, len: usize) -> &mut [T] {
+        assert!(
+            len * size_of::<T>() <= self.len,
+            "elements of {} bytes",
+            self.len
+        );
+        // SAFETY: page-aligned, long enough, borrowed mutably, and every bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), len) }
+    }
+}
+
+impl<T: PlainData> Deref for PageMemory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping holds at least `len` elements, is page-aligned, initialised by the
+        // system, and every bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: PlainData> DerefMut for PageMemory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the mapping is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// Packed weights in words of 32 bits, never written to once they are loaded.
+#[derive(Debug)]
+pub enum WeightWords {
+    Owned(PageMemory<u32>),
+    /// Words of a mapped file.
+    Mapped(MappedWords),
+}
+
+impl Deref for WeightWords {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        match self {
+            Self::Owned(memory) => memory,
+            Self::Mapped(mapped) => mapped,
+        }
+    }
+}
+
+/// Words of a file, in this machine's byte order.
+#[derive(Debug)]
+pub struct MappedWords {
+    file: Arc<Mmap>,
+    /// First byte in the file.
+    at: usize,
+    len: usize,
+}
+
+impl MappedWords {
+    /// Alignment of the first word, in bytes: that of the widest vector.
+    const ALIGNMENT: usize = 64;
+
+    /// # Panics
+    /// If the range is not within the file, or not aligned for vectors.
+    pub fn new(file: &Arc<Mmap>, bytes: Range<usize>) -> Self {
+        assert!(bytes.start <= bytes.end && bytes.end <= file.len());
+        assert!(bytes.start.is_multiple_of(Self::ALIGNMENT), "{bytes:?}");
+        assert!(bytes.len().is_multiple_of(size_of::<u32>()), "{bytes:?}");
+        Self {
+            file: Arc::clone(file),
+            at: bytes.start,
+            len: bytes.len() / size_of::<u32>(),
+        }
+    }
+}
+
+impl Deref for MappedWords {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        // SAFETY: `new` checked range and alignment, a mapping is page-aligned, and every bit
+        // pattern is a `u32`.
+        unsafe { std::slice::from_raw_parts(self.file.as_ptr().add(self.at).cast(), self.len) }
+    }
+}
+
+/// The bytes of numbers in memory.
+pub fn bytes_of<T: PlainData>(numbers: &[T]) -> &[u8] {
+    // SAFETY: plain numbers have no padding, and every byte is a valid `u8`.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// The same, to be written.
+pub fn bytes_of_mut<T: PlainData>(numbers: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`, borrowed mutably; every bit pattern is a number.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// Numbers seen as words.
+///
+/// # Panics
+/// If they are not whole, aligned words.
+pub fn words_of<T: PlainData>(numbers: &[T]) -> &[u32] {
+    // SAFETY: every bit pattern is a word.
+    let (before, words, after) = unsafe { numbers.align_to() };
+    assert!(before.is_empty() && after.is_empty(), "whole words");
+    words
+}
+
+/// The same, to be written.
+///
+/// # Panics
+/// As [`words_of`].
+pub fn words_of_mut<T: PlainData>(numbers: &mut [T]) -> &mut [u32] {
+    // SAFETY: every bit pattern is a word, and every word is numbers.
+    let (before, words, after) = unsafe { numbers.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty(), "whole words");
+    words
+}
+
+/// A mutable slice that several threads write, each in its own parts.
+#[derive(Clone, Copy)]
+pub struct SliceParts<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: callers of `part` must keep parts disjoint, which makes them plain `&mut` slices of a
+// type that may be sent.
+unsafe impl<T: Send> Send for SliceParts<'_, T> {}
+// SAFETY: as above; the handle itself is never written.
+unsafe impl<T: Send> Sync for SliceParts<'_, T> {}
+
+impl<'a, T> SliceParts<'a, T> {
+    /// Borrows `slice`, to be accessed in parts.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// Elements of all parts.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of an element, which may lie beyond the slice.
+    pub fn address(&self, index: usize) -> *const T {
+        self.start.wrapping_add(index)
+    }
+
+    /// One part.
+    ///
+    /// # Safety
+    /// Parts that are alive at the same time do not overlap.
+    pub unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "part {range:?} of {}",
+            self.len
+        );
+        // SAFETY: within the borrowed slice, and the caller keeps parts apart.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,180 @@
+//! Operations and bytes of a model's work.
+//!
+//! Owns: the counts that prices are made of. Never: knows how fast a device is.
+//! Invariant: a multiplication and its addition count as two operations.
+
+use crate::spec::{AttentionSpec, Mixer, ModelSpec};
+use cleave_domain::StepWork;
+
+/// Bytes of a model's parts as a device stores them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredSizes {
+    /// Bytes of all layers' weights: fewer than two for each weight where they are quantised.
+    pub layer_bytes: u64,
+    /// Bytes of the head's weights.
+    pub head_bytes: u64,
+    /// Bytes of a key's or a value's element.
+    pub kv_element_bytes: u64,
+    /// Bytes of the quantisation scale of a key or a value in every head, or 0.
+    pub kv_scale_bytes: u64,
+}
+
+/// Sizes of a model that determine what a step costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelCost {
+    /// Weights of the layers, applied to every token of a step.
+    pub layer_weights: u64,
+    /// Weights of the head, applied to every token that is drawn.
+    pub head_weights: u64,
+    /// Operations of one query token that attends to one token.
+    pub pair_flops: u64,
+    /// Bytes of the layers' weights, read once a step.
+    pub layer_bytes: u64,
+    /// Bytes of the head's weights, read once in each step that draws.
+    pub head_bytes: u64,
+    /// Bytes of a token's keys and values.
+    pub token_bytes: u64,
+}
+
+impl ModelSpec {
+    /// Costs of this model, stored in these sizes.
+    pub fn cost(&self, stored: &StoredSizes) -> ModelCost {
+        let StoredSizes {
+            layer_bytes,
+            head_bytes,
+            kv_element_bytes,
+            kv_scale_bytes,
+        } = *stored;
+        let mut cost = ModelCost {
+            head_weights: self.hidden_size as u64 * self.vocab_size as u64,
+            layer_bytes,
+            head_bytes,
+            ..ModelCost::default()
+        };
+        for layer in &self.layers {
+            cost.layer_weights += layer.projection_weights(self.hidden_size);
+            let Mixer::Attention(AttentionSpec { heads, .. }) = &layer.mixer;
+            // Two products, with the keys and with the values.
+            cost.pair_flops += 4 * heads.query_width() as u64;
+            let head_bytes = heads.head_dim as u64 * kv_element_bytes + kv_scale_bytes;
+            cost.token_bytes += 2 * heads.kv_heads as u64 * head_bytes;
+        }
+        cost
+    }
+
+    /// Costs of this model with weights, keys and values of `element_bytes` bytes each.
+    pub fn cost_stored_in(&self, element_bytes: u64) -> ModelCost {
+        let weights = self.cost(&StoredSizes::default());
+        self.cost(&StoredSizes {
+            layer_bytes: weights.layer_weights * element_bytes,
+            head_bytes: weights.head_weights * element_bytes,
+            kv_element_bytes: element_bytes,
+            kv_scale_bytes: 0,
+        })
+    }
+}
+
+impl ModelCost {
+    /// Operations of this work, of one step or of many together.
+    pub fn flops(&self, work: &StepWork) -> f64 {
+        let product = |weights: u64, rows: u32| 2.0 * weights as f64 * f64::from(rows);
+        let attended = (work.pairs + work.context_tokens) as f64;
+        product(self.layer_weights, work.rows)
+            + product(self.head_weights, work.draws)
+            + self.pair_flops as f64 * attended
+    }
+
+    /// Bytes of memory that `steps` steps with this work together read: every weight once in each
+    /// step, the head's in each step that draws, and the keys and values of the whole context. A
+    /// layer with a sliding window reads fewer.
+    pub fn bytes(&self, work: &StepWork, steps: u64) -> f64 {
+        let drawing = steps.min(u64::from(work.draws));
+        let weights =
+            self.layer_bytes as f64 * steps as f64 + self.head_bytes as f64 * drawing as f64;
+        weights + self.token_bytes as f64 * work.context_tokens as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ConfigError, ConfigFields, read_model};
+    use serde_json::json;
+    use std::path::Path;
+
+    /// A Llama of these sizes: layers, hidden, intermediate, query heads, KV heads, vocabulary.
+    fn llama(sizes: [usize; 6], head_dim: usize) -> ModelSpec {
+        let [layers, hidden, intermediate, query_heads, kv_heads, vocab] = sizes;
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"],
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_attention_heads": query_heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "vocab_size": vocab,
+            "max_position_embeddings": 2048,
+        });
+        let fields = ConfigFields::new(
+            Path::new("config.json"),
+            config.as_object().cloned().unwrap_or_default(),
+        );
+        let read = read_model(&fields, |_| Ok::<_, ConfigError>(()));
+        read.unwrap().0.spec
+    }
+
+    fn llama_8b() -> ModelSpec {
+        llama([32, 4096, 14_336, 32, 8, 128_256], 128)
+    }
+
+    #[test]
+    fn weight_counts_match_the_model_card() {
+        let cost = llama_8b().cost_stored_in(2);
+        let norms = 4096 * 65;
+        let all = cost.layer_weights + 2 * cost.head_weights + norms;
+        assert_eq!(all, 8_030_261_248, "as its model card counts them");
+        assert_eq!(cost.token_bytes, 128 << 10);
+    }
+
+    /// Four bits a weight, and one byte for each element of keys and values.
+    #[test]
+    fn quantised_weights_and_kv_cost_their_stored_bytes() {
+        let dense = llama_8b().cost_stored_in(2);
+        let stored = StoredSizes {
+            layer_bytes: dense.layer_weights / 2,
+            head_bytes: dense.head_bytes,
+            kv_element_bytes: 1,
+            kv_scale_bytes: 0,
+        };
+        let narrow = llama_8b().cost(&stored);
+        let (work, steps) = (StepWork::decode(1000), 1);
+        let saved = dense.bytes(&work, steps) - narrow.bytes(&work, steps);
+        let (weights, context) = (dense.layer_weights * 3 / 2, 1000 * (64 << 10));
+        assert_eq!(saved, (weights + context) as f64);
+        let scaled = llama_8b().cost(&StoredSizes {
+            kv_scale_bytes: 4,
+            ..stored
+        });
+        assert_eq!(scaled.token_bytes, 32 * 2 * 8 * (128 + 4));
+    }
+
+    #[test]
+    fn work_is_counted_in_operations_and_bytes() {
+        let work = StepWork {
+            rows: 3,
+            pairs: 5,
+            context_tokens: 7,
+            draws: 2,
+        };
+        let cost = llama([2, 4, 8, 2, 1, 10], 2).cost_stored_in(2);
+        assert_eq!((cost.layer_weights, cost.head_weights), (288, 40));
+        assert_eq!((cost.layer_bytes, cost.head_bytes), (576, 80));
+        assert_eq!((cost.token_bytes, cost.pair_flops), (16, 32));
+        let dense = 2.0 * 288.0 * 3.0 + 2.0 * 40.0 * 2.0;
+        assert_eq!(cost.flops(&work), dense + 32.0 * 12.0);
+        // The head is read in each step that draws: in one of one, in two of four.
+        assert_eq!(cost.bytes(&work, 1), 576.0 + 80.0 + 16.0 * 7.0);
+        assert_eq!(cost.bytes(&work, 4), 4.0 * 576.0 + 2.0 * 80.0 + 112.0);
+    }
+}

@@ -1,0 +1,473 @@
+//! Decoders in Llama's layout: attention and a gated MLP in every layer, each behind a norm.
+//!
+//! Owns: the keys and the names of tensors that these families share, and the bounds on sizes.
+//! Never: knows which family it reads for, but for the values that the family's file passes.
+
+use crate::error::ConfigError;
+use crate::fields::ConfigFields;
+use crate::rope::Rope;
+use crate::spec::{
+    Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
+    Mixer, Mlp, ModelSpec, NormSpec, RopeIndex, Scalars,
+};
+use crate::tensors::NamedRole;
+use crate::tensors::Projection::{Down, Gate, Key, Output, Query, Up, Value};
+use crate::tensors::TensorRole::{
+    Bias, Embedding, FinalNorm, Head, KeyNorm, MixerInputNorm, MlpInputNorm, QueryNorm, Weight,
+};
+
+/// Bounds on what a file may claim, far above any model, so that products cannot overflow.
+const WIDTH_MAX: usize = 1 << 20;
+const LAYERS_MAX: usize = 1 << 12;
+const VOCAB_MAX: usize = 1 << 24;
+/// Llama 4 Scout has 10485760. The text side has the same limit.
+const CONTEXT_MAX: usize = 1 << 24;
+/// Limit of token ids in config.json. An id a little beyond the vocabulary is a common slip and is
+/// ignored; one beyond every vocabulary means a damaged file.
+const TOKEN_ID_MAX: u64 = VOCAB_MAX as u64 - 1;
+
+/// Names of the tensors, in Hugging Face's layout of Llama.
+pub(super) const NAMES: &[NamedRole] = &[
+    ("model.embed_tokens.weight", Embedding),
+    ("model.norm.weight", FinalNorm),
+    ("lm_head.weight", Head),
+    (
+        "model.layers.{layer}.input_layernorm.weight",
+        MixerInputNorm,
+    ),
+    (
+        "model.layers.{layer}.post_attention_layernorm.weight",
+        MlpInputNorm,
+    ),
+    (
+        "model.layers.{layer}.self_attn.q_proj.weight",
+        Weight(Query),
+    ),
+    ("model.layers.{layer}.self_attn.q_proj.bias", Bias(Query)),
+    ("model.layers.{layer}.self_attn.k_proj.weight", Weight(Key)),
+    ("model.layers.{layer}.self_attn.k_proj.bias", Bias(Key)),
+    (
+        "model.layers.{layer}.self_attn.v_proj.weight",
+        Weight(Value),
+    ),
+    ("model.layers.{layer}.self_attn.v_proj.bias", Bias(Value)),
+    (
+        "model.layers.{layer}.self_attn.o_proj.weight",
+        Weight(Output),
+    ),
+    ("model.layers.{layer}.self_attn.o_proj.bias", Bias(Output)),
+    ("model.layers.{layer}.mlp.gate_proj.weight", Weight(Gate)),
+    ("model.layers.{layer}.mlp.gate_proj.bias", Bias(Gate)),
+    ("model.layers.{layer}.mlp.up_proj.weight", Weight(Up)),
+    ("model.layers.{layer}.mlp.up_proj.bias", Bias(Up)),
+    ("model.layers.{layer}.mlp.down_proj.weight", Weight(Down)),
+    ("model.layers.{layer}.mlp.down_proj.bias", Bias(Down)),
+    ("model.layers.{layer}.self_attn.q_norm.weight", QueryNorm),
+    ("model.layers.{layer}.self_attn.k_norm.weight", KeyNorm),
+];
+
+/// Name of a layer's attention, beside which some writers store scales of keys and values.
+pub(super) const ATTENTION_MODULE: &str = "self_attn";
+
+/// Old writers stored the rotary frequencies.
+pub(super) const UNUSED_TENSORS: &[&str] = &[".rotary_emb.inv_freq"];
+
+/// A decoder of this layout: what differs between its families.
+pub(super) struct Decoder {
+    pub(super) family: &'static str,
+    pub(super) heads: HeadShape,
+    pub(super) biases: AttentionBiases,
+    pub(super) mlp_bias: bool,
+    /// Whether queries and keys are normalised per head.
+    pub(super) head_norms: bool,
+    /// Window of each layer, see [`AttentionSpec::window`].
+    pub(super) windows: Vec<Option<usize>>,
+}
+
+impl Decoder {
+    /// Reads what the families share.
+    pub(super) fn spec(self, fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+        let Self {
+            family,
+            heads,
+            biases,
+            mlp_bias,
+            head_norms,
+            windows,
+        } = self;
+        let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
+        let norm = NormSpec {
+            epsilon: epsilon(fields)?,
+        };
+        let mlp = GatedMlpSpec {
+            width: fields.size("intermediate_size", WIDTH_MAX)?,
+            activation: activation(fields)?,
+            bias: mlp_bias,
+        };
+        let layer = |window| LayerSpec {
+            norms: LayerNorms {
+                mixer_input: norm,
+                mlp_input: norm,
+            },
+            mixer: Mixer::Attention(AttentionSpec {
+                heads,
+                rope: RopeIndex(0),
+                head_norms: head_norms.then_some(norm),
+                window,
+                scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                biases,
+            }),
+            mlp: Mlp::Gated(mlp),
+        };
+        Ok(ModelSpec {
+            family,
+            vocab_size,
+            hidden_size: fields.size("hidden_size", WIDTH_MAX)?,
+            context_tokens_max: fields.size("max_position_embeddings", CONTEXT_MAX)?,
+            scalars: Scalars::default(),
+            ropes: vec![Rope::read(fields)?],
+            layers: windows.into_iter().map(layer).collect(),
+            final_norm: norm,
+            tied: fields.flag("tie_word_embeddings")?,
+            bos: fields
+                .token_ids("bos_token_id", vocab_size, TOKEN_ID_MAX)?
+                .and_then(|ids| ids.first().copied()),
+            eos: fields
+                .token_ids("eos_token_id", vocab_size, TOKEN_ID_MAX)?
+                .unwrap_or_default(),
+        })
+    }
+}
+
+fn activation(fields: &ConfigFields) -> Result<Activation, ConfigError> {
+    match fields.text("hidden_act")? {
+        None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some(other) => {
+            let problem = format!("{other} is not supported; silu is");
+            Err(fields.unsupported("hidden_act", problem))
+        }
+    }
+}
+
+/// Reads the heads. `head_dim` is the family's default where config.json has no such key; without
+/// one the heads share the width.
+pub(super) fn heads(
+    fields: &ConfigFields,
+    head_dim: Option<usize>,
+) -> Result<HeadShape, ConfigError> {
+    let hidden = fields.size("hidden_size", WIDTH_MAX)?;
+    let query_heads = fields.size("num_attention_heads", WIDTH_MAX)?;
+    let kv_heads = match fields.count("num_key_value_heads", WIDTH_MAX)? {
+        None => query_heads,
+        Some(0) => {
+            let problem = format!("is 0; should be a whole number from 1 to {query_heads}");
+            return Err(fields.damaged("num_key_value_heads", problem));
+        }
+        Some(count) => count,
+    };
+    if !query_heads.is_multiple_of(kv_heads) {
+        let problem = format!("{kv_heads} does not divide num_attention_heads, {query_heads}");
+        return Err(fields.damaged("num_key_value_heads", problem));
+    }
+    let of_family = head_dim.filter(|_| !fields.has("head_dim"));
+    let head_dim = match fields.count("head_dim", WIDTH_MAX)?.or(of_family) {
+        Some(dim) => dim,
+        None if hidden.is_multiple_of(query_heads) => hidden / query_heads,
+        None => {
+            let problem = format!("{query_heads} does not divide hidden_size, {hidden}");
+            return Err(fields.damaged("num_attention_heads", problem));
+        }
+    };
+    if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > 1024 {
+        let problem = format!("{head_dim} is not an even number from 2 to 1024");
+        return Err(fields.damaged("head_dim", problem));
+    }
+    if query_heads * head_dim > WIDTH_MAX {
+        let problem = format!("{query_heads} heads of {head_dim} are wider than {WIDTH_MAX}");
+        return Err(fields.damaged("num_attention_heads", problem));
+    }
+    Ok(HeadShape {
+        query_heads,
+        kv_heads,
+        head_dim,
+    })
+}
+
+fn epsilon(fields: &ConfigFields) -> Result<f32, ConfigError> {
+    let epsilon = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
+    if (0.0..1.0).contains(&epsilon) {
+        Ok(epsilon as f32)
+    } else {
+        Err(fields.damaged("rms_norm_eps", format!("{epsilon} is not from 0 to 1")))
+    }
+}
+
+/// Number of layers, with a window in none.
+pub(super) fn no_windows(fields: &ConfigFields) -> Result<Vec<Option<usize>>, ConfigError> {
+    let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
+    layer_types(fields)?;
+    Ok(vec![None; layers_count])
+}
+
+/// Windows of families where `use_sliding_window` turns them on, from `max_window_layers` on.
+pub(super) fn optional_windows(fields: &ConfigFields) -> Result<Vec<Option<usize>>, ConfigError> {
+    if !fields.flag("use_sliding_window")?.unwrap_or(false) {
+        return no_windows(fields);
+    }
+    windows(
+        fields,
+        fields.count("max_window_layers", LAYERS_MAX)?.unwrap_or(28),
+    )
+}
+
+/// Windows of the layers that `layer_types` names, or else of every layer from `first` on.
+pub(super) fn windows(
+    fields: &ConfigFields,
+    first: usize,
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
+    let stated = fields.has("sliding_window");
+    let mut window = fields.count("sliding_window", CONTEXT_MAX)?;
+    if window == Some(0) {
+        let problem = format!("is 0; should be null or a whole number from 1 to {CONTEXT_MAX}");
+        return Err(fields.damaged("sliding_window", problem));
+    }
+    if window.is_none() && !stated {
+        // Default of every architecture that has a window; an explicit null means no window.
+        window = Some(4096);
+    }
+    let Some(types) = layer_types(fields)? else {
+        return Ok((0..layers_count)
+            .map(|layer| window.filter(|_| layer >= first))
+            .collect());
+    };
+    if types.len() != layers_count {
+        let problem = format!("{} entries for {layers_count} layers", types.len());
+        return Err(fields.damaged("layer_types", problem));
+    }
+    let window = |is_sliding: bool| window.filter(|_| is_sliding);
+    Ok(types.into_iter().map(window).collect())
+}
+
+/// Whether each layer's attention is sliding, if `layer_types` says so; other types are refused.
+fn layer_types(fields: &ConfigFields) -> Result<Option<Vec<bool>>, ConfigError> {
+    let Some(types) = fields.texts("layer_types")? else {
+        return Ok(None);
+    };
+    let is_sliding = |layer: &&str| match *layer {
+        "sliding_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => {
+            let problem = format!("{other} is not supported; sliding and full attention are");
+            Err(fields.unsupported("layer_types", problem))
+        }
+    };
+    types
+        .iter()
+        .map(is_sliding)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::read_model;
+    use proptest::prelude::*;
+    use serde_json::{Map, Value, json};
+    use std::fs;
+    use std::path::Path;
+
+    const FOLDERS: [&str; 5] = ["llama2", "llama3", "llama3-new", "mistral", "qwen3"];
+
+    fn config(folder: &str) -> Map<String, Value> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+        let text = fs::read(root.join(folder).join("config.json")).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    fn read(config: Map<String, Value>) -> Result<ModelSpec, ConfigError> {
+        let fields = ConfigFields::new(Path::new("config.json"), config);
+        read_model(&fields, |_| Ok::<_, ConfigError>(())).map(|(model, ())| model.spec)
+    }
+
+    /// Extreme values of every JSON type, which no real config has.
+    fn absurd() -> impl Strategy<Value = Value> {
+        let numbers = prop::sample::select(vec![
+            json!(0),
+            json!(-1),
+            json!(1),
+            json!(1e9 as u64),
+            json!(1_000_000_000_000_000_000_u64),
+            json!(u64::MAX),
+            json!(i64::MIN),
+            json!(1e308),
+            json!(-1e308),
+            json!(5e-324),
+            json!(0.5),
+            json!(1e18),
+        ]);
+        let others = prop::sample::select(vec![
+            Value::Null,
+            json!(true),
+            json!("silu"),
+            json!(""),
+            json!([]),
+            json!([1e9, -1]),
+            json!({}),
+            json!({"rope_type": "linear", "factor": 1e308}),
+            json!({"rope_type": "llama3", "factor": 0, "low_freq_factor": 1e-308,
+                "high_freq_factor": 1e308, "original_max_position_embeddings": 5e-324}),
+        ]);
+        prop_oneof![2 => numbers, 1 => others]
+    }
+
+    proptest! {
+        #[test]
+        fn a_config_is_refused_or_consistent(
+            folder in prop::sample::select(&FOLDERS[..]),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), absurd()), 1..4),
+        ) {
+            let mut changed = config(folder);
+            let names: Vec<String> = changed.keys().cloned().collect();
+            for (index, value) in changes {
+                changed.insert(index.get(&names).clone(), value);
+            }
+            let Ok(config) = read(changed) else {
+                return Ok(());
+            };
+            let heads = config.uniform_heads().expect("a decoder has at least one layer");
+            let HeadShape { query_heads, kv_heads, head_dim } = heads;
+            for (size, max) in [
+                (config.vocab_size, VOCAB_MAX),
+                (config.hidden_size, WIDTH_MAX),
+                (config.widths_max().gated, WIDTH_MAX),
+                (config.context_tokens_max, CONTEXT_MAX),
+                (config.layers.len(), LAYERS_MAX),
+                (query_heads * head_dim, WIDTH_MAX),
+                (kv_heads * head_dim, WIDTH_MAX),
+            ] {
+                prop_assert!((1..=max).contains(&size), "{config:?}");
+            }
+            let ids = config.bos.iter().chain(&config.eos);
+            prop_assert!(ids.into_iter().all(|id| (*id as usize) < config.vocab_size));
+            let frequencies = config.ropes[0].frequencies(head_dim);
+            let sound = |f: &f32| f.is_finite() && *f >= 0.0;
+            prop_assert!(frequencies.iter().all(sound), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn token_ids_beyond_the_vocabulary_are_ignored() {
+        let mut changed = config("llama2");
+        let vocab_size = changed["vocab_size"].as_u64().unwrap();
+        changed.insert(
+            "eos_token_id".into(),
+            json!([2, -1, vocab_size, vocab_size + 7]),
+        );
+        changed.insert("bos_token_id".into(), json!(-1));
+        changed.insert("max_position_embeddings".into(), json!(10_485_760));
+        let config = read(changed).unwrap();
+        assert_eq!((config.eos, config.bos), (vec![2], None));
+        assert_eq!(config.context_tokens_max, 10_485_760);
+    }
+
+    #[test]
+    fn a_refused_field_is_named_with_its_value_and_range() {
+        for (field, value, range) in [
+            ("max_position_embeddings", json!(1e18 as u64), "16777216"),
+            ("max_position_embeddings", json!(0), "from 1 to"),
+            ("bos_token_id", json!(1_000_000_000), "from 0 to"),
+            ("eos_token_id", json!([1, 1_000_000_000]), "from 0 to"),
+            ("hidden_size", json!(-8), "from 0 to"),
+            ("num_attention_heads", json!(1_u64 << 40), "from 0 to"),
+            ("num_key_value_heads", json!(0), "from 1 to"),
+            ("rms_norm_eps", json!(1e308), "from 0 to 1"),
+            ("rope_theta", json!(1e308), "from 1 to"),
+            ("rope_theta", json!(-1.0), "from 1 to"),
+        ] {
+            let mut changed = config("llama2");
+            changed.insert(field.into(), value.clone());
+            let error = read(changed).unwrap_err().to_string();
+            assert!(
+                error.contains("config.json") && error.contains(field),
+                "{error}"
+            );
+            assert!(error.contains(range), "{field} {value}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_nobody_read_refuses_the_model_by_name() {
+        for (key, value) in [
+            ("attn_logit_softcapping", json!(50.0)),
+            ("rope_interleaved", json!(true)),
+            ("attention_bias_of_tomorrow", json!(true)),
+            ("num_experts", json!(8)),
+            ("is_causal", json!(false)),
+            ("is_encoder_decoder", json!(true)),
+        ] {
+            let mut changed = config("llama2");
+            changed.insert(key.into(), value);
+            let error = read(changed).unwrap_err().to_string();
+            assert!(
+                error.contains(key) && error.contains("Remove it"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_nested_key_that_nobody_read_refuses_the_model() {
+        let mut changed = config("llama3");
+        changed["rope_scaling"]["mscale_all_dim"] = json!(0.7);
+        let error = read(changed).unwrap_err().to_string();
+        assert!(error.contains("`rope_scaling.mscale_all_dim`"), "{error}");
+    }
+
+    #[test]
+    fn harmless_and_null_keys_are_accepted() {
+        for (key, value) in [
+            ("_name_or_path", json!("meta-llama/Llama-2-7b-hf")),
+            ("attn_logit_softcapping", Value::Null),
+            ("is_encoder_decoder", json!(false)),
+            ("is_causal", json!(true)),
+            ("is_llama_config", json!(true)),
+            ("pretraining_tp", json!(2)),
+            ("rope_interleaved", json!(false)),
+            ("torch_dtype", json!("float16")),
+            ("unsloth_version", json!("2025.3")),
+            ("sliding_window", json!(4096)),
+        ] {
+            let mut changed = config("llama2");
+            changed.insert(key.into(), value);
+            read(changed).unwrap_or_else(|error| panic!("{key}: {error}"));
+        }
+    }
+
+    #[test]
+    fn two_spellings_of_a_rope_must_agree() {
+        let mut changed = config("llama3-new");
+        let same = changed["rope_parameters"].clone();
+        changed.insert("rope_scaling".into(), same);
+        let both = read(changed.clone()).unwrap();
+        assert_eq!(both.ropes, read(config("llama3-new")).unwrap().ropes);
+        changed["rope_scaling"]["factor"] = json!(2.0);
+        let error = read(changed).unwrap_err().to_string();
+        assert!(error.contains("differs from rope_parameters"), "{error}");
+    }
+
+    #[test]
+    fn a_layer_type_of_another_class_refuses_any_decoder() {
+        for folder in ["llama2", "mistral", "qwen3"] {
+            let mut changed = config(folder);
+            let layers = changed["num_hidden_layers"].as_u64().unwrap() as usize;
+            changed.insert(
+                "layer_types".into(),
+                json!(vec!["chunked_attention"; layers]),
+            );
+            let error = read(changed).unwrap_err().to_string();
+            assert!(error.contains("chunked_attention"), "{folder}: {error}");
+        }
+    }
+}

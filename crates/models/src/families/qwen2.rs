@@ -1,0 +1,39 @@
+//! Qwen2 and Qwen2.5 models.
+
+use super::decoder::{self, ATTENTION_MODULE, Decoder, NAMES, UNUSED_TENSORS};
+use crate::error::ConfigError;
+use crate::fields::ConfigFields;
+use crate::registry::Family;
+use crate::spec::{AttentionBiases, ModelSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    name: "qwen2",
+    classes: &["Qwen2ForCausalLM"],
+    spec,
+    tensors: NAMES,
+    attention_module: ATTENTION_MODULE,
+    unused_tensors: UNUSED_TENSORS,
+    // The class has its biases whatever these say.
+    unused_keys: &[
+        "attention_bias",
+        "max_window_layers",
+        "qkv_bias",
+        "sliding_window",
+    ],
+};
+
+fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    Decoder {
+        family: FAMILY.name,
+        heads: decoder::heads(fields, None)?,
+        // Not in config.json: the class has these biases always.
+        biases: AttentionBiases {
+            qkv: true,
+            output: false,
+        },
+        mlp_bias: false,
+        head_norms: false,
+        windows: decoder::optional_windows(fields)?,
+    }
+    .spec(fields)
+}

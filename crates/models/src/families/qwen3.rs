@@ -1,0 +1,36 @@
+//! Qwen3 models without experts (dense).
+
+use super::decoder::{self, ATTENTION_MODULE, Decoder, NAMES, UNUSED_TENSORS};
+use crate::error::ConfigError;
+use crate::fields::ConfigFields;
+use crate::registry::Family;
+use crate::spec::{AttentionBiases, ModelSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    name: "qwen3",
+    classes: &["Qwen3ForCausalLM"],
+    spec,
+    tensors: NAMES,
+    attention_module: ATTENTION_MODULE,
+    unused_tensors: UNUSED_TENSORS,
+    unused_keys: &["sliding_window", "max_window_layers"],
+};
+
+/// The class's own default, which does not depend on the width.
+const HEAD_DIM: usize = 128;
+
+fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    Decoder {
+        family: FAMILY.name,
+        heads: decoder::heads(fields, Some(HEAD_DIM))?,
+        biases: AttentionBiases {
+            qkv: attention,
+            output: attention,
+        },
+        mlp_bias: false,
+        head_norms: true,
+        windows: decoder::optional_windows(fields)?,
+    }
+    .spec(fields)
+}

@@ -1,0 +1,32 @@
+//! Models as data: a config.json becomes a [`ModelSpec`], and names of tensors become
+//! [`TensorRole`]s.
+//!
+//! Owns: the registry of model families, one file each in `families`; the description of a model
+//! that engines run and planners price.
+//! Never: opens a file, reads a tensor, or computes with one.
+//! Invariant: a [`ModelSpec`] is consistent: sizes are positive and bounded, heads divide, every
+//! rope exists that a layer names. A key of config.json that no reader used, and that is not known
+//! to be harmless, refuses the model.
+
+#![warn(missing_docs)]
+
+mod cost;
+mod error;
+mod families;
+mod fields;
+mod harmless;
+mod registry;
+mod rope;
+mod spec;
+mod tensors;
+
+pub use cost::{ModelCost, StoredSizes};
+pub use error::ConfigError;
+pub use fields::ConfigFields;
+pub use registry::{DescribedModel, Family, families, read_model};
+pub use rope::{Rope, RopeScaling};
+pub use spec::{
+    Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
+    Mixer, Mlp, ModelSpec, NormSpec, RopeIndex, Scalars, Unsupported,
+};
+pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};

@@ -1,0 +1,97 @@
+//! The model families, one row each.
+//!
+//! Owns: the choice of a family by config.json's `architectures` and `model_type`.
+//! Never: reads another key.
+
+use crate::error::ConfigError;
+use crate::families::{llama, mistral, qwen2, qwen3};
+use crate::fields::ConfigFields;
+use crate::spec::ModelSpec;
+use crate::tensors::NamedRole;
+
+/// A family of models: how its config.json reads, and what its tensors are called.
+#[derive(Debug)]
+pub struct Family {
+    /// Name of the family, as config.json's `model_type` has it.
+    pub name: &'static str,
+    /// Classes, as config.json's `architectures` has them.
+    pub classes: &'static [&'static str],
+    /// Reads the description of the model from its config.json.
+    pub(crate) spec: fn(&ConfigFields) -> Result<ModelSpec, ConfigError>,
+    /// Names of the tensors, with their roles.
+    pub tensors: &'static [NamedRole],
+    /// Name of a layer's attention module.
+    pub attention_module: &'static str,
+    /// Endings of names of tensors that are not used.
+    pub unused_tensors: &'static [&'static str],
+    /// Keys of config.json that change nothing in this family, beside those that change nothing in
+    /// any.
+    pub(crate) unused_keys: &'static [&'static str],
+}
+
+/// A model as its config.json describes it.
+#[derive(Debug)]
+pub struct DescribedModel {
+    /// Family of the model.
+    pub family: &'static Family,
+    /// Description of the model.
+    pub spec: ModelSpec,
+}
+
+static FAMILIES: [&Family; 4] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+];
+
+/// Every family, in the order in which errors list them.
+pub fn families() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.into_iter()
+}
+
+/// Reads a config.json. `rest` reads the fields that describe no model, such as a format of stored
+/// weights; every field must be read by then, or be known to be harmless.
+///
+/// # Errors
+/// The first field that contradicts another, is not supported, or is unknown.
+pub fn read_model<T, E: From<ConfigError>>(
+    fields: &ConfigFields,
+    rest: impl FnOnce(&ConfigFields) -> Result<T, E>,
+) -> Result<(DescribedModel, T), E> {
+    let family = family(fields)?;
+    let spec = (family.spec)(fields)?;
+    let rest = rest(fields)?;
+    family.refuse_unread(fields)?;
+    Ok((DescribedModel { family, spec }, rest))
+}
+
+fn family(fields: &ConfigFields) -> Result<&'static Family, ConfigError> {
+    let classes = fields.texts("architectures")?.unwrap_or_default();
+    let model_type = fields.text("model_type")?;
+    let found = families().find(|family| {
+        if classes.is_empty() {
+            model_type == Some(family.name)
+        } else {
+            family.classes.iter().any(|class| classes.contains(class))
+        }
+    });
+    if let Some(family) = found {
+        return Ok(family);
+    }
+    let supported: Vec<&str> = families()
+        .flat_map(|family| family.classes)
+        .copied()
+        .collect();
+    let supported = supported.join(", ");
+    let (field, is) = match (classes.first(), model_type) {
+        (Some(class), _) => ("architectures", *class),
+        (None, Some(name)) => ("model_type", name),
+        (None, None) => {
+            let problem = format!("is missing, so the architecture is unknown; one of {supported}");
+            return Err(fields.damaged("architectures", problem));
+        }
+    };
+    let problem = format!("{is} is not supported; supported are {supported}");
+    Err(fields.unsupported(field, problem))
+}

@@ -1,0 +1,242 @@
+//! The description of a model that engines run and planners price.
+//!
+//! Owns: the kinds of layers there are. Adding one is a new variant here; the compiler then names
+//! every place that must know it.
+//! Never: tests for a family; knows no file and no device.
+//! Invariant: plain data; equal specs with equal weights give equal answers.
+
+use crate::rope::Rope;
+use cleave_domain::TokenId;
+
+/// A model: what each layer computes, and the scalars between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// Name of the family, config.json's `model_type`.
+    pub family: &'static str,
+    /// Rows of the embedding and of the head; may exceed the tokenizer's vocabulary.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Longest context that the model was trained for, in tokens.
+    pub context_tokens_max: usize,
+    /// Factors between the parts.
+    pub scalars: Scalars,
+    /// Rotary embeddings, which attention layers name by index.
+    pub ropes: Vec<Rope>,
+    /// Layers in the order of computation; at least one.
+    pub layers: Vec<LayerSpec>,
+    /// Norm between the last layer and the head.
+    pub final_norm: NormSpec,
+    /// Whether the head shares the embedding's weights; `None` if config.json does not say, and the
+    /// head is shared unless it has a tensor of its own.
+    pub tied: Option<bool>,
+    /// The token that begins a text.
+    pub bos: Option<TokenId>,
+    /// Tokens that end a text.
+    pub eos: Vec<TokenId>,
+}
+
+/// One layer: `x += mixer(norm(x))`, then `x += mlp(norm(x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Norms of the inputs of the layer's two parts.
+    pub norms: LayerNorms,
+    /// Part that mixes tokens of a sequence.
+    pub mixer: Mixer,
+    /// Part that computes on each token alone.
+    pub mlp: Mlp,
+}
+
+/// Norms of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorms {
+    /// Norm of the mixer's input.
+    pub mixer_input: NormSpec,
+    /// Norm of the MLP's input.
+    pub mlp_input: NormSpec,
+}
+
+/// Root-mean-square norm: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)` (Zhang and Sennrich 2019).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Epsilon, added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// Kinds of mixers, the parts that mix tokens of a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Attention with keys and values in the KV pool.
+    Attention(AttentionSpec),
+}
+
+/// Grouped-query attention (Ainslie et al. 2023).
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Heads and their width.
+    pub heads: HeadShape,
+    /// Rotary embedding of queries and keys.
+    pub rope: RopeIndex,
+    /// Norm of each query head and each key head before rotation, if there is one.
+    pub head_norms: Option<NormSpec>,
+    /// Sliding window in tokens, the token itself included; `None` attends to everything.
+    pub window: Option<usize>,
+    /// Factor of the scores before the softmax.
+    pub scale: f32,
+    /// Projections that have a bias.
+    pub biases: AttentionBiases,
+}
+
+/// Index of a rotary embedding in [`ModelSpec::ropes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeIndex(pub usize);
+
+/// Projections of attention that have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttentionBiases {
+    /// Queries, keys and values.
+    pub qkv: bool,
+    /// The projection of attention's output.
+    pub output: bool,
+}
+
+/// The shape of attention's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads; a multiple of `kv_heads`. Query head `h` reads KV head
+    /// `h / (query_heads / kv_heads)`.
+    pub query_heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements per head, even.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Width of all query heads side by side; also of attention's output.
+    pub const fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
+    }
+
+    /// Width of all key heads side by side; the same for values.
+    pub const fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Width of a row of queries, keys and values: `q | k | v`, heads in order within each.
+    pub const fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.kv_width()
+    }
+}
+
+/// Kinds of MLPs, the parts that compute on each token alone.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mlp {
+    /// `down · (act(gate · x) ∘ (up · x))` (Shazeer 2020).
+    Gated(GatedMlpSpec),
+}
+
+/// Sizes and activation of a gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedMlpSpec {
+    /// Width of the gate and up projections.
+    pub width: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Whether gate, up and down have a bias.
+    pub bias: bool,
+}
+
+/// Activations of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + exp(−x))`, also called swish.
+    Silu,
+}
+
+/// Factors between the parts of a model; 1 in most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scalars {
+    /// Factor of the embedding's rows.
+    pub embedding: f32,
+    /// Factor of each part's output before it is added to the residual stream.
+    pub residual: f32,
+    /// Factor of the logits.
+    pub logits: f32,
+}
+
+impl Default for Scalars {
+    fn default() -> Self {
+        Self {
+            embedding: 1.0,
+            residual: 1.0,
+            logits: 1.0,
+        }
+    }
+}
+
+/// Part of a model that a device cannot compute, found before any weight is loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this {family} model cannot run on this device: {problem}")]
+pub struct Unsupported {
+    /// Family of the model.
+    pub family: &'static str,
+    /// The part, its value, and the values that the device supports.
+    pub problem: String,
+}
+
+impl ModelSpec {
+    /// Attention layers, in order.
+    pub fn attention(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.layers.iter().map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => attention,
+        })
+    }
+
+    /// The heads, if every layer has the same: the only case in which a block of the KV pool is the
+    /// same for every layer.
+    pub fn uniform_heads(&self) -> Option<HeadShape> {
+        let mut shapes = self.attention().map(|attention| attention.heads);
+        let first = shapes.next()?;
+        shapes.all(|heads| heads == first).then_some(first)
+    }
+
+    /// Widths of the activations, each the widest of all layers.
+    pub fn widths_max(&self) -> LayerWidths {
+        let widths = self.layers.iter().map(LayerSpec::widths);
+        widths.fold(LayerWidths::default(), LayerWidths::max)
+    }
+}
+
+/// Widths of a layer's activations in elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerWidths {
+    /// Queries, keys and values side by side.
+    pub qkv: usize,
+    /// Attention's output, before its projection.
+    pub attention_out: usize,
+    /// The product of gate and up projection.
+    pub gated: usize,
+}
+
+impl LayerWidths {
+    fn max(self, other: Self) -> Self {
+        Self {
+            qkv: self.qkv.max(other.qkv),
+            attention_out: self.attention_out.max(other.attention_out),
+            gated: self.gated.max(other.gated),
+        }
+    }
+}
+
+impl LayerSpec {
+    fn widths(&self) -> LayerWidths {
+        let Mixer::Attention(AttentionSpec { heads, .. }) = &self.mixer;
+        let Mlp::Gated(mlp) = &self.mlp;
+        LayerWidths {
+            qkv: heads.qkv_width(),
+            attention_out: heads.query_width(),
+            gated: mlp.width,
+        }
+    }
+}
