@@ -224,7 +224,7 @@ impl<'a, T> SliceParts<'a, T> {
     }
 
     /// Elements of all parts.
-    pub fn len(&self) -> usize {
+    pub fn elements_count(&self) -> usize {
         self.len
     }
 

@@ -146,7 +146,8 @@ fn read_named_templates(folder: &Path) -> Result<Vec<(String, String)>, ModelErr
     Ok(templates)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, mknodat};

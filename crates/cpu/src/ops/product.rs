@@ -59,7 +59,7 @@ impl<'a> RowsSource<'a> {
     fn len(&self) -> usize {
         match self {
             Self::Rows(x) => x.len(),
-            Self::Normed { residual, .. } => residual.len(),
+            Self::Normed { residual, .. } => residual.elements_count(),
         }
     }
 }

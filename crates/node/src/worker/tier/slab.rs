@@ -549,6 +549,7 @@ pub(crate) mod tests {
     fn a_folder_whose_first_file_is_not_ours_is_unusable() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
         let folder = SlabFolder::new("not-ours");
+        std::fs::create_dir_all(&folder.0).unwrap();
         let path = slab_path(&folder.0, 0);
         let reason = || check_folder(&folder.0).unwrap_err().to_string();
         let open = || Slab::open(&folder.0, slab_format("m"), 1 << 20).map(drop);
