@@ -12,6 +12,8 @@ mod cuda;
 mod generate;
 mod harness;
 mod kv;
+#[cfg(target_os = "linux")]
+mod memory;
 mod nixl;
 mod observe;
 mod promises;

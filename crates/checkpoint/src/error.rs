@@ -1,7 +1,7 @@
 //! Errors of loading a checkpoint.
 //!
 //! Owns: the wording: file, place, problem and remedy.
-//! Never: wraps another crate's error as a type; its text is enough here.
+//! Never: tells a field's error from a tensor's: both have the same remedies.
 //! Invariant: one error is one line.
 
 use cleave_models::ConfigError;
@@ -18,26 +18,9 @@ pub enum CheckpointError {
         /// Description of the problem, with the remedy.
         problem: String,
     },
-    /// A file contradicts itself or another one. Remedy: download it again.
-    #[error("{}: {place}: {problem}; download the checkpoint again", file.display())]
-    Damaged {
-        /// File that contradicts itself or another one.
-        file: PathBuf,
-        /// Field, tensor or part of the file.
-        place: String,
-        /// Description of the problem.
-        problem: String,
-    },
-    /// The checkpoint may be intact, but this engine cannot run it. Remedy: choose another one.
-    #[error("{}: {place}: {problem}", file.display())]
-    Unsupported {
-        /// File that has the unsupported value.
-        file: PathBuf,
-        /// Field or tensor that is not supported.
-        place: String,
-        /// The unsupported value, and the supported ones.
-        problem: String,
-    },
+    /// A file contradicts itself or another one, or is not supported.
+    #[error(transparent)]
+    Refused(#[from] ConfigError),
 }
 
 impl CheckpointError {
@@ -53,11 +36,11 @@ impl CheckpointError {
         place: impl Into<String>,
         problem: impl Into<String>,
     ) -> Self {
-        Self::Damaged {
+        Self::Refused(ConfigError::Damaged {
             file: file.to_owned(),
             place: place.into(),
             problem: problem.into(),
-        }
+        })
     }
 
     pub(crate) fn unsupported(
@@ -65,39 +48,14 @@ impl CheckpointError {
         place: impl Into<String>,
         problem: impl Into<String>,
     ) -> Self {
-        Self::Unsupported {
+        Self::Refused(ConfigError::Unsupported {
             file: file.to_owned(),
             place: place.into(),
             problem: problem.into(),
-        }
+        })
     }
 
     pub(super) fn tensor(file: &Path, tensor: &str, problem: impl Into<String>) -> Self {
         Self::damaged(file, format!("tensor `{tensor}`"), problem)
-    }
-}
-
-impl From<ConfigError> for CheckpointError {
-    fn from(error: ConfigError) -> Self {
-        match error {
-            ConfigError::Damaged {
-                file,
-                place,
-                problem,
-            } => Self::Damaged {
-                file,
-                place,
-                problem,
-            },
-            ConfigError::Unsupported {
-                file,
-                place,
-                problem,
-            } => Self::Unsupported {
-                file,
-                place,
-                problem,
-            },
-        }
     }
 }

@@ -1,8 +1,8 @@
-//! Errors of a config.json.
+//! Errors of a checkpoint's files.
 
 use std::path::PathBuf;
 
-/// Reason why a config.json describes no model that can run, one variant for each remedy.
+/// Reason why a file of a checkpoint is refused, one variant for each remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file contradicts itself. Remedy: download it again.
@@ -10,7 +10,7 @@ pub enum ConfigError {
     Damaged {
         /// Path of the file that was read.
         file: PathBuf,
-        /// Field of the file.
+        /// Field or tensor of the file, or the part that it is.
         place: String,
         /// Description of the problem.
         problem: String,
@@ -20,7 +20,7 @@ pub enum ConfigError {
     Unsupported {
         /// Path of the file that was read.
         file: PathBuf,
-        /// Field with the unsupported value.
+        /// Field or tensor with the unsupported value.
         place: String,
         /// The unsupported value, and the supported ones.
         problem: String,

@@ -55,7 +55,7 @@ impl ConfigFields {
         names.iter().for_each(|name| self.mark_read(name));
     }
 
-    /// Paths of the fields that nobody read, with their values, in the file's order; a null counts
+    /// Paths of the fields that no reader used, with their values, in the file's order; a null counts
     /// as absent.
     pub(crate) fn unread(&self) -> Vec<(String, &Value)> {
         let mut list = Vec::new();

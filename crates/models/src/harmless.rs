@@ -1,4 +1,4 @@
-//! Keys of config.json that change no answer, and the refusal of all others that nobody read.
+//! Keys of config.json that change no answer, and the refusal of all others that no reader used.
 //!
 //! Owns: these lists. Never: reads a value for a spec.
 //! Invariant: a key that no reader used, that is on no list and that is not null refuses the model:
@@ -111,7 +111,7 @@ const HARMLESS_WHEN_OFF: [&str; 14] = [
 const HARMLESS_WHEN_ON: [&str; 1] = ["is_causal"];
 
 impl Family {
-    /// Refuses config.json if it has a key that nobody read, and that may change the answers.
+    /// Refuses config.json if it has a key that no reader used, and that may change the answers.
     ///
     /// # Errors
     /// The first such key, with what to do about it.

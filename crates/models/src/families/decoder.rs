@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_nobody_read_refuses_the_model_by_name() {
+    fn an_unread_key_refuses_the_model_by_name() {
         for (key, value) in [
             ("attn_logit_softcapping", json!(50.0)),
             ("rope_interleaved", json!(true)),
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nested_key_that_nobody_read_refuses_the_model() {
+    fn an_unread_nested_key_refuses_the_model() {
         let mut changed = config("llama3");
         changed["rope_scaling"]["mscale_all_dim"] = json!(0.7);
         let error = read(changed).unwrap_err().to_string();
