@@ -55,8 +55,8 @@ impl ConfigFields {
         names.iter().for_each(|name| self.mark_read(name));
     }
 
-    /// Paths of the fields that no reader used, with their values, in the file's order; a null counts
-    /// as absent.
+    /// Paths of the fields that no reader used, with their values, in the file's order; a null
+    /// counts as absent.
     pub(crate) fn unread(&self) -> Vec<(String, &Value)> {
         let mut list = Vec::new();
         collect_unread(&self.read.borrow(), &self.prefix, &self.map, &mut list);
