@@ -145,7 +145,7 @@ impl Links {
     /// to be on another host never gets access.
     pub fn pool_access(&self, peer: WorkerRef) -> PoolAccess {
         let table = self.shared.lock();
-        let is_elsewhere = match table.routes.get(&peer) {
+        let is_on_other_host = match table.routes.get(&peer) {
             Some(PeerRoute::Remote(addresses)) => {
                 let here = addresses.shared_memory.as_ref();
                 !here.is_some_and(host::is_this_host)
@@ -153,7 +153,7 @@ impl Links {
             Some(PeerRoute::Local) | None => false,
         };
         drop(table);
-        if is_elsewhere {
+        if is_on_other_host {
             self.shared.pool_access.deny(peer)
         } else {
             self.shared.pool_access.access_of(peer)
@@ -188,17 +188,17 @@ impl Links {
         // The task holds no `Links`, so that dropping them closes the queue and ends the task.
         let config = self.shared.config.clone();
         let (end, net) = (self.shared.local_endpoint(), self.shared.net.clone());
-        let setbacks = Arc::clone(&self.shared.dial_backoff);
+        let dial_backoff = Arc::clone(&self.shared.dial_backoff);
         tokio::spawn(async move {
-            let errand = OutboundLink {
+            let outbound = OutboundLink {
                 config: &config,
                 peer,
                 events: &end.events,
-                dial_backoff: &setbacks,
+                dial_backoff: &dial_backoff,
             };
             let error = match &route {
                 PeerRoute::Local => local::carry(&net, &end, peer, carrier).await,
-                PeerRoute::Remote(addresses) => errand.carry(addresses, carrier).await,
+                PeerRoute::Remote(addresses) => outbound.carry(addresses, carrier).await,
             };
             let forgotten = match shared.upgrade() {
                 Some(shared) => shared.lock().end_outgoing(peer) == PeerKnown::No,
@@ -206,7 +206,7 @@ impl Links {
             };
             if forgotten {
                 // A failure that was recorded after the peer was forgotten is removed, too.
-                setbacks.clear(peer)
+                dial_backoff.clear(peer)
             } else {
                 report_lost(&end.events, peer, &error, "outgoing").await
             }
@@ -278,7 +278,7 @@ impl LinksState {
 
     /// Waits until a router names a peer that connected before the worker knew it.
     async fn wait_until_known(&self, peer: WorkerRef) -> bool {
-        let known = async {
+        let named = async {
             loop {
                 let learned = self.route_added.notified();
                 if self.is_known(peer) {
@@ -288,17 +288,17 @@ impl LinksState {
             }
         };
         let within = self.config.unknown_peer_timeout();
-        timeout(within, known).await.is_ok()
+        timeout(within, named).await.is_ok()
     }
 
     async fn accept_tcp_link(self: Arc<Self>, stream: TcpStream, stranger: OwnedSemaphorePermit) {
-        let door = AcceptPolicy {
+        let policy = AcceptPolicy {
             config: &self.config,
             // A peer with a certificate of the fleet may learn the configuration of the fleet.
             is_known: &|peer| self.config.peer_tls.is_some() || self.is_known(peer),
         };
-        let knock = incoming::identify(door, stream).await;
-        let turned_away = match knock {
+        let request = incoming::identify(policy, stream).await;
+        let refused = match request {
             Ok(JoinRequest::Link(visitor)) if !self.config.transports.contains(&Transport::Tcp) => {
                 visitor.reject("this worker takes no links over TCP").await
             }
@@ -321,7 +321,7 @@ impl LinksState {
             }
             Err(error) => Err(error),
         };
-        if let Err(error) = turned_away {
+        if let Err(error) = refused {
             warn!(%error, "data link refused");
         }
     }
@@ -346,8 +346,8 @@ impl LinksState {
             Ok(nixl) => nixl,
             Err(reason) => {
                 let refusal = LinkMessage::NoRing(reason.to_owned());
-                let told = write_message(&mut visitor.stream.writer, &refusal, &[]).await;
-                return warn!(%peer, reason, ?told, "refused to create a ring for a NIXL link");
+                let reply = write_message(&mut visitor.stream.writer, &refusal, &[]).await;
+                return warn!(%peer, reason, told = ?reply, "refused to create a ring for a NIXL link");
             }
         };
         let own = Arc::clone(&self);
@@ -443,19 +443,19 @@ impl LinksState {
         peer: WorkerRef,
         receive: impl AsyncFnOnce(ReceiveSession) -> LinkError,
     ) {
-        let visit = self.lock().begin_turn(peer);
+        let turn = self.lock().begin_turn(peer);
         // The earlier task releases the lock only after it has reported the loss, so the loss is
         // reported before anything that arrives on this link.
-        let seated = visit.lock.lock().await;
-        let session = self.lock().register_incoming(peer, visit.number);
+        let receive_lock = turn.lock.lock().await;
+        let session = self.lock().register_incoming(peer, turn.number);
         if let Some(session) = session {
             let key = session.key;
             let error = receive(session).await;
             self.lock().end_incoming(peer, key);
             report_lost(&self.events, peer, &error, "incoming").await;
         }
-        drop(seated);
-        self.lock().end_turn(peer, visit.lock);
+        drop(receive_lock);
+        self.lock().end_turn(peer, turn.lock);
     }
 }
 

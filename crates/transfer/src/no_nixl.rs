@@ -93,14 +93,14 @@ impl RdmaWriter {
 
 pub(crate) async fn receive(
     _visitor: IdentifiedPeer<TcpReader, TcpWriter>,
-    _seat: ReceiveSession,
+    _session: ReceiveSession,
     means: RdmaSetup<'_>,
     _events: &mpsc::Sender<LinkEvent>,
 ) -> LinkError {
     let RdmaSetup {
         config: _,
         nixl,
-        rings: _,
+        ring_permits: _,
     } = means;
     match **nixl {}
 }

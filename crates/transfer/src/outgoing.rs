@@ -117,8 +117,8 @@ impl OutboundLink<'_> {
                     Err(error) => self.record_failure(option, error),
                 },
             };
-            let is_wanted = !carrier.queue.is_closed() || !carrier.queue.is_empty();
-            let next = next.filter(|_| is_wanted && !error.is_independent_of_transport());
+            let is_needed = !carrier.queue.is_closed() || !carrier.queue.is_empty();
+            let next = next.filter(|_| is_needed && !error.is_independent_of_transport());
             let Some(next) = next else {
                 return error;
             };
@@ -185,9 +185,9 @@ impl OutboundLink<'_> {
 
     /// Records a failure of NIXL, unless the peer cannot be reached at all or refuses the link.
     fn record_failure(&self, option: &DialOption<'_>, error: LinkError) -> LinkError {
-        let is_nobody = matches!(error, LinkError::Connect(..) | LinkError::NotAPeer(_));
+        let is_no_peer = matches!(error, LinkError::Connect(..) | LinkError::NotAPeer(_));
         if let DialOption::Nixl(..) = option
-            && !is_nobody
+            && !is_no_peer
             && !error.is_independent_of_transport()
         {
             let reason = match &error {
@@ -208,9 +208,9 @@ impl OutboundLink<'_> {
         let DialOption::Tcp(_) = option else {
             return None;
         };
-        let is_wanted = self.config.transports.contains(&Transport::Nixl);
+        let is_allowed = self.config.transports.contains(&Transport::Nixl);
         match (self.config.nixl(), addresses.nixl) {
-            (None, true) if is_wanted => Some("this worker has no NIXL library".to_owned()),
+            (None, true) if is_allowed => Some("this worker has no NIXL library".to_owned()),
             (Some(_), false) if self.uses_network_card() => {
                 Some("the peer has no NIXL library".to_owned())
             }
@@ -227,11 +227,11 @@ impl OutboundLink<'_> {
         let dialled = async {
             match option {
                 DialOption::Host(address) => {
-                    let (dialled, carriage) = host::dial(config, peer, address).await?;
+                    let (dialled, channel) = host::dial(config, peer, address).await?;
                     let PayloadChannel {
                         store,
                         pool_unopened: unopened,
-                    } = carriage;
+                    } = channel;
                     let transport = match store {
                         PayloadStore::Pool { .. } => Transport::CudaIpc,
                         PayloadStore::Buffers(_) | PayloadStore::Ring(..) => {
@@ -281,13 +281,13 @@ impl OutboundLink<'_> {
         to: Transport,
         reason: String,
     ) -> Result<(), LinkError> {
-        let told = self.events.send(LinkEvent::FellBack {
+        let sent = self.events.send(LinkEvent::FellBack {
             peer: self.peer,
             from,
             to,
             reason,
         });
-        told.await.map_err(|_| LinkError::Closing)
+        sent.await.map_err(|_| LinkError::Closing)
     }
 
     /// Measures the link, opens it and carries it until it ends.

@@ -62,10 +62,10 @@ async fn blocks_waiting_for_credit_do_not_delay_seals() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
         // The receiver keeps the payloads, so the window of four blocks fills up.
-        let mut kept = Vec::new();
+        let mut held = Vec::new();
         for ordinal in 0..4 {
             sender.send_block(receiver.me, 1, ordinal).await;
-            kept.push(receiver.next_packet().await.payload.unwrap());
+            held.push(receiver.next_packet().await.payload.unwrap());
         }
         let link = sender.links.link(receiver.me).unwrap();
         assert!(
@@ -75,7 +75,7 @@ async fn blocks_waiting_for_credit_do_not_delay_seals() {
         link.send(seal(2)).unwrap();
         assert_eq!(receiver.next_packet().await.packet, seal(2));
         // Dropping the payloads returns all credit, and the next block may be sent.
-        kept.clear();
+        held.clear();
         sender.send_block(receiver.me, 3, 0).await;
         assert!(receiver.next_packet().await.payload.is_some());
     }
@@ -88,12 +88,12 @@ async fn payloads_kept_by_the_receiver_are_not_overwritten() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        let kept = receiver.next_packet().await.payload.unwrap();
+        let payload = receiver.next_packet().await.payload.unwrap();
         for flight in 2..40 {
             sender.send_block(receiver.me, flight, 0).await;
             assert!(receiver.next_packet().await.payload.is_some());
         }
-        assert_eq!(kept.bytes().unwrap(), block_bytes(1, 0), "{transport}");
+        assert_eq!(payload.bytes().unwrap(), block_bytes(1, 0), "{transport}");
     }
 }
 
@@ -154,8 +154,8 @@ async fn an_unknown_peer_learns_nothing_about_the_worker() {
         stranger.links.add_peer(worker_ref(number, 1), route);
         let (_, reason) = stranger.next_lost().await;
         assert!(reason.contains("turned away"), "{reason}");
-        for said in ["weights-b", "w2", "w2/i1"] {
-            assert!(!reason.contains(said), "{reason}");
+        for secret in ["weights-b", "w2", "w2/i1"] {
+            assert!(!reason.contains(secret), "{reason}");
         }
     }
 }
@@ -214,12 +214,12 @@ async fn a_dead_peer_is_lost_at_both_ends_and_redialled() {
     for transport in REMOTE {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        let kept = receiver.next_packet().await.payload.unwrap();
+        let payload = receiver.next_packet().await.payload.unwrap();
 
         receiver.server.abort();
         assert_eq!(sender.next_lost().await.0, receiver.me);
         assert_eq!(
-            kept.bytes().unwrap(),
+            payload.bytes().unwrap(),
             block_bytes(1, 0),
             "what had arrived stays readable"
         );

@@ -69,13 +69,13 @@ async fn link_failure(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String 
 
 #[tokio::test]
 async fn a_peer_without_a_fleet_certificate_gets_no_link() {
-    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
+    let (own_authority, other_authority) = (TestAuthority::new(), TestAuthority::new());
     // A plain connection to a worker with a certificate, and the reverse.
-    link_failure(None, Some(peer(&ours))).await;
-    let reason = link_failure(Some(peer(&ours)), None).await;
+    link_failure(None, Some(peer(&own_authority))).await;
+    let reason = link_failure(Some(peer(&own_authority)), None).await;
     assert!(reason.contains("no peer of this fleet"), "{reason}");
     // A certificate of another authority.
-    let reason = link_failure(Some(peer(&theirs)), Some(peer(&ours))).await;
+    let reason = link_failure(Some(peer(&other_authority)), Some(peer(&own_authority))).await;
     assert!(reason.contains("same authority"), "{reason}");
 }
 

@@ -238,7 +238,7 @@ async fn a_failed_transport_is_reported_and_the_next_is_used() {
         reason,
     } = sender.next().await
     else {
-        panic!("falling back is told first");
+        panic!("a fallback is reported first");
     };
     assert_eq!(peer, receiver.me);
     assert_eq!((from, to), (Transport::SharedMemory, Transport::Tcp));
@@ -255,12 +255,12 @@ async fn a_failed_transport_is_reported_and_the_next_is_used() {
 async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
     let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
     let receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
-    let elsewhere = HostAddress {
+    let other_host = HostAddress {
         host_id: "another-boot".into(),
         ..receiver.host_address.clone()
     };
     let addresses = DataAddresses {
-        shared_memory: Some(elsewhere.clone()),
+        shared_memory: Some(other_host.clone()),
         ..receiver.addresses()
     };
     sender
@@ -273,7 +273,7 @@ async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
     let unreachable = DataAddresses {
         tcp: None,
         nixl: false,
-        shared_memory: Some(elsewhere),
+        shared_memory: Some(other_host),
     };
     sender
         .links

@@ -119,7 +119,7 @@ async fn open(
             opened = &mut opened => return opened.map_err(LinkError::Nixl),
             () = session.replaced.notified() => return Err(LinkError::Replaced),
             // The dialler sends nothing before the offer, not even a keep-alive.
-            heard = stream.reader.message() => match heard {
+            received = stream.reader.message() => match received {
                 Err(LinkError::SilenceTimedOut(_)) => {}
                 Err(error) => return Err(error),
                 Ok(_) => return Err(LinkError::Unexpected("before the ring was offered")),

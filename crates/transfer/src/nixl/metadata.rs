@@ -41,7 +41,7 @@ pub(super) fn check(
     expected: ExpectedMetadata<'_>,
 ) -> Result<(), AgentMetadataError> {
     let mut fields = MetadataFields(metadata);
-    let wrong = |what| Err(AgentMetadataError(what));
+    let wrong = |problem| Err(AgentMetadataError(problem));
     fields.take(b"nixlSerDes|", "its beginning")?;
     if fields.field(b"Agent")? != expected.agent.as_bytes() {
         return wrong("another agent's name");
@@ -81,11 +81,11 @@ pub(super) fn check(
 }
 
 impl<'a> MetadataFields<'a> {
-    fn take(&mut self, expected: &[u8], what: &'static str) -> Result<(), AgentMetadataError> {
+    fn take(&mut self, expected: &[u8], problem: &'static str) -> Result<(), AgentMetadataError> {
         self.0 = self
             .0
             .strip_prefix(expected)
-            .ok_or(AgentMetadataError(what))?;
+            .ok_or(AgentMetadataError(problem))?;
         Ok(())
     }
 
@@ -148,13 +148,13 @@ pub(super) mod tests {
         let good = metadata(EXPECTED, b"address", b"key");
         assert_eq!(check(&good, EXPECTED), Ok(()));
         let (start, len) = EXPECTED.memory;
-        for (agent, memory, says) in [
+        for (agent, memory, expected) in [
             ("cleave-2:1-from-1:1-8", (start, len), "name"),
             (EXPECTED.agent, (start + 1, len), "other memory"),
             (EXPECTED.agent, (start, len / 2), "other memory"),
         ] {
             let error = check(&good, ExpectedMetadata { agent, memory }).unwrap_err();
-            assert!(error.to_string().contains(says), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 
