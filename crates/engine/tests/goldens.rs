@@ -95,18 +95,18 @@ fn a_llama_with_biases_matches_qwen2_goldens() {
 fn loading_counts_every_byte_once() {
     for name in ["llama2", "llama3", "qwen2", "qwen3"] {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
-        let mut seen = Vec::new();
+        let mut reports = Vec::new();
         Weights::load(
             &reference::PlainOps::default(),
             &checkpoint,
             Some(32),
             &mut |progress| {
-                seen.push(progress);
+                reports.push(progress);
             },
         )
         .unwrap();
-        assert!(seen.is_sorted_by_key(|progress| progress.bytes_done));
-        let last = seen.last().unwrap();
+        assert!(reports.is_sorted_by_key(|progress| progress.bytes_done));
+        let last = reports.last().unwrap();
         assert_eq!(last.bytes_done, checkpoint.bytes_total(), "{name}");
         assert_eq!(last.bytes_total, checkpoint.bytes_total(), "{name}");
     }

@@ -141,7 +141,7 @@ fn a_step_begins_before_the_host_knows_its_input_tokens() {
 /// A step that only reads a prompt, one without work, and one whose logits the host needs.
 #[test]
 fn steps_of_every_kind_overlap() {
-    let seen = SamplingParams {
+    let with_logprobs = SamplingParams {
         logprobs: Some(2),
         ..hot()
     };
@@ -149,7 +149,7 @@ fn steps_of_every_kind_overlap() {
     first.segments[1].len = 2;
     first.segments[1].logits = LogitsWanted::No;
     let second = plan(2, vec![], vec![segment(0, 6, 1), segment(1, 2, 1)]);
-    let third = plan(3, vec![open(1, &[3, 2, 1], seen)], vec![]);
+    let third = plan(3, vec![open(1, &[3, 2, 1], with_logprobs)], vec![]);
     let fourth = plan(4, vec![], vec![segment(1, 0, 3), segment(0, 7, 1)]);
     let fifth = plan(5, vec![], vec![segment(0, 8, 1)]);
     let plans = [first, second, third, fourth, fifth];
@@ -186,14 +186,14 @@ fn a_plan_against_the_step_in_flight_is_refused() {
     let expected = [prompts(), decode(1)].map(|plan| alone.step(&plan).unwrap());
     let (mut engine, _) = engine();
     ahead(&mut engine).begin(&prompts()).unwrap();
-    for (says, spoil) in spoils {
+    for (message, spoil) in spoils {
         let mut plan = decode(1);
         spoil(&mut plan);
         match ahead(&mut engine).begin(&plan) {
             Err(EngineError::Slot(_, problem)) => {
-                assert!(problem.contains(says), "{problem}: {says}");
+                assert!(problem.contains(message), "{problem}: {message}");
             }
-            other => panic!("{says}: {other:?}"),
+            other => panic!("{message}: {other:?}"),
         }
     }
     assert!(matches!(
@@ -253,7 +253,7 @@ fn a_reopened_slot_never_gets_the_old_sequences_token() {
             ..segment(0, 0, 2)
         }],
     );
-    let goes_on = plan(
+    let continuation = plan(
         3,
         vec![],
         vec![Segment {
@@ -262,14 +262,14 @@ fn a_reopened_slot_never_gets_the_old_sequences_token() {
         }],
     );
     let (mut alone, _) = engine();
-    let plans = [prompts(), over.clone(), goes_on.clone()];
+    let plans = [prompts(), over.clone(), continuation.clone()];
     let expected = plans.map(|plan| alone.step(&plan).unwrap());
     let (mut engine, _) = engine();
     let engine = ahead(&mut engine);
     engine.begin(&prompts()).unwrap();
     engine.begin(&over).unwrap();
     assert_eq!(engine.collect().unwrap(), expected[0]);
-    engine.begin(&goes_on).unwrap();
+    engine.begin(&continuation).unwrap();
     assert_eq!(engine.collect().unwrap(), expected[1]);
     assert_eq!(engine.collect().unwrap(), expected[2]);
 }
