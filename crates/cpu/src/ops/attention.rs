@@ -241,11 +241,12 @@ impl CpuOps {
             .div_ceil(elements.max(1))
             .max(1);
         self.threads.run(runs.len().div_ceil(each), &|turn| {
-            let mine = &runs[run_range(turn.task, each, runs.len())];
-            for (index, run) in mine.iter().enumerate() {
+            let own_runs = &runs[run_range(turn.task, each, runs.len())];
+            for (index, run) in own_runs.iter().enumerate() {
                 // A memory access takes as long as a row's computation: prefetch the next run's
                 // destination before this run is computed.
-                for run in &mine[index + usize::from(index > 0)..mine.len().min(index + 2)] {
+                for run in &own_runs[index + usize::from(index > 0)..own_runs.len().min(index + 2)]
+                {
                     storing.prefetch_target(run);
                 }
                 storing.normalize_and_rotate(rows, run);
