@@ -173,9 +173,9 @@ impl BenchJob {
                 break;
             };
             if tried.kept {
-                bisection.kept(rate)
+                bisection.record_met(rate)
             } else {
-                bisection.broken(rate)
+                bisection.record_missed(rate)
             }
             watch.rate_tried(&tried);
             session.tries.push(tried);
@@ -230,8 +230,8 @@ impl BenchJob {
         }
         let attainment = met as f64 / decided.max(1) as f64;
         let last = session.runs.last().context("a run was made")?;
-        let hopeless = last.cut == Some(CutReason::Hopeless);
-        let verdict = if hopeless {
+        let is_unreachable = last.cut == Some(CutReason::Hopeless);
+        let verdict = if is_unreachable {
             GoalVerdict::Broken
         } else {
             verdict(met, decided, search.goal)
@@ -497,7 +497,7 @@ impl BenchSession {
 
     /// The highest rate that met the goal, below all rates that missed it.
     fn goodput_found(&self, search: &GoodputSearch, devices: u32) -> GoodputResult {
-        let rates = |kept: bool| self.tries.iter().filter(move |tried| tried.kept == kept);
+        let rates = |is_met: bool| self.tries.iter().filter(move |tried| tried.kept == is_met);
         let broken = rates(false).map(|tried| tried.rate).reduce(f64::min);
         let best = rates(true)
             .filter(|tried| broken.is_none_or(|broken| tried.rate < broken))

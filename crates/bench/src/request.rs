@@ -232,15 +232,18 @@ mod tests {
 
     #[test]
     fn bodies_have_the_fields_of_the_openai_api() {
-        let asked = body(&RequestOptions::default());
-        assert_eq!(asked["model"], "m\"x");
-        assert_eq!(asked["prompt"].as_array().unwrap().len(), 5);
-        assert_eq!(asked["stream_options"], json!({"include_usage": true}));
+        let default_body = body(&RequestOptions::default());
+        assert_eq!(default_body["model"], "m\"x");
+        assert_eq!(default_body["prompt"].as_array().unwrap().len(), 5);
         assert_eq!(
-            (&asked["max_tokens"], &asked["min_tokens"]),
+            default_body["stream_options"],
+            json!({"include_usage": true})
+        );
+        assert_eq!(
+            (&default_body["max_tokens"], &default_body["min_tokens"]),
             (&json!(9), &json!(9))
         );
-        assert_eq!(asked["ignore_eos"], true);
+        assert_eq!(default_body["ignore_eos"], true);
         let chat = body(&RequestOptions {
             endpoint: ApiEndpoint::Chat,
             ending: AnswerLength::ByModel,

@@ -168,10 +168,10 @@ impl ServerProbe<'_> {
         let Some(cards) = cards.filter(|_| status == StatusCode::OK) else {
             return Ok(Value::Null);
         };
-        let Some(wanted) = &self.target.model else {
+        let Some(model) = &self.target.model else {
             return Ok(cards.first().cloned().unwrap_or_default());
         };
-        let named = cards.iter().find(|card| card["id"] == json!(wanted));
+        let named = cards.iter().find(|card| card["id"] == json!(model));
         Ok(named
             .or(cards.first().filter(|_| cards.len() == 1))
             .cloned()
@@ -196,10 +196,10 @@ impl ServerProbe<'_> {
         card: &Value,
         model: Option<&str>,
     ) -> anyhow::Result<PromptVocabulary> {
-        let said = ["vocab_size", "n_vocab"]
+        let listed = ["vocab_size", "n_vocab"]
             .iter()
             .find_map(|name| number(card, name));
-        if let Some(vocabulary) = self.target.vocabulary.or(said) {
+        if let Some(vocabulary) = self.target.vocabulary.or(listed) {
             let end = (f64::from(vocabulary) * ID_SHARE) as u32;
             // A tiny vocabulary has only bytes and a few special ids at its start.
             let first = ID_FIRST.min(end / 2);
