@@ -221,7 +221,7 @@ async fn read_stream(
     record: &mut RequestMeasurement,
 ) -> RequestOutcome {
     let mut lines = SseLines::default();
-    let (mut finished, mut ended, mut flaw) = (false, false, None);
+    let (mut finished, mut ended, mut failure) = (false, false, None);
     while let Some(frame) = body.frame().await {
         let frame = match frame {
             Ok(frame) => frame,
@@ -233,9 +233,9 @@ async fn read_stream(
         let now = clock.now();
         let fed = lines.feed(bytes, |data| match sse::parse_event(data) {
             SseEvent::End => ended = true,
-            SseEvent::Error(text) => flaw = Some((RequestFailure::Error, text)),
+            SseEvent::Error(text) => failure = Some((RequestFailure::Error, text)),
             SseEvent::Malformed => {
-                flaw = Some((
+                failure = Some((
                     RequestFailure::Garbled,
                     String::from_utf8_lossy(data).into_owned(),
                 ));
@@ -255,7 +255,7 @@ async fn read_stream(
         if fed.is_err() {
             return failed(RequestFailure::Garbled, "a line longer than the limit");
         }
-        if let Some((kind, text)) = flaw.take() {
+        if let Some((kind, text)) = failure.take() {
             return failed(kind, &text);
         }
         // Reading on to the body's end lets the connection be used again.

@@ -294,9 +294,9 @@ pub(crate) struct JudgingRules<'a> {
 fn line<'a>(
     run: usize,
     record: &'a RequestMeasurement,
-    judging: JudgingRules<'a>,
+    rules: JudgingRules<'a>,
 ) -> RequestLine<'a> {
-    let judged = judging.targets[record.class].judge(record);
+    let judgement = rules.targets[record.class].judge(record);
     let since_start = |at: Time| round(millis(at.since(Time::ZERO)));
     let span = |span: Duration| round(millis(span));
     let (outcome, error, retry_after_s) = match &record.outcome {
@@ -311,10 +311,10 @@ fn line<'a>(
     RequestLine {
         run,
         index: record.index,
-        class: &judging.classes[record.class],
-        warmup: record.due < Time::ZERO + judging.warmup,
-        met: judged.is_ok(),
-        miss: judged.err(),
+        class: &rules.classes[record.class],
+        warmup: record.due < Time::ZERO + rules.warmup,
+        met: judgement.is_ok(),
+        miss: judgement.err(),
         outcome,
         error,
         retry_after_s,
@@ -369,11 +369,11 @@ impl ResultFolder {
         &mut self,
         index: usize,
         run: &RunRecords,
-        judging: JudgingRules<'_>,
+        rules: JudgingRules<'_>,
     ) -> anyhow::Result<()> {
         let requests = &mut self.requests;
         for record in &run.records {
-            serde_json::to_writer(&mut *requests, &line(index, record, judging))?;
+            serde_json::to_writer(&mut *requests, &line(index, record, rules))?;
             requests.write_all(b"\n")?;
         }
         requests.flush().context("requests.jsonl")

@@ -88,12 +88,12 @@ impl MeasuredServer {
     /// The server cannot be reached or lacks an interface; the error names the flag that replaces
     /// it.
     pub async fn probe(target: &ServerTarget) -> anyhow::Result<Self> {
-        let asker = ServerProbe {
+        let probe = ServerProbe {
             client: BenchClient::new(&target.url, target.authorities.as_deref())?,
             headers: headers(&target.asking)?,
             target,
         };
-        let card = asker.model_card().await?;
+        let card = probe.model_card().await?;
         let name = card.get("id").and_then(Value::as_str).map(str::to_owned);
         let model = target.model.clone().or(name);
         let form = match (target.form, target.asking.endpoint) {
@@ -107,21 +107,21 @@ impl MeasuredServer {
             }
         };
         let alphabet = match form {
-            PromptEncoding::Tokens => asker.id_vocabulary(&card, model.as_deref()).await?,
+            PromptEncoding::Tokens => probe.id_vocabulary(&card, model.as_deref()).await?,
             PromptEncoding::Text | PromptEncoding::Auto => {
-                asker.word_vocabulary(model.as_deref()).await?
+                probe.word_vocabulary(model.as_deref()).await?
             }
         };
         let context = ["max_model_len", "context_length", "n_ctx"];
         let findings = ServerFacts {
             context_max: context.iter().find_map(|name| number(&card, name)),
             prompts: describe_vocabulary(&alphabet),
-            software: asker.software().await,
+            software: probe.software().await,
             model: model.clone(),
         };
         Ok(Self {
             writer: BodyWriter::new(&target.asking, model.as_deref(), alphabet),
-            client: asker.client,
+            client: probe.client,
             facts: findings,
         })
     }
@@ -225,7 +225,7 @@ impl ServerProbe<'_> {
     /// Tokenizes a text by whichever interface exists: Cleave's and vLLM's, llama.cpp's,
     /// llama-cpp-python's.
     async fn tokenize(&self, text: &str, model: Option<&str>) -> Option<Vec<u32>> {
-        let asks = [
+        let requests = [
             (
                 "/tokenize",
                 json!({"model": model, "prompt": text, "content": text, "add_special_tokens": false}),
@@ -233,7 +233,7 @@ impl ServerProbe<'_> {
             ("/tokenize", json!({"content": text})),
             ("/extras/tokenize", json!({"model": model, "input": text})),
         ];
-        for (path, body) in asks {
+        for (path, body) in requests {
             let answer = self.client.json(path, Some(&body), &self.headers).await;
             let tokens = match answer {
                 Ok((StatusCode::OK, answer)) => answer.get("tokens").cloned(),

@@ -330,7 +330,7 @@ pub trait Ops: Send {
         &self,
         rows_max: usize,
         width: usize,
-        holds: BufferRole,
+        role: BufferRole,
     ) -> Result<Self::Rows, EngineError>;
 
     /// Allocates a KV pool, zeroed.

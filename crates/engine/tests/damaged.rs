@@ -153,7 +153,7 @@ fn a_mismatched_tensor_is_named_with_its_file() {
 #[test]
 fn an_inconsistent_safetensors_header_is_refused() {
     let file = |dir: &TempDir| dir.path().join("model.safetensors");
-    let lies: [(&str, DamageJson); 8] = [
+    let damages: [(&str, DamageJson); 8] = [
         ("data_offsets", |h| {
             h["lm_head.weight"]["data_offsets"] = json!([0, -1])
         }),
@@ -177,9 +177,9 @@ fn an_inconsistent_safetensors_header_is_refused() {
             drop(h.as_object_mut().unwrap().remove("lm_head.weight"))
         }),
     ];
-    for (expected, lie) in lies {
+    for (expected, damage) in damages {
         let dir = copy("llama2");
-        edit_header(&file(&dir), lie);
+        edit_header(&file(&dir), damage);
         assert_error_contains(dir.path(), &["model.safetensors", expected]);
     }
     let dir = copy("llama2");
@@ -203,7 +203,7 @@ fn an_inconsistent_safetensors_header_is_refused() {
 #[test]
 fn an_index_that_contradicts_its_files_is_refused() {
     let index = "model.safetensors.index.json";
-    let spoils: [(&str, DamageJson); 6] = [
+    let damages: [(&str, DamageJson); 6] = [
         ("weight_map", |i| i["weight_map"] = json!([])),
         ("names no tensor", |i| i["weight_map"] = json!({})),
         ("not the name of a file", |i| {
@@ -219,9 +219,9 @@ fn an_index_that_contradicts_its_files_is_refused() {
             i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors");
         }),
     ];
-    for (expected, spoil) in spoils {
+    for (expected, damage) in damages {
         let dir = copy("llama3");
-        edit(dir.path(), index, spoil);
+        edit(dir.path(), index, damage);
         assert_error_contains(dir.path(), &[index, expected]);
     }
     let dir = copy("llama3");

@@ -169,7 +169,7 @@ fn steps_of_every_kind_overlap() {
 #[test]
 fn a_plan_against_the_step_in_flight_is_refused() {
     type DamageStep = fn(&mut StepPlan);
-    let spoils: [(&str, DamageStep); 9] = [
+    let damages: [(&str, DamageStep); 9] = [
         ("tokens 6..8 of 7", |p| p.segments[0].len = 2),
         ("tokens 7..8 of 7", |p| p.segments[0].position = 7),
         ("samples after 6 of 7", |p| p.segments[0].position = 5),
@@ -186,9 +186,9 @@ fn a_plan_against_the_step_in_flight_is_refused() {
     let expected = [prompts(), decode(1)].map(|plan| alone.step(&plan).unwrap());
     let (mut engine, _) = engine();
     ahead(&mut engine).begin(&prompts()).unwrap();
-    for (message, spoil) in spoils {
+    for (message, damage) in damages {
         let mut plan = decode(1);
-        spoil(&mut plan);
+        damage(&mut plan);
         match ahead(&mut engine).begin(&plan) {
             Err(EngineError::Slot(_, problem)) => {
                 assert!(problem.contains(message), "{problem}: {message}");
@@ -216,7 +216,7 @@ fn a_plan_against_the_step_in_flight_is_refused() {
 /// reported it.
 #[test]
 fn a_draw_that_depends_on_a_pending_token_is_refused() {
-    let spoils = [
+    let samplings = [
         SamplingParams {
             frequency_penalty: 0.5,
             ..hot()
@@ -226,7 +226,7 @@ fn a_draw_that_depends_on_a_pending_token_is_refused() {
             ..hot()
         },
     ];
-    for sampling in spoils {
+    for sampling in samplings {
         let (mut engine, _) = engine();
         let engine = ahead(&mut engine);
         let first = plan(1, vec![open(0, &[1, 2], sampling)], vec![segment(0, 0, 2)]);

@@ -66,7 +66,7 @@ fn an_inconsistent_plan_is_refused() {
     let with = |change: DamageSampling| {
         move |plan: &mut StepPlan| change(Arc::make_mut(&mut plan.opens[0].sampling))
     };
-    let spoils: [(&str, DamagePlan); 24] = [
+    let damages: [(&str, DamagePlan); 24] = [
         ("no such slot", |p| p.segments[0].slot.0 = 2),
         ("no such slot", |p| p.opens[0].slot.0 = 9),
         ("was never opened", |p| p.opens.truncate(1)),
@@ -119,9 +119,9 @@ fn an_inconsistent_plan_is_refused() {
         }),
     ];
     let mut engine = engine();
-    for (expected, spoil) in spoils {
+    for (expected, damage) in damages {
         let mut plan = fine();
-        spoil(&mut plan);
+        damage(&mut plan);
         match engine.step(&plan) {
             Err(error @ (EngineError::Plan(_) | EngineError::Slot(..))) => {
                 let problem = error.to_string();

@@ -47,12 +47,12 @@ impl DialBackoff {
             None => BACKOFF_MIN,
         };
         let until = Instant::now() + rest;
-        let setback = PeerBackoff {
+        let backoff = PeerBackoff {
             until,
             delay: rest,
             reason,
         };
-        peers.insert(peer, setback);
+        peers.insert(peer, backoff);
     }
 
     /// Resets the delay, after a success or when the peer is forgotten.

@@ -318,8 +318,8 @@ mod tests {
             Err(WriteGrantError::Forged),
             "another life has another key"
         );
-        let blue = issuer.issue(handoff(7, 1), worker(3, 9), "blue");
-        assert_ne!(blue, grant);
+        let other_tenants = issuer.issue(handoff(7, 1), worker(3, 9), "blue");
+        assert_ne!(other_tenants, grant);
         tokio::time::advance(GRANT_LIFETIME).await;
         assert_eq!(
             check(handoff(7, 1), worker(3, 9)),

@@ -142,7 +142,7 @@ pub(crate) async fn identify(
         is_known: &|_| true,
     };
     match incoming::read_join_request(policy, split(config, stream)).await? {
-        JoinRequest::Link(visitor) => Ok(visitor),
+        JoinRequest::Link(identified) => Ok(identified),
         JoinRequest::FurtherStream { .. } => Err(LinkError::Unexpected(
             "further stream for a shared-memory link",
         )),
@@ -155,12 +155,12 @@ pub(crate) async fn identify(
 /// Grants the pool to the peer, or creates a ring for it, and receives on that path until the link
 /// ends. Returns the reason for the end.
 pub(crate) async fn receive(
-    visitor: HostPeer,
+    identified: HostPeer,
     session: ReceiveSession,
     config: &LinksConfig,
     gate: PoolGate<'_>,
 ) -> LinkError {
-    let IdentifiedPeer { peer, mut stream } = visitor;
+    let IdentifiedPeer { peer, mut stream } = identified;
     let shape = ring_shape(config);
     let opened = open_payload_source(&mut stream, config, shape, session.key, peer, &gate);
     let payload_source = match timeout(config.connect_timeout, opened).await {

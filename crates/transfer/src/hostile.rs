@@ -424,7 +424,7 @@ async fn terms_too_small_for_a_block_make_no_link() {
 async fn a_ring_over_the_size_limit_is_not_mapped() {
     let host = HostListener::bind().unwrap();
     let address = host.address().clone();
-    let giant = tokio::spawn(async move {
+    let oversized_peer = tokio::spawn(async move {
         let (reader, mut writer) = host.accept().await.unwrap().into_split();
         let mut reader = MessageReader::new(reader, Duration::from_secs(20), BLOCK);
         let hello = reader.message().await.unwrap();
@@ -444,7 +444,7 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
     };
     let message = refused.to_string();
     assert!(message.contains("1073741824 is the most"), "{message}");
-    giant.await.unwrap();
+    oversized_peer.await.unwrap();
 }
 
 #[test]

@@ -134,10 +134,10 @@ where
         write_message(&mut stream.writer, &LinkMessage::Reject(sent_reason), &[]).await?;
         return Err(LinkError::RejectedHere(reason));
     }
-    let visitor = IdentifiedPeer { peer, stream };
+    let identified = IdentifiedPeer { peer, stream };
     Ok(match requested {
-        RequestedLink::Link => JoinRequest::Link(visitor),
-        RequestedLink::RdmaRing => JoinRequest::RdmaLink(visitor),
+        RequestedLink::Link => JoinRequest::Link(identified),
+        RequestedLink::RdmaRing => JoinRequest::RdmaLink(identified),
     })
 }
 
@@ -173,12 +173,12 @@ fn mismatch(config: &LinksConfig, hello: &LinkHello) -> Option<String> {
 
 /// Receives over TCP until the link ends. Returns the reason for the end.
 pub(crate) async fn receive(
-    visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    identified: IdentifiedPeer<TcpReader, TcpWriter>,
     mut session: ReceiveSession,
     config: &LinksConfig,
     events: &mpsc::Sender<LinkEvent>,
 ) -> LinkError {
-    let IdentifiedPeer { peer, mut stream } = visitor;
+    let IdentifiedPeer { peer, mut stream } = identified;
     let window = config.window();
     let welcome = LinkMessage::Welcome {
         me: config.me,

@@ -153,8 +153,8 @@ async fn open_pool(
     far.pool_access.pools()?;
     let opened = async {
         let handle = far.pool_access.grant(near.me)?;
-        let (held, gone) = oneshot::channel();
-        tokio::spawn(report_fenced(net.clone(), near.me, far.clone(), gone));
+        let (held, dropped) = oneshot::channel();
+        tokio::spawn(report_fenced(net.clone(), near.me, far.clone(), dropped));
         let pool = Arc::new(LocalPeerPool {
             pool: pools.open(&handle)?,
             _held: held,

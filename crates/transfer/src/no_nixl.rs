@@ -92,16 +92,16 @@ impl RdmaWriter {
 }
 
 pub(crate) async fn receive(
-    _visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    _identified: IdentifiedPeer<TcpReader, TcpWriter>,
     _session: ReceiveSession,
-    means: RdmaSetup<'_>,
+    setup: RdmaSetup<'_>,
     _events: &mpsc::Sender<LinkEvent>,
 ) -> LinkError {
     let RdmaSetup {
         config: _,
         nixl,
         ring_permits: _,
-    } = means;
+    } = setup;
     match **nixl {}
 }
 

@@ -111,8 +111,8 @@ impl OutboundLink<'_> {
                             .measure_and_run(dialled, transport, store, carrier)
                             .await;
                     }
-                    Ok(DialledTransport::Rdma(standing)) => {
-                        return self.run(standing, carrier).await;
+                    Ok(DialledTransport::Rdma(measured)) => {
+                        return self.run(measured, carrier).await;
                     }
                     Err(error) => self.record_failure(option, error),
                 },
@@ -303,7 +303,7 @@ impl OutboundLink<'_> {
         W: AsyncWrite + Unpin + Send + 'static,
     {
         match measure_link(dialled, transport, store).await {
-            Ok(standing) => self.run(standing, carrier).await,
+            Ok(measured) => self.run(measured, carrier).await,
             Err(error) => error,
         }
     }
@@ -321,7 +321,7 @@ impl OutboundLink<'_> {
     }
 
     /// Opens the link and carries it until it ends.
-    async fn run<R, W>(self, standing: MeasuredLink<R, W>, carrier: LinkCarrier) -> LinkError
+    async fn run<R, W>(self, measured: MeasuredLink<R, W>, carrier: LinkCarrier) -> LinkError
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
@@ -338,7 +338,7 @@ impl OutboundLink<'_> {
             writer_guard: writing,
             speed,
             probe_credit: lent,
-        } = standing;
+        } = measured;
         let (since, transport) = (Instant::now(), speed.transport);
         let LinkTerms { window, .. } = dialled.terms;
         let LinkCarrier { credit, queue } = carrier;

@@ -124,7 +124,7 @@ async fn a_fingerprint_mismatch_is_refused_with_both_values() {
         let net = LocalNet::default();
         let mut sender = LinkedWorker::on(net.clone(), config(worker_ref(1, 1), "weights-a")).await;
         let receiver = LinkedWorker::on(net, config(worker_ref(2, 1), "weights-b")).await;
-        receiver.links.add_peer(sender.me, nowhere());
+        receiver.links.add_peer(sender.me, unreachable_route());
         sender
             .links
             .add_peer(receiver.me, receiver.route(transport));
@@ -141,18 +141,18 @@ async fn a_fingerprint_mismatch_is_refused_with_both_values() {
 }
 
 /// The route of a worker that was named but cannot be reached.
-fn nowhere() -> PeerRoute {
+fn unreachable_route() -> PeerRoute {
     PeerRoute::tcp("127.0.0.1:1")
 }
 
 #[tokio::test]
 async fn an_unknown_peer_learns_nothing_about_the_worker() {
     for (number, fingerprint) in [(2, "weights-a"), (3, "weights-b")] {
-        let mut stranger = LinkedWorker::start(worker_ref(1, 1), fingerprint).await;
+        let mut unknown_worker = LinkedWorker::start(worker_ref(1, 1), fingerprint).await;
         let receiver = LinkedWorker::start(worker_ref(2, 1), "weights-b").await;
         let route = receiver.route(Transport::Tcp);
-        stranger.links.add_peer(worker_ref(number, 1), route);
-        let (_, reason) = stranger.next_lost().await;
+        unknown_worker.links.add_peer(worker_ref(number, 1), route);
+        let (_, reason) = unknown_worker.next_lost().await;
         assert!(reason.contains("turned away"), "{reason}");
         for secret in ["weights-b", "w2", "w2/i1"] {
             assert!(!reason.contains(secret), "{reason}");
@@ -167,7 +167,7 @@ async fn another_incarnation_of_a_peer_is_refused() {
     for transport in REMOTE {
         let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
         let receiver = LinkedWorker::start(worker_ref(2, 2), "f").await;
-        receiver.links.add_peer(sender.me, nowhere());
+        receiver.links.add_peer(sender.me, unreachable_route());
         // The route is stale: it names the first incarnation, and the second answers.
         let route = receiver.route(transport);
         sender.links.add_peer(worker_ref(2, 1), route.clone());

@@ -120,9 +120,9 @@ fn descriptors_count() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-async fn wait_for(awaited: &str, mut is_so: impl FnMut() -> bool) {
+async fn wait_for(awaited: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(started.elapsed() < Duration::from_secs(60), "no {awaited}");
         tokio::task::yield_now().await;
         std::thread::yield_now();

@@ -112,9 +112,9 @@ async fn a_sender_without_a_valid_grant_is_refused() {
         // sender.
         let stolen = made.issue(handoff(9), worker_ref(5, 1), "acme");
         let own = made.issue(handoff(7), sender.me, "acme");
-        for pass in [None, Some(own), Some(stolen)] {
-            if let Some(pass) = pass {
-                given.store(handoff(9), pass);
+        for grant in [None, Some(own), Some(stolen)] {
+            if let Some(grant) = grant {
+                given.store(handoff(9), grant);
             }
             sender.send_block(to, 9, 0).await;
             expect_invalid_grant(&mut receiver).await;
@@ -138,8 +138,8 @@ async fn late_messages_of_an_ended_hand_off_keep_the_link() {
             .add_peer(receiver.me, receiver.route(transport));
         let link = sender.links.link(receiver.me).unwrap();
         for flight in [7, 8] {
-            let pass = made.issue(handoff(flight), sender.me, "acme");
-            given.store(handoff(flight), pass);
+            let grant = made.issue(handoff(flight), sender.me, "acme");
+            given.store(handoff(flight), grant);
         }
         // Sent before the link is established, of a hand-off that has ended by then.
         link.send(seal(8)).unwrap();

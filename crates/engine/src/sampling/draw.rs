@@ -161,11 +161,11 @@ impl TokenSampler {
 
     /// Sets the weights of tokens less likely than the last candidate to 0.
     fn zero_after_last_candidate(&mut self, logits: &[f32]) {
-        let Some(bar) = self.candidates.iter().copied().max_by(order) else {
+        let Some(threshold) = self.candidates.iter().copied().max_by(order) else {
             return;
         };
         for ((token, logit), weight) in (0..).zip(logits).zip(&mut self.weights) {
-            if order(&(token, *logit), &bar).is_gt() {
+            if order(&(token, *logit), &threshold).is_gt() {
                 *weight = 0.0;
             }
         }

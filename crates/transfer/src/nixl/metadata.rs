@@ -62,12 +62,12 @@ pub(super) fn check(
         return wrong("not one piece of host memory");
     }
     let (start, len) = expected.memory;
-    let place = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
+    let expected_area = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
     let (at, key) = fields
         .field(b"")?
         .split_at_checked(PLACE_BYTES)
         .ok_or(AgentMetadataError("memory without a place"))?;
-    if at != place {
+    if at != expected_area {
         return wrong("other memory than was offered");
     }
     if key.is_empty() {
@@ -126,7 +126,7 @@ pub(super) mod tests {
     ) -> Vec<u8> {
         let one = 1u64.to_le_bytes();
         let (start, len) = expected.memory;
-        let place = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
+        let area = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
         let fields = [
             field("Agent", expected.agent.as_bytes()),
             field("Conns", &one),
@@ -138,7 +138,7 @@ pub(super) mod tests {
             field("nixlDList", b"nixlSDList"),
             field("t", &HOST_MEMORY),
             field("n", &one),
-            field("", &[&place, key].concat()),
+            field("", &[&area, key].concat()),
         ];
         [b"nixlSerDes|".to_vec(), fields.concat()].concat()
     }
@@ -178,8 +178,8 @@ pub(super) mod tests {
             bad[at] ^= 1 << bit;
             let mut own = bad.clone();
             for (from, part) in [(&[7u8; 90][..], 90), (&[9u8; 40][..], 40)] {
-                let place = good.windows(part).position(|bytes| bytes == from).unwrap();
-                own[place..place + part].copy_from_slice(from);
+                let offset = good.windows(part).position(|bytes| bytes == from).unwrap();
+                own[offset..offset + part].copy_from_slice(from);
             }
             prop_assert_eq!(check(&bad, EXPECTED).is_ok(), own == good);
         }

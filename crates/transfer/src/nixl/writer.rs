@@ -138,10 +138,10 @@ impl RdmaWriter {
             .await;
     }
 
-    async fn wait_until(&self, is_so: impl Fn(&SlotsInFlight) -> bool) {
+    async fn wait_until(&self, condition: impl Fn(&SlotsInFlight) -> bool) {
         loop {
             let settled = self.state.settled.notified();
-            if is_so(&self.state.lock()) {
+            if condition(&self.state.lock()) {
                 return;
             }
             settled.await;

@@ -283,7 +283,7 @@ async fn ends(nixl: &Arc<Nixl>) -> (RdmaReceiver, ReceiverRing, RdmaWriter) {
         beat,
         permit: rings.try_acquire_owned().unwrap(),
     };
-    let (landing, mirror, offer) = RdmaReceiver::open(nixl, parts, within).await.unwrap();
+    let (receiver, mirror, offer) = RdmaReceiver::open(nixl, parts, within).await.unwrap();
     let parts = RdmaWriterParts {
         names,
         shape,
@@ -291,7 +291,7 @@ async fn ends(nixl: &Arc<Nixl>) -> (RdmaReceiver, ReceiverRing, RdmaWriter) {
         offer,
     };
     let writer = RdmaWriter::open(nixl, parts, within).await.unwrap();
-    (landing, mirror, writer)
+    (receiver, mirror, writer)
 }
 
 // Lesson: 5.
