@@ -53,10 +53,10 @@ pub struct ServerTarget {
     /// The model's name; the server's first one if `None`.
     pub model: Option<String>,
     /// The encoding of prompts.
-    pub form: PromptEncoding,
+    pub encoding: PromptEncoding,
     /// Size of the vocabulary; probed from the server if `None`.
     pub vocabulary: Option<u32>,
-    pub asking: RequestOptions,
+    pub request_options: RequestOptions,
 }
 
 /// The probed properties of a server.
@@ -90,13 +90,13 @@ impl MeasuredServer {
     pub async fn probe(target: &ServerTarget) -> anyhow::Result<Self> {
         let probe = ServerProbe {
             client: BenchClient::new(&target.url, target.authorities.as_deref())?,
-            headers: headers(&target.asking)?,
+            headers: headers(&target.request_options)?,
             target,
         };
         let card = probe.model_card().await?;
         let name = card.get("id").and_then(Value::as_str).map(str::to_owned);
         let model = target.model.clone().or(name);
-        let form = match (target.form, target.asking.endpoint) {
+        let encoding = match (target.encoding, target.request_options.endpoint) {
             (PromptEncoding::Auto, ApiEndpoint::Completions) => PromptEncoding::Tokens,
             (PromptEncoding::Auto | PromptEncoding::Text, _) => PromptEncoding::Text,
             (PromptEncoding::Tokens, ApiEndpoint::Completions) => PromptEncoding::Tokens,
@@ -106,7 +106,7 @@ impl MeasuredServer {
                 )
             }
         };
-        let alphabet = match form {
+        let alphabet = match encoding {
             PromptEncoding::Tokens => probe.id_vocabulary(&card, model.as_deref()).await?,
             PromptEncoding::Text | PromptEncoding::Auto => {
                 probe.word_vocabulary(model.as_deref()).await?
@@ -120,7 +120,7 @@ impl MeasuredServer {
             model: model.clone(),
         };
         Ok(Self {
-            writer: BodyWriter::new(&target.asking, model.as_deref(), alphabet),
+            writer: BodyWriter::new(&target.request_options, model.as_deref(), alphabet),
             client: probe.client,
             facts: findings,
         })
@@ -277,7 +277,7 @@ impl ServerProbe<'_> {
 
     /// Prompt tokens that the server counts for a text, from an answer of one token.
     async fn prompt_tokens(&self, text: &str, model: Option<&str>) -> anyhow::Result<u32> {
-        let endpoint = self.target.asking.endpoint;
+        let endpoint = self.target.request_options.endpoint;
         let mut body = json!({"max_tokens": 1, "temperature": 0});
         if let Some(model) = model {
             body["model"] = json!(model);

@@ -210,11 +210,11 @@ fn schedule_options(requests: usize) -> ScheduleOptions {
 }
 
 /// A measurement of 20 requests of 30 tokens in and 6 out, for tests to change.
-async fn job(url: &str, asking: RequestOptions) -> (BenchJob, watch::Sender<bool>) {
+async fn job(url: &str, request_options: RequestOptions) -> (BenchJob, watch::Sender<bool>) {
     let target = ServerTarget {
         url: url.to_owned(),
-        form: PromptEncoding::Auto,
-        asking,
+        encoding: PromptEncoding::Auto,
+        request_options,
         ..ServerTarget::default()
     };
     let server = MeasuredServer::probe(&target).await.unwrap();
@@ -222,7 +222,7 @@ async fn job(url: &str, asking: RequestOptions) -> (BenchJob, watch::Sender<bool
     let workload: BenchWorkload = "short-short:input=30,output=6,cv=0".parse().unwrap();
     let job = BenchJob {
         server,
-        request_options: target.asking,
+        request_options: target.request_options,
         slo: SloSet::parse(&["ttft=60s".to_owned()], workload.classes()).unwrap(),
         workload,
         schedule_options: schedule_options(20),
@@ -479,12 +479,12 @@ fn check_result_folder(folder: &Path, requests: usize) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_class_has_its_headers_targets_and_summary() {
     let (url, server) = serve(|_| ServerBehaviour::Answer, 0).await;
-    let asking = RequestOptions {
+    let request_options = RequestOptions {
         slo_headers: SloHeaders::Both,
         timing: StageRequest::Asked,
         ..RequestOptions::default()
     };
-    let (mut job, _switch) = job(&url, asking).await;
+    let (mut job, _switch) = job(&url, request_options).await;
     job.workload = "a=1*short-short:cv=0,b=1*short-short:cv=0".parse().unwrap();
     let texts = ["a:ttft=60s,tpot=30ms".to_owned(), "b:e2e=1us".to_owned()];
     job.slo = SloSet::parse(&texts, job.workload.classes()).unwrap();
@@ -517,11 +517,11 @@ async fn each_class_has_its_headers_targets_and_summary() {
 #[tokio::test(flavor = "multi_thread")]
 async fn chat_prompts_have_the_length_the_server_counts() {
     let (url, server) = serve(|_| ServerBehaviour::Answer, 0).await;
-    let asking = RequestOptions {
+    let request_options = RequestOptions {
         endpoint: ApiEndpoint::Chat,
         ..RequestOptions::default()
     };
-    let (job, _switch) = job(&url, asking).await;
+    let (job, _switch) = job(&url, request_options).await;
     assert!(
         job.server.facts.prompts.contains("2 to 2 tokens"),
         "{}",
