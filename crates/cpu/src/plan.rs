@@ -182,23 +182,23 @@ impl CpuAttentionPlan {
         batch: &'a Batch,
         task: usize,
     ) -> (Queries<'a>, &'a SpanShare) {
-        let (place, share) = &self.tasks[task];
-        (queries(batch, place), share)
+        let (chunk, share) = &self.tasks[task];
+        (queries(batch, chunk), share)
     }
 
     pub(crate) fn merge<'a>(&self, batch: &'a Batch, task: usize) -> (Queries<'a>, usize) {
-        let (place, partial) = &self.merges[task];
-        (queries(batch, place), *partial)
+        let (chunk, partial) = &self.merges[task];
+        (queries(batch, chunk), *partial)
     }
 }
 
-fn queries<'a>(batch: &'a Batch, place: &QueryChunk) -> Queries<'a> {
-    let run = &batch.segments[place.segment];
+fn queries<'a>(batch: &'a Batch, chunk: &QueryChunk) -> Queries<'a> {
+    let run = &batch.segments[chunk.segment];
     Queries {
         table: batch.table(run),
-        row: run.rows.start + place.first,
-        position: run.position + place.first,
-        tokens: place.tokens,
-        kv_heads: place.kv_heads.clone(),
+        row: run.rows.start + chunk.first,
+        position: run.position + chunk.first,
+        tokens: chunk.tokens,
+        kv_heads: chunk.kv_heads.clone(),
     }
 }

@@ -176,9 +176,9 @@ impl Threads {
         let outcome = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(body, tasks, 0)));
         // From here on no worker joins. The joined ones must leave before `body` goes out of scope.
         let joined = shared.gate.0.fetch_and(!OPEN, Ordering::AcqRel) & JOINED;
-        let mut patience = SpinWait::new();
+        let mut spin_wait = SpinWait::new();
         while u64::from(shared.workers_done.0.load(Ordering::Acquire)) != joined {
-            patience.wait();
+            spin_wait.wait();
         }
         if let Err(panic) = outcome {
             shared.clear_panic();

@@ -15,7 +15,7 @@
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
-use crate::handshake::{DialledLink, LinkTerms, RequestedLink, shake_hands};
+use crate::handshake::{DialledLink, LinkTerms, RequestedLink, perform_handshake};
 use crate::incoming::{
     self, AcceptPolicy, IdentifiedPeer, JoinRequest, LinkReceiver, LinkStream, PayloadSource,
     ReceiveSession, SlotReadiness,
@@ -306,7 +306,7 @@ pub(crate) async fn dial(
     let stream = stream.map_err(|error| LinkError::Connect(format!("socket {name}"), error))?;
     same_user(&stream)?;
     let mut stream = split(config, stream);
-    let terms = shake_hands(config, peer, RequestedLink::Link, &mut stream).await?;
+    let terms = perform_handshake(config, peer, RequestedLink::Link, &mut stream).await?;
     let shape = agreed_ring_shape(config, terms)?;
     let unopened = match ask_pool(config, &mut stream).await? {
         PoolReply::Opened(pool) => {

@@ -242,61 +242,61 @@ mod tests {
     // Lesson: 16.
     #[tokio::test(start_paused = true)]
     async fn slots_written_before_the_end_reach_a_slow_reader() {
-        let mut played = fixture();
+        let mut fixture = fixture();
         for slot in 0..SLOTS {
-            played.announce(slot).await;
+            fixture.announce(slot).await;
         }
-        drop(played.sender.take());
+        drop(fixture.sender.take());
         for slot in 0..SLOTS {
             let AwaitedSlot {
                 slot: awaited_slot,
                 written,
-            } = played.next_awaited().await;
+            } = fixture.next_awaited().await;
             assert_eq!(awaited_slot, slot);
             written.send(Ok(())).unwrap();
             // The receiver of events takes longer than a grace period for each.
-            played.settle().await;
+            fixture.settle().await;
             advance(3 * GRACE).await;
             if slot > 0 {
-                let arrived = played.arrivals.recv().await;
+                let arrived = fixture.arrivals.recv().await;
                 assert!(matches!(arrived, Some(LinkEvent::Arrived { .. })), "{slot}");
             }
         }
-        let arrived = played.arrivals.recv().await;
+        let arrived = fixture.arrivals.recv().await;
         assert!(matches!(arrived, Some(LinkEvent::Arrived { .. })));
-        assert!(matches!(played.received.await.unwrap(), LinkError::Closed));
+        assert!(matches!(fixture.received.await.unwrap(), LinkError::Closed));
     }
 
     // Lesson: 8.
     #[tokio::test(start_paused = true)]
     async fn a_missing_write_ends_the_link_after_the_grace_period() {
-        let mut played = fixture();
-        played.announce(0).await;
-        let _never = played.next_awaited().await;
-        drop(played.sender.take());
-        played.settle().await;
+        let mut fixture = fixture();
+        fixture.announce(0).await;
+        let _never = fixture.next_awaited().await;
+        drop(fixture.sender.take());
+        fixture.settle().await;
         advance(GRACE / 2).await;
-        played.settle().await;
-        assert!(!played.received.is_finished(), "it may still come");
+        fixture.settle().await;
+        assert!(!fixture.received.is_finished(), "it may still come");
         advance(GRACE).await;
-        assert!(matches!(played.received.await.unwrap(), LinkError::Closed));
+        assert!(matches!(fixture.received.await.unwrap(), LinkError::Closed));
     }
 
     // Lesson: 8.
     #[tokio::test(start_paused = true)]
     async fn pings_behind_a_slow_write_are_no_flood() {
-        let mut played = fixture();
-        played.announce(0).await;
-        let awaited = played.next_awaited().await;
+        let mut fixture = fixture();
+        fixture.announce(0).await;
+        let awaited = fixture.next_awaited().await;
         for nonce in 0..100 {
-            played.send(LinkMessage::Ping(nonce)).await;
+            fixture.send(LinkMessage::Ping(nonce)).await;
         }
-        played.settle().await;
+        fixture.settle().await;
         awaited.written.send(Ok(())).unwrap();
-        assert!(played.arrivals.recv().await.is_some());
+        assert!(fixture.arrivals.recv().await.is_some());
         for nonce in 0..100 {
-            assert_eq!(played.pongs.recv().await, Some(nonce));
+            assert_eq!(fixture.pongs.recv().await, Some(nonce));
         }
-        assert!(!played.received.is_finished());
+        assert!(!fixture.received.is_finished());
     }
 }

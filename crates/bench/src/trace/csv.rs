@@ -29,8 +29,8 @@ pub(super) fn read(
             .position(|column| names.iter().any(|name| name.eq_ignore_ascii_case(column)))
     };
     if HISTOGRAM.iter().all(|name| columns.contains(name)) {
-        let places = HISTOGRAM.map(|name| find(&[name]).unwrap_or_default());
-        return histograms(places, dataset, lines).map(TraceContent::Lengths);
+        let histogram_columns = HISTOGRAM.map(|name| find(&[name]).unwrap_or_default());
+        return histograms(histogram_columns, dataset, lines).map(TraceContent::Lengths);
     }
     let (Some(input), Some(output)) = (find(&INPUTS), find(&OUTPUTS)) else {
         bail!(

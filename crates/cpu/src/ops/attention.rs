@@ -181,17 +181,17 @@ impl CpuOps {
         qkv: &mut CpuRows,
         pool: PoolLayer<'_, CpuPool>,
     ) {
-        let (single, brain) = (self.kernels.of_f32.store, self.kernels.of_bf16.store);
+        let (store_f32, store_bf16) = (self.kernels.of_f32.store, self.kernels.of_bf16.store);
         let round_int8 = self.bytes_kernels.round_int8;
         match self.kv {
             KvType::F32 => self.store_as(rows, qkv, pool, &|x, to| {
                 // SAFETY: `CpuKernels::of` checked the instructions.
-                unsafe { single(x, to) };
+                unsafe { store_f32(x, to) };
                 None
             }),
             KvType::Bf16 => self.store_as(rows, qkv, pool, &|x, to| {
                 // SAFETY: as above.
-                unsafe { brain(x, to) };
+                unsafe { store_bf16(x, to) };
                 None
             }),
             KvType::Fp8E4m3 => self.store_as(rows, qkv, pool, &|x, to| {

@@ -13,7 +13,7 @@ use super::writer::RdmaWriterParts;
 use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
-use crate::handshake::{DialledLink, RequestedLink, shake_hands};
+use crate::handshake::{DialledLink, RequestedLink, perform_handshake};
 use crate::host;
 use crate::incoming::{
     self, IdentifiedPeer, LinkReceiver, PayloadSource, ReceiveSession, SlotReadiness,
@@ -154,7 +154,7 @@ pub(crate) async fn dial(
     address: &str,
 ) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     let mut stream = tcp::dial(config, address).await?;
-    let terms = shake_hands(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
+    let terms = perform_handshake(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
     let shape = host::agreed_ring_shape(config, terms)?;
     let offer = loop {
         match stream.reader.message().await? {
