@@ -113,7 +113,7 @@ impl MeasuredServer {
             }
         };
         let context = ["max_model_len", "context_length", "n_ctx"];
-        let findings = ServerFacts {
+        let facts = ServerFacts {
             context_max: context.iter().find_map(|name| number(&card, name)),
             prompts: describe_vocabulary(&alphabet),
             software: probe.software().await,
@@ -122,7 +122,7 @@ impl MeasuredServer {
         Ok(Self {
             writer: BodyWriter::new(&target.request_options, model.as_deref(), alphabet),
             client: probe.client,
-            facts: findings,
+            facts,
         })
     }
 }

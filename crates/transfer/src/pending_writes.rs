@@ -226,7 +226,7 @@ mod tests {
                 match self.awaited_slots.try_recv() {
                     Ok(awaited) => return awaited,
                     Err(TryRecvError::Empty) => yield_now().await,
-                    Err(TryRecvError::Disconnected) => panic!("nobody asks any more"),
+                    Err(TryRecvError::Disconnected) => panic!("no slot is awaited any more"),
                 }
             }
         }
