@@ -105,7 +105,7 @@ impl fmt::Display for ArrivalProcess {
 pub(crate) struct ArrivalTimes {
     arrivals: ArrivalProcess,
     rate: f64,
-    dice: WorkloadRng,
+    rng: WorkloadRng,
     /// Seconds since the start; for on-off only on-phases count.
     at: f64,
     /// Requests of the current group that are still to come.
@@ -119,7 +119,7 @@ impl ArrivalTimes {
         Self {
             arrivals,
             rate,
-            dice: WorkloadRng::new(seed, DrawPurpose::Arrivals),
+            rng: WorkloadRng::new(seed, DrawPurpose::Arrivals),
             at: 0.0,
             group: 0,
         }
@@ -133,13 +133,13 @@ impl Iterator for ArrivalTimes {
         let gap = 1.0 / self.rate;
         let seconds = match self.arrivals {
             ArrivalProcess::Poisson => {
-                self.at += gap * self.dice.exponential();
+                self.at += gap * self.rng.exponential();
                 self.at
             }
             ArrivalProcess::Gamma { cv } => {
                 // A gamma distribution of shape 1/cv² has this cv; the scale sets the mean.
                 let shape = 1.0 / (cv * cv);
-                self.at += self.dice.gamma(shape, gap / shape);
+                self.at += self.rng.gamma(shape, gap / shape);
                 self.at
             }
             ArrivalProcess::Uniform => {
@@ -148,7 +148,7 @@ impl Iterator for ArrivalTimes {
             }
             ArrivalProcess::Burst { size } => {
                 if self.group == 0 {
-                    self.at += gap * f64::from(size) * self.dice.exponential();
+                    self.at += gap * f64::from(size) * self.rng.exponential();
                     self.group = size;
                 }
                 self.group -= 1;
@@ -156,7 +156,7 @@ impl Iterator for ArrivalTimes {
             }
             ArrivalProcess::OnOff { on, off } => {
                 let (on, off) = (on.as_secs_f64(), off.as_secs_f64());
-                self.at += gap * on / (on + off) * self.dice.exponential();
+                self.at += gap * on / (on + off) * self.rng.exponential();
                 self.at + (self.at / on).floor() * off
             }
             ArrivalProcess::Trace => return None,

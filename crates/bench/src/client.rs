@@ -67,9 +67,9 @@ impl BenchClient {
         plain.set_nodelay(true);
         plain.set_connect_timeout(Some(CONNECT_MAX));
         let dial = cleave_tls::connector(plain, &uri, authorities)?;
-        let pool = |kept: usize| {
+        let pool = |idle_max: usize| {
             Pool::builder(TokioExecutor::new())
-                .pool_max_idle_per_host(kept)
+                .pool_max_idle_per_host(idle_max)
                 .build(connector(dial.clone()))
         };
         Ok(Self {
@@ -126,11 +126,11 @@ impl BenchClient {
     async fn send_with_resend(
         &self,
         request: Request<Full<Bytes>>,
-        asked_again: &mut u32,
+        resent_count: &mut u32,
     ) -> Result<Response<Incoming>, PoolError> {
         match self.kept_connections.request(request.clone()).await {
             Err(error) if kept_connection_closed(&error) => {
-                *asked_again += 1;
+                *resent_count += 1;
                 self.fresh_connections.request(request).await
             }
             Ok(response) => {
@@ -176,9 +176,9 @@ impl BenchClient {
 /// Whether a kept connection was closed instead of answering. A new connection that dies is the
 /// server's failure, and resending would hide it.
 fn kept_connection_closed(error: &PoolError) -> bool {
-    let kept = error.connect_info().is_some_and(AnsweredFlag::is_set_on);
+    let was_reused = error.connect_info().is_some_and(AnsweredFlag::is_set_on);
     let cause = error.source().and_then(|cause| cause.downcast_ref());
-    kept && cause.is_some_and(hyper::Error::is_incomplete_message)
+    was_reused && cause.is_some_and(hyper::Error::is_incomplete_message)
 }
 
 /// An error with its causes in one line.
@@ -221,7 +221,7 @@ async fn read_stream(
     record: &mut RequestMeasurement,
 ) -> RequestOutcome {
     let mut lines = SseLines::default();
-    let (mut finished, mut ended, mut flaw) = (false, false, None);
+    let (mut finished, mut ended, mut failure) = (false, false, None);
     while let Some(frame) = body.frame().await {
         let frame = match frame {
             Ok(frame) => frame,
@@ -233,9 +233,9 @@ async fn read_stream(
         let now = clock.now();
         let fed = lines.feed(bytes, |data| match sse::parse_event(data) {
             SseEvent::End => ended = true,
-            SseEvent::Error(text) => flaw = Some((RequestFailure::Error, text)),
+            SseEvent::Error(text) => failure = Some((RequestFailure::Error, text)),
             SseEvent::Malformed => {
-                flaw = Some((
+                failure = Some((
                     RequestFailure::Garbled,
                     String::from_utf8_lossy(data).into_owned(),
                 ));
@@ -255,7 +255,7 @@ async fn read_stream(
         if fed.is_err() {
             return failed(RequestFailure::Garbled, "a line longer than the limit");
         }
-        if let Some((kind, text)) = flaw.take() {
+        if let Some((kind, text)) = failure.take() {
             return failed(kind, &text);
         }
         // Reading on to the body's end lets the connection be used again.
@@ -284,31 +284,31 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let client = BenchClient::new(&format!("http://{address}"), None).unwrap();
-        let came = Arc::new(AtomicUsize::new(0));
-        let count = came.clone();
+        let connections_count = Arc::new(AtomicUsize::new(0));
+        let count = connections_count.clone();
         tokio::spawn(async move {
             while let Ok((mut socket, _)) = listener.accept().await {
                 let left = answers[count.fetch_add(1, Ordering::SeqCst)];
                 for _ in 0..left {
-                    hear(&mut socket).await;
+                    read_head(&mut socket).await;
                     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
                     socket.write_all(answer).await.unwrap();
                 }
-                hear(&mut socket).await;
+                read_head(&mut socket).await;
             }
         });
-        (client, came)
+        (client, connections_count)
     }
 
     /// Reads a request's head; these requests have no body.
-    async fn hear(socket: &mut TcpStream) {
+    async fn read_head(socket: &mut TcpStream) {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(socket.read_u8().await.unwrap());
         }
     }
 
-    async fn asks(client: &BenchClient) -> Result<StatusCode, String> {
+    async fn request_status(client: &BenchClient) -> Result<StatusCode, String> {
         let answer = client.json("/", None, &HeaderMap::new()).await;
         answer
             .map(|(status, _)| status)
@@ -317,24 +317,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_on_a_fresh_connection_is_not_resent() {
-        let (client, came) = serve(&[0, 1]).await;
-        let error = asks(&client).await.unwrap_err();
+        let (client, connections_count) = serve(&[0, 1]).await;
+        let error = request_status(&client).await.unwrap_err();
         assert!(error.contains("connection closed"), "{error}");
-        assert_eq!(came.load(Ordering::SeqCst), 1);
+        assert_eq!(connections_count.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]
     async fn a_request_on_a_closed_kept_connection_is_resent_once() {
-        let (client, came) = serve(&[1, 1]).await;
+        let (client, connections_count) = serve(&[1, 1]).await;
         for _ in 0..2 {
-            assert_eq!(asks(&client).await, Ok(StatusCode::OK));
+            assert_eq!(request_status(&client).await, Ok(StatusCode::OK));
         }
-        assert_eq!(came.load(Ordering::SeqCst), 2);
+        assert_eq!(connections_count.load(Ordering::SeqCst), 2);
 
-        let (client, came) = serve(&[1, 0, 1]).await;
-        assert_eq!(asks(&client).await, Ok(StatusCode::OK));
-        assert!(asks(&client).await.is_err(), "twice is a failure");
-        assert_eq!(came.load(Ordering::SeqCst), 2);
+        let (client, connections_count) = serve(&[1, 0, 1]).await;
+        assert_eq!(request_status(&client).await, Ok(StatusCode::OK));
+        assert!(request_status(&client).await.is_err(), "twice is a failure");
+        assert_eq!(connections_count.load(Ordering::SeqCst), 2);
     }
 
     /// How the request failed, and how often it was resent.

@@ -28,20 +28,20 @@ pub(crate) enum LengthDistribution {
 }
 
 impl LengthDistribution {
-    pub(crate) fn draw(&self, dice: &mut WorkloadRng) -> LengthPair {
+    pub(crate) fn draw(&self, rng: &mut WorkloadRng) -> LengthPair {
         match self {
             Self::LogNormal { input, output, cv } => {
                 let mut draw = |mean: f64| {
                     if *cv > 0.0 {
-                        round_to_tokens(dice.log_normal(mean, *cv).min(TAIL_MEANS_MAX * mean))
+                        round_to_tokens(rng.log_normal(mean, *cv).min(TAIL_MEANS_MAX * mean))
                     } else {
                         round_to_tokens(mean)
                     }
                 };
                 (draw(*input), draw(*output))
             }
-            Self::Pairs(pairs) => pairs[dice.below(pairs.len())],
-            Self::Histograms { input, output } => (input.draw(dice), output.draw(dice)),
+            Self::Pairs(pairs) => pairs[rng.below(pairs.len())],
+            Self::Histograms { input, output } => (input.draw(rng), output.draw(rng)),
         }
     }
 }
@@ -70,14 +70,14 @@ impl LengthHistogram {
     }
 
     /// Draws by inverse distribution.
-    pub(crate) fn draw(&self, dice: &mut WorkloadRng) -> u32 {
+    pub(crate) fn draw(&self, rng: &mut WorkloadRng) -> u32 {
         let Some(&(.., total)) = self.bins.last() else {
             return 1;
         };
-        let wanted = dice.unit() * total;
+        let wanted = rng.unit() * total;
         let at = self.bins.partition_point(|bin| bin.2 <= wanted);
         let (from, to, _) = self.bins[at.min(self.bins.len() - 1)];
-        let inside = dice.below((to - from) as usize + 1) as u32;
+        let inside = rng.below((to - from) as usize + 1) as u32;
         (from + inside).max(1)
     }
 }
@@ -137,13 +137,13 @@ mod tests {
 
     #[test]
     fn log_normal_lengths_have_their_mean_and_cv() {
-        let mut dice = WorkloadRng::new(3, DrawPurpose::Lengths);
+        let mut rng = WorkloadRng::new(3, DrawPurpose::Lengths);
         let lengths = LengthDistribution::LogNormal {
             input: 1000.0,
             output: 200.0,
             cv: 0.5,
         };
-        let drawn: Vec<LengthPair> = (0..100_000).map(|_| lengths.draw(&mut dice)).collect();
+        let drawn: Vec<LengthPair> = (0..100_000).map(|_| lengths.draw(&mut rng)).collect();
         let mean = |of: fn(&LengthPair) -> u32| {
             drawn.iter().map(|pair| f64::from(of(pair))).sum::<f64>() / drawn.len() as f64
         };
@@ -158,7 +158,7 @@ mod tests {
             output: 9.0,
             cv: 0.0,
         };
-        assert_eq!(fixed.draw(&mut dice), (7, 9));
+        assert_eq!(fixed.draw(&mut rng), (7, 9));
     }
 
     #[test]
@@ -169,8 +169,8 @@ mod tests {
         histogram.add(101, 101, 0.75).unwrap();
         assert!(histogram.add(5, 4, 1.0).is_none());
         assert!(histogram.add(5, 6, f64::NAN).is_none());
-        let mut dice = WorkloadRng::new(3, DrawPurpose::Lengths);
-        let drawn: Vec<u32> = (0..40_000).map(|_| histogram.draw(&mut dice)).collect();
+        let mut rng = WorkloadRng::new(3, DrawPurpose::Lengths);
+        let drawn: Vec<u32> = (0..40_000).map(|_| histogram.draw(&mut rng)).collect();
         let low = drawn.iter().filter(|tokens| **tokens <= 10).count();
         assert!((9_700..10_300).contains(&low), "{low}");
         assert!(drawn.iter().all(|tokens| *tokens <= 10 || *tokens == 101));

@@ -137,10 +137,11 @@ impl BenchJob {
     ///
     /// # Errors
     /// The workload has no such schedule, the server does not answer, or nothing can be written.
-    pub async fn run(mut self, watch: &dyn ProgressObserver) -> anyhow::Result<BenchReport> {
+    pub async fn run(mut self, observer: &dyn ProgressObserver) -> anyhow::Result<BenchReport> {
         let mut session = self.session().await?;
         let (options, goal) = (self.schedule_options, None);
-        self.run_once(&mut session, watch, &options, goal).await?;
+        self.run_once(&mut session, observer, &options, goal)
+            .await?;
         let report = session.report(&self, ReportKind::Run);
         self.write(&report)?;
         Ok(report)
@@ -153,7 +154,7 @@ impl BenchJob {
     pub async fn goodput(
         mut self,
         search: &GoodputSearch,
-        watch: &dyn ProgressObserver,
+        observer: &dyn ProgressObserver,
     ) -> anyhow::Result<BenchReport> {
         search.check(&self.workload, &self.schedule_options, &self.slo)?;
         let mut session = self.session().await?;
@@ -169,15 +170,15 @@ impl BenchJob {
                 session.complete = true;
                 break;
             };
-            let Some(tried) = self.try_rate(&mut session, watch, search, rate).await? else {
+            let Some(tried) = self.try_rate(&mut session, observer, search, rate).await? else {
                 break;
             };
             if tried.kept {
-                bisection.kept(rate)
+                bisection.record_met(rate)
             } else {
-                bisection.broken(rate)
+                bisection.record_missed(rate)
             }
-            watch.rate_tried(&tried);
+            observer.rate_tried(&tried);
             session.tries.push(tried);
         }
         session.goodput = Some(session.goodput_found(search, self.devices));
@@ -190,7 +191,7 @@ impl BenchJob {
     async fn try_rate(
         &mut self,
         session: &mut BenchSession,
-        watch: &dyn ProgressObserver,
+        observer: &dyn ProgressObserver,
         search: &GoodputSearch,
         rate: f64,
     ) -> anyhow::Result<Option<RateResult>> {
@@ -212,7 +213,7 @@ impl BenchJob {
             };
             // A sweep over given rates shows complete runs, so they are not cut.
             let goal = search.rates.is_empty().then_some(search.goal);
-            self.run_once(session, watch, &options, goal).await?;
+            self.run_once(session, observer, &options, goal).await?;
             let run = session.runs.last().context("a run was made")?;
             met += run.all.met;
             decided += run.all.offered - run.all.undecided;
@@ -230,8 +231,8 @@ impl BenchJob {
         }
         let attainment = met as f64 / decided.max(1) as f64;
         let last = session.runs.last().context("a run was made")?;
-        let hopeless = last.cut == Some(CutReason::Hopeless);
-        let verdict = if hopeless {
+        let is_unreachable = last.cut == Some(CutReason::Hopeless);
+        let verdict = if is_unreachable {
             GoalVerdict::Broken
         } else {
             verdict(met, decided, search.goal)
@@ -256,7 +257,7 @@ impl BenchJob {
     async fn run_once(
         &mut self,
         session: &mut BenchSession,
-        watch: &dyn ProgressObserver,
+        observer: &dyn ProgressObserver,
         options: &ScheduleOptions,
         goal: Option<f64>,
     ) -> anyhow::Result<()> {
@@ -282,21 +283,21 @@ impl BenchJob {
             .server
             .client
             .uri(self.request_options.endpoint.path())?;
-        watch.run_begins(rate, planned);
+        observer.run_begins(rate, planned);
         let runner = ScheduleRunner {
             server: &self.server,
             rules: &rules,
             stop: self.stop.clone(),
-            on_progress: &|progress| watch.run_progresses(progress),
+            on_progress: &|progress| observer.run_progresses(progress),
         };
         let run = runner.run(schedule, uri).await;
-        let judging = JudgingRules {
+        let judging_rules = JudgingRules {
             classes: &classes,
             targets: &session.targets,
             warmup: self.warmup,
         };
         if let Some(folder) = &mut self.folder {
-            folder.add(index, &run, judging)?;
+            folder.add(index, &run, judging_rules)?;
         }
         let report = self.report_of(&run, &session.targets, rate, planned, options.seed);
         session.add_run_notes(&report);
@@ -497,7 +498,7 @@ impl BenchSession {
 
     /// The highest rate that met the goal, below all rates that missed it.
     fn goodput_found(&self, search: &GoodputSearch, devices: u32) -> GoodputResult {
-        let rates = |kept: bool| self.tries.iter().filter(move |tried| tried.kept == kept);
+        let rates = |is_met: bool| self.tries.iter().filter(move |tried| tried.kept == is_met);
         let broken = rates(false).map(|tried| tried.rate).reduce(f64::min);
         let best = rates(true)
             .filter(|tried| broken.is_none_or(|broken| tried.rate < broken))

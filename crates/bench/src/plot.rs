@@ -68,15 +68,15 @@ impl<'a> PlotAxis<'a> {
 
     /// The place of a number along the axis, from 0 to 1.
     fn fraction(&self, number: f64) -> f64 {
-        let place = match self.steps {
+        let fraction = match self.steps {
             AxisScale::Linear => (number - self.from) / (self.to - self.from),
             AxisScale::Log => {
                 let least = number.max(self.from);
                 (least / self.from).ln() / (self.to / self.from).ln()
             }
         };
-        if place.is_finite() {
-            place.clamp(0.0, 1.0)
+        if fraction.is_finite() {
+            fraction.clamp(0.0, 1.0)
         } else {
             0.0
         }

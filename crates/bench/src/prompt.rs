@@ -160,9 +160,9 @@ fn write_text(
         end = (end + part.tokens).min(budget);
         let mut at = 0;
         while written < end {
-            let room = end - written;
+            let tokens_left = end - written;
             // Words are sorted by tokens, so those that fit are a prefix of the list.
-            let fitting = words.partition_point(|word| word.tokens <= room);
+            let fitting = words.partition_point(|word| word.tokens <= tokens_left);
             // No word fits: the next part begins a little early, in the same way for all prompts
             // that share this one.
             if fitting == 0 && written > 0 {
@@ -266,8 +266,8 @@ mod tests {
 
         #[test]
         fn text_has_the_planned_token_count(prompt in parts()) {
-            let wanted = prompt.tokens().saturating_sub(4).max(1);
-            prop_assert_eq!(count(&text(&words(), &prompt)), wanted);
+            let expected = prompt.tokens().saturating_sub(4).max(1);
+            prop_assert_eq!(count(&text(&words(), &prompt)), expected);
         }
     }
 

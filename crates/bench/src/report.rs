@@ -41,13 +41,17 @@ pub(crate) fn html(report: &BenchReport) -> String {
     if let Some((index, run)) = shown {
         write_details(&mut out, index, run, report.runs.len());
     }
-    let told = serde_json::to_string_pretty(&report.configuration).unwrap_or_default();
+    let configuration = serde_json::to_string_pretty(&report.configuration).unwrap_or_default();
     append(
         &mut out,
         format_args!(
             "<h2>Configuration</h2><pre>{}</pre></body></html>\n",
             // Each line is escaped alone, so that line breaks stay.
-            told.lines().map(escape_html).collect::<Vec<_>>().join("\n")
+            configuration
+                .lines()
+                .map(escape_html)
+                .collect::<Vec<_>>()
+                .join("\n")
         ),
     );
     out
@@ -67,7 +71,7 @@ fn run_to_show(report: &BenchReport) -> Option<(usize, &RunReport)> {
 
 fn write_header(out: &mut String, report: &BenchReport) {
     let server = &report.server;
-    let what = match report.kind {
+    let title = match report.kind {
         ReportKind::Run => "A run",
         ReportKind::Goodput => "Goodput",
     };
@@ -82,7 +86,7 @@ fn write_header(out: &mut String, report: &BenchReport) {
     append(
         out,
         format_args!(
-            "<h1>{what}: {model}</h1><p class=\"soft\">{}{software} · prompts: {} · load from {} cores, {} {} · \
+            "<h1>{title}: {model}</h1><p class=\"soft\">{}{software} · prompts: {} · load from {} cores, {} {} · \
              {:.0} s in all · cleave {} · {}</p>",
             escape_html(url),
             escape_html(&server.prompts),
@@ -385,7 +389,7 @@ fn timeline(run: &RunReport) -> String {
 
 /// Mean times of the stages up to the first token, as the server reported.
 fn write_stages(out: &mut String, run: &RunReport) {
-    let told: Vec<_> = run
+    let classes: Vec<_> = run
         .classes
         .iter()
         .filter(|(_, s)| !s.stages_ms.is_empty())
@@ -395,14 +399,14 @@ fn write_stages(out: &mut String, run: &RunReport) {
         stats.map_or(0.0, |stats| stats.mean)
     };
     let total = |summary: &RunSummary| STAGES.iter().map(|stage| mean(summary, stage)).sum::<f64>();
-    let most = told
+    let most = classes
         .iter()
         .map(|(_, summary)| total(summary))
         .fold(0.0, f64::max);
     if most <= 0.0 {
         return;
     }
-    let height = BAR * (told.len() as f64 + 1.0);
+    let height = BAR * (classes.len() as f64 + 1.0);
     append(
         out,
         format_args!(
@@ -417,8 +421,8 @@ fn write_stages(out: &mut String, run: &RunReport) {
         );
     }
     out.push_str("</text>");
-    for (place, (class, summary)) in told.iter().enumerate() {
-        let (top, mut from) = (BAR * (place as f64 + 1.0), 110.0);
+    for (row, (class, summary)) in classes.iter().enumerate() {
+        let (top, mut from) = (BAR * (row as f64 + 1.0), 110.0);
         append(
             out,
             format_args!(

@@ -97,7 +97,7 @@ pub(crate) struct BodyWriter {
 
 impl BodyWriter {
     pub(crate) fn new(
-        asking: &RequestOptions,
+        options: &RequestOptions,
         model: Option<&str>,
         alphabet: PromptVocabulary,
     ) -> Self {
@@ -108,19 +108,19 @@ impl BodyWriter {
         fields.insert("stream".into(), json!(true));
         fields.insert("stream_options".into(), json!({"include_usage": true}));
         fields.insert("temperature".into(), json!(0));
-        if asking.ending == AnswerLength::AsPlanned {
+        if options.ending == AnswerLength::AsPlanned {
             fields.insert("ignore_eos".into(), json!(true));
         }
-        fields.extend(asking.fields.clone());
+        fields.extend(options.fields.clone());
         let mut head = Value::Object(fields).to_string().into_bytes();
         head.pop();
-        head.extend_from_slice(match asking.endpoint {
+        head.extend_from_slice(match options.endpoint {
             ApiEndpoint::Completions => b",\"prompt\":",
             ApiEndpoint::Chat => b",\"messages\":[{\"role\":\"user\",\"content\":",
         });
         Self {
-            endpoint: asking.endpoint,
-            ending: asking.ending,
+            endpoint: options.endpoint,
+            ending: options.ending,
             alphabet,
             head,
         }
@@ -146,19 +146,19 @@ impl BodyWriter {
 }
 
 /// Headers of all requests, except those of a class.
-pub(crate) fn headers(asking: &RequestOptions) -> anyhow::Result<HeaderMap> {
+pub(crate) fn headers(options: &RequestOptions) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if asking.timing == StageRequest::Asked {
+    if options.timing == StageRequest::Asked {
         headers.insert("x-cleave-timing", HeaderValue::from_static("1"));
     }
-    if let Some(key) = &asking.api_key {
+    if let Some(key) = &options.api_key {
         let mut value = HeaderValue::try_from(format!("Bearer {key}"))
             .context("the API key has characters that no header may have")?;
         value.set_sensitive(true);
         headers.insert(AUTHORIZATION, value);
     }
-    for text in &asking.headers {
+    for text in &options.headers {
         let parts = text.split_once(':').map(|(name, value)| {
             let name = HeaderName::try_from(name.trim()).ok();
             name.zip(HeaderValue::try_from(value.trim()).ok())
@@ -173,14 +173,14 @@ pub(crate) fn headers(asking: &RequestOptions) -> anyhow::Result<HeaderMap> {
 
 /// Headers of the requests of each class.
 pub(crate) fn class_headers(
-    asking: &RequestOptions,
+    options: &RequestOptions,
     slo: &SloSet,
     classes: &[String],
 ) -> anyhow::Result<Vec<HeaderMap>> {
-    let common = headers(asking)?;
+    let common = headers(options)?;
     let of_class = |class: &String| {
         let mut headers = common.clone();
-        let (name, targets) = match asking.slo_headers {
+        let (name, targets) = match options.slo_headers {
             SloHeaders::None => (None, None),
             SloHeaders::Class => (Some(class), None),
             SloHeaders::Targets => (None, Some(slo.of(class))),
@@ -221,26 +221,29 @@ mod tests {
         }
     }
 
-    fn body(asking: &RequestOptions) -> Value {
+    fn body(options: &RequestOptions) -> Value {
         let alphabet = PromptVocabulary::IdRange {
             first: 256,
             end: 900,
         };
-        let writer = BodyWriter::new(asking, Some("m\"x"), alphabet);
+        let writer = BodyWriter::new(options, Some("m\"x"), alphabet);
         serde_json::from_slice(&writer.body(&planned(), 0)).unwrap()
     }
 
     #[test]
     fn bodies_have_the_fields_of_the_openai_api() {
-        let asked = body(&RequestOptions::default());
-        assert_eq!(asked["model"], "m\"x");
-        assert_eq!(asked["prompt"].as_array().unwrap().len(), 5);
-        assert_eq!(asked["stream_options"], json!({"include_usage": true}));
+        let default_body = body(&RequestOptions::default());
+        assert_eq!(default_body["model"], "m\"x");
+        assert_eq!(default_body["prompt"].as_array().unwrap().len(), 5);
         assert_eq!(
-            (&asked["max_tokens"], &asked["min_tokens"]),
+            default_body["stream_options"],
+            json!({"include_usage": true})
+        );
+        assert_eq!(
+            (&default_body["max_tokens"], &default_body["min_tokens"]),
             (&json!(9), &json!(9))
         );
-        assert_eq!(asked["ignore_eos"], true);
+        assert_eq!(default_body["ignore_eos"], true);
         let chat = body(&RequestOptions {
             endpoint: ApiEndpoint::Chat,
             ending: AnswerLength::ByModel,
@@ -257,12 +260,12 @@ mod tests {
         let classes = ["chat".to_owned()];
         let slo = SloSet::parse(&["ttft=1500us,tpot=50ms,e2e=2s".to_owned()], &classes).unwrap();
         let headers = |slo_headers| {
-            let asking = RequestOptions {
+            let options = RequestOptions {
                 slo_headers,
                 headers: vec!["x-tenant:  a ".into()],
                 ..RequestOptions::default()
             };
-            class_headers(&asking, &slo, &classes).unwrap().remove(0)
+            class_headers(&options, &slo, &classes).unwrap().remove(0)
         };
         let both = headers(SloHeaders::Both);
         assert_eq!(both["x-slo-class"], "chat");

@@ -208,12 +208,12 @@ pub(crate) fn timeline(run: &RunRecords, targets: &[SloTargets]) -> Vec<Timeline
             ..TimelineBin::default()
         })
         .collect();
-    let place = |at: Time| {
+    let bin_index = |at: Time| {
         let index = at.since(Time::ZERO).as_secs_f64() / width;
         (index as usize).min(count - 1)
     };
     for record in &run.records {
-        let bin = &mut bins[place(record.due)];
+        let bin = &mut bins[bin_index(record.due)];
         bin.due += 1;
         match targets[record.class].judge(record) {
             Ok(()) => bin.met += 1,
@@ -221,7 +221,7 @@ pub(crate) fn timeline(run: &RunRecords, targets: &[SloTargets]) -> Vec<Timeline
             Err(_) => bin.missed += 1,
         }
         if let Some(over) = record.ended {
-            bins[place(over)].over += 1;
+            bins[bin_index(over)].over += 1;
         }
     }
     // Requests enter in the bin of their due time and leave in the bin of their end.
@@ -239,10 +239,10 @@ pub(crate) fn errors(run: &RunRecords) -> BTreeMap<String, u64> {
     let mut errors = BTreeMap::new();
     for record in &run.records {
         if let RequestOutcome::Failed { text, .. } = &record.outcome {
-            let room = errors.len() < ERRORS_MAX;
+            let is_below_limit = errors.len() < ERRORS_MAX;
             if let Some(count) = errors.get_mut(text) {
                 *count += 1;
-            } else if room {
+            } else if is_below_limit {
                 errors.insert(text.clone(), 1);
             }
         }
@@ -294,9 +294,9 @@ pub(crate) struct JudgingRules<'a> {
 fn line<'a>(
     run: usize,
     record: &'a RequestMeasurement,
-    judging: JudgingRules<'a>,
+    rules: JudgingRules<'a>,
 ) -> RequestLine<'a> {
-    let judged = judging.targets[record.class].judge(record);
+    let judgement = rules.targets[record.class].judge(record);
     let since_start = |at: Time| round(millis(at.since(Time::ZERO)));
     let span = |span: Duration| round(millis(span));
     let (outcome, error, retry_after_s) = match &record.outcome {
@@ -311,10 +311,10 @@ fn line<'a>(
     RequestLine {
         run,
         index: record.index,
-        class: &judging.classes[record.class],
-        warmup: record.due < Time::ZERO + judging.warmup,
-        met: judged.is_ok(),
-        miss: judged.err(),
+        class: &rules.classes[record.class],
+        warmup: record.due < Time::ZERO + rules.warmup,
+        met: judgement.is_ok(),
+        miss: judgement.err(),
         outcome,
         error,
         retry_after_s,
@@ -356,9 +356,9 @@ impl ResultFolder {
     /// # Errors
     /// The folder cannot be written.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
-        let place = || path.display().to_string();
-        fs::create_dir_all(path).with_context(place)?;
-        let requests = File::create(path.join("requests.jsonl")).with_context(place)?;
+        let context = || path.display().to_string();
+        fs::create_dir_all(path).with_context(context)?;
+        let requests = File::create(path.join("requests.jsonl")).with_context(context)?;
         Ok(Self {
             path: path.to_owned(),
             requests: BufWriter::new(requests),
@@ -369,11 +369,11 @@ impl ResultFolder {
         &mut self,
         index: usize,
         run: &RunRecords,
-        judging: JudgingRules<'_>,
+        rules: JudgingRules<'_>,
     ) -> anyhow::Result<()> {
         let requests = &mut self.requests;
         for record in &run.records {
-            serde_json::to_writer(&mut *requests, &line(index, record, judging))?;
+            serde_json::to_writer(&mut *requests, &line(index, record, rules))?;
             requests.write_all(b"\n")?;
         }
         requests.flush().context("requests.jsonl")

@@ -91,8 +91,8 @@ mod tests {
     #[test]
     fn draws_depend_on_seed_and_purpose_only() {
         let draws = |seed, purpose| {
-            let mut dice = WorkloadRng::new(seed, purpose);
-            [dice.unit(), dice.exponential(), dice.gamma(0.5, 2.0)]
+            let mut rng = WorkloadRng::new(seed, purpose);
+            [rng.unit(), rng.exponential(), rng.gamma(0.5, 2.0)]
         };
         assert_eq!(
             draws(7, DrawPurpose::Arrivals),

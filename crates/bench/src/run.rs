@@ -118,7 +118,7 @@ impl InterruptSignal {
 struct DueRequest {
     index: u32,
     class: usize,
-    asked: RequestTokens,
+    requested: RequestTokens,
     due: Time,
     request: Request<Full<Bytes>>,
 }
@@ -126,7 +126,7 @@ struct DueRequest {
 impl DueRequest {
     fn unsent_record(&self) -> RequestMeasurement {
         let mut record = RequestMeasurement::new(self.index, self.class, self.due);
-        record.requested = self.asked;
+        record.requested = self.requested;
         record
     }
 }
@@ -262,11 +262,11 @@ struct RunTally<'a> {
 
 impl RunTally<'_> {
     fn add(&mut self, record: RequestMeasurement) {
-        let kept = self.rules.targets[record.class].judge(&record).is_ok();
+        let is_met = self.rules.targets[record.class].judge(&record).is_ok();
         self.progress.ended += 1;
-        self.progress.met += u32::from(kept);
+        self.progress.met += u32::from(is_met);
         let judged = record.due >= Time::ZERO + self.rules.warmup;
-        self.missed += u32::from(judged && !kept);
+        self.missed += u32::from(judged && !is_met);
         self.records.push(record);
     }
 
@@ -348,7 +348,7 @@ impl BodyLoader {
             let due_request = DueRequest {
                 index: index as u32,
                 class: planned.class,
-                asked: RequestTokens {
+                requested: RequestTokens {
                     input: planned.prompt.tokens(),
                     output: planned.output,
                 },
@@ -407,7 +407,7 @@ mod tests {
             let due_request = DueRequest {
                 index,
                 class: 0,
-                asked: RequestTokens::default(),
+                requested: RequestTokens::default(),
                 due: Time::ZERO + Duration::from_secs(due),
                 request: Request::new(Full::default()),
             };
@@ -417,12 +417,12 @@ mod tests {
         let (records, mut ended) = mpsc::unbounded_channel();
         send_when_due(&shared, &ready, &Handle::current(), &records);
         drop(records);
-        let mut seen = Vec::new();
+        let mut ended_records = Vec::new();
         while let Some(record) = ended.recv().await {
-            seen.push((record.index, record.sent, record.outcome));
+            ended_records.push((record.index, record.sent, record.outcome));
         }
         let unfinished = |index| (index, None, RequestOutcome::Unfinished);
-        assert_eq!(seen, [unfinished(0), unfinished(1)]);
+        assert_eq!(ended_records, [unfinished(0), unfinished(1)]);
     }
 
     #[test]

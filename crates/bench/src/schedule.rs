@@ -425,18 +425,19 @@ mod tests {
     #[test]
     fn incomplete_options_name_what_is_missing() {
         let quadrant: BenchWorkload = "short-long".parse().unwrap();
-        let says = |options: ScheduleOptions| quadrant.schedule(&options).unwrap_err().to_string();
-        assert!(says(options()).contains("rate"));
+        let error_of =
+            |options: ScheduleOptions| quadrant.schedule(&options).unwrap_err().to_string();
+        assert!(error_of(options()).contains("rate"));
         let rate = ScheduleOptions {
             rate: Some(1.0),
             ..options()
         };
-        assert!(says(rate).contains("duration"));
+        assert!(error_of(rate).contains("duration"));
         let replay = ScheduleOptions {
             arrivals: Some(ArrivalProcess::Trace),
             ..rate
         };
-        assert!(says(replay).contains("no times"));
+        assert!(error_of(replay).contains("no times"));
         let same = timed(&[0, 0, 0]).schedule(&rate).unwrap_err().to_string();
         assert!(same.contains("one time"), "{same}");
     }

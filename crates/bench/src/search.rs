@@ -24,17 +24,17 @@ pub struct RateBounds {
 pub(crate) struct RateBisection {
     bounds: RateBounds,
     /// Highest rate that met the goal.
-    kept: Option<f64>,
+    highest_met: Option<f64>,
     /// Lowest rate that missed it.
-    broken: Option<f64>,
+    lowest_missed: Option<f64>,
 }
 
 impl RateBisection {
     pub(crate) fn new(bounds: RateBounds) -> Self {
         Self {
             bounds,
-            kept: None,
-            broken: None,
+            highest_met: None,
+            lowest_missed: None,
         }
     }
 
@@ -47,22 +47,26 @@ impl RateBisection {
             precision,
         } = self.bounds;
         // Doubles or halves until both bounds exist, then takes their geometric mean.
-        match (self.kept, self.broken) {
+        match (self.highest_met, self.lowest_missed) {
             (None, None) => Some(first.clamp(min, max)),
-            (Some(kept), None) => Some((2.0 * kept).min(max)).filter(|rate| *rate > kept),
-            (None, Some(broken)) => Some((broken / 2.0).max(min)).filter(|rate| *rate < broken),
-            (Some(kept), Some(broken)) => {
-                (broken > kept * (1.0 + precision)).then(|| (kept * broken).sqrt())
+            (Some(highest_met), None) => {
+                Some((2.0 * highest_met).min(max)).filter(|rate| *rate > highest_met)
             }
+            (None, Some(lowest_missed)) => {
+                Some((lowest_missed / 2.0).max(min)).filter(|rate| *rate < lowest_missed)
+            }
+            (Some(highest_met), Some(lowest_missed)) => (lowest_missed
+                > highest_met * (1.0 + precision))
+                .then(|| (highest_met * lowest_missed).sqrt()),
         }
     }
 
-    pub(crate) fn kept(&mut self, rate: f64) {
-        self.kept = Some(rate.max(self.kept.unwrap_or_default()));
+    pub(crate) fn record_met(&mut self, rate: f64) {
+        self.highest_met = Some(rate.max(self.highest_met.unwrap_or_default()));
     }
 
-    pub(crate) fn broken(&mut self, rate: f64) {
-        self.broken = Some(rate.min(self.broken.unwrap_or(f64::INFINITY)));
+    pub(crate) fn record_missed(&mut self, rate: f64) {
+        self.lowest_missed = Some(rate.min(self.lowest_missed.unwrap_or(f64::INFINITY)));
     }
 }
 
@@ -76,9 +80,9 @@ mod tests {
         let mut tries = 0;
         while let Some(rate) = search.next() {
             if rate <= capacity {
-                search.kept(rate)
+                search.record_met(rate)
             } else {
-                search.broken(rate)
+                search.record_missed(rate)
             }
             tries += 1;
             assert!(tries < 100, "without an end");
@@ -93,10 +97,10 @@ mod tests {
         ) {
             let bounds = RateBounds { first, max: 1e6, min: 1e-3, precision };
             let (search, tries) = search(bounds, capacity);
-            let (kept, broken) = (search.kept, search.broken);
-            let (kept, broken) = (kept.unwrap(), broken.unwrap());
-            prop_assert!(kept <= capacity && capacity < broken);
-            prop_assert!(broken <= kept * (1.0 + precision));
+            let (highest_met, lowest_missed) = (search.highest_met, search.lowest_missed);
+            let (highest_met, lowest_missed) = (highest_met.unwrap(), lowest_missed.unwrap());
+            prop_assert!(highest_met <= capacity && capacity < lowest_missed);
+            prop_assert!(lowest_missed <= highest_met * (1.0 + precision));
             prop_assert!(tries <= 40, "{tries}");
         }
     }
@@ -111,7 +115,7 @@ mod tests {
         };
         let found = |capacity| {
             let search = search(bounds, capacity).0;
-            (search.kept, search.broken)
+            (search.highest_met, search.lowest_missed)
         };
         assert_eq!(found(1e9), (Some(10.0), None));
         assert_eq!(found(0.0), (None, Some(0.5)));

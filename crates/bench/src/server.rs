@@ -53,10 +53,10 @@ pub struct ServerTarget {
     /// The model's name; the server's first one if `None`.
     pub model: Option<String>,
     /// The encoding of prompts.
-    pub form: PromptEncoding,
+    pub encoding: PromptEncoding,
     /// Size of the vocabulary; probed from the server if `None`.
     pub vocabulary: Option<u32>,
-    pub asking: RequestOptions,
+    pub request_options: RequestOptions,
 }
 
 /// The probed properties of a server.
@@ -88,15 +88,15 @@ impl MeasuredServer {
     /// The server cannot be reached or lacks an interface; the error names the flag that replaces
     /// it.
     pub async fn probe(target: &ServerTarget) -> anyhow::Result<Self> {
-        let asker = ServerProbe {
+        let probe = ServerProbe {
             client: BenchClient::new(&target.url, target.authorities.as_deref())?,
-            headers: headers(&target.asking)?,
+            headers: headers(&target.request_options)?,
             target,
         };
-        let card = asker.model_card().await?;
+        let card = probe.model_card().await?;
         let name = card.get("id").and_then(Value::as_str).map(str::to_owned);
         let model = target.model.clone().or(name);
-        let form = match (target.form, target.asking.endpoint) {
+        let encoding = match (target.encoding, target.request_options.endpoint) {
             (PromptEncoding::Auto, ApiEndpoint::Completions) => PromptEncoding::Tokens,
             (PromptEncoding::Auto | PromptEncoding::Text, _) => PromptEncoding::Text,
             (PromptEncoding::Tokens, ApiEndpoint::Completions) => PromptEncoding::Tokens,
@@ -106,23 +106,23 @@ impl MeasuredServer {
                 )
             }
         };
-        let alphabet = match form {
-            PromptEncoding::Tokens => asker.id_vocabulary(&card, model.as_deref()).await?,
+        let alphabet = match encoding {
+            PromptEncoding::Tokens => probe.id_vocabulary(&card, model.as_deref()).await?,
             PromptEncoding::Text | PromptEncoding::Auto => {
-                asker.word_vocabulary(model.as_deref()).await?
+                probe.word_vocabulary(model.as_deref()).await?
             }
         };
         let context = ["max_model_len", "context_length", "n_ctx"];
-        let findings = ServerFacts {
+        let facts = ServerFacts {
             context_max: context.iter().find_map(|name| number(&card, name)),
             prompts: describe_vocabulary(&alphabet),
-            software: asker.software().await,
+            software: probe.software().await,
             model: model.clone(),
         };
         Ok(Self {
-            writer: BodyWriter::new(&target.asking, model.as_deref(), alphabet),
-            client: asker.client,
-            facts: findings,
+            writer: BodyWriter::new(&target.request_options, model.as_deref(), alphabet),
+            client: probe.client,
+            facts,
         })
     }
 }
@@ -168,10 +168,10 @@ impl ServerProbe<'_> {
         let Some(cards) = cards.filter(|_| status == StatusCode::OK) else {
             return Ok(Value::Null);
         };
-        let Some(wanted) = &self.target.model else {
+        let Some(model) = &self.target.model else {
             return Ok(cards.first().cloned().unwrap_or_default());
         };
-        let named = cards.iter().find(|card| card["id"] == json!(wanted));
+        let named = cards.iter().find(|card| card["id"] == json!(model));
         Ok(named
             .or(cards.first().filter(|_| cards.len() == 1))
             .cloned()
@@ -196,10 +196,10 @@ impl ServerProbe<'_> {
         card: &Value,
         model: Option<&str>,
     ) -> anyhow::Result<PromptVocabulary> {
-        let said = ["vocab_size", "n_vocab"]
+        let listed = ["vocab_size", "n_vocab"]
             .iter()
             .find_map(|name| number(card, name));
-        if let Some(vocabulary) = self.target.vocabulary.or(said) {
+        if let Some(vocabulary) = self.target.vocabulary.or(listed) {
             let end = (f64::from(vocabulary) * ID_SHARE) as u32;
             // A tiny vocabulary has only bytes and a few special ids at its start.
             let first = ID_FIRST.min(end / 2);
@@ -225,7 +225,7 @@ impl ServerProbe<'_> {
     /// Tokenizes a text by whichever interface exists: Cleave's and vLLM's, llama.cpp's,
     /// llama-cpp-python's.
     async fn tokenize(&self, text: &str, model: Option<&str>) -> Option<Vec<u32>> {
-        let asks = [
+        let requests = [
             (
                 "/tokenize",
                 json!({"model": model, "prompt": text, "content": text, "add_special_tokens": false}),
@@ -233,7 +233,7 @@ impl ServerProbe<'_> {
             ("/tokenize", json!({"content": text})),
             ("/extras/tokenize", json!({"model": model, "input": text})),
         ];
-        for (path, body) in asks {
+        for (path, body) in requests {
             let answer = self.client.json(path, Some(&body), &self.headers).await;
             let tokens = match answer {
                 Ok((StatusCode::OK, answer)) => answer.get("tokens").cloned(),
@@ -277,7 +277,7 @@ impl ServerProbe<'_> {
 
     /// Prompt tokens that the server counts for a text, from an answer of one token.
     async fn prompt_tokens(&self, text: &str, model: Option<&str>) -> anyhow::Result<u32> {
-        let endpoint = self.target.asking.endpoint;
+        let endpoint = self.target.request_options.endpoint;
         let mut body = json!({"max_tokens": 1, "temperature": 0});
         if let Some(model) = model {
             body["model"] = json!(model);

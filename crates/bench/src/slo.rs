@@ -38,17 +38,17 @@ impl SloSet {
     pub fn parse(texts: &[String], classes: &[String]) -> anyhow::Result<Self> {
         let mut slo = Self::default();
         for text in texts {
-            let place = || format!("SLO `{text}`");
+            let context = || format!("SLO `{text}`");
             match text.split_once(':') {
-                None => slo.default_targets = parse_targets(text).with_context(place)?,
+                None => slo.default_targets = parse_targets(text).with_context(context)?,
                 Some((class, text)) => {
                     let class = class.trim();
                     ensure!(
-                        classes.iter().any(|known| known == class),
+                        classes.iter().any(|other| other == class),
                         "SLO of class `{class}`: the workload has {}",
                         classes.join(", ")
                     );
-                    let targets = parse_targets(text).with_context(place)?;
+                    let targets = parse_targets(text).with_context(context)?;
                     slo.by_class.insert(class.to_owned(), targets);
                 }
             }
@@ -75,14 +75,14 @@ fn parse_targets(text: &str) -> anyhow::Result<SloTargets> {
     let mut targets = SloTargets::default();
     for item in text.split(',') {
         let (name, limit) = split_key_value(item)?;
-        let place = match name {
+        let target = match name {
             "ttft" => &mut targets.ttft,
             "tpot" => &mut targets.tpot,
             "e2e" => &mut targets.e2e,
             other => bail!("unknown target `{other}`; there are ttft, tpot and e2e"),
         };
-        ensure!(place.is_none(), "`{name}` is given twice");
-        *place = Some(parse_duration(limit)?);
+        ensure!(target.is_none(), "`{name}` is given twice");
+        *target = Some(parse_duration(limit)?);
     }
     Ok(targets)
 }

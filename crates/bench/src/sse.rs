@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn output_chunks_are_told_from_role_and_end_chunks() {
+    fn output_chunks_differ_from_role_and_end_chunks() {
         for (data, output, finished) in [
             (
                 r#"{"choices":[{"text":"a","finish_reason":null}]}"#,

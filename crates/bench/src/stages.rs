@@ -15,8 +15,8 @@ pub(crate) struct StageTimes([Option<f64>; RequestStage::ALL.len()]);
 
 impl StageTimes {
     pub(crate) fn of(&self, stage: RequestStage) -> Option<f64> {
-        let place = RequestStage::ALL.iter().position(|known| *known == stage)?;
-        self.0[place]
+        let index = RequestStage::ALL.iter().position(|other| *other == stage)?;
+        self.0[index]
     }
 
     /// Parses `name;dur=1.2, name;desc="x";dur=3`; `None` without any of our stages.
@@ -34,11 +34,11 @@ impl StageTimes {
 
     fn set(&mut self, name: &str, millis: Option<f64>) {
         let sound = millis.filter(|millis| millis.is_finite() && *millis >= 0.0);
-        let place = RequestStage::ALL
+        let index = RequestStage::ALL
             .iter()
             .position(|stage| stage.name() == name);
-        if let Some(place) = place {
-            self.0[place] = sound;
+        if let Some(index) = index {
+            self.0[index] = sound;
         }
     }
 }
@@ -92,10 +92,10 @@ mod tests {
         let header =
             "router_queue;dur=1.25, prefill_wait;dur=0, prefill;desc=\"p\";dur=30.5, other;dur=9";
         let stages = StageTimes::parse(header).unwrap();
-        let told = RequestStage::ALL.map(|stage| stages.of(stage));
+        let reported = RequestStage::ALL.map(|stage| stages.of(stage));
         let some = [Some(1.25), None, Some(0.0), Some(30.5)];
-        assert_eq!(told[..4], some);
-        assert_eq!(told[4..], [None; 4]);
+        assert_eq!(reported[..4], some);
+        assert_eq!(reported[4..], [None; 4]);
         for nothing in ["", "other;dur=3", "prefill", "prefill;dur=soon", ";;,,"] {
             assert_eq!(StageTimes::parse(nothing), None, "{nothing}");
         }

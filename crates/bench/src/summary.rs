@@ -66,10 +66,10 @@ impl SampleStats {
 
 /// The quantile of sorted numbers, at least one.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
-    let place = share * (sorted.len() - 1) as f64;
-    let below = sorted[place.floor() as usize];
-    let above = sorted[place.ceil() as usize];
-    below + (above - below) * place.fract()
+    let rank = share * (sorted.len() - 1) as f64;
+    let below = sorted[rank.floor() as usize];
+    let above = sorted[rank.ceil() as usize];
+    below + (above - below) * rank.fract()
 }
 
 /// Percentiles 0 to 100 of each latency, in milliseconds; empty without a value.
@@ -283,8 +283,8 @@ pub(crate) fn round(number: f64) -> f64 {
 
 fn stages(summary: &mut RunSummary, records: &[&RequestMeasurement]) {
     for stage in RequestStage::ALL {
-        let told = records.iter().filter_map(|record| record.stages.as_ref());
-        let mut millis: Vec<f64> = told.filter_map(|stages| stages.of(stage)).collect();
+        let reported = records.iter().filter_map(|record| record.stages.as_ref());
+        let mut millis: Vec<f64> = reported.filter_map(|stages| stages.of(stage)).collect();
         if !millis.is_empty() {
             let stats = SampleStats::of(&mut millis);
             summary.stages_ms.insert(stage.name().to_owned(), stats);
@@ -302,13 +302,13 @@ mod tests {
         // numpy.percentile([15, 20, 35, 40, 50], [50, 90, 95, 99]) = [35, 46, 48, 49.6]
         let stats = SampleStats::of(&mut [50.0, 20.0, 15.0, 40.0, 35.0]);
         assert_eq!((stats.count, stats.mean, stats.max), (5, 32.0, 50.0));
-        for (ours, numpys) in [
+        for (computed, expected) in [
             (stats.p50, 35.0),
             (stats.p90, 46.0),
             (stats.p95, 48.0),
             (stats.p99, 49.6),
         ] {
-            assert!((ours - numpys).abs() < 1e-9, "{ours} {numpys}");
+            assert!((computed - expected).abs() < 1e-9, "{computed} {expected}");
         }
         assert_eq!(SampleStats::of(&mut []), SampleStats::default());
     }

@@ -152,22 +152,22 @@ fn parse_class(items: &[&str]) -> anyhow::Result<(String, WorkloadClass)> {
     };
     check_name(name)?;
     let (quadrant, first) = rest.split_once(':').unwrap_or((rest, ""));
-    let known = QUADRANTS.iter().find(|known| known.0 == quadrant.trim());
-    let Some(&(_, mut input, mut output)) = known else {
-        let names = QUADRANTS.map(|known| known.0).join(", ");
+    let entry = QUADRANTS.iter().find(|entry| entry.0 == quadrant.trim());
+    let Some(&(_, mut input, mut output)) = entry else {
+        let names = QUADRANTS.map(|entry| entry.0).join(", ");
         bail!("unknown workload `{}`; there are {names}", quadrant.trim());
     };
     let (mut cv, mut tokens, mut count) = (CV_DEFAULT, None, 1);
     let given = std::iter::once(&first).chain(&items[1..]);
     for item in given.filter(|item| !item.is_empty()) {
         let (key, value) = split_key_value(item)?;
-        let place = || format!("`{key}`");
+        let context = || format!("`{key}`");
         match key {
-            "input" => input = f64::from(parse_count::<u32>(value).with_context(place)?),
-            "output" => output = f64::from(parse_count::<u32>(value).with_context(place)?),
-            "cv" => cv = parse_non_negative(value).with_context(place)?,
-            "prefix" => tokens = Some(parse_count::<u32>(value).with_context(place)?),
-            "prefixes" => count = parse_count::<u32>(value).with_context(place)?,
+            "input" => input = f64::from(parse_count::<u32>(value).with_context(context)?),
+            "output" => output = f64::from(parse_count::<u32>(value).with_context(context)?),
+            "cv" => cv = parse_non_negative(value).with_context(context)?,
+            "prefix" => tokens = Some(parse_count::<u32>(value).with_context(context)?),
+            "prefixes" => count = parse_count::<u32>(value).with_context(context)?,
             other => bail!(
                 "unknown `{other}`; there are input, output (tokens), cv, prefix (tokens), prefixes"
             ),
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn bad_workload_specs_name_the_mistake() {
-        for (bad, says) in [
+        for (bad, expected) in [
             ("", "unknown workload"),
             ("short", "short-short"),
             ("short-long:inputs=3", "unknown `inputs`"),
@@ -241,8 +241,8 @@ mod tests {
             ("a=0*short-long", "share"),
             ("a b=1*short-long", "named"),
         ] {
-            let said = format!("{:#}", bad.parse::<BenchWorkload>().unwrap_err());
-            assert!(said.contains(says), "{bad}: {said}");
+            let message = format!("{:#}", bad.parse::<BenchWorkload>().unwrap_err());
+            assert!(message.contains(expected), "{bad}: {message}");
         }
         let one: BenchWorkload = "short-long".parse().unwrap();
         assert_eq!(one.named("chat").unwrap().classes(), ["chat"]);

@@ -47,29 +47,29 @@ enum ServerBehaviour {
 
 struct ScriptedServer {
     behaviour: fn(usize) -> ServerBehaviour,
-    asked: AtomicUsize,
+    requests_count: AtomicUsize,
     bodies: Mutex<Vec<(HeaderMap, Value)>>,
     /// Requests in flight now; the next field has their maximum.
     present: AtomicUsize,
     present_max: AtomicUsize,
     /// Answers begin when this many requests have arrived.
-    arrivals_seen: watch::Sender<usize>,
+    arrivals_count: watch::Sender<usize>,
     answers_begin_at: usize,
 }
 
 /// A server, with the requests that it received.
 async fn serve(
-    way: fn(usize) -> ServerBehaviour,
-    opens_at: usize,
+    behaviour: fn(usize) -> ServerBehaviour,
+    answers_begin_at: usize,
 ) -> (String, Arc<ScriptedServer>) {
-    let house = Arc::new(ScriptedServer {
-        behaviour: way,
-        asked: AtomicUsize::new(0),
+    let server = Arc::new(ScriptedServer {
+        behaviour,
+        requests_count: AtomicUsize::new(0),
         bodies: Mutex::default(),
         present: AtomicUsize::new(0),
         present_max: AtomicUsize::new(0),
-        arrivals_seen: watch::channel(0).0,
-        answers_begin_at: opens_at,
+        arrivals_count: watch::channel(0).0,
+        answers_begin_at,
     });
     let models = || async {
         Json(json!({"data": [{"id": "tiny", "max_model_len": 4096, "vocab_size": 1000}]}))
@@ -78,15 +78,15 @@ async fn serve(
         .route("/v1/models", get(models))
         .route("/v1/completions", post(complete))
         .route("/v1/chat/completions", post(complete))
-        .with_state(house.clone());
+        .with_state(server.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    (url, house)
+    (url, server)
 }
 
 async fn complete(
-    State(house): State<Arc<ScriptedServer>>,
+    State(server): State<Arc<ScriptedServer>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -96,23 +96,23 @@ async fn complete(
     }
     let tokens = body["max_tokens"].as_u64().unwrap();
     if tokens == 1 {
-        return answer(1, 1, &house, ServerBehaviour::Answer);
+        return answer(1, 1, &server, ServerBehaviour::Answer);
     }
-    let number = house.asked.fetch_add(1, Ordering::SeqCst);
-    house.bodies.lock().unwrap().push((headers, body.clone()));
-    let present = house.present.fetch_add(1, Ordering::SeqCst) + 1;
-    house.present_max.fetch_max(present, Ordering::SeqCst);
-    house.arrivals_seen.send_modify(|count| *count += 1);
-    let mut opens = house.arrivals_seen.subscribe();
-    opens
-        .wait_for(|count| *count >= house.answers_begin_at)
+    let number = server.requests_count.fetch_add(1, Ordering::SeqCst);
+    server.bodies.lock().unwrap().push((headers, body.clone()));
+    let present = server.present.fetch_add(1, Ordering::SeqCst) + 1;
+    server.present_max.fetch_max(present, Ordering::SeqCst);
+    server.arrivals_count.send_modify(|count| *count += 1);
+    let mut arrivals = server.arrivals_count.subscribe();
+    arrivals
+        .wait_for(|count| *count >= server.answers_begin_at)
         .await
         .unwrap();
-    let way = (house.behaviour)(number);
+    let behaviour = (server.behaviour)(number);
     let input = body["prompt"].as_array().map_or(0, Vec::len);
-    match way {
+    match behaviour {
         ServerBehaviour::Refuse => {
-            house.present.fetch_sub(1, Ordering::SeqCst);
+            server.present.fetch_sub(1, Ordering::SeqCst);
             (
                 StatusCode::TOO_MANY_REQUESTS,
                 [(header::RETRY_AFTER, "7")],
@@ -126,12 +126,12 @@ async fn complete(
             tokio::time::timeout(span, std::future::pending::<()>())
                 .await
                 .ok();
-            answer(input, tokens, &house, way)
+            answer(input, tokens, &server, behaviour)
         }
         ServerBehaviour::Answer
         | ServerBehaviour::TwoTokensPerChunk
         | ServerBehaviour::ErrorMidStream
-        | ServerBehaviour::EndMidStream => answer(input, tokens, &house, way),
+        | ServerBehaviour::EndMidStream => answer(input, tokens, &server, behaviour),
     }
 }
 
@@ -147,15 +147,15 @@ fn token_count_answer(body: &Value) -> Response {
 fn answer(
     input: usize,
     tokens: u64,
-    house: &Arc<ScriptedServer>,
-    way: ServerBehaviour,
+    server: &Arc<ScriptedServer>,
+    behaviour: ServerBehaviour,
 ) -> Response {
     let chunk = |text: &str, finish: Value| {
         let chunk = json!({"choices": [{"index": 0, "text": text, "finish_reason": finish}]});
         format!("data: {chunk}\n\n")
     };
     let mut events = Vec::new();
-    let step = if way == ServerBehaviour::TwoTokensPerChunk {
+    let step = if behaviour == ServerBehaviour::TwoTokensPerChunk {
         2
     } else {
         1
@@ -170,7 +170,7 @@ fn answer(
     let usage = json!({"prompt_tokens": input, "completion_tokens": tokens,
         "prompt_tokens_details": {"cached_tokens": 2}});
     let timing = json!({"router_queue_ms": 0.5, "prefill_ms": 4.0});
-    match way {
+    match behaviour {
         ServerBehaviour::ErrorMidStream => {
             events.truncate(2);
             events.push("data: {\"error\": {\"message\": \"worker lost\"}}\n\n".into());
@@ -181,7 +181,7 @@ fn answer(
             events.push(format!("data: {closing}\n\ndata: [DONE]\n\n"));
         }
     }
-    house
+    server
         .present
         .fetch_sub(usize::from(tokens > 1), Ordering::SeqCst);
     let events = events.into_iter().map(Ok::<_, std::convert::Infallible>);
@@ -210,11 +210,11 @@ fn schedule_options(requests: usize) -> ScheduleOptions {
 }
 
 /// A measurement of 20 requests of 30 tokens in and 6 out, for tests to change.
-async fn job(url: &str, asking: RequestOptions) -> (BenchJob, watch::Sender<bool>) {
+async fn job(url: &str, request_options: RequestOptions) -> (BenchJob, watch::Sender<bool>) {
     let target = ServerTarget {
         url: url.to_owned(),
-        form: PromptEncoding::Auto,
-        asking,
+        encoding: PromptEncoding::Auto,
+        request_options,
         ..ServerTarget::default()
     };
     let server = MeasuredServer::probe(&target).await.unwrap();
@@ -222,7 +222,7 @@ async fn job(url: &str, asking: RequestOptions) -> (BenchJob, watch::Sender<bool
     let workload: BenchWorkload = "short-short:input=30,output=6,cv=0".parse().unwrap();
     let job = BenchJob {
         server,
-        request_options: target.asking,
+        request_options: target.request_options,
         slo: SloSet::parse(&["ttft=60s".to_owned()], workload.classes()).unwrap(),
         workload,
         schedule_options: schedule_options(20),
@@ -237,15 +237,15 @@ async fn job(url: &str, asking: RequestOptions) -> (BenchJob, watch::Sender<bool
     (job, switch)
 }
 
-async fn measured(way: fn(usize) -> ServerBehaviour) -> (BenchReport, Arc<ScriptedServer>) {
-    let (url, house) = serve(way, 0).await;
+async fn measured(behaviour: fn(usize) -> ServerBehaviour) -> (BenchReport, Arc<ScriptedServer>) {
+    let (url, server) = serve(behaviour, 0).await;
     let (job, _switch) = job(&url, RequestOptions::default()).await;
-    (job.run(&SilentObserver).await.unwrap(), house)
+    (job.run(&SilentObserver).await.unwrap(), server)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_are_sent_as_planned_and_counted_as_answered() {
-    let (report, house) = measured(|_| ServerBehaviour::Answer).await;
+    let (report, server) = measured(|_| ServerBehaviour::Answer).await;
     let all = &report.runs[0].all;
     assert_eq!(
         (all.offered, all.done, all.met, all.attainment),
@@ -265,7 +265,7 @@ async fn requests_are_sent_as_planned_and_counted_as_answered() {
         (1000.0, 500.0)
     );
     assert_eq!(report.server.model.as_deref(), Some("tiny"));
-    for (_, body) in house.bodies.lock().unwrap().iter() {
+    for (_, body) in server.bodies.lock().unwrap().iter() {
         assert_eq!(
             (&body["min_tokens"], &body["ignore_eos"]),
             (&json!(6), &json!(true))
@@ -319,23 +319,23 @@ async fn closing_proxy(url: &str) -> String {
         while let Ok((client, _)) = listener.accept().await {
             let server = TcpStream::connect(&server).await.unwrap();
             tokio::spawn(async move {
-                let (mut asks, mut hears) = client.into_split();
-                let (mut answers, mut takes) = server.into_split();
+                let (mut client_read, mut client_write) = client.into_split();
+                let (mut server_read, mut server_write) = server.into_split();
                 let answered = AtomicUsize::new(0);
                 let back = async {
                     let mut bytes = [0; 4096];
-                    while let Ok(count @ 1..) = answers.read(&mut bytes).await {
+                    while let Ok(count @ 1..) = server_read.read(&mut bytes).await {
                         answered.store(1, Ordering::SeqCst);
-                        hears.write_all(&bytes[..count]).await.unwrap();
+                        client_write.write_all(&bytes[..count]).await.unwrap();
                     }
                 };
                 let forth = async {
                     let mut bytes = [0; 4096];
-                    while let Ok(count @ 1..) = asks.read(&mut bytes).await {
+                    while let Ok(count @ 1..) = client_read.read(&mut bytes).await {
                         if answered.load(Ordering::SeqCst) == 1 {
                             return;
                         }
-                        takes.write_all(&bytes[..count]).await.unwrap();
+                        server_write.write_all(&bytes[..count]).await.unwrap();
                     }
                 };
                 tokio::select! {
@@ -369,18 +369,18 @@ async fn a_closed_kept_connection_is_not_a_failure() {
     let noted = |note: &String| note.contains("sent once more");
     assert!(report.notes.iter().any(noted), "{:?}", report.notes);
     let result = check_result_folder(folder.path(), 20);
-    let told = &result["runs"][0]["all"]["asked_again"];
-    assert_eq!(told, &json!(all.asked_again));
+    let reported = &result["runs"][0]["all"]["asked_again"];
+    assert_eq!(reported, &json!(all.asked_again));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn arrivals_do_not_wait_for_answers() {
     // No answer begins before all requests are there: a closed loop would wait for ever.
-    let (url, house) = serve(|_| ServerBehaviour::Answer, 20).await;
+    let (url, server) = serve(|_| ServerBehaviour::Answer, 20).await;
     let (job, _switch) = job(&url, RequestOptions::default()).await;
     let report = job.run(&SilentObserver).await.unwrap();
     assert_eq!(report.runs[0].all.met, 20);
-    assert_eq!(house.present_max.load(Ordering::SeqCst), 20);
+    assert_eq!(server.present_max.load(Ordering::SeqCst), 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -423,7 +423,7 @@ async fn delayed_first_tokens_miss_and_chunks_are_not_tokens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_run_keeps_its_records() {
-    let (url, house) = serve(
+    let (url, server) = serve(
         |number| [ServerBehaviour::Answer, ServerBehaviour::Hang][number % 2],
         0,
     )
@@ -431,9 +431,9 @@ async fn an_interrupted_run_keeps_its_records() {
     let (mut job, switch) = job(&url, RequestOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     job.folder = Some(ResultFolder::create(folder.path()).unwrap());
-    let mut seen = house.arrivals_seen.subscribe();
+    let mut arrivals = server.arrivals_count.subscribe();
     tokio::spawn(async move {
-        seen.wait_for(|count| *count == 20).await.unwrap();
+        arrivals.wait_for(|count| *count == 20).await.unwrap();
         switch.send_replace(true);
         // The switch stays alive until the run is over: dropping it is no signal.
         std::future::pending::<()>().await;
@@ -478,13 +478,13 @@ fn check_result_folder(folder: &Path, requests: usize) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_class_has_its_headers_targets_and_summary() {
-    let (url, house) = serve(|_| ServerBehaviour::Answer, 0).await;
-    let asking = RequestOptions {
+    let (url, server) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let request_options = RequestOptions {
         slo_headers: SloHeaders::Both,
         timing: StageRequest::Asked,
         ..RequestOptions::default()
     };
-    let (mut job, _switch) = job(&url, asking).await;
+    let (mut job, _switch) = job(&url, request_options).await;
     job.workload = "a=1*short-short:cv=0,b=1*short-short:cv=0".parse().unwrap();
     let texts = ["a:ttft=60s,tpot=30ms".to_owned(), "b:e2e=1us".to_owned()];
     job.slo = SloSet::parse(&texts, job.workload.classes()).unwrap();
@@ -495,7 +495,7 @@ async fn each_class_has_its_headers_targets_and_summary() {
     let (a, b) = (&run.classes["a"], &run.classes["b"]);
     assert_eq!(a.offered + b.offered, 20);
     assert_eq!((b.met, b.missed[&MissReason::E2e]), (0, b.offered));
-    let bodies = house.bodies.lock().unwrap();
+    let bodies = server.bodies.lock().unwrap();
     let of_a = bodies
         .iter()
         .filter(|(headers, _)| headers["x-slo-class"] == "a");
@@ -516,19 +516,19 @@ async fn each_class_has_its_headers_targets_and_summary() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn chat_prompts_have_the_length_the_server_counts() {
-    let (url, house) = serve(|_| ServerBehaviour::Answer, 0).await;
-    let asking = RequestOptions {
+    let (url, server) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let request_options = RequestOptions {
         endpoint: ApiEndpoint::Chat,
         ..RequestOptions::default()
     };
-    let (job, _switch) = job(&url, asking).await;
+    let (job, _switch) = job(&url, request_options).await;
     assert!(
         job.server.facts.prompts.contains("2 to 2 tokens"),
         "{}",
         job.server.facts.prompts
     );
     job.run(&SilentObserver).await.unwrap();
-    let bodies = house.bodies.lock().unwrap();
+    let bodies = server.bodies.lock().unwrap();
     for (_, body) in bodies.iter() {
         let text = body["messages"][0]["content"].as_str().unwrap();
         // 3 tokens of the server, 2 for each word: 13 words are 29 tokens, 14 would be 31.
@@ -538,7 +538,7 @@ async fn chat_prompts_have_the_length_the_server_counts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn trace_prompts_share_prefixes_within_one_run_only() {
-    let (url, house) = serve(|_| ServerBehaviour::Answer, 0).await;
+    let (url, server) = serve(|_| ServerBehaviour::Answer, 0).await;
     let (mut job, _switch) = job(&url, RequestOptions::default()).await;
     let trace =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mooncake_conversation.jsonl");
@@ -554,7 +554,7 @@ async fn trace_prompts_share_prefixes_within_one_run_only() {
     };
     let report = job.goodput(&search, &SilentObserver).await.unwrap();
     assert_eq!(report.runs.len(), 2);
-    let bodies = house.bodies.lock().unwrap();
+    let bodies = server.bodies.lock().unwrap();
     let prompts: Vec<&Vec<Value>> = bodies
         .iter()
         .map(|(_, body)| body["prompt"].as_array().unwrap())
@@ -621,7 +621,7 @@ async fn a_goodput_search_ends_at_its_limits() {
     assert_eq!(rates, [500.0, 1000.0, 2000.0]);
     check_result_folder(folder.path(), 180);
 
-    let (url, house) = serve(|_| ServerBehaviour::Refuse, 0).await;
+    let (url, server) = serve(|_| ServerBehaviour::Refuse, 0).await;
     let (mut job, _switch) = job(&url, RequestOptions::default()).await;
     job.schedule_options = schedule_options(1000);
     let report = job
@@ -638,7 +638,7 @@ async fn a_goodput_search_ends_at_its_limits() {
             .iter()
             .all(|run| run.cut == Some(CutReason::Hopeless))
     );
-    assert!(house.asked.load(Ordering::SeqCst) < 4 * 60);
+    assert!(server.requests_count.load(Ordering::SeqCst) < 4 * 60);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -42,7 +42,7 @@ pub struct Checkpoint {
     names: BTreeMap<(TensorRole, Option<usize>), String>,
     tensors: BTreeMap<String, StoredTensor>,
     /// Quantised weights, by the name that they would have if they were dense.
-    narrow: BTreeMap<String, Arc<QuantizedTensor>>,
+    quantized: BTreeMap<String, Arc<QuantizedTensor>>,
     tied: bool,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
@@ -106,13 +106,13 @@ impl Checkpoint {
         let head = head_name(model.family);
         let tied = model.spec.tied.unwrap_or_else(|| !folder.contains(head));
         let layout = model.spec.tensors(model.family.tensors, tied);
-        let (mut tensors, mut narrow) = (BTreeMap::new(), BTreeMap::new());
+        let (mut tensors, mut quantized) = (BTreeMap::new(), BTreeMap::new());
         let mut names = BTreeMap::new();
         for tensor in &layout {
             let name = tensor.name.clone();
             names.insert((tensor.role, tensor.layer), name.clone());
             match quantized_weight(quantization.as_ref(), &folder, tensor)? {
-                Some(found) => drop(narrow.insert(name, Arc::new(found))),
+                Some(found) => drop(quantized.insert(name, Arc::new(found))),
                 None => drop(tensors.insert(name, folder.tensor(&tensor.name, &tensor.shape)?)),
             }
         }
@@ -124,13 +124,16 @@ impl Checkpoint {
             layout,
             names,
             tensors,
-            narrow,
+            quantized,
             tied,
             kv_scales: kv_scales(&folder)?,
             files: folder.shards().iter().map(SourceFile::of).collect(),
             revision: OnceLock::new(),
         };
-        match folder.names().find(|name| !opened.is_known(&folder, name)) {
+        match folder
+            .names()
+            .find(|name| !opened.is_expected(&folder, name))
+        {
             Some(extra) => Err(CheckpointError::unsupported(
                 folder.file_of(extra),
                 format!("tensor `{extra}`"),
@@ -145,9 +148,9 @@ impl Checkpoint {
     }
 
     /// Whether a tensor of the files is used by the model, or may be ignored.
-    fn is_known(&self, folder: &TensorFolder, name: &str) -> bool {
+    fn is_expected(&self, folder: &TensorFolder, name: &str) -> bool {
         if self.tensors.contains_key(name)
-            || self.narrow.contains_key(name)
+            || self.quantized.contains_key(name)
             || self.may_be_unused(name)
         {
             return true;
@@ -155,14 +158,14 @@ impl Checkpoint {
         let Some(quantization) = &self.quantization else {
             return false;
         };
-        let is_narrow = |module: &str| self.narrow.contains_key(&format!("{module}.weight"));
+        let is_quantized = |module: &str| self.quantized.contains_key(&format!("{module}.weight"));
         name.rsplit_once('.').is_some_and(|(module, kind)| {
             let is_weight_part =
-                is_narrow(module) || module.ends_with(self.model.family.attention_module);
-            let is_known = is_weight_part && quantization.is_known(kind);
+                is_quantized(module) || module.ends_with(self.model.family.attention_module);
+            let is_method_part = is_weight_part && quantization.is_known(kind);
             // Some writers give every quantised module a bias, filled with zeros where the model
             // has none.
-            is_known || (is_narrow(module) && kind == "bias" && folder.is_zero(name))
+            is_method_part || (is_quantized(module) && kind == "bias" && folder.is_zero(name))
         })
     }
 
@@ -207,7 +210,11 @@ impl Checkpoint {
     /// Quantisation of the projections in words: `awq int4`.
     pub fn quantization(&self) -> Option<String> {
         let method = self.quantization.as_ref()?.name();
-        let mut names: Vec<&str> = self.narrow.values().map(|t| t.element().name()).collect();
+        let mut names: Vec<&str> = self
+            .quantized
+            .values()
+            .map(|t| t.element().name())
+            .collect();
         names.sort_unstable();
         names.dedup();
         match names.as_slice() {
@@ -229,23 +236,30 @@ impl Checkpoint {
 
     /// A weight `(out, in)`, by its name in the dense model.
     pub fn matrix(&self, name: &str) -> Option<StoredMatrix> {
-        let narrow = self.narrow.get(name).cloned().map(StoredMatrix::Quantized);
-        narrow.or_else(|| self.tensors.get(name).cloned().map(StoredMatrix::Dense))
+        let quantized = self
+            .quantized
+            .get(name)
+            .cloned()
+            .map(StoredMatrix::Quantized);
+        quantized.or_else(|| self.tensors.get(name).cloned().map(StoredMatrix::Dense))
     }
 
     /// Number of weights; a tied head counts once.
     pub fn parameters_count(&self) -> u64 {
         let dense = self.tensors.values().map(|t| (t.rows(), t.columns()));
-        let narrow = self.narrow.values().map(|t| (t.rows(), t.columns()));
-        let shapes = dense.chain(narrow);
+        let quantized = self.quantized.values().map(|t| (t.rows(), t.columns()));
+        let shapes = dense.chain(quantized);
         shapes.map(|(rows, columns)| (rows * columns) as u64).sum()
     }
 
     /// Bytes that loading reads; a tied head is read twice.
     pub fn bytes_total(&self) -> u64 {
         let dense = self.tensors.values().map(|t| t.bytes().len());
-        let narrow = self.narrow.values().flat_map(|tensor| tensor.part_bytes());
-        let stored: usize = dense.chain(narrow.map(<[u8]>::len)).sum();
+        let quantized = self
+            .quantized
+            .values()
+            .flat_map(|tensor| tensor.part_bytes());
+        let stored: usize = dense.chain(quantized.map(<[u8]>::len)).sum();
         let stored = stored as u64;
         if self.tied {
             stored + self.embedding().bytes().len() as u64
@@ -258,7 +272,7 @@ impl Checkpoint {
     pub fn revision(&self) -> Revision {
         *self
             .revision
-            .get_or_init(|| revision::revision_of(&self.model.spec, &self.tensors, &self.narrow))
+            .get_or_init(|| revision::revision_of(&self.model.spec, &self.tensors, &self.quantized))
     }
 
     /// Identity of the weights and of their files' state; any write to a file changes it.

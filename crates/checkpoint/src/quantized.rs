@@ -127,8 +127,8 @@ impl QuantizedTensor {
         } = *coded;
         let groups = columns.div_ceil(group);
         let sizes = [codes.len(), scales.len(), zeros.len()];
-        let wanted = [rows * columns, rows * groups, rows * groups];
-        assert_eq!(sizes, wanted, "{name}: codes, scales and zero points");
+        let expected = [rows * columns, rows * groups, rows * groups];
+        assert_eq!(sizes, expected, "{name}: codes, scales and zero points");
         let packed = |packing: WordPacking, numbers: &[u8], width: usize| {
             let bytes = packing.pack(rows, width, |row, column| numbers[row * width + column]);
             let packed = PackedNumbers::new(FileSpan::owned(bytes), packing, (rows, width));

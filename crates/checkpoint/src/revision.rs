@@ -81,7 +81,7 @@ impl SourceFile {
 pub(super) fn revision_of(
     spec: &ModelSpec,
     tensors: &BTreeMap<String, StoredTensor>,
-    narrow: &BTreeMap<String, Arc<QuantizedTensor>>,
+    quantized: &BTreeMap<String, Arc<QuantizedTensor>>,
 ) -> Revision {
     let mut hash = blake3::Hasher::new();
     hash.update(b"cleave weights 1\n");
@@ -98,7 +98,7 @@ pub(super) fn revision_of(
         // The system may map half a megabyte per sample, and there are thousands.
         tensor.release();
     }
-    for (name, tensor) in narrow {
+    for (name, tensor) in quantized {
         let line = format!(
             "{name} {} {}x{}\n",
             tensor.layout,

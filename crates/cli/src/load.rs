@@ -199,7 +199,7 @@ async fn prepare_job(
     tokio::spawn(stop_on_signal(switch));
     Ok(BenchJob {
         server: found,
-        request_options: target.asking,
+        request_options: target.request_options,
         workload,
         schedule_options: options,
         slo,

@@ -147,8 +147,8 @@ impl FromStr for Isa {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|isa| isa.name() == text);
-        known.ok_or_else(|| {
+        let found = Self::ALL.into_iter().find(|isa| isa.name() == text);
+        found.ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|isa| isa.name()).collect();
             format!(
                 "no instruction set {text:?}; choose one of {}",

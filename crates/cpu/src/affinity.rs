@@ -188,7 +188,7 @@ mod tests {
     fn a_bound_thread_runs_only_on_its_cores() {
         let allowed = cores_allowed();
         let last = allowed[allowed.len() - 1];
-        let seen = std::thread::spawn(move || {
+        let listed = std::thread::spawn(move || {
             assert!(bind_thread(&[last, 1 << 20]));
             assert!(!bind_thread(&[]), "no core is no binding");
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -197,7 +197,7 @@ mod tests {
                 .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
             parse_core_list(line.unwrap())
         });
-        assert_eq!(seen.join().unwrap(), Some(vec![last]));
+        assert_eq!(listed.join().unwrap(), Some(vec![last]));
     }
 
     /// Systems with memory nodes list each mapping's placement policy.

@@ -92,11 +92,11 @@ impl PackedCache {
     }
 
     /// Reads the next stack; `None` if the file does not have it intact.
-    pub(crate) fn take_stack(&mut self, wanted: &StackKey) -> Option<PackedStack> {
+    pub(crate) fn take_stack(&mut self, key: &StackKey) -> Option<PackedStack> {
         let PackedCacheState::Reading(reader) = &mut self.state else {
             return None;
         };
-        match reader.take(wanted, self.threads) {
+        match reader.take(key, self.threads) {
             Ok(packed) => Some(packed),
             Err(problem) => {
                 let PackedCacheState::Reading(reader) =
@@ -112,12 +112,12 @@ impl PackedCache {
     }
 
     /// Writes a stack that had to be packed.
-    pub(crate) fn keep_stack(&mut self, wanted: &StackKey, packed: &PackedStack) {
+    pub(crate) fn keep_stack(&mut self, key: &StackKey, packed: &PackedStack) {
         if let PackedCacheState::Writing(writer) = &mut self.state
-            && let Err(error) = writer.put(wanted, packed)
+            && let Err(error) = writer.put(key, packed)
         {
             self.state = PackedCacheState::Disabled;
-            self.warn_not_kept(&error);
+            self.warn_not_written(&error);
         }
     }
 
@@ -127,7 +127,7 @@ impl PackedCache {
             std::mem::replace(&mut self.state, PackedCacheState::Disabled)
             && let Err(error) = writer.finish(&self.place)
         {
-            self.warn_not_kept(&error);
+            self.warn_not_written(&error);
         }
     }
 
@@ -137,15 +137,15 @@ impl PackedCache {
             let Some(mut writer) = writer else {
                 return Ok(None);
             };
-            for (wanted, packed) in before.into_iter().flat_map(PackedReader::taken) {
-                writer.put(&wanted, &packed)?;
+            for (key, packed) in before.into_iter().flat_map(PackedReader::taken_stacks) {
+                writer.put(&key, &packed)?;
             }
             Ok(Some(writer))
         });
         match begun {
             Ok(Some(writer)) => self.state = PackedCacheState::Writing(writer),
             Ok(None) => {}
-            Err(error) => self.warn_not_kept(&error),
+            Err(error) => self.warn_not_written(&error),
         }
     }
 
@@ -161,7 +161,7 @@ impl PackedCache {
         let _ = fs::remove_file(file);
     }
 
-    fn warn_not_kept(&self, error: &io::Error) {
+    fn warn_not_written(&self, error: &io::Error) {
         tracing::warn!(
             folder = %self.place.folder().display(),
             problem = %error,

@@ -35,12 +35,14 @@ impl ProductGrid {
         if threads == 1 || words < PIECE_WORDS * threads {
             return whole;
         }
-        let wanted = TASKS_PER_THREAD * threads;
+        let tasks_target = TASKS_PER_THREAD * threads;
         let least = PIECE_WORDS.div_ceil(panel_words * tiles);
-        let panels_each = (panels / wanted).max(least);
-        let tile_runs = wanted.div_ceil(panels.div_ceil(panels_each)).min(tiles);
+        let panels_each = (panels / tasks_target).max(least);
+        let tile_runs = tasks_target
+            .div_ceil(panels.div_ceil(panels_each))
+            .min(tiles);
         // With many panels, runs are about equally long, and tiles stay together.
-        let tile_runs = if panels >= wanted { 1 } else { tile_runs };
+        let tile_runs = if panels >= tasks_target { 1 } else { tile_runs };
         Self {
             panels_per_task: panels_each,
             tiles_per_task: tiles.div_ceil(tile_runs),

@@ -68,7 +68,10 @@ impl CpuOps {
         let (Some(kernels), Some(bytes_kernels)) = (CpuKernels::of(isa), IntegerKernels::of(isa))
         else {
             let best = Isa::detect();
-            return Err(CpuError::NoIsa { asked: isa, best });
+            return Err(CpuError::NoIsa {
+                requested: isa,
+                best,
+            });
         };
         let count = options.threads_count();
         let failed = |source| CpuError::Threads { count, source };

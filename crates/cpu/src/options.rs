@@ -49,11 +49,11 @@ impl CpuOptions {
 
     pub(crate) fn checked_kv(&self) -> Result<KvType, CpuError> {
         let Self { precision, kv, .. } = *self;
-        let is_known = match kv {
+        let is_supported = match kv {
             KvType::F32 | KvType::Bf16 => kv == precision.into(),
             KvType::Fp8E4m3 | KvType::Int8PerTokenHead => true,
         };
-        if is_known {
+        if is_supported {
             Ok(kv)
         } else {
             Err(CpuError::NoKvType { kv, precision })
@@ -66,7 +66,7 @@ impl CpuOptions {
             Ok(isa)
         } else {
             Err(CpuError::NoIsa {
-                asked: isa,
+                requested: isa,
                 best: Isa::detect(),
             })
         }
@@ -98,9 +98,9 @@ impl Quantize {
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// Remedy: choose another instruction set, or none.
-    #[error("this processor has no {asked} instructions; the best it has is {best}")]
+    #[error("this processor has no {requested} instructions; the best it has is {best}")]
     NoIsa {
-        asked: Isa,
+        requested: Isa,
         /// Best set that [`Isa::detect`] finds.
         best: Isa,
     },
@@ -116,10 +116,10 @@ pub enum CpuError {
         precision: Precision,
     },
     /// Remedy: choose cores that the process may use.
-    #[error("this process may not use cores {asked}; it may use {there}")]
+    #[error("this process may not use cores {requested}; it may use {there}")]
     NoCores {
         /// Requested cores that the process may not use.
-        asked: String,
+        requested: String,
         /// Cores that the process may use.
         there: String,
     },

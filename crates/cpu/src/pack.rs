@@ -204,7 +204,7 @@ impl CpuWeightLoader {
             Precision::Bf16 => StackForm::Bf16,
         };
         let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
-        let kept = match self.quantize {
+        let stack_form = match self.quantize {
             Some(quantize) if stack.iter().all(is_dense) => {
                 StackForm::rounded_at_load(quantize, stack)
             }
@@ -213,8 +213,8 @@ impl CpuWeightLoader {
             }
             _ => dense,
         };
-        self.tell_wider(kept, stack);
-        kept
+        self.warn_if_wider(stack_form, stack);
+        stack_form
     }
 
     /// Takes a stack from the cache, or else packs it.
@@ -225,17 +225,17 @@ impl CpuWeightLoader {
         order: RowOrder,
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        let wanted = StackKey::of_stack(stack, order);
+        let key = StackKey::of_stack(stack, order);
         let PackedStack {
             stack_form,
             words,
             column_scales: of_columns,
-        } = match self.with_cache(|cache| cache.take_stack(&wanted)) {
+        } = match self.with_cache(|cache| cache.take_stack(&key)) {
             Some(packed) => packed,
             None => {
                 let packed = self.pack(stack_form(), stack, order)?;
                 self.with_cache(|cache| {
-                    cache.keep_stack(&wanted, &packed);
+                    cache.keep_stack(&key, &packed);
                     None::<()>
                 });
                 stack.iter().for_each(StoredMatrix::release);
@@ -270,7 +270,7 @@ impl CpuWeightLoader {
 
     fn pack(
         &self,
-        kept: StackForm,
+        stack_form: StackForm,
         stack: &[StoredMatrix],
         order: RowOrder,
     ) -> Result<PackedStack, EngineError> {
@@ -281,10 +281,11 @@ impl CpuWeightLoader {
             .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
             .collect();
         let panels = order.panels(rows.len());
-        let (steps, size) = (kept.steps(width), kept.panel_words(width));
+        let (steps, size) = (stack_form.steps(width), stack_form.panel_words(width));
         let mut words = PageMemory::zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
-        let mut of_columns = (kept == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
+        let mut of_columns =
+            (stack_form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
         let sources: Vec<ColumnSource<'_>> = order
             .row_of_column(rows.len())
             .map(|place| place.map(|place| rows[place]))
@@ -297,7 +298,7 @@ impl CpuWeightLoader {
         std::thread::scope(|scope| {
             for _ in 0..self.threads.min(panels) {
                 scope.spawn(|| {
-                    let mut bench = PanelPacker::new(width, steps);
+                    let mut packer = PanelPacker::new(width, steps);
                     loop {
                         let panel = next.fetch_add(1, Ordering::Relaxed);
                         if panel >= panels {
@@ -307,18 +308,18 @@ impl CpuWeightLoader {
                         let sources = &sources[first..first + PANEL];
                         // SAFETY: only one thread takes a panel.
                         let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
-                        match (kept, &of_parts) {
-                            (StackForm::F32, _) => bench.pack_dense(Precision::F32, sources, to),
-                            (StackForm::Bf16, _) => bench.pack_dense(Precision::Bf16, sources, to),
-                            (StackForm::F16, _) => bench.pack_halves(sources, to),
+                        match (stack_form, &of_parts) {
+                            (StackForm::F32, _) => packer.pack_dense(Precision::F32, sources, to),
+                            (StackForm::Bf16, _) => packer.pack_dense(Precision::Bf16, sources, to),
+                            (StackForm::F16, _) => packer.pack_halves(sources, to),
                             (StackForm::Int8, Some(of_parts)) => {
                                 // SAFETY: as above.
                                 let (scales, sum_offsets) =
                                     unsafe { of_parts.part(first..first + PANEL) };
-                                bench.pack_bytes(sources, to, scales, sum_offsets);
+                                packer.pack_bytes(sources, to, scales, sum_offsets);
                             }
                             (StackForm::Int8, None) => unreachable!("eight bits come with scales"),
-                            (StackForm::Groups(units), _) => bench.pack_groups(sources, units, to),
+                            (StackForm::Groups(units), _) => packer.pack_groups(sources, units, to),
                         }
                         // Pages of the checkpoint stay in this process's memory until they are
                         // released; a thread that is still reading them maps them again at once.
@@ -330,7 +331,7 @@ impl CpuWeightLoader {
             }
         });
         Ok(PackedStack {
-            stack_form: kept,
+            stack_form,
             words: WeightWords::Owned(words),
             column_scales: of_columns,
         })
@@ -381,10 +382,10 @@ impl RowOrder {
 }
 
 /// Bytes that a step reads of a packed stack.
-fn packed_bytes(kept: StackForm, stack: &[StoredMatrix]) -> u64 {
+fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix]) -> u64 {
     let width = stack.first().map_or(0, StoredMatrix::columns);
     let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
-    (columns.div_ceil(PANEL) * kept.panel_words(width) * size_of::<u32>()) as u64
+    (columns.div_ceil(PANEL) * stack_form.panel_words(width) * size_of::<u32>()) as u64
 }
 
 fn is_f16(matrix: &StoredMatrix) -> bool {

@@ -192,7 +192,7 @@ impl CoreTopology {
             Ok(())
         } else {
             Err(CpuError::NoCores {
-                asked: core_list(&missing),
+                requested: core_list(&missing),
                 there: core_list(&self.cores),
             })
         }
@@ -258,9 +258,9 @@ mod tests {
         assert_eq!(threads_of(&machine, "1,3-5", 2, 2), ["1", "3"]);
         assert_eq!(threads_of(&machine, "1,3-5", 1, 3), ["1", "3", "4"]);
         assert_eq!(threads_of(&machine, "1,3", 0, 3), ["1", "3", "1"]);
-        let asked = "5-7,9".parse().unwrap();
+        let requested = "5-7,9".parse().unwrap();
         let worker = WorkerThreads { index: 0, count: 1 };
-        let error = machine.place(&asked, worker).unwrap_err().to_string();
+        let error = machine.place(&requested, worker).unwrap_err().to_string();
         assert!(error.contains("7,9") && error.contains("0-6"), "{error}");
     }
 

@@ -72,13 +72,13 @@ impl CpuAttentionPlan {
         self.merges.clear();
         self.partials_len = 0;
         let tokens = tokens_per_task_max(heads);
-        let wanted = TASKS_PER_THREAD * threads;
+        let tasks_target = TASKS_PER_THREAD * threads;
         let runs = batch.segments.iter();
         let tiles = runs.clone().map(|run| run.rows.len().div_ceil(tokens));
         let tiles: usize = tiles.sum();
         // With fewer tiles of rows than threads can use, long sequences' keys are divided into
         // spans.
-        let is_divided = threads > 1 && tiles < wanted;
+        let is_divided = threads > 1 && tiles < tasks_target;
         let all_spans = runs.map(|run| (run.position + run.rows.len()).div_ceil(SPAN));
         let parts = if is_divided {
             tiles.max(all_spans.sum())
@@ -92,30 +92,30 @@ impl CpuAttentionPlan {
                 let most = kv_heads_per_task_max(heads, tokens);
                 // As many KV heads per task as still leave enough tasks for all threads: adjacent
                 // heads are read in one run of memory.
-                let heads_each = (parts * heads.kv_heads / wanted).clamp(1, most);
+                let heads_each = (parts * heads.kv_heads / tasks_target).clamp(1, most);
                 for index in 0..heads.kv_heads.div_ceil(heads_each) {
-                    let place = QueryChunk {
+                    let chunk = QueryChunk {
                         segment,
                         first,
                         tokens,
                         kv_heads: run_range(index, heads_each, heads.kv_heads),
                     };
                     if is_divided && spans > 1 {
-                        self.split_into_spans(&place, spans, heads);
+                        self.split_into_spans(&chunk, spans, heads);
                     } else {
-                        self.tasks.push((place, SpanShare::AllSpans));
+                        self.tasks.push((chunk, SpanShare::AllSpans));
                     }
                 }
             }
         }
         // The longest tasks first, so that no thread starts one when the others have finished.
-        self.tasks.sort_unstable_by_key(|(place, share)| {
-            let run = &batch.segments[place.segment];
+        self.tasks.sort_unstable_by_key(|(chunk, share)| {
+            let run = &batch.segments[chunk.segment];
             let keys = match share {
-                SpanShare::AllSpans => run.position + place.first + place.tokens,
+                SpanShare::AllSpans => run.position + chunk.first + chunk.tokens,
                 SpanShare::OneSpan { .. } => SPAN,
             };
-            std::cmp::Reverse(keys * place.tokens * place.kv_heads.len())
+            std::cmp::Reverse(keys * chunk.tokens * chunk.kv_heads.len())
         });
     }
 
@@ -152,13 +152,13 @@ impl CpuAttentionPlan {
         &self.stored
     }
 
-    fn split_into_spans(&mut self, place: &QueryChunk, spans: usize, heads: HeadShape) {
-        let len = state_len(heads, place.tokens, place.kv_heads.len());
-        self.merges.push((place.clone(), self.partials_len));
+    fn split_into_spans(&mut self, chunk: &QueryChunk, spans: usize, heads: HeadShape) {
+        let len = state_len(heads, chunk.tokens, chunk.kv_heads.len());
+        self.merges.push((chunk.clone(), self.partials_len));
         for span in 0..spans {
             let partial = self.partials_len + span * len;
             let share = SpanShare::OneSpan { span, partial };
-            self.tasks.push((place.clone(), share));
+            self.tasks.push((chunk.clone(), share));
         }
         self.partials_len += spans * len;
     }
@@ -182,23 +182,23 @@ impl CpuAttentionPlan {
         batch: &'a Batch,
         task: usize,
     ) -> (Queries<'a>, &'a SpanShare) {
-        let (place, share) = &self.tasks[task];
-        (queries(batch, place), share)
+        let (chunk, share) = &self.tasks[task];
+        (queries(batch, chunk), share)
     }
 
     pub(crate) fn merge<'a>(&self, batch: &'a Batch, task: usize) -> (Queries<'a>, usize) {
-        let (place, partial) = &self.merges[task];
-        (queries(batch, place), *partial)
+        let (chunk, partial) = &self.merges[task];
+        (queries(batch, chunk), *partial)
     }
 }
 
-fn queries<'a>(batch: &'a Batch, place: &QueryChunk) -> Queries<'a> {
-    let run = &batch.segments[place.segment];
+fn queries<'a>(batch: &'a Batch, chunk: &QueryChunk) -> Queries<'a> {
+    let run = &batch.segments[chunk.segment];
     Queries {
         table: batch.table(run),
-        row: run.rows.start + place.first,
-        position: run.position + place.first,
-        tokens: place.tokens,
-        kv_heads: place.kv_heads.clone(),
+        row: run.rows.start + chunk.first,
+        position: run.position + chunk.first,
+        tokens: chunk.tokens,
+        kv_heads: chunk.kv_heads.clone(),
     }
 }

@@ -176,9 +176,9 @@ impl Threads {
         let outcome = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(body, tasks, 0)));
         // From here on no worker joins. The joined ones must leave before `body` goes out of scope.
         let joined = shared.gate.0.fetch_and(!OPEN, Ordering::AcqRel) & JOINED;
-        let mut patience = SpinWait::new();
+        let mut spin_wait = SpinWait::new();
         while u64::from(shared.workers_done.0.load(Ordering::Acquire)) != joined {
-            patience.wait();
+            spin_wait.wait();
         }
         if let Err(panic) = outcome {
             shared.clear_panic();
@@ -223,14 +223,14 @@ impl Threads {
     fn spawn(&self, index: usize) -> std::io::Result<ComputeThread> {
         let asleep = Arc::new(AtomicBool::new(false));
         let cores = self.cores.iter().cycle().nth(index).cloned();
-        let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&asleep));
+        let (shared, own_asleep) = (Arc::clone(&self.shared), Arc::clone(&asleep));
         let handle = std::thread::Builder::new()
             .name(format!("cpu-{index}"))
             .spawn(move || {
                 if let Some(cores) = cores {
                     affinity::bind_thread(&cores);
                 }
-                shared.run_worker(index, &mine);
+                shared.run_worker(index, &own_asleep);
             })?;
         SPINNING_THREADS.fetch_add(1, Ordering::Relaxed);
         Ok(ComputeThread {
@@ -292,8 +292,8 @@ impl ComputeThread {
 impl ThreadsShared {
     /// Main loop of a worker.
     fn run_worker(&self, worker: usize, asleep: &AtomicBool) {
-        let mut seen = 0;
-        while let Some(gate) = self.await_run(seen, asleep) {
+        let mut last_epoch = 0;
+        while let Some(gate) = self.await_run(last_epoch, asleep) {
             let joined =
                 self.gate
                     .0
@@ -303,7 +303,7 @@ impl ThreadsShared {
                 // again.
                 continue;
             }
-            seen = epoch(gate);
+            last_epoch = epoch(gate);
             // SAFETY: this worker joined while the gate was open, so the job is that of this run
             // until it leaves.
             if let Some(TaskRun { body, tasks }) = unsafe { *self.job.get() } {
@@ -321,12 +321,12 @@ impl ThreadsShared {
         }
     }
 
-    /// Waits for an open run other than `seen`; `None` when the set is being dropped.
-    fn await_run(&self, seen: u32, asleep: &AtomicBool) -> Option<u64> {
-        let mut patience = SpinWait::new();
+    /// Waits for an open run other than `last_epoch`; `None` when the set is being dropped.
+    fn await_run(&self, last_epoch: u32, asleep: &AtomicBool) -> Option<u64> {
+        let mut spin_wait = SpinWait::new();
         loop {
             let gate = self.gate.0.load(Ordering::SeqCst);
-            if gate & OPEN != 0 && epoch(gate) != seen {
+            if gate & OPEN != 0 && epoch(gate) != last_epoch {
                 asleep.store(false, Ordering::SeqCst);
                 return Some(gate);
             }
@@ -338,11 +338,11 @@ impl ThreadsShared {
                 // unpark this one.
                 std::thread::park();
                 asleep.store(false, Ordering::SeqCst);
-                patience = SpinWait::new();
-            } else if patience.is_exhausted() {
+                spin_wait = SpinWait::new();
+            } else if spin_wait.is_exhausted() {
                 asleep.store(true, Ordering::SeqCst);
             } else {
-                patience.wait();
+                spin_wait.wait();
             }
         }
     }
@@ -388,10 +388,14 @@ struct SpinWait {
 
 impl SpinWait {
     fn new() -> Self {
-        let crowded = SPINNING_THREADS.load(Ordering::Relaxed) > affinity::cores_count();
+        let is_oversubscribed = SPINNING_THREADS.load(Ordering::Relaxed) > affinity::cores_count();
         Self {
             polls: 0,
-            spins: if crowded { SPINS_OVERSUBSCRIBED } else { SPINS },
+            spins: if is_oversubscribed {
+                SPINS_OVERSUBSCRIBED
+            } else {
+                SPINS
+            },
         }
     }
 

@@ -144,14 +144,14 @@ fn quantised_answers_stay_near_those_of_bf16() {
     let reference = scores(&mut dense, &tokens);
     let (same, all) = compare(&reference, &scores(&mut dense, &tokens));
     assert!(same.abs() < 1e-12 && all > 1.0 - 1e-9, "{same} {all}");
-    let mut told = Vec::new();
+    let mut comparisons = Vec::new();
     for (kv, divergence_max, agreed_min) in [
         (KvType::Fp8E4m3, 0.004, 0.9),
         (KvType::Int8PerTokenHead, 0.0002, 0.97),
     ] {
-        let narrow = scores(&mut engine(&demo(), kv), &tokens);
-        let (divergence, agreed) = compare(&reference, &narrow);
-        told.push((kv.name(), divergence, agreed, divergence_max, agreed_min));
+        let quantized = scores(&mut engine(&demo(), kv), &tokens);
+        let (divergence, agreed) = compare(&reference, &quantized);
+        comparisons.push((kv.name(), divergence, agreed, divergence_max, agreed_min));
     }
     for (layout, group, divergence_max, agreed_min) in [
         (QuantizedLayout::Fp8, 1, 0.005, 0.93),
@@ -175,8 +175,8 @@ fn quantised_answers_stay_near_those_of_bf16() {
             keeps_f16: layout == QuantizedLayout::F16,
             ..CpuOptions::new(Precision::Bf16)
         };
-        let narrow = scores(&mut build(out.path(), &options), &tokens);
-        let (divergence, agreed) = compare(&reference, &narrow);
+        let quantized = scores(&mut build(out.path(), &options), &tokens);
+        let (divergence, agreed) = compare(&reference, &quantized);
         let name = match layout {
             QuantizedLayout::Fp8 => "fp8",
             QuantizedLayout::Fp8Block => "fp8, blocks of 128",
@@ -187,7 +187,7 @@ fn quantised_answers_stay_near_those_of_bf16() {
             QuantizedLayout::Gptq8 => "gptq of eight bits, groups of 32",
             QuantizedLayout::F16 => "f16, kept",
         };
-        told.push((name, divergence, agreed, divergence_max, agreed_min));
+        comparisons.push((name, divergence, agreed, divergence_max, agreed_min));
     }
     for (quantize, divergence_max, agreed_min) in
         [(Quantize::Int8, 0.002, 0.97), (Quantize::Int4, 0.05, 0.85)]
@@ -196,9 +196,9 @@ fn quantised_answers_stay_near_those_of_bf16() {
             quantize: Some(quantize),
             ..CpuOptions::new(Precision::Bf16)
         };
-        let narrow = scores(&mut build(&demo(), &options), &tokens);
-        let (divergence, agreed) = compare(&reference, &narrow);
-        told.push((
+        let quantized = scores(&mut build(&demo(), &options), &tokens);
+        let (divergence, agreed) = compare(&reference, &quantized);
+        comparisons.push((
             quantize.name(),
             divergence,
             agreed,
@@ -206,7 +206,7 @@ fn quantised_answers_stay_near_those_of_bf16() {
             agreed_min,
         ));
     }
-    for (name, divergence, agreed, divergence_max, agreed_min) in told {
+    for (name, divergence, agreed, divergence_max, agreed_min) in comparisons {
         assert!(
             divergence < divergence_max && agreed > agreed_min,
             "{name}: {divergence:.6} nats, {:.1} % the same token",

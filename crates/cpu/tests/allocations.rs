@@ -184,7 +184,7 @@ fn a_warm_step_allocates_only_its_result() {
             let sampling = Arc::new(sampling);
             let mut engine = engine(&folder, case);
             wait_for_threads();
-            let mut taken = 0;
+            let mut allocations_count = 0;
             let mut mapped_before = 0;
             for step in 0..FIRST + COUNTED {
                 if step == FIRST {
@@ -197,7 +197,7 @@ fn a_warm_step_allocates_only_its_result() {
                 let drawn = if case.each == 1 { STREAMS } else { 0 };
                 assert_eq!(result.sampled.len(), drawn as usize);
                 if step >= FIRST {
-                    taken += of_step;
+                    allocations_count += of_step;
                 }
             }
             let mapped = MAPPED.load(Ordering::Relaxed);
@@ -208,8 +208,8 @@ fn a_warm_step_allocates_only_its_result() {
                 "weights and KV cache are pages, which were not counted"
             );
             assert!(
-                taken <= (each_max * COUNTED) as usize,
-                "{taken} times in {COUNTED} steps of {case:?}, with {sampling:?}"
+                allocations_count <= (each_max * COUNTED) as usize,
+                "{allocations_count} times in {COUNTED} steps of {case:?}, with {sampling:?}"
             );
         }
     }

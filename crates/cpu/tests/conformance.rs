@@ -118,12 +118,12 @@ fn the_kv_format_is_part_of_the_fingerprint() {
         let about = engine.describe();
         (about.fingerprint.clone(), about.capacity.block_bytes)
     };
-    let (wide, narrow) = (described(KvType::Bf16), described(KvType::Fp8E4m3));
-    assert_ne!(wide.0, narrow.0);
-    assert_eq!(wide.1, 2 * narrow.1);
-    assert_eq!(narrow, described(KvType::Fp8E4m3));
+    let (wide, quantized) = (described(KvType::Bf16), described(KvType::Fp8E4m3));
+    assert_ne!(wide.0, quantized.0);
+    assert_eq!(wide.1, 2 * quantized.1);
+    assert_eq!(quantized, described(KvType::Fp8E4m3));
     let scaled = described(KvType::Int8PerTokenHead);
-    assert!(scaled.0 != wide.0 && scaled.0 != narrow.0);
+    assert!(scaled.0 != wide.0 && scaled.0 != quantized.0);
     // 16 tokens, with four bytes for each key's and each value's scale.
     let checkpoint = Checkpoint::open(&folder("qwen2")).unwrap();
     let heads: usize = checkpoint
@@ -132,7 +132,7 @@ fn the_kv_format_is_part_of_the_fingerprint() {
         .map(|a| a.heads.kv_heads)
         .sum();
     let scales = heads * 2 * 16 * 4;
-    assert_eq!(scaled.1 as usize, narrow.1 as usize + scales);
+    assert_eq!(scaled.1 as usize, quantized.1 as usize + scales);
 }
 
 /// Keys and values of eight bits, in both number formats.

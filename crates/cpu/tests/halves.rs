@@ -107,16 +107,16 @@ fn f16_products_are_right_and_bit_equal_on_every_isa() {
                     (width * columns.next_multiple_of(32) * 2) as u64
                 );
                 let out = multiply(&options, &matrix, columns, &x, rows);
-                let what = format!("{isa} {width} × {columns}, {rows} rows");
+                let label = format!("{isa} {width} × {columns}, {rows} rows");
                 for (found, (expected, most)) in out.iter().zip(&expected) {
                     // Activations lose at most 2^-13, and sums of so many hardly more.
                     let error = (f64::from(*found) - expected).abs();
-                    assert!(error <= 1.3e-4 * most, "{what}: {found} for {expected}");
+                    assert!(error <= 1.3e-4 * most, "{label}: {found} for {expected}");
                 }
                 let first = first.get_or_insert_with(|| out.clone());
                 assert!(
                     same_bits(first, &out),
-                    "{what}: other bits than the best set"
+                    "{label}: other bits than the best set"
                 );
             }
         }
@@ -170,8 +170,8 @@ fn kept_f16_is_16_times_more_exact_than_bf16() {
             .map(|(x, (expected, _))| (f64::from(*x) - expected).powi(2));
         errors.sum::<f64>().sqrt()
     };
-    let (kept, rounded) = (error(true), error(false));
-    assert!(16.0 * kept < rounded, "{kept} and {rounded}");
+    let (exact, rounded) = (error(true), error(false));
+    assert!(16.0 * exact < rounded, "{exact} and {rounded}");
 }
 
 #[test]

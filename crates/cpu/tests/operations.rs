@@ -63,8 +63,8 @@ fn rounded_kv(kv: KvType, values: &[f32]) -> Vec<f64> {
         KvType::F32 => rounded(Precision::F32, values),
         KvType::Bf16 => rounded(Precision::Bf16, values),
         KvType::Fp8E4m3 => {
-            let narrow = values.iter().map(|v| e4m3::from_f32(*v));
-            narrow.map(|bits| f64::from(e4m3::to_f32(bits))).collect()
+            let codes = values.iter().map(|v| e4m3::from_f32(*v));
+            codes.map(|bits| f64::from(e4m3::to_f32(bits))).collect()
         }
         KvType::Int8PerTokenHead => {
             let scale = f64::from(scale_of(values));
@@ -87,13 +87,13 @@ fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
     buffer
 }
 
-fn assert_close(found: &[f32], expected: &[f64], bound: f64, what: &str) {
+fn assert_close(found: &[f32], expected: &[f64], bound: f64, label: &str) {
     assert_eq!(found.len(), expected.len());
     for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
         let error = (f64::from(found) - expected).abs();
         assert!(
             error <= bound * (1.0 + expected.abs()),
-            "{what}: element {i} is {found}, should be {expected}"
+            "{label}: element {i} is {found}, should be {expected}"
         );
     }
 }
@@ -179,8 +179,8 @@ fn products_of_odd_sizes_are_right_on_every_isa() {
         for precision in PRECISIONS {
             for case in cases() {
                 let out = case.run(&options(precision, isa, 2), case.rows, &case.left());
-                let what = format!("{isa} {precision:?} {}×{}", case.width, case.columns);
-                assert_close(&out, &case.expected(precision), 2e-5, &what);
+                let label = format!("{isa} {precision:?} {}×{}", case.width, case.columns);
+                assert_close(&out, &case.expected(precision), 2e-5, &label);
             }
         }
     }
@@ -639,9 +639,9 @@ fn attention_follows_its_formula_on_every_isa() {
                         // the other.
                         _ => 2e-2,
                     };
-                    let what = format!("{isa} {precision:?} {kv:?} {:?}", case.heads);
+                    let label = format!("{isa} {precision:?} {kv:?} {:?}", case.heads);
                     let expected = case.expected(precision, kv, sequence);
-                    assert_close(out, &expected, bound, &what);
+                    assert_close(out, &expected, bound, &label);
                 }
             }
         }
@@ -702,7 +702,7 @@ fn attention_is_bit_equal_on_isas_of_one_arithmetic() {
         for case in sequences() {
             let lengths = case.lengths.iter().enumerate();
             let whole: Vec<_> = lengths.map(|(i, &n)| (i, 0, n)).collect();
-            let mut seen: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
+            let mut outs_by_arithmetic: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
             for isa in available() {
                 let options = CpuOptions {
                     kv,
@@ -710,8 +710,8 @@ fn attention_is_bit_equal_on_isas_of_one_arithmetic() {
                 };
                 let name = CpuOps::new(&options).unwrap().arithmetic();
                 let outs = case.run(&options, std::slice::from_ref(&whole));
-                match seen.iter().find(|(other, _)| *other == name) {
-                    None => seen.push((name, outs)),
+                match outs_by_arithmetic.iter().find(|(other, _)| *other == name) {
+                    None => outs_by_arithmetic.push((name, outs)),
                     Some((_, others)) => {
                         for (a, b) in others.iter().zip(&outs) {
                             assert!(

@@ -125,8 +125,10 @@ impl CodedWeight {
         match self.element {
             QuantizedType::Int8 if is_plain => self.width,
             _ => {
-                let mut known = [128, 64, 32].into_iter();
-                known.find(|each| group.is_multiple_of(*each)).unwrap()
+                let mut group_sizes = [128, 64, 32].into_iter();
+                group_sizes
+                    .find(|each| group.is_multiple_of(*each))
+                    .unwrap()
             }
         }
     }
@@ -173,13 +175,13 @@ fn multiply(
     out.values().to_vec()
 }
 
-fn assert_close(found: &[f32], expected: &[f64], what: &str) {
+fn assert_close(found: &[f32], expected: &[f64], label: &str) {
     assert_eq!(found.len(), expected.len());
     for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
         let error = (f64::from(found) - expected).abs();
         assert!(
             error <= 3e-5 * (1.0 + expected.abs()),
-            "{what}: element {i} is {found}, should be {expected}"
+            "{label}: element {i} is {found}, should be {expected}"
         );
     }
 }
@@ -244,15 +246,15 @@ fn quantised_products_are_right_and_bit_equal_on_every_isa() {
                 let pack = CpuWeightLoader::new(&options);
                 let matrix = pack.matrix(&[weight.stored()], bias.as_deref()).unwrap();
                 let out = multiply(&options, &matrix, weight.columns, &x, rows);
-                let what = format!(
+                let label = format!(
                     "{isa} {kind:?} {} × {} in {}, {rows} rows",
                     weight.width, weight.columns, weight.group
                 );
-                assert_close(&out, &expected, &what);
+                assert_close(&out, &expected, &label);
                 let first = first.get_or_insert_with(|| out.clone());
                 assert!(
                     same_bits(first, &out),
-                    "{what}: other bits than the best set"
+                    "{label}: other bits than the best set"
                 );
             }
         }

@@ -339,13 +339,13 @@ impl CudaAttention {
         // The workspace grows before the first launch: a recorded launch keeps the workspace's
         // address.
         let width = heads.head_dim + STATE_HEADER;
-        let rooms = [
+        let buffers = [
             (&mut self.states, states_count * width * size_of::<f32>()),
             (&mut self.arrivals, arrivals_count * size_of::<u32>()),
         ];
-        for (room, bytes) in rooms {
-            let before = room.memory().at(0);
-            let moved = room.ensure_bytes(stream, bytes)?.at(0) != before;
+        for (buffer, bytes) in buffers {
+            let before = buffer.memory().at(0);
+            let moved = buffer.ensure_bytes(stream, bytes)?.at(0) != before;
             self.reallocations_count += u64::from(moved);
         }
         Ok(())

@@ -48,7 +48,7 @@ pub struct CudaPool {
 #[derive(Debug)]
 pub(crate) struct GrowingMemory {
     memory: DeviceMemory,
-    what: &'static str,
+    purpose: &'static str,
     initial: MemoryContents,
 }
 
@@ -65,17 +65,17 @@ impl GrowingMemory {
     pub(crate) fn new(
         stream: &CudaStream,
         bytes: usize,
-        what: &'static str,
-        begins: MemoryContents,
+        purpose: &'static str,
+        initial: MemoryContents,
     ) -> Result<Self, CudaError> {
-        let memory = DeviceMemory::new(stream.device(), bytes, what)?;
-        if begins == MemoryContents::Zeros {
+        let memory = DeviceMemory::new(stream.device(), bytes, purpose)?;
+        if initial == MemoryContents::Zeros {
             stream.zero(&memory, 0..bytes)?;
         }
         Ok(Self {
             memory,
-            what,
-            initial: begins,
+            purpose,
+            initial,
         })
     }
 
@@ -91,7 +91,7 @@ impl GrowingMemory {
     ) -> Result<&DeviceMemory, CudaError> {
         if bytes > self.memory.bytes() {
             let larger = bytes.next_power_of_two();
-            let larger = Self::new(stream, larger, self.what, self.initial)?;
+            let larger = Self::new(stream, larger, self.purpose, self.initial)?;
             if self.initial == MemoryContents::Preserved {
                 let bytes = self.memory.bytes();
                 stream.copy_within((&self.memory, 0), (&larger.memory, 0), bytes)?;

@@ -188,7 +188,7 @@ impl CublasLt {
         let mut preference = std::ptr::null_mut();
         call!(cublasLtMatmulPreferenceCreate(&raw mut preference))?;
         let most = WORKSPACE_BYTES as u64;
-        let told = call!(cublasLtMatmulPreferenceSetAttribute(
+        let limit_set = call!(cublasLtMatmulPreferenceSetAttribute(
             preference,
             lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             (&raw const most).cast(),
@@ -198,7 +198,7 @@ impl CublasLt {
         // reads the algorithm alone and never the whole struct.
         let mut found = MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
         let mut count = 0;
-        let asked = told.and_then(|()| {
+        let queried = limit_set.and_then(|()| {
             call!(cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 operation.0,
@@ -214,7 +214,7 @@ impl CublasLt {
         });
         // The preference is destroyed before an error returns, so that none leaks.
         let _ = call!(cublasLtMatmulPreferenceDestroy(preference));
-        asked?;
+        queried?;
         if count == 0 {
             return Err(CudaError::NoKernels(format!(
                 "cublasLt has no algorithm for {rows} rows times ({columns}, {width}); leave --gpu-matmul fast out"

@@ -24,9 +24,11 @@ pub enum CudaError {
         needed: i32,
     },
     /// A user chooses another GPU.
-    #[error("no GPU number {wanted}: the driver sees {count} (CUDA_VISIBLE_DEVICES may hide some)")]
+    #[error(
+        "no GPU number {ordinal}: the driver sees {count} (CUDA_VISIBLE_DEVICES may hide some)"
+    )]
     NoDevice {
-        wanted: u32,
+        ordinal: u32,
         /// The number of GPUs that the driver sees.
         count: u32,
     },
@@ -42,13 +44,13 @@ pub enum CudaError {
     NoKernels(String),
     /// A user asks for less memory or takes a larger GPU.
     #[error(
-        "out of GPU memory: {wanted} bytes for {what}, {free} of {total} bytes are free; ask for less \
+        "out of GPU memory: {requested} bytes for {purpose}, {free} of {total} bytes are free; ask for less \
          (--kv-cache, --gpu-memory-utilization, --max-num-batched-tokens), or stop what else runs there"
     )]
     OutOfMemory {
-        wanted: usize,
+        requested: usize,
         /// The purpose, as the message names it.
-        what: &'static str,
+        purpose: &'static str,
         /// Bytes that are free.
         free: usize,
         /// Bytes that the device has.
@@ -73,10 +75,10 @@ pub enum CudaError {
     },
     /// A user frees host memory.
     #[error(
-        "the system lends no {wanted} bytes of memory that the GPU can copy from: free some of the host's \
+        "the system lends no {requested} bytes of memory that the GPU can copy from: free some of the host's \
          memory, or raise the limit of locked memory (ulimit -l)"
     )]
-    NoPinnedMemory { wanted: usize },
+    NoPinnedMemory { requested: usize },
     /// A call of the driver or of a library failed, or reported the failure of earlier work. After
     /// a failed launch this process cannot use the GPU any more.
     #[error("{call} failed: {name}: {text}{}", advice(.name, *.is_device_lost))]

@@ -537,13 +537,13 @@ fn run_under_sanitizer(variant: SanitizerVariant) {
     let name = "every_kernel::every_kernel_runs_on_small_sizes";
     let output = command.args(["--exact", name, "--nocapture"]).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let found = String::from_utf8_lossy(&output.stderr);
     let code = output.status.code();
-    assert_ne!(code, Some(SANITIZER_EXIT), "{said}\n{found}");
-    assert_eq!(code, Some(0), "{said}\n{found}");
+    assert_ne!(code, Some(SANITIZER_EXIT), "{stdout}\n{found}");
+    assert_eq!(code, Some(0), "{stdout}\n{found}");
     let all = format!("{} kernels ran", TABLE.len());
-    assert!(said.contains(&all), "{said}\n{found}");
+    assert!(stdout.contains(&all), "{stdout}\n{found}");
 }
 
 #[test]

@@ -107,19 +107,18 @@ fn cached_or_compiled(
         ));
     }
     let options = options(device);
-    let place =
-        cache_folder().map(|folder| folder.join(format!("{}.cubin", key(source, &options))));
-    if let Some(place) = &place
-        && let Some(module) = cached(device, place)?
+    let path = cache_folder().map(|folder| folder.join(format!("{}.cubin", key(source, &options))));
+    if let Some(path) = &path
+        && let Some(module) = cached(device, path)?
     {
         return Ok(module);
     }
     tracing::info!("compiling {file} for {}", device.facts().name);
     let code = compile(file, source, &options)?;
-    if let Some(place) = place {
+    if let Some(path) = path {
         // Without the cached file the next start compiles again, so this is no error.
-        if let Err(error) = write_cached(&place, &code) {
-            tracing::debug!("cannot keep {}: {error}", place.display());
+        if let Err(error) = write_cached(&path, &code) {
+            tracing::debug!("cannot keep {}: {error}", path.display());
         }
     }
     CudaModule::load(device, &code)
@@ -141,8 +140,8 @@ const UNLOADABLE_CODE_ERRORS: [&str; 4] = [
 ///
 /// # Errors
 /// If the device fails.
-fn cached(device: &Arc<CudaDevice>, place: &Path) -> Result<Option<Arc<CudaModule>>, CudaError> {
-    let Some(sealed) = read_cached(place) else {
+fn cached(device: &Arc<CudaDevice>, path: &Path) -> Result<Option<Arc<CudaModule>>, CudaError> {
+    let Some(sealed) = read_cached(path) else {
         return Ok(None);
     };
     let problem = match verified_code(&sealed).map(|code| CudaModule::load(device, code)) {
@@ -154,20 +153,20 @@ fn cached(device: &Arc<CudaDevice>, place: &Path) -> Result<Option<Arc<CudaModul
         Some(loaded) => return loaded.map(Some),
         None => "its checksum is wrong".to_owned(),
     };
-    let file = place.display();
+    let file = path.display();
     tracing::warn!(%file, problem, "compiled kernels in the cache cannot be used; they are compiled again");
-    if let Err(error) = fs::remove_file(place) {
+    if let Err(error) = fs::remove_file(path) {
         tracing::debug!(%file, %error, "cannot delete the file");
     }
     Ok(None)
 }
 
 /// Reads a file of the cache; `None` if it does not exist or cannot be read.
-fn read_cached(place: &Path) -> Option<Vec<u8>> {
-    let read = cleave_files::read(place, IMAGE_BYTES_MAX);
+fn read_cached(path: &Path) -> Option<Vec<u8>> {
+    let read = cleave_files::read(path, IMAGE_BYTES_MAX);
     let missing = std::io::ErrorKind::NotFound;
     if let Some(error) = read.as_ref().err().filter(|error| error.kind() != missing) {
-        let file = place.display();
+        let file = path.display();
         tracing::warn!(%file, %error, "compiled kernels in the cache cannot be read; they are compiled again");
     }
     read.ok()
@@ -233,12 +232,12 @@ fn cache_folder() -> Option<PathBuf> {
 }
 
 /// Writes a file as a whole, and deletes the oldest ones beyond the limit.
-fn write_cached(place: &Path, code: &[u8]) -> std::io::Result<()> {
-    let folder = place.parent().expect("a file in the cache's folder");
+fn write_cached(path: &Path, code: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().expect("a file in the cache's folder");
     fs::create_dir_all(folder)?;
-    let unfinished = place.with_extension(format!("{}.new", std::process::id()));
+    let unfinished = path.with_extension(format!("{}.new", std::process::id()));
     fs::write(&unfinished, with_checksum(code))?;
-    fs::rename(&unfinished, place)?;
+    fs::rename(&unfinished, path)?;
     let mut files: Vec<_> = fs::read_dir(folder)?
         .flatten()
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
@@ -382,11 +381,11 @@ mod tests {
             return;
         };
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let place = folder.path().join("code.cubin");
+        let path = folder.path().join("code.cubin");
         for file in [b"damaged".to_vec(), with_checksum(b"no code of any driver")] {
-            fs::write(&place, file).expect("a file can be written");
-            assert!(cached(&device, &place).expect("a device").is_none());
-            assert!(!place.exists());
+            fs::write(&path, file).expect("a file can be written");
+            assert!(cached(&device, &path).expect("a device").is_none());
+            assert!(!path.exists());
         }
     }
 
@@ -399,10 +398,10 @@ mod tests {
         let mode = Mode::RUSR | Mode::WUSR;
         mknodat(CWD, &fifo, FileType::Fifo, mode, 0).expect("a FIFO");
         std::os::unix::fs::symlink("/dev/zero", &device).expect("a link");
-        for place in [fifo, device] {
-            assert_eq!(read_cached(&place), None);
-            write_cached(&place, b"code").expect("the file is replaced");
-            let file = read_cached(&place).expect("a file");
+        for path in [fifo, device] {
+            assert_eq!(read_cached(&path), None);
+            write_cached(&path, b"code").expect("the file is replaced");
+            let file = read_cached(&path).expect("a file");
             assert_eq!(verified_code(&file), Some(b"code".as_slice()));
         }
     }

@@ -124,7 +124,7 @@ impl CudaMatmul {
             priority: _,
             share: _,
         } = *options;
-        let (mut tiled, mut narrow) = (Vec::new(), Vec::new());
+        let (mut tiled, mut quantized) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
             for (name, rows_max, tile, merges) in TILED {
                 tiled.push(TiledKernel {
@@ -144,7 +144,7 @@ impl CudaMatmul {
                         merges_spans: merges,
                     });
                 }
-                narrow.push((format, tiled));
+                quantized.push((format, tiled));
             }
         }
         let mut has_wgmma = false;
@@ -159,7 +159,7 @@ impl CudaMatmul {
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,
-            quantized: narrow,
+            quantized,
             has_wgmma,
             library: match (products, precision) {
                 (MatmulMode::Fast, Precision::Bf16) => Some(CublasLt::new(stream)?),
@@ -300,8 +300,8 @@ impl CudaMatmul {
         if let Some((_, at)) = self.counts.iter().find(|(count, _)| *count == rows) {
             return Ok(*at);
         }
-        let place = StepMessage::RowsCount(self.counts.len());
-        let at = messages.send(stream, place, &[rows as u32])?;
+        let message = StepMessage::RowsCount(self.counts.len());
+        let at = messages.send(stream, message, &[rows as u32])?;
         self.counts.push((rows, at));
         Ok(at)
     }
@@ -309,10 +309,10 @@ impl CudaMatmul {
 
 /// Returns the kernels of a format.
 fn kernels_of_format(
-    narrow: &[(QuantizedFormat, Vec<TiledKernel>)],
+    kernels: &[(QuantizedFormat, Vec<TiledKernel>)],
     format: QuantizedFormat,
 ) -> &[TiledKernel] {
-    let found = narrow.iter().find(|(of, _)| *of == format);
+    let found = kernels.iter().find(|(of, _)| *of == format);
     &found
         .expect("quantised weights are packed for bf16 alone")
         .1
@@ -320,8 +320,8 @@ fn kernels_of_format(
 
 /// Returns the addresses of the columns' and of the groups' scales, and the base-2 logarithm of the
 /// group's size.
-fn scales_of(narrow: Option<&QuantizedParts>) -> (u64, u64, u32) {
-    match narrow {
+fn scales_of(quantized: Option<&QuantizedParts>) -> (u64, u64, u32) {
+    match quantized {
         None => (0, 0, 0),
         Some(parts) => match parts.group {
             None => (parts.scales.address(), 0, 0),

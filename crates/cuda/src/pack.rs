@@ -182,39 +182,39 @@ impl CudaWeightLoader {
     fn packed(
         &self,
         stack: &[StoredMatrix],
-        narrow: QuantizedStack,
+        quantized: QuantizedStack,
     ) -> Result<(WeightPart, QuantizedParts), EngineError> {
-        let codes = self.allocate(narrow.weight_bytes())?;
+        let codes = self.allocate(quantized.weight_bytes())?;
         let mut offset = 0;
         for matrix in stack {
             let StoredMatrix::Quantized(tensor) = matrix else {
                 continue;
             };
             let tensor = Arc::clone(tensor);
-            let bytes = tensor.rows() * narrow.row_bytes();
+            let bytes = tensor.rows() * quantized.row_bytes();
             self.queue_upload(
                 UploadSource::Packed(RowPacking {
                     tensor,
-                    stack: narrow,
+                    stack: quantized,
                 }),
                 &codes,
                 offset,
             )?;
             offset += bytes;
         }
-        let scales = self.allocate(narrow.scales_count() * size_of::<u32>())?;
-        self.queue_upload(UploadSource::Words(narrow.scales(stack)), &scales, 0)?;
+        let scales = self.allocate(quantized.scales_count() * size_of::<u32>())?;
+        self.queue_upload(UploadSource::Words(quantized.scales(stack)), &scales, 0)?;
         let parts = QuantizedParts {
-            format: narrow.format,
+            format: quantized.format,
             scales,
-            group: narrow.group,
+            group: quantized.group,
         };
         Ok((codes, parts))
     }
 
     fn note_widened(&self, stack: &[StoredMatrix], reason: String) {
-        let narrow = |matrix: &&StoredMatrix| matches!(matrix, StoredMatrix::Quantized(_));
-        let Some(first) = stack.iter().find(narrow) else {
+        let is_quantized = |matrix: &&StoredMatrix| matches!(matrix, StoredMatrix::Quantized(_));
+        let Some(first) = stack.iter().find(is_quantized) else {
             return;
         };
         let mut widened = self.widened.lock();
@@ -244,7 +244,7 @@ impl CudaWeightLoader {
     /// Loads tensors one after the other. A single tensor that was loaded already is not copied
     /// again.
     fn stacked(&self, stack: &[StoredMatrix]) -> Result<WeightPart, EngineError> {
-        let place = |tensor: &StoredTensor| {
+        let source_range = |tensor: &StoredTensor| {
             let bytes = tensor.bytes();
             (bytes.as_ptr() as usize, bytes.len())
         };
@@ -252,7 +252,7 @@ impl CudaWeightLoader {
             let arena = self.arena.lock();
             let there = arena
                 .as_ref()
-                .and_then(|arena| arena.loaded.get(&place(tensor)));
+                .and_then(|arena| arena.loaded.get(&source_range(tensor)));
             if let Some((_, part)) = there {
                 return Ok(part.clone());
             }
@@ -272,8 +272,8 @@ impl CudaWeightLoader {
         if let [StoredMatrix::Dense(tensor)] = stack {
             let mut arena = self.arena.lock();
             let arena = arena.as_mut().expect("room was taken from it");
-            let kept = (tensor.clone(), part.clone());
-            arena.loaded.insert(place(tensor), kept);
+            let loaded = (tensor.clone(), part.clone());
+            arena.loaded.insert(source_range(tensor), loaded);
         }
         Ok(part)
     }
@@ -292,16 +292,16 @@ impl WeightLoader for CudaWeightLoader {
     fn reserve(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let LoadPlan {
             matrix_elements,
-            quantized: narrow,
+            quantized,
             vector_elements,
             tensors_count,
         } = plan;
         let bytes = *matrix_elements as usize * self.precision.element_bytes()
-            + narrow.iter().map(|stack| self.matrix_bytes(stack) as usize).sum::<usize>()
+            + quantized.iter().map(|stack| self.matrix_bytes(stack) as usize).sum::<usize>()
             + *vector_elements as usize * size_of::<f32>()
             // Codes and scales of a quantised matrix are two parts, and each part may lose bytes to
             // alignment.
-            + (tensors_count + narrow.len()) * ALIGNMENT;
+            + (tensors_count + quantized.len()) * ALIGNMENT;
         let memory = DeviceMemory::new(&self.device, bytes, "weights")?;
         let mut arena = self.arena.lock();
         *arena = Some(WeightArena {
@@ -314,7 +314,7 @@ impl WeightLoader for CudaWeightLoader {
 
     fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
         let bytes = match self.quantized_stack(stack) {
-            Ok(narrow) => narrow.weight_bytes() + narrow.scales_count() * size_of::<u32>(),
+            Ok(quantized) => quantized.weight_bytes() + quantized.scales_count() * size_of::<u32>(),
             Err(_) => self.dense_bytes(stack),
         };
         bytes as u64
@@ -340,9 +340,9 @@ impl WeightLoader for CudaWeightLoader {
             stack.iter().all(|tensor| tensor.columns() == width),
             "a stack of different widths"
         );
-        let (weight, narrow) = match self.quantized_stack(stack) {
-            Ok(narrow) => {
-                let (codes, parts) = self.packed(stack, narrow)?;
+        let (weight, quantized) = match self.quantized_stack(stack) {
+            Ok(quantized) => {
+                let (codes, parts) = self.packed(stack, quantized)?;
                 (codes, Some(parts))
             }
             Err(reason) => {
@@ -355,7 +355,7 @@ impl WeightLoader for CudaWeightLoader {
             bias: bias.map(|bias| self.floats(bias)).transpose()?,
             columns: stack.iter().map(StoredMatrix::rows).sum(),
             width,
-            quantized: narrow,
+            quantized,
         })
     }
 

@@ -174,11 +174,11 @@ fn tiles(
         let first_position = position + rows.start / group;
         let last_position = position + (rows.end - 1) / group;
         // The tile's first row sees the farthest back: spans before its window are left out.
-        let first_seen = window.map_or(0, |window| (first_position + 1).saturating_sub(window));
+        let first_visible = window.map_or(0, |window| (first_position + 1).saturating_sub(window));
         AttentionTile {
             segment: index,
             rows,
-            spans: first_seen / SPAN_KEYS..last_position / SPAN_KEYS + 1,
+            spans: first_visible / SPAN_KEYS..last_position / SPAN_KEYS + 1,
             is_decode,
         }
     })
@@ -220,7 +220,7 @@ mod tests {
             let shape = AttentionPlanShape { group, kv_heads, window, blocks_count, has_prefill };
             let plan = CudaAttentionPlan::new(&batch, &shape);
             prop_assert!(has_prefill || plan.prefill.is_empty());
-            let mut seen: BTreeMap<(u32, usize, usize), usize> = BTreeMap::new();
+            let mut counts: BTreeMap<(u32, usize, usize), usize> = BTreeMap::new();
             let mut states: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
             for (items, each) in [(&plan.decode, DECODE_ROWS), (&plan.prefill, PREFILL_ROWS)] {
                 for item in items {
@@ -228,12 +228,12 @@ mod tests {
                     let first = item.row as usize;
                     for row in first..(first + each).min(rows * group) {
                         for span in item.span_first..item.span_end {
-                            *seen.entry((item.segment, row, span as usize)).or_default() += 1;
+                            *counts.entry((item.segment, row, span as usize)).or_default() += 1;
                         }
                         let at = position + row / group;
                         let least = window.map_or(0, |window| (at + 1).saturating_sub(window));
                         for span in least / SPAN_KEYS..=at / SPAN_KEYS {
-                            seen.entry((item.segment, row, span)).or_default();
+                            counts.entry((item.segment, row, span)).or_default();
                         }
                     }
                     if item.parts > 1 {
@@ -244,9 +244,9 @@ mod tests {
                     }
                 }
             }
-            prop_assert!(seen.values().all(|count| *count == 1));
+            prop_assert!(counts.values().all(|count| *count == 1));
             let rows: usize = segments.iter().map(|(_, rows)| rows * group).sum();
-            let found: std::collections::BTreeSet<_> = seen.keys().map(|(s, r, _)| (s, r)).collect();
+            let found: std::collections::BTreeSet<_> = counts.keys().map(|(s, r, _)| (s, r)).collect();
             prop_assert_eq!(found.len(), rows);
         }
     }

@@ -232,8 +232,8 @@ impl CudaSampling {
     /// error.
     pub(crate) fn is_copy_done(&self, stream: &CudaStream) -> bool {
         let oldest = &self.returns[self.oldest].done;
-        let asked = stream.bind().and_then(|()| oldest.is_reached());
-        asked.unwrap_or(true)
+        let is_reached = stream.bind().and_then(|()| oldest.is_reached());
+        is_reached.unwrap_or(true)
     }
 }
 
@@ -255,7 +255,7 @@ fn device_rules(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
     let rules = rules.iter().map(|rule| {
         let DrawRule {
             random_bits: bits,
-            inverse_temperature: heat,
+            inverse_temperature,
             top_k,
             top_p,
             min_p,
@@ -266,7 +266,7 @@ fn device_rules(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
         DeviceRule {
             bits: *bits,
             top_p: *top_p,
-            inverse_temperature: *heat,
+            inverse_temperature: *inverse_temperature,
             min_p: *min_p,
             top_k: *top_k,
             edits_first: first as u32,

@@ -28,16 +28,16 @@ fn bench() -> Option<KernelBench> {
 }
 
 /// Checks the f32 number that a kernel made of each code.
-fn check_codes(way: &str, got: &[f32], knows_nan: bool) {
+fn check_codes(label: &str, got: &[f32], knows_nan: bool) {
     for (code, got) in got.iter().enumerate() {
         let want = e4m3::to_f32(code as u8);
         if want.is_nan() {
             assert!(
                 got.is_nan() || !knows_nan,
-                "{way}: code {code:#04x} is {got}"
+                "{label}: code {code:#04x} is {got}"
             )
         } else {
-            assert_eq!(*got, want, "{way}: code {code:#04x}")
+            assert_eq!(*got, want, "{label}: code {code:#04x}")
         }
     }
 }

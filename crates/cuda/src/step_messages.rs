@@ -100,25 +100,25 @@ impl StepMessages {
     pub(crate) fn send<T: Copy>(
         &mut self,
         stream: &CudaStream,
-        place: StepMessage,
+        message: StepMessage,
         values: &[T],
     ) -> Result<u64, CudaError> {
         let bytes = size_of_val(values);
-        let room = match self.buffers.entry(place) {
-            std::collections::btree_map::Entry::Occupied(room) => room.into_mut(),
+        let buffer = match self.buffers.entry(message) {
+            std::collections::btree_map::Entry::Occupied(buffer) => buffer.into_mut(),
             std::collections::btree_map::Entry::Vacant(none) => {
                 self.reallocations_count += 1;
-                let room = GrowingMemory::new(
+                let buffer = GrowingMemory::new(
                     stream,
                     PLACE_BYTES,
                     "a step's messages",
                     MemoryContents::Undefined,
                 )?;
-                none.insert(room)
+                none.insert(buffer)
             }
         };
-        let before = room.memory().at(0);
-        let to = room.ensure_bytes(stream, bytes)?;
+        let before = buffer.memory().at(0);
+        let to = buffer.ensure_bytes(stream, bytes)?;
         self.reallocations_count += u64::from(to.at(0) != before);
         let half = &mut self.halves[self.current];
         if self.used + bytes > half.memory.bytes() {

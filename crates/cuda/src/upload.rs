@@ -225,10 +225,7 @@ impl UploadSource {
             Self::Tensor(tensor, precision) => {
                 (tensor.rows() * tensor.columns(), precision.element_bytes())
             }
-            Self::Packed(RowPacking {
-                tensor,
-                stack: narrow,
-            }) => (tensor.rows(), narrow.row_bytes()),
+            Self::Packed(RowPacking { tensor, stack }) => (tensor.rows(), stack.row_bytes()),
             Self::Widened(tensor, precision) => {
                 (tensor.rows(), tensor.columns() * precision.element_bytes())
             }
@@ -243,12 +240,9 @@ impl UploadSource {
                     *bytes = word.to_le_bytes();
                 }
             }
-            Self::Packed(RowPacking {
-                tensor,
-                stack: narrow,
-            }) => {
-                for (row, out) in units.zip(out.chunks_exact_mut(narrow.row_bytes().max(1))) {
-                    narrow.pack_row(tensor, row, out);
+            Self::Packed(RowPacking { tensor, stack }) => {
+                for (row, out) in units.zip(out.chunks_exact_mut(stack.row_bytes().max(1))) {
+                    stack.pack_row(tensor, row, out);
                 }
             }
             Self::Widened(tensor, precision) => {

@@ -71,14 +71,14 @@ impl TestPool {
     }
 
     fn read(&self, spans: &[BlockSpan]) -> (Vec<Vec<u8>>, Vec<u64>) {
-        let mut rooms: Vec<Vec<u8>> = spans.iter().map(|span| vec![0; span.len]).collect();
+        let mut buffers: Vec<Vec<u8>> = spans.iter().map(|span| vec![0; span.len]).collect();
         let mut parts: Vec<(BlockSpan, &mut [u8])> = spans
             .iter()
-            .zip(&mut rooms)
-            .map(|(span, room)| (*span, room.as_mut_slice()))
+            .zip(&mut buffers)
+            .map(|(span, buffer)| (*span, buffer.as_mut_slice()))
             .collect();
         let sums = self.blocks.read(&mut parts).unwrap();
-        (rooms, sums)
+        (buffers, sums)
     }
 }
 
@@ -123,11 +123,11 @@ fn reads_return_the_pools_bytes_and_checksums() {
         };
         let contents = pool.fill(layers as u64);
         let spans = spans(pool.shape.block_bytes());
-        let (rooms, sums) = pool.read(&spans);
+        let (buffers, sums) = pool.read(&spans);
         let again = pool.blocks.checksums(&spans).unwrap();
         for (i, BlockSpan { block, offset, len }) in spans.iter().enumerate() {
             let expected = &contents[block.0 as usize][*offset..offset + len];
-            assert!(rooms[i] == expected, "{:?} of {layers} layers", spans[i]);
+            assert!(buffers[i] == expected, "{:?} of {layers} layers", spans[i]);
             let sum = xxhash_rust::xxh3::xxh3_64(expected);
             assert_eq!((sums[i], again[i]), (sum, sum), "{:?}", spans[i]);
         }
@@ -180,11 +180,11 @@ fn blocks_longer_than_staging_memory_are_copied_whole() {
     assert!(pool.shape.block_bytes() > 10 << 20);
     let contents = pool.fill(5);
     let bytes = pool.shape.block_bytes();
-    let (rooms, sums) = pool.read(&[span(2, 0, bytes), span(0, 0, bytes)]);
-    assert!(rooms[0] == contents[2] && rooms[1] == contents[0]);
+    let (buffers, sums) = pool.read(&[span(2, 0, bytes), span(0, 0, bytes)]);
+    assert!(buffers[0] == contents[2] && buffers[1] == contents[0]);
     assert_eq!(sums[0], xxhash_rust::xxh3::xxh3_64(&contents[2]));
     pool.blocks
-        .write(&[(span(1, 0, bytes), &rooms[0])])
+        .write(&[(span(1, 0, bytes), &buffers[0])])
         .unwrap();
     assert!(pool.content(1) == contents[2]);
 }
@@ -287,8 +287,8 @@ fn a_child_process_writes_into_its_parents_pool() {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name]).env(HANDLE, handle);
     let output = command.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{told}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stdout}");
     let expected = noise(7 + 3, pool.shape.block_bytes());
     assert!(pool.content(1) == expected, "the child's block");
     assert!(pool.content(0) == before[0]);

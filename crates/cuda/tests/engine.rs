@@ -39,14 +39,16 @@ fn build(
     limits: EngineLimits,
     options: CudaOptions,
 ) -> Result<Box<dyn Engine>, String> {
-    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let to_text = |error: &dyn std::fmt::Display| error.to_string();
     let device = harness::device().expect("asked for only where there is one");
-    let checkpoint = Checkpoint::open(dir).map_err(|error| told(&error))?;
-    let pack = CudaWeightLoader::new(&device, options.precision).map_err(|error| told(&error))?;
+    let checkpoint = Checkpoint::open(dir).map_err(|error| to_text(&error))?;
+    let pack =
+        CudaWeightLoader::new(&device, options.precision).map_err(|error| to_text(&error))?;
     let weights =
-        Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
-    let ops = CudaOps::new(&device, &options).map_err(|error| told(&error))?;
-    let engine = ModelEngine::new(ops, Arc::new(weights), limits).map_err(|error| told(&error))?;
+        Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| to_text(&error))?;
+    let ops = CudaOps::new(&device, &options).map_err(|error| to_text(&error))?;
+    let engine =
+        ModelEngine::new(ops, Arc::new(weights), limits).map_err(|error| to_text(&error))?;
     Ok(Box::new(engine))
 }
 
@@ -158,10 +160,10 @@ fn answers_of_tensor_cores(shape: &str) {
     let folder = tempfile::tempdir().unwrap();
     synth(shape, folder.path(), 7, &mut |_| {}).unwrap();
     write_prompts(folder.path());
-    let ours = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
-    conformance::agreement(folder.path(), [&ours, &processor], 0.03).unwrap();
-    conformance::path_independence(folder.path(), &ours).unwrap();
-    conformance::overlap(folder.path(), &ours, 1, 30).unwrap();
+    let build_cuda = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
+    conformance::agreement(folder.path(), [&build_cuda, &processor], 0.03).unwrap();
+    conformance::path_independence(folder.path(), &build_cuda).unwrap();
+    conformance::overlap(folder.path(), &build_cuda, 1, 30).unwrap();
 }
 
 /// Writes a file of goldens that contains prompts alone.
@@ -180,21 +182,21 @@ fn quantised_weights_with_fp8_kv_are_path_independent() {
     if harness::device().is_none() {
         return;
     }
-    let (dense, narrow) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (dense, quantized) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     synth("tiny-llama-64", dense.path(), 7, &mut |_| {}).unwrap();
     let quantizing = QuantizeOptions {
         layout: QuantizedLayout::Awq,
         group: 128,
     };
-    quantize(dense.path(), narrow.path(), quantizing, &mut |_| {}).unwrap();
-    write_prompts(narrow.path());
+    quantize(dense.path(), quantized.path(), quantizing, &mut |_| {}).unwrap();
+    write_prompts(quantized.path());
     let options = CudaOptions {
         kv: KvType::Fp8E4m3,
         ..CudaOptions::new(Precision::Bf16)
     };
     let build = |dir: &Path, limits| build(dir, limits, options);
-    conformance::path_independence(narrow.path(), &build).unwrap();
-    conformance::overlap(narrow.path(), &build, 1, 30).unwrap();
+    conformance::path_independence(quantized.path(), &build).unwrap();
+    conformance::overlap(quantized.path(), &build, 1, 30).unwrap();
 }
 
 fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {

@@ -54,9 +54,9 @@ pub(crate) fn has_stand_in_settings(test: &str, settings: &[(&str, &str)]) -> bo
         .envs(settings.iter().copied())
         .output()
         .expect("a test program starts again");
-    let told = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let err = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}{err}");
-    assert!(told.contains("1 passed"), "{told}{err}");
+    assert!(output.status.success(), "{stdout}{err}");
+    assert!(stdout.contains("1 passed"), "{stdout}{err}");
     false
 }

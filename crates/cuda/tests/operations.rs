@@ -136,20 +136,20 @@ fn tolerance(precision: Precision) -> f32 {
 }
 
 #[track_caller]
-fn assert_same(what: &str, precision: Precision, got: &[f32], want: &[f32]) {
-    let what = format!("{what}, {}", precision.name());
-    assert_near(&what, tolerance(precision), got, want);
+fn assert_same(label: &str, precision: Precision, got: &[f32], want: &[f32]) {
+    let label = format!("{label}, {}", precision.name());
+    assert_near(&label, tolerance(precision), got, want);
 }
 
 #[track_caller]
-fn assert_near(what: &str, tolerance: f32, got: &[f32], want: &[f32]) {
-    assert_eq!(got.len(), want.len(), "{what}");
+fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{label}");
     let scale = want.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got - want).abs() / scale;
         assert!(
             error <= tolerance,
-            "{what}: element {at} is {got}, not {want}"
+            "{label}: element {at} is {got}, not {want}"
         );
     }
 }
@@ -364,10 +364,10 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             }
         }
         let mut bytes = vec![0; shape.block_bytes()];
-        let place = tables[0][0];
-        self.ops.read_block(&pool, place, 0, &mut bytes).unwrap();
+        let block = tables[0][0];
+        self.ops.read_block(&pool, block, 0, &mut bytes).unwrap();
         let spare = BlockIndex(shape.blocks_count as u32 - 1);
-        self.ops.copy_block(&mut pool, place, spare).unwrap();
+        self.ops.copy_block(&mut pool, block, spare).unwrap();
         let mut copied = vec![0; shape.block_bytes()];
         self.ops.read_block(&pool, spare, 0, &mut copied).unwrap();
         assert_eq!(copied, bytes, "a copied block");
@@ -508,9 +508,9 @@ fn matrix_products_match_the_cpu() {
         ]);
         for (rows, width, columns) in shapes {
             for bias in [false, true] {
-                let what = format!("({rows}, {width}, {columns}), bias {bias}");
+                let label = format!("({rows}, {width}, {columns}), bias {bias}");
                 assert_same(
-                    &what,
+                    &label,
                     precision,
                     &gpu.matmul(rows, width, columns, bias),
                     &cpu.matmul(rows, width, columns, bias),
@@ -529,7 +529,7 @@ struct QuantisedCase {
     /// Rows, width and columns of the product.
     shape: (usize, usize, usize),
     /// Whether a kernel takes this format and shape.
-    is_kept_quantized: bool,
+    has_kernel: bool,
 }
 
 impl QuantisedCase {
@@ -555,7 +555,7 @@ impl QuantisedCase {
                 .map(|x| half::f16::from_f32(0.01 + x.abs() / 50.0).to_f32())
                 .collect();
             // No kernel takes int8 with zero points.
-            let zero_max = match (self.element, self.is_kept_quantized) {
+            let zero_max = match (self.element, self.has_kernel) {
                 (QuantizedType::Int8, true) => 0,
                 _ => 15,
             };
@@ -581,7 +581,7 @@ fn quantised(element: QuantizedType, group: usize, shape: (usize, usize, usize))
         element,
         group,
         shape,
-        is_kept_quantized: true,
+        has_kernel: true,
     }
 }
 
@@ -591,7 +591,7 @@ fn quantised(element: QuantizedType, group: usize, shape: (usize, usize, usize))
 fn quantised_matrix_products_match_the_cpu() {
     use QuantizedType::{E4m3, Int4, Int8};
     let widened = |of: QuantisedCase| QuantisedCase {
-        is_kept_quantized: false,
+        has_kernel: false,
         ..of
     };
     let cases = [
@@ -626,13 +626,13 @@ fn quantised_matrix_products_match_the_cpu() {
         for bias in [None, Some(numbers(9, columns))] {
             let matrix = gpu.pack.matrix(&stack, bias.as_deref()).unwrap();
             gpu.pack.finish().unwrap();
-            assert_eq!(matrix.is_quantized(), case.is_kept_quantized, "{case:?}");
+            assert_eq!(matrix.is_quantized(), case.has_kernel, "{case:?}");
             let got = gpu.product(&matrix, rows, width, columns);
             let matrix = cpu.pack.matrix(&stack, bias.as_deref()).unwrap();
             let want = cpu.product(&matrix, rows, width, columns);
             let (got_logits, want_logits) = (&got[got.len() / 2..], &want[want.len() / 2..]);
             assert_same(&format!("{case:?}"), Precision::Bf16, &got, &want);
-            if case.is_kept_quantized {
+            if case.has_kernel {
                 // Only sums are rounded: codes, f16 scales and these rows are exact.
                 assert_near(
                     &format!("logits of {case:?}"),
@@ -755,14 +755,14 @@ fn attention_matches_the_cpu() {
                 KvType::Fp8E4m3 => (3e-2, 0.13),
                 KvType::Int8PerTokenHead => unreachable!("a GPU has none"),
             };
-            let what = format!("case {number}, {}", kv.name());
-            assert_near(&what, answers, &got[0], &want[0]);
-            assert_near(&format!("block of {what}"), keys, &got[1], &want[1]);
+            let label = format!("case {number}, {}", kv.name());
+            assert_near(&label, answers, &got[0], &want[0]);
+            assert_near(&format!("block of {label}"), keys, &got[1], &want[1]);
             // Values are stored without rotation.
             let heads = case.heads;
             let each = heads.kv_heads * case.block_tokens * heads.head_dim;
             if kv == KvType::Fp8E4m3 {
-                assert_eq!(got[1][each..2 * each], want[1][each..2 * each], "{what}");
+                assert_eq!(got[1][each..2 * each], want[1][each..2 * each], "{label}");
             }
         }
     }
@@ -790,8 +790,8 @@ fn heads_of_256_run_with_99_kib_of_shared_memory() {
             let mut gpu = cuda(Precision::Bf16, kv).expect("a stand-in");
             assert_eq!(gpu.ops.hardware().facts().shared_bytes_max, 99 << 10);
             let (got, want) = (gpu.attention(case), cpu(kv).attention(case));
-            let what = format!("case {number}, {}", kv.name());
-            assert_near(&what, 3e-2, &got[0], &want[0]);
+            let label = format!("case {number}, {}", kv.name());
+            assert_near(&label, 3e-2, &got[0], &want[0]);
         }
     }
 }
@@ -855,8 +855,8 @@ fn recorded_decode_steps_fill_the_device() {
                 stand_in.calls_count("block"),
                 stand_in.calls_count("graph_launch"),
             );
-            let wanted = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
-            if gpu.ops.begin(&batch, wanted).unwrap() == PassMode::Execute {
+            let purpose = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
+            if gpu.ops.begin(&batch, purpose).unwrap() == PassMode::Execute {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,

@@ -73,16 +73,16 @@ fn folder() -> &'static Path {
 
 /// Opens the GPU, loads weights, and builds an engine.
 fn build() -> Result<ModelEngine<CudaOps>, String> {
-    let told = |error: &dyn std::fmt::Display| error.to_string();
-    let device = CudaDevice::open(0).map_err(|error| told(&error))?;
-    let checkpoint = Checkpoint::open(folder()).map_err(|error| told(&error))?;
-    let pack = CudaWeightLoader::new(&device, Precision::Bf16).map_err(|error| told(&error))?;
+    let to_text = |error: &dyn std::fmt::Display| error.to_string();
+    let device = CudaDevice::open(0).map_err(|error| to_text(&error))?;
+    let checkpoint = Checkpoint::open(folder()).map_err(|error| to_text(&error))?;
+    let pack = CudaWeightLoader::new(&device, Precision::Bf16).map_err(|error| to_text(&error))?;
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
-    let weights = weights.map_err(|error| told(&error))?;
+    let weights = weights.map_err(|error| to_text(&error))?;
     let options = CudaOptions::new(Precision::Bf16);
-    let ops = CudaOps::new(&device, &options).map_err(|error| told(&error))?;
+    let ops = CudaOps::new(&device, &options).map_err(|error| to_text(&error))?;
     let engine = ModelEngine::new(ops, Arc::new(weights), LIMITS);
-    engine.map_err(|error| told(&error))
+    engine.map_err(|error| to_text(&error))
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn steps_ahead(engine: &mut dyn Engine, count: u32) -> Result<Vec<StepResult>, E
 /// Returns the counts of the calls that allocate or free memory, which no step may make once it is
 /// warm.
 fn memory_calls(stand_in: &StandInLibrary) -> [u64; 3] {
-    ["alloc", "host_alloc", "free"].map(|what| stand_in.calls_count(what))
+    ["alloc", "host_alloc", "free"].map(|call| stand_in.calls_count(call))
 }
 
 #[test]
@@ -243,8 +243,8 @@ fn copies_work_after_a_pass_fails_while_recorded() {
     };
     // One step allocates, one is recorded.
     for _ in 0..2 {
-        let wanted = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
-        assert_eq!(ops.begin(&batch, wanted).unwrap(), PassMode::Execute);
+        let purpose = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
+        assert_eq!(ops.begin(&batch, purpose).unwrap(), PassMode::Execute);
     }
     ops.abandon_pass();
     let wrote = vec![7; shape.block_bytes()];
@@ -262,7 +262,7 @@ fn a_failed_start_reports_the_cause_and_frees_its_memory() {
     let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
         return;
     };
-    let told = [
+    let cases = [
         (
             "alloc",
             "out of GPU memory: ",
@@ -279,13 +279,13 @@ fn a_failed_start_reports_the_cause_and_frees_its_memory() {
             "build it with an nvcc",
         ),
     ];
-    for (kind, problem, advice) in told {
+    for (kind, problem, advice) in cases {
         // The stand-in counts the failed call as an allocation.
-        let vain = u64::from(kind != "module");
-        let taken_and_back = || {
-            let [device, host, back] =
-                ["alloc", "host_alloc", "free"].map(|what| stand_in.calls_count(what));
-            (device + host, back)
+        let failed_calls = u64::from(kind != "module");
+        let allocated_and_freed = || {
+            let [device, host, freed] =
+                ["alloc", "host_alloc", "free"].map(|call| stand_in.calls_count(call));
+            (device + host, freed)
         };
         let mut failures = 0;
         let built = (1..200).find_map(|number| {
@@ -296,16 +296,17 @@ fn a_failed_start_reports_the_cause_and_frees_its_memory() {
                 _ => format!("{kind}@{number}"),
             };
             stand_in.plan_faults(&fault);
-            let before = taken_and_back();
+            let before = allocated_and_freed();
             match build() {
                 Ok(engine) => Some(engine),
                 Err(error) => {
                     assert!(error.contains(problem), "{kind}@{number}: {error}");
                     assert!(error.contains(advice), "{kind}@{number}: {error}");
                     failures += 1;
-                    let (taken, back) = taken_and_back();
-                    let (taken, back) = (taken - before.0 - vain, back - before.1);
-                    assert_eq!(taken, back, "{kind}@{number}");
+                    let (allocated, freed) = allocated_and_freed();
+                    let (allocated, freed) =
+                        (allocated - before.0 - failed_calls, freed - before.1);
+                    assert_eq!(allocated, freed, "{kind}@{number}");
                     None
                 }
             }
@@ -325,13 +326,13 @@ fn a_device_failure_is_reported_by_every_later_step() {
         return;
     };
     let expected = steps(&mut build().unwrap(), 6).unwrap();
-    let told = [
+    let cases = [
         ("launch", "CUDA_ERROR_LAUNCH_FAILED"),
         ("copy", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         // The result is one of a driver newer than Cleave's list of results.
         ("unlisted", "result 4711"),
     ];
-    for (kind, name) in told {
+    for (kind, name) in cases {
         let (mut strike, mut strikes) = (1, 0);
         loop {
             let mut engine = build().unwrap();
@@ -404,8 +405,11 @@ fn a_late_event_changes_no_result() {
     ahead.begin(&plan(0)).unwrap();
     stand_in.plan_faults("event_late@3");
     // Each query lets the stand-in do one piece of work.
-    let asked = (0..100_000).find(|_| ahead.is_done());
-    assert!(asked.is_some_and(|asked| asked > 3), "{asked:?}");
+    let queries_count = (0..100_000).find(|_| ahead.is_done());
+    assert!(
+        queries_count.is_some_and(|queries_count| queries_count > 3),
+        "{queries_count:?}"
+    );
     ahead.begin(&plan(1)).unwrap();
     assert_eq!(ahead.collect().unwrap(), expected[0]);
     assert_eq!(ahead.collect().unwrap(), expected[1]);

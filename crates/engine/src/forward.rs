@@ -77,23 +77,23 @@ impl<O: Ops> ActivationBuffers<O> {
 }
 
 /// Whether the logits of all rows are needed, in order, as in a decode step.
-pub(crate) fn selects_all_rows(wanted: &[u32], rows: usize) -> bool {
-    (0..rows as u32).eq(wanted.iter().copied())
+pub(crate) fn selects_all_rows(logit_rows: &[u32], rows: usize) -> bool {
+    (0..rows as u32).eq(logit_rows.iter().copied())
 }
 
 impl<O: Ops> ForwardPass<'_, O> {
     /// Runs the batch through all layers: stores every row's KV, and computes the final norm of the
-    /// rows in `wanted`, from which [`ForwardPass::logits`] or [`ForwardPass::draw`] continue.
+    /// rows in `logit_rows`, from which [`ForwardPass::logits`] or [`ForwardPass::draw`] continue.
     pub(crate) fn run(
         &mut self,
         batch: &Batch,
-        wanted: &[u32],
-        what: ops::PassPurpose<'_>,
+        logit_rows: &[u32],
+        purpose: ops::PassPurpose<'_>,
     ) -> Result<(), EngineError> {
         let rows = batch.rows_count();
         let weights = self.weights;
         // A device that replays a recorded pass runs all operations below by itself.
-        if self.ops.begin(batch, what)? == ops::PassMode::Replay {
+        if self.ops.begin(batch, purpose)? == ops::PassMode::Replay {
             return Ok(());
         }
         self.ops
@@ -107,14 +107,14 @@ impl<O: Ops> ForwardPass<'_, O> {
                 self.mlp(index, rows)?;
             // The last layer: every row's keys and values were stored above, but attention and what
             // follows are needed only for rows whose logits are used.
-            } else if !wanted.is_empty() {
+            } else if !logit_rows.is_empty() {
                 self.mix(batch, index)?;
-                if !selects_all_rows(wanted, rows) {
-                    self.select_rows(wanted)?;
+                if !selects_all_rows(logit_rows, rows) {
+                    self.select_rows(logit_rows)?;
                 }
-                self.mix_output(index, wanted.len())?;
-                self.mlp(index, wanted.len())?;
-                self.final_norm(wanted.len())?;
+                self.mix_output(index, logit_rows.len())?;
+                self.mlp(index, logit_rows.len())?;
+                self.final_norm(logit_rows.len())?;
             }
         }
         Ok(())
@@ -263,16 +263,20 @@ impl<O: Ops> ForwardPass<'_, O> {
         self.ops.attend(batch, &attention, io)
     }
 
-    /// Gathers the wanted rows to the front of the buffers that the rest of the last layer uses.
-    fn select_rows(&mut self, wanted: &[u32]) -> Result<(), EngineError> {
+    /// Gathers the rows of `logit_rows` to the front of the buffers that the rest of the last layer
+    /// uses.
+    fn select_rows(&mut self, logit_rows: &[u32]) -> Result<(), EngineError> {
         let buffers = &mut *self.buffers;
         self.ops.gather(
-            wanted,
+            logit_rows,
             &buffers.attention_out,
             &mut buffers.attended_selected,
         )?;
-        self.ops
-            .gather(wanted, &buffers.residual, &mut buffers.residual_selected)?;
+        self.ops.gather(
+            logit_rows,
+            &buffers.residual,
+            &mut buffers.residual_selected,
+        )?;
         // Swapped instead of copied back: the next operation reads the gathered rows under the
         // usual names, and the old buffers serve as scratch of the next pass.
         std::mem::swap(&mut buffers.attention_out, &mut buffers.attended_selected);

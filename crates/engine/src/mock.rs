@@ -64,30 +64,33 @@ impl MockEngine {
     fn lacks_last_token(&self, segment: &Segment) -> bool {
         let results = self.uncollected.iter().flatten();
         let mut unknown = results.flat_map(|result| &result.sampled);
-        let seat = self.slots.get(segment.slot.0 as usize);
-        let open = seat.and_then(Option::as_ref);
+        let entry = self.slots.get(segment.slot.0 as usize);
+        let open = entry.and_then(Option::as_ref);
         open.is_some_and(|open| !open.sampling.can_draw_ahead())
             && unknown.any(|(slot, _)| *slot == segment.slot)
     }
 
     fn open(&mut self, open: &OpenSlot) -> Result<(), EngineError> {
-        let seat = self.slots.get_mut(open.slot.0 as usize);
-        let seat = seat.ok_or_else(|| slot_error(open.slot, "no such slot"))?;
-        *seat = Some(open.clone());
+        let entry = self.slots.get_mut(open.slot.0 as usize);
+        let entry = entry.ok_or_else(|| slot_error(open.slot, "no such slot"))?;
+        *entry = Some(open.clone());
         Ok(())
     }
 
     fn run(&mut self, segment: &Segment, result: &mut StepResult) -> Result<(), EngineError> {
         let slot = segment.slot;
         let vocab_size = self.description.vocab_size;
-        let seat = self.slots.get_mut(slot.0 as usize);
-        let open = seat.and_then(Option::as_mut);
+        let entry = self.slots.get_mut(slot.0 as usize);
+        let open = entry.and_then(Option::as_mut);
         let open = open.ok_or_else(|| slot_error(slot, "was never opened"))?;
-        let known = open.prompt.len() + open.output.len();
+        let tokens_count = open.prompt.len() + open.output.len();
         let end = segment.position as usize + segment.history_len() as usize;
-        if segment.history_len() == 0 || end > known {
-            let what = format!("{}+{} of {known} tokens", segment.position, segment.len);
-            return Err(slot_error(slot, &what));
+        if segment.history_len() == 0 || end > tokens_count {
+            let problem = format!(
+                "{}+{} of {tokens_count} tokens",
+                segment.position, segment.len
+            );
+            return Err(slot_error(slot, &problem));
         }
         let scores = match segment.logits {
             LogitsWanted::Score | LogitsWanted::ScoreAndSample => open.sampling.prompt_logprobs,
@@ -209,8 +212,8 @@ impl Engine for MockEngine {
 impl Overlap for MockEngine {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         if self.uncollected.iter().flatten().count() >= STEPS_IN_FLIGHT_MAX {
-            let what = format!("{}: as many as can be are under way", plan.step);
-            return Err(EngineError::Plan(what));
+            let problem = format!("{}: as many as can be are under way", plan.step);
+            return Err(EngineError::Plan(problem));
         }
         if let Some(segment) = plan.segments.iter().find(|s| self.lacks_last_token(s)) {
             return Err(slot_error(segment.slot, "needs the token under way"));
@@ -230,8 +233,8 @@ impl Overlap for MockEngine {
     }
 }
 
-fn slot_error(slot: SlotIndex, what: &str) -> EngineError {
-    EngineError::Slot(slot, what.to_owned())
+fn slot_error(slot: SlotIndex, problem: &str) -> EngineError {
+    EngineError::Slot(slot, problem.to_owned())
 }
 
 /// The token at `position`: the first of a chain of hashes that is not banned.

@@ -213,7 +213,7 @@ impl<O: Ops> ModelEngine<O> {
     fn build_batch(&mut self, plan: &StepPlan) {
         let Self {
             batch,
-            logit_rows: wanted,
+            logit_rows,
             host_rows: on_host,
             slots,
             ..
@@ -225,7 +225,7 @@ impl<O: Ops> ModelEngine<O> {
         batch.positions.clear();
         batch.segments.clear();
         batch.blocks.clear();
-        wanted.clear();
+        logit_rows.clear();
         on_host.clear();
         for segment in &plan.segments {
             let (first, len) = (batch.tokens.len(), segment.len as usize);
@@ -237,10 +237,12 @@ impl<O: Ops> ModelEngine<O> {
             // The device may feed the last token of the history itself: it was drawn by the step in
             // flight, and the host does not know it yet.
             let drafted = end - segment.drafts.len();
-            let known = drafted.min(history.len());
-            batch.tokens.extend(&history[position.min(known)..known]);
-            if drafted > known {
-                let drawn = slot.pending_token.and_then(|untold| untold.row);
+            let history_end = drafted.min(history.len());
+            batch
+                .tokens
+                .extend(&history[position.min(history_end)..history_end]);
+            if drafted > history_end {
+                let drawn = slot.pending_token.and_then(|pending| pending.row);
                 batch.fed_rows.push(FedRow {
                     row: batch.tokens.len() as u32,
                     draw_row: drawn.expect("the plan was checked: its last token is being drawn"),
@@ -259,22 +261,23 @@ impl<O: Ops> ModelEngine<O> {
             for (row, purpose) in logit_purposes(segment, history.len()) {
                 let is_sample = matches!(purpose, LogitPurpose::Sample(..));
                 if device_draws && is_sample && slot.device_can_draw() {
-                    wanted.push(first + row, purpose)
+                    logit_rows.push(first + row, purpose)
                 } else {
                     on_host.push(first + row, purpose)
                 }
             }
         }
-        self.device_rows_count = wanted.rows.len();
+        self.device_rows_count = logit_rows.rows.len();
         self.rules.clear();
-        for purpose in &wanted.purposes {
-            if let LogitPurpose::Sample(slot, known) = *purpose {
-                self.rules.push(slot_of(slots, slot).draw_rule(known));
+        for purpose in &logit_rows.purposes {
+            if let LogitPurpose::Sample(slot, tokens_count) = *purpose {
+                self.rules
+                    .push(slot_of(slots, slot).draw_rule(tokens_count));
             }
         }
         // Device rows come first, so that the device draws a prefix of the wanted rows and the host
         // the rest.
-        wanted.append(on_host);
+        logit_rows.append(on_host);
     }
 
     /// Lays a step out and queues it, with the draws that the device makes.
@@ -298,12 +301,12 @@ impl<O: Ops> ModelEngine<O> {
         // A decode step: every row is drawn by the device, and nothing else is asked for, so the
         // device may replay a recorded pass.
         let all = selects_all_rows(&self.logit_rows.rows, rows) && self.device_rows_count == rows;
-        let what = if all && rows <= self.logit_rows_max {
+        let purpose = if all && rows <= self.logit_rows_max {
             ops::PassPurpose::DrawEveryRow(&self.rules)
         } else {
             ops::PassPurpose::Unspecified
         };
-        pass.run(&self.batch, &self.logit_rows.rows, what)?;
+        pass.run(&self.batch, &self.logit_rows.rows, purpose)?;
         if pass.ops.can_draw() {
             pass.draw(&self.rules)
         } else {
@@ -324,14 +327,16 @@ impl<O: Ops> ModelEngine<O> {
         if self.ops.can_draw() {
             let draws = self.draws_on_device();
             self.fetch(&draws)?;
-            self.tell(&draws, &mut result);
+            self.report_drawn(&draws, &mut result);
             self.spare_draws.push(draws);
         }
         self.draw_on_host(&mut result)?;
         // The device's draws were appended before the host's; restore the plan's order.
         if (1..self.logit_rows.rows.len()).contains(&self.device_rows_count) {
-            let place = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
-            result.sampled.sort_by_cached_key(|(slot, _)| place(*slot));
+            let plan_index = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
+            result
+                .sampled
+                .sort_by_cached_key(|(slot, _)| plan_index(*slot));
         }
         Ok(result)
     }
@@ -383,8 +388,8 @@ impl<O: Ops> ModelEngine<O> {
         match purpose {
             // The row ran a draft that was not drawn: its logits follow from a wrong token, so it
             // is skipped.
-            LogitPurpose::Verify(_, known, draft)
-                if state.history.len() != known || state.history.last() != Some(&draft) => {}
+            LogitPurpose::Verify(_, tokens_count, draft)
+                if state.history.len() != tokens_count || state.history.last() != Some(&draft) => {}
             LogitPurpose::Sample(..) | LogitPurpose::Verify(..) => {
                 let (token, scores) = self.sampler.draw(state, logits)?;
                 result.sampled.push((slot, SampledToken { token, scores }));
@@ -432,7 +437,7 @@ fn slot_of(slots: &mut [Option<SamplingSlot>], slot: SlotIndex) -> &mut Sampling
 /// Rows of a segment whose logits are needed, in order, with their purposes.
 fn logit_purposes(
     segment: &Segment,
-    known: usize,
+    tokens_count: usize,
 ) -> impl Iterator<Item = (usize, LogitPurpose)> + '_ {
     let (slot, len) = (segment.slot, segment.len as usize);
     let position = segment.position as usize;
@@ -440,7 +445,7 @@ fn logit_purposes(
         LogitsWanted::No => (0, false),
         LogitsWanted::Sample => (0, true),
         // A row scores the token after it, if that token is known.
-        LogitsWanted::Score => (len.min(known - position - 1), false),
+        LogitsWanted::Score => (len.min(tokens_count - position - 1), false),
         LogitsWanted::ScoreAndSample => (len - 1, true),
     };
     let scores = (0..scored).map(move |row| (row, LogitPurpose::Score(slot, position + row + 1)));

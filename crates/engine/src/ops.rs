@@ -330,7 +330,7 @@ pub trait Ops: Send {
         &self,
         rows_max: usize,
         width: usize,
-        holds: BufferRole,
+        role: BufferRole,
     ) -> Result<Self::Rows, EngineError>;
 
     /// Allocates a KV pool, zeroed.
@@ -341,7 +341,7 @@ pub trait Ops: Send {
 
     /// Begins a pass: all operations up to the next `begin` are for this batch. A device with its
     /// own memory copies the batch there; a processor may plan its work.
-    fn begin(&mut self, batch: &Batch, wanted: PassPurpose<'_>) -> Result<PassMode, EngineError>;
+    fn begin(&mut self, batch: &Batch, purpose: PassPurpose<'_>) -> Result<PassMode, EngineError>;
 
     /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`; rows in [`Batch::fed_rows`] take the
     /// drawn token instead. Every token is within the table.

@@ -86,13 +86,13 @@ impl PlanCheck {
         // A slot that this plan opens has the history of its `OpenSlot`, not that of its old
         // sequence.
         let opened = plan.opens.iter().find(|open| open.slot == segment.slot);
-        let (known, told, draws_ahead) = match (opened, &slots[slot]) {
+        let (tokens_count, reported_count, draws_ahead) = match (opened, &slots[slot]) {
             (Some(open), _) => {
-                let known = open.prompt.len() + open.output.len();
-                (known, known, true)
+                let tokens_count = open.prompt.len() + open.output.len();
+                (tokens_count, tokens_count, true)
             }
             (None, Some(slot)) => (
-                slot.known_count(),
+                slot.tokens_count(),
                 slot.reported_count(),
                 slot.sampling.can_draw_ahead(),
             ),
@@ -109,22 +109,22 @@ impl PlanCheck {
         }
         self.check_drafts(engine, segment)?;
         let end = end - segment.drafts.len();
-        if end > known {
-            return Err(format!("tokens {position}..{end} of {known}"));
+        if end > tokens_count {
+            return Err(format!("tokens {position}..{end} of {tokens_count}"));
         }
         // The last token is pending: only a draw that depends on no earlier token may run before
         // the caller has it.
-        if end > told && !draws_ahead {
+        if end > reported_count && !draws_ahead {
             return Err(format!(
-                "token {told} is being drawn, and the draw after it looks at it: collect first"
+                "token {reported_count} is being drawn, and the draw after it looks at it: collect first"
             ));
         }
         let samples = matches!(
             segment.logits,
             LogitsWanted::Sample | LogitsWanted::ScoreAndSample
         );
-        if samples && end != known {
-            return Err(format!("samples after {end} of {known} tokens"));
+        if samples && end != tokens_count {
+            return Err(format!("samples after {end} of {tokens_count} tokens"));
         }
         self.check_blocks(engine, segment, end + segment.drafts.len())
     }
@@ -141,8 +141,8 @@ impl PlanCheck {
             return Err(format!("{count} drafts, the engine takes {most}"));
         }
         if segment.logits != LogitsWanted::Sample || count >= segment.len as usize {
-            let what = "only of a segment that samples, and after its history";
-            return Err(format!("{count} drafts of {} tokens: {what}", segment.len));
+            let rule = "only of a segment that samples, and after its history";
+            return Err(format!("{count} drafts of {} tokens: {rule}", segment.len));
         }
         let vocab_size = engine.vocab_size;
         let foreign = segment.drafts.iter().find(|token| **token >= vocab_size);

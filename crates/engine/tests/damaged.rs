@@ -63,10 +63,10 @@ fn an_unsupported_value_is_named_with_supported_ones() {
             "longrope",
         ),
     ];
-    for (field, value, says) in cases {
+    for (field, value, expected) in cases {
         let dir = copy("llama2");
         edit_config(dir.path(), field, value);
-        assert_error_contains(dir.path(), &["config.json", says]);
+        assert_error_contains(dir.path(), &["config.json", expected]);
     }
     let dir = copy("qwen3");
     edit_config(dir.path(), "use_sliding_window", json!(true));
@@ -104,10 +104,10 @@ fn an_invalid_config_field_is_named() {
         ("eos_token_id", json!("</s>"), "a token id"),
         ("architectures", json!("LlamaForCausalLM"), "a list"),
     ];
-    for (field, value, says) in cases {
+    for (field, value, expected) in cases {
         let dir = copy("llama2");
         edit_config(dir.path(), field, value);
-        assert_error_contains(dir.path(), &["config.json", says]);
+        assert_error_contains(dir.path(), &["config.json", expected]);
     }
 }
 
@@ -153,7 +153,7 @@ fn a_mismatched_tensor_is_named_with_its_file() {
 #[test]
 fn an_inconsistent_safetensors_header_is_refused() {
     let file = |dir: &TempDir| dir.path().join("model.safetensors");
-    let lies: [(&str, DamageJson); 8] = [
+    let damages: [(&str, DamageJson); 8] = [
         ("data_offsets", |h| {
             h["lm_head.weight"]["data_offsets"] = json!([0, -1])
         }),
@@ -177,13 +177,13 @@ fn an_inconsistent_safetensors_header_is_refused() {
             drop(h.as_object_mut().unwrap().remove("lm_head.weight"))
         }),
     ];
-    for (says, lie) in lies {
+    for (expected, damage) in damages {
         let dir = copy("llama2");
-        edit_header(&file(&dir), lie);
-        assert_error_contains(dir.path(), &["model.safetensors", says]);
+        edit_header(&file(&dir), damage);
+        assert_error_contains(dir.path(), &["model.safetensors", expected]);
     }
     let dir = copy("llama2");
-    for (length, says) in [
+    for (length, expected) in [
         (u64::MAX, "claims"),
         (99_999_999, "ends after"),
         (0, "header"),
@@ -191,7 +191,7 @@ fn an_inconsistent_safetensors_header_is_refused() {
         let mut bytes = fs::read(file(&dir)).unwrap();
         bytes[..8].copy_from_slice(&length.to_le_bytes());
         fs::write(file(&dir), bytes).unwrap();
-        assert_error_contains(dir.path(), &["model.safetensors", says]);
+        assert_error_contains(dir.path(), &["model.safetensors", expected]);
     }
     let dir = copy("llama2");
     let mut bytes = fs::read(file(&dir)).unwrap();
@@ -203,7 +203,7 @@ fn an_inconsistent_safetensors_header_is_refused() {
 #[test]
 fn an_index_that_contradicts_its_files_is_refused() {
     let index = "model.safetensors.index.json";
-    let spoils: [(&str, DamageJson); 6] = [
+    let damages: [(&str, DamageJson); 6] = [
         ("weight_map", |i| i["weight_map"] = json!([])),
         ("names no tensor", |i| i["weight_map"] = json!({})),
         ("not the name of a file", |i| {
@@ -219,10 +219,10 @@ fn an_index_that_contradicts_its_files_is_refused() {
             i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors");
         }),
     ];
-    for (says, spoil) in spoils {
+    for (expected, damage) in damages {
         let dir = copy("llama3");
-        edit(dir.path(), index, spoil);
-        assert_error_contains(dir.path(), &[index, says]);
+        edit(dir.path(), index, damage);
+        assert_error_contains(dir.path(), &[index, expected]);
     }
     let dir = copy("llama3");
     let from = dir.path().join("model-00001-of-00003.safetensors");
@@ -406,9 +406,9 @@ fn replace_by(kind: &str, path: &Path) {
 /// Returns the error of opening a folder, which must not wait for a writer or read without end.
 #[cfg(unix)]
 fn error_at_once(dir: &Path) -> String {
-    let (told, error) = std::sync::mpsc::channel();
+    let (error_sender, error) = std::sync::mpsc::channel();
     let dir = dir.to_owned();
-    std::thread::spawn(move || told.send(open_error(&dir)));
+    std::thread::spawn(move || error_sender.send(open_error(&dir)));
     let waited = error.recv_timeout(std::time::Duration::from_secs(60));
     waited.expect("a refusal at once")
 }
@@ -431,12 +431,12 @@ fn special_and_endless_files_are_refused_at_once() {
                 let dir = copy(model);
                 replace_by(kind, &dir.path().join(file));
                 let error = error_at_once(dir.path());
-                let says = match (kind, file.ends_with(".json")) {
+                let expected = match (kind, file.ends_with(".json")) {
                     ("a sparse file", true) => "1099511627776 bytes; at most",
                     ("a sparse file", false) => "bytes follow",
                     _ => kind,
                 };
-                assert!(error.contains(file) && error.contains(says), "{error}");
+                assert!(error.contains(file) && error.contains(expected), "{error}");
             }
         }
     }

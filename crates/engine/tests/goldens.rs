@@ -95,18 +95,18 @@ fn a_llama_with_biases_matches_qwen2_goldens() {
 fn loading_counts_every_byte_once() {
     for name in ["llama2", "llama3", "qwen2", "qwen3"] {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
-        let mut seen = Vec::new();
+        let mut reports = Vec::new();
         Weights::load(
             &reference::PlainOps::default(),
             &checkpoint,
             Some(32),
             &mut |progress| {
-                seen.push(progress);
+                reports.push(progress);
             },
         )
         .unwrap();
-        assert!(seen.is_sorted_by_key(|progress| progress.bytes_done));
-        let last = seen.last().unwrap();
+        assert!(reports.is_sorted_by_key(|progress| progress.bytes_done));
+        let last = reports.last().unwrap();
         assert_eq!(last.bytes_done, checkpoint.bytes_total(), "{name}");
         assert_eq!(last.bytes_total, checkpoint.bytes_total(), "{name}");
     }
@@ -123,24 +123,24 @@ fn the_fingerprint_depends_on_weights_and_block_size_only() {
         slots_count: 2,
         step_tokens_max: 8,
     };
-    let print = |name: &str, limits: EngineLimits| {
+    let fingerprint = |name: &str, limits: EngineLimits| {
         let engine = build(&folder(name), limits).unwrap();
         engine.describe().fingerprint.clone()
     };
-    let first = print("qwen3", limits);
+    let first = fingerprint("qwen3", limits);
     let larger = EngineLimits {
         blocks_count: 9,
         slots_count: 5,
         step_tokens_max: 32,
         ..limits
     };
-    assert_eq!(first, print("qwen3", larger));
+    assert_eq!(first, fingerprint("qwen3", larger));
     let other_blocks = EngineLimits {
         block_tokens: 32,
         ..limits
     };
-    assert_ne!(first, print("qwen3", other_blocks));
-    assert_ne!(first, print("qwen2", limits));
+    assert_ne!(first, fingerprint("qwen3", other_blocks));
+    assert_ne!(first, fingerprint("qwen2", limits));
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn a_step_begins_before_the_host_knows_its_input_tokens() {
 /// A step that only reads a prompt, one without work, and one whose logits the host needs.
 #[test]
 fn steps_of_every_kind_overlap() {
-    let seen = SamplingParams {
+    let with_logprobs = SamplingParams {
         logprobs: Some(2),
         ..hot()
     };
@@ -149,7 +149,7 @@ fn steps_of_every_kind_overlap() {
     first.segments[1].len = 2;
     first.segments[1].logits = LogitsWanted::No;
     let second = plan(2, vec![], vec![segment(0, 6, 1), segment(1, 2, 1)]);
-    let third = plan(3, vec![open(1, &[3, 2, 1], seen)], vec![]);
+    let third = plan(3, vec![open(1, &[3, 2, 1], with_logprobs)], vec![]);
     let fourth = plan(4, vec![], vec![segment(1, 0, 3), segment(0, 7, 1)]);
     let fifth = plan(5, vec![], vec![segment(0, 8, 1)]);
     let plans = [first, second, third, fourth, fifth];
@@ -169,7 +169,7 @@ fn steps_of_every_kind_overlap() {
 #[test]
 fn a_plan_against_the_step_in_flight_is_refused() {
     type DamageStep = fn(&mut StepPlan);
-    let spoils: [(&str, DamageStep); 9] = [
+    let damages: [(&str, DamageStep); 9] = [
         ("tokens 6..8 of 7", |p| p.segments[0].len = 2),
         ("tokens 7..8 of 7", |p| p.segments[0].position = 7),
         ("samples after 6 of 7", |p| p.segments[0].position = 5),
@@ -186,14 +186,14 @@ fn a_plan_against_the_step_in_flight_is_refused() {
     let expected = [prompts(), decode(1)].map(|plan| alone.step(&plan).unwrap());
     let (mut engine, _) = engine();
     ahead(&mut engine).begin(&prompts()).unwrap();
-    for (says, spoil) in spoils {
+    for (message, damage) in damages {
         let mut plan = decode(1);
-        spoil(&mut plan);
+        damage(&mut plan);
         match ahead(&mut engine).begin(&plan) {
             Err(EngineError::Slot(_, problem)) => {
-                assert!(problem.contains(says), "{problem}: {says}");
+                assert!(problem.contains(message), "{problem}: {message}");
             }
-            other => panic!("{says}: {other:?}"),
+            other => panic!("{message}: {other:?}"),
         }
     }
     assert!(matches!(
@@ -216,7 +216,7 @@ fn a_plan_against_the_step_in_flight_is_refused() {
 /// reported it.
 #[test]
 fn a_draw_that_depends_on_a_pending_token_is_refused() {
-    let spoils = [
+    let samplings = [
         SamplingParams {
             frequency_penalty: 0.5,
             ..hot()
@@ -226,7 +226,7 @@ fn a_draw_that_depends_on_a_pending_token_is_refused() {
             ..hot()
         },
     ];
-    for sampling in spoils {
+    for sampling in samplings {
         let (mut engine, _) = engine();
         let engine = ahead(&mut engine);
         let first = plan(1, vec![open(0, &[1, 2], sampling)], vec![segment(0, 0, 2)]);
@@ -253,7 +253,7 @@ fn a_reopened_slot_never_gets_the_old_sequences_token() {
             ..segment(0, 0, 2)
         }],
     );
-    let goes_on = plan(
+    let continuation = plan(
         3,
         vec![],
         vec![Segment {
@@ -262,14 +262,14 @@ fn a_reopened_slot_never_gets_the_old_sequences_token() {
         }],
     );
     let (mut alone, _) = engine();
-    let plans = [prompts(), over.clone(), goes_on.clone()];
+    let plans = [prompts(), over.clone(), continuation.clone()];
     let expected = plans.map(|plan| alone.step(&plan).unwrap());
     let (mut engine, _) = engine();
     let engine = ahead(&mut engine);
     engine.begin(&prompts()).unwrap();
     engine.begin(&over).unwrap();
     assert_eq!(engine.collect().unwrap(), expected[0]);
-    engine.begin(&goes_on).unwrap();
+    engine.begin(&continuation).unwrap();
     assert_eq!(engine.collect().unwrap(), expected[1]);
     assert_eq!(engine.collect().unwrap(), expected[2]);
 }

@@ -66,7 +66,7 @@ fn an_inconsistent_plan_is_refused() {
     let with = |change: DamageSampling| {
         move |plan: &mut StepPlan| change(Arc::make_mut(&mut plan.opens[0].sampling))
     };
-    let spoils: [(&str, DamagePlan); 24] = [
+    let damages: [(&str, DamagePlan); 24] = [
         ("no such slot", |p| p.segments[0].slot.0 = 2),
         ("no such slot", |p| p.opens[0].slot.0 = 9),
         ("was never opened", |p| p.opens.truncate(1)),
@@ -119,21 +119,21 @@ fn an_inconsistent_plan_is_refused() {
         }),
     ];
     let mut engine = engine();
-    for (says, spoil) in spoils {
+    for (expected, damage) in damages {
         let mut plan = fine();
-        spoil(&mut plan);
+        damage(&mut plan);
         match engine.step(&plan) {
             Err(error @ (EngineError::Plan(_) | EngineError::Slot(..))) => {
                 let problem = error.to_string();
-                assert!(problem.contains(says), "{problem}: {says}");
+                assert!(problem.contains(expected), "{problem}: {expected}");
                 // Only the sum of all tokens concerns no single slot.
                 assert_eq!(
                     error.slots().is_empty(),
-                    says == "in a step of 16",
-                    "{says}"
+                    expected == "in a step of 16",
+                    "{expected}"
                 );
             }
-            other => panic!("{says}: {other:?}"),
+            other => panic!("{expected}: {other:?}"),
         }
     }
     let samplings: [(&str, DamageSampling); 7] = [
@@ -145,15 +145,15 @@ fn an_inconsistent_plan_is_refused() {
         ("logit_bias", |s| s.logit_bias = vec![(512, 1.0)]),
         ("logit_bias", |s| s.logit_bias = vec![(1, f32::INFINITY)]),
     ];
-    for (says, change) in samplings {
+    for (expected, change) in samplings {
         let mut plan = fine();
         with(change)(&mut plan);
         match engine.step(&plan) {
             Err(EngineError::Slot(slot, problem)) => {
-                assert!(problem.contains(says), "{problem}");
+                assert!(problem.contains(expected), "{problem}");
                 assert_eq!(slot, fine().opens[0].slot);
             }
-            other => panic!("{says}: {other:?}"),
+            other => panic!("{expected}: {other:?}"),
         }
     }
     // Nothing has changed: no slot was opened on the way.

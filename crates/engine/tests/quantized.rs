@@ -41,7 +41,7 @@ fn expected(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
 /// result.
 #[test]
 fn every_quantised_layout_is_read_exactly() {
-    for (folder, about, narrow_count) in FOLDERS {
+    for (folder, about, quantized_count) in FOLDERS {
         let checkpoint = Checkpoint::open(&path(folder)).unwrap();
         assert_eq!(
             checkpoint.quantization().as_deref(),
@@ -60,7 +60,7 @@ fn every_quantised_layout_is_read_exactly() {
             assert!(matrix.to_f32() == expected(&file, name), "{folder}: {name}");
             found_count += usize::from(matches!(matrix, StoredMatrix::Quantized(_)));
         }
-        assert_eq!((file.len(), found_count), (7, narrow_count), "{folder}");
+        assert_eq!((file.len(), found_count), (7, quantized_count), "{folder}");
     }
 }
 
@@ -207,10 +207,10 @@ fn an_unsupported_quantisation_is_named() {
             &["sparse-24", "dense is"],
         ),
     ];
-    for (folder, change, says) in cases {
+    for (folder, change, expected) in cases {
         let dir = copy(&format!("quantized/{folder}"));
         edit_quantization(dir.path(), change);
-        assert_error_contains(dir.path(), &[&["config.json"], says].concat());
+        assert_error_contains(dir.path(), &[&["config.json"], expected].concat());
     }
 }
 
@@ -237,7 +237,7 @@ fn a_missing_quantised_tensor_is_named() {
         ("int4-asymmetric", "q_proj.weight_shape", "packed weights"),
         ("awq", "q_proj.qweight", "config.json calls for it"),
     ];
-    for (folder, name, says) in cases {
+    for (folder, name, expected) in cases {
         let dir = copy(&format!("quantized/{folder}"));
         let name = format!("model.layers.0.self_attn.{name}");
         rename(dir.path(), &name, "elsewhere");
@@ -247,14 +247,14 @@ fn a_missing_quantised_tensor_is_named() {
         };
         assert_error_contains(
             dir.path(),
-            &["model.safetensors", &missing, "missing", says],
+            &["model.safetensors", &missing, "missing", expected],
         );
     }
 }
 
 #[test]
 fn a_mismatched_quantised_tensor_is_named() {
-    let says = |folder: &str, kind: &str, field: &str, value: Value, says: &[&str]| {
+    let assert_named = |folder: &str, kind: &str, field: &str, value: Value, expected: &[&str]| {
         let dir = copy(&format!("quantized/{folder}"));
         let name = format!("model.layers.0.mlp.gate_proj.{kind}");
         edit_header(&dir.path().join("model.safetensors"), |header| {
@@ -262,40 +262,40 @@ fn a_mismatched_quantised_tensor_is_named() {
         });
         assert_error_contains(
             dir.path(),
-            &[&["model.safetensors", name.as_str()], says].concat(),
+            &[&["model.safetensors", name.as_str()], expected].concat(),
         );
     };
-    says(
+    assert_named(
         "fp8-channel",
         "weight_scale",
         "shape",
         json!([8, 10]),
         &["[8, 10]", "[80, 1]"],
     );
-    says(
+    assert_named(
         "fp8-block",
         "weight_scale_inv",
         "shape",
         json!([2, 4]),
         &["[2, 4]", "[4, 2]"],
     );
-    says(
+    assert_named(
         "fp8-tensor",
         "weight",
         "dtype",
         json!("F8_E5M2"),
         &["F8_E5M2", "F8_E4M3"],
     );
-    says(
+    assert_named(
         "awq",
         "qweight",
         "shape",
         json!([10, 32]),
         &["[10, 32]", "[32, 10]"],
     );
-    says("gptq", "qzeros", "dtype", json!("F32"), &["F32", "I32"]);
-    says("gptq", "scales", "dtype", json!("I16"), &["I16", "F16"]);
-    says(
+    assert_named("gptq", "qzeros", "dtype", json!("F32"), &["F32", "I32"]);
+    assert_named("gptq", "scales", "dtype", json!("I16"), &["I16", "F16"]);
+    assert_named(
         "int4-symmetric",
         "weight_scale",
         "shape",
@@ -379,12 +379,12 @@ fn kv_scales_are_reported_as_a_range() {
     let plain = Checkpoint::open(&path("fp8-tensor")).unwrap();
     assert_eq!(plain.kv_scales(), None);
     for kind in ["k_scale", "v_scale"] {
-        for (scale, known) in [(0.25, Some(0.25)), (3.0, Some(3.0)), (-1.0, None)] {
+        for (scale, reported) in [(0.25, Some(0.25)), (3.0, Some(3.0)), (-1.0, None)] {
             let dir = with_scale(&format!("model.layers.0.self_attn.{kind}"), scale);
             let scales = Checkpoint::open(dir.path()).unwrap().kv_scales();
             assert_eq!(
                 scales.map(|scales| (scales.min, scales.max)),
-                known.map(|s| (s, s))
+                reported.map(|s| (s, s))
             );
         }
     }

@@ -70,19 +70,23 @@ fn draw_plainly(logits: &mut [f32], rule: &DrawRule) -> TokenId {
         return likely[0].1;
     }
     let most = likely[0].0;
-    let kept = match rule.top_k {
+    let candidates_count = match rule.top_k {
         0 => likely.len(),
         top_k => (top_k as usize).min(likely.len()),
     };
     let weight = |logit: f64| ((logit - most) * f64::from(rule.inverse_temperature)).exp();
     let share = |of: u64| of as f64 / (1u64 << 53) as f64;
-    let total: f64 = likely[..kept].iter().map(|(logit, _)| weight(*logit)).sum();
+    let total: f64 = likely[..candidates_count]
+        .iter()
+        .map(|(logit, _)| weight(*logit))
+        .sum();
     let mut before = 0.0;
-    likely.truncate(kept);
+    likely.truncate(candidates_count);
     likely.retain(|(logit, _)| {
-        let stays = before < total * share(rule.top_p) && weight(*logit) >= f64::from(rule.min_p);
+        let is_candidate =
+            before < total * share(rule.top_p) && weight(*logit) >= f64::from(rule.min_p);
         before += weight(*logit);
-        stays
+        is_candidate
     });
     let total: f64 = likely.iter().map(|(logit, _)| weight(*logit)).sum();
     let mut goal = total * share(rule.random_bits);
@@ -380,12 +384,12 @@ impl Ops for PlainOps {
                 for head in 0..heads.query_heads {
                     let query = &qkv.row(row)[head * dim..][..dim];
                     let kv_head = head / (heads.query_heads / heads.kv_heads);
-                    let seen = first..position + 1;
-                    let place = |p: usize| (table[p / block_tokens], p % block_tokens);
-                    let scores: Vec<f64> = seen
+                    let visible = first..position + 1;
+                    let block_and_token = |p: usize| (table[p / block_tokens], p % block_tokens);
+                    let scores: Vec<f64> = visible
                         .clone()
                         .map(|p| {
-                            let (block, token) = place(p);
+                            let (block, token) = block_and_token(p);
                             let key = pool.key(block, attention.layer, kv_head, token);
                             dot(query, &pool.values[key..][..dim]) * f64::from(attention.scale)
                         })
@@ -394,8 +398,8 @@ impl Ops for PlainOps {
                     let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
                     let total: f64 = powers.iter().sum();
                     let mut sums = vec![0.0f64; dim];
-                    for (p, power) in seen.zip(&powers) {
-                        let (block, token) = place(p);
+                    for (p, power) in visible.zip(&powers) {
+                        let (block, token) = block_and_token(p);
                         let value = pool.value(block, attention.layer, kv_head, token);
                         let values = &pool.values[value..][..dim];
                         for (sum, value) in sums.iter_mut().zip(values) {

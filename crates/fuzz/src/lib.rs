@@ -47,9 +47,9 @@ pub fn check_samples(target: &str, samples: &[Vec<u8>], count: usize, check: imp
     if let Some(corpus) = std::env::var_os(CORPUS) {
         write(&Path::new(&corpus).join(target), &seeds);
     }
-    let mut dice = DamageRng::of(target);
+    let mut rng = DamageRng::of(target);
     let whole = seeds.iter().cloned();
-    let damaged = (0..count).map(|_| dice.damaged_sample(&seeds));
+    let damaged = (0..count).map(|_| rng.damaged_sample(&seeds));
     for bytes in whole.chain(damaged) {
         let outcome = catch_unwind(AssertUnwindSafe(|| check(&bytes)));
         if let Err(panic) = outcome {

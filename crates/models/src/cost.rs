@@ -147,9 +147,9 @@ mod tests {
             kv_element_bytes: 1,
             kv_scale_bytes: 0,
         };
-        let narrow = llama_8b().cost(&stored);
+        let quantized = llama_8b().cost(&stored);
         let (work, steps) = (StepWork::decode(1000), 1);
-        let saved = dense.bytes(&work, steps) - narrow.bytes(&work, steps);
+        let saved = dense.bytes(&work, steps) - quantized.bytes(&work, steps);
         let (weights, context) = (dense.layer_weights * 3 / 2, 1000 * (64 << 10));
         assert_eq!(saved, (weights + context) as f64);
         let scaled = llama_8b().cost(&StoredSizes {

@@ -72,7 +72,7 @@ impl ConfigFields {
     pub fn damaged(&self, name: &str, problem: impl Into<String>) -> ConfigError {
         ConfigError::Damaged {
             file: self.file.clone(),
-            place: self.place(name),
+            place: self.location(name),
             problem: problem.into(),
         }
     }
@@ -81,17 +81,17 @@ impl ConfigFields {
     pub fn unsupported(&self, name: &str, problem: impl Into<String>) -> ConfigError {
         ConfigError::Unsupported {
             file: self.file.clone(),
-            place: self.place(name),
+            place: self.location(name),
             problem: problem.into(),
         }
     }
 
-    fn place(&self, name: &str) -> String {
+    fn location(&self, name: &str) -> String {
         format!("field `{}{name}`", self.prefix)
     }
 
-    fn wrong_type(&self, name: &str, wanted: &str, value: &Value) -> ConfigError {
-        self.damaged(name, format!("should be {wanted}, is {}", shown(value)))
+    fn wrong_type(&self, name: &str, expected: &str, value: &Value) -> ConfigError {
+        self.damaged(name, format!("should be {expected}, is {}", shown(value)))
     }
 
     /// Reads a whole number from 0 to `max`.
@@ -201,8 +201,8 @@ impl ConfigFields {
             .map(|value| {
                 let list = value.as_array();
                 let list = list.and_then(|list| list.iter().map(one).collect());
-                let wanted = format!("a list of whole numbers up to {max}");
-                list.ok_or_else(|| self.wrong_type(name, &wanted, value))
+                let expected = format!("a list of whole numbers up to {max}");
+                list.ok_or_else(|| self.wrong_type(name, &expected, value))
             })
             .transpose()
     }
@@ -253,15 +253,15 @@ impl ConfigFields {
         };
         if !list.iter().all(is_id) {
             let last = vocab_size.saturating_sub(1);
-            let wanted =
+            let expected =
                 format!("a token id from 0 to {last}, the vocabulary's last, or a list of them");
-            return Err(self.wrong_type(name, &wanted, value));
+            return Err(self.wrong_type(name, &expected, value));
         }
-        let known = list.iter().filter_map(|value| {
+        let ids = list.iter().filter_map(|value| {
             let id = value.as_u64().filter(|id| *id < vocab_size as u64)?;
             u32::try_from(id).ok()
         });
-        Ok(Some(known.collect()))
+        Ok(Some(ids.collect()))
     }
 }
 

@@ -169,9 +169,10 @@ impl RopeScaling {
                 original_context,
             } => {
                 let wavelengths = original_context * frequency / TAU;
-                let kept = (wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                let kept = kept.clamp(0.0, 1.0);
-                (1.0 - kept) * frequency / factor + kept * frequency
+                let unscaled_share =
+                    (wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let unscaled_share = unscaled_share.clamp(0.0, 1.0);
+                (1.0 - unscaled_share) * frequency / factor + unscaled_share * frequency
             }
         }
     }

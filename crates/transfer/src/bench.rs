@@ -108,15 +108,15 @@ fn worker(worker: u64) -> WorkerRef {
 fn links(
     me: u64,
     shape: BenchPoolShape,
-    ways: BenchTransports,
+    bench_transports: BenchTransports,
 ) -> (Links, mpsc::Receiver<LinkEvent>) {
     let BenchTransports {
         net,
         listeners,
         nixl,
         peers,
-    } = ways;
-    let (events, heard) = mpsc::channel(EVENTS_MAX);
+    } = bench_transports;
+    let (events, event_receiver) = mpsc::channel(EVENTS_MAX);
     let fingerprint = Fingerprint("bench".into());
     // TCP would be preferred to NIXL without a network card, so only NIXL is allowed here.
     let transports = match nixl {
@@ -131,7 +131,7 @@ fn links(
     };
     let links = Links::new(config, events, net);
     tokio::spawn(links.clone().serve(listeners));
-    (links, heard)
+    (links, event_receiver)
 }
 
 impl BenchPoolShape {
@@ -149,14 +149,14 @@ impl BenchPoolShape {
 
 impl BenchSender {
     /// Starts the end, and listens for the answers of the receiver.
-    pub fn start(shape: BenchPoolShape, ways: BenchTransports) -> Self {
-        let (links, events) = links(1, shape, ways);
-        let (reads, asked) = threads::channel::<BenchBlockRead>();
-        let (tell, sent) = mpsc::unbounded_channel();
+    pub fn start(shape: BenchPoolShape, transports: BenchTransports) -> Self {
+        let (links, events) = links(1, shape, transports);
+        let (reads, queued_reads) = threads::channel::<BenchBlockRead>();
+        let (done_sender, sent) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
             let pool = shape.filled_pool();
-            for read in asked {
-                if read.perform(&pool, shape).is_none() || tell.send(()).is_err() {
+            for read in queued_reads {
+                if read.perform(&pool, shape).is_none() || done_sender.send(()).is_err() {
                     return;
                 }
             }
@@ -207,21 +207,21 @@ impl BenchSender {
         let start = Instant::now();
         let link = self.links.link(worker(2));
         let link = link.map_err(|down| TransferBenchError::Lost(down.to_string()))?;
-        let (mut asked_count, mut sent_count) = (0, 0);
+        let (mut queued_count, mut sent_count) = (0, 0);
         loop {
-            while asked_count < count
+            while queued_count < count
                 && let Some(permit) = link.reserve(handoff, self.shape.block_bytes)
             {
                 let read = BenchBlockRead {
                     permit,
                     handoff,
-                    ordinal: asked_count,
-                    block: first.wrapping_add(asked_count) % self.shape.blocks_count,
+                    ordinal: queued_count,
+                    block: first.wrapping_add(queued_count) % self.shape.blocks_count,
                 };
                 self.reads
                     .send(read)
                     .map_err(|_| TransferBenchError::Thread)?;
-                asked_count += 1;
+                queued_count += 1;
             }
             tokio::select! {
                 sent = self.sent.recv() => {
@@ -287,26 +287,26 @@ impl BenchBlockRead {
 
 impl BenchReceiver {
     /// Starts the end; its answers go to `near`.
-    pub fn start(shape: BenchPoolShape, ways: BenchTransports, near: PeerRoute) -> Self {
-        let (links, events) = links(2, shape, ways);
+    pub fn start(shape: BenchPoolShape, transports: BenchTransports, near: PeerRoute) -> Self {
+        let (links, events) = links(2, shape, transports);
         links.add_peer(worker(1), near);
-        let (writes, asked) = threads::channel::<BenchBlockWrite>();
-        let (tell, written) = mpsc::unbounded_channel();
+        let (writes, queued_writes) = threads::channel::<BenchBlockWrite>();
+        let (done_sender, written) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
             let mut pool = shape.filled_pool();
-            for write in asked {
+            for write in queued_writes {
                 let BenchBlockWrite {
                     handoff,
                     block,
                     part,
                     payload,
                 } = write;
-                let place = &mut pool[shape.range(block.0, part)];
-                if payload.write_verified(place) != Ok(true) {
+                let destination = &mut pool[shape.range(block.0, part)];
+                if payload.write_verified(destination) != Ok(true) {
                     return;
                 }
                 drop(payload);
-                if tell.send((handoff, part.len)).is_err() {
+                if done_sender.send((handoff, part.len)).is_err() {
                     return;
                 }
             }

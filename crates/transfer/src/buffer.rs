@@ -34,13 +34,13 @@ impl BufferPool {
     /// A set of buffers of `buffer_bytes`; at most as many free ones are kept as `window_bytes` can
     /// fill.
     pub(crate) fn new(buffer_bytes: u32, window_bytes: u32) -> Self {
-        let shelf = FreeBuffers {
+        let free_buffers = FreeBuffers {
             free: Mutex::default(),
             buffer_bytes: buffer_bytes as usize,
             free_max: window_bytes.div_ceil(buffer_bytes) as usize,
         };
         Self {
-            free_buffers: Arc::new(shelf),
+            free_buffers: Arc::new(free_buffers),
         }
     }
 
@@ -48,9 +48,9 @@ impl BufferPool {
     pub(crate) fn take(&self, len: u32) -> PooledBuffer {
         let (len, buffer_bytes) = (len as usize, self.free_buffers.buffer_bytes);
         assert!(len <= buffer_bytes, "a frame fits its buffer");
-        let kept = self.free_buffers.lock().pop();
+        let free_buffer = self.free_buffers.lock().pop();
         PooledBuffer {
-            bytes: kept.unwrap_or_else(|| vec![0; buffer_bytes].into()),
+            bytes: free_buffer.unwrap_or_else(|| vec![0; buffer_bytes].into()),
             len,
             free_buffers: Arc::clone(&self.free_buffers),
         }
@@ -98,9 +98,9 @@ mod tests {
     #[test]
     fn returned_buffers_are_reused_up_to_the_limit() {
         let buffers = BufferPool::new(64, 128);
-        let taken = [buffers.take(1), buffers.take(64), buffers.take(7)];
-        let last = taken[1].as_ptr();
-        drop(taken);
+        let borrowed = [buffers.take(1), buffers.take(64), buffers.take(7)];
+        let last = borrowed[1].as_ptr();
+        drop(borrowed);
         assert_eq!(buffers.free_buffers.lock().len(), 2);
         let again = buffers.take(9);
         assert_eq!((again.as_ptr(), again.len()), (last, 9));

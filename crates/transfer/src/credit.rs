@@ -57,32 +57,32 @@ impl CreditAccount {
     }
 
     fn new(window: u64, slots_count: usize) -> Arc<Self> {
-        let book = CreditLedger {
+        let ledger = CreditLedger {
             held_bytes: 0,
             slots: vec![SlotCredit::Free; slots_count],
             returned: ReturnedCredit::default(),
         };
         Arc::new(Self {
             window,
-            ledger: Mutex::new(book),
+            ledger: Mutex::new(ledger),
             changed: Notify::new(),
         })
     }
 
     /// Takes `bytes` of the window; `None` if the peer sent more than it was granted.
     pub(crate) fn hold_bytes(self: &Arc<Self>, bytes: u64) -> Option<CreditHold> {
-        let mut book = self.lock();
-        if book.held_bytes.saturating_add(bytes) > self.window {
+        let mut ledger = self.lock();
+        if ledger.held_bytes.saturating_add(bytes) > self.window {
             return None;
         }
-        book.held_bytes += bytes;
+        ledger.held_bytes += bytes;
         Some(self.hold(bytes, None))
     }
 
     /// Takes a slot; `None` if its number is out of range or it is still held.
     pub(crate) fn hold_slot(self: &Arc<Self>, slot: u32) -> Option<CreditHold> {
-        let mut book = self.lock();
-        let state = book.slots.get_mut(slot as usize)?;
+        let mut ledger = self.lock();
+        let state = ledger.slots.get_mut(slot as usize)?;
         if std::mem::replace(state, SlotCredit::Held) == SlotCredit::Held {
             return None;
         }
@@ -115,14 +115,14 @@ impl CreditAccount {
 
 impl Drop for CreditHold {
     fn drop(&mut self) {
-        let mut book = self.account.lock();
-        book.held_bytes -= self.bytes;
-        book.returned.bytes += self.bytes;
+        let mut ledger = self.account.lock();
+        ledger.held_bytes -= self.bytes;
+        ledger.returned.bytes += self.bytes;
         if let Some(slot) = self.slot {
-            book.slots[slot as usize] = SlotCredit::Free;
-            book.returned.slots.push(slot);
+            ledger.slots[slot as usize] = SlotCredit::Free;
+            ledger.returned.slots.push(slot);
         }
-        drop(book);
+        drop(ledger);
         self.account.changed.notify_one();
     }
 }

@@ -47,12 +47,12 @@ impl DialBackoff {
             None => BACKOFF_MIN,
         };
         let until = Instant::now() + rest;
-        let setback = PeerBackoff {
+        let backoff = PeerBackoff {
             until,
             delay: rest,
             reason,
         };
-        peers.insert(peer, setback);
+        peers.insert(peer, backoff);
     }
 
     /// Resets the delay, after a success or when the peer is forgotten.
@@ -78,38 +78,46 @@ mod tests {
             worker: WorkerId(worker),
             incarnation: Incarnation(1),
         };
-        let setbacks = DialBackoff::default();
-        assert_eq!(setbacks.reason_to_wait(peer(1)), None);
-        setbacks.record_failure(peer(1), "no route".into());
+        let dial_backoff = DialBackoff::default();
+        assert_eq!(dial_backoff.reason_to_wait(peer(1)), None);
+        dial_backoff.record_failure(peer(1), "no route".into());
         assert!(
-            setbacks
+            dial_backoff
                 .reason_to_wait(peer(1))
                 .unwrap()
                 .contains("no route")
         );
         assert_eq!(
-            setbacks.reason_to_wait(peer(2)),
+            dial_backoff.reason_to_wait(peer(2)),
             None,
             "it is each peer's own"
         );
         advance(BACKOFF_MIN + Duration::from_millis(1)).await;
-        assert_eq!(setbacks.reason_to_wait(peer(1)), None, "it is tried again");
-        setbacks.record_failure(peer(1), "no route".into());
+        assert_eq!(
+            dial_backoff.reason_to_wait(peer(1)),
+            None,
+            "it is tried again"
+        );
+        dial_backoff.record_failure(peer(1), "no route".into());
         advance(BACKOFF_MIN + Duration::from_millis(1)).await;
         assert!(
-            setbacks.reason_to_wait(peer(1)).is_some(),
+            dial_backoff.reason_to_wait(peer(1)).is_some(),
             "and rests twice as long"
         );
         for _ in 0..20 {
-            setbacks.record_failure(peer(1), "no route".into());
+            dial_backoff.record_failure(peer(1), "no route".into());
         }
         advance(BACKOFF_MAX + Duration::from_millis(1)).await;
-        assert_eq!(setbacks.reason_to_wait(peer(1)), None, "but never for ever");
-        setbacks.clear(peer(1));
-        setbacks.record_failure(peer(1), "no route".into());
+        assert_eq!(
+            dial_backoff.reason_to_wait(peer(1)),
+            None,
+            "but never for ever"
+        );
+        dial_backoff.clear(peer(1));
+        dial_backoff.record_failure(peer(1), "no route".into());
         advance(BACKOFF_MIN + Duration::from_millis(1)).await;
         assert_eq!(
-            setbacks.reason_to_wait(peer(1)),
+            dial_backoff.reason_to_wait(peer(1)),
             None,
             "a success begins anew"
         );

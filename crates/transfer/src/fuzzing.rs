@@ -20,14 +20,14 @@ pub fn frames(mut bytes: &[u8]) {
         };
         let mut message = bytes[..checked_len].to_vec();
         bytes = rest;
-        let as_it_came = read(&header, &message);
-        let came = message.clone();
+        let as_received = read(&header, &message);
+        let received = message.clone();
         set_checksum(&mut message);
         let closed = read(&header, &message);
-        if message == came {
-            assert_eq!(as_it_came, closed);
+        if message == received {
+            assert_eq!(as_received, closed);
         } else {
-            assert!(as_it_came.is_err(), "{as_it_came:?}");
+            assert!(as_received.is_err(), "{as_received:?}");
         }
         let Ok(closed) = closed else {
             return;

@@ -102,8 +102,8 @@ impl GrantIssuer {
         WriteGrant(grant): WriteGrant,
     ) -> Result<(), WriteGrantError> {
         let signature = self.signature(&grant, handoff, sender);
-        let is_ours = signature.as_bytes()[..16].ct_eq(&grant[16..]);
-        if !bool::from(is_ours) {
+        let is_authentic = signature.as_bytes()[..16].ct_eq(&grant[16..]);
+        if !bool::from(is_authentic) {
             return Err(WriteGrantError::Forged);
         }
         let mut expires = [0; 8];
@@ -198,8 +198,8 @@ impl GrantStore {
 
     /// Removes and returns the grant for this hand-off.
     pub fn remove(&mut self, handoff: HandoffId) -> Option<WriteGrant> {
-        let (came, grant) = self.grants.remove(&handoff)?;
-        self.order.remove(&came);
+        let (number, grant) = self.grants.remove(&handoff)?;
+        self.order.remove(&number);
         Some(grant)
     }
 
@@ -311,15 +311,15 @@ mod tests {
             let checked = issuer.verify(handoff(7, 1), worker(3, 9), WriteGrant(other));
             assert_eq!(checked, Err(WriteGrantError::Forged), "bit {bit}");
         }
-        let elsewhere = GrantIssuer::new([2; 32]);
-        let checked = elsewhere.verify(handoff(7, 1), worker(3, 9), grant);
+        let other_issuer = GrantIssuer::new([2; 32]);
+        let checked = other_issuer.verify(handoff(7, 1), worker(3, 9), grant);
         assert_eq!(
             checked,
             Err(WriteGrantError::Forged),
             "another life has another key"
         );
-        let blue = issuer.issue(handoff(7, 1), worker(3, 9), "blue");
-        assert_ne!(blue, grant);
+        let other_tenants = issuer.issue(handoff(7, 1), worker(3, 9), "blue");
+        assert_ne!(other_tenants, grant);
         tokio::time::advance(GRANT_LIFETIME).await;
         assert_eq!(
             check(handoff(7, 1), worker(3, 9)),
@@ -356,14 +356,14 @@ mod tests {
 
     #[test]
     fn the_grant_store_keeps_at_most_its_limit() {
-        let mut purse = GrantStore::default();
+        let mut store = GrantStore::default();
         let grant = WriteGrant([0; GRANT_BYTES]);
         for flight in 0..STORED_MAX as u64 + 10 {
-            purse.insert(handoff(flight, 0), grant);
-            purse.insert(handoff(flight, 0), grant);
+            store.insert(handoff(flight, 0), grant);
+            store.insert(handoff(flight, 0), grant);
         }
-        assert_eq!(purse.grants.len(), STORED_MAX);
-        assert_eq!(purse.order.len(), STORED_MAX);
-        assert!(purse.get(handoff(9, 0)).is_none() && purse.get(handoff(10, 0)).is_some());
+        assert_eq!(store.grants.len(), STORED_MAX);
+        assert_eq!(store.order.len(), STORED_MAX);
+        assert!(store.get(handoff(9, 0)).is_none() && store.get(handoff(10, 0)).is_some());
     }
 }

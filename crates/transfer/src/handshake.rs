@@ -63,7 +63,7 @@ pub(crate) async fn dial(
     address: &str,
 ) -> Result<DialledLink<TcpReader, TcpWriter>, LinkError> {
     let mut first = tcp::dial(config, address).await?;
-    let terms = shake_hands(config, peer, RequestedLink::Link, &mut first).await?;
+    let terms = perform_handshake(config, peer, RequestedLink::Link, &mut first).await?;
     let mut streams = vec![first];
     let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
     while streams.len() < streams_count {
@@ -83,7 +83,7 @@ pub(crate) async fn dial(
 }
 
 /// Sends the hello and receives the terms of the link.
-pub(crate) async fn shake_hands<R, W>(
+pub(crate) async fn perform_handshake<R, W>(
     config: &LinksConfig,
     peer: WorkerRef,
     requested: RequestedLink,

@@ -15,7 +15,7 @@
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
-use crate::handshake::{DialledLink, LinkTerms, RequestedLink, shake_hands};
+use crate::handshake::{DialledLink, LinkTerms, RequestedLink, perform_handshake};
 use crate::incoming::{
     self, AcceptPolicy, IdentifiedPeer, JoinRequest, LinkReceiver, LinkStream, PayloadSource,
     ReceiveSession, SlotReadiness,
@@ -114,12 +114,12 @@ fn host_id() -> io::Result<String> {
 
 /// Refuses a peer of another user: memory is shared only within one user.
 fn same_user(stream: &UnixStream) -> Result<(), LinkError> {
-    let (theirs, ours) = (stream.peer_cred()?.uid(), rustix::process::geteuid());
-    if theirs == ours.as_raw() {
+    let (peer_user, own_user) = (stream.peer_cred()?.uid(), rustix::process::geteuid());
+    if peer_user == own_user.as_raw() {
         Ok(())
     } else {
         Err(LinkError::SharedMemory(io::Error::other(format!(
-            "the peer runs as user {theirs}, this worker as {ours:?}"
+            "the peer runs as user {peer_user}, this worker as {own_user:?}"
         ))))
     }
 }
@@ -136,13 +136,13 @@ pub(crate) async fn identify(
     stream: HostStream,
 ) -> Result<HostPeer, LinkError> {
     same_user(&stream)?;
-    let door = AcceptPolicy {
+    let policy = AcceptPolicy {
         config,
         // Only processes of this user can connect here.
         is_known: &|_| true,
     };
-    match incoming::read_join_request(door, split(config, stream)).await? {
-        JoinRequest::Link(visitor) => Ok(visitor),
+    match incoming::read_join_request(policy, split(config, stream)).await? {
+        JoinRequest::Link(identified) => Ok(identified),
         JoinRequest::FurtherStream { .. } => Err(LinkError::Unexpected(
             "further stream for a shared-memory link",
         )),
@@ -155,20 +155,20 @@ pub(crate) async fn identify(
 /// Grants the pool to the peer, or creates a ring for it, and receives on that path until the link
 /// ends. Returns the reason for the end.
 pub(crate) async fn receive(
-    visitor: HostPeer,
+    identified: HostPeer,
     session: ReceiveSession,
     config: &LinksConfig,
     gate: PoolGate<'_>,
 ) -> LinkError {
-    let IdentifiedPeer { peer, mut stream } = visitor;
+    let IdentifiedPeer { peer, mut stream } = identified;
     let shape = ring_shape(config);
     let opened = open_payload_source(&mut stream, config, shape, session.key, peer, &gate);
-    let places = match timeout(config.connect_timeout, opened).await {
-        Ok(Ok(places)) => places,
+    let payload_source = match timeout(config.connect_timeout, opened).await {
+        Ok(Ok(payload_source)) => payload_source,
         Ok(Err(error)) => return error,
         Err(_) => return LinkError::HandshakeTimedOut(config.connect_timeout),
     };
-    let account = match &places {
+    let account = match &payload_source {
         PayloadSource::Ring(..) => CreditAccount::of_slots(shape.slots_count),
         PayloadSource::Pool | PayloadSource::Buffers(_) => CreditAccount::of_bytes(shape.credit()),
     };
@@ -176,7 +176,7 @@ pub(crate) async fn receive(
         peer,
         block_bytes: config.block_bytes,
         account,
-        payload_source: places,
+        payload_source,
         events: gate.events.clone(),
         grants: config.grants.clone(),
     };
@@ -266,8 +266,8 @@ async fn open_payload_source(
         frame_bytes: shape.slot_bytes,
     };
     write_message(&mut stream.writer, &welcome, &[]).await?;
-    let mut wish = stream.reader.message().await?;
-    if wish == LinkMessage::AskPool {
+    let mut request = stream.reader.message().await?;
+    if request == LinkMessage::AskPool {
         let socket: &UnixStream = stream.writer.as_ref();
         let offer = match (&config.pools, PeerProcess::of(socket)) {
             (None, _) => LinkMessage::NoPool(String::new()),
@@ -279,12 +279,12 @@ async fn open_payload_source(
             },
         };
         write_message(&mut stream.writer, &offer, &[]).await?;
-        wish = stream.reader.message().await?;
-        if wish == LinkMessage::Opened && matches!(offer, LinkMessage::Pool(_)) {
+        request = stream.reader.message().await?;
+        if request == LinkMessage::Opened && matches!(offer, LinkMessage::Pool(_)) {
             return Ok(PayloadSource::Pool);
         }
     }
-    match wish {
+    match request {
         LinkMessage::Ping(_) => {}
         _ => return Err(LinkError::Unexpected("before the ring was sent")),
     }
@@ -306,17 +306,17 @@ pub(crate) async fn dial(
     let stream = stream.map_err(|error| LinkError::Connect(format!("socket {name}"), error))?;
     same_user(&stream)?;
     let mut stream = split(config, stream);
-    let terms = shake_hands(config, peer, RequestedLink::Link, &mut stream).await?;
+    let terms = perform_handshake(config, peer, RequestedLink::Link, &mut stream).await?;
     let shape = agreed_ring_shape(config, terms)?;
     let unopened = match ask_pool(config, &mut stream).await? {
         PoolReply::Opened(pool) => {
             let frame_bytes = terms.frame_bytes;
-            let carriage = PayloadChannel {
+            let channel = PayloadChannel {
                 store: PayloadStore::Pool { pool, frame_bytes },
                 pool_unopened: None,
             };
             let streams = vec![stream];
-            return Ok((DialledLink { streams, terms }, carriage));
+            return Ok((DialledLink { streams, terms }, channel));
         }
         PoolReply::Unopened(reason) => reason,
     };
@@ -325,12 +325,12 @@ pub(crate) async fn dial(
     let received = socket.async_io(Interest::READABLE, || receive_descriptor(socket));
     let fd = received.await.map_err(LinkError::SharedMemory)?;
     let ring = run_blocking(move || SenderRing::open(&fd, shape)).await?;
-    let carriage = PayloadChannel {
+    let channel = PayloadChannel {
         store: PayloadStore::Ring(ring, SlotDelivery::Mapped),
         pool_unopened: unopened,
     };
     let streams = vec![stream];
-    Ok((DialledLink { streams, terms }, carriage))
+    Ok((DialledLink { streams, terms }, channel))
 }
 
 /// The result of the request for the peer's pool.

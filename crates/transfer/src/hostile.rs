@@ -110,8 +110,8 @@ impl CompliantWorker {
     ) {
         let config = config(1);
         let dialled = host::dial(&config, worker(2), &self.host_address);
-        let (DialledLink { mut streams, .. }, carriage) = dialled.await.unwrap();
-        match carriage.store {
+        let (DialledLink { mut streams, .. }, channel) = dialled.await.unwrap();
+        match channel.store {
             PayloadStore::Ring(ring, _) => (streams.remove(0), ring),
             other => panic!("{other:?}"),
         }
@@ -145,13 +145,13 @@ async fn a_peer_that_exceeds_its_credit_is_disconnected() {
     let mut victim = CompliantWorker::start().await;
     let (mut stream, _) = victim.connect_link().await;
     let bytes = [7; BLOCK as usize];
-    let mut kept = Vec::new();
+    let mut arrived = Vec::new();
     for _ in 0..4 {
         let frame = LinkMessage::Frame(head(&bytes));
         write_message(&mut stream.writer, &frame, &bytes)
             .await
             .unwrap();
-        kept.push(victim.next().await);
+        arrived.push(victim.next().await);
     }
     let frame = LinkMessage::Frame(head(&bytes));
     write_message(&mut stream.writer, &frame, &bytes)
@@ -285,8 +285,8 @@ async fn damaged(message: &LinkMessage, payload: &[u8], at: usize) -> Vec<u8> {
 }
 
 fn assert_damaged(reason: &str, name: &str) {
-    let says = format!("message \"{name}\" was damaged on the way");
-    assert!(reason.contains(&says), "{name}: {reason}");
+    let expected = format!("message \"{name}\" was damaged on the way");
+    assert!(reason.contains(&expected), "{name}: {reason}");
 }
 
 #[tokio::test]
@@ -424,7 +424,7 @@ async fn terms_too_small_for_a_block_make_no_link() {
 async fn a_ring_over_the_size_limit_is_not_mapped() {
     let host = HostListener::bind().unwrap();
     let address = host.address().clone();
-    let giant = tokio::spawn(async move {
+    let oversized_peer = tokio::spawn(async move {
         let (reader, mut writer) = host.accept().await.unwrap().into_split();
         let mut reader = MessageReader::new(reader, Duration::from_secs(20), BLOCK);
         let hello = reader.message().await.unwrap();
@@ -442,9 +442,9 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
     let Err(refused) = host::dial(&config(2), worker(1), &address).await else {
         panic!("2 GiB were to be mapped");
     };
-    let said = refused.to_string();
-    assert!(said.contains("1073741824 is the most"), "{said}");
-    giant.await.unwrap();
+    let message = refused.to_string();
+    assert!(message.contains("1073741824 is the most"), "{message}");
+    oversized_peer.await.unwrap();
 }
 
 #[test]

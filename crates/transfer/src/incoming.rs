@@ -95,13 +95,13 @@ pub(crate) struct AcceptPolicy<'a> {
 
 /// Accepts a TCP connection and reads its first message.
 pub(crate) async fn identify(
-    door: AcceptPolicy<'_>,
+    policy: AcceptPolicy<'_>,
     stream: TcpStream,
 ) -> Result<JoinRequest<TcpReader, TcpWriter>, LinkError> {
-    let config = door.config;
-    let taken = timeout(config.connect_timeout, tcp::accept(config, stream)).await;
+    let config = policy.config;
+    let accepted = timeout(config.connect_timeout, tcp::accept(config, stream)).await;
     let slow = LinkError::HandshakeTimedOut(config.connect_timeout);
-    read_join_request(door, taken.map_err(|_| slow)??).await
+    read_join_request(policy, accepted.map_err(|_| slow)??).await
 }
 
 /// Reads the first message and checks it against the configuration of this worker.
@@ -116,7 +116,7 @@ where
     let first = timeout(config.connect_timeout, stream.reader.message())
         .await
         .map_err(|_| LinkError::HandshakeTimedOut(config.connect_timeout))??;
-    let (hello, wish) = match first {
+    let (hello, requested) = match first {
         LinkMessage::Hello(hello) => (hello, RequestedLink::Link),
         LinkMessage::HelloRdma(hello) => (hello, RequestedLink::RdmaRing),
         LinkMessage::Join { from, key } => {
@@ -126,18 +126,18 @@ where
     };
     let peer = hello.from;
     if let Some(reason) = mismatch(config, &hello) {
-        let told = if is_known(peer) {
+        let sent_reason = if is_known(peer) {
             reason.clone()
         } else {
             "what it said of itself is not what this worker expects; its log has more".into()
         };
-        write_message(&mut stream.writer, &LinkMessage::Reject(told), &[]).await?;
+        write_message(&mut stream.writer, &LinkMessage::Reject(sent_reason), &[]).await?;
         return Err(LinkError::RejectedHere(reason));
     }
-    let visitor = IdentifiedPeer { peer, stream };
-    Ok(match wish {
-        RequestedLink::Link => JoinRequest::Link(visitor),
-        RequestedLink::RdmaRing => JoinRequest::RdmaLink(visitor),
+    let identified = IdentifiedPeer { peer, stream };
+    Ok(match requested {
+        RequestedLink::Link => JoinRequest::Link(identified),
+        RequestedLink::RdmaRing => JoinRequest::RdmaLink(identified),
     })
 }
 
@@ -157,15 +157,15 @@ fn mismatch(config: &LinksConfig, hello: &LinkHello) -> Option<String> {
         ));
     }
     if *fingerprint != config.fingerprint.0 {
-        let mine = &config.fingerprint.0;
+        let own = &config.fingerprint.0;
         return Some(format!(
-            "KV does not fit: worker {from} has fingerprint \"{fingerprint}\", worker {to} has \"{mine}\""
+            "KV does not fit: worker {from} has fingerprint \"{fingerprint}\", worker {to} has \"{own}\""
         ));
     }
     if *block_bytes != config.block_bytes {
-        let mine = config.block_bytes;
+        let own = config.block_bytes;
         return Some(format!(
-            "KV does not fit: blocks of worker {from} have {block_bytes} bytes, those of worker {to} {mine}"
+            "KV does not fit: blocks of worker {from} have {block_bytes} bytes, those of worker {to} {own}"
         ));
     }
     None
@@ -173,12 +173,12 @@ fn mismatch(config: &LinksConfig, hello: &LinkHello) -> Option<String> {
 
 /// Receives over TCP until the link ends. Returns the reason for the end.
 pub(crate) async fn receive(
-    visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    identified: IdentifiedPeer<TcpReader, TcpWriter>,
     mut session: ReceiveSession,
     config: &LinksConfig,
     events: &mpsc::Sender<LinkEvent>,
 ) -> LinkError {
-    let IdentifiedPeer { peer, mut stream } = visitor;
+    let IdentifiedPeer { peer, mut stream } = identified;
     let window = config.window();
     let welcome = LinkMessage::Welcome {
         me: config.me,
@@ -298,7 +298,7 @@ where
         link_receiver.payload_source,
         PayloadSource::Ring(_, SlotReadiness::AfterWrite(_))
     );
-    let mut heard = pin!(receive_messages(&mut reader, &link_receiver, pongs));
+    let mut received = pin!(receive_messages(&mut reader, &link_receiver, pongs));
     tokio::select! {
             error = send_credit_and_pongs(&mut writer, &link_receiver.account, grants, ping_nonces) => if is_announced {
     // A sender that has disconnected accepts no answer, but the heads and a seal that it
@@ -306,11 +306,11 @@ where
     // must not be lost. So reading continues to the end of the stream. Nothing can follow
     // on a stream that accepts no answer, so this ends: the sender gets no answer to its
     // pings and closes the stream after its silence limit.
-    heard.await
+    received.await
     } else {
     error
     },
-            error = &mut heard => error,
+            error = &mut received => error,
         }
 }
 

@@ -176,14 +176,14 @@ impl Link {
             !matches!(packet, Packet::Frame { .. }),
             "frames are sent with a permit"
         );
-        let pass = match &packet {
+        let grant = match &packet {
             Packet::Seal(seal) => self.grant_for(seal.handoff),
             _ => None,
         };
         self.enqueue(QueuedMessage {
             packet,
             payload: None,
-            grant: pass,
+            grant,
         })
     }
 
@@ -191,8 +191,8 @@ impl Link {
         self.grants.as_ref()?.stored(handoff)
     }
 
-    fn enqueue(&self, parcel: QueuedMessage) -> Result<(), LinkDown> {
-        let sent = self.queue.send(parcel);
+    fn enqueue(&self, message: QueuedMessage) -> Result<(), LinkDown> {
+        let sent = self.queue.send(message);
         sent.map_err(|_| LinkDown::Broken(self.peer))
     }
 }
@@ -367,8 +367,8 @@ impl SendPermit {
         assert!(cost <= covered, "a permit covers the frames sent with it");
         // A buffer that was requested and not sent is returned first.
         self.payload = None;
-        let cargo = self.store().take_payload(bytes);
-        self.payload.insert(cargo)
+        let payload = self.store().take_payload(bytes);
+        self.payload.insert(payload)
     }
 
     /// Sends `[part.len]` bytes from host memory: as [`SendPermit::buffer`] and
@@ -399,20 +399,20 @@ impl SendPermit {
     /// # Panics
     /// If no buffer was requested, or one of another length than the frame's part.
     pub fn send(&mut self, frame: Frame) -> Result<u64, LinkDown> {
-        let cargo = self.payload.as_deref();
-        let checksum = crate::checksum(cargo.expect("a frame's bytes come first"));
+        let payload = self.payload.as_deref();
+        let checksum = crate::checksum(payload.expect("a frame's bytes come first"));
         self.enqueue_frame(frame, checksum)
     }
 
     fn enqueue_frame(&mut self, frame: Frame, checksum: u64) -> Result<u64, LinkDown> {
-        let cargo = self.payload.take().expect("a frame's bytes come first");
-        let len = cargo.len();
+        let payload = self.payload.take().expect("a frame's bytes come first");
+        let len = payload.len();
         assert_eq!(len, frame.part.len as usize, "a part measures its bytes");
         let spent = self.credit.split(self.store().frame_cost(len));
         spent.expect("checked when the buffer was given").forget();
         self.link.enqueue(QueuedMessage {
             packet: frame.packet(checksum),
-            payload: Some(cargo),
+            payload: Some(payload),
             grant: self.grant,
         })?;
         Ok(checksum)
@@ -429,18 +429,18 @@ impl FrameBuffer {
     /// If the length of the part differs.
     pub fn send(self, frame: Frame, checksum: u64) -> Result<(), LinkDown> {
         let Self {
-            payload: cargo,
+            payload,
             credit,
             link,
-            grant: pass,
+            grant,
         } = self;
-        let (len, part) = (cargo.len(), frame.part.len as usize);
+        let (len, part) = (payload.len(), frame.part.len as usize);
         assert_eq!(len, part, "a part measures its bytes");
         credit.forget();
         link.enqueue(QueuedMessage {
             packet: frame.packet(checksum),
-            payload: Some(cargo),
-            grant: pass,
+            payload: Some(payload),
+            grant,
         })
     }
 }

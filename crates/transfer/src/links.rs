@@ -145,15 +145,15 @@ impl Links {
     /// to be on another host never gets access.
     pub fn pool_access(&self, peer: WorkerRef) -> PoolAccess {
         let table = self.shared.lock();
-        let is_elsewhere = match table.routes.get(&peer) {
+        let is_on_other_host = match table.routes.get(&peer) {
             Some(PeerRoute::Remote(addresses)) => {
-                let here = addresses.shared_memory.as_ref();
-                !here.is_some_and(host::is_this_host)
+                let host_address = addresses.shared_memory.as_ref();
+                !host_address.is_some_and(host::is_this_host)
             }
             Some(PeerRoute::Local) | None => false,
         };
         drop(table);
-        if is_elsewhere {
+        if is_on_other_host {
             self.shared.pool_access.deny(peer)
         } else {
             self.shared.pool_access.access_of(peer)
@@ -188,17 +188,17 @@ impl Links {
         // The task holds no `Links`, so that dropping them closes the queue and ends the task.
         let config = self.shared.config.clone();
         let (end, net) = (self.shared.local_endpoint(), self.shared.net.clone());
-        let setbacks = Arc::clone(&self.shared.dial_backoff);
+        let dial_backoff = Arc::clone(&self.shared.dial_backoff);
         tokio::spawn(async move {
-            let errand = OutboundLink {
+            let outbound = OutboundLink {
                 config: &config,
                 peer,
                 events: &end.events,
-                dial_backoff: &setbacks,
+                dial_backoff: &dial_backoff,
             };
             let error = match &route {
                 PeerRoute::Local => local::carry(&net, &end, peer, carrier).await,
-                PeerRoute::Remote(addresses) => errand.carry(addresses, carrier).await,
+                PeerRoute::Remote(addresses) => outbound.carry(addresses, carrier).await,
             };
             let forgotten = match shared.upgrade() {
                 Some(shared) => shared.lock().end_outgoing(peer) == PeerKnown::No,
@@ -206,7 +206,7 @@ impl Links {
             };
             if forgotten {
                 // A failure that was recorded after the peer was forgotten is removed, too.
-                setbacks.clear(peer)
+                dial_backoff.clear(peer)
             } else {
                 report_lost(&end.events, peer, &error, "outgoing").await
             }
@@ -217,19 +217,19 @@ impl Links {
     /// Accepts links while it is polled. Dropping it ends the incoming links.
     pub async fn serve(self, listeners: Listeners) {
         let Listeners { tcp, host } = listeners;
-        let strangers = Arc::new(Semaphore::new(UNIDENTIFIED_MAX));
-        let mut visits = JoinSet::new();
+        let unidentified = Arc::new(Semaphore::new(UNIDENTIFIED_MAX));
+        let mut accept_tasks = JoinSet::new();
         loop {
-            while visits.try_join_next().is_some() {}
-            let permit = Arc::clone(&strangers).acquire_owned().await;
+            while accept_tasks.try_join_next().is_some() {}
+            let permit = Arc::clone(&unidentified).acquire_owned().await;
             let permit = permit.expect("the semaphore is never closed");
             let shared = Arc::clone(&self.shared);
             let accepted = tokio::select! {
                 accepted = accept_tcp(tcp.as_ref()) => accepted.map(|stream| {
-                    visits.spawn(shared.accept_tcp_link(stream, permit));
+                    accept_tasks.spawn(shared.accept_tcp_link(stream, permit));
                 }),
                 accepted = accept_host(host.as_ref()) => accepted.map(|stream| {
-                    visits.spawn(shared.accept_host_link(stream, permit));
+                    accept_tasks.spawn(shared.accept_host_link(stream, permit));
                 }),
             };
             // No descriptor was free, or the peer has disconnected: neither is a reason to stop.
@@ -278,7 +278,7 @@ impl LinksState {
 
     /// Waits until a router names a peer that connected before the worker knew it.
     async fn wait_until_known(&self, peer: WorkerRef) -> bool {
-        let known = async {
+        let named = async {
             loop {
                 let learned = self.route_added.notified();
                 if self.is_known(peer) {
@@ -288,40 +288,48 @@ impl LinksState {
             }
         };
         let within = self.config.unknown_peer_timeout();
-        timeout(within, known).await.is_ok()
+        timeout(within, named).await.is_ok()
     }
 
-    async fn accept_tcp_link(self: Arc<Self>, stream: TcpStream, stranger: OwnedSemaphorePermit) {
-        let door = AcceptPolicy {
+    async fn accept_tcp_link(
+        self: Arc<Self>,
+        stream: TcpStream,
+        unidentified_permit: OwnedSemaphorePermit,
+    ) {
+        let policy = AcceptPolicy {
             config: &self.config,
             // A peer with a certificate of the fleet may learn the configuration of the fleet.
             is_known: &|peer| self.config.peer_tls.is_some() || self.is_known(peer),
         };
-        let knock = incoming::identify(door, stream).await;
-        let turned_away = match knock {
-            Ok(JoinRequest::Link(visitor)) if !self.config.transports.contains(&Transport::Tcp) => {
-                visitor.reject("this worker takes no links over TCP").await
+        let request = incoming::identify(policy, stream).await;
+        let refused = match request {
+            Ok(JoinRequest::Link(identified))
+                if !self.config.transports.contains(&Transport::Tcp) =>
+            {
+                identified
+                    .reject("this worker takes no links over TCP")
+                    .await
             }
-            Ok(JoinRequest::Link(visitor)) => {
-                drop(stranger);
+            Ok(JoinRequest::Link(identified)) => {
+                drop(unidentified_permit);
                 let config = self.config.clone();
                 let events = self.events.clone();
-                let peer = visitor.peer;
+                let peer = identified.peer;
                 let receive = async move |session| {
-                    incoming::receive(visitor, session, &config, &events).await
+                    incoming::receive(identified, session, &config, &events).await
                 };
                 return self.receive_in_turn(peer, receive).await;
             }
-            Ok(JoinRequest::RdmaLink(visitor)) => {
-                return self.accept_rdma_link(visitor, stranger).await;
+            Ok(JoinRequest::RdmaLink(identified)) => {
+                return self.accept_rdma_link(identified, unidentified_permit).await;
             }
             Ok(JoinRequest::FurtherStream { from, key, stream }) => {
-                drop(stranger);
+                drop(unidentified_permit);
                 self.join_stream(from, key, stream).await
             }
             Err(error) => Err(error),
         };
-        if let Err(error) = turned_away {
+        if let Err(error) = refused {
             warn!(%error, "data link refused");
         }
     }
@@ -330,10 +338,10 @@ impl LinksState {
     /// its memory for as long as the link.
     async fn accept_rdma_link(
         self: Arc<Self>,
-        mut visitor: IdentifiedPeer<TcpReader, TcpWriter>,
-        stranger: OwnedSemaphorePermit,
+        mut identified: IdentifiedPeer<TcpReader, TcpWriter>,
+        unidentified_permit: OwnedSemaphorePermit,
     ) {
-        let peer = visitor.peer;
+        let peer = identified.peer;
         let nixl = match self.config.nixl() {
             None => Err("this worker takes no links over NIXL"),
             Some(_) if !self.wait_until_known(peer).await => {
@@ -341,40 +349,44 @@ impl LinksState {
             }
             Some(nixl) => Ok(Arc::clone(nixl)),
         };
-        drop(stranger);
+        drop(unidentified_permit);
         let nixl = match nixl {
             Ok(nixl) => nixl,
             Err(reason) => {
                 let refusal = LinkMessage::NoRing(reason.to_owned());
-                let told = write_message(&mut visitor.stream.writer, &refusal, &[]).await;
-                return warn!(%peer, reason, ?told, "refused to create a ring for a NIXL link");
+                let reply = write_message(&mut identified.stream.writer, &refusal, &[]).await;
+                return warn!(%peer, reason, told = ?reply, "refused to create a ring for a NIXL link");
             }
         };
         let own = Arc::clone(&self);
         let receive = async move |session| {
-            let means = nixl::RdmaSetup {
+            let setup = nixl::RdmaSetup {
                 config: &own.config,
                 nixl: &nixl,
                 ring_permits: &own.ring_permits,
             };
-            nixl::receive(visitor, session, means, &own.events).await
+            nixl::receive(identified, session, setup, &own.events).await
         };
         self.receive_in_turn(peer, receive).await;
     }
 
-    async fn accept_host_link(self: Arc<Self>, stream: HostStream, stranger: OwnedSemaphorePermit) {
-        let visitor = host::identify(&self.config, stream).await;
-        drop(stranger);
-        match visitor {
-            Ok(visitor) => {
-                let peer = visitor.peer;
+    async fn accept_host_link(
+        self: Arc<Self>,
+        stream: HostStream,
+        unidentified_permit: OwnedSemaphorePermit,
+    ) {
+        let identified = host::identify(&self.config, stream).await;
+        drop(unidentified_permit);
+        match identified {
+            Ok(identified) => {
+                let peer = identified.peer;
                 let own = Arc::clone(&self);
                 let receive = async move |session| {
                     let gate = PoolGate {
                         events: &own.events,
                         grant_pool: &|peer, process| own.grant_pool(peer, process),
                     };
-                    host::receive(visitor, session, &own.config, gate).await
+                    host::receive(identified, session, &own.config, gate).await
                 };
                 self.receive_in_turn(peer, receive).await;
             }
@@ -405,10 +417,10 @@ impl LinksState {
     async fn fence(&self, peer: WorkerRef) {
         // The receiving task releases its lock after the last event of the link, so that
         // `Fenced` comes after it.
-        let place = self.lock().receive_locks.get(&peer).cloned();
-        if let Some(place) = place {
-            drop(place.lock().await);
-            self.lock().end_turn(peer, place);
+        let lock = self.lock().receive_locks.get(&peer).cloned();
+        if let Some(lock) = lock {
+            drop(lock.lock().await);
+            self.lock().end_turn(peer, lock);
         }
         self.lock().watched_processes.remove(&peer);
         if self.pool_access.fence(peer) {
@@ -443,19 +455,19 @@ impl LinksState {
         peer: WorkerRef,
         receive: impl AsyncFnOnce(ReceiveSession) -> LinkError,
     ) {
-        let visit = self.lock().begin_turn(peer);
+        let turn = self.lock().begin_turn(peer);
         // The earlier task releases the lock only after it has reported the loss, so the loss is
         // reported before anything that arrives on this link.
-        let seated = visit.lock.lock().await;
-        let session = self.lock().register_incoming(peer, visit.number);
+        let receive_lock = turn.lock.lock().await;
+        let session = self.lock().register_incoming(peer, turn.number);
         if let Some(session) = session {
             let key = session.key;
             let error = receive(session).await;
             self.lock().end_incoming(peer, key);
             report_lost(&self.events, peer, &error, "incoming").await;
         }
-        drop(seated);
-        self.lock().end_turn(peer, visit.lock);
+        drop(receive_lock);
+        self.lock().end_turn(peer, turn.lock);
     }
 }
 
@@ -516,10 +528,10 @@ impl LinkTable {
 
     /// Removes the lock unless another task waits for it. Locks are handed out under this table's
     /// lock only, so no task can begin to wait meanwhile.
-    fn end_turn(&mut self, peer: WorkerRef, place: ReceiveLock) {
-        drop(place);
-        if let Some(place) = self.receive_locks.get(&peer)
-            && Arc::strong_count(place) == 1
+    fn end_turn(&mut self, peer: WorkerRef, lock: ReceiveLock) {
+        drop(lock);
+        if let Some(lock) = self.receive_locks.get(&peer)
+            && Arc::strong_count(lock) == 1
         {
             self.receive_locks.remove(&peer);
             self.newest_turns.remove(&peer);

@@ -93,9 +93,9 @@ pub(crate) async fn carry(
         return LinkError::RejectedHere(format!("worker {peer} is not in this process"));
     };
     if far.fingerprint != near.fingerprint {
-        let (ours, theirs) = (&near.fingerprint.0, &far.fingerprint.0);
+        let (near_fingerprint, far_fingerprint) = (&near.fingerprint.0, &far.fingerprint.0);
         return LinkError::RejectedHere(format!(
-            "KV does not fit: worker {} has fingerprint \"{ours}\", worker {peer} has \"{theirs}\"",
+            "KV does not fit: worker {} has fingerprint \"{near_fingerprint}\", worker {peer} has \"{far_fingerprint}\"",
             near.me
         ));
     }
@@ -129,9 +129,9 @@ pub(crate) async fn carry(
                     return LinkError::Closing;
                 }
             }
-            parcel = queue.recv() => {
-                let Some(parcel) = parcel else { return LinkError::Closing };
-                let Some(event) = arrived_event(near.me, &account, parcel) else {
+            message = queue.recv() => {
+                let Some(message) = message else { return LinkError::Closing };
+                let Some(event) = arrived_event(near.me, &account, message) else {
                     return LinkError::CreditExceeded;
                 };
                 if far.events.send(event).await.is_err() {
@@ -153,8 +153,8 @@ async fn open_pool(
     far.pool_access.pools()?;
     let opened = async {
         let handle = far.pool_access.grant(near.me)?;
-        let (held, gone) = oneshot::channel();
-        tokio::spawn(report_fenced(net.clone(), near.me, far.clone(), gone));
+        let (held, dropped) = oneshot::channel();
+        tokio::spawn(report_fenced(net.clone(), near.me, far.clone(), dropped));
         let pool = Arc::new(LocalPeerPool {
             pool: pools.open(&handle)?,
             _held: held,
@@ -225,15 +225,15 @@ fn measure() -> LinkSpeed {
 fn arrived_event(
     from: WorkerRef,
     account: &Arc<CreditAccount>,
-    parcel: QueuedMessage,
+    message: QueuedMessage,
 ) -> Option<LinkEvent> {
     // Write grants are not checked within a process.
     let QueuedMessage {
         packet,
-        payload: cargo,
+        payload,
         grant: _,
-    } = parcel;
-    let payload = match (&packet, cargo) {
+    } = message;
+    let payload = match (&packet, payload) {
         (_, Some(OutboundPayload::Buffer(buffer))) => {
             let hold = account.hold_bytes(buffer.len() as u64)?;
             Some(ReceivedPayload::new(PayloadLocation::Buffer(buffer), hold))

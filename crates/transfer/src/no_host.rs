@@ -61,7 +61,7 @@ pub(crate) async fn identify(
 }
 
 pub(crate) async fn receive(
-    _visitor: HostPeer,
+    _identified: HostPeer,
     _session: ReceiveSession,
     _config: &LinksConfig,
     _gate: PoolGate<'_>,

@@ -92,16 +92,16 @@ impl RdmaWriter {
 }
 
 pub(crate) async fn receive(
-    _visitor: IdentifiedPeer<TcpReader, TcpWriter>,
-    _seat: ReceiveSession,
-    means: RdmaSetup<'_>,
+    _identified: IdentifiedPeer<TcpReader, TcpWriter>,
+    _session: ReceiveSession,
+    setup: RdmaSetup<'_>,
     _events: &mpsc::Sender<LinkEvent>,
 ) -> LinkError {
     let RdmaSetup {
         config: _,
         nixl,
-        rings: _,
-    } = means;
+        ring_permits: _,
+    } = setup;
     match **nixl {}
 }
 

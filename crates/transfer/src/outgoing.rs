@@ -111,14 +111,14 @@ impl OutboundLink<'_> {
                             .measure_and_run(dialled, transport, store, carrier)
                             .await;
                     }
-                    Ok(DialledTransport::Rdma(standing)) => {
-                        return self.run(standing, carrier).await;
+                    Ok(DialledTransport::Rdma(measured)) => {
+                        return self.run(measured, carrier).await;
                     }
                     Err(error) => self.record_failure(option, error),
                 },
             };
-            let is_wanted = !carrier.queue.is_closed() || !carrier.queue.is_empty();
-            let next = next.filter(|_| is_wanted && !error.is_independent_of_transport());
+            let is_needed = !carrier.queue.is_closed() || !carrier.queue.is_empty();
+            let next = next.filter(|_| is_needed && !error.is_independent_of_transport());
             let Some(next) = next else {
                 return error;
             };
@@ -185,9 +185,9 @@ impl OutboundLink<'_> {
 
     /// Records a failure of NIXL, unless the peer cannot be reached at all or refuses the link.
     fn record_failure(&self, option: &DialOption<'_>, error: LinkError) -> LinkError {
-        let is_nobody = matches!(error, LinkError::Connect(..) | LinkError::NotAPeer(_));
+        let is_no_peer = matches!(error, LinkError::Connect(..) | LinkError::NotAPeer(_));
         if let DialOption::Nixl(..) = option
-            && !is_nobody
+            && !is_no_peer
             && !error.is_independent_of_transport()
         {
             let reason = match &error {
@@ -208,9 +208,9 @@ impl OutboundLink<'_> {
         let DialOption::Tcp(_) = option else {
             return None;
         };
-        let is_wanted = self.config.transports.contains(&Transport::Nixl);
+        let is_allowed = self.config.transports.contains(&Transport::Nixl);
         match (self.config.nixl(), addresses.nixl) {
-            (None, true) if is_wanted => Some("this worker has no NIXL library".to_owned()),
+            (None, true) if is_allowed => Some("this worker has no NIXL library".to_owned()),
             (Some(_), false) if self.uses_network_card() => {
                 Some("the peer has no NIXL library".to_owned())
             }
@@ -227,11 +227,11 @@ impl OutboundLink<'_> {
         let dialled = async {
             match option {
                 DialOption::Host(address) => {
-                    let (dialled, carriage) = host::dial(config, peer, address).await?;
+                    let (dialled, channel) = host::dial(config, peer, address).await?;
                     let PayloadChannel {
                         store,
                         pool_unopened: unopened,
-                    } = carriage;
+                    } = channel;
                     let transport = match store {
                         PayloadStore::Pool { .. } => Transport::CudaIpc,
                         PayloadStore::Buffers(_) | PayloadStore::Ring(..) => {
@@ -281,13 +281,13 @@ impl OutboundLink<'_> {
         to: Transport,
         reason: String,
     ) -> Result<(), LinkError> {
-        let told = self.events.send(LinkEvent::FellBack {
+        let sent = self.events.send(LinkEvent::FellBack {
             peer: self.peer,
             from,
             to,
             reason,
         });
-        told.await.map_err(|_| LinkError::Closing)
+        sent.await.map_err(|_| LinkError::Closing)
     }
 
     /// Measures the link, opens it and carries it until it ends.
@@ -303,7 +303,7 @@ impl OutboundLink<'_> {
         W: AsyncWrite + Unpin + Send + 'static,
     {
         match measure_link(dialled, transport, store).await {
-            Ok(standing) => self.run(standing, carrier).await,
+            Ok(measured) => self.run(measured, carrier).await,
             Err(error) => error,
         }
     }
@@ -321,7 +321,7 @@ impl OutboundLink<'_> {
     }
 
     /// Opens the link and carries it until it ends.
-    async fn run<R, W>(self, standing: MeasuredLink<R, W>, carrier: LinkCarrier) -> LinkError
+    async fn run<R, W>(self, measured: MeasuredLink<R, W>, carrier: LinkCarrier) -> LinkError
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
@@ -338,7 +338,7 @@ impl OutboundLink<'_> {
             writer_guard: writing,
             speed,
             probe_credit: lent,
-        } = standing;
+        } = measured;
         let (since, transport) = (Instant::now(), speed.transport);
         let LinkTerms { window, .. } = dialled.terms;
         let LinkCarrier { credit, queue } = carrier;

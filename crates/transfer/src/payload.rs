@@ -28,9 +28,9 @@ pub(crate) enum PayloadLocation {
 }
 
 impl ReceivedPayload {
-    pub(crate) fn new(place: PayloadLocation, hold: CreditHold) -> Self {
+    pub(crate) fn new(location: PayloadLocation, hold: CreditHold) -> Self {
         Self {
-            location: place,
+            location,
             _hold: hold,
         }
     }

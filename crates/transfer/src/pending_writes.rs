@@ -43,29 +43,25 @@ pub(crate) async fn receive_ahead<R: AsyncRead + Unpin>(
     let mut read = pin!(async move {
         let mut admitted = AdmittedHandoffs::new(link_receiver.grants.clone());
         loop {
-            let heard = match receive_action(reader, link_receiver, &mut admitted).await {
-                Ok(heard) => heard,
+            let deferred = match receive_action(reader, link_receiver, &mut admitted).await {
+                Ok(deferred) => deferred,
                 Err(error) => return error,
             };
-            if ahead.send(heard).await.is_err() {
+            if ahead.send(deferred).await.is_err() {
                 return LinkError::Closing;
             }
         }
     });
     let mut act = pin!(async {
-        while let Some(DeferredAction {
-            action: what,
-            after_slot: after,
-        }) = queue.recv().await
-        {
-            if let Some(slot) = after {
+        while let Some(DeferredAction { action, after_slot }) = queue.recv().await {
+            if let Some(slot) = after_slot {
                 pending_writes
                     .wait_until_written(slot, ended.clone())
                     .await?;
             }
-            match what {
+            match action {
                 LinkAction::Ping(nonce) => pending_writes.queue_pong(nonce, &pongs).await?,
-                what => link_receiver.perform(what, &pongs).await?,
+                action => link_receiver.perform(action, &pongs).await?,
             }
         }
         Err(LinkError::Closed)
@@ -91,7 +87,7 @@ impl PendingWrites {
         mut ended: watch::Receiver<bool>,
     ) -> Result<(), LinkError> {
         let Self {
-            receiver: landing,
+            receiver,
             silence_max,
             grace,
         } = self;
@@ -102,7 +98,7 @@ impl PendingWrites {
         };
         tokio::select! {
             biased;
-            written = timeout(*silence_max, landing.wait_until_written(slot)) => {
+            written = timeout(*silence_max, receiver.wait_until_written(slot)) => {
                 let written = written.map_err(|_| LinkError::WriteTimedOut(*silence_max))?;
                 written.map_err(LinkError::Nixl)
             }
@@ -147,7 +143,7 @@ mod tests {
     /// A receiver under a paused clock, and the handles that drive it.
     struct PendingWritesFixture {
         sender: Option<DuplexStream>,
-        asked: threads::Receiver<AwaitedSlot>,
+        awaited_slots: threads::Receiver<AwaitedSlot>,
         arrivals: mpsc::Receiver<LinkEvent>,
         pongs: mpsc::Receiver<u64>,
         _failure: watch::Sender<Option<String>>,
@@ -159,10 +155,10 @@ mod tests {
             slot_bytes: BLOCK,
             slots_count: SLOTS,
         };
-        let (asking, asked) = threads::channel();
+        let (request_sender, awaited_slots) = threads::channel();
         let (failing, failure) = watch::channel(None);
         let pending_writes = PendingWrites {
-            receiver: RdmaReceiver::from_channels(asking, failure),
+            receiver: RdmaReceiver::from_channels(request_sender, failure),
             silence_max: 100 * GRACE,
             grace: GRACE,
         };
@@ -184,7 +180,7 @@ mod tests {
         };
         let (pongs, answers) = mpsc::channel(2);
         let (sender, receiver) = tokio::io::duplex(1 << 16);
-        let heard = tokio::spawn(async move {
+        let received = tokio::spawn(async move {
             let PayloadSource::Ring(_, SlotReadiness::AfterWrite(pending_writes)) =
                 &link_receiver.payload_source
             else {
@@ -195,11 +191,11 @@ mod tests {
         });
         PendingWritesFixture {
             sender: Some(sender),
-            asked,
+            awaited_slots,
             arrivals,
             pongs: answers,
             _failure: failing,
-            received: heard,
+            received,
         }
     }
 
@@ -225,12 +221,12 @@ mod tests {
         }
 
         /// The next slot that is awaited. The clock stays paused, because this loop is never idle.
-        async fn next_asked(&mut self) -> AwaitedSlot {
+        async fn next_awaited(&mut self) -> AwaitedSlot {
             loop {
-                match self.asked.try_recv() {
+                match self.awaited_slots.try_recv() {
                     Ok(awaited) => return awaited,
                     Err(TryRecvError::Empty) => yield_now().await,
-                    Err(TryRecvError::Disconnected) => panic!("nobody asks any more"),
+                    Err(TryRecvError::Disconnected) => panic!("no slot is awaited any more"),
                 }
             }
         }
@@ -246,61 +242,61 @@ mod tests {
     // Lesson: 16.
     #[tokio::test(start_paused = true)]
     async fn slots_written_before_the_end_reach_a_slow_reader() {
-        let mut played = fixture();
+        let mut fixture = fixture();
         for slot in 0..SLOTS {
-            played.announce(slot).await;
+            fixture.announce(slot).await;
         }
-        drop(played.sender.take());
+        drop(fixture.sender.take());
         for slot in 0..SLOTS {
             let AwaitedSlot {
-                slot: asked,
+                slot: awaited_slot,
                 written,
-            } = played.next_asked().await;
-            assert_eq!(asked, slot);
+            } = fixture.next_awaited().await;
+            assert_eq!(awaited_slot, slot);
             written.send(Ok(())).unwrap();
             // The receiver of events takes longer than a grace period for each.
-            played.settle().await;
+            fixture.settle().await;
             advance(3 * GRACE).await;
             if slot > 0 {
-                let arrived = played.arrivals.recv().await;
+                let arrived = fixture.arrivals.recv().await;
                 assert!(matches!(arrived, Some(LinkEvent::Arrived { .. })), "{slot}");
             }
         }
-        let arrived = played.arrivals.recv().await;
+        let arrived = fixture.arrivals.recv().await;
         assert!(matches!(arrived, Some(LinkEvent::Arrived { .. })));
-        assert!(matches!(played.received.await.unwrap(), LinkError::Closed));
+        assert!(matches!(fixture.received.await.unwrap(), LinkError::Closed));
     }
 
     // Lesson: 8.
     #[tokio::test(start_paused = true)]
     async fn a_missing_write_ends_the_link_after_the_grace_period() {
-        let mut played = fixture();
-        played.announce(0).await;
-        let _never = played.next_asked().await;
-        drop(played.sender.take());
-        played.settle().await;
+        let mut fixture = fixture();
+        fixture.announce(0).await;
+        let _never = fixture.next_awaited().await;
+        drop(fixture.sender.take());
+        fixture.settle().await;
         advance(GRACE / 2).await;
-        played.settle().await;
-        assert!(!played.received.is_finished(), "it may still come");
+        fixture.settle().await;
+        assert!(!fixture.received.is_finished(), "it may still come");
         advance(GRACE).await;
-        assert!(matches!(played.received.await.unwrap(), LinkError::Closed));
+        assert!(matches!(fixture.received.await.unwrap(), LinkError::Closed));
     }
 
     // Lesson: 8.
     #[tokio::test(start_paused = true)]
     async fn pings_behind_a_slow_write_are_no_flood() {
-        let mut played = fixture();
-        played.announce(0).await;
-        let awaited = played.next_asked().await;
+        let mut fixture = fixture();
+        fixture.announce(0).await;
+        let awaited = fixture.next_awaited().await;
         for nonce in 0..100 {
-            played.send(LinkMessage::Ping(nonce)).await;
+            fixture.send(LinkMessage::Ping(nonce)).await;
         }
-        played.settle().await;
+        fixture.settle().await;
         awaited.written.send(Ok(())).unwrap();
-        assert!(played.arrivals.recv().await.is_some());
+        assert!(fixture.arrivals.recv().await.is_some());
         for nonce in 0..100 {
-            assert_eq!(played.pongs.recv().await, Some(nonce));
+            assert_eq!(fixture.pongs.recv().await, Some(nonce));
         }
-        assert!(!played.received.is_finished());
+        assert!(!fixture.received.is_finished());
     }
 }

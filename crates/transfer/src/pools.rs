@@ -133,22 +133,22 @@ impl PoolAccessList {
     pub(crate) fn grant(&self, peer: WorkerRef) -> Result<Vec<u8>, String> {
         let pools = self.pools.as_ref();
         let pools = pools.ok_or("this worker's blocks are not in a device's memory")?;
-        let mut book = self.lock();
-        if book.is_denied(peer) {
+        let mut state = self.lock();
+        if state.is_denied(peer) {
             return Err("this worker has denied its pool to that worker before".to_owned());
         }
         let handle = pools.handle()?;
-        book.granted.insert(peer);
+        state.granted.insert(peer);
         Ok(handle)
     }
 
     /// The access of the peer.
     pub(crate) fn access_of(&self, peer: WorkerRef) -> PoolAccess {
-        let book = self.lock();
-        if book.granted.contains(&peer) {
+        let state = self.lock();
+        if state.granted.contains(&peer) {
             return PoolAccess::Given;
         }
-        if self.pools.is_none() || book.is_denied(peer) {
+        if self.pools.is_none() || state.is_denied(peer) {
             PoolAccess::Never
         } else {
             PoolAccess::NotYet
@@ -157,20 +157,20 @@ impl PoolAccessList {
 
     /// Denies the pool to the peer, unless it was granted before. Returns its access from now on.
     pub(crate) fn deny(&self, peer: WorkerRef) -> PoolAccess {
-        let mut book = self.lock();
-        if book.granted.contains(&peer) {
+        let mut state = self.lock();
+        if state.granted.contains(&peer) {
             return PoolAccess::Given;
         }
-        book.deny(peer);
+        state.deny(peer);
         PoolAccess::Never
     }
 
     /// Records that the peer can no longer reach the pool. Returns `false` if it had no access
     /// before.
     pub(crate) fn fence(&self, peer: WorkerRef) -> bool {
-        let mut book = self.lock();
-        let was_given = book.granted.remove(&peer);
-        book.deny(peer);
+        let mut state = self.lock();
+        let was_given = state.granted.remove(&peer);
+        state.deny(peer);
         was_given
     }
 

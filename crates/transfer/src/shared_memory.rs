@@ -237,9 +237,9 @@ impl SenderRing {
     /// Takes a free slot, for `len` bytes. A holder of credit for a slot always finds one.
     pub(crate) fn take(self: &Arc<Self>, len: u32) -> SenderSlot {
         assert!(len <= self.shape.slot_bytes, "a frame fits its slot");
-        let mut book = self.lock();
-        let slot = book.free.pop().expect("credit covers a slot");
-        book.owners[slot as usize] = SlotOwner::Sender;
+        let mut ledger = self.lock();
+        let slot = ledger.free.pop().expect("credit covers a slot");
+        ledger.owners[slot as usize] = SlotOwner::Sender;
         SenderSlot {
             ring: Arc::clone(self),
             slot,
@@ -249,11 +249,11 @@ impl SenderRing {
 
     /// Frees a slot that the receiver has returned; `false` if it was not lent.
     pub(crate) fn return_slot(&self, slot: u32) -> bool {
-        let mut book = self.lock();
-        let lent = book.owners.get(slot as usize) == Some(&SlotOwner::Receiver);
+        let mut ledger = self.lock();
+        let lent = ledger.owners.get(slot as usize) == Some(&SlotOwner::Receiver);
         if lent {
-            book.owners[slot as usize] = SlotOwner::Free;
-            book.free.push(slot);
+            ledger.owners[slot as usize] = SlotOwner::Free;
+            ledger.free.push(slot);
         }
         lent
     }
@@ -273,11 +273,11 @@ impl SenderSlot {
 
 impl Drop for SenderSlot {
     fn drop(&mut self) {
-        let mut book = self.ring.lock();
-        let owner = &mut book.owners[self.slot as usize];
+        let mut ledger = self.ring.lock();
+        let owner = &mut ledger.owners[self.slot as usize];
         if *owner == SlotOwner::Sender {
             *owner = SlotOwner::Free;
-            book.free.push(self.slot);
+            ledger.free.push(self.slot);
         }
     }
 }

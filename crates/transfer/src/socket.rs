@@ -126,11 +126,11 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
     }
 
     /// Reads the payload of the last frame head, all of `place`.
-    pub(crate) async fn payload(&mut self, place: &mut [u8]) -> Result<(), LinkError> {
+    pub(crate) async fn payload(&mut self, destination: &mut [u8]) -> Result<(), LinkError> {
         let mut filled = 0;
-        while filled < place.len() {
-            let missing = place.len() - filled;
-            let read = self.stream.read(&mut place[filled..]);
+        while filled < destination.len() {
+            let missing = destination.len() - filled;
+            let read = self.stream.read(&mut destination[filled..]);
             match timeout(self.silence_max, read).await {
                 Err(_) => return Err(LinkError::SilenceTimedOut(self.silence_max)),
                 Ok(Err(error)) => return Err(error.into()),

@@ -26,8 +26,8 @@ pub(crate) async fn dial(config: &LinksConfig, address: &str) -> Result<TcpLinkS
     match &config.peer_tls {
         None => Ok(plain_stream(config, stream)),
         Some(peers) => {
-            let shaken = peers.connect(stream, PeerProtocol::Data).await;
-            Ok(tls_stream(config, shaken.map_err(LinkError::NotAPeer)?))
+            let handshake = peers.connect(stream, PeerProtocol::Data).await;
+            Ok(tls_stream(config, handshake.map_err(LinkError::NotAPeer)?))
         }
     }
 }
@@ -41,8 +41,8 @@ pub(crate) async fn accept(
     match &config.peer_tls {
         None => Ok(plain_stream(config, stream)),
         Some(peers) => {
-            let shaken = peers.accept(stream, PeerProtocol::Data).await;
-            Ok(tls_stream(config, shaken.map_err(LinkError::NotAPeer)?))
+            let handshake = peers.accept(stream, PeerProtocol::Data).await;
+            Ok(tls_stream(config, handshake.map_err(LinkError::NotAPeer)?))
         }
     }
 }

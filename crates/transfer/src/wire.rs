@@ -589,7 +589,7 @@ mod tests {
 
     fn message() -> impl Strategy<Value = LinkMessage> {
         let metadata = prop::collection::vec(any::<u8>(), 0..200);
-        let landing = (any::<u64>(), metadata)
+        let ring_offer = (any::<u64>(), metadata)
             .prop_map(|(start, metadata)| LinkMessage::RingOffer { start, metadata });
         let seal = (handoff(), any::<(u32, u64, [u8; 16], Vec<u32>)>()).prop_map(
             |(handoff, (blocks_count, digest, content, output))| {
@@ -605,7 +605,7 @@ mod tests {
         prop_oneof![
             hello().prop_map(LinkMessage::Hello),
             hello().prop_map(LinkMessage::HelloRdma),
-            landing,
+            ring_offer,
             ".{0,200}".prop_map(LinkMessage::NoRing),
             Just(LinkMessage::KeepAlive),
             (worker(), any::<(u64, u64, u32)>()).prop_map(|(me, (credit, key, frame_bytes))| {

@@ -16,9 +16,9 @@ async fn receiver_process() {
     }
     let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
     println!("here: {}", receiver.addresses());
-    let mut kept = Vec::new();
+    let mut arrived = Vec::new();
     while let Some(event) = receiver.events.recv().await {
-        kept.push(event);
+        arrived.push(event);
     }
 }
 

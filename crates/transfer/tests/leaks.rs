@@ -15,9 +15,9 @@ fn held() -> (usize, usize) {
     (descriptors, maps.matches("cleave-ring").count())
 }
 
-async fn until(what: (usize, usize)) {
+async fn until(expected: (usize, usize)) {
     let settled = async {
-        while held() != what {
+        while held() != expected {
             tokio::task::yield_now().await;
         }
     };
@@ -28,7 +28,7 @@ async fn until(what: (usize, usize)) {
         .collect();
     assert!(
         settled.is_ok(),
-        "{:?} held in place of {what:?}: {descriptors:?}",
+        "{:?} held in place of {expected:?}: {descriptors:?}",
         held()
     );
 }
@@ -41,7 +41,7 @@ async fn ended_links_leak_no_descriptor_and_no_memory() {
         for round in 0..10 {
             let (mut sender, mut receiver) = pair(transport).await;
             sender.send_block(receiver.me, round, 0).await;
-            let kept = receiver.next_packet().await.payload.unwrap();
+            let payload = receiver.next_packet().await.payload.unwrap();
             let link = sender.links.link(receiver.me).unwrap();
             let mut permit = loop {
                 match link.reserve(frame(1, 0).handoff, BLOCK) {
@@ -54,8 +54,8 @@ async fn ended_links_leak_no_descriptor_and_no_memory() {
             assert_eq!(sender.next_lost().await.0, receiver.me);
             // Both ends may still hold and use parts of a link that has ended.
             permit.buffer(BLOCK).fill(2);
-            assert_eq!(kept.bytes().unwrap(), block_bytes(round, 0));
-            drop((permit, link, kept));
+            assert_eq!(payload.bytes().unwrap(), block_bytes(round, 0));
+            drop((permit, link, payload));
             // The server listens for as long as it is polled.
             sender.server.abort();
             drop((sender, receiver));

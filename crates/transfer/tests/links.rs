@@ -62,10 +62,10 @@ async fn blocks_waiting_for_credit_do_not_delay_seals() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
         // The receiver keeps the payloads, so the window of four blocks fills up.
-        let mut kept = Vec::new();
+        let mut held = Vec::new();
         for ordinal in 0..4 {
             sender.send_block(receiver.me, 1, ordinal).await;
-            kept.push(receiver.next_packet().await.payload.unwrap());
+            held.push(receiver.next_packet().await.payload.unwrap());
         }
         let link = sender.links.link(receiver.me).unwrap();
         assert!(
@@ -75,7 +75,7 @@ async fn blocks_waiting_for_credit_do_not_delay_seals() {
         link.send(seal(2)).unwrap();
         assert_eq!(receiver.next_packet().await.packet, seal(2));
         // Dropping the payloads returns all credit, and the next block may be sent.
-        kept.clear();
+        held.clear();
         sender.send_block(receiver.me, 3, 0).await;
         assert!(receiver.next_packet().await.payload.is_some());
     }
@@ -88,12 +88,12 @@ async fn payloads_kept_by_the_receiver_are_not_overwritten() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        let kept = receiver.next_packet().await.payload.unwrap();
+        let payload = receiver.next_packet().await.payload.unwrap();
         for flight in 2..40 {
             sender.send_block(receiver.me, flight, 0).await;
             assert!(receiver.next_packet().await.payload.is_some());
         }
-        assert_eq!(kept.bytes().unwrap(), block_bytes(1, 0), "{transport}");
+        assert_eq!(payload.bytes().unwrap(), block_bytes(1, 0), "{transport}");
     }
 }
 
@@ -124,7 +124,7 @@ async fn a_fingerprint_mismatch_is_refused_with_both_values() {
         let net = LocalNet::default();
         let mut sender = LinkedWorker::on(net.clone(), config(worker_ref(1, 1), "weights-a")).await;
         let receiver = LinkedWorker::on(net, config(worker_ref(2, 1), "weights-b")).await;
-        receiver.links.add_peer(sender.me, nowhere());
+        receiver.links.add_peer(sender.me, unreachable_route());
         sender
             .links
             .add_peer(receiver.me, receiver.route(transport));
@@ -141,21 +141,21 @@ async fn a_fingerprint_mismatch_is_refused_with_both_values() {
 }
 
 /// The route of a worker that was named but cannot be reached.
-fn nowhere() -> PeerRoute {
+fn unreachable_route() -> PeerRoute {
     PeerRoute::tcp("127.0.0.1:1")
 }
 
 #[tokio::test]
 async fn an_unknown_peer_learns_nothing_about_the_worker() {
     for (number, fingerprint) in [(2, "weights-a"), (3, "weights-b")] {
-        let mut stranger = LinkedWorker::start(worker_ref(1, 1), fingerprint).await;
+        let mut unknown_worker = LinkedWorker::start(worker_ref(1, 1), fingerprint).await;
         let receiver = LinkedWorker::start(worker_ref(2, 1), "weights-b").await;
         let route = receiver.route(Transport::Tcp);
-        stranger.links.add_peer(worker_ref(number, 1), route);
-        let (_, reason) = stranger.next_lost().await;
+        unknown_worker.links.add_peer(worker_ref(number, 1), route);
+        let (_, reason) = unknown_worker.next_lost().await;
         assert!(reason.contains("turned away"), "{reason}");
-        for said in ["weights-b", "w2", "w2/i1"] {
-            assert!(!reason.contains(said), "{reason}");
+        for secret in ["weights-b", "w2", "w2/i1"] {
+            assert!(!reason.contains(secret), "{reason}");
         }
     }
 }
@@ -167,7 +167,7 @@ async fn another_incarnation_of_a_peer_is_refused() {
     for transport in REMOTE {
         let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
         let receiver = LinkedWorker::start(worker_ref(2, 2), "f").await;
-        receiver.links.add_peer(sender.me, nowhere());
+        receiver.links.add_peer(sender.me, unreachable_route());
         // The route is stale: it names the first incarnation, and the second answers.
         let route = receiver.route(transport);
         sender.links.add_peer(worker_ref(2, 1), route.clone());
@@ -214,12 +214,12 @@ async fn a_dead_peer_is_lost_at_both_ends_and_redialled() {
     for transport in REMOTE {
         let (mut sender, mut receiver) = pair(transport).await;
         sender.send_block(receiver.me, 1, 0).await;
-        let kept = receiver.next_packet().await.payload.unwrap();
+        let payload = receiver.next_packet().await.payload.unwrap();
 
         receiver.server.abort();
         assert_eq!(sender.next_lost().await.0, receiver.me);
         assert_eq!(
-            kept.bytes().unwrap(),
+            payload.bytes().unwrap(),
             block_bytes(1, 0),
             "what had arrived stays readable"
         );

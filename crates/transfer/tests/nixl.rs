@@ -51,11 +51,11 @@ fn in_its_own_process(name: &str) -> bool {
     }
     for tls in ["tcp", "posix"] {
         let output = this_test(name, "test", tls).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "UCX_TLS={tls}\n{said}\n{errors}");
+        assert!(output.status.success(), "UCX_TLS={tls}\n{stdout}\n{errors}");
         // The writes to a killed peer fail, and UCX must not print them.
-        for printed in [&said, &errors] {
+        for printed in [&stdout, &errors] {
             assert!(!printed.contains(" UCX "), "UCX_TLS={tls}\n{printed}");
         }
     }
@@ -120,10 +120,10 @@ fn descriptors_count() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-async fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+async fn wait_for(awaited: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
-    while !is_so() {
-        assert!(started.elapsed() < Duration::from_secs(60), "no {what}");
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(60), "no {awaited}");
         tokio::task::yield_now().await;
         std::thread::yield_now();
     }
@@ -288,9 +288,9 @@ fn loading_nixl_without_a_network_card_is_an_error() {
     }
     let mut command = this_test(name, "test", "");
     let output = command.env_remove("UCX_TLS").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("1 passed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("1 passed"), "{printed}");
 }
 
 /// Not a test: the other process.
@@ -302,9 +302,9 @@ async fn other_process() {
             let mut receiver = worker(2).await;
             add_unreachable_peer(&mut receiver, worker_ref(1, 1)).await;
             println!("here: {}", without_shared_memory(receiver.addresses()));
-            let mut kept = Vec::new();
+            let mut arrived = Vec::new();
             while let Some(event) = receiver.events.recv().await {
-                kept.push(event);
+                arrived.push(event);
             }
         }
         return;

@@ -140,7 +140,7 @@ impl LinkedWorker {
                 }
                 LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
                 LinkEvent::FellBack { reason, .. } => panic!("{reason}"),
-                LinkEvent::InvalidGrant { peer } => panic!("{peer} had no pass"),
+                LinkEvent::InvalidGrant { peer } => panic!("{peer} had no grant"),
                 LinkEvent::Fenced { peer } => panic!("{peer} has ended"),
                 LinkEvent::CreditGranted { .. } | LinkEvent::Measured { .. } => {}
             }

@@ -69,13 +69,13 @@ async fn link_failure(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String 
 
 #[tokio::test]
 async fn a_peer_without_a_fleet_certificate_gets_no_link() {
-    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
+    let (own_authority, other_authority) = (TestAuthority::new(), TestAuthority::new());
     // A plain connection to a worker with a certificate, and the reverse.
-    link_failure(None, Some(peer(&ours))).await;
-    let reason = link_failure(Some(peer(&ours)), None).await;
+    link_failure(None, Some(peer(&own_authority))).await;
+    let reason = link_failure(Some(peer(&own_authority)), None).await;
     assert!(reason.contains("no peer of this fleet"), "{reason}");
     // A certificate of another authority.
-    let reason = link_failure(Some(peer(&theirs)), Some(peer(&ours))).await;
+    let reason = link_failure(Some(peer(&other_authority)), Some(peer(&own_authority))).await;
     assert!(reason.contains("same authority"), "{reason}");
 }
 
@@ -93,13 +93,16 @@ async fn worker_with_grants(number: u64, key: u8) -> (LinkedWorker, GrantIssuer)
 #[tokio::test]
 async fn a_sender_without_a_valid_grant_is_refused() {
     for transport in REMOTE {
-        let (mut sender, given) = worker_with_grants(1, 1).await;
-        let (mut receiver, made) = worker_with_grants(2, 2).await;
+        let (mut sender, sender_grants) = worker_with_grants(1, 1).await;
+        let (mut receiver, receiver_grants) = worker_with_grants(2, 2).await;
         sender
             .links
             .add_peer(receiver.me, receiver.route(transport));
         let to = receiver.me;
-        given.store(handoff(7), made.issue(handoff(7), sender.me, "acme"));
+        sender_grants.store(
+            handoff(7),
+            receiver_grants.issue(handoff(7), sender.me, "acme"),
+        );
         sender.links.link(to).unwrap();
         sender.next_measured().await;
         for ordinal in 0..3 {
@@ -110,11 +113,11 @@ async fn a_sender_without_a_valid_grant_is_refused() {
         assert_eq!(receiver.next_packet().await.packet, seal(7));
         // Another hand-off: with no grant, with the grant of this one, and with a grant for another
         // sender.
-        let stolen = made.issue(handoff(9), worker_ref(5, 1), "acme");
-        let own = made.issue(handoff(7), sender.me, "acme");
-        for pass in [None, Some(own), Some(stolen)] {
-            if let Some(pass) = pass {
-                given.store(handoff(9), pass);
+        let stolen = receiver_grants.issue(handoff(9), worker_ref(5, 1), "acme");
+        let own = receiver_grants.issue(handoff(7), sender.me, "acme");
+        for grant in [None, Some(own), Some(stolen)] {
+            if let Some(grant) = grant {
+                sender_grants.store(handoff(9), grant);
             }
             sender.send_block(to, 9, 0).await;
             expect_invalid_grant(&mut receiver).await;
@@ -131,19 +134,19 @@ async fn a_sender_without_a_valid_grant_is_refused() {
 #[tokio::test]
 async fn late_messages_of_an_ended_hand_off_keep_the_link() {
     for transport in REMOTE {
-        let (mut sender, given) = worker_with_grants(1, 1).await;
-        let (mut receiver, made) = worker_with_grants(2, 2).await;
+        let (mut sender, sender_grants) = worker_with_grants(1, 1).await;
+        let (mut receiver, receiver_grants) = worker_with_grants(2, 2).await;
         sender
             .links
             .add_peer(receiver.me, receiver.route(transport));
         let link = sender.links.link(receiver.me).unwrap();
         for flight in [7, 8] {
-            let pass = made.issue(handoff(flight), sender.me, "acme");
-            given.store(handoff(flight), pass);
+            let grant = receiver_grants.issue(handoff(flight), sender.me, "acme");
+            sender_grants.store(handoff(flight), grant);
         }
         // Sent before the link is established, of a hand-off that has ended by then.
         link.send(seal(8)).unwrap();
-        given.remove(handoff(8));
+        sender_grants.remove(handoff(8));
         assert_eq!(receiver.next_packet().await.packet, seal(8));
         // Read while the hand-off lived, and sent after its end; its grant was not sent on the
         // stream before.
@@ -154,8 +157,8 @@ async fn late_messages_of_an_ended_hand_off_keep_the_link() {
                 None => drop(sender.next().await),
             }
         };
-        given.remove(handoff(7));
-        assert_eq!(given.stored_count(), 0);
+        sender_grants.remove(handoff(7));
+        assert_eq!(sender_grants.stored_count(), 0);
         permit.send_copy(frame(7, 0), &block_bytes(7, 0)).unwrap();
         let payload = receiver.next_packet().await.payload.unwrap();
         assert_eq!(payload.bytes().unwrap(), block_bytes(7, 0));

@@ -57,55 +57,58 @@ enum ProxyState {
 /// A proxy whose connections, numbered in order of arrival, can be paused and cut.
 struct ConnectionProxy {
     address: String,
-    passages: Arc<Mutex<Vec<watch::Sender<ProxyState>>>>,
+    connections: Arc<Mutex<Vec<watch::Sender<ProxyState>>>>,
 }
 
 impl ConnectionProxy {
     async fn before(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let passages = Arc::new(Mutex::new(Vec::new()));
-        let opened = Arc::clone(&passages);
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let opened = Arc::clone(&connections);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                let (sender, passage) = watch::channel(ProxyState::Open);
+                let (sender, state_receiver) = watch::channel(ProxyState::Open);
                 opened.lock().unwrap().push(sender);
                 let far = TcpStream::connect(&target).await.unwrap();
                 let (near_read, near_write) = near.into_split();
                 let (far_read, far_write) = far.into_split();
-                tokio::spawn(relay(near_read, far_write, passage.clone(), true));
-                tokio::spawn(relay(far_read, near_write, passage, false));
+                tokio::spawn(relay(near_read, far_write, state_receiver.clone(), true));
+                tokio::spawn(relay(far_read, near_write, state_receiver, false));
             }
         });
-        Self { address, passages }
+        Self {
+            address,
+            connections,
+        }
     }
 
-    fn set(&self, connection: usize, passage: ProxyState) {
-        self.passages.lock().unwrap()[connection].send_replace(passage);
+    fn set(&self, connection: usize, state: ProxyState) {
+        self.connections.lock().unwrap()[connection].send_replace(state);
     }
 
     fn count(&self) -> usize {
-        self.passages.lock().unwrap().len()
+        self.connections.lock().unwrap().len()
     }
 }
 
 async fn relay(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut passage: watch::Receiver<ProxyState>,
-    outward: bool,
+    mut state_receiver: watch::Receiver<ProxyState>,
+    is_outward: bool,
 ) {
     // An odd size, so that cuts fall inside messages.
     let mut buffer = vec![0; 777];
     loop {
-        let state = *passage.borrow_and_update();
+        let state = *state_receiver.borrow_and_update();
         match state {
             ProxyState::Cut => return,
-            ProxyState::HalfClosed if outward => return,
-            ProxyState::Paused => passage.changed().await.unwrap(),
+            ProxyState::HalfClosed if is_outward => return,
+            ProxyState::Paused => state_receiver.changed().await.unwrap(),
             ProxyState::Open | ProxyState::HalfClosed => {
                 tokio::select! {
-                    changed = passage.changed() => {
+                    changed = state_receiver.changed() => {
                         if changed.is_err() {
                             return;
                         }
@@ -238,7 +241,7 @@ async fn a_failed_transport_is_reported_and_the_next_is_used() {
         reason,
     } = sender.next().await
     else {
-        panic!("falling back is told first");
+        panic!("a fallback is reported first");
     };
     assert_eq!(peer, receiver.me);
     assert_eq!((from, to), (Transport::SharedMemory, Transport::Tcp));
@@ -255,12 +258,12 @@ async fn a_failed_transport_is_reported_and_the_next_is_used() {
 async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
     let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
     let receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
-    let elsewhere = HostAddress {
+    let other_host = HostAddress {
         host_id: "another-boot".into(),
         ..receiver.host_address.clone()
     };
     let addresses = DataAddresses {
-        shared_memory: Some(elsewhere.clone()),
+        shared_memory: Some(other_host.clone()),
         ..receiver.addresses()
     };
     sender
@@ -273,7 +276,7 @@ async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
     let unreachable = DataAddresses {
         tcp: None,
         nixl: false,
-        shared_memory: Some(elsewhere),
+        shared_memory: Some(other_host),
     };
     sender
         .links
@@ -326,7 +329,7 @@ async fn a_payload_with_a_flipped_byte_is_reported_damaged() {
 async fn garbage_and_idle_connections_do_not_disturb_links() {
     let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
     let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
-    let mut strangers = Vec::new();
+    let mut idle_streams = Vec::new();
     for garbage in [
         &b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..],
         &[0xff; 4096],
@@ -336,7 +339,7 @@ async fn garbage_and_idle_connections_do_not_disturb_links() {
     ] {
         let mut stream = TcpStream::connect(&receiver.address).await.unwrap();
         stream.write_all(garbage).await.unwrap();
-        strangers.push(stream);
+        idle_streams.push(stream);
     }
     sender
         .links
@@ -344,7 +347,7 @@ async fn garbage_and_idle_connections_do_not_disturb_links() {
     sender.send_block(receiver.me, 1, 0).await;
     assert!(receiver.next_packet().await.payload.is_some());
     // All connections but the idle one were closed.
-    for stream in &mut strangers[..4] {
+    for stream in &mut idle_streams[..4] {
         let mut rest = Vec::new();
         let ended = timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
         let _ = ended.expect("hung up in time");

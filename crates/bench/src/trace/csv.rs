@@ -29,8 +29,8 @@ pub(super) fn read(
             .position(|column| names.iter().any(|name| name.eq_ignore_ascii_case(column)))
     };
     if HISTOGRAM.iter().all(|name| columns.contains(name)) {
-        let places = HISTOGRAM.map(|name| find(&[name]).unwrap_or_default());
-        return histograms(places, dataset, lines).map(TraceContent::Lengths);
+        let histogram_columns = HISTOGRAM.map(|name| find(&[name]).unwrap_or_default());
+        return histograms(histogram_columns, dataset, lines).map(TraceContent::Lengths);
     }
     let (Some(input), Some(output)) = (find(&INPUTS), find(&OUTPUTS)) else {
         bail!(
@@ -76,15 +76,15 @@ fn pairs([input, output]: [usize; 2], lines: TraceLines<'_>) -> anyhow::Result<L
 }
 
 fn histograms(
-    places: [usize; 5],
-    wanted: Option<&str>,
+    columns: [usize; 5],
+    dataset: Option<&str>,
     lines: TraceLines<'_>,
 ) -> anyhow::Result<LengthDistribution> {
     let mut sets: BTreeMap<String, [LengthHistogram; 2]> = BTreeMap::new();
     for line in lines {
         let (number, text) = line?;
         let mut add = || -> anyhow::Result<()> {
-            let [name, from, to, input, output] = places;
+            let [name, from, to, input, output] = columns;
             let (from, to) = (tokens(&text, from)?, tokens(&text, to)?);
             let weights = [
                 parse_non_negative(column_text(&text, input)?)?,
@@ -104,7 +104,7 @@ fn histograms(
         add().with_context(|| format!("line {number}"))?;
     }
     let names = || sets.keys().cloned().collect::<Vec<_>>().join(", ");
-    let set = match wanted {
+    let set = match dataset {
         Some(name) => sets
             .get(name)
             .with_context(|| format!("no dataset `{name}`; there are {}", names()))?,
@@ -119,15 +119,15 @@ fn histograms(
     Ok(LengthDistribution::Histograms { input, output })
 }
 
-fn column_text(line: &str, place: usize) -> anyhow::Result<&str> {
-    let cell = line.split(',').nth(place).map(str::trim);
-    cell.with_context(|| format!("`{line}` has no column {}", place + 1))
+fn column_text(line: &str, column: usize) -> anyhow::Result<&str> {
+    let cell = line.split(',').nth(column).map(str::trim);
+    cell.with_context(|| format!("`{line}` has no column {}", column + 1))
 }
 
-fn tokens(line: &str, place: usize) -> anyhow::Result<u32> {
-    let text = column_text(line, place)?;
+fn tokens(line: &str, column: usize) -> anyhow::Result<u32> {
+    let text = column_text(line, column)?;
     let tokens = text.parse();
-    tokens.with_context(|| format!("column {}: `{text}` is not a number of tokens", place + 1))
+    tokens.with_context(|| format!("column {}: `{text}` is not a number of tokens", column + 1))
 }
 
 /// Parses a time as nanoseconds since some start: seconds, or a date and a time of day in UTC such

@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn length_files_are_drawn_as_measured() {
-        let mut dice = WorkloadRng::new(1, DrawPurpose::Lengths);
+        let mut rng = WorkloadRng::new(1, DrawPurpose::Lengths);
         let LengthDistribution::Pairs(pairs) = lengths("sharegpt_pairs.csv", None) else {
             panic!("pairs");
         };
@@ -262,7 +262,7 @@ mod tests {
         let drawn = lengths("distserve_hist.csv", Some("sharegpt"));
         let mut mean = [0.0, 0.0];
         for _ in 0..200_000 {
-            let (input, output) = drawn.draw(&mut dice);
+            let (input, output) = drawn.draw(&mut rng);
             mean[0] += f64::from(input) / 200_000.0;
             mean[1] += f64::from(output) / 200_000.0;
         }
@@ -315,7 +315,7 @@ mod tests {
         let path = folder.path().join("trace");
         let mooncake =
             r#"{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}"#;
-        for (text, dataset, says) in [
+        for (text, dataset, expected) in [
             ("", None, "empty"),
             ("a,b\n1,2\n", None, "line 1"),
             ("{\"a\": 1}\n", None, "line 1"),
@@ -364,10 +364,10 @@ mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             let error = read(&path, dataset).unwrap_err();
-            let said = format!("{error:#}");
+            let message = format!("{error:#}");
             assert!(
-                said.contains(says) && said.contains("trace"),
-                "{text}: {said}"
+                message.contains(expected) && message.contains("trace"),
+                "{text}: {message}"
             );
         }
     }

@@ -188,12 +188,12 @@ impl ServeGenClients {
             "these clients make only {all:.1} requests per second in that time, not {:.1}: give a lower rate",
             draw.rate.unwrap_or_default()
         );
-        let mut dice = WorkloadRng::new(draw.seed, DrawPurpose::Clients);
+        let mut rng = WorkloadRng::new(draw.seed, DrawPurpose::Clients);
         let mut rows = Vec::new();
         for (from, window) in self.windows_of(draw.seconds) {
-            let mut times = window.times(&mut dice);
+            let mut times = window.times(&mut rng);
             // Thinning drops each request with the same chance, which keeps the clients' mixture.
-            times.retain(|_| dice.unit() < keep);
+            times.retain(|_| rng.unit() < keep);
             let slot = (window.client, window.from_s / SLOT_S);
             let [input, output] = &self.lengths[&slot];
             for time in times {
@@ -202,8 +202,8 @@ impl ServeGenClients {
                     let key = unique_key(rows.len() as u64);
                     rows.push(TraceRow {
                         at: at_seconds(at),
-                        prompt: PromptPlan::unique(key, input.draw(&mut dice)),
-                        output: output.draw(&mut dice),
+                        prompt: PromptPlan::unique(key, input.draw(&mut rng)),
+                        output: output.draw(&mut rng),
                     });
                 }
             }
@@ -226,11 +226,11 @@ impl ServeGenClients {
 
 impl ClientWindow {
     /// Arrival times in seconds since the window's start, ascending.
-    fn times(&self, dice: &mut WorkloadRng) -> Vec<f64> {
+    fn times(&self, rng: &mut WorkloadRng) -> Vec<f64> {
         let count = (self.rate * f64::from(WINDOW_S)).ceil() as usize;
         let gaps = (0..count).map(|_| match self.gaps {
-            GapDistribution::Gamma => dice.gamma(self.shape, self.scale),
-            GapDistribution::Weibull => dice.weibull(self.shape, self.scale),
+            GapDistribution::Gamma => rng.gamma(self.shape, self.scale),
+            GapDistribution::Weibull => rng.weibull(self.shape, self.scale),
         });
         let mut at = 0.0;
         let mut times: Vec<f64> = gaps

@@ -27,12 +27,12 @@ const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     /// No shape has that name.
-    #[error("no shape `{name}`; there are {known}")]
+    #[error("no shape `{name}`; there are {available}")]
     UnknownShape {
         /// Name that was asked for.
         name: String,
         /// Names that exist, separated by commas.
-        known: String,
+        available: String,
     },
     /// The folder already has a checkpoint.
     #[error("{}: holds a checkpoint already; choose another folder or remove it", dir.display())]

@@ -212,7 +212,7 @@ pub(super) fn find(name: &str) -> Result<&'static ModelShape, SynthError> {
         .find(|shape| shape.name == name)
         .ok_or_else(|| SynthError::UnknownShape {
             name: name.to_owned(),
-            known: SHAPES.map(|shape| shape.name).join(", "),
+            available: SHAPES.map(|shape| shape.name).join(", "),
         })
 }
 

@@ -290,13 +290,13 @@ impl ServerArgs {
             url: self.url.clone(),
             authorities: self.cacert.clone(),
             model: self.model.clone(),
-            form: match self.prompt {
+            encoding: match self.prompt {
                 PromptArg::Auto => PromptEncoding::Auto,
                 PromptArg::Tokens => PromptEncoding::Tokens,
                 PromptArg::Text => PromptEncoding::Text,
             },
             vocabulary: self.vocab,
-            asking: RequestOptions {
+            request_options: RequestOptions {
                 endpoint: match self.endpoint {
                     EndpointArg::Completions => ApiEndpoint::Completions,
                     EndpointArg::Chat => ApiEndpoint::Chat,
@@ -343,13 +343,13 @@ pub(crate) fn report_configuration(
     let seconds = |span: Duration| span.as_secs_f64();
     let configuration = json!({
         "url": server.url,
-        "endpoint": target.asking.endpoint,
-        "prompt": target.form,
-        "ending": target.asking.ending,
-        "slo_headers": target.asking.slo_headers,
-        "timing": target.asking.timing,
+        "endpoint": target.request_options.endpoint,
+        "prompt": target.encoding,
+        "ending": target.request_options.ending,
+        "slo_headers": target.request_options.slo_headers,
+        "timing": target.request_options.timing,
         "headers": names.collect::<Vec<_>>(),
-        "extra_body": target.asking.fields,
+        "extra_body": target.request_options.fields,
         "trace": workload.trace,
         "workload": workload.workload,
         "dataset": workload.dataset,

@@ -300,7 +300,7 @@ fn attend_span<S: Simd, F: ElementFormat<S>>(
     for first in (span * SPAN..end).step_by(TILE) {
         let keys = tile(first);
         // The whole tile lies before the first row's window, and so before all rows' windows.
-        if keys.end <= task.first_key_seen(position) {
+        if keys.end <= task.first_visible_key(position) {
             continue;
         }
         for head in 0..task.heads_count() {
@@ -333,13 +333,13 @@ fn attend_head<S: Simd, F: ElementFormat<S>>(
     for tile in 0..task.cut.count() {
         let rows = task.cut.start(tile)..task.cut.start(tile + 1);
         let last = position + (rows.end - 1) / task.group;
-        let earliest = task.first_key_seen(position + rows.start / task.group);
+        let earliest = task.first_visible_key(position + rows.start / task.group);
         if keys.start > last || keys.end <= earliest {
             continue;
         }
         // Skip groups of keys behind the last row's position: they are masked for all rows.
-        let seen = (last + 1 - keys.start).next_multiple_of(KEYS_ACROSS);
-        let keys = keys.start..keys.end.min(keys.start + seen);
+        let visible_count = (last + 1 - keys.start).next_multiple_of(KEYS_ACROSS);
+        let keys = keys.start..keys.end.min(keys.start + visible_count);
         // SAFETY: the scratch space was made for these heads, and these are the tile's keys and
         // values.
         with_filled!(rows_compiled(rows.len(), S::ROWS), R => unsafe {
@@ -479,8 +479,8 @@ fn weights_from_scores<S: Simd, F: ElementFormat<S>>(
     scratch: &mut AttentionScratch,
 ) {
     let position = task.queries.position + row_in_head / task.group;
-    let seen_end = (position + 1).min(keys.end).saturating_sub(keys.start);
-    let seen_start = task.first_key_seen(position).saturating_sub(keys.start);
+    let visible_end = (position + 1).min(keys.end).saturating_sub(keys.start);
+    let visible_start = task.first_visible_key(position).saturating_sub(keys.start);
     let columns = keys.len().next_multiple_of(LANES);
     let scale = s.splat(task.attend.scale);
     let scales = match task.attend.pool {
@@ -493,8 +493,8 @@ fn weights_from_scores<S: Simd, F: ElementFormat<S>>(
     let mut largest = s.splat(f32::NEG_INFINITY);
     for chunk in 0..scores.len() {
         let first = chunk * LANES;
-        let from = seen_start.saturating_sub(first);
-        let to = seen_end.saturating_sub(first);
+        let from = visible_start.saturating_sub(first);
+        let to = visible_end.saturating_sub(first);
         let mut v = s.load(&scores[chunk]);
         if let Some((keys, _)) = scales {
             v = s.mul(v, s.load(&keys[chunk]));

@@ -270,8 +270,9 @@ impl PanelWalk<'_, '_> {
                     let rows_at = cut.start(tile)..cut.start(tile + 1);
                     // Sums of every panel and tile of the walk have their own place in the scratch
                     // memory.
-                    let kept = (panel - panels.start) * rows + rows_at.start - first_row;
-                    let kept = &mut scratch[kept * PANEL..(kept + rows_at.len()) * PANEL];
+                    let sums_at = (panel - panels.start) * rows + rows_at.start - first_row;
+                    let panel_sums =
+                        &mut scratch[sums_at * PANEL..(sums_at + rows_at.len()) * PANEL];
                     let words = rows_at.len() * (end - first) * F::PHASES;
                     let left = (first * product.rows + rows_at.start * (end - first)) * F::PHASES;
                     let sides = BlockSides {
@@ -288,14 +289,14 @@ impl PanelWalk<'_, '_> {
                     // Chains start from `F::start` in registers; other formats add to sums in
                     // memory, which must be initialised.
                     if first == 0 && !F::IS_CHAIN {
-                        start_sums::<S, F>(s, product, panel, kept);
+                        start_sums::<S, F>(s, product, panel, panel_sums);
                     }
-                    let from = kept.as_mut_ptr();
+                    let from = panel_sums.as_mut_ptr();
                     let is_last = end == product.steps;
                     // Final sums of all tiles go to the same memory, which stays in the L1 cache.
                     // It is free: only formats that are no chain unpack blocks there.
                     let to = if is_last && F::IS_CHAIN {
-                        spread[..kept.len()].as_mut_ptr()
+                        spread[..panel_sums.len()].as_mut_ptr()
                     } else {
                         from
                     };
@@ -494,7 +495,7 @@ unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
     s: S,
     product: &PackedProduct<'_>,
     sides: BlockSides,
-    kept: *const f32,
+    from: *const f32,
 ) -> [[S::V; C]; R] {
     let mut sums = [[s.splat(0.0); C]; R];
     if sides.first == 0 {
@@ -510,7 +511,7 @@ unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
     for r in 0..R {
         for c in 0..C {
             // SAFETY: as the caller promises.
-            sums[r][c] = s.load(unsafe { &*kept.add(r * PANEL + c * LANES).cast() });
+            sums[r][c] = s.load(unsafe { &*from.add(r * PANEL + c * LANES).cast() });
         }
     }
     sums
@@ -524,13 +525,13 @@ unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
 unsafe fn store_sums<S: Simd, const R: usize, const C: usize>(
     s: S,
     sums: [[S::V; C]; R],
-    kept: *mut f32,
+    to: *mut f32,
 ) {
     for r in 0..R {
         for c in 0..C {
             // SAFETY: as the caller promises.
             s.store(sums[r][c], unsafe {
-                &mut *kept.add(r * PANEL + c * LANES).cast()
+                &mut *to.add(r * PANEL + c * LANES).cast()
             });
         }
     }

@@ -137,9 +137,9 @@ macro_rules! lanes {
         #[inline(always)]
         fn mask_outside(self, x: __m512, from: usize, to: usize) -> __m512 {
             let below = |lane: usize| ((1_u32 << lane.min(LANES)) - 1) as u16;
-            let kept = below(to) & !below(from);
+            let lanes = below(to) & !below(from);
             // SAFETY: `self` proves the instructions.
-            unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), kept, x) }
+            unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), lanes, x) }
         }
 
         #[inline(always)]

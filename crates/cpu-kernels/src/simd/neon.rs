@@ -156,7 +156,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     }
 
     #[inline(always)]
-    fn narrow(self, x: V, to: &mut [u16; LANES]) {
+    fn store_upper_halves(self, x: V, to: &mut [u16; LANES]) {
         for (quarter, lanes) in x.into_iter().enumerate() {
             // SAFETY: `self` proves the instructions; four halves fit at each quarter.
             unsafe {
@@ -214,7 +214,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     fn pair_words(self, x: V, to: &mut [u32; LANES]) -> usize {
         if BRAIN {
             let mut halves = [0; LANES];
-            self.narrow(self.round_bf16(x), &mut halves);
+            self.store_upper_halves(self.round_bf16(x), &mut halves);
             for (to, [low, high]) in to.iter_mut().zip(halves.as_chunks::<2>().0) {
                 *to = u32::from(*low) | u32::from(*high) << 16;
             }

@@ -112,7 +112,7 @@ fn numbers<const N: usize>(bytes: &[u8]) -> [u64; N] {
 /// Index entry of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PackedEntry {
-    pub(super) wanted: StackKey,
+    pub(super) key: StackKey,
     pub(super) stack_form: StackForm,
     pub(super) words_checksum: u64,
     pub(super) scales_checksum: u64,
@@ -123,13 +123,13 @@ pub(super) const ENTRY_BYTES: usize = 10 * 8;
 
 impl PackedEntry {
     pub(super) fn new(
-        wanted: StackKey,
+        key: StackKey,
         packed: &PackedStack,
         words_checksum: u64,
         scales_checksum: u64,
     ) -> Self {
         Self {
-            wanted,
+            key,
             stack_form: packed.stack_form,
             words_checksum,
             scales_checksum,
@@ -138,8 +138,8 @@ impl PackedEntry {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let Self {
-            wanted,
-            stack_form: kept,
+            key,
+            stack_form,
             words_checksum: words_sum,
             scales_checksum: sides_sum,
         } = *self;
@@ -148,9 +148,9 @@ impl PackedEntry {
             order,
             rows,
             width,
-        } = wanted;
+        } = key;
         let none = GroupLayout::default();
-        let (tag, units) = match kept {
+        let (tag, units) = match stack_form {
             StackForm::F32 => (0, none),
             StackForm::Bf16 => (1, none),
             StackForm::F16 => (5, none),
@@ -203,7 +203,7 @@ impl PackedEntry {
             },
             has_zeros: flag(zeros)?,
         };
-        let kept = match tag {
+        let stack_form = match tag {
             0 => StackForm::F32,
             1 => StackForm::Bf16,
             2 => StackForm::Int8,
@@ -216,7 +216,7 @@ impl PackedEntry {
             }
             _ => return None,
         };
-        let wanted = StackKey {
+        let key = StackKey {
             names,
             order: if flag(gated)? {
                 RowOrder::GateUpInterleaved
@@ -227,8 +227,8 @@ impl PackedEntry {
             width,
         };
         Some(Self {
-            wanted,
-            stack_form: kept,
+            key,
+            stack_form,
             words_checksum: words_sum,
             scales_checksum: sides_sum,
         })
@@ -238,7 +238,7 @@ impl PackedEntry {
     fn byte_counts(&self) -> Option<(usize, usize)> {
         let StackKey {
             order, rows, width, ..
-        } = self.wanted;
+        } = self.key;
         // No format has more than a word per element.
         rows.checked_add(PANEL)?
             .checked_mul(width)?

@@ -21,7 +21,7 @@ pub(super) struct PackedReader {
     map: Arc<Mmap>,
     /// Entries, each with its first byte.
     entries: Vec<(PackedEntry, usize)>,
-    taken: usize,
+    taken_count: usize,
 }
 
 impl PackedReader {
@@ -47,7 +47,7 @@ impl PackedReader {
         Ok(Some(Self {
             map: Arc::new(map),
             entries,
-            taken: 0,
+            taken_count: 0,
         }))
     }
 
@@ -55,17 +55,13 @@ impl PackedReader {
     ///
     /// # Errors
     /// The reason not to use it.
-    pub(super) fn take(
-        &mut self,
-        wanted: &StackKey,
-        threads: usize,
-    ) -> Result<PackedStack, String> {
-        let number = self.taken;
+    pub(super) fn take(&mut self, key: &StackKey, threads: usize) -> Result<PackedStack, String> {
+        let number = self.taken_count;
         let &(entry, at) = self
             .entries
             .get(number)
             .ok_or_else(|| format!("has only {number} matrices"))?;
-        if entry.wanted != *wanted {
+        if entry.key != *key {
             return Err(format!("matrix {number} is not the expected one"));
         }
         let places = entry.byte_ranges(at).ok_or("too large")?;
@@ -78,23 +74,24 @@ impl PackedReader {
         {
             return Err(format!("the checksum of matrix {number} is wrong"));
         }
-        self.taken += 1;
+        self.taken_count += 1;
         Ok(self.packed(&entry, words, sides))
     }
 
     /// Stacks that were taken so far.
-    pub(super) fn taken(&self) -> impl Iterator<Item = (StackKey, PackedStack)> {
-        self.entries[..self.taken].iter().filter_map(|(entry, at)| {
-            let (words, sides, _) = entry.byte_ranges(*at)?;
-            Some((entry.wanted, self.packed(entry, words, sides)))
-        })
+    pub(super) fn taken_stacks(&self) -> impl Iterator<Item = (StackKey, PackedStack)> {
+        self.entries[..self.taken_count]
+            .iter()
+            .filter_map(|(entry, at)| {
+                let (words, sides, _) = entry.byte_ranges(*at)?;
+                Some((entry.key, self.packed(entry, words, sides)))
+            })
     }
 
     fn packed(&self, entry: &PackedEntry, words: Range<usize>, sides: Range<usize>) -> PackedStack {
         let of_columns = (entry.stack_form == StackForm::Int8).then(|| {
             let (all, _) = self.map[sides].as_chunks::<4>();
-            let (scales, starts) =
-                all.split_at(entry.wanted.order.panels(entry.wanted.rows) * PANEL);
+            let (scales, starts) = all.split_at(entry.key.order.panels(entry.key.rows) * PANEL);
             ColumnScales {
                 scales: scales.iter().map(|b| f32::from_ne_bytes(*b)).collect(),
                 sum_offsets: starts.iter().map(|b| u32::from_ne_bytes(*b)).collect(),

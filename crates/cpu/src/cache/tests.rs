@@ -165,19 +165,19 @@ impl CacheStage {
 
     /// Checks that one load packs anew, and that the next one maps.
     #[track_caller]
-    fn check_packed_anew(&self, expected: &[CpuMatrix], what: &str) {
+    fn check_packed_anew(&self, expected: &[CpuMatrix], label: &str) {
         let loaded = self.load();
-        assert!(!loaded.iter().all(is_mapped), "{what}: all was mapped");
-        assert_same(&loaded, expected, what);
+        assert!(!loaded.iter().all(is_mapped), "{label}: all was mapped");
+        assert_same(&loaded, expected, label);
         drop(loaded);
-        self.check_mapped(expected, what);
+        self.check_mapped(expected, label);
     }
 
     #[track_caller]
-    fn check_mapped(&self, expected: &[CpuMatrix], what: &str) {
+    fn check_mapped(&self, expected: &[CpuMatrix], label: &str) {
         let loaded = self.load();
-        assert!(loaded.iter().all(is_mapped), "{what}: not mapped");
-        assert_same(&loaded, expected, what);
+        assert!(loaded.iter().all(is_mapped), "{label}: not mapped");
+        assert_same(&loaded, expected, label);
     }
 }
 
@@ -224,10 +224,10 @@ fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
 }
 
 #[track_caller]
-fn assert_same(found: &[CpuMatrix], expected: &[CpuMatrix], what: &str) {
+fn assert_same(found: &[CpuMatrix], expected: &[CpuMatrix], label: &str) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
-        assert!(bits(found) == bits(expected), "{what}: other bits");
+        assert!(bits(found) == bits(expected), "{label}: other bits");
     }
 }
 
@@ -236,9 +236,9 @@ fn mapped_weights_equal_packed_weights() {
     for kind in KINDS {
         let folder = tempfile::tempdir().unwrap();
         let stage = CacheStage::new(folder.path(), kind);
-        let what = format!("{kind:?}");
-        stage.check_packed_anew(&stage.plain(), &what);
-        assert_eq!(stage.files().len(), 1, "{what}");
+        let label = format!("{kind:?}");
+        stage.check_packed_anew(&stage.plain(), &label);
+        assert_eq!(stage.files().len(), 1, "{label}");
     }
 }
 
@@ -465,16 +465,16 @@ fn concurrent_cache_writers_do_not_disturb_each_other() {
 fn only_part_files_of_dead_writers_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let stage = CacheStage::new(folder.path(), WeightKind::Bf16);
-    let dead = folder.path().join("1-1-bf16-1le.packed-part");
-    let alive = folder.path().join("2-2-bf16-1le.packed-part");
-    let mine = stage.place().part_file();
-    for part in [&dead, &alive, &mine] {
+    let dead_part = folder.path().join("1-1-bf16-1le.packed-part");
+    let live_part = folder.path().join("2-2-bf16-1le.packed-part");
+    let own_part = stage.place().part_file();
+    for part in [&dead_part, &live_part, &own_part] {
         fs::write(part, vec![7; 100_000]).unwrap();
     }
-    let held = OpenOptions::new().write(true).open(&alive).unwrap();
+    let held = OpenOptions::new().write(true).open(&live_part).unwrap();
     held.lock().unwrap();
     stage.check_packed_anew(&stage.plain(), "beside what was left");
-    assert!(!dead.exists() && !mine.exists() && alive.exists());
+    assert!(!dead_part.exists() && !own_part.exists() && live_part.exists());
 }
 
 #[test]
@@ -513,6 +513,9 @@ fn a_full_disk_stops_no_load_and_leaves_no_part_file() {
         .env(FOLDER, folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    let stdout = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success() && stdout.contains("1 passed"),
+        "{stdout}"
+    );
 }

@@ -52,7 +52,7 @@ impl PackedWriter {
         Ok(Some(writer))
     }
 
-    pub(super) fn put(&mut self, wanted: &StackKey, packed: &PackedStack) -> io::Result<()> {
+    pub(super) fn put(&mut self, key: &StackKey, packed: &PackedStack) -> io::Result<()> {
         let words = bytes_of(&packed.words);
         let sides: Vec<u8> = match &packed.column_scales {
             None => Vec::new(),
@@ -60,7 +60,7 @@ impl PackedWriter {
         };
         let words_checksum = checksum(words, self.threads);
         let scales_checksum = XxHash3_64::oneshot(&sides);
-        let entry = PackedEntry::new(*wanted, packed, words_checksum, scales_checksum);
+        let entry = PackedEntry::new(*key, packed, words_checksum, scales_checksum);
         self.write(words)?;
         self.write(&sides)?;
         self.entries.push(entry);

@@ -181,17 +181,17 @@ impl CpuOps {
         qkv: &mut CpuRows,
         pool: PoolLayer<'_, CpuPool>,
     ) {
-        let (single, brain) = (self.kernels.of_f32.store, self.kernels.of_bf16.store);
+        let (store_f32, store_bf16) = (self.kernels.of_f32.store, self.kernels.of_bf16.store);
         let round_int8 = self.bytes_kernels.round_int8;
         match self.kv {
             KvType::F32 => self.store_as(rows, qkv, pool, &|x, to| {
                 // SAFETY: `CpuKernels::of` checked the instructions.
-                unsafe { single(x, to) };
+                unsafe { store_f32(x, to) };
                 None
             }),
             KvType::Bf16 => self.store_as(rows, qkv, pool, &|x, to| {
                 // SAFETY: as above.
-                unsafe { brain(x, to) };
+                unsafe { store_bf16(x, to) };
                 None
             }),
             KvType::Fp8E4m3 => self.store_as(rows, qkv, pool, &|x, to| {
@@ -241,11 +241,12 @@ impl CpuOps {
             .div_ceil(elements.max(1))
             .max(1);
         self.threads.run(runs.len().div_ceil(each), &|turn| {
-            let mine = &runs[run_range(turn.task, each, runs.len())];
-            for (index, run) in mine.iter().enumerate() {
+            let own_runs = &runs[run_range(turn.task, each, runs.len())];
+            for (index, run) in own_runs.iter().enumerate() {
                 // A memory access takes as long as a row's computation: prefetch the next run's
                 // destination before this run is computed.
-                for run in &mine[index + usize::from(index > 0)..mine.len().min(index + 2)] {
+                for run in &own_runs[index + usize::from(index > 0)..own_runs.len().min(index + 2)]
+                {
                     storing.prefetch_target(run);
                 }
                 storing.normalize_and_rotate(rows, run);

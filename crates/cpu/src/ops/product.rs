@@ -190,9 +190,11 @@ impl CpuOps {
         let grid = ProductGrid::new(panels, panel_words, cut, self.threads.count());
         let scratch = SliceParts::new(&mut self.products_scratch);
         self.threads.run(grid.tasks_count(), &|turn| {
-            let mine = turn.worker * SCRATCH_WORDS..(turn.worker + 1) * SCRATCH_WORDS;
+            let own_scratch = turn.worker * SCRATCH_WORDS..(turn.worker + 1) * SCRATCH_WORDS;
             // SAFETY: each worker has its own scratch; `CpuKernels::of` checked the instructions.
-            unsafe { (kernels.multiply)(&product, &grid.piece(turn.task), scratch.part(mine)) }
+            unsafe {
+                (kernels.multiply)(&product, &grid.piece(turn.task), scratch.part(own_scratch))
+            }
         });
         Ok(())
     }

@@ -77,41 +77,41 @@ impl<'a> ColumnScalesParts<'a> {
 
 impl CpuWeightLoader {
     /// Warns once if weights take more memory than their checkpoint's format or `--quantize` would.
-    pub(super) fn tell_wider(&self, kept: StackForm, stack: &[StoredMatrix]) {
-        let narrow = stack.iter().find_map(|matrix| match matrix {
+    pub(super) fn warn_if_wider(&self, stack_form: StackForm, stack: &[StoredMatrix]) {
+        let quantized = stack.iter().find_map(|matrix| match matrix {
             StoredMatrix::Quantized(tensor) => Some(tensor),
             StoredMatrix::Dense(_) => None,
         });
-        let wider = match (kept, narrow, stack.first()) {
+        let wider = match (stack_form, quantized, stack.first()) {
             (StackForm::F32 | StackForm::Bf16 | StackForm::F16, Some(tensor), _)
                 if self.precision == Precision::Bf16 =>
             {
-                WiderThanAsked {
+                WiderThanRequested {
                     name: tensor.name(),
                     columns: tensor.columns(),
-                    wanted: tensor.element().name(),
-                    kept: self.precision.name(),
+                    requested: tensor.element().name(),
+                    packed_as: self.precision.name(),
                 }
             }
             (StackForm::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
-                WiderThanAsked {
+                WiderThanRequested {
                     name: first.name(),
                     columns: first.columns(),
-                    wanted: "int4",
-                    kept: "int8",
+                    requested: "int4",
+                    packed_as: "int8",
                 }
             }
             _ => return,
         };
         if !self.warned_wider.swap(true, Ordering::Relaxed) {
-            let WiderThanAsked {
+            let WiderThanRequested {
                 name,
                 columns,
-                wanted,
-                kept,
+                requested,
+                packed_as,
             } = wider;
             tracing::warn!(
-                "{name} ({columns} columns) is kept in {kept} rather than {wanted}, and so are others like it, which takes more \
+                "{name} ({columns} columns) is kept in {packed_as} rather than {requested}, and so are others like it, which takes more \
                  memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns, \
                  alike in all projections of a layer that read the same; eight-bit floats never"
             );
@@ -120,11 +120,11 @@ impl CpuWeightLoader {
 }
 
 /// The first matrix that takes more memory than requested.
-struct WiderThanAsked<'a> {
+struct WiderThanRequested<'a> {
     name: &'a str,
     columns: usize,
-    wanted: &'static str,
-    kept: &'static str,
+    requested: &'static str,
+    packed_as: &'static str,
 }
 
 impl StackForm {

@@ -85,7 +85,7 @@ mod tests {
                 first += bytes + 7;
                 range
             }).collect();
-            let mut seen: Vec<Vec<u32>> = lens.iter().map(|len| vec![0; *len]).collect();
+            let mut counts: Vec<Vec<u32>> = lens.iter().map(|len| vec![0; *len]).collect();
             for half in split_into_halves(&ranges, 128, slices_max) {
                 prop_assert!(half.bytes <= 128 && half.slices.len() <= slices_max);
                 let mut end = 0;
@@ -95,10 +95,10 @@ mod tests {
                     prop_assert!(end <= half.bytes);
                     prop_assert_eq!(slice.pool, ranges[slice.part].first + slice.offset);
                     let of = slice.offset..slice.offset + slice.bytes;
-                    seen[slice.part][of].iter_mut().for_each(|count| *count += 1);
+                    counts[slice.part][of].iter_mut().for_each(|count| *count += 1);
                 }
             }
-            prop_assert!(seen.iter().flatten().all(|count| *count == 1));
+            prop_assert!(counts.iter().flatten().all(|count| *count == 1));
         }
     }
 }

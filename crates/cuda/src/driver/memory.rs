@@ -24,7 +24,7 @@ impl DeviceMemory {
     pub(crate) fn new(
         device: &Arc<CudaDevice>,
         bytes: usize,
-        what: &'static str,
+        purpose: &'static str,
     ) -> Result<Self, CudaError> {
         device.bind()?;
         let mut address = 0;
@@ -38,8 +38,8 @@ impl DeviceMemory {
             Err(CudaError::Call { name, .. }) if name == "CUDA_ERROR_OUT_OF_MEMORY" => {
                 let (free, total) = device.memory().unwrap_or_default();
                 Err(CudaError::OutOfMemory {
-                    wanted: bytes,
-                    what,
+                    requested: bytes,
+                    purpose,
                     free,
                     total,
                 })
@@ -105,7 +105,7 @@ impl PinnedMemory {
         let mut pointer: *mut c_void = std::ptr::null_mut();
         match call!(cuMemHostAlloc(&raw mut pointer, bytes.max(1), PORTABLE)) {
             Err(CudaError::Call { name, .. }) if name == "CUDA_ERROR_OUT_OF_MEMORY" => {
-                return Err(CudaError::NoPinnedMemory { wanted: bytes });
+                return Err(CudaError::NoPinnedMemory { requested: bytes });
             }
             allocated => allocated?,
         }

@@ -150,8 +150,7 @@ impl CudaDevice {
     pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
         driver().map_err(|error| match error {
             CudaError::Call { ref name, .. } if name == "CUDA_ERROR_NO_DEVICE" => {
-                let (wanted, count) = (ordinal, 0);
-                CudaError::NoDevice { wanted, count }
+                CudaError::NoDevice { ordinal, count: 0 }
             }
             other => other,
         })?;
@@ -159,7 +158,7 @@ impl CudaDevice {
         call!(cuDeviceGetCount(&raw mut count))?;
         if i64::from(ordinal) >= i64::from(count) {
             return Err(CudaError::NoDevice {
-                wanted: ordinal,
+                ordinal,
                 count: count.unsigned_abs(),
             });
         }

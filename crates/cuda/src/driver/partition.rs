@@ -41,7 +41,7 @@ impl GreenPartition {
         let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
         call!(cuDeviceGetDevResource(of, all.as_mut_ptr(), kind))?;
         let MultiprocessorShare { percent, part } = share;
-        let wanted = (processors(&all) * percent).div_ceil(100).max(1);
+        let target_count = (processors(&all) * percent).div_ceil(100).max(1);
         let mut groups = 1;
         call!(cuDevSmResourceSplitByCount(
             first.as_mut_ptr(),
@@ -49,7 +49,7 @@ impl GreenPartition {
             all.as_ptr(),
             rest.as_mut_ptr(),
             0,
-            wanted
+            target_count
         ))?;
         let mut chosen = match part {
             SharePart::First => first,

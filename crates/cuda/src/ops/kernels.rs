@@ -27,8 +27,8 @@ impl OpsKernels {
     /// If there is no code for this GPU, or for keys and values in that format beside such weights.
     pub(super) fn load(images: &KernelImages, options: &CudaOptions) -> Result<Self, CudaError> {
         let (precision, kv) = (options.precision, options.kv);
-        let is_narrow = (precision, kv) == (Precision::Bf16, KvType::Fp8E4m3);
-        if kv != precision.into() && !is_narrow {
+        let is_fp8_beside_bf16 = (precision, kv) == (Precision::Bf16, KvType::Fp8E4m3);
+        if kv != precision.into() && !is_fp8_beside_bf16 {
             return Err(CudaError::NoKvType { kv, precision });
         }
         let of = |name: &str| format!("{name}_{}", precision.name());

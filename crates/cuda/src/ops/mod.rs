@@ -238,8 +238,8 @@ impl Ops for CudaOps {
         Ok(CudaPool { memory, shape })
     }
 
-    fn begin(&mut self, batch: &Batch, wanted: PassPurpose<'_>) -> Result<PassMode, EngineError> {
-        self.begin_pass(batch, wanted)
+    fn begin(&mut self, batch: &Batch, purpose: PassPurpose<'_>) -> Result<PassMode, EngineError> {
+        self.begin_pass(batch, purpose)
     }
 
     fn embed(
@@ -558,7 +558,9 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         self.stream.bind()?;
         let bytes = pool.shape.block_bytes();
-        let place = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
-        Ok(self.stream.copy_within(place(from), place(to), bytes)?)
+        let location = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
+        Ok(self
+            .stream
+            .copy_within(location(from), location(to), bytes)?)
     }
 }

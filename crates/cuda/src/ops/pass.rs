@@ -26,13 +26,13 @@ impl CudaOps {
     pub(super) fn begin_pass(
         &mut self,
         batch: &Batch,
-        wanted: PassPurpose<'_>,
+        purpose: PassPurpose<'_>,
     ) -> Result<PassMode, EngineError> {
         self.stream.bind()?;
         self.end_failed_recording();
         self.messages.switch_half(&self.stream)?;
         let rows = batch.rows_count();
-        let rules = match wanted {
+        let rules = match purpose {
             PassPurpose::DrawEveryRow(rules) if batch.segments.len() == rows => Some(rules),
             _ => None,
         };
@@ -48,9 +48,9 @@ impl CudaOps {
         self.sampling
             .send_rules(rules, bucket, &self.stream, &mut self.messages)?;
         self.idle.pass_begins(&self.stream)?;
-        let way = self.recordings.next_use(bucket, self.moves_count());
-        self.step.decode = Some((bucket, way));
-        match way {
+        let recording_use = self.recordings.next_use(bucket, self.moves_count());
+        self.step.decode = Some((bucket, recording_use));
+        match recording_use {
             GraphUse::RunUnrecorded => Ok(PassMode::Execute),
             GraphUse::Record => {
                 self.stream.begin_recording()?;

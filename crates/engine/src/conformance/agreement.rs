@@ -45,10 +45,10 @@ pub fn agreement(dir: &Path, build: [BuildEngine<'_>; 2], tolerance: f32) -> Res
             answers.push(sequence.drawn);
         }
     }
-    let [ours, theirs] = answers;
+    let [first, second] = answers;
     let mut compared = 0;
-    for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
-        compared += compare_answers(ours, theirs, tolerance)
+    for (index, (first, second)) in first.iter().zip(&second).enumerate() {
+        compared += compare_answers(first, second, tolerance)
             .map_err(|difference| format!("{}: prompt {index}: {difference}", dir.display()))?;
     }
     let all = prompts.len() * DRAWN;
@@ -61,35 +61,35 @@ pub fn agreement(dir: &Path, build: [BuildEngine<'_>; 2], tolerance: f32) -> Res
 
 /// Compares two answers; returns the number of tokens up to the point where they diverge.
 fn compare_answers(
-    ours: &[SampledToken],
-    theirs: &[SampledToken],
+    first: &[SampledToken],
+    second: &[SampledToken],
     tolerance: f32,
 ) -> Result<usize, String> {
-    for (at, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-        let tops = [&ours.scores, &theirs.scores].map(|scores| scores.as_ref().ok_or("no scores"));
-        let [our_scores, their_scores] = tops;
-        let (our_scores, their_scores) = (our_scores?, their_scores?);
-        let largest = their_scores
+    for (at, (first, second)) in first.iter().zip(second).enumerate() {
+        let tops = [&first.scores, &second.scores].map(|scores| scores.as_ref().ok_or("no scores"));
+        let [first_scores, second_scores] = tops;
+        let (first_scores, second_scores) = (first_scores?, second_scores?);
+        let largest = second_scores
             .top
             .first()
             .map_or(0.0, |(_, logit)| logit.abs());
         let most = tolerance * largest;
         // Only the upper half of the list: a token near its end on one side may be beyond it on the
         // other.
-        for (token, logit) in our_scores.top.iter().take(TOP as usize / 2) {
-            let other = logit_of(their_scores, *token);
+        for (token, logit) in first_scores.top.iter().take(TOP as usize / 2) {
+            let other = logit_of(second_scores, *token);
             if (logit - other).abs() > most {
                 return Err(format!(
                     "token {at}: the logit of {token} is {logit} and {other}, of at most {largest}"
                 ));
             }
         }
-        if ours.token != theirs.token {
+        if first.token != second.token {
             // A near tie, since the logits above are close. From here on the two texts differ.
             return Ok(at + 1);
         }
     }
-    Ok(ours.len())
+    Ok(first.len())
 }
 
 /// A token's logit; for a token that is not listed, the smallest listed one.

@@ -46,7 +46,7 @@ pub fn drafts(dir: &Path, build: BuildEngine<'_>, seed: u64) -> Result<(), Strin
         draft_cases.push(DraftCase::new(&mut *engine, case, index).map_err(at)?);
     }
     let mut run = DraftRun {
-        dice: ConformanceRng(seed),
+        rng: ConformanceRng(seed),
         drafted_count: 0,
         accepted_count: 0,
     };
@@ -112,7 +112,7 @@ impl DraftCase {
 }
 
 struct DraftRun {
-    dice: ConformanceRng,
+    rng: ConformanceRng,
     drafted_count: usize,
     accepted_count: usize,
 }
@@ -125,7 +125,7 @@ impl DraftRun {
         drawn_count: usize,
         quality: GuessQuality,
     ) -> Vec<u32> {
-        let quality = match (quality, self.dice.below(5)) {
+        let quality = match (quality, self.rng.below(5)) {
             (GuessQuality::Mixed, 0) => return Vec::new(),
             (GuessQuality::Mixed, 1) => GuessQuality::AllRight,
             (GuessQuality::Mixed, 2) => GuessQuality::AllWrong,
@@ -133,13 +133,13 @@ impl DraftRun {
             (quality, _) => quality,
         };
         let left = &draft_case.case.alone[drawn_count..TOKENS_DRAWN - 1];
-        let count = (1 + self.dice.below(DRAFTS as u64) as usize).min(left.len());
+        let count = (1 + self.rng.below(DRAFTS as u64) as usize).min(left.len());
         let wrong_at = |place: usize| match quality {
             GuessQuality::AllRight | GuessQuality::Mixed => false,
             GuessQuality::AllWrong => true,
             GuessQuality::OneWrong(right) => place == right,
         };
-        let other = 1 + self.dice.below(100) as u32;
+        let other = 1 + self.rng.below(100) as u32;
         let drafts = left[..count].iter().enumerate().map(|(place, drawn)| {
             let changed = u32::from(wrong_at(place)) * other;
             // The changed id stays below the vocabulary of every test folder.

@@ -37,8 +37,8 @@ pub fn draws_match_host<O: Ops>(
             _ => ROUNDS,
         };
         for round in 0..rounds {
-            let mut dice = ConformanceRng(vocab as u64 * 1000 + round + 1);
-            round_of(ops, pack, set, vocab, &mut dice)
+            let mut rng = ConformanceRng(vocab as u64 * 1000 + round + 1);
+            round_of(ops, pack, set, vocab, &mut rng)
                 .map_err(|difference| format!("vocabulary {vocab}, round {round}: {difference}"))?;
         }
     }
@@ -50,30 +50,30 @@ fn round_of<O: Ops>(
     pack: &O::Pack,
     set: SetRows<'_, O>,
     vocab: usize,
-    dice: &mut ConformanceRng,
+    rng: &mut ConformanceRng,
 ) -> Result<(), String> {
-    let told = |error: crate::EngineError| error.to_string();
+    let to_text = |error: crate::EngineError| error.to_string();
     // Column `row` holds the logits of row `row`.
-    let table: Vec<f32> = (0..vocab * ROWS).map(|_| dice.logit()).collect();
+    let table: Vec<f32> = (0..vocab * ROWS).map(|_| rng.logit()).collect();
     let stored = StoredTensor::from_f32("head", vocab, ROWS, &table);
-    let matrix = pack.matrix(&[stored.into()], None).map_err(told)?;
-    pack.finish().map_err(told)?;
+    let matrix = pack.matrix(&[stored.into()], None).map_err(to_text)?;
+    pack.finish().map_err(to_text)?;
     let mut picks = ops
         .rows(ROWS, ROWS, BufferRole::Activations)
-        .map_err(told)?;
+        .map_err(to_text)?;
     let ones: Vec<f32> = (0..ROWS * ROWS)
         .map(|at| f32::from(u8::from(at % (ROWS + 1) == 0)))
         .collect();
     set(ops, &mut picks, &ones)?;
-    let opens: Vec<OpenSlot> = (0..ROWS).map(|_| dice.open(vocab)).collect();
+    let opens: Vec<OpenSlot> = (0..ROWS).map(|_| rng.open(vocab)).collect();
     let rule = |open: &OpenSlot| {
         let slot = SamplingSlot::open(open);
-        slot.draw_rule(slot.known_count())
+        slot.draw_rule(slot.tokens_count())
     };
     let rules: Vec<DrawRule> = opens.iter().map(rule).collect();
     let mut tokens = Vec::new();
-    ops.queue_draw(&matrix, &rules, &picks).map_err(told)?;
-    ops.fetch_drawn(&mut tokens).map_err(told)?;
+    ops.queue_draw(&matrix, &rules, &picks).map_err(to_text)?;
+    ops.fetch_drawn(&mut tokens).map_err(to_text)?;
     let mut sampler = TokenSampler::default();
     for (row, open) in opens.iter().enumerate() {
         let mut logits: Vec<f32> = (0..vocab).map(|token| table[token * ROWS + row]).collect();
@@ -100,9 +100,9 @@ impl ConformanceRng {
     }
 
     fn open(&mut self, vocab: usize) -> OpenSlot {
-        let token = |dice: &mut Self| dice.below(vocab as u64) as TokenId;
-        let tokens = |dice: &mut Self, most: u64| -> Vec<TokenId> {
-            (0..dice.below(most)).map(|_| token(dice)).collect()
+        let token = |rng: &mut Self| rng.below(vocab as u64) as TokenId;
+        let tokens = |rng: &mut Self, most: u64| -> Vec<TokenId> {
+            (0..rng.below(most)).map(|_| token(rng)).collect()
         };
         let penalised = self.chance(0.5);
         let sampling = SamplingParams {

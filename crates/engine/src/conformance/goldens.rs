@@ -65,20 +65,22 @@ fn compare(golden: &Golden, drawn: &[SampledToken]) -> Result<(), String> {
 }
 
 fn compare_top(
-    place: &str,
+    context: &str,
     sampled: Option<&SampledToken>,
     expected: &[(u32, f32)],
 ) -> Result<(), String> {
     let scores: Option<&TokenScores> = sampled.and_then(|sampled| sampled.scores.as_ref());
     let top = &scores.ok_or("no scores")?.top;
     for (id, logit) in expected {
-        let ours = top.iter().find(|(other, _)| other == id);
-        match ours {
-            Some((_, ours)) if (ours - logit).abs() <= LOGIT_TOLERANCE => {}
-            Some((_, ours)) => {
-                return Err(format!("{place} logit of {id} is {ours}, not {logit}"));
+        let computed = top.iter().find(|(other, _)| other == id);
+        match computed {
+            Some((_, computed)) if (computed - logit).abs() <= LOGIT_TOLERANCE => {}
+            Some((_, computed)) => {
+                return Err(format!(
+                    "{context} logit of {id} is {computed}, not {logit}"
+                ));
             }
-            None => return Err(format!("{place}: {id} is not among the top")),
+            None => return Err(format!("{context}: {id} is not among the top")),
         }
     }
     Ok(())

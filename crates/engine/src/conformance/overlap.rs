@@ -36,7 +36,7 @@ pub fn overlap(
     let mut ahead = build(dir, LIMITS)?;
     let mut run = OverlapRun {
         engine: &mut *ahead,
-        dice: ConformanceRng(!seed),
+        rng: ConformanceRng(!seed),
         expected: VecDeque::new(),
         spare: Vec::new(),
     };
@@ -52,7 +52,7 @@ pub fn overlap(
 
 struct OverlapRun<'a> {
     engine: &'a mut dyn Engine,
-    dice: ConformanceRng,
+    rng: ConformanceRng,
     /// Expected results of the steps in flight, oldest first.
     expected: VecDeque<&'a StepResult>,
     /// Contents of the spare block.
@@ -73,13 +73,13 @@ impl<'a> OverlapRun<'a> {
         }
         // Block copies while steps are in flight: their data and the drawn tokens must not be
         // exchanged on the way to the host.
-        match self.dice.below(4) {
+        match self.rng.below(4) {
             0 => self.write_spare()?,
             1 => self.read_spare()?,
             _ => {}
         }
         while self.expected.len() == STEPS_IN_FLIGHT_MAX
-            || (!self.expected.is_empty() && self.dice.chance(0.2))
+            || (!self.expected.is_empty() && self.rng.chance(0.2))
         {
             self.collect()?;
         }
@@ -89,7 +89,7 @@ impl<'a> OverlapRun<'a> {
     fn collect(&mut self) -> Result<(), String> {
         let engine = overlapping(self.engine)?;
         // Polling must not change the result.
-        for _ in 0..self.dice.below(3) {
+        for _ in 0..self.rng.below(3) {
             engine.is_done();
         }
         let result = engine.collect().map_err(|error| error.to_string())?;
@@ -101,7 +101,7 @@ impl<'a> OverlapRun<'a> {
 
     fn write_spare(&mut self) -> Result<(), String> {
         let bytes = self.engine.describe().capacity.block_bytes as usize;
-        let fill = self.dice.next() as u8;
+        let fill = self.rng.next() as u8;
         self.spare = (0..bytes).map(|at| fill ^ at as u8).collect();
         self.engine
             .write_block(SPARE, 0, &self.spare)

@@ -256,11 +256,15 @@ fn handed_off(
         return Err("two engines of one checkpoint differ in fingerprint".to_owned());
     }
     for (index, case) in cases.iter().enumerate() {
-        let place = (index as u32 % 7 + 1) * BLOCKS_PER_SEQUENCE;
+        let first_block = (index as u32 % 7 + 1) * BLOCKS_PER_SEQUENCE;
         let mut sequence =
             DrivenSequence::new(0, &case.prompt, &case.sampling, 0..BLOCKS_PER_SEQUENCE);
         sequence.run(prefill, 48, 1)?;
-        sequence.move_to(prefill, decode, place..place + BLOCKS_PER_SEQUENCE)?;
+        sequence.move_to(
+            prefill,
+            decode,
+            first_block..first_block + BLOCKS_PER_SEQUENCE,
+        )?;
         sequence.slot.0 = 3;
         sequence.run(decode, 1, TOKENS_DRAWN / 2)?;
         sequence.move_to(decode, prefill, 5..5 + BLOCKS_PER_SEQUENCE)?;

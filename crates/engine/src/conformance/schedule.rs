@@ -64,7 +64,7 @@ struct ScheduledSequence {
 
 impl ScheduledSequence {
     /// Number of tokens that exist when the next step begins.
-    fn known(&self) -> usize {
+    fn tokens_count(&self) -> usize {
         self.prompt.len() + self.output.len() + usize::from(self.has_pending_token)
     }
 
@@ -79,7 +79,7 @@ impl ScheduledSequence {
 
 /// A scheduler that receives results one step late.
 struct RandomScheduler {
-    dice: ConformanceRng,
+    rng: ConformanceRng,
     vocab: u64,
     sequences: Vec<Option<ScheduledSequence>>,
     /// Index of the table that each slot used last, `(slots)`.
@@ -97,7 +97,7 @@ impl RandomSchedule {
         steps_count: usize,
     ) -> Result<Self, String> {
         let mut scheduler = RandomScheduler {
-            dice: ConformanceRng(seed),
+            rng: ConformanceRng(seed),
             vocab: u64::from(engine.describe().vocab_size),
             sequences: (0..SLOTS).map(|_| None).collect(),
             tables: vec![0; SLOTS as usize],
@@ -109,7 +109,7 @@ impl RandomSchedule {
             fed_count: 0,
             reopened_count: 0,
         };
-        let mut untold: Vec<(u64, SlotIndex, TokenId)> = Vec::new();
+        let mut drawn_before: Vec<(u64, SlotIndex, TokenId)> = Vec::new();
         for number in 0..steps_count {
             let mut plan = StepPlan {
                 step: StepId(number as u64),
@@ -120,13 +120,13 @@ impl RandomSchedule {
             let result = result.map_err(|error| format!("step {number}: {error}"))?;
             // The tokens of the step before are received only now, after the next step was planned
             // and run.
-            scheduler.append_drawn(&untold);
+            scheduler.append_drawn(&drawn_before);
             let serial = |slot: SlotIndex| {
-                let seat = scheduler.sequences[slot.0 as usize].as_ref();
-                seat.map_or(u64::MAX, |seated| seated.serial)
+                let entry = scheduler.sequences[slot.0 as usize].as_ref();
+                entry.map_or(u64::MAX, |sequence| sequence.serial)
             };
             let sampled = result.sampled.iter();
-            untold = sampled
+            drawn_before = sampled
                 .map(|(slot, sampled)| (serial(*slot), *slot, sampled.token))
                 .collect();
             scheduler.end_finished();
@@ -142,35 +142,35 @@ impl RandomScheduler {
         let mut rows_left = LIMITS.step_tokens_max as usize;
         for slot in 0..SLOTS {
             self.fill_slot(slot);
-            let Some(mut seated) = self.sequences[slot as usize].take() else {
+            let Some(mut sequence) = self.sequences[slot as usize].take() else {
                 continue;
             };
-            self.preempt(slot, &mut seated);
-            if let Some(segment) = self.segment(slot, &mut seated, rows_left) {
+            self.preempt(slot, &mut sequence);
+            if let Some(segment) = self.segment(slot, &mut sequence, rows_left) {
                 rows_left -= segment.len as usize;
                 let end = (segment.position + segment.len) as usize;
                 schedule.fed_count +=
-                    usize::from(seated.has_pending_token && end == seated.known());
-                seated.done = end;
-                if !seated.is_open {
+                    usize::from(sequence.has_pending_token && end == sequence.tokens_count());
+                sequence.done = end;
+                if !sequence.is_open {
                     let was_drawn_for = self.ended.contains(&SlotIndex(slot));
                     schedule.reopened_count += usize::from(was_drawn_for);
-                    plan.opens.push(open(slot, &seated));
-                    seated.is_open = true;
+                    plan.opens.push(open(slot, &sequence));
+                    sequence.is_open = true;
                 }
                 plan.segments.push(segment);
             }
-            self.sequences[slot as usize] = Some(seated);
+            self.sequences[slot as usize] = Some(sequence);
         }
         // Results must not depend on the order of segments.
-        if self.dice.chance(0.5) {
+        if self.rng.chance(0.5) {
             plan.segments.reverse();
         }
         // The tokens of the step before are received next; those of this step stay pending.
-        for (slot, seat) in (0..).map(SlotIndex).zip(&mut self.sequences) {
-            if let Some(seated) = seat {
+        for (slot, entry) in (0..).map(SlotIndex).zip(&mut self.sequences) {
+            if let Some(sequence) = entry {
                 let drawn = |segment: &Segment| segment.slot == slot && segment.logits.samples();
-                seated.has_pending_token = plan.segments.iter().any(drawn);
+                sequence.has_pending_token = plan.segments.iter().any(drawn);
             }
         }
         self.ended.clear();
@@ -178,25 +178,25 @@ impl RandomScheduler {
 
     /// Gives a free slot to a new sequence, with a probability of 80 %.
     fn fill_slot(&mut self, slot: u32) {
-        if self.sequences[slot as usize].is_some() || self.dice.chance(0.2) {
+        if self.sequences[slot as usize].is_some() || self.rng.chance(0.2) {
             return;
         }
         self.serial += 1;
-        let dice = &mut self.dice;
-        let prompt: Vec<TokenId> = (0..1 + dice.below(40))
-            .map(|_| dice.below(self.vocab) as TokenId)
+        let rng = &mut self.rng;
+        let prompt: Vec<TokenId> = (0..1 + rng.below(40))
+            .map(|_| rng.below(self.vocab) as TokenId)
             .collect();
-        let stop_tokens: Vec<TokenId> = if dice.chance(0.4) {
+        let stop_tokens: Vec<TokenId> = if rng.chance(0.4) {
             (0..self.vocab as TokenId)
-                .filter(|_| dice.chance(0.1))
+                .filter(|_| rng.chance(0.1))
                 .collect()
         } else {
             Vec::new()
         };
-        let sampling = sampling(dice, self.vocab);
-        let min_tokens = dice.below(4) as u32;
+        let sampling = sampling(rng, self.vocab);
+        let min_tokens = rng.below(4) as u32;
         let output_most = (TOKENS_MAX - prompt.len()).min(24) as u64;
-        let output_max = 1 + dice.below(output_most - 1) as usize;
+        let output_max = 1 + rng.below(output_most - 1) as usize;
         self.sequences[slot as usize] = Some(ScheduledSequence {
             serial: self.serial,
             first_block: self.other_table(slot),
@@ -213,11 +213,11 @@ impl RandomScheduler {
     }
 
     /// Rarely preempts a sequence: it loses its KV, and reopens its slot with its tokens so far.
-    fn preempt(&mut self, slot: u32, seated: &mut ScheduledSequence) {
-        if seated.done > 0 && !seated.has_pending_token && self.dice.chance(0.03) {
-            seated.done = 0;
-            seated.is_open = false;
-            seated.first_block = self.other_table(slot);
+    fn preempt(&mut self, slot: u32, sequence: &mut ScheduledSequence) {
+        if sequence.done > 0 && !sequence.has_pending_token && self.rng.chance(0.03) {
+            sequence.done = 0;
+            sequence.is_open = false;
+            sequence.first_block = self.other_table(slot);
         }
     }
 
@@ -231,25 +231,25 @@ impl RandomScheduler {
     fn segment(
         &mut self,
         slot: u32,
-        seated: &mut ScheduledSequence,
+        sequence: &mut ScheduledSequence,
         rows_left: usize,
     ) -> Option<Segment> {
-        let known = seated.known();
-        let left = known - seated.done;
-        let must_wait = seated.has_pending_token && !seated.sampling.can_draw_ahead();
-        if must_wait || left == 0 || rows_left == 0 || self.dice.chance(0.15) {
+        let tokens_count = sequence.tokens_count();
+        let left = tokens_count - sequence.done;
+        let must_wait = sequence.has_pending_token && !sequence.sampling.can_draw_ahead();
+        if must_wait || left == 0 || rows_left == 0 || self.rng.chance(0.15) {
             return None;
         }
         let len = match left {
             1 => 1,
-            _ => 1 + self.dice.below(left.min(rows_left) as u64) as usize,
+            _ => 1 + self.rng.below(left.min(rows_left) as u64) as usize,
         };
         let samples = len == left;
-        let is_scored = seated.sampling.prompt_logprobs.is_some() && !seated.has_pending_token;
-        let first = seated.first_block;
+        let is_scored = sequence.sampling.prompt_logprobs.is_some() && !sequence.has_pending_token;
+        let first = sequence.first_block;
         Some(Segment {
             slot: SlotIndex(slot),
-            position: seated.done as u32,
+            position: sequence.done as u32,
             len: len as u32,
             blocks: (first..first + BLOCKS_PER_SEQUENCE)
                 .map(BlockIndex)
@@ -267,9 +267,9 @@ impl RandomScheduler {
     /// Appends the tokens of the step before the last one to their sequences.
     fn append_drawn(&mut self, drawn: &[(u64, SlotIndex, TokenId)]) {
         for (serial, slot, token) in drawn {
-            let seat = self.sequences[slot.0 as usize].as_mut();
-            if let Some(seated) = seat.filter(|seated| seated.serial == *serial) {
-                seated.output.push(*token);
+            let entry = self.sequences[slot.0 as usize].as_mut();
+            if let Some(sequence) = entry.filter(|sequence| sequence.serial == *serial) {
+                sequence.output.push(*token);
             }
         }
     }
@@ -277,9 +277,9 @@ impl RandomScheduler {
     /// Removes sequences that are known to have ended, though the last step may have drawn once
     /// more for them.
     fn end_finished(&mut self) {
-        for (slot, seat) in (0..).zip(&mut self.sequences) {
-            if let Some(seated) = seat.take_if(|seated| seated.is_over())
-                && seated.has_pending_token
+        for (slot, entry) in (0..).zip(&mut self.sequences) {
+            if let Some(sequence) = entry.take_if(|sequence| sequence.is_over())
+                && sequence.has_pending_token
             {
                 self.ended.push(SlotIndex(slot));
             }
@@ -287,41 +287,41 @@ impl RandomScheduler {
     }
 }
 
-fn open(slot: u32, seated: &ScheduledSequence) -> OpenSlot {
+fn open(slot: u32, sequence: &ScheduledSequence) -> OpenSlot {
     OpenSlot {
         slot: SlotIndex(slot),
-        sampling: Arc::clone(&seated.sampling),
-        prompt: Arc::clone(&seated.prompt),
-        output: seated.output.clone(),
-        stop_tokens: Arc::clone(&seated.stop_tokens),
-        min_tokens: seated.min_tokens,
+        sampling: Arc::clone(&sequence.sampling),
+        prompt: Arc::clone(&sequence.prompt),
+        output: sequence.output.clone(),
+        stop_tokens: Arc::clone(&sequence.stop_tokens),
+        min_tokens: sequence.min_tokens,
     }
 }
 
 /// Mostly rules by which a device can draw ahead; some depend on every earlier token, or on scores.
-fn sampling(dice: &mut ConformanceRng, vocab: u64) -> SamplingParams {
+fn sampling(rng: &mut ConformanceRng, vocab: u64) -> SamplingParams {
     let plain = SamplingParams {
-        seed: dice.next(),
+        seed: rng.next(),
         ..SamplingParams::greedy()
     };
     let hot = SamplingParams {
-        temperature: 0.3 + 1.2 * dice.share(),
+        temperature: 0.3 + 1.2 * rng.share(),
         ..plain.clone()
     };
-    match dice.below(8) {
+    match rng.below(8) {
         0 => plain,
         1 => SamplingParams { top_k: 7, ..hot },
         2 => SamplingParams { top_p: 0.8, ..hot },
         3 => SamplingParams { min_p: 0.05, ..hot },
         4 => SamplingParams {
-            logit_bias: vec![(dice.below(vocab) as TokenId, 3.0)],
+            logit_bias: vec![(rng.below(vocab) as TokenId, 3.0)],
             ..hot
         },
         5 => SamplingParams {
             repetition_penalty: 1.2,
             ..hot
         },
-        6 if dice.chance(0.5) => SamplingParams {
+        6 if rng.chance(0.5) => SamplingParams {
             logprobs: Some(2),
             prompt_logprobs: Some(1),
             ..hot

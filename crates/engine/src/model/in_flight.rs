@@ -110,7 +110,7 @@ impl<O: Ops> ModelEngine<O> {
     /// Waits for a step that is on the device, and appends its tokens to the histories.
     fn settle(&mut self, index: usize) {
         let step = &mut self.in_flight[index];
-        let vain = match &step.state {
+        let input_error = match &step.state {
             UncollectedStepState::Finished(_) => return,
             UncollectedStepState::Queued => None,
             UncollectedStepState::InputFailed(error) => Some(error.clone()),
@@ -118,14 +118,14 @@ impl<O: Ops> ModelEngine<O> {
         let draws = std::mem::take(&mut step.draws);
         let (step, begun) = (step.step, step.begin_serial);
         let fetched = self.fetch(&draws);
-        let result = match vain {
+        let result = match input_error {
             Some(error) => Err(error),
             None => fetched.map(|()| {
                 let mut result = StepResult {
                     step,
                     ..StepResult::default()
                 };
-                self.tell(&draws, &mut result);
+                self.report_drawn(&draws, &mut result);
                 result
             }),
         };
@@ -165,7 +165,7 @@ impl<O: Ops> ModelEngine<O> {
     }
 
     /// Adds the fetched tokens to a result, and to the histories that they were drawn for.
-    pub(super) fn tell(&mut self, draws: &[(SlotIndex, u64)], result: &mut StepResult) {
+    pub(super) fn report_drawn(&mut self, draws: &[(SlotIndex, u64)], result: &mut StepResult) {
         result.sampled.reserve_exact(draws.len());
         for ((slot, opens_count), token) in draws.iter().zip(&self.drawn) {
             let token = token.expect("it was fetched");

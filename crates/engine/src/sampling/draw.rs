@@ -93,12 +93,12 @@ impl TokenSampler {
         if most == f32::NEG_INFINITY {
             return 0;
         }
-        let heat = 1.0 / sampling.temperature;
+        let inverse_temperature = 1.0 / sampling.temperature;
         self.weights.clear();
         self.weights.extend(
             logits
                 .iter()
-                .map(|logit| softmax::exp((logit - most) * heat)),
+                .map(|logit| softmax::exp((logit - most) * inverse_temperature)),
         );
         let top_k = sampling.top_k as usize;
         if (1..logits.len()).contains(&top_k) {
@@ -124,10 +124,10 @@ impl TokenSampler {
     /// found by repeated partitioning into halves instead of a full sort.
     fn keep_nucleus(&mut self, logits: &[f32], share: u64) {
         let total = fixed_point_sum(&self.weights);
-        let wanted = fraction_of(total, share).max(1);
+        let target_weight = fraction_of(total, share).max(1);
         // All tokens below this weight together weigh less than the weight outside the set, so none
         // of them is needed to reach it.
-        let least = (total - wanted) / logits.len() as u64;
+        let least = (total - target_weight) / logits.len() as u64;
         let weights = &self.weights;
         let likely = (0..).zip(logits).zip(weights);
         self.candidates.clear();
@@ -148,7 +148,7 @@ impl TokenSampler {
             let rest = &mut self.candidates[first..end];
             rest.select_nth_unstable_by(half, order);
             let weight = weigh(&rest[..half]);
-            if reached + weight >= wanted {
+            if reached + weight >= target_weight {
                 end = first + half;
             } else {
                 reached += weight;
@@ -161,11 +161,11 @@ impl TokenSampler {
 
     /// Sets the weights of tokens less likely than the last candidate to 0.
     fn zero_after_last_candidate(&mut self, logits: &[f32]) {
-        let Some(bar) = self.candidates.iter().copied().max_by(order) else {
+        let Some(threshold) = self.candidates.iter().copied().max_by(order) else {
             return;
         };
         for ((token, logit), weight) in (0..).zip(logits).zip(&mut self.weights) {
-            if order(&(token, *logit), &bar).is_gt() {
+            if order(&(token, *logit), &threshold).is_gt() {
                 *weight = 0.0;
             }
         }

@@ -24,19 +24,19 @@ pub(crate) fn top(logits: &[f32], count: usize, out: &mut Vec<TokenLogit>) {
     if count == 0 {
         return;
     }
-    // Collects candidates up to twice the wanted count, then drops the worse half. Ids ascend, so a
+    // Collects candidates up to twice `count`, then drops the worse half. Ids ascend, so a
     // later token that only equals the worst kept one never precedes it, and need not be collected.
     let full = (2 * count).max(count + 64);
-    let mut bar = f32::NEG_INFINITY;
-    let mut bar_is_set = false;
+    let mut threshold = f32::NEG_INFINITY;
+    let mut threshold_is_set = false;
     for (id, logit) in logits.iter().enumerate() {
-        if *logit > bar || !bar_is_set {
+        if *logit > threshold || !threshold_is_set {
             out.push((id as TokenId, *logit));
             if out.len() == full {
                 out.select_nth_unstable_by(count - 1, order);
                 out.truncate(count);
-                bar = out[count - 1].1;
-                bar_is_set = true;
+                threshold = out[count - 1].1;
+                threshold_is_set = true;
             }
         }
     }

@@ -63,16 +63,16 @@ impl SamplingSlot {
     }
 
     /// Number of the sequence's tokens, including one that is being drawn.
-    pub(crate) fn known_count(&self) -> usize {
-        let is_coming = self
+    pub(crate) fn tokens_count(&self) -> usize {
+        let is_being_drawn = self
             .pending_token
-            .is_some_and(|untold| untold.row.is_some());
-        self.history.len() + usize::from(is_coming)
+            .is_some_and(|pending| pending.row.is_some());
+        self.history.len() + usize::from(is_being_drawn)
     }
 
     /// Number of tokens that were reported to the caller.
     pub(crate) fn reported_count(&self) -> usize {
-        self.known_count() - usize::from(self.pending_token.is_some())
+        self.tokens_count() - usize::from(self.pending_token.is_some())
     }
 
     /// Appends a drawn token.
@@ -99,14 +99,14 @@ impl SamplingSlot {
         }
     }
 
-    /// Changes of logits for a draw after `known` tokens: biases, then bans, then penalties.
-    fn edits(&self, known: usize) -> impl Iterator<Item = LogitEdit> {
+    /// Changes of logits for a draw after `tokens_count` tokens: biases, then bans, then penalties.
+    fn edits(&self, tokens_count: usize) -> impl Iterator<Item = LogitEdit> {
         let sampling = &*self.sampling;
         let biases = sampling.logit_bias.iter().map(|(token, bias)| LogitEdit {
             token: *token,
             change: LogitChange::Add(*bias),
         });
-        let is_short = known - self.prompt_count < self.min_tokens;
+        let is_short = tokens_count - self.prompt_count < self.min_tokens;
         let banned = self.stop_tokens.iter().filter(move |_| is_short);
         let bans = banned.map(|token| LogitEdit {
             token: *token,
@@ -132,14 +132,14 @@ impl SamplingSlot {
         self.sampling.logprobs.is_none()
     }
 
-    /// Rule by which a device draws the token after `known` ones. The last of them may still be
-    /// pending if no rule depends on it.
-    pub(crate) fn draw_rule(&self, known: usize) -> DrawRule {
+    /// Rule by which a device draws the token after `tokens_count` ones. The last of them may still
+    /// be pending if no rule depends on it.
+    pub(crate) fn draw_rule(&self, tokens_count: usize) -> DrawRule {
         let sampling = &*self.sampling;
-        let mut edits: Vec<LogitEdit> = self.edits(known).collect();
+        let mut edits: Vec<LogitEdit> = self.edits(tokens_count).collect();
         edits.sort_by_key(|edit| edit.token);
         DrawRule {
-            random_bits: draw_bits(sampling.seed, known as u64),
+            random_bits: draw_bits(sampling.seed, tokens_count as u64),
             inverse_temperature: if self.is_greedy() {
                 0.0
             } else {

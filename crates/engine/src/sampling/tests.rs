@@ -37,8 +37,8 @@ fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
     for (token, bias) in &sampling.logit_bias {
         values[*token as usize] += f64::from(*bias);
     }
-    let seen: BTreeSet<TokenId> = open.prompt.iter().chain(&open.output).copied().collect();
-    for token in seen {
+    let tokens: BTreeSet<TokenId> = open.prompt.iter().chain(&open.output).copied().collect();
+    for token in tokens {
         let value = &mut values[token as usize];
         let penalty = f64::from(sampling.repetition_penalty);
         *value = if *value > 0.0 {
@@ -76,16 +76,16 @@ fn probabilities(sampling: &SamplingParams, adjusted: &[f64]) -> (BTreeMap<Token
     }
     let total: f64 = order.iter().map(|(_, weight)| weight).sum();
     if sampling.top_p < 1.0 {
-        let (mut reached, mut kept) = (0.0, 0);
+        let (mut reached, mut nucleus_count) = (0.0, 0);
         for (_, weight) in &order {
             reached += weight / total;
-            kept += 1;
+            nucleus_count += 1;
             closest = closest.min((reached - f64::from(sampling.top_p)).abs());
             if reached >= f64::from(sampling.top_p) {
                 break;
             }
         }
-        order.truncate(kept);
+        order.truncate(nucleus_count);
     }
     for (_, weight) in order.iter().filter(|_| sampling.min_p > 0.0) {
         closest = closest.min((weight - f64::from(sampling.min_p)).abs());
@@ -146,7 +146,7 @@ proptest! {
         let prompt_count = history.len() / 2;
         let (prompt, output) = history.split_at(prompt_count);
         let open = open(rules, prompt, output);
-        let (wanted, closest) = probabilities(&open.sampling, &adjusted(&open, &logits));
+        let (probabilities_by_token, closest) = probabilities(&open.sampling, &adjusted(&open, &logits));
         prop_assume!(closest > 1e-5);
         let mut values = logits;
         let slot = SamplingSlot::open(&open);
@@ -159,11 +159,11 @@ proptest! {
             *counts.entry(sampler.sample_token(&open.sampling, &values, bits)).or_default() += 1;
         }
         for (token, count) in &counts {
-            let share = wanted.get(token).copied();
+            let share = probabilities_by_token.get(token).copied();
             let share = share.expect("picked a token outside the support");
             prop_assert!((*count as f64 / SWEEP as f64 - share).abs() < 1.5 / SWEEP as f64 + 1e-5);
         }
-        for (token, share) in &wanted {
+        for (token, share) in &probabilities_by_token {
             prop_assert!(*share < 2.0 / SWEEP as f64 || counts.contains_key(token));
         }
     }

@@ -55,11 +55,11 @@ pub(super) async fn receive_messages<R: AsyncRead + Unpin>(
     }
     let mut admitted = AdmittedHandoffs::new(link_receiver.grants.clone());
     loop {
-        let heard = match receive_action(reader, link_receiver, &mut admitted).await {
-            Ok(heard) => heard,
+        let deferred = match receive_action(reader, link_receiver, &mut admitted).await {
+            Ok(deferred) => deferred,
             Err(error) => return error,
         };
-        if let Err(error) = link_receiver.perform(heard.action, &pongs).await {
+        if let Err(error) = link_receiver.perform(deferred.action, &pongs).await {
             return error;
         }
     }
@@ -70,15 +70,15 @@ pub(crate) async fn receive_action<R: AsyncRead + Unpin>(
     link_receiver: &LinkReceiver,
     admitted: &mut AdmittedHandoffs,
 ) -> Result<DeferredAction, LinkError> {
-    let heard = receive_message(reader, link_receiver, admitted).await;
-    if let Err(LinkError::InvalidGrant(..)) = heard {
+    let deferred = receive_message(reader, link_receiver, admitted).await;
+    if let Err(LinkError::InvalidGrant(..)) = deferred {
         let forged = LinkEvent::InvalidGrant {
             peer: link_receiver.peer,
         };
         // The receiver of events is gone only when the worker itself is closing.
         let _ = link_receiver.events.send(forged).await;
     }
-    heard
+    deferred
 }
 
 async fn receive_message<R: AsyncRead + Unpin>(
@@ -161,8 +161,8 @@ impl LinkReceiver {
             condition,
             payload,
         };
-        let told = self.events.send(event).await;
-        told.map_err(|_| LinkError::Closing)
+        let sent = self.events.send(event).await;
+        sent.map_err(|_| LinkError::Closing)
     }
 
     async fn receive_frame<R: AsyncRead + Unpin>(

@@ -56,7 +56,7 @@ impl<T> CreationReport<T> {
         self.attempt.ended.store(true, Ordering::Release);
         self.result_sender
             .take()
-            .is_some_and(|told| told.send(made).is_ok())
+            .is_some_and(|sender| sender.send(made).is_ok())
     }
 }
 
@@ -80,10 +80,10 @@ pub(super) async fn create_agent<T: Send + 'static>(
     let attempt = nixl.agent_creations.begin(time_max);
     let attempt =
         attempt.ok_or("the library has not finished with an agent that was requested before")?;
-    let (told, made) = oneshot::channel();
+    let (result_sender, made) = oneshot::channel();
     let ready = CreationReport {
         attempt,
-        result_sender: Some(told),
+        result_sender: Some(result_sender),
     };
     let thread = std::thread::Builder::new().name(name.into());
     let thread = thread.spawn(move || work(ready));

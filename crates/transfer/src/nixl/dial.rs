@@ -13,7 +13,7 @@ use super::writer::RdmaWriterParts;
 use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
-use crate::handshake::{DialledLink, RequestedLink, shake_hands};
+use crate::handshake::{DialledLink, RequestedLink, perform_handshake};
 use crate::host;
 use crate::incoming::{
     self, IdentifiedPeer, LinkReceiver, PayloadSource, ReceiveSession, SlotReadiness,
@@ -43,13 +43,13 @@ pub(crate) struct RdmaSetup<'a> {
 /// Creates a ring for a peer and receives through it until the link ends. Returns the reason for
 /// the end.
 pub(crate) async fn receive(
-    visitor: IdentifiedPeer<TcpReader, TcpWriter>,
+    identified: IdentifiedPeer<TcpReader, TcpWriter>,
     mut session: ReceiveSession,
-    means: RdmaSetup<'_>,
+    setup: RdmaSetup<'_>,
     events: &mpsc::Sender<LinkEvent>,
 ) -> LinkError {
-    let IdentifiedPeer { peer, mut stream } = visitor;
-    let config = means.config;
+    let IdentifiedPeer { peer, mut stream } = identified;
+    let config = setup.config;
     let shape = host::ring_shape(config);
     let welcome = LinkMessage::Welcome {
         me: config.me,
@@ -60,8 +60,8 @@ pub(crate) async fn receive(
     if let Err(error) = write_message(&mut stream.writer, &welcome, &[]).await {
         return error;
     }
-    let opened = open(peer, &mut stream, &mut session, &means, shape).await;
-    let (landing, mirror, RingOffer { start, metadata }) = match opened {
+    let opened = open(peer, &mut stream, &mut session, &setup, shape).await;
+    let (receiver, mirror, RingOffer { start, metadata }) = match opened {
         Ok(opened) => opened,
         Err(LinkError::Nixl(reason)) => {
             let refusal = LinkMessage::NoRing(reason.clone());
@@ -77,7 +77,7 @@ pub(crate) async fn receive(
         return error;
     }
     let pending_writes = PendingWrites {
-        receiver: landing,
+        receiver,
         silence_max: config.silence_max,
         grace: config.beat,
     };
@@ -97,11 +97,11 @@ async fn open(
     peer: WorkerRef,
     stream: &mut TcpLinkStream,
     session: &mut ReceiveSession,
-    means: &RdmaSetup<'_>,
+    setup: &RdmaSetup<'_>,
     shape: RingShape,
 ) -> Result<(RdmaReceiver, ReceiverRing, RingOffer), LinkError> {
-    let config = means.config;
-    let permit = ring_permit(means).map_err(LinkError::Nixl)?;
+    let config = setup.config;
+    let permit = ring_permit(setup).map_err(LinkError::Nixl)?;
     let parts = RdmaReceiverParts {
         name: AgentNames::of(peer, config.me, session.key).receiver,
         shape,
@@ -109,7 +109,7 @@ async fn open(
         permit,
     };
     let mut opened = pin!(RdmaReceiver::open(
-        means.nixl,
+        setup.nixl,
         parts,
         config.agent_timeout()
     ));
@@ -119,7 +119,7 @@ async fn open(
             opened = &mut opened => return opened.map_err(LinkError::Nixl),
             () = session.replaced.notified() => return Err(LinkError::Replaced),
             // The dialler sends nothing before the offer, not even a keep-alive.
-            heard = stream.reader.message() => match heard {
+            received = stream.reader.message() => match received {
                 Err(LinkError::SilenceTimedOut(_)) => {}
                 Err(error) => return Err(error),
                 Ok(_) => return Err(LinkError::Unexpected("before the ring was offered")),
@@ -129,11 +129,11 @@ async fn open(
     }
 }
 
-fn ring_permit(means: &RdmaSetup<'_>) -> Result<OwnedSemaphorePermit, String> {
-    let permit = Arc::clone(means.ring_permits).try_acquire_owned();
+fn ring_permit(setup: &RdmaSetup<'_>) -> Result<OwnedSemaphorePermit, String> {
+    let permit = Arc::clone(setup.ring_permits).try_acquire_owned();
     permit.map_err(|error| match error {
         TryAcquireError::NoPermits => {
-            let count = means.config.rings_max;
+            let count = setup.config.rings_max;
             format!("this worker has {count} rings for peers already, which is the most")
         }
         TryAcquireError::Closed => unreachable!("the semaphore is never closed"),
@@ -154,7 +154,7 @@ pub(crate) async fn dial(
     address: &str,
 ) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     let mut stream = tcp::dial(config, address).await?;
-    let terms = shake_hands(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
+    let terms = perform_handshake(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
     let shape = host::agreed_ring_shape(config, terms)?;
     let offer = loop {
         match stream.reader.message().await? {

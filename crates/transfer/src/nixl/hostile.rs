@@ -44,7 +44,7 @@ fn in_own_process(name: &str) -> Option<Arc<Nixl>> {
     in_own_process_over(name, &["tcp", "posix"])
 }
 
-fn in_own_process_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
+fn in_own_process_over(name: &str, transports: &[&str]) -> Option<Arc<Nixl>> {
     let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL").map(PathBuf::from) else {
         println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/install/nixl.sh)");
         return None;
@@ -52,7 +52,7 @@ fn in_own_process_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
     if std::env::var_os(ALONE).is_some() {
         return Some(Nixl::load(Some(&library)).unwrap());
     }
-    for tls in ways {
+    for tls in transports {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let name = format!("nixl::hostile::{name}");
         command.args(["--exact", &name, "--nocapture"]);
@@ -62,10 +62,13 @@ fn in_own_process_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
             .env_remove("RUST_BACKTRACE")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "UCX_TLS={tls}\n{said}\n{errors}");
-        assert!(said.contains("1 passed"), "{said}");
+        assert!(
+            output.status.success(),
+            "UCX_TLS={tls}\n{printed}\n{errors}"
+        );
+        assert!(printed.contains("1 passed"), "{printed}");
     }
     None
 }
@@ -310,7 +313,7 @@ async fn a_slot_announced_but_not_written_is_not_delivered() {
         (&[1, 1], "more payload than it was granted"),
         (&[4], "more payload than it was granted"),
     ];
-    for (slots, says) in cases {
+    for (slots, expected) in cases {
         let mut stream = victim.connect_for_ring(1).await;
         let answer = answer(&mut stream).await;
         assert!(
@@ -326,7 +329,7 @@ async fn a_slot_announced_but_not_written_is_not_delivered() {
         stream.writer.shutdown().await.unwrap();
         // Nothing arrived before.
         let reason = victim.next_lost().await;
-        assert!(reason.contains(says), "{slots:?}: {reason}");
+        assert!(reason.contains(expected), "{slots:?}: {reason}");
     }
 }
 
@@ -350,7 +353,7 @@ async fn invalid_agent_metadata_falls_back_to_tcp() {
     let Some(nixl) = in_own_process(name) else {
         return;
     };
-    for (damage_from, says) in [(Some(60), "damaged on the way"), (None, "peer's metadata")] {
+    for (damage_from, expected) in [(Some(60), "damaged on the way"), (None, "peer's metadata")] {
         let mut victim =
             CompliantRdmaWorker::start(config(2, Some(with_network_card(&nixl)))).await;
         let fake = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -363,8 +366,8 @@ async fn invalid_agent_metadata_falls_back_to_tcp() {
             .links
             .add_peer(worker(1), PeerRoute::Remote(addresses));
         let mut stream = stream(fake.accept().await.unwrap().0);
-        let asked = stream.reader.message().await.unwrap();
-        assert!(matches!(asked, LinkMessage::HelloRdma(_)), "{asked:?}");
+        let request = stream.reader.message().await.unwrap();
+        assert!(matches!(request, LinkMessage::HelloRdma(_)), "{request:?}");
         let welcome = LinkMessage::Welcome {
             me: worker(1),
             credit: u64::from(4 * BLOCK),
@@ -385,10 +388,10 @@ async fn invalid_agent_metadata_falls_back_to_tcp() {
         }
         stream.writer.write_all(&bytes).await.unwrap();
         let reason = victim.next_fallback().await;
-        assert!(reason.contains(says), "{reason}");
+        assert!(reason.contains(expected), "{reason}");
         // The dialler tries TCP next.
         let mut stream = self::stream(fake.accept().await.unwrap().0);
-        let asked = stream.reader.message().await.unwrap();
-        assert!(matches!(asked, LinkMessage::Hello(_)), "{asked:?}");
+        let request = stream.reader.message().await.unwrap();
+        assert!(matches!(request, LinkMessage::Hello(_)), "{request:?}");
     }
 }

@@ -138,9 +138,9 @@ impl fmt::Debug for NixlLibrary {
 
 /// A failed call, with the status code of the library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} failed with status {status} ({})", meaning(*.status))]
+#[error("{operation} failed with status {status} ({})", meaning(*.status))]
 pub(crate) struct NixlCallError {
-    what: &'static str,
+    operation: &'static str,
     status: c_int,
 }
 
@@ -155,10 +155,10 @@ fn meaning(status: c_int) -> &'static str {
     }
 }
 
-fn check(what: &'static str, status: c_int) -> Result<(), NixlCallError> {
+fn check(operation: &'static str, status: c_int) -> Result<(), NixlCallError> {
     match status {
         DONE => Ok(()),
-        status => Err(NixlCallError { what, status }),
+        status => Err(NixlCallError { operation, status }),
     }
 }
 
@@ -185,12 +185,12 @@ struct OwnedHandle {
 impl OwnedHandle {
     /// Owns the object that `create` makes.
     fn new(
-        what: &'static str,
+        operation: &'static str,
         create: impl FnOnce(*mut NixlHandle) -> c_int,
         destroy: unsafe extern "C" fn(NixlHandle) -> c_int,
     ) -> Result<Self, NixlCallError> {
         let mut handle = null_mut();
-        check(what, create(&raw mut handle))?;
+        check(operation, create(&raw mut handle))?;
         Ok(Self { handle, destroy })
     }
 }
@@ -425,8 +425,11 @@ impl NixlAgent {
         write.request = null_mut();
     }
 
-    /// Passes every new note to `hear`. The call also drives all operations in progress.
-    pub(super) fn read_notes(&self, mut hear: impl FnMut(&[u8])) -> Result<(), NixlCallError> {
+    /// Passes every new note to `handle_note`. The call also drives all operations in progress.
+    pub(super) fn read_notes(
+        &self,
+        mut handle_note: impl FnMut(&[u8]),
+    ) -> Result<(), NixlCallError> {
         let functions = &self.library.functions;
         let map = self.notifications.handle;
         // SAFETY: agent and list are there.
@@ -455,7 +458,7 @@ impl NixlAgent {
                     let status = (functions.notif_map_get_notif)(map, name, note, bytes_at, len_at);
                     check("a list", status)?;
                     if !bytes.is_null() {
-                        hear(std::slice::from_raw_parts(bytes.cast(), len));
+                        handle_note(std::slice::from_raw_parts(bytes.cast(), len));
                     }
                 }
             }

@@ -41,7 +41,7 @@ pub(super) fn check(
     expected: ExpectedMetadata<'_>,
 ) -> Result<(), AgentMetadataError> {
     let mut fields = MetadataFields(metadata);
-    let wrong = |what| Err(AgentMetadataError(what));
+    let wrong = |problem| Err(AgentMetadataError(problem));
     fields.take(b"nixlSerDes|", "its beginning")?;
     if fields.field(b"Agent")? != expected.agent.as_bytes() {
         return wrong("another agent's name");
@@ -62,12 +62,12 @@ pub(super) fn check(
         return wrong("not one piece of host memory");
     }
     let (start, len) = expected.memory;
-    let place = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
+    let expected_area = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
     let (at, key) = fields
         .field(b"")?
         .split_at_checked(PLACE_BYTES)
         .ok_or(AgentMetadataError("memory without a place"))?;
-    if at != place {
+    if at != expected_area {
         return wrong("other memory than was offered");
     }
     if key.is_empty() {
@@ -81,11 +81,11 @@ pub(super) fn check(
 }
 
 impl<'a> MetadataFields<'a> {
-    fn take(&mut self, expected: &[u8], what: &'static str) -> Result<(), AgentMetadataError> {
+    fn take(&mut self, expected: &[u8], problem: &'static str) -> Result<(), AgentMetadataError> {
         self.0 = self
             .0
             .strip_prefix(expected)
-            .ok_or(AgentMetadataError(what))?;
+            .ok_or(AgentMetadataError(problem))?;
         Ok(())
     }
 
@@ -126,7 +126,7 @@ pub(super) mod tests {
     ) -> Vec<u8> {
         let one = 1u64.to_le_bytes();
         let (start, len) = expected.memory;
-        let place = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
+        let area = [start.to_le_bytes(), len.to_le_bytes(), [0; 8]].concat();
         let fields = [
             field("Agent", expected.agent.as_bytes()),
             field("Conns", &one),
@@ -138,7 +138,7 @@ pub(super) mod tests {
             field("nixlDList", b"nixlSDList"),
             field("t", &HOST_MEMORY),
             field("n", &one),
-            field("", &[&place, key].concat()),
+            field("", &[&area, key].concat()),
         ];
         [b"nixlSerDes|".to_vec(), fields.concat()].concat()
     }
@@ -148,13 +148,13 @@ pub(super) mod tests {
         let good = metadata(EXPECTED, b"address", b"key");
         assert_eq!(check(&good, EXPECTED), Ok(()));
         let (start, len) = EXPECTED.memory;
-        for (agent, memory, says) in [
+        for (agent, memory, expected) in [
             ("cleave-2:1-from-1:1-8", (start, len), "name"),
             (EXPECTED.agent, (start + 1, len), "other memory"),
             (EXPECTED.agent, (start, len / 2), "other memory"),
         ] {
             let error = check(&good, ExpectedMetadata { agent, memory }).unwrap_err();
-            assert!(error.to_string().contains(says), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 
@@ -178,8 +178,8 @@ pub(super) mod tests {
             bad[at] ^= 1 << bit;
             let mut own = bad.clone();
             for (from, part) in [(&[7u8; 90][..], 90), (&[9u8; 40][..], 40)] {
-                let place = good.windows(part).position(|bytes| bytes == from).unwrap();
-                own[place..place + part].copy_from_slice(from);
+                let offset = good.windows(part).position(|bytes| bytes == from).unwrap();
+                own[offset..offset + part].copy_from_slice(from);
             }
             prop_assert_eq!(check(&bad, EXPECTED).is_ok(), own == good);
         }

@@ -105,12 +105,12 @@ pub enum NixlError {
     )]
     CannotFence(String, String),
     /// UCX can use none of the allowed transports on this host.
-    #[error("{}: UCX cannot use {ways} on this host: {reason}", .path.display())]
+    #[error("{}: UCX cannot use {transports} on this host: {reason}", .path.display())]
     NoUsableTransport {
         /// The path of the library.
         path: PathBuf,
         /// The allowed transports, by their names in UCX.
-        ways: String,
+        transports: String,
         /// The error of the library.
         reason: String,
     },
@@ -153,13 +153,13 @@ impl Nixl {
         process_exit::register_exit_hook();
         tried.map_err(|reason| NixlError::NoUsableTransport {
             path: path.to_owned(),
-            ways: nixl.backend.transports.clone(),
+            transports: nixl.backend.transports.clone(),
             reason,
         })?;
         if !nixl.uses_network_card() && std::env::var_os(DEVICES_VARIABLE).is_none() {
-            let ways = &nixl.backend.transports;
+            let transports = &nixl.backend.transports;
             warn!(
-                %ways,
+                ways = %transports,
                 "NIXL: transports other than network cards accept every client that reaches their ports, on every \
                  interface of this host: name one interface in {DEVICES_VARIABLE}"
             );
@@ -199,8 +199,11 @@ impl UcxBackend {
                 .copied()
                 .find(|name| UNFENCEABLE_TRANSPORTS.contains(name))
         };
-        if let Some(way) = irrevocable {
-            return Err(NixlError::CannotFence(tls.to_string(), way.to_owned()));
+        if let Some(unfenceable) = irrevocable {
+            return Err(NixlError::CannotFence(
+                tls.to_string(),
+                unfenceable.to_owned(),
+            ));
         }
         let is_blind = !names.is_empty()
             && !is_negated
@@ -214,7 +217,7 @@ impl UcxBackend {
                 .iter()
                 .all(|name| NETWORK_CARD_TRANSPORTS.contains(name))
         };
-        let ways = if names.is_empty() {
+        let transports = if names.is_empty() {
             format!("network cards ({TLS_VARIABLE} is not set)")
         } else {
             format!("{TLS_VARIABLE}={tls}")
@@ -232,7 +235,7 @@ impl UcxBackend {
                 ),
             ],
             is_network_card: is_by_card,
-            transports: ways,
+            transports,
         })
     }
 }

@@ -40,8 +40,8 @@ pub(super) fn inside_library<T>(calls: impl FnOnce() -> T) -> T {
 pub(super) struct DropInsideLibrary<T>(Option<T>);
 
 impl<T> DropInsideLibrary<T> {
-    pub(super) fn new(kept: T) -> Self {
-        Self(Some(kept))
+    pub(super) fn new(value: T) -> Self {
+        Self(Some(value))
     }
 }
 

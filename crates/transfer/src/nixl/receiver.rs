@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 /// The receiving end of RDMA. After it is dropped, late writes are refused.
 #[derive(Debug)]
 pub(crate) struct RdmaReceiver {
-    asked: threads::Sender<AwaitedSlot>,
+    requests: threads::Sender<AwaitedSlot>,
     /// The reason for which the agent failed; closed when its thread has ended.
     failure: watch::Receiver<Option<String>>,
 }
@@ -61,7 +61,7 @@ impl RdmaReceiver {
         parts: RdmaReceiverParts,
         within: Duration,
     ) -> Result<(Self, ReceiverRing, RingOffer), String> {
-        let (asked, awaited) = threads::channel();
+        let (requests, awaited) = threads::channel();
         let (failed, failure) = watch::channel(None);
         let own = Arc::clone(nixl);
         let work = move |ready: CreationReport<_>| {
@@ -78,7 +78,7 @@ impl RdmaReceiver {
                     return;
                 }
             };
-            let mut desk = DropInsideLibrary::new(RdmaReceiverThread {
+            let mut thread = DropInsideLibrary::new(RdmaReceiverThread {
                 agent,
                 _mirror: mirror.clone(),
                 is_written: vec![false; shape.slots_count as usize],
@@ -86,25 +86,25 @@ impl RdmaReceiver {
             });
             // The receiver of the result is gone if the link was given up meanwhile.
             if ready.report(Ok((mirror, offer)))
-                && let Err(error) = desk.run(&awaited)
+                && let Err(error) = thread.run(&awaited)
             {
                 failed.send_replace(Some(error.to_string()));
             }
             // The agent is dropped before the ring, and both before the permit, so that another
             // ring may take the memory only after that.
-            drop(desk);
+            drop(thread);
             drop(permit);
         };
         let (mirror, offer) = create_agent(nixl, "nixl-in", within, work).await?;
-        Ok((Self::from_channels(asked, failure), mirror, offer))
+        Ok((Self::from_channels(requests, failure), mirror, offer))
     }
 
-    /// Requests are sent to `asked`.
+    /// Requests are sent to `requests`.
     pub(crate) fn from_channels(
-        asked: threads::Sender<AwaitedSlot>,
+        requests: threads::Sender<AwaitedSlot>,
         failure: watch::Receiver<Option<String>>,
     ) -> Self {
-        Self { asked, failure }
+        Self { requests, failure }
     }
 
     /// Returns when the announced bytes are in this slot. One slot is awaited at a time.
@@ -113,7 +113,7 @@ impl RdmaReceiver {
     /// The reason for which the write never completes.
     pub(crate) async fn wait_until_written(&self, slot: u32) -> Result<(), String> {
         let (written, answer) = oneshot::channel();
-        if self.asked.send(AwaitedSlot { slot, written }).is_ok()
+        if self.requests.send(AwaitedSlot { slot, written }).is_ok()
             && let Ok(answer) = answer.await
         {
             return answer;
@@ -133,7 +133,7 @@ impl RdmaReceiver {
 
 /// Creates and drops an agent, to test whether that works.
 pub(super) fn probe(nixl: &Arc<Nixl>, within: Duration) -> Result<(), String> {
-    let (told, tried) = threads::channel();
+    let (result_sender, tried) = threads::channel();
     let own = Arc::clone(nixl);
     let work = move || {
         let shape = RingShape {
@@ -147,7 +147,7 @@ pub(super) fn probe(nixl: &Arc<Nixl>, within: Duration) -> Result<(), String> {
             Ok(())
         });
         // The receiver of the result is gone if this took too long.
-        let _ = told.send(opened);
+        let _ = result_sender.send(opened);
     };
     let thread = std::thread::Builder::new().name("nixl-try".into());
     thread.spawn(work).map_err(|error| error.to_string())?;
@@ -191,13 +191,13 @@ struct RdmaReceiverThread {
 
 impl RdmaReceiverThread {
     /// Answers requests until no requester is left, or the agent fails.
-    fn run(&mut self, asked: &threads::Receiver<AwaitedSlot>) -> Result<(), RdmaReceiverError> {
+    fn run(&mut self, requests: &threads::Receiver<AwaitedSlot>) -> Result<(), RdmaReceiverError> {
         let mut pace = PollPace::new(self.beat);
         let mut waiting: Option<AwaitedSlot> = None;
         loop {
             let next = match &waiting {
-                None => asked.recv_timeout(pace.idle_pause()),
-                Some(_) => asked.try_recv().map_err(|error| match error {
+                None => requests.recv_timeout(pace.idle_pause()),
+                Some(_) => requests.try_recv().map_err(|error| match error {
                     TryRecvError::Empty => RecvTimeoutError::Timeout,
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
                 }),

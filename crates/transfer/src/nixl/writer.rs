@@ -47,7 +47,7 @@ struct RdmaWriterState {
 #[derive(Debug)]
 struct SlotsInFlight {
     /// The slots that the agent still reads.
-    is_under_way: Vec<bool>,
+    is_in_flight: Vec<bool>,
     failure: Option<String>,
 }
 
@@ -78,27 +78,27 @@ impl RdmaWriter {
         parts: RdmaWriterParts,
         within: Duration,
     ) -> Result<Self, String> {
-        let (orders, asked) = threads::channel();
+        let (orders, queued_writes) = threads::channel();
         let state = Arc::new(RdmaWriterState {
             slots: Mutex::new(SlotsInFlight {
-                is_under_way: vec![false; parts.shape.slots_count as usize],
+                is_in_flight: vec![false; parts.shape.slots_count as usize],
                 failure: None,
             }),
             settled: Notify::new(),
             failed: Notify::new(),
         });
-        let (own, seen) = (Arc::clone(nixl), Arc::clone(&state));
+        let (own, thread_state) = (Arc::clone(nixl), Arc::clone(&state));
         let work = move |ready: CreationReport<_>| {
-            let desk = match inside_library(|| RdmaWriterThread::open(&own, parts)) {
-                Ok(desk) => DropInsideLibrary::new(desk),
+            let thread = match inside_library(|| RdmaWriterThread::open(&own, parts)) {
+                Ok(thread) => DropInsideLibrary::new(thread),
                 Err(reason) => {
                     ready.report(Err(reason));
                     return;
                 }
             };
             // The receiver of the result is gone if the link was given up meanwhile.
-            if ready.report(Ok(Arc::clone(&desk.ring))) {
-                desk.run(&asked, &seen);
+            if ready.report(Ok(Arc::clone(&thread.ring))) {
+                thread.run(&queued_writes, &thread_state);
             }
         };
         let ring = create_agent(nixl, "nixl-out", within, work).await?;
@@ -118,7 +118,7 @@ impl RdmaWriter {
     pub(crate) fn write(&self, number: u32, len: usize) {
         let orders = self.orders.lock();
         if let Some(orders) = &*orders {
-            self.state.lock().is_under_way[number as usize] = true;
+            self.state.lock().is_in_flight[number as usize] = true;
             // A thread that has ended has reported its failure.
             let _ = orders.send(SlotWrite { number, len });
         }
@@ -127,21 +127,21 @@ impl RdmaWriter {
     /// Returns when none of these slots is read any more.
     pub(crate) async fn wait_until_unread(&self, slots: &[u32]) {
         let is_read =
-            |book: &SlotsInFlight, slot: u32| book.is_under_way.get(slot as usize) == Some(&true);
-        let is_any = |book: &SlotsInFlight| slots.iter().any(|slot| is_read(book, *slot));
-        self.wait_until(|book| !is_any(book)).await;
+            |state: &SlotsInFlight, slot: u32| state.is_in_flight.get(slot as usize) == Some(&true);
+        let is_any = |state: &SlotsInFlight| slots.iter().any(|slot| is_read(state, *slot));
+        self.wait_until(|state| !is_any(state)).await;
     }
 
     /// Returns when no write is in progress.
     pub(crate) async fn wait_until_idle(&self) {
-        self.wait_until(|book| !book.is_under_way.contains(&true))
+        self.wait_until(|state| !state.is_in_flight.contains(&true))
             .await;
     }
 
-    async fn wait_until(&self, is_so: impl Fn(&SlotsInFlight) -> bool) {
+    async fn wait_until(&self, condition: impl Fn(&SlotsInFlight) -> bool) {
         loop {
             let settled = self.state.settled.notified();
-            if is_so(&self.state.lock()) {
+            if condition(&self.state.lock()) {
                 return;
             }
             settled.await;
@@ -218,12 +218,12 @@ impl RdmaWriterThread {
     }
 
     /// Writes slots until the writer is closed, or a write fails.
-    fn run(&self, asked: &threads::Receiver<SlotWrite>, state: &RdmaWriterState) {
+    fn run(&self, queued_writes: &threads::Receiver<SlotWrite>, state: &RdmaWriterState) {
         let _ending = ReportEndOnDrop(state);
-        let mut under_way = VecDeque::new();
-        let ended = self.serve_writes(asked, state, &mut under_way);
+        let mut pending_writes = VecDeque::new();
+        let ended = self.serve_writes(queued_writes, state, &mut pending_writes);
         inside_library(|| {
-            for (_, write) in &mut under_way {
+            for (_, write) in &mut pending_writes {
                 self.agent.release(write);
             }
         });
@@ -234,16 +234,16 @@ impl RdmaWriterThread {
 
     fn serve_writes(
         &self,
-        asked: &threads::Receiver<SlotWrite>,
+        queued_writes: &threads::Receiver<SlotWrite>,
         state: &RdmaWriterState,
-        under_way: &mut VecDeque<(u32, PendingRdmaWrite)>,
+        pending_writes: &mut VecDeque<(u32, PendingRdmaWrite)>,
     ) -> Result<(), NixlCallError> {
         let mut pace = PollPace::new(self.beat);
         loop {
-            let next = if under_way.is_empty() {
-                asked.recv_timeout(pace.idle_pause())
+            let next = if pending_writes.is_empty() {
+                queued_writes.recv_timeout(pace.idle_pause())
             } else {
-                asked.try_recv().map_err(|error| match error {
+                queued_writes.try_recv().map_err(|error| match error {
                     TryRecvError::Empty => RecvTimeoutError::Timeout,
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
                 })
@@ -252,21 +252,21 @@ impl RdmaWriterThread {
                 Ok(slot) => {
                     pace.reset();
                     let write = inside_library(|| self.begin_write(slot))?;
-                    under_way.push_back((slot.number, write));
+                    pending_writes.push_back((slot.number, write));
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            match under_way.front_mut() {
+            match pending_writes.front_mut() {
                 // Drives the library, so that events of the devices are handled.
                 None => inside_library(|| self.agent.read_notes(|_| {}))?,
                 Some((slot, write)) => {
                     if inside_library(|| self.agent.poll_done(write))? {
                         pace.reset();
                         inside_library(|| self.agent.release(write));
-                        state.lock().is_under_way[*slot as usize] = false;
-                        under_way.pop_front();
+                        state.lock().is_in_flight[*slot as usize] = false;
+                        pending_writes.pop_front();
                         state.settled.notify_waiters();
                     } else {
                         pace.pause_while_awaited()

@@ -53,7 +53,7 @@ impl<'a, T> AttentionTask<'a, T> {
 
 impl<T> AttentionTask<'_, T> {
     /// First key within the window of a token at this position.
-    pub(super) fn first_key_seen(&self, position: usize) -> usize {
+    pub(super) fn first_visible_key(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.attend.window)
     }
 

@@ -45,12 +45,12 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
         s: S,
         product: &PackedProduct<'_>,
         sides: BlockSides,
-        kept: TileSums,
+        tile_sums: TileSums,
     ) {
         let phases = S::LEFT.phases();
         // SAFETY: within the sides and the sums, as the caller promises.
         unsafe {
-            let sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
+            let sums = load_sums::<S, Self, R, C>(s, product, sides, tile_sums.from);
             let (mut sums, done) = pairs::add::<S, Self, R, C>(s, sides, sums);
             let right = sides.right.add(sides.vector * LANES);
             for step in done..sides.steps {
@@ -70,7 +70,7 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
                     }
                 }
             }
-            store_sums(s, sums, kept.to);
+            store_sums(s, sums, tile_sums.to);
         }
     }
 

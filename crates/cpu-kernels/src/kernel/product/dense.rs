@@ -39,11 +39,11 @@ unsafe fn add<S: Simd, F: WeightForm<S> + ElementFormat<S>, const R: usize, cons
     s: S,
     product: &PackedProduct<'_>,
     sides: BlockSides,
-    kept: TileSums,
+    tile_sums: TileSums,
 ) {
     // SAFETY: within the sides and the sums, as the caller promises.
     unsafe {
-        let mut sums = load_sums::<S, F, R, C>(s, product, sides, kept.from);
+        let mut sums = load_sums::<S, F, R, C>(s, product, sides, tile_sums.from);
         let right = sides.right.add(sides.vector * LANES);
         for step in 0..sides.steps {
             sides.prefetch.prefetch_step(s, step);
@@ -64,6 +64,6 @@ unsafe fn add<S: Simd, F: WeightForm<S> + ElementFormat<S>, const R: usize, cons
                 }
             }
         }
-        store_sums(s, sums, kept.to);
+        store_sums(s, sums, tile_sums.to);
     }
 }

@@ -154,11 +154,11 @@ impl<S: IntegerSimd> WeightForm<S> for GroupedByteForm {
         s: S,
         product: &PackedProduct<'_>,
         sides: BlockSides,
-        TileSums { to: kept, .. }: TileSums,
+        TileSums { to, .. }: TileSums,
     ) {
         let group_words = product.integer.units.words();
         // SAFETY: as the caller promises; the right side is the block as it is packed.
-        unsafe { add::<S, Self, R, C>(s, product, sides, group_words, kept) }
+        unsafe { add::<S, Self, R, C>(s, product, sides, group_words, to) }
     }
 }
 

@@ -36,11 +36,11 @@ impl<S: Simd> WeightForm<S> for HalfForm {
         s: S,
         product: &PackedProduct<'_>,
         sides: BlockSides,
-        kept: TileSums,
+        tile_sums: TileSums,
     ) {
         // SAFETY: within the sides and the sums, as the caller promises.
         unsafe {
-            let mut sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
+            let mut sums = load_sums::<S, Self, R, C>(s, product, sides, tile_sums.from);
             for step in 0..sides.steps {
                 sides.prefetch.prefetch_step(s, step);
                 let left = sides.left.add(step * R);
@@ -56,7 +56,7 @@ impl<S: Simd> WeightForm<S> for HalfForm {
                     }
                 }
             }
-            store_sums(s, sums, kept.to);
+            store_sums(s, sums, tile_sums.to);
         }
     }
 }

@@ -95,13 +95,13 @@ impl LeftStaging {
 #[inline(always)]
 pub fn pack<S: Simd, F: ElementFormat<S>>(s: S, left: &LeftSide<'_>, tiles: Range<usize>) {
     let cut = Tiles::new(left.rows, S::ROWS);
-    let mut bench = LeftStaging::new();
+    let mut staging = LeftStaging::new();
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
         for block in runs(0..left.steps, BLOCK_STEPS) {
             let elements = left.elements(&block, F::PER_STEP);
             for row in tile.clone() {
-                let words = bench.row(row - tile.start);
+                let words = staging.row(row - tile.start);
                 let mut at = 0;
                 for x in left.row(row)[elements.clone()].chunks(LANES) {
                     let x = match x.first_chunk() {
@@ -114,7 +114,7 @@ pub fn pack<S: Simd, F: ElementFormat<S>>(s: S, left: &LeftSide<'_>, tiles: Rang
             }
             // SAFETY: only one task packs a tile.
             let words = unsafe { left.block(&tile, &block, F::PHASES) };
-            bench.transpose_to_tile(s, tile.len(), words);
+            staging.transpose_to_tile(s, tile.len(), words);
         }
     }
 }
@@ -144,7 +144,7 @@ pub fn pack_for_nibbles<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<
 #[inline(always)]
 fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, form: LeftBytes) {
     let cut = Tiles::new(left.rows, S::ROWS);
-    let mut bench = LeftStaging::new();
+    let mut staging = LeftStaging::new();
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
         // Rounding and sums of each row's current group, which spans several blocks or a part of
@@ -152,7 +152,7 @@ fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, f
         let mut groups = [(ByteRounding::default(), s.splat(0.0)); ROWS_MAX];
         for block in runs(0..left.steps, BLOCK_STEPS) {
             for row in tile.clone() {
-                let words = bench.row(row - tile.start);
+                let words = staging.row(row - tile.start);
                 let (rounding, sums) = &mut groups[row - tile.start];
                 for run in runs(block.clone(), left.group_steps.min(BLOCK_STEPS)) {
                     let index = run.start / left.group_steps;
@@ -181,7 +181,7 @@ fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, f
             }
             // SAFETY: only one task packs a tile.
             let words = unsafe { left.block(&tile, &block, form.phases()) };
-            bench.transpose_to_tile(s, tile.len(), words);
+            staging.transpose_to_tile(s, tile.len(), words);
         }
     }
 }

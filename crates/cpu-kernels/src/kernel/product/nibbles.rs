@@ -49,7 +49,7 @@ impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
         s: S,
         product: &PackedProduct<'_>,
         sides: BlockSides,
-        TileSums { to: kept, .. }: TileSums,
+        TileSums { to, .. }: TileSums,
     ) {
         let units = units::<S, UnpackedNibbleForm>(product);
         for group in 0..sides.steps / units.steps {
@@ -76,7 +76,7 @@ impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
                     }
                 }
                 add_scaled_group::<S, UnpackedNibbleForm, R, C>(
-                    s, product, sides, group, sums, unit, kept,
+                    s, product, sides, group, sums, unit, to,
                 );
             }
         }
@@ -140,10 +140,10 @@ impl<S: IntegerSimd> WeightForm<S> for UnpackedNibbleForm {
         s: S,
         product: &PackedProduct<'_>,
         sides: BlockSides,
-        TileSums { to: kept, .. }: TileSums,
+        TileSums { to, .. }: TileSums,
     ) {
         let group_words = product.integer.units.steps * PANEL;
         // SAFETY: as the caller promises; `prepare` left a block of bytes.
-        unsafe { groups::add::<S, Self, R, C>(s, product, sides, group_words, kept) }
+        unsafe { groups::add::<S, Self, R, C>(s, product, sides, group_words, to) }
     }
 }

@@ -8,8 +8,8 @@
 use super::*;
 
 /// See the parent module; the path of these tests has another prefix.
-fn in_own_process_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
-    super::in_own_process_over(&format!("failing::{name}"), ways)
+fn in_own_process_over(name: &str, transports: &[&str]) -> Option<Arc<Nixl>> {
+    super::in_own_process_over(&format!("failing::{name}"), transports)
 }
 
 /// The status code of a failed device.
@@ -19,11 +19,11 @@ extern "C" fn write_that_fails(_: NixlHandle, _: NixlHandle, _: NixlHandle) -> c
     BACKEND_FAILED
 }
 
-extern "C" fn write_that_goes_on(_: NixlHandle, _: NixlHandle, _: NixlHandle) -> c_int {
+extern "C" fn write_in_progress(_: NixlHandle, _: NixlHandle, _: NixlHandle) -> c_int {
     IN_PROGRESS
 }
 
-extern "C" fn status_of_one_that_goes_on(_: NixlHandle, _: NixlHandle) -> c_int {
+extern "C" fn status_in_progress(_: NixlHandle, _: NixlHandle) -> c_int {
     IN_PROGRESS
 }
 
@@ -48,10 +48,10 @@ async fn failed_first_writes_fall_back_to_tcp_with_backoff() {
     };
     let at_once: fn(&mut NixlFunctions) = |functions| functions.post_xfer_req = write_that_fails;
     let never: fn(&mut NixlFunctions) = |functions| {
-        functions.post_xfer_req = write_that_goes_on;
-        functions.get_xfer_status = status_of_one_that_goes_on;
+        functions.post_xfer_req = write_in_progress;
+        functions.get_xfer_status = status_in_progress;
     };
-    for (fails, says) in [(at_once, "beginning a write"), (never, "did not come")] {
+    for (fails, expected) in [(at_once, "beginning a write"), (never, "did not come")] {
         let sender = LinksConfig {
             connect_timeout: Duration::from_secs(3),
             ..config(1, Some(nixl_with_functions(&nixl, fails)))
@@ -59,7 +59,7 @@ async fn failed_first_writes_fall_back_to_tcp_with_backoff() {
         let (mut sender, mut receiver) =
             pair(sender, config(2, Some(with_network_card(&nixl)))).await;
         let reason = sender.next_fallback().await;
-        assert!(reason.contains(says), "{reason}");
+        assert!(reason.contains(expected), "{reason}");
         assert_eq!(sender.next_measured().await, Transport::Tcp);
         receiver.next_lost().await;
         // A newer link replaces the established one; its dial does not try the card again.
@@ -68,7 +68,7 @@ async fn failed_first_writes_fall_back_to_tcp_with_backoff() {
         sender.links.link(worker(2)).unwrap();
         let reason = sender.next_fallback().await;
         assert!(reason.contains("not tried again for"), "{reason}");
-        assert!(reason.contains(says), "{reason}");
+        assert!(reason.contains(expected), "{reason}");
         assert_eq!(sender.next_measured().await, Transport::Tcp);
     }
 }
@@ -283,7 +283,7 @@ async fn ends(nixl: &Arc<Nixl>) -> (RdmaReceiver, ReceiverRing, RdmaWriter) {
         beat,
         permit: rings.try_acquire_owned().unwrap(),
     };
-    let (landing, mirror, offer) = RdmaReceiver::open(nixl, parts, within).await.unwrap();
+    let (receiver, mirror, offer) = RdmaReceiver::open(nixl, parts, within).await.unwrap();
     let parts = RdmaWriterParts {
         names,
         shape,
@@ -291,7 +291,7 @@ async fn ends(nixl: &Arc<Nixl>) -> (RdmaReceiver, ReceiverRing, RdmaWriter) {
         offer,
     };
     let writer = RdmaWriter::open(nixl, parts, within).await.unwrap();
-    (landing, mirror, writer)
+    (receiver, mirror, writer)
 }
 
 // Lesson: 5.
