@@ -254,3 +254,115 @@ fn tuple_parameter(line: &str) -> bool {
     let is_pattern = before[start..].contains(',');
     is_pattern && !outside.contains("let ") && !outside.contains('|') && !outside.contains("for ")
 }
+
+/// Words of earlier names and the glossary's words for the same things.
+const PRIVATE_WORDS: [(&str, &str); 34] = [
+    ("brought", "loaded block"),
+    ("crowd", "memory pressure"),
+    ("desk", "the thing itself"),
+    ("dice", "rng"),
+    ("ears", "inbox"),
+    ("errand", "outbound link"),
+    ("fate", "outcome"),
+    ("fates", "outcomes"),
+    ("flaw", "diagnostic"),
+    ("flies", "is running"),
+    ("hands", "effects"),
+    ("hear", "receive"),
+    ("heard", "received"),
+    ("hears", "receives"),
+    ("incomings", "pending loads"),
+    ("keeper", "tier I/O"),
+    ("outlook", "forecast"),
+    ("parcel", "message"),
+    ("placing", "placement"),
+    ("porter", "KV copier"),
+    ("promise", "reservation or claim"),
+    ("promises", "reservations"),
+    ("prospect", "forecast"),
+    ("said", "output, log or report"),
+    ("say", "report"),
+    ("says", "message or explanation"),
+    ("seat", "slot"),
+    ("seats", "slots"),
+    ("shelf", "tier pool"),
+    ("shelving", "offload"),
+    ("tell", "send, notify or report"),
+    ("told", "sent or reported"),
+    ("wish", "request"),
+    ("wishes", "requests"),
+];
+
+/// Source text without comments and without the contents of strings; lines stay lines.
+fn code_alone(text: &str) -> String {
+    let (mut code, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(c) = rest.chars().next() {
+        let skipped = match c {
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '\'' if rest.starts_with("'\"'") => 3,
+            '"' => 1 + string_end(&rest[1..], &code),
+            _ => {
+                code.push(c);
+                rest = &rest[c.len_utf8()..];
+                continue;
+            }
+        };
+        code.extend(rest[..skipped].matches('\n'));
+        code.push(' ');
+        rest = &rest[skipped..];
+    }
+    code
+}
+
+/// The bytes of a string from after its opening quote to after its closing one; `before` is the
+/// code before it, which tells whether the string is raw.
+fn string_end(text: &str, before: &str) -> usize {
+    let opened = before.trim_end_matches('#');
+    if opened.ends_with('r') {
+        let close = format!("\"{}", "#".repeat(before.len() - opened.len()));
+        return text.find(&close).map_or(text.len(), |at| at + close.len());
+    }
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices() {
+        if c == '"' && !is_escaped {
+            return at + 1;
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    text.len()
+}
+
+#[test]
+fn identifiers_use_the_glossary() {
+    let mut faults = Vec::new();
+    for (path, text) in sources() {
+        for (index, line) in code_alone(&text).lines().enumerate() {
+            for name in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                let is_used = |word: &str| name.split('_').any(|part| part == word);
+                if let Some((word, better)) = PRIVATE_WORDS.iter().find(|(word, _)| is_used(word)) {
+                    faults.push(format!(
+                        "{}:{}: {name}: instead of {word}, {better}",
+                        relative(&path),
+                        index + 1
+                    ));
+                }
+            }
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn code_alone_has_no_strings_and_no_comments() {
+    let source =
+        "let said = r#\"told \"tell\"#; // hear\nlet b = '\"'; let c = \"say \\\" \n seat\"; wish";
+    let code = code_alone(source);
+    assert_eq!(code.lines().count(), source.lines().count(), "{code}");
+    let words: Vec<&str> = code.split_whitespace().collect();
+    assert_eq!(
+        words,
+        [
+            "let", "said", "=", "r#", ";", "let", "b", "=", ";", "let", "c", "=", ";", "wish"
+        ]
+    );
+}
