@@ -253,7 +253,7 @@ async fn role(
 async fn read_command(
     headers: &HeaderMap,
     body: Body,
-    known: &[&str],
+    allowed_fields: &[&str],
 ) -> Result<Document, ApiError> {
     let reading = COMMAND_MEMORY.read(headers, body, BODY_BYTES_MAX);
     let reading = tokio::time::timeout(BODY_WAIT_MAX, reading).await;
@@ -267,13 +267,13 @@ async fn read_command(
     };
     let unknown = members.find_map(|(name, _)| {
         let name = name.get();
-        (!known.contains(&&*name)).then(|| clipped(&name).into_owned())
+        (!allowed_fields.contains(&&*name)).then(|| clipped(&name).into_owned())
     });
     match unknown {
         Some(name) => {
             let message = format!(
                 "Unknown field `{name}`; the known fields are {}.",
-                known.join(", ")
+                allowed_fields.join(", ")
             );
             Err(ApiError::invalid(name, message))
         }

@@ -60,7 +60,7 @@ impl AnswerFlights {
         frontend: &dyn Frontend,
         ask: &CompletionRequest,
         model: &Arc<ModelText>,
-        promises: &[RequestSlo],
+        slos: &[RequestSlo],
         mut meter: RequestMeter,
         permit: Option<Arc<QuotaPermit>>,
     ) -> Self {
@@ -68,7 +68,7 @@ impl AnswerFlights {
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
         let (request_id, trace) = meter.ids();
-        for request in ask.requests(promises) {
+        for request in ask.requests(slos) {
             let enough = StopSignal::default();
             let caller = SubmissionContext {
                 stop_signal: enough.clone(),

@@ -238,12 +238,12 @@ impl StopFields {
                 ),
             ));
         }
-        let asked = self
+        let requested_tokens = self
             .max_tokens
             .map(|(_, tokens)| tokens)
             .or(default)
             .unwrap_or(u32::MAX);
-        let max_tokens = u64::from(asked).min(room) as u32;
+        let max_tokens = u64::from(requested_tokens).min(room) as u32;
         if self.min_tokens > max_tokens {
             return Err(ApiError::invalid(
                 "min_tokens",
