@@ -83,7 +83,7 @@ fn check_memory_comes_back(process: &mut CleaveProcess) {
 }
 
 #[test]
-fn memory_of_hostile_bodies_comes_back() {
+fn memory_of_hostile_bodies_is_released() {
     let mut alone = CleaveProcess::start(&["serve", "--port", "0", "--threads", "1"]);
     check_memory_comes_back(&mut alone);
     let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);

@@ -110,7 +110,7 @@ fn streamed(client: &HttpClient, body: &Value) -> String {
 
 // Invariant: I11.
 #[test]
-fn one_process_and_five_give_the_same_answers() {
+fn one_process_and_five_answer_alike() {
     check_same_answers(&[]);
 }
 

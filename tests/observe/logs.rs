@@ -137,7 +137,7 @@ fn read_frame(stream: &mut TcpStream) -> u8 {
 
 /// A worker's stream that breaks: its own error says only that a body could not be read.
 #[test]
-fn the_log_says_why_a_workers_stream_broke() {
+fn the_log_names_the_cause_of_a_broken_worker_stream() {
     const SETTINGS: u8 = 4;
     const HEADERS: u8 = 1;
     const DATA: u8 = 0;

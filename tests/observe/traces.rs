@@ -109,7 +109,7 @@ fn a_request_over_three_processes_is_one_trace() {
 
 // Invariant: I38.
 #[test]
-fn a_killed_workers_request_stays_in_its_trace() {
+fn a_killed_workers_request_keeps_its_trace() {
     let collector = OtlpCollector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
     let mut fleet = ObservedFleet::start(&["prefill", "decode"], &flags[..2], &flags);

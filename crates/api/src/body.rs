@@ -101,7 +101,7 @@ impl ArrivingBody<'_> {
 
 impl BodyMemory {
     /// Creates the pools of `bytes` in all, in which a body of `body_bytes_max` always fits;
-    /// `give_back` returns freed memory to the system.
+    /// `release_hook` returns freed memory to the system.
     pub(crate) fn new(bytes: usize, body_bytes_max: usize, release_hook: Option<fn()>) -> Self {
         let short_units = units(bytes / 4).max(units(SHORT_BYTES * BYTES_PER_BYTE));
         let long_units = units(bytes - bytes / 4).max(units(body_bytes_max * BYTES_PER_BYTE));

@@ -451,7 +451,7 @@ node!(
     RunningFleet: |_| Box::pin(std::future::pending()), Self::set_not_ready;
     RunningRouter: |_| Box::pin(std::future::pending()), Self::set_not_ready;
     // A worker's routers learn of the drain from the worker itself.
-    RunningWorker: |worker| Box::pin(worker.drain_asked()), |_| {};
+    RunningWorker: |worker| Box::pin(worker.wait_for_drain_request()), |_| {};
 );
 
 /// Runs a node until a signal arrives or it fails, then drains it. A failure sets the exit status.

@@ -56,10 +56,10 @@ impl RouterAcceptor {
         };
         let joined = RouterEvent::WorkerJoined(Box::new(line));
         self.inbox.send(joined).await.map_err(|_| DriverStopped)?;
-        let door = self.clone();
+        let acceptor = self.clone();
         Ok((
             WorkerSession {
-                acceptor: door,
+                acceptor,
                 worker,
                 serial,
                 activity,
@@ -102,7 +102,7 @@ impl WorkerSession {
             }
             FromWorker::Report(report) => {
                 self.activity.record_report(&report);
-                let told = RouterEvent::Reported {
+                let event = RouterEvent::Reported {
                     worker: self.worker,
                     serial: self.serial,
                     report,
@@ -110,7 +110,7 @@ impl WorkerSession {
                 };
                 self.acceptor
                     .inbox
-                    .send(told)
+                    .send(event)
                     .await
                     .map_err(|_| DriverStopped)
             }
@@ -213,12 +213,12 @@ pub(crate) struct RouterSession {
 impl RouterSession {
     /// Passes a message from the router to the driver.
     pub(crate) async fn receive(&self, word: ToWorker) -> Result<(), DriverStopped> {
-        let told = WorkerEvent::FromRouter {
+        let event = WorkerEvent::FromRouter {
             router: self.router,
             serial: self.serial,
             word,
         };
-        self.inbox.send(told).await.map_err(|_| DriverStopped)
+        self.inbox.send(event).await.map_err(|_| DriverStopped)
     }
 
     /// Reports the end of the connection to the driver.

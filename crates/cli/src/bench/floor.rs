@@ -112,7 +112,7 @@ mod tests {
     /// Llama-3.2-1B in bf16 at the ceilings of two cores with 1,102 GFLOP/s of bf16 products,
     /// computed by hand.
     #[test]
-    fn the_floor_of_a_known_model_is_as_computed_by_hand() {
+    fn the_floor_of_a_1b_model_equals_the_one_by_hand() {
         let layer_weights = 16 * (2048 * 64 * (2 * 32 + 2 * 8) + 3 * 2048 * 8192);
         let head_weights = 2048 * 128_256;
         let model = ModelCost {

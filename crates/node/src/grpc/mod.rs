@@ -57,11 +57,11 @@ fn heartbeat_interval(silence: Duration) -> Duration {
 /// stopped meanwhile cannot tell whose silence that was: it listens for once more.
 async fn next_message<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, StreamError> {
     for _ in 0..2 {
-        let asked = Instant::now();
+        let began = Instant::now();
         if let Ok(message) = timeout(silence, words.message()).await {
             return message?.ok_or(StreamError::Closed);
         }
-        if asked.elapsed() < silence + silence / 4 {
+        if began.elapsed() < silence + silence / 4 {
             break;
         }
     }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_stood_still_listens_once_more() {
+    async fn a_resumed_process_listens_once_more() {
         let (sender, mut words) = byte_stream();
         {
             let mut next = pin!(next_message(&mut words, SILENCE));

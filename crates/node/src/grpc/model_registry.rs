@@ -56,20 +56,20 @@ impl ModelRegistry {
         worker: &str,
         files: &Arc<ModelFiles>,
     ) -> Result<ModelStay, String> {
-        if let Some(stay) = self.join_known(files)? {
-            return Ok(stay);
+        if let Some(model_stay) = self.join_if_read(files)? {
+            return Ok(model_stay);
         }
         let _reading = self.reading.lock().await;
         // Another worker may have brought the same meanwhile.
-        if let Some(stay) = self.join_known(files)? {
-            return Ok(stay);
+        if let Some(model_stay) = self.join_if_read(files)? {
+            return Ok(model_stay);
         }
         let text = read(files).await?;
         self.join_read(worker, files, text)
     }
 
     /// Lets a worker in whose files were read before.
-    fn join_known(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelStay>, String> {
+    fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelStay>, String> {
         let mut present = self.present();
         present.check_name(files, self.flights.count())?;
         Ok(present.knows(files).then(|| present.join(files)))
@@ -90,12 +90,12 @@ impl ModelRegistry {
         if present.is_empty() {
             self.app.serve_model(text);
             present.serving = Some(served);
-        } else if let Some(known) = &present.serving {
-            let (serving, brought) = (digest(&known.files), digest(files));
+        } else if let Some(serving_model) = &present.serving {
+            let (serving, arriving) = (digest(&serving_model.files), digest(files));
             warn!(
                 worker,
                 serving,
-                brought,
+                brought = arriving,
                 "this worker has another chat template or other defaults than the workers before it: theirs serve until the last of them has left"
             );
         }
@@ -103,8 +103,8 @@ impl ModelRegistry {
     }
 
     /// The worker's stream is over, or it serves no longer.
-    pub(crate) fn leave(&self, stay: ModelStay) {
-        if self.present().leave(stay).is_some() {
+    pub(crate) fn leave(&self, model_stay: ModelStay) {
+        if self.present().leave(model_stay).is_some() {
             let registry = self.clone();
             tokio::spawn(async move { registry.serve_successor().await });
         }
@@ -176,25 +176,25 @@ impl ConnectedModels {
         let serving = self.serving.iter().map(|served| &served.files);
         serving
             .chain(self.files_by_stay.values())
-            .any(|known| **known == *files)
+            .any(|present| **present == *files)
     }
 
     fn join(&mut self, files: &Arc<ModelFiles>) -> ModelStay {
         // Equal files are kept once: a tokenizer may have tens of megabytes.
-        let known = self.serving.iter().map(|served| &served.files);
-        let known = known
+        let held = self.serving.iter().map(|served| &served.files);
+        let held = held
             .chain(self.files_by_stay.values())
-            .find(|known| *known == files);
-        let files = Arc::clone(known.unwrap_or(files));
-        let stay = ModelStay(self.stays);
+            .find(|held| *held == files);
+        let files = Arc::clone(held.unwrap_or(files));
+        let model_stay = ModelStay(self.stays);
         self.stays += 1;
-        self.files_by_stay.insert(stay, files);
-        stay
+        self.files_by_stay.insert(model_stay, files);
+        model_stay
     }
 
     /// The files that serve from now on, if they change.
-    fn leave(&mut self, stay: ModelStay) -> Option<Arc<ModelFiles>> {
-        self.files_by_stay.remove(&stay);
+    fn leave(&mut self, model_stay: ModelStay) -> Option<Arc<ModelFiles>> {
+        self.files_by_stay.remove(&model_stay);
         self.successor()
     }
 
@@ -209,26 +209,26 @@ impl ConnectedModels {
 
     /// Refuses a model of another name beside the one that serves.
     fn check_name(&self, files: &ModelFiles, flights: usize) -> Result<(), String> {
-        let Some(known) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
             return Ok(());
         };
-        let (known, other) = (&known.files.name, &files.name);
-        if known == other {
+        let (serving, other) = (&serving.files.name, &files.name);
+        if serving == other {
             return Ok(());
         }
         Err(format!(
-            "this router serves model \"{known}\" ({}), and the worker has \"{other}\"",
+            "this router serves model \"{serving}\" ({}), and the worker has \"{other}\"",
             self.reason(flights)
         ))
     }
 
     /// Refuses another model of the name of the one that serves.
     fn check(&self, other: &ServingModel, flights: usize) -> Result<(), String> {
-        let Some(known) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
             return Ok(());
         };
-        known.check(other).map_err(|difference| {
-            let name = &known.files.name;
+        serving.check(other).map_err(|difference| {
+            let name = &serving.files.name;
             let reason = self.reason(flights);
             format!(
                 "this router serves another model of the name \"{name}\" ({reason}): {difference}; give all its \
@@ -269,7 +269,7 @@ impl ServingModel {
     /// In words, how `other` differs.
     fn check(&self, other: &Self) -> Result<(), String> {
         let differ =
-            |what, known, other| Err(format!("its {what} is {known}, the worker's {other}"));
+            |property, ours, other| Err(format!("its {property} is {ours}, the worker's {other}"));
         if self.vocabulary_count != other.vocabulary_count {
             return differ("vocabulary", self.vocabulary_count, other.vocabulary_count);
         }
@@ -308,15 +308,15 @@ mod tests {
             vocabulary_count,
             context_tokens_max,
         };
-        let known = with("{}", 400, 1024);
-        assert_eq!(known.check(&with("{}", 400, 1024)), Ok(()));
+        let serving = with("{}", 400, 1024);
+        assert_eq!(serving.check(&with("{}", 400, 1024)), Ok(()));
         assert_eq!(
-            known.check(&with("{}", 400, 64)),
+            serving.check(&with("{}", 400, 64)),
             Err("its context is 1024, the worker's 64".into())
         );
-        let other = known.check(&with("{} ", 400, 64));
+        let other = serving.check(&with("{} ", 400, 64));
         assert!(other.unwrap_err().contains("tokenizer.json"));
-        let other = known.check(&with("{} ", 500, 64));
+        let other = serving.check(&with("{} ", 500, 64));
         assert!(other.unwrap_err().contains("400"));
     }
 
@@ -376,7 +376,7 @@ mod tests {
     fn another_model_joins_when_the_old_one_is_unused() {
         let mut present = ConnectedModels::default();
         let old = served("m", 400);
-        let stay = present.join(&old.files);
+        let model_stay = present.join(&old.files);
         present.serving = Some(old);
         let named = served("other", 400);
         let larger = served("m", 500);
@@ -390,7 +390,7 @@ mod tests {
                 .iter()
                 .all(|reason| reason.contains("workers connected: 1"))
         );
-        assert_eq!(present.leave(stay), None);
+        assert_eq!(present.leave(model_stay), None);
         let refused = check(&present, 2).map(Result::unwrap_err);
         assert!(
             refused
@@ -423,8 +423,8 @@ mod tests {
         let mut waits = std::pin::pin!(waits);
         let soon = Duration::from_secs(1);
         assert!(timeout(soon, &mut waits).await.is_err());
-        let known = timeout(soon, registry.accept("c", &files)).await;
-        assert!(known.expect("it waits for nobody").is_ok());
+        let joined = timeout(soon, registry.accept("c", &files)).await;
+        assert!(joined.expect("it waits for nobody").is_ok());
         drop(reading);
         waits.await.unwrap();
         registry.leave(first);
@@ -447,16 +447,16 @@ mod tests {
     }
 
     #[test]
-    fn equal_files_of_two_workers_are_kept_once() {
+    fn equal_files_of_two_workers_are_held_once() {
         let mut present = ConnectedModels::default();
         join(&mut present, "t");
         join(&mut present, "t");
-        let mut kept = present.files_by_stay.values();
-        assert!(Arc::ptr_eq(kept.next().unwrap(), kept.next().unwrap()));
+        let mut held = present.files_by_stay.values();
+        assert!(Arc::ptr_eq(held.next().unwrap(), held.next().unwrap()));
     }
 
     #[test]
-    fn a_digest_tells_any_two_files_apart() {
+    fn a_digest_differs_for_any_two_files() {
         let absent = digest(&ModelFiles::default());
         assert_eq!(absent.len(), 16);
         assert_ne!(absent, digest(&files("")), "empty is not absent");

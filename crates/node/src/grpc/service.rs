@@ -25,8 +25,12 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 /// The gRPC service, to be served at this path.
-pub(crate) fn fleet_routes(path: &str, door: RouterAcceptor, registry: ModelRegistry) -> Router {
-    let service = FleetServer::new(FleetService { door, registry });
+pub(crate) fn fleet_routes(
+    path: &str,
+    acceptor: RouterAcceptor,
+    registry: ModelRegistry,
+) -> Router {
+    let service = FleetServer::new(FleetService { acceptor, registry });
     let service = service.max_decoding_message_size(UPWARD_BYTES_MAX);
     let limit = map_request(async |request: axum::extract::Request| request.map(limited));
     Router::new().route_service(path, service).layer(limit)
@@ -34,7 +38,7 @@ pub(crate) fn fleet_routes(path: &str, door: RouterAcceptor, registry: ModelRegi
 
 #[derive(Clone)]
 pub(crate) struct FleetService {
-    door: RouterAcceptor,
+    acceptor: RouterAcceptor,
     registry: ModelRegistry,
 }
 
@@ -109,10 +113,10 @@ struct WorkerStream {
 impl WorkerStream {
     async fn run(&mut self) -> Result<(), StreamError> {
         use proto::downward::Kind;
-        let silence = self.service.door.silence;
+        let silence = self.service.acceptor.silence;
         let greeting = proto::Greeting {
             protocol: PROTOCOL,
-            router: self.service.door.router.0,
+            router: self.service.acceptor.router.0,
             silence_nanos: nanos(silence),
         };
         send(&self.out, Kind::Greeting(greeting)).await?;
@@ -123,12 +127,12 @@ impl WorkerStream {
         };
         let registry = self.service.registry.clone();
         let accepted = registry.accept(&introduction.name, &introduction.files);
-        let stay = match accepted.await {
-            Ok(stay) => stay,
+        let model_stay = match accepted.await {
+            Ok(model_stay) => model_stay,
             Err(reason) => return self.reject(reason).await,
         };
-        let ended = self.serve_worker(introduction, stay).await;
-        registry.leave(stay);
+        let ended = self.serve_worker(introduction, model_stay).await;
+        registry.leave(model_stay);
         ended
     }
 
@@ -136,18 +140,18 @@ impl WorkerStream {
     async fn serve_worker(
         &mut self,
         introduction: Registration,
-        stay: ModelStay,
+        model_stay: ModelStay,
     ) -> Result<(), StreamError> {
         use proto::downward::Kind;
-        let silence = self.service.door.silence;
+        let silence = self.service.acceptor.silence;
         send(&self.out, Kind::Welcome(proto::Welcome {})).await?;
         let beat = heartbeat_interval(introduction.silence);
-        let (visit, downward) = self.service.door.join(introduction).await?;
+        let (visit, downward) = self.service.acceptor.join(introduction).await?;
         let window = MessageWindow::default();
         let stands_by = async {
             visit.waits_for_name().await;
             // A worker that waits for its name decides nothing about the model.
-            self.service.registry.leave(stay);
+            self.service.registry.leave(model_stay);
             std::future::pending().await
         };
         let ended = tokio::select! {

@@ -46,7 +46,7 @@ const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration:
 pub(crate) struct Uplink {
     /// Accepts the routers. The data address of its registration may have an unspecified host,
     /// which each connection fills in.
-    pub(crate) door: WorkerAcceptor,
+    pub(crate) acceptor: WorkerAcceptor,
     /// Addresses of the routers, `host:port` each.
     pub(crate) routers: Vec<String>,
     /// Certificates that authenticate routers to this worker, and this worker to them.
@@ -56,7 +56,7 @@ pub(crate) struct Uplink {
 
 /// The state that the connections of one worker share.
 struct UplinkState {
-    door: WorkerAcceptor,
+    acceptor: WorkerAcceptor,
     peers: Option<PeerTls>,
     connected: watch::Sender<usize>,
     /// A name may resolve to several addresses of one router: it is joined once.
@@ -67,7 +67,7 @@ impl Uplink {
     /// Stays connected for as long as it is polled.
     pub(crate) async fn run(self) {
         let shared = Arc::new(UplinkState {
-            door: self.door,
+            acceptor: self.acceptor,
             peers: self.peers,
             connected: self.connected,
             routers: Mutex::default(),
@@ -101,8 +101,8 @@ async fn stay_connected(
 ) {
     let (first, longest) = DIAL_PAUSES;
     let mut pause = first;
-    let mut told = String::new();
-    while addresses.borrow().contains(&address) && !shared.door.inbox.is_closed() {
+    let mut last_error = String::new();
+    while addresses.borrow().contains(&address) && !shared.acceptor.inbox.is_closed() {
         let error = match connect_once(&shared, address).await {
             Ok(()) => {
                 pause = first;
@@ -110,13 +110,13 @@ async fn stay_connected(
             }
             Err(error) => error.to_string(),
         };
-        if shared.door.inbox.is_closed() {
+        if shared.acceptor.inbox.is_closed() {
             return;
         }
         // A router that stays away is worth one line, not one every five seconds.
-        if told != error {
+        if last_error != error {
             warn!(%address, error, "not connected to the router; trying again");
-            told = error;
+            last_error = error;
         }
         // Spread out, so that a restarted router is not met by its whole fleet at once.
         sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
@@ -148,10 +148,14 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
     send_hello(shared, address, &out).await?;
     receive_welcome(&mut words).await?;
     info!(%address, %router, "connected to a router");
-    let (call, upward) = shared.door.join(router).await.map_err(StreamError::from)?;
+    let (call, upward) = shared
+        .acceptor
+        .join(router)
+        .await
+        .map_err(StreamError::from)?;
     shared.connected.send_modify(|count| *count += 1);
     let window = MessageWindow::default();
-    let silence = shared.door.registration.silence;
+    let silence = shared.acceptor.registration.silence;
     let ended = tokio::select! {
         error = send_all::<proto::Upward>(upward, &out, beat, &window) => error,
         error = receive_all(&mut words, &call, silence, &window) => error,
@@ -159,7 +163,7 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
     shared.connected.send_modify(|count| *count -= 1);
     call.close().await;
     if let StreamError::NameTaken = ended {
-        let silence = shared.door.registration.silence;
+        let silence = shared.acceptor.registration.silence;
         return Err(wait_for_name(&mut words, &out, beat, silence).await.into());
     }
     match ended {
@@ -280,7 +284,7 @@ async fn send_hello(
     address: SocketAddr,
     out: &mpsc::Sender<proto::Upward>,
 ) -> Result<(), UplinkError> {
-    let mut introduction = shared.door.registration_now();
+    let mut introduction = shared.acceptor.registration_now();
     if let Ok(mut addresses) = DataAddresses::parse(&introduction.data_address)
         && let Some(Ok(mut data)) = addresses.tcp.as_deref().map(str::parse::<SocketAddr>)
         && data.ip().is_unspecified()

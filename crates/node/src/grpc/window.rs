@@ -83,28 +83,28 @@ pub(super) async fn send_all<M: OutboundMessage>(
     let mut confirmed = window.confirmed.subscribe();
     let mut received = window.received.subscribe();
     // Of the received messages, those that the other end knows of.
-    let mut told = 0;
+    let mut confirmed_count = 0;
     // Taken from the line, and too long for the batch before it.
     let mut held = None;
     loop {
-        let under_way = *window.sent.borrow() - *confirmed.borrow_and_update();
-        let has_room = under_way < UNCONFIRMED_MAX;
+        let unconfirmed_count = *window.sent.borrow() - *confirmed.borrow_and_update();
+        let is_open = unconfirmed_count < UNCONFIRMED_MAX;
         let message = tokio::select! {
-            message = next(&mut held, &mut words), if has_room => match message {
+            message = next(&mut held, &mut words), if is_open => match message {
                 Some(message) => {
                     window.sent.send_modify(|count| *count += 1);
                     fill_batch(message, &mut words, &mut held)
                 }
                 None => return StreamError::Stopped,
             },
-            _ = confirmed.changed(), if !has_room => continue,
-            _ = received.wait_for(|count| *count >= told + CONFIRM_EVERY) => {
-                told = *window.received.borrow();
-                M::beat(proto::Beat { received: told })
+            _ = confirmed.changed(), if !is_open => continue,
+            _ = received.wait_for(|count| *count >= confirmed_count + CONFIRM_EVERY) => {
+                confirmed_count = *window.received.borrow();
+                M::beat(proto::Beat { received: confirmed_count })
             }
             _ = beats.tick() => {
-                told = *window.received.borrow();
-                M::beat(proto::Beat { received: told })
+                confirmed_count = *window.received.borrow();
+                M::beat(proto::Beat { received: confirmed_count })
             }
         };
         if out.send(message.item()).await.is_err() {

@@ -210,10 +210,10 @@ impl ExtProcConversation {
 }
 
 fn duplex(modes: &ProtocolConfiguration) -> DuplexBodies {
-    let both_ways = BodySendMode::FullDuplexStreamed;
+    let full_duplex = BodySendMode::FullDuplexStreamed;
     DuplexBodies {
-        request: modes.request_body_mode() == both_ways,
-        response: modes.response_body_mode() == both_ways,
+        request: modes.request_body_mode() == full_duplex,
+        response: modes.response_body_mode() == full_duplex,
     }
 }
 
@@ -369,7 +369,7 @@ mod tests {
     }
 
     /// An answer in a word, with a chunk's text and a bar for its end.
-    fn told(answer: &ProcessingResponse) -> String {
+    fn summary(answer: &ProcessingResponse) -> String {
         let chunk = |name: &str, body: &BodyResponse| {
             let mutation = body
                 .response
@@ -392,8 +392,8 @@ mod tests {
                 let Some(Kind::StructValue(inner)) = &metadata.fields[NAMESPACE].kind else {
                     panic!("{metadata:?}");
                 };
-                let said = &inner.fields[DESTINATION].kind;
-                assert_eq!(said, &Some(Kind::StringValue(value.to_string())));
+                let destination = &inner.fields[DESTINATION].kind;
+                assert_eq!(destination, &Some(Kind::StringValue(value.to_string())));
                 assert_eq!(header.key, DESTINATION);
                 format!("to {value}")
             }
@@ -415,7 +415,7 @@ mod tests {
         expected: &[&str],
     ) {
         let answers = conversation.handle(word, |_| choice);
-        let answers: Vec<String> = answers.iter().map(told).collect();
+        let answers: Vec<String> = answers.iter().map(summary).collect();
         assert_eq!(answers, expected);
     }
 
@@ -537,12 +537,12 @@ mod tests {
             first.metadata_context = Some(Metadata {
                 filter_metadata: [("envoy.lb.subset_hint".to_owned(), hint)].into(),
             });
-            let mut seen = None;
-            ExtProcConversation::default().handle(first, |wish| {
-                seen.clone_from(&wish.subset);
+            let mut subset = None;
+            ExtProcConversation::default().handle(first, |request| {
+                subset.clone_from(&request.subset);
                 PickerChoice::NoneReady
             });
-            let ports = seen.unwrap().into_iter().map(|address| address.port());
+            let ports = subset.unwrap().into_iter().map(|address| address.port());
             assert_eq!(ports.collect::<Vec<_>>(), [8001, 8002]);
         }
     }

@@ -85,7 +85,7 @@ impl ServerCertVerifier for AcceptAnyCertificate {
 
 fn gateway_tls(belief: GatewayTrust<'_>) -> Option<TlsConnector> {
     let some = TestAuthority::new();
-    let (authority, is_anybody) = match belief {
+    let (authority, accepts_any) = match belief {
         GatewayTrust::Clear => return None,
         GatewayTrust::AnyCertificate => (&some, true),
         GatewayTrust::Authority(authority) => (authority, false),
@@ -99,7 +99,7 @@ fn gateway_tls(belief: GatewayTrust<'_>) -> Option<TlsConnector> {
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap();
-    let mut config = if is_anybody {
+    let mut config = if accepts_any {
         config
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(
@@ -220,10 +220,10 @@ async fn a_picker_speaks_tls_with_the_current_certificate() {
         picked(at, GatewayTrust::AnyCertificate).await.unwrap(),
         THERE
     );
-    let told = picked(at, GatewayTrust::Authority(&new)).await.unwrap_err();
-    assert!(told.contains("InvalidCertificate"), "{told}");
-    let told = picked(at, GatewayTrust::Clear).await.unwrap_err();
-    assert!(told.contains("--ext-proc-tls off"), "{told}");
+    let error = picked(at, GatewayTrust::Authority(&new)).await.unwrap_err();
+    assert!(error.contains("InvalidCertificate"), "{error}");
+    let error = picked(at, GatewayTrust::Clear).await.unwrap_err();
+    assert!(error.contains("--ext-proc-tls off"), "{error}");
     // A new certificate takes effect soon, and the old one is no longer shown.
     new.sign(folder.path(), "picker.example");
     let changed = async { while picked(at, GatewayTrust::Authority(&new)).await.is_err() {} };

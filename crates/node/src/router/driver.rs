@@ -129,18 +129,22 @@ pub(crate) struct RouterDriver {
 }
 
 impl RouterDriver {
-    pub(crate) fn new(limits: RouterLimits, ears: RouterInbox, mut hands: RouterEffects) -> Self {
-        hands
+    pub(crate) fn new(
+        limits: RouterLimits,
+        inbox: RouterInbox,
+        mut effects: RouterEffects,
+    ) -> Self {
+        effects
             .readiness
             .send_replace(readiness_text(RouterReadiness::NONE));
-        hands
+        effects
             .recorder
             .write_router(TapeRecord::Started { limits: &limits });
         Self {
             clock: BrainClock::start(),
             brain: RouterBrain::new(limits),
-            inbox: ears,
-            effects: hands,
+            inbox,
+            effects,
             workers: BTreeMap::new(),
             standby: NameStandby::default(),
             grants: GrantRelay::default(),
@@ -309,10 +313,10 @@ impl RouterDriver {
                     output_tokens,
                     timing,
                 };
-                let seen = self.effects.flights.end(flight, end);
-                let judged = self.effects.slo.ended(flight, seen.as_ref());
-                let lookout = &self.effects.dashboard;
-                let loss = lookout.ended(flight, seen.as_ref(), judged.as_ref());
+                let final_ending = self.effects.flights.end(flight, end);
+                let verdict = self.effects.slo.ended(flight, final_ending.as_ref());
+                let dashboard = &self.effects.dashboard;
+                let loss = dashboard.ended(flight, final_ending.as_ref(), verdict.as_ref());
                 if let Some(loss) = loss {
                     self.effects.meters.handoff_lost(loss);
                 }
@@ -348,17 +352,16 @@ impl RouterDriver {
             ScalingStatus::Off => return,
             ScalingStatus::Starting(mode) | ScalingStatus::Decided(mode, _) => mode,
         };
-        let known =
-            matches!(&before, ScalingStatus::Decided(_, said) if said.wanted == decision.wanted);
-        if !known {
-            let wanted = &decision.wanted;
-            let reason = |role| wanted.reasons.for_role(role).name();
+        let is_unchanged = matches!(&before, ScalingStatus::Decided(_, earlier) if earlier.wanted == decision.wanted);
+        if !is_unchanged {
+            let target = &decision.wanted;
+            let reason = |role| target.reasons.for_role(role).name();
             info!(
-                prefill = wanted.workers.prefill,
-                decode = wanted.workers.decode,
-                both = wanted.workers.both,
-                prefill_legs = wanted.legs.prefill,
-                decode_legs = wanted.legs.decode,
+                prefill = target.workers.prefill,
+                decode = target.workers.decode,
+                both = target.workers.both,
+                prefill_legs = target.legs.prefill,
+                decode_legs = target.legs.decode,
                 why_prefill = reason(Role::Prefill),
                 why_decode = reason(Role::Decode),
                 why_both = reason(Role::Both),

@@ -208,13 +208,13 @@ impl OpenFlights {
         } = end;
         let (ending, usage) = open.final_ending(flight, ending, output_tokens);
         // Before its client is notified, so that the request's span outlasts the flight's.
-        if let Some(story) = open.span.take() {
-            let told = FlightOutcome {
+        if let Some(span) = open.span.take() {
+            let outcome = FlightOutcome {
                 ending: &ending,
                 usage,
                 timing,
             };
-            story.send_spans(&self.traces, &told);
+            span.send_spans(&self.traces, &outcome);
         }
         open.send_end(ending.clone(), usage, timing);
         self.meters.ended(&ending);

@@ -30,9 +30,9 @@ pub(super) async fn watch_peer_routers(
     asker: PeerRouterClient,
     driver: mpsc::UnboundedSender<RouterEvent>,
 ) {
-    let (tell, found) = watch::channel(BTreeSet::new());
+    let (found_sender, found) = watch::channel(BTreeSet::new());
     let place = OutsideQueue::Elsewhere;
-    let tell_driver = |count| {
+    let report_to_driver = |count| {
         driver
             .send(RouterEvent::WaitingOutside { place, count })
             .is_ok()
@@ -44,12 +44,12 @@ pub(super) async fn watch_peer_routers(
         loop {
             ticks.tick().await;
             let addresses: BTreeSet<SocketAddr> = found.borrow().clone();
-            let asked = addresses
+            let queries = addresses
                 .iter()
                 .map(|one| requests_open_at(&asker, *one, &own));
-            let answers = join_all(asked).await;
+            let answers = join_all(queries).await;
             let count = answers.iter().flatten().copied();
-            if !tell_driver(count.fold(0, u32::saturating_add)) {
+            if !report_to_driver(count.fold(0, u32::saturating_add)) {
                 return;
             }
             let answered = addresses.iter().zip(answers);
@@ -65,7 +65,7 @@ pub(super) async fn watch_peer_routers(
     };
     tokio::select! {
         () = ask => {}
-        () = watch_names(names, tell) => {}
+        () = watch_names(names, found_sender) => {}
     }
 }
 

@@ -123,10 +123,12 @@ mod tests {
     }
 
     /// Lines of these lives wait; gives their other ends.
-    fn standby<const N: usize>(lives: [u64; N]) -> (NameStandby, [mpsc::Receiver<ToWorker>; N]) {
+    fn standby<const N: usize>(
+        incarnations: [u64; N],
+    ) -> (NameStandby, [mpsc::Receiver<ToWorker>; N]) {
         let mut standby = NameStandby::default();
-        let words = lives.map(|life| {
-            let (line, words) = line(life);
+        let words = incarnations.map(|incarnation| {
+            let (line, words) = line(incarnation);
             standby.add(line);
             words
         });

@@ -66,9 +66,9 @@ type AcceptedTls = (TlsStream<TcpStream>, SocketAddr);
 
 /// Each handshake is a task of its own.
 async fn accept(listener: TcpListener, shown: ServerTls, shaken: mpsc::Sender<AcceptedTls>) {
-    let seats = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let handshake_permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&handshake_permits).acquire_owned().await else {
             return;
         };
         let (stream, from) = match listener.accept().await {
@@ -81,7 +81,7 @@ async fn accept(listener: TcpListener, shown: ServerTls, shaken: mpsc::Sender<Ac
         };
         let (acceptor, shaken) = (TlsAcceptor::from(shown.config()), shaken.clone());
         tokio::spawn(async move {
-            let _seat = seat;
+            let _permit = permit;
             match timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
                 // A server that has stopped takes no connection.
                 Ok(Ok(stream)) => drop(shaken.send((stream, from)).await),
@@ -165,8 +165,8 @@ mod tests {
     // Invariant: I43.
     #[tokio::test]
     async fn an_hpa_is_answered_as_an_api_server_expects() {
-        let (tell, standing) = watch::channel(ScalingStatus::Off);
-        let routes = external_metrics_routes(ScalingStatusReader::new(standing));
+        let (status_sender, status_receiver) = watch::channel(ScalingStatus::Off);
+        let routes = external_metrics_routes(ScalingStatusReader::new(status_receiver));
         let (own, trusted) = ServerTls::self_signed().expect("a certificate");
         let listener = bind("127.0.0.1:0").await.unwrap();
         let secured = ExternalMetricsServer::start(listener, routes, own);
@@ -195,15 +195,15 @@ mod tests {
             decode: 3,
             ..PoolCounts::default()
         };
-        let wanted = FleetTarget {
+        let target = FleetTarget {
             workers,
             ..FleetTarget::default()
         };
         let decision = ScalerDecision {
-            wanted,
+            wanted: target,
             ..ScalerDecision::default()
         };
-        tell.send_replace(ScalingStatus::Decided(ScalingMode::Act, decision));
+        status_sender.send_replace(ScalingStatus::Decided(ScalingMode::Act, decision));
         let (status, list) = get(&secured, &trusted, &metric).await;
         assert_eq!(
             (status, &list["kind"]),

@@ -75,7 +75,7 @@ impl ScalingStatusReader {
     }
 
     /// How many workers each pool is to have.
-    pub(crate) fn wanted(&self) -> Result<PoolCounts, ScalingUnavailable> {
+    pub(crate) fn target_workers(&self) -> Result<PoolCounts, ScalingUnavailable> {
         match &*self.0.borrow() {
             ScalingStatus::Off => Err(ScalingUnavailable::Off),
             ScalingStatus::Starting(_) => Err(ScalingUnavailable::Starting),

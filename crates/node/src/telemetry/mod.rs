@@ -20,7 +20,7 @@ pub(crate) use policy::PolicySeries;
 pub(crate) use router::{RouterMeters, failure_name, refusal_name};
 pub(crate) use scaling::ScalingSeries;
 pub(crate) use server::ServerSeries;
-pub(crate) use slo::{SloMeters, SloSeries as PromiseSeries};
+pub(crate) use slo::{SloMeters, SloSeries};
 pub use worker::DeviceCeilings;
 pub(crate) use worker::WorkerMeters;
 
@@ -40,7 +40,7 @@ pub(crate) struct Telemetry {
     book: Arc<MetricRegistry>,
     pub(crate) workers: worker::WorkerSeries,
     pub(crate) router: router::RouterSeries,
-    pub(crate) slo: PromiseSeries,
+    pub(crate) slo: SloSeries,
     pub(crate) policy: PolicySeries,
     pub(crate) picker: PickerSeries,
     pub(crate) scaling: ScalingSeries,
@@ -55,7 +55,7 @@ impl Default for Telemetry {
         let mut book = MetricRegistry::default();
         let workers = worker::WorkerSeries::register(&mut book);
         let router = router::RouterSeries::register(&mut book);
-        let promises = PromiseSeries::register(&mut book);
+        let slo = SloSeries::register(&mut book);
         let policy = PolicySeries::register(&mut book);
         let picker = PickerSeries::register(&mut book);
         let scaling = ScalingSeries::register(&mut book);
@@ -66,7 +66,7 @@ impl Default for Telemetry {
             book: Arc::new(book),
             workers,
             router,
-            slo: promises,
+            slo,
             policy,
             picker,
             scaling,

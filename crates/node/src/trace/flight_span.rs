@@ -77,8 +77,8 @@ impl FlightSpan {
 
     fn attempt(&mut self, handoff: HandoffId) -> &mut AttemptSpan {
         let number = handoff.attempt;
-        let known = self.attempts.iter().rposition(|one| one.number == number);
-        let index = known.unwrap_or_else(|| {
+        let index_before = self.attempts.iter().rposition(|one| one.number == number);
+        let index = index_before.unwrap_or_else(|| {
             let mut piece = SpanBuilder::under(self.trace, "attempt", SystemTime::now());
             piece.set_count("cleave.attempt", number);
             self.attempts.push(AttemptSpan {
@@ -107,11 +107,13 @@ impl FlightSpan {
                 refusal,
             } => {
                 let reason = refusal.as_ref().map_or("silent", refusal_name);
-                let said = vec![
+                let attributes = vec![
                     KeyValue::new("cleave.worker", worker.to_string()),
                     KeyValue::new("cleave.refusal", reason),
                 ];
-                self.attempt(*handoff).piece.add_event("passed_over", said);
+                self.attempt(*handoff)
+                    .piece
+                    .add_event("passed_over", attributes);
             }
             RouterNote::Retried {
                 handoff,
@@ -188,17 +190,17 @@ impl FlightSpan {
         tokens: usize,
         pause: Duration,
     ) {
-        let said = vec![
+        let attributes = vec![
             KeyValue::new("cleave.attempt", i64::from(attempt)),
             KeyValue::new("cleave.tokens", i64::try_from(tokens).unwrap_or(i64::MAX)),
             KeyValue::new("cleave.pause_seconds", pause.as_secs_f64()),
         ];
-        self.flight.add_event(change.name(), said);
+        self.flight.add_event(change.name(), attributes);
     }
 
     /// Ends and sends all spans of the flight.
-    pub(crate) fn send_spans(mut self, traces: &Traces, told: &FlightOutcome<'_>) {
-        self.set_outcome(told);
+    pub(crate) fn send_spans(mut self, traces: &Traces, outcome: &FlightOutcome<'_>) {
+        self.set_outcome(outcome);
         for mut attempt in self.attempts {
             attempt.end();
             traces.send(attempt.piece);
@@ -207,12 +209,12 @@ impl FlightSpan {
         traces.send(self.flight);
     }
 
-    fn set_outcome(&mut self, told: &FlightOutcome<'_>) {
+    fn set_outcome(&mut self, outcome: &FlightOutcome<'_>) {
         let FlightOutcome {
             ending,
             usage,
             timing,
-        } = told;
+        } = outcome;
         let attempts = self.attempts.len();
         let moved = |one: &&AttemptSpan| one.piece.attributes.iter().any(is_migration);
         let migrations = self.attempts.iter().filter(moved).count();

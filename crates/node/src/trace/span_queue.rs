@@ -115,10 +115,15 @@ impl SpanQueue {
 
     pub(super) async fn flush(&self) {
         let flushed = async {
-            let (told, hear) = oneshot::channel();
-            if self.queue.send(ExporterMessage::Flush(told)).await.is_ok() {
+            let (done_sender, done) = oneshot::channel();
+            if self
+                .queue
+                .send(ExporterMessage::Flush(done_sender))
+                .await
+                .is_ok()
+            {
                 // A task that has ended has no spans left.
-                let _ = hear.await;
+                let _ = done.await;
             }
         };
         if timeout(FLUSH_MAX, flushed).await.is_err() {
@@ -139,18 +144,18 @@ impl<E: SpanExporter> SpanExporterTask<E> {
         self.exporter.set_resource(&resource());
         while let Some(first) = letters.recv().await {
             let ends = Instant::now() + BATCH_WAIT_MAX;
-            let (mut batch, mut asked) = (Vec::new(), None);
-            sort_message(first, &mut batch, &mut asked);
-            while batch.len() < BATCH_MAX && asked.is_none() {
+            let (mut batch, mut flush_answer) = (Vec::new(), None);
+            sort_message(first, &mut batch, &mut flush_answer);
+            while batch.len() < BATCH_MAX && flush_answer.is_none() {
                 match timeout_at(ends, letters.recv()).await {
-                    Ok(Some(letter)) => sort_message(letter, &mut batch, &mut asked),
+                    Ok(Some(letter)) => sort_message(letter, &mut batch, &mut flush_answer),
                     Ok(None) | Err(_) => break,
                 }
             }
             self.export(batch).await;
-            if let Some(asked) = asked {
+            if let Some(flush_answer) = flush_answer {
                 // The caller may have given up waiting.
-                let _ = asked.send(());
+                let _ = flush_answer.send(());
             }
         }
     }
@@ -176,11 +181,11 @@ impl<E: SpanExporter> SpanExporterTask<E> {
 fn sort_message(
     letter: ExporterMessage,
     batch: &mut Vec<SpanData>,
-    asked: &mut Option<oneshot::Sender<()>>,
+    flush_answer: &mut Option<oneshot::Sender<()>>,
 ) {
     match letter {
         ExporterMessage::Span(span) => batch.push(*span),
-        ExporterMessage::Flush(told) => *asked = Some(told),
+        ExporterMessage::Flush(done_sender) => *flush_answer = Some(done_sender),
     }
 }
 

@@ -44,7 +44,7 @@ impl WorkerSpans {
 
     /// The id and trace of a request, if it is recorded or logged.
     pub(crate) fn request_context(&self, handoff: HandoffId) -> Option<&Arc<RequestContext>> {
-        self.open.get(&handoff).map(|kept| &kept.context)
+        self.open.get(&handoff).map(|spans| &spans.context)
     }
 
     /// A router ordered something for a request.
@@ -63,15 +63,15 @@ impl WorkerSpans {
             _ => return,
         };
         let piece = recorded.then(|| self.leg(&mark, name, order, with));
-        let kept = self.open.entry(handoff).or_insert_with(|| HandoffSpans {
+        let spans = self.open.entry(handoff).or_insert_with(|| HandoffSpans {
             context: mark,
             prefill: None,
             decode: None,
             transfers: Vec::new(),
         });
         let leg = match name {
-            "decode" => &mut kept.decode,
-            _ => &mut kept.prefill,
+            "decode" => &mut spans.decode,
+            _ => &mut spans.prefill,
         };
         if leg.is_none() {
             *leg = piece;
@@ -108,8 +108,8 @@ impl WorkerSpans {
         let Some(facts) = &emission.prompt else {
             return;
         };
-        let kept = self.open.get_mut(&handoff);
-        if let Some(piece) = kept.and_then(|kept| kept.prefill.as_mut()) {
+        let spans = self.open.get_mut(&handoff);
+        if let Some(piece) = spans.and_then(|spans| spans.prefill.as_mut()) {
             let cached = facts.cached_tokens;
             piece.set_count("gen_ai.usage.cache_read.input_tokens", cached);
             piece.add_event("first_token", Vec::new());
@@ -128,11 +128,11 @@ impl WorkerSpans {
                 blocks,
             } => {
                 if let Some(piece) = self.decode(*handoff) {
-                    let said = vec![
+                    let attributes = vec![
                         KeyValue::new("cleave.blocks.present", i64::from(*present)),
                         KeyValue::new("cleave.blocks.reserved", blocks.len() as i64),
                     ];
-                    piece.add_event("reserved", said);
+                    piece.add_event("reserved", attributes);
                 }
             }
             Report::Refused { handoff, refusal } => self.refuse(*handoff, refusal_name(refusal)),
@@ -254,10 +254,13 @@ impl WorkerSpans {
     }
 
     fn each_open(&mut self, handoff: HandoffId, mut act: impl FnMut(&mut SpanBuilder, &str)) {
-        let Some(kept) = self.open.get_mut(&handoff) else {
+        let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
-        for piece in [&mut kept.prefill, &mut kept.decode].into_iter().flatten() {
+        for piece in [&mut spans.prefill, &mut spans.decode]
+            .into_iter()
+            .flatten()
+        {
             // A leg that is over, such as a prompt that was handed on, stays as it was.
             if piece.ended == piece.began {
                 let name = piece.name.clone();
@@ -266,9 +269,14 @@ impl WorkerSpans {
         }
     }
 
-    fn add_event(&mut self, handoff: HandoffId, name: &'static str, said: (&'static str, i64)) {
+    fn add_event(
+        &mut self,
+        handoff: HandoffId,
+        name: &'static str,
+        attribute: (&'static str, i64),
+    ) {
         if let Some(piece) = self.decode(handoff) {
-            piece.add_event(name, vec![KeyValue::new(said.0, said.1)]);
+            piece.add_event(name, vec![KeyValue::new(attribute.0, attribute.1)]);
         }
     }
 
@@ -279,14 +287,14 @@ impl WorkerSpans {
         name: &'static str,
         moved: (u64, u32, Duration),
     ) {
-        let Some(kept) = self.open.get_mut(&handoff) else {
+        let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
         let sends = name == "transfer.send";
         let leg = if sends {
-            &mut kept.prefill
+            &mut spans.prefill
         } else {
-            &mut kept.decode
+            &mut spans.decode
         };
         let Some(leg) = leg else {
             return;
@@ -307,17 +315,17 @@ impl WorkerSpans {
             // The seal may follow the report that the prompt has run.
             leg.ended = now;
         }
-        kept.transfers.push(piece);
+        spans.transfers.push(piece);
     }
 
     /// Removes the leg whose order was refused.
     fn refuse(&mut self, handoff: HandoffId, reason: &'static str) {
-        let Some(kept) = self.open.get_mut(&handoff) else {
+        let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
         // A worker that holds the reservation and refuses the prompt keeps the reservation.
-        let refused = kept.prefill.take().or_else(|| kept.decode.take());
-        if kept.decode.is_none() {
+        let refused = spans.prefill.take().or_else(|| spans.decode.take());
+        if spans.decode.is_none() {
             self.open.remove(&handoff);
         }
         if let Some(mut piece) = refused {
@@ -329,16 +337,16 @@ impl WorkerSpans {
 
     /// Sends the spans of a hand-off that is over here.
     fn send_spans(&mut self, handoff: HandoffId) {
-        let Some(kept) = self.open.remove(&handoff) else {
+        let Some(spans) = self.open.remove(&handoff) else {
             return;
         };
-        for mut piece in [kept.prefill, kept.decode].into_iter().flatten() {
+        for mut piece in [spans.prefill, spans.decode].into_iter().flatten() {
             if piece.ended == piece.began {
                 piece.ended = SystemTime::now();
             }
             self.traces.send(piece);
         }
-        for piece in kept.transfers {
+        for piece in spans.transfers {
             self.traces.send(piece);
         }
     }

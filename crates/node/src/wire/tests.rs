@@ -20,32 +20,32 @@ fn travel<M: Message + Default>(message: &M) -> M {
 
 proptest! {
     #[test]
-    fn every_order_comes_back(order in order()) {
+    fn every_order_round_trips(order in order()) {
         let wire = travel(&proto::Order::from(order.clone()));
         prop_assert_eq!(Order::try_from(wire).unwrap(), order);
     }
 
     #[test]
-    fn every_report_comes_back(report in report()) {
+    fn every_report_round_trips(report in report()) {
         let wire = travel(&proto::Report::from(report.clone()));
         prop_assert_eq!(Report::try_from(wire).unwrap(), report);
     }
 
     #[test]
-    fn every_emission_comes_back(handoff in handoff(), emission in emission()) {
+    fn every_emission_round_trips(handoff in handoff(), emission in emission()) {
         let wire = travel(&proto::Tokens::from((handoff, emission.clone())));
         let back: (HandoffId, Emission) = wire.try_into().unwrap();
         prop_assert_eq!(back, (handoff, emission));
     }
 
     #[test]
-    fn every_link_state_comes_back(link in link_state()) {
+    fn every_link_state_round_trips(link in link_state()) {
         let wire = travel(&proto::LinkState::from(link.clone()));
         prop_assert_eq!(LinkState::try_from(wire).unwrap(), link);
     }
 
     #[test]
-    fn every_registration_comes_back(introduction in registration()) {
+    fn every_registration_round_trips(introduction in registration()) {
         let wire = travel(&proto::Hello::from(introduction.clone()));
         prop_assert_eq!(Registration::try_from(wire).unwrap(), introduction);
     }
@@ -91,8 +91,8 @@ fn a_damaged_message_is_refused_or_round_trips() {
     for conversation in crate::picker::fuzzing::samples() {
         keep(7, conversation);
     }
-    for asked in crate::scaling::fuzzing::samples() {
-        keep(8, asked);
+    for request in crate::scaling::fuzzing::samples() {
+        keep(8, request);
     }
     for selector in ["pool=decode", "pool in (decode, both),!app", "a.b/c!=d"] {
         keep(9, selector.as_bytes().to_vec());
@@ -173,8 +173,9 @@ fn an_impossible_registration_is_refused() {
         let mut hello = sound();
         spoil(&mut hello);
         let error = Registration::try_from(hello).unwrap_err().to_string();
-        let says = error.contains(&format!("`{field}`")) && error.contains(&value.to_string());
-        assert!(says, "{field} {value}: {error}");
+        let is_explained =
+            error.contains(&format!("`{field}`")) && error.contains(&value.to_string());
+        assert!(is_explained, "{field} {value}: {error}");
     };
     type CapacityField = fn(&mut proto::Capacity) -> &mut u32;
     let fields: [(&str, CapacityField); 6] = [

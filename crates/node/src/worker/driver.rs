@@ -121,19 +121,19 @@ impl WorkerDriver {
     pub(crate) fn new(
         limits: WorkerLimits,
         found: Vec<BlockHash>,
-        ears: WorkerInbox,
-        mut hands: WorkerEffects,
+        inbox: WorkerInbox,
+        mut effects: WorkerEffects,
     ) -> Self {
         let block_bytes = limits.capacity.block_bytes;
-        hands
+        effects
             .recorder
             .write_worker(TapeRecord::Started { limits: &limits });
         Self {
             clock: BrainClock::start(),
             brain: WorkerBrain::new(limits),
             block_bytes,
-            inbox: ears,
-            effects: hands,
+            inbox,
+            effects,
             routers: BTreeMap::new(),
             peers: PeerDirectory::default(),
             exports: ExportQueue::default(),
@@ -421,11 +421,11 @@ impl WorkerDriver {
                     bytes,
                 }));
             }
-            WorkerOutput::SpillToDisk { content } => self.effects.engine.write_on(content),
+            WorkerOutput::SpillToDisk { content } => self.effects.engine.spill_to_disk(content),
             WorkerOutput::Fetch { handoff, blocks } => self.effects.engine.fetch(handoff, blocks),
             WorkerOutput::FetchStop { handoff } => self.effects.engine.stop_fetch(handoff),
             WorkerOutput::TierDrop { content, place } => {
-                self.effects.engine.drop_kept(content, place)
+                self.effects.engine.drop_tier_block(content, place)
             }
             WorkerOutput::Forget { handoff } => {
                 self.pending.extend(self.exports.forget(handoff));
@@ -457,8 +457,8 @@ impl WorkerDriver {
         self.effects.meters.count(note);
     }
 
-    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, way: SwapDirection) {
-        let swap = SwapJob::new(handoff, blocks, way);
+    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, direction: SwapDirection) {
+        let swap = SwapJob::new(handoff, blocks, direction);
         self.effects.engine.push(EngineWork::Swap(swap));
     }
 

@@ -92,7 +92,7 @@ impl WorkerBody {
         let me = identity(&options.name);
         let steps_in_flight = steps_in_flight(engine.as_mut());
         let speculation = speculation(engine.as_ref(), options.speculation);
-        let pulse = Arc::new(HealthMonitor::new(options.step_max));
+        let monitor = Arc::new(HealthMonitor::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
         let blocks = match options.step_time {
@@ -110,9 +110,9 @@ impl WorkerBody {
             .as_ref()
             .map(|tier| (tier.host_blocks, tier.disk_blocks));
         let found = tier.as_ref().map(|tier| tier.found.clone());
-        let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&pulse), answers);
+        let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&monitor), answers);
         let host = host.map_err(NodeError::Thread)?;
-        let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
+        let (link_events, received_events) = mpsc::channel(LINK_EVENTS_MAX);
         let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn PoolSharing>);
         let writer = match pools {
             // See `cleave_transfer::PoolSharing` for why that is safe for peers that send frames,
@@ -130,10 +130,10 @@ impl WorkerBody {
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
-        let (tell_drained, drained) = watch::channel(false);
+        let (drained_sender, drained) = watch::channel(false);
         let (listeners, data_address) = data.unzip();
         let (inbox, outside) = mpsc::channel(INBOX_MAX);
-        let introduction = Registration {
+        let registration = Registration {
             worker: me,
             name: options.name.clone(),
             description: WorkerDescription {
@@ -149,9 +149,9 @@ impl WorkerBody {
             silence: options.silence_max,
             files,
         };
-        let desk = Arc::new(WorkerAdmin::new(&introduction, inbox.clone()));
-        let model = &introduction.files.name;
-        let hands = WorkerEffects {
+        let admin = Arc::new(WorkerAdmin::new(&registration, inbox.clone()));
+        let model = &registration.files.name;
+        let effects = WorkerEffects {
             engine: host,
             links: links.clone(),
             grants: passes,
@@ -161,17 +161,17 @@ impl WorkerBody {
             spans: WorkerSpans::new(telemetry.traces.clone(), options.name.clone()),
             recorder: TapeRecorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
-            data_address: introduction.data_address.clone(),
+            data_address: registration.data_address.clone(),
             link_prices: match options.step_time {
                 StepTime::Measured => LinkPriceSource::Measured,
                 StepTime::Priced(_) => LinkPriceSource::Given,
             },
-            admin: Arc::clone(&desk),
-            drained: tell_drained,
+            admin: Arc::clone(&admin),
+            drained: drained_sender,
         };
-        let ears = WorkerInbox {
+        let worker_inbox = WorkerInbox {
             inbox: outside,
-            links: heard,
+            links: received_events,
             engine: engine_answers,
         };
         let (host_blocks, disk_blocks) = below.unwrap_or_default();
@@ -182,17 +182,17 @@ impl WorkerBody {
             disk_blocks,
             ..brain_limits(&options, me, steps_in_flight, &description)
         };
-        let driver = WorkerDriver::new(limits, found.unwrap_or_default(), ears, hands);
-        let watched = Arc::clone(&pulse);
+        let driver = WorkerDriver::new(limits, found.unwrap_or_default(), worker_inbox, effects);
+        let watched = Arc::clone(&monitor);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
         Ok(Self {
             acceptor: WorkerAcceptor {
-                registration: introduction,
-                role: desk.role(),
+                registration,
+                role: admin.role(),
                 inbox,
             },
-            monitor: pulse,
-            admin: desk,
+            monitor,
+            admin,
             drained,
             driver,
             data: listeners.map(|listeners| tokio::spawn(links.serve(listeners))),
@@ -279,9 +279,9 @@ fn brain_limits(
 }
 
 /// Limits the number of drafts to what the engine verifies; `None` if it verifies none.
-pub fn speculation(engine: &dyn Engine, wanted: Option<LookupLimits>) -> Option<LookupLimits> {
-    let wanted = wanted?;
-    let drafts_max = wanted.drafts_max.min(engine.drafts_max());
+pub fn speculation(engine: &dyn Engine, requested: Option<LookupLimits>) -> Option<LookupLimits> {
+    let requested = requested?;
+    let drafts_max = requested.drafts_max.min(engine.drafts_max());
     if drafts_max == 0 {
         let device = &engine.describe().device;
         info!(%device, "speculation is off: the device samples its tokens itself, one in each step");
@@ -289,7 +289,7 @@ pub fn speculation(engine: &dyn Engine, wanted: Option<LookupLimits>) -> Option<
     }
     Some(LookupLimits {
         drafts_max,
-        ..wanted
+        ..requested
     })
 }
 
@@ -383,11 +383,11 @@ mod tests {
         body.stop().await;
         let text = std::fs::read_to_string(&tape).unwrap();
         std::fs::remove_file(&tape).unwrap();
-        let heard = |word: &str| {
+        let line_of = |word: &str| {
             text.lines()
                 .position(|l| l.contains("eard") && l.contains(word))
         };
-        let (joined, lost) = (heard("RouterJoined"), heard("RouterLost"));
+        let (joined, lost) = (line_of("RouterJoined"), line_of("RouterLost"));
         assert!(joined.is_some() && joined < lost, "{text}");
     }
 

@@ -166,11 +166,11 @@ async fn until(holds: impl Fn() -> bool) {
 /// The value of a series, summed over its labels.
 fn metric(text: &str, name: &str, label: &str) -> f64 {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    let wanted = lines.filter(|line| {
+    let matching = lines.filter(|line| {
         line.strip_prefix(name)
             .is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
     });
-    wanted
+    matching
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
         .sum()
 }
@@ -673,7 +673,7 @@ macro_rules! replay {
     ($path:expr, $sort:ident, $brain:ty, $limits:ty, $input:ty, $output:ty) => {{
         type ReplayedLine = TapeRecord<$limits, $input, $output>;
         let text = std::fs::read_to_string($path).unwrap();
-        let (mut brain, mut heard) = (None::<$brain>, 0);
+        let (mut brain, mut received) = (None::<$brain>, 0);
         for line in text.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             match serde_json::from_value::<ReplayedLine>(line[stringify!($sort)].clone()).unwrap() {
@@ -683,14 +683,14 @@ macro_rules! replay {
                     assert_eq!(brain.poll(), None, "all was said to the input before");
                     brain.handle(at, input);
                     brain.check();
-                    heard += 1;
+                    received += 1;
                 }
                 TapeRecord::Emitted { output } => {
                     assert_eq!(brain.as_mut().unwrap().poll(), Some(output))
                 }
             }
         }
-        heard
+        received
     }};
 }
 
@@ -746,8 +746,8 @@ async fn tapes_of_a_serving_fleet_replay_equal() {
         ) > 6 * 3
     );
     let prefill = std::fs::read_to_string(path("prefill")).unwrap();
-    let told = prefill.contains("LinkMeasured");
-    assert!(told, "its brain hears what its links cost");
+    let has_measured = prefill.contains("LinkMeasured");
+    assert!(has_measured, "its brain hears what its links cost");
     assert!(
         replay!(
             path("decode"),
@@ -820,8 +820,8 @@ async fn a_request_cut_by_a_drain_logs_its_tokens() {
         prompt(1, 30)
     );
     let at = address.clone();
-    let asked = tokio::spawn(async move { failover::post(&at, "/v1/completions", &body).await });
-    let three_came = async {
+    let answered = tokio::spawn(async move { failover::post(&at, "/v1/completions", &body).await });
+    let three_tokens = async {
         loop {
             let page = http(&address, "/metrics").await;
             if metric(&page, "cleave_inter_token_latency_seconds_count", "") == 2.0 {
@@ -829,12 +829,12 @@ async fn a_request_cut_by_a_drain_logs_its_tokens() {
             }
         }
     };
-    timeout(TEST_WAIT_MAX, three_came).await.unwrap();
+    timeout(TEST_WAIT_MAX, three_tokens).await.unwrap();
     timeout(TEST_WAIT_MAX, running.drain(Duration::ZERO))
         .await
         .unwrap();
     gates[1].open();
-    let answer = timeout(TEST_WAIT_MAX, asked).await.unwrap().unwrap();
+    let answer = timeout(TEST_WAIT_MAX, answered).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     let over = ["request over", "ending=\"failed\"", "output_tokens=3 "];
     assert!(logged.has(&over), "{logged:?}");

@@ -42,7 +42,7 @@ pub(crate) struct WorkerSeries {
     pub(super) swap_seconds: HistogramFamily<WorkerKindLabels>,
     pub(super) tier_blocks: Family<WorkerKindLabels, Gauge>,
     pub(super) tier_bytes: Family<WorkerKindLabels, Gauge>,
-    pub(super) tier_kept: Family<WorkerKindLabels, Counter>,
+    pub(super) tier_copied: Family<WorkerKindLabels, Counter>,
     pub(super) tier_keep_seconds: HistogramFamily<WorkerKindLabels>,
     pub(super) tier_fetched: Family<WorkerLabels, Counter>,
     pub(super) tier_fetch_seconds: HistogramFamily<WorkerLabels>,
@@ -91,7 +91,7 @@ impl WorkerSeries {
             swap_seconds: histograms(),
             tier_blocks: Family::default(),
             tier_bytes: Family::default(),
-            tier_kept: Family::default(),
+            tier_copied: Family::default(),
             tier_keep_seconds: histograms(),
             tier_fetched: Family::default(),
             tier_fetch_seconds: histograms(),
@@ -291,7 +291,7 @@ impl WorkerSeries {
         book.register(
             "cleave_kv_tier_kept_blocks",
             "KV blocks copied from the pool to host memory (host), and from there to disk (disk)",
-            self.tier_kept.clone(),
+            self.tier_copied.clone(),
         );
         book.register(
             "cleave_kv_tier_keep_seconds",

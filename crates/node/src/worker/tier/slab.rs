@@ -252,7 +252,7 @@ impl Slab {
                 .min(self.slot_offset(self.slots_count)),
         )?;
         let mut found = Vec::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut contents = std::collections::HashSet::new();
         for slot in 0..self.slots_count {
             let mut head = [0; SLOT_HEAD_BYTES];
             match self.file.read_exact_at(&mut head, self.slot_offset(slot)) {
@@ -261,7 +261,7 @@ impl Slab {
                 Err(error) => return Err(error),
             }
             if let Some((content, _)) = parse_slot_head(&head)
-                && seen.insert(content)
+                && contents.insert(content)
             {
                 found.push((slot, content));
             }
@@ -329,7 +329,7 @@ fn head_state(head: &[u8]) -> SlabHeadState {
     let magic = head
         .iter()
         .zip(MAGIC)
-        .filter(|(byte, wanted)| byte == wanted);
+        .filter(|(byte, expected)| byte == expected);
     let sums = head.len() == HEAD_BYTES && {
         let mut named = head[..32].to_vec();
         named[..16].copy_from_slice(MAGIC);
@@ -491,7 +491,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_with_a_garbage_head_is_known_by_its_slots() {
+    fn a_file_with_a_damaged_head_is_recognized_by_its_slots() {
         let folder = SlabFolder::new("garbage");
         let (slab, _) = open(&folder, "m");
         fill(&slab, 2, 1);
@@ -546,7 +546,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_folder_whose_first_file_is_not_ours_is_unusable() {
+    fn a_folder_whose_first_file_is_foreign_is_unusable() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
         let folder = SlabFolder::new("not-ours");
         std::fs::create_dir_all(&folder.0).unwrap();
