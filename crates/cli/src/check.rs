@@ -132,7 +132,7 @@ fn table_text(contest: &RoutingComparison, rate_milli: u64, checked: &PolicyChec
 }
 
 fn class_words(contest: &RoutingComparison, class: &ClassScore) -> String {
-    let promised = contest.policy.class(&class.class);
+    let targets = contest.policy.class(&class.class);
     let against = |found: Duration, target: Option<Duration>| {
         let seconds = |span: Duration| format!("{:.3}", span.as_secs_f64());
         format!(
@@ -146,9 +146,9 @@ fn class_words(contest: &RoutingComparison, class: &ClassScore) -> String {
         class.class,
         class.arrivals,
         class.attainment_permille() as f64 / 10.0,
-        f64::from(promised.attainment_permille) / 10.0,
-        against(class.ttft.p90, promised.ttft),
-        against(class.tpot.p90, promised.tpot),
+        f64::from(targets.attainment_permille) / 10.0,
+        against(class.ttft.p90, targets.ttft),
+        against(class.tpot.p90, targets.tpot),
         class.refused,
     )
 }
