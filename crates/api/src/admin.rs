@@ -68,7 +68,7 @@ pub struct ScalingView {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingDecision {
     /// Desired workers of each pool.
-    pub wanted: FleetTarget,
+    pub target: FleetTarget,
     /// Whether this router decided; otherwise it repeats the decision of a peer router.
     pub decided_here: bool,
     /// Requests per second, over all routers.
@@ -200,9 +200,9 @@ async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
     if let Some(answer) = answer {
         let pool = |role| {
             serde_json::json!({
-                "wanted": answer.wanted.workers.for_role(role),
-                "legs": answer.wanted.legs.for_role(role),
-                "reason": answer.wanted.reasons.for_role(role).name(),
+                "wanted": answer.target.workers.for_role(role),
+                "legs": answer.target.legs.for_role(role),
+                "reason": answer.target.reasons.for_role(role).name(),
             })
         };
         object["pools"] = serde_json::json!({

@@ -246,7 +246,7 @@ impl Operator for RouterFrontend {
         Some(ScalingView {
             mode,
             answer: decision.map(|decision| ScalingDecision {
-                wanted: decision.wanted,
+                target: decision.wanted,
                 decided_here: decision.own,
                 rate: decision.rate,
                 prefill_load: decision.prefill_load,
