@@ -693,8 +693,9 @@ fn a_failed_gpu_ends_its_worker_and_no_stream() {
     // The embedding kernel runs once a step: 600 is past the steps of a worker's calibration. Each
     // worker has a device of its own, and the sound one has one slot, so that the other gets
     // requests, whatever prices the two measured.
-    let sick = "launch:embed_f32@600";
-    let (Some(_sound), Some(mut sick)) = (worker("cuda:1", "", "1"), worker("cuda:0", sick, "8"))
+    let failing = "launch:embed_f32@600";
+    let (Some(_sound), Some(mut failing)) =
+        (worker("cuda:1", "", "1"), worker("cuda:0", failing, "8"))
     else {
         return;
     };
@@ -725,14 +726,14 @@ fn a_failed_gpu_ends_its_worker_and_no_stream() {
     };
     let first = round();
     let mut rounds = 1;
-    while !sick.logs().contains("device lost") {
-        assert!(rounds < 60, "the fault never struck: {}", sick.logs());
+    while !failing.logs().contains("device lost") {
+        assert!(rounds < 60, "the fault never struck: {}", failing.logs());
         assert_eq!(round(), first, "round {rounds}");
         rounds += 1;
     }
-    let logs = sick.logs();
+    let logs = failing.logs();
     assert!(logs.contains("CUDA_ERROR_LAUNCH_FAILED"), "{logs}");
     assert!(logs.contains("start it again"), "{logs}");
-    assert!(!sick.wait().success(), "whoever starts it again is told");
+    assert!(!failing.wait().success(), "whoever starts it again is told");
     assert_eq!(round(), first, "the other worker has them all");
 }

@@ -186,7 +186,7 @@ fn our_clients_verify_the_servers_certificate() {
     let trusting = ["--cacert", authority.as_str()];
     let stranger = path("other.crt");
     std::fs::write(&stranger, TestAuthority::new().pem()).expect("written");
-    let astray = ["--cacert", stranger.as_str()];
+    let wrong_authority = ["--cacert", stranger.as_str()];
     let (status, output, error) = top(&named, &trusting);
     assert!(
         status.success() && output.contains("\"pools\""),
@@ -195,7 +195,7 @@ fn our_clients_verify_the_servers_certificate() {
     let (status, output, error) = bench(&named, &trusting);
     assert!(status.success(), "{output}{error}");
     for (url, more, expected) in [
-        (&named, &astray[..], "invalid peer certificate"),
+        (&named, &wrong_authority[..], "invalid peer certificate"),
         (&other, &trusting[..], "not valid for name"),
         (
             &named,
@@ -214,7 +214,7 @@ fn our_clients_verify_the_servers_certificate() {
     // The autoscaler logs its workers, or why it cannot follow the router.
     for (more, expected) in [
         (&trusting[..], "wanted"),
-        (&astray[..], "invalid peer certificate"),
+        (&wrong_authority[..], "invalid peer certificate"),
     ] {
         let follow = ["autoscale", "--local", "--router", &named];
         let mut scaler =

@@ -65,14 +65,14 @@ pub(crate) const KINDS: [(FaultKind, &str); 17] = [
 ];
 
 /// All kinds in turn, in a random order and on random workers.
-pub(crate) fn schedule(dice: &mut FaultRng, count: usize) -> Vec<(FaultKind, usize)> {
+pub(crate) fn schedule(rng: &mut FaultRng, count: usize) -> Vec<(FaultKind, usize)> {
     let mut drawn = Vec::new();
     while drawn.len() < count {
         let mut round = KINDS.map(|(kind, _)| kind);
-        dice.shuffle(&mut round);
+        rng.shuffle(&mut round);
         for kind in round {
             // Decode workers hold the streams, so they are hit more often.
-            let worker_index = *dice.pick(&[0, 1, 2, 2, 3, 3, 4, 4]);
+            let worker_index = *rng.pick(&[0, 1, 2, 2, 3, 3, 4, 4]);
             let behind_proxy = match kind {
                 FaultKind::DataCut
                 | FaultKind::DataHalfClosed

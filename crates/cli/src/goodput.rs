@@ -37,7 +37,7 @@ pub(crate) struct GoodputRow {
 pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     let policy = Arc::new(one_class(&args.targets)?);
     let clients = SimClients::of_fleet(&args.scenario, &policy, ArrivalSpan::Full)?;
-    let contest = make_contest(&args.scenario, &clients)?;
+    let comparison = make_comparison(&args.scenario, &clients)?;
     let schemes = if args.compare {
         RoutingScheme::ALL.to_vec()
     } else {
@@ -47,10 +47,10 @@ pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     let rows = match args.question() {
         GoodputQuestion::RouterCost => schemes
             .into_iter()
-            .map(|scheme| measure_cost(&contest, scheme, &clients))
+            .map(|scheme| measure_cost(&comparison, scheme, &clients))
             .collect(),
         GoodputQuestion::HighestRate => side_by_side(&schemes, |scheme| {
-            let found = contest.search(scheme, rate, &|rate| clients.arrivals_at(rate));
+            let found = comparison.search(scheme, rate, &|rate| clients.arrivals_at(rate));
             let (rate_milli, outcome) = found
                 .best
                 .map(|best| (best.rate_milli, best.outcome))
@@ -65,7 +65,7 @@ pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
         GoodputQuestion::OneRate => side_by_side(&schemes, |scheme| GoodputRow {
             scheme,
             rate_milli: Some(rate),
-            outcome: Some(run(&contest.scenario(scheme, clients.arrivals_at(rate)))),
+            outcome: Some(run(&comparison.scenario(scheme, clients.arrivals_at(rate)))),
             cost: None,
         }),
     };
@@ -74,15 +74,15 @@ pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     } else {
         PrintFormat::Table
     };
-    print(&contest, &rows, form)
+    print(&comparison, &rows, form)
 }
 
 fn measure_cost(
-    contest: &RoutingComparison,
+    comparison: &RoutingComparison,
     scheme: RoutingScheme,
     clients: &SimClients,
 ) -> GoodputRow {
-    let scenario = contest.scenario(scheme, clients.arrivals_at(clients.rate_milli));
+    let scenario = comparison.scenario(scheme, clients.arrivals_at(clients.rate_milli));
     let mut meter = RouterCostMeter::default();
     let outcome = run_observed(&scenario, &mut meter);
     GoodputRow {
@@ -301,18 +301,18 @@ impl SimClients {
 ///
 /// # Errors
 /// If something is missing, the profile is unknown, or the devices make no whole number of workers.
-pub(crate) fn make_contest(
+pub(crate) fn make_comparison(
     args: &ScenarioArgs,
     clients: &SimClients,
 ) -> anyhow::Result<RoutingComparison> {
-    let contest = |fleet| RoutingComparison {
+    let comparison = |fleet| RoutingComparison {
         fleet,
         policy: Arc::clone(&clients.policy),
         noise_permille: args.noise,
         seed: args.arrivals.workload.seed,
     };
     let devices = match require_fleet(args)? {
-        FleetArg::Named(fleet) => return Ok(contest(fleet.clone())),
+        FleetArg::Named(fleet) => return Ok(comparison(fleet.clone())),
         FleetArg::Devices(count) => count,
     };
     let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
@@ -324,35 +324,35 @@ pub(crate) fn make_contest(
         profile.name
     );
     // The search for the best division of legs starts from a fleet without one.
-    let undivided = contest(FleetSpec::aggregated(profile, workers));
+    let undivided = comparison(FleetSpec::aggregated(profile, workers));
     if workers == 1 {
         return Ok(undivided);
     }
     let fleet = undivided.best_division(&clients.arrivals(clients.rate_milli, clients.length));
-    Ok(contest(fleet))
+    Ok(comparison(fleet))
 }
 
 // === what is printed ===
 
 fn print(
-    contest: &RoutingComparison,
+    comparison: &RoutingComparison,
     rows: &[GoodputRow],
     form: PrintFormat,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if let PrintFormat::Json = form {
         let rows: Vec<Value> = rows.iter().map(row_json).collect();
-        let fleet = contest.fleet.to_string();
+        let fleet = comparison.fleet.to_string();
         let all = json!({
             "fleet": fleet,
-            "devices": contest.fleet.devices_count(),
-            "profile": contest.fleet.profile.source,
+            "devices": comparison.fleet.devices_count(),
+            "profile": comparison.fleet.profile.source,
             "rows": rows,
         });
         writeln!(out, "{all:#}")?;
         return Ok(());
     }
-    let (fleet, devices) = (&contest.fleet, contest.fleet.devices_count());
+    let (fleet, devices) = (&comparison.fleet, comparison.fleet.devices_count());
     writeln!(out, "{fleet}: {}, {devices} devices", fleet.profile.about)?;
     writeln!(
         out,

@@ -185,7 +185,7 @@ impl ScaleRun<'_> {
                 ..SloPolicy::clone(&self.policy)
             }),
         };
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: starter.fleet(),
             policy,
             noise_permille: self.args.noise,
@@ -193,7 +193,7 @@ impl ScaleRun<'_> {
         };
         let outcome = run(&Scenario {
             orchestrator: Some(starter),
-            ..contest.scenario(scheme, self.arrivals.clone())
+            ..comparison.scenario(scheme, self.arrivals.clone())
         });
         ScaleRow { name, outcome }
     }

@@ -76,9 +76,12 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         let stop = TerminationSignals::new()?;
         let running = serve.start_at(ports).await?;
         let at = PrintedAddresses::of(&args.http, running.address(), running.admin_address());
-        run_until_stopped(running, stop, args.http.farewell(&args.process), |_| {
-            at.print()
-        })
+        run_until_stopped(
+            running,
+            stop,
+            args.http.shutdown_plan(&args.process),
+            |_| at.print(),
+        )
         .await
     })
 }
@@ -110,9 +113,12 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
             info!("endpoint picker at {address}");
         }
         info!("waiting for a prefill and a decode worker");
-        run_until_stopped(running, stop, args.http.farewell(&args.process), |_| {
-            info!("ready")
-        })
+        run_until_stopped(
+            running,
+            stop,
+            args.http.shutdown_plan(&args.process),
+            |_| info!("ready"),
+        )
         .await
     })
 }
@@ -162,11 +168,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
         }
-        let farewell = ShutdownPlan {
+        let shutdown = ShutdownPlan {
             delay: Duration::ZERO,
             limit: args.process.drain_timeout,
         };
-        run_until_stopped(running, stop, farewell, |_| info!("joined a router")).await
+        run_until_stopped(running, stop, shutdown, |_| info!("joined a router")).await
     })
 }
 
@@ -397,7 +403,7 @@ struct ShutdownPlan {
 }
 
 impl HttpArgs {
-    fn farewell(&self, process: &ProcessArgs) -> ShutdownPlan {
+    fn shutdown_plan(&self, process: &ProcessArgs) -> ShutdownPlan {
         ShutdownPlan {
             delay: self.shutdown_delay.0,
             limit: process.drain_timeout,

@@ -71,8 +71,8 @@ impl RouterNode {
             None => None,
         };
         let mut body = RouterBody::start(&options, &telemetry)?;
-        let asker = PeerRouterClient::new(ports.tls().peers);
-        body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), asker);
+        let client = PeerRouterClient::new(ports.tls().peers);
+        body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), client);
         let app = App::new(body.frontend(), options.api.clone());
         let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
         let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;

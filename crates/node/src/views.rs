@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, VecDeque};
 const UNANSWERED_MAX: usize = 8;
 
 /// The view of a worker that joins.
-pub(crate) fn initial_view(introduction: &Registration) -> WorkerView {
-    let description = &introduction.description;
+pub(crate) fn initial_view(registration: &Registration) -> WorkerView {
+    let description = &registration.description;
     let blocks_count = description.capacity.blocks_count;
     WorkerView {
-        name: introduction.name.clone(),
-        worker: introduction.worker,
+        name: registration.name.clone(),
+        worker: registration.worker,
         role: description.role,
         state: WorkerState::Ready,
         fingerprint: description.fingerprint.0.clone(),

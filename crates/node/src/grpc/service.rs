@@ -50,13 +50,13 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<proto::Upward>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
+        let (out, messages) = mpsc::channel(STREAM_ITEMS_MAX);
         let from = request.extensions().get::<ConnectInfo<SocketAddr>>();
         let from = from.map(|ConnectInfo(from)| *from);
         let mut end = WorkerStream {
             service: self.clone(),
             name: String::new(),
-            words: request.into_inner(),
+            messages: request.into_inner(),
             out,
         };
         tokio::spawn(async move {
@@ -65,7 +65,7 @@ impl Fleet for FleetService {
                 end.report_damage(&error);
             }
         });
-        Ok(Response::new(ReceiverStream::new(words)))
+        Ok(Response::new(ReceiverStream::new(messages)))
     }
 }
 
@@ -106,7 +106,7 @@ struct WorkerStream {
     service: FleetService,
     /// The worker's name; empty until its hello.
     name: String,
-    words: Streaming<proto::Upward>,
+    messages: Streaming<proto::Upward>,
     out: mpsc::Sender<Result<proto::Downward, Status>>,
 }
 
@@ -120,18 +120,18 @@ impl WorkerStream {
             silence_nanos: nanos(silence),
         };
         send(&self.out, Kind::Greeting(greeting)).await?;
-        let introduction = match self.receive_hello().await {
-            Ok(introduction) => introduction,
+        let registration = match self.receive_hello().await {
+            Ok(registration) => registration,
             Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
             Err(error) => return Err(error),
         };
         let registry = self.service.registry.clone();
-        let accepted = registry.accept(&introduction.name, &introduction.files);
+        let accepted = registry.accept(&registration.name, &registration.files);
         let model_stay = match accepted.await {
             Ok(model_stay) => model_stay,
             Err(reason) => return self.reject(reason).await,
         };
-        let ended = self.serve_worker(introduction, model_stay).await;
+        let ended = self.serve_worker(registration, model_stay).await;
         registry.leave(model_stay);
         ended
     }
@@ -139,27 +139,27 @@ impl WorkerStream {
     /// Serves a welcomed worker until its stream ends.
     async fn serve_worker(
         &mut self,
-        introduction: Registration,
+        registration: Registration,
         model_stay: ModelStay,
     ) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.acceptor.silence;
         send(&self.out, Kind::Welcome(proto::Welcome {})).await?;
-        let beat = heartbeat_interval(introduction.silence);
-        let (visit, downward) = self.service.acceptor.join(introduction).await?;
+        let beat = heartbeat_interval(registration.silence);
+        let (session, downward) = self.service.acceptor.join(registration).await?;
         let window = MessageWindow::default();
         let stands_by = async {
-            visit.waits_for_name().await;
+            session.waits_for_name().await;
             // A worker that waits for its name decides nothing about the model.
             self.service.registry.leave(model_stay);
             std::future::pending().await
         };
         let ended = tokio::select! {
             error = send_all::<proto::Downward>(downward, &self.out, beat, &window) => error,
-            error = receive_all(&mut self.words, &visit, silence, &window) => error,
+            error = receive_all(&mut self.messages, &session, silence, &window) => error,
             error = stands_by => error,
         };
-        visit.close(ended.to_string()).await;
+        session.close(ended.to_string()).await;
         match ended {
             StreamError::Closed | StreamError::Stopped => Ok(()),
             error => Err(error),
@@ -168,7 +168,7 @@ impl WorkerStream {
 
     async fn receive_hello(&mut self) -> Result<Registration, StreamError> {
         use proto::upward::Kind;
-        let first = timeout(HELLO_MAX, self.words.message()).await;
+        let first = timeout(HELLO_MAX, self.messages.message()).await;
         let first = first.map_err(|_| StreamError::Silent(HELLO_MAX))??;
         let Some(Kind::Hello(hello)) = first.ok_or(StreamError::Closed)?.kind else {
             return Err(StreamError::Unexpected("message in place of a hello"));
@@ -188,8 +188,8 @@ impl WorkerStream {
             version = hello.version,
             "a worker says hello"
         );
-        let introduction = hello.try_into();
-        introduction.map_err(|error: FleetWireError| StreamError::Rejected(error.to_string()))
+        let registration = hello.try_into();
+        registration.map_err(|error: FleetWireError| StreamError::Rejected(error.to_string()))
     }
 
     /// Sends the worker the reason why its stream ends, if there is room: it cannot see damage to
@@ -215,8 +215,8 @@ async fn send(
     out: &mpsc::Sender<Result<proto::Downward, Status>>,
     kind: proto::downward::Kind,
 ) -> Result<(), StreamError> {
-    let word = proto::Downward { kind: Some(kind) };
-    out.send(Ok(word)).await.map_err(|_| StreamError::Closed)
+    let message = proto::Downward { kind: Some(kind) };
+    out.send(Ok(message)).await.map_err(|_| StreamError::Closed)
 }
 
 impl MessageHandler<proto::Upward> for WorkerSession {
@@ -245,12 +245,9 @@ impl InboundMessage for proto::Upward {
                 let tokens = tokens.into_iter().map(TryInto::try_into);
                 Ok(FromWorker::Emissions(tokens.collect::<Result<_, _>>()?))
             }
-            Some(Kind::Pass(pass)) => {
-                let (handoff, pass) = pass.try_into()?;
-                Ok(FromWorker::Grant {
-                    handoff,
-                    grant: pass,
-                })
+            Some(Kind::Pass(grant)) => {
+                let (handoff, grant) = grant.try_into()?;
+                Ok(FromWorker::Grant { handoff, grant })
             }
             Some(Kind::Link(link)) => Ok(FromWorker::Link(link.try_into()?)),
             Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),

@@ -49,7 +49,7 @@ struct RouterStatus {
 /// The client and the port for polling routers.
 #[derive(Clone, Debug)]
 pub(crate) struct StatusProbe {
-    pub(crate) asker: PeerRouterClient,
+    pub(crate) client: PeerRouterClient,
     /// The port, if it differs from that of requests.
     pub(crate) port: Option<u16>,
 }
@@ -136,7 +136,7 @@ impl PickerEndpoints {
             .requests_sent_since;
         let status_address =
             SocketAddr::new(address.ip(), status_probe.port.unwrap_or(address.port()));
-        let answer = status_probe.asker.ready_load(status_address).await;
+        let answer = status_probe.client.ready_load(status_address).await;
         let mut known_routers = self.known_routers();
         let router = known_routers.routers.entry(address).or_default();
         // The answer may include requests sent while it was under way; those count twice until the

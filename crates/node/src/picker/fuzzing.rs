@@ -37,11 +37,11 @@ pub(crate) fn conversation(bytes: &[u8]) {
     };
     let (mut conversation, mut transcript) =
         (ExtProcConversation::default(), ExtProcTranscript::default());
-    while let Ok(word) = ProcessingRequest::decode_length_delimited(&mut words) {
-        if let Some(Word::RequestBody(body)) = &word.request {
+    while let Ok(message) = ProcessingRequest::decode_length_delimited(&mut words) {
+        if let Some(Word::RequestBody(body)) = &message.request {
             transcript.request_body.extend_from_slice(&body.body);
         }
-        for answer in conversation.handle(word, |_| choice) {
+        for answer in conversation.handle(message, |_| choice) {
             assert!(!transcript.refused, "something was said after a refusal");
             match answer.response.expect("an answer says something") {
                 Answer::RequestHeaders(_) => transcript.heads += 1,

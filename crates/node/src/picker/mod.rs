@@ -126,7 +126,7 @@ impl Picker {
         let (limits, series) = (HttpLimits::default(), telemetry.servers.clone());
         let server = HttpServer::start(listener, faces(routes, shown), limits, series)?;
         let status_probe = StatusProbe {
-            asker: PeerRouterClient::new(trust.peers),
+            client: PeerRouterClient::new(trust.peers),
             port: admin_port,
         };
         let reporter = health.clone();
@@ -231,7 +231,7 @@ impl ExternalProcessor for ExtProcService {
         &self,
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
-        let mut words = request.into_inner();
+        let mut messages = request.into_inner();
         let (sender, answers) = mpsc::channel(STREAM_ITEMS_MAX);
         let (endpoints, series) = (Arc::clone(&self.endpoints), self.series.clone());
         let open = OpenConversation::count(&self.open);
@@ -239,13 +239,13 @@ impl ExternalProcessor for ExtProcService {
             let _open = open;
             let mut conversation = ExtProcConversation::default();
             // The proxy ends the stream; an error means that it has left.
-            while let Ok(Some(word)) = words.message().await {
+            while let Ok(Some(message)) = messages.message().await {
                 let choose = |pick: &pick_request::PickRequest| {
                     let choice = endpoints.choose(pick);
                     series.count_choice(choice);
                     choice
                 };
-                for answer in conversation.handle(word, choose) {
+                for answer in conversation.handle(message, choose) {
                     if sender.send(Ok(answer)).await.is_err() {
                         return;
                     }

@@ -64,7 +64,8 @@ pub(super) struct Diagnostics(Vec<Diagnostic>);
 impl Diagnostics {
     /// The mistakes, in the order of the text.
     pub(super) fn into_sorted(mut self) -> Vec<Diagnostic> {
-        self.0.sort_by_key(|flaw| (flaw.line, flaw.column));
+        self.0
+            .sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
         self.0
     }
 

@@ -58,7 +58,7 @@ pub(crate) enum RouterEvent {
         worker: WorkerRef,
         serial: u64,
         handoff: HandoffId,
-        pass: WriteGrant,
+        grant: WriteGrant,
     },
     /// A client submits a sequence.
     Submitted {
@@ -228,10 +228,10 @@ impl RouterDriver {
                 worker,
                 serial,
                 handoff,
-                pass,
+                grant,
             } => {
                 if self.is_current(worker, serial) {
-                    self.grants.add(worker, handoff, pass);
+                    self.grants.add(worker, handoff, grant);
                     self.effects.meters.set_grants(self.grants.count());
                 }
             }
@@ -340,9 +340,9 @@ impl RouterDriver {
         if scaling.is_none() {
             self.effects.scaling_series.hide();
         }
-        self.effects.scaling.send_modify(|standing| {
-            *standing = ScalingStatus::after_policy_change(scaling, standing)
-        });
+        self.effects
+            .scaling
+            .send_modify(|status| *status = ScalingStatus::after_policy_change(scaling, status));
     }
 
     /// Publishes how many workers are wanted from now on.
@@ -391,12 +391,12 @@ impl RouterDriver {
         {
             flights.record_note(flight, note);
         }
-        let mark = if tracing::enabled!(Level::DEBUG) {
+        let context = if tracing::enabled!(Level::DEBUG) {
             flight_of(note).and_then(|flight| flights.request_context(flight))
         } else {
             None
         };
-        self.effects.meters.count(note, mark.as_ref());
+        self.effects.meters.count(note, context.as_ref());
         self.effects.slo.handle_note(note);
         self.effects.roster.handle_note(note);
         let roster = &self.effects.roster;

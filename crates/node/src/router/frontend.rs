@@ -71,7 +71,7 @@ impl Frontend for RouterFrontend {
 
     fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
         let SubmissionContext {
-            stop_signal: enough,
+            stop_signal,
             request_id,
             trace,
         } = caller;
@@ -101,7 +101,7 @@ impl Frontend for RouterFrontend {
             events,
             overhead: added,
             driver: self.driver.clone(),
-            enough,
+            stop_signal,
             tokens_read: 0,
             ended: false,
             _counted: counted,
@@ -204,7 +204,7 @@ fn class_rows(
         let found = goodput.iter().find(|(class, _)| class == name);
         found.map_or(0.0, |(_, rate)| *rate)
     };
-    let row = |name: &str, sight: ClassSnapshot| ClassRow {
+    let row = |name: &str, snapshot: ClassSnapshot| ClassRow {
         name: name.to_owned(),
         minute: snapshot.minute.verdicts,
         total: snapshot.total,
@@ -291,7 +291,7 @@ struct ClientStream {
     events: ClientReceiver,
     overhead: Arc<RouterOverhead>,
     driver: mpsc::UnboundedSender<RouterEvent>,
-    enough: StopSignal,
+    stop_signal: StopSignal,
     /// Tokens that the client took.
     tokens_read: u32,
     ended: bool,
@@ -323,7 +323,7 @@ impl Drop for ClientStream {
         if !self.ended {
             let flight = self.flight;
             let output_tokens = self.tokens_read;
-            let why = if self.enough.is_set() {
+            let why = if self.stop_signal.is_set() {
                 CancelReason::Enough { output_tokens }
             } else {
                 CancelReason::Left

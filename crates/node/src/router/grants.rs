@@ -41,14 +41,14 @@ impl GrantRelay {
         order: &Order,
     ) -> Option<(HandoffId, WriteGrant)> {
         let (handoff, target) = orders::sender_handoff(order)?;
-        let pass = self.take(target, handoff)?;
-        (target != to).then_some((handoff, pass))
+        let grant = self.take(target, handoff)?;
+        (target != to).then_some((handoff, grant))
     }
 
     /// Drops the grants of a worker that is connected no longer.
     pub(super) fn issuer_lost(&mut self, maker: WorkerRef) {
-        let purse = self.grants.remove(&maker);
-        self.count -= purse.map_or(0, |purse| purse.len());
+        let grants = self.grants.remove(&maker);
+        self.count -= grants.map_or(0, |grants| grants.len());
     }
 
     /// How many are kept.
@@ -57,9 +57,9 @@ impl GrantRelay {
     }
 
     fn take(&mut self, maker: WorkerRef, handoff: HandoffId) -> Option<WriteGrant> {
-        let pass = self.grants.get_mut(&maker)?.remove(handoff)?;
+        let grant = self.grants.get_mut(&maker)?.remove(handoff)?;
         self.count -= 1;
-        Some(pass)
+        Some(grant)
     }
 }
 

@@ -213,16 +213,16 @@ impl RouterBody {
         &mut self,
         names: &[String],
         own: Vec<u16>,
-        asker: PeerRouterClient,
+        client: PeerRouterClient,
     ) {
-        let asks = watch_peer_routers(names.to_vec(), own, asker, self.driver.clone());
+        let asks = watch_peer_routers(names.to_vec(), own, client, self.driver.clone());
         self.peer_routers = (!names.is_empty()).then(|| tokio::spawn(asks));
     }
 
     /// Includes an engine of this process in the health.
-    pub(crate) fn add_monitor(&self, pulse: Arc<HealthMonitor>) {
+    pub(crate) fn add_monitor(&self, monitor: Arc<HealthMonitor>) {
         let mut pulses = self.frontend.monitors.lock();
-        pulses.push(pulse);
+        pulses.push(monitor);
     }
 
     /// Changes whenever a request would find a worker, or none.

@@ -53,11 +53,11 @@ struct WorkerCounts {
 }
 
 impl WorkerRoster {
-    pub(crate) fn join(&self, introduction: &Registration, activity: Arc<WorkerActivity>) {
+    pub(crate) fn join(&self, registration: &Registration, activity: Arc<WorkerActivity>) {
         let entry = RosterEntry {
-            view: views::initial_view(introduction),
+            view: views::initial_view(registration),
             draining: false,
-            in_process: introduction.data_address.is_empty(),
+            in_process: registration.data_address.is_empty(),
             commands: PendingCommands::default(),
             links: BTreeMap::new(),
             link_sums: None,
@@ -66,7 +66,7 @@ impl WorkerRoster {
             activity,
             rate_sampled: None,
         };
-        self.lock().insert(introduction.worker.worker, entry);
+        self.lock().insert(registration.worker.worker, entry);
     }
 
     /// Removes a worker; gives its name and state, if it was there.

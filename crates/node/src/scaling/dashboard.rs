@@ -48,11 +48,11 @@ impl RecentDecisions {
 
 /// Scaling as the dashboard shows it; `None` where the policy has no scaling.
 pub(crate) fn dashboard_scaling(
-    standing: &ScalingStatus,
+    status: &ScalingStatus,
     workers: &[WorkerRow],
     recent: Vec<ScalingChange>,
 ) -> Option<ScalingSummary> {
-    let (mode, target) = match standing {
+    let (mode, target) = match status {
         ScalingStatus::Off => return None,
         ScalingStatus::Starting(mode) => (*mode, None),
         ScalingStatus::Decided(mode, decision) => (*mode, Some(&decision.wanted)),

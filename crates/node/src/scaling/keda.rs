@@ -202,8 +202,8 @@ mod tests {
     // Invariant: I43.
     #[tokio::test]
     async fn no_number_is_answered_when_unknown_or_advisory() {
-        let (status_sender, standing) = watch::channel(ScalingStatus::Off);
-        let service = ScalerService::new(ScalingStatusReader::new(standing));
+        let (status_sender, status) = watch::channel(ScalingStatus::Off);
+        let service = ScalerService::new(ScalingStatusReader::new(status));
         let ask = || service.is_active(Request::new(object("decode")));
         assert_eq!(
             ask().await.unwrap_err().code(),
@@ -229,8 +229,8 @@ mod tests {
 
     #[tokio::test]
     async fn all_scaler_methods_answer_from_one_decision() {
-        let (status_sender, standing) = watch::channel(decided(ScalingMode::Act, 0));
-        let service = ScalerService::new(ScalingStatusReader::new(standing));
+        let (status_sender, status) = watch::channel(decided(ScalingMode::Act, 0));
+        let service = ScalerService::new(ScalingStatusReader::new(status));
         let streamed = service
             .stream_is_active(Request::new(object("decode")))
             .await;

@@ -66,8 +66,8 @@ pub(crate) enum ScalingUnavailable {
 pub(crate) struct ScalingStatusReader(watch::Receiver<ScalingStatus>);
 
 impl ScalingStatusReader {
-    pub(crate) fn new(standing: watch::Receiver<ScalingStatus>) -> Self {
-        Self(standing)
+    pub(crate) fn new(status: watch::Receiver<ScalingStatus>) -> Self {
+        Self(status)
     }
 
     pub(crate) fn status(&self) -> ScalingStatus {

@@ -31,29 +31,29 @@ pub(crate) struct ScalingSeries {
 }
 
 impl ScalingSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             workers: Family::default(),
             legs: Family::default(),
             reason: Family::default(),
             load: Family::default(),
         };
-        book.register(
+        registry.register(
             "cleave_workers_wanted",
             "Number of workers wanted, by the role that they are started with",
             series.workers.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_legs_wanted",
             "Number of workers wanted for each leg; some may serve another leg than they were started with",
             series.legs.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_scaling_reason",
             "1 for the reason of the present number of workers wanted, by pool",
             series.reason.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_scaling_load",
             "Load of prompts and of streams in numbers of workers, before rounding and delays",
             series.load.clone(),

@@ -79,7 +79,7 @@ pub(crate) struct SloSeries {
 }
 
 impl SloSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             requests: Family::default(),
             stages: histograms(),
@@ -93,9 +93,9 @@ impl SloSeries {
             downgrades: Family::default(),
             recent: Arc::default(),
         };
-        series.register_verdicts(book);
-        series.register_times(book);
-        book.register(
+        series.register_verdicts(registry);
+        series.register_times(registry);
+        registry.register(
             "cleave_placement_reasons",
             "Placements by reason: split (two workers), both (one worker whose role is both), on_decode \
              or on_prefill (both legs on that worker), load (least loaded: no prices are known), turn (round robin)",
@@ -104,53 +104,53 @@ impl SloSeries {
         series
     }
 
-    fn register_verdicts(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_verdicts(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_slo_requests",
             "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
              exceeded its forecast most), refused, failed, cancelled; only good ones count for goodput",
             self.requests.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_slo_downgrades",
             "Sequences moved to this class because the targets of their own could not be met",
             self.downgrades.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_goodput_requests_per_second",
             "Sequences per second over the last minute that met all their targets, by class",
             self.goodput.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_goodput_requests_per_second_per_device",
             "Goodput divided by the number of connected devices, by class",
             self.goodput_per_device.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_forecast_ratio",
             "Real times of requests divided by those predicted at their placement, by target; 1 is exact",
             self.forecasts.clone(),
         );
     }
 
-    fn register_times(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_times(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_stage_seconds",
             "Time that completed requests spent in each stage; router_queue, retry, prefill_wait and \
              prefill make up the time to first token",
             self.stages.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_ttft_seconds",
             "Time from arrival at the router to the first token, of completed requests",
             self.ttft.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_tpot_seconds",
             "Mean time between output tokens after the first, of completed requests",
             self.tpot.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_e2e_seconds",
             "Time from arrival at the router to the last token, of completed requests",
             self.e2e.clone(),
@@ -372,15 +372,15 @@ impl SloMeters {
 impl SloSeries {
     /// Counts a request refused before the brain saw it. Gives what was counted.
     pub(crate) fn turned_away(&self, class: &str, refusal: &Refusal) -> RequestVerdict {
-        let judgement = RequestVerdict {
+        let verdict = RequestVerdict {
             class: self.class_label(class),
             verdict: "refused",
             reason: refusal_name(refusal),
             timing: RequestStageTimes::default(),
             output_tokens: 0,
         };
-        self.judge(&judgement.class, judgement.verdict, judgement.reason);
-        judgement
+        self.judge(&verdict.class, verdict.verdict, verdict.reason);
+        verdict
     }
 
     /// Good sequences per second over the last minute, by class, and the number of devices.

@@ -240,14 +240,16 @@ pub(super) fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
                 open,
             },
         );
-    (any::<u64>(), any::<u64>(), demand, wanted()).prop_map(|(router, number, demand, wanted)| {
-        Arc::new(ScalingGossip {
-            router: RouterId(router),
-            number,
-            demand,
-            wanted,
-        })
-    })
+    (any::<u64>(), any::<u64>(), demand, fleet_target()).prop_map(
+        |(router, number, demand, wanted)| {
+            Arc::new(ScalingGossip {
+                router: RouterId(router),
+                number,
+                demand,
+                wanted,
+            })
+        },
+    )
 }
 
 pub(super) fn role() -> impl Strategy<Value = Role> {

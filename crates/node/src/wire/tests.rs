@@ -45,9 +45,9 @@ proptest! {
     }
 
     #[test]
-    fn every_registration_round_trips(introduction in registration()) {
-        let wire = travel(&proto::Hello::from(introduction.clone()));
-        prop_assert_eq!(Registration::try_from(wire).unwrap(), introduction);
+    fn every_registration_round_trips(sent in registration()) {
+        let wire = travel(&proto::Hello::from(sent.clone()));
+        prop_assert_eq!(Registration::try_from(wire).unwrap(), sent);
     }
 
     #[test]
@@ -134,7 +134,7 @@ fn errors_name_the_missing_field() {
 fn unordered_or_oversized_prices_are_refused() {
     let report = |prices: Prices| Report::try_from(proto::Report::from(Report::Prices(prices)));
     let row = |rows| RowPrice { rows, nanos: 1 };
-    let flaw = |rows: Vec<RowPrice>, links: Vec<u64>| {
+    let problem = |rows: Vec<RowPrice>, links: Vec<u64>| {
         let to = |worker| (WorkerId(worker), LinkPrice::default());
         report(Prices {
             rows,
@@ -146,11 +146,14 @@ fn unordered_or_oversized_prices_are_refused() {
     };
     let ascending = "is not in ascending order";
     for rows in [vec![row(8), row(1)], vec![row(8), row(8)]] {
-        assert_eq!(flaw(rows, Vec::new()), format!("`prices.rows` {ascending}"));
+        assert_eq!(
+            problem(rows, Vec::new()),
+            format!("`prices.rows` {ascending}")
+        );
     }
-    let links = flaw(Vec::new(), vec![2, 1]);
+    let links = problem(Vec::new(), vec![2, 1]);
     assert_eq!(links, format!("`prices.links` {ascending}"));
-    let many = flaw((0..1025).map(row).collect(), Vec::new());
+    let many = problem((0..1025).map(row).collect(), Vec::new());
     assert_eq!(many, "`prices.rows` has more than 1024 entries");
 
     let load = proto::Load {

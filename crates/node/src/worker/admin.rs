@@ -24,10 +24,10 @@ pub(crate) struct WorkerAdmin {
 }
 
 impl WorkerAdmin {
-    pub(crate) fn new(introduction: &Registration, inbox: mpsc::Sender<WorkerEvent>) -> Self {
+    pub(crate) fn new(registration: &Registration, inbox: mpsc::Sender<WorkerEvent>) -> Self {
         Self {
-            role: watch::Sender::new(introduction.description.role),
-            view: Mutex::new(views::initial_view(introduction)),
+            role: watch::Sender::new(registration.description.role),
+            view: Mutex::new(views::initial_view(registration)),
             links: Mutex::default(),
             commands: Mutex::default(),
             drain_request: watch::Sender::new(false),

@@ -616,10 +616,10 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_copied_block_is_answered_at_both_ends() {
-        let mut scene = KvCopierFixture::new(numbered_blocks(false));
-        let permit = scene.permit().await;
-        scene.copier.read(export(1, 4), permit);
-        let sent = scene.answers.recv().await.unwrap();
+        let mut fixture = KvCopierFixture::new(numbered_blocks(false));
+        let permit = fixture.permit().await;
+        fixture.copier.read(export(1, 4), permit);
+        let sent = fixture.answers.recv().await.unwrap();
         let mut digest = HandoffDigest::default();
         let part = BlockPart {
             ordinal: 4,
@@ -632,57 +632,57 @@ pub(super) mod tests {
             bytes: BLOCK as u64,
         };
         assert_eq!(sent, export(1, 4).answer(outcome));
-        let import = scene.import(2).await;
+        let import = fixture.import(2).await;
         let written = import.answer(ImportOutcome::Written);
-        scene.copier.write(import);
-        assert_eq!(scene.answers.recv().await, Some(written));
-        assert_eq!(scene.blocks.blocks.lock()[2], [4; BLOCK]);
+        fixture.copier.write(import);
+        assert_eq!(fixture.answers.recv().await, Some(written));
+        assert_eq!(fixture.blocks.blocks.lock()[2], [4; BLOCK]);
     }
 
     // Lesson: 5.
     #[tokio::test]
     async fn a_panicked_copy_answers_its_blocks_and_loses_the_engine() {
-        let mut scene = KvCopierFixture::new(numbered_blocks(true));
-        let permit = scene.permit().await;
-        scene.copier.read(export(1, 0), permit);
+        let mut fixture = KvCopierFixture::new(numbered_blocks(true));
+        let permit = fixture.permit().await;
+        fixture.copier.read(export(1, 0), permit);
         let broken = export(1, 0).answer(ExportOutcome::Broken);
-        assert_eq!(scene.answers.recv().await, Some(broken));
-        let lost = scene.answers.recv().await;
+        assert_eq!(fixture.answers.recv().await, Some(broken));
+        let lost = fixture.answers.recv().await;
         assert!(
             matches!(lost, Some(WorkerInput::EngineLost { .. })),
             "{lost:?}"
         );
-        assert!(scene.monitor.check().is_err());
+        assert!(fixture.monitor.check().is_err());
     }
 
     // Lesson: 2.
     #[tokio::test]
     async fn queued_copies_of_a_forgotten_hand_off_are_answered_once() {
-        let mut scene = KvCopierFixture::new(numbered_blocks(false));
-        let host_blocks = Arc::clone(&scene.blocks);
+        let mut fixture = KvCopierFixture::new(numbered_blocks(false));
+        let host_blocks = Arc::clone(&fixture.blocks);
         let (first, second, third) = (
-            scene.permit().await,
-            scene.permit().await,
-            scene.permit().await,
+            fixture.permit().await,
+            fixture.permit().await,
+            fixture.permit().await,
         );
         let answers = {
             // Copies that have begun wait for the lock.
             let held = host_blocks.blocks.lock();
-            scene.copier.read(export(1, 0), first);
-            scene.copier.read(export(2, 1), second);
-            scene.copier.read(export(2, 2), third);
-            let dropped = scene.copier.forget(handoff(2));
+            fixture.copier.read(export(1, 0), first);
+            fixture.copier.read(export(2, 1), second);
+            fixture.copier.read(export(2, 2), third);
+            let dropped = fixture.copier.forget(handoff(2));
             drop(held);
             dropped
         };
         let mut outcomes = answers.len();
         // Copies that had begun are answered too; each once.
         while outcomes < 3 {
-            let answer = scene.answers.recv().await.unwrap();
+            let answer = fixture.answers.recv().await.unwrap();
             assert!(matches!(answer, WorkerInput::Exported { .. }), "{answer:?}");
             outcomes += 1;
         }
-        assert!(scene.copier.forget(handoff(1)).is_empty());
-        assert!(scene.answers.try_recv().is_err(), "once");
+        assert!(fixture.copier.forget(handoff(1)).is_empty());
+        assert!(fixture.answers.try_recv().is_err(), "once");
     }
 }

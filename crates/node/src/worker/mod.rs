@@ -121,11 +121,11 @@ impl WorkerBody {
             None => PoolWriter::Receiver,
         };
         // Workers of one process cannot impersonate each other, so they need no grants.
-        let passes = data.is_some().then(|| GrantIssuer::new(rand::random()));
+        let grants = data.is_some().then(|| GrantIssuer::new(rand::random()));
         let links_config = LinksConfig {
             pools,
             peer_tls: peers,
-            grants: passes.clone(),
+            grants: grants.clone(),
             nixl,
             ..links_config(&options, me, &description)
         };
@@ -154,7 +154,7 @@ impl WorkerBody {
         let effects = WorkerEffects {
             engine: host,
             links: links.clone(),
-            grants: passes,
+            grants,
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
                 .with_ceilings(options.ceilings)
                 .with_capacity(description.capacity),
@@ -343,19 +343,19 @@ mod tests {
     }
 
     fn unused_worker(options: WorkerOptions) -> WorkerBody {
-        let introduction = crate::wire::sample::registration();
-        let capacity: Capacity = introduction.description.capacity;
+        let registration = crate::wire::sample::registration();
+        let capacity: Capacity = registration.description.capacity;
         let parts = WorkerParts {
             options,
             engine: Box::new(UnusedEngine(EngineDescription {
                 capacity,
-                fingerprint: introduction.description.fingerprint.clone(),
+                fingerprint: registration.description.fingerprint.clone(),
                 vocab_size: 100,
                 device: "none".into(),
                 device_id: None,
                 model: "none".into(),
             })),
-            files: introduction.files,
+            files: registration.files,
             net: LocalNet::default(),
             data: None,
             peers: None,
@@ -377,15 +377,15 @@ mod tests {
             bytes_per_second: 1,
             latency: std::time::Duration::ZERO,
         });
-        let (call, words) = body.acceptor.join(RouterId(7)).await.unwrap();
-        drop(words);
-        call.close().await;
+        let (session, messages) = body.acceptor.join(RouterId(7)).await.unwrap();
+        drop(messages);
+        session.close().await;
         body.stop().await;
         let text = std::fs::read_to_string(&tape).unwrap();
         std::fs::remove_file(&tape).unwrap();
-        let line_of = |word: &str| {
+        let line_of = |name: &str| {
             text.lines()
-                .position(|l| l.contains("eard") && l.contains(word))
+                .position(|l| l.contains("eard") && l.contains(name))
         };
         let (joined, lost) = (line_of("RouterJoined"), line_of("RouterLost"));
         assert!(joined.is_some() && joined < lost, "{text}");

@@ -411,7 +411,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn overlapped_steps_have_separate_time_limits() {
         let mut stage = OverlapFixture::new(0);
-        let pulse = Arc::clone(&stage.monitor);
+        let monitor = Arc::clone(&stage.monitor);
         let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
         stage.begin_step(1);
         stage.begin_step(2);
@@ -419,11 +419,11 @@ mod tests {
         stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s1");
         pass(59).await;
-        assert_eq!(pulse.check(), Ok(()));
+        assert_eq!(monitor.check(), Ok(()));
         pass(2).await;
-        assert!(pulse.check().is_err());
+        assert!(monitor.check().is_err());
         stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s2");
-        assert_eq!(pulse.check(), Ok(()));
+        assert_eq!(monitor.check(), Ok(()));
     }
 }

@@ -290,8 +290,8 @@ mod tests {
             swap_bytes_max: swap_bytes_max as u64,
             time: StepTime::Measured,
         };
-        let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
-        EngineThread::new(engine, blocks, limits, pulse)
+        let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
+        EngineThread::new(engine, blocks, limits, monitor)
     }
 
     fn swap(flight: u64, direction: SwapDirection, blocks: &[u32]) -> SwapJob {

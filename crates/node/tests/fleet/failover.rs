@@ -412,13 +412,13 @@ async fn a_faulty_network_between_workers_changes_no_token() {
     data.set_target(Some(decode.data_address().to_string()));
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
-    let weathers = [
+    let conditions = [
         LinkCondition::Normal,
         LinkCondition::Delayed(Duration::from_millis(5)),
         LinkCondition::Throttled(4_000_000),
     ];
-    for (salt, weather) in (40..).zip(weathers) {
-        data.set_condition(weather);
+    for (salt, condition) in (40..).zip(conditions) {
+        data.set_condition(condition);
         check(&router.frontend(), &prompt(salt, 40), 9).await;
         data.cut();
         check(&router.frontend(), &prompt(salt + 10, 40), 9).await;

@@ -363,7 +363,7 @@ async fn a_prefill_worker_lost_before_a_token_is_replaced() {
 
 /// The damage that a bad network does, once armed, to the next piece of KV that passes it.
 #[derive(Clone, Copy, Debug)]
-enum NetworkHarm {
+enum NetworkFault {
     FlipAByte,
     Cut,
 }
@@ -372,7 +372,7 @@ enum NetworkHarm {
 const LONG: usize = 2048;
 
 /// A decode worker behind a bad network, and a flight that has to survive it.
-async fn survives_harm(harm: NetworkHarm) -> String {
+async fn survives_network_fault(network_fault: NetworkFault) -> String {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -400,7 +400,7 @@ async fn survives_harm(harm: NetworkHarm) -> String {
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     // One block, so that the link stands and is not harmed yet.
     check(&router.frontend(), &prompt(3, 3), 2).await;
-    *pending.lock().unwrap() = Some(harm);
+    *pending.lock().unwrap() = Some(network_fault);
     // The first chunk's blocks leave while the second is held: the harm comes before any token.
     gate.shut_after(1);
     let stream = router.frontend().submit(request(&prompt(1, 40), 6));
@@ -421,18 +421,18 @@ async fn survives_harm(harm: NetworkHarm) -> String {
 async fn relay_harmed(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    pending: Arc<Mutex<Option<NetworkHarm>>>,
+    pending: Arc<Mutex<Option<NetworkFault>>>,
 ) {
     let mut buffer = vec![0; 1 << 12];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        let harm = if read > LONG {
+        let network_fault = if read > LONG {
             pending.lock().unwrap().take()
         } else {
             None
         };
-        match harm {
-            Some(NetworkHarm::Cut) => return,
-            Some(NetworkHarm::FlipAByte) => buffer[LONG / 2] ^= 1,
+        match network_fault {
+            Some(NetworkFault::Cut) => return,
+            Some(NetworkFault::FlipAByte) => buffer[LONG / 2] ^= 1,
             None => {}
         }
         if to.write_all(&buffer[..read]).await.is_err() {
@@ -444,7 +444,7 @@ async fn relay_harmed(
 // Lesson: 2, 16.
 #[tokio::test]
 async fn kv_damaged_in_transit_changes_no_token() {
-    let text = survives_harm(NetworkHarm::FlipAByte).await;
+    let text = survives_network_fault(NetworkFault::FlipAByte).await;
     assert_eq!(
         metric(&text, "cleave_retries_total", "corrupt"),
         1.0,
@@ -455,7 +455,7 @@ async fn kv_damaged_in_transit_changes_no_token() {
 // Lesson: 8.
 #[tokio::test]
 async fn a_link_cut_during_a_hand_off_hangs_nothing() {
-    let text = survives_harm(NetworkHarm::Cut).await;
+    let text = survives_network_fault(NetworkFault::Cut).await;
     assert!(metric(&text, "cleave_retries_total", "") >= 1.0, "{text}");
 }
 

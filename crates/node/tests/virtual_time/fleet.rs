@@ -40,12 +40,12 @@ const STEP_MILLIS: [u64; 5] = [17, 23, 13, 19, 29];
 
 /// One millisecond more for each row, three for each draw.
 fn prices(place: usize) -> Prices {
-    let knot = |rows: u32| RowPrice {
+    let row = |rows: u32| RowPrice {
         rows,
         nanos: (STEP_MILLIS[place] + u64::from(rows)) * 1_000_000,
     };
     Prices {
-        rows: vec![knot(1), knot(4096)],
+        rows: vec![row(1), row(4096)],
         draw_nanos: 3_000_000,
         ..Prices::default()
     }

@@ -119,14 +119,14 @@ pub(super) struct LastMinute {
 }
 
 impl LastMinute {
-    pub(super) fn judge(&mut self, now: u64, judgement: &RequestVerdict) {
+    pub(super) fn judge(&mut self, now: u64, verdict: &RequestVerdict) {
         let RequestVerdict {
             class,
             verdict,
             reason: _,
             timing,
             output_tokens,
-        } = judgement;
+        } = verdict;
         let second = self.second(now);
         match *verdict {
             "good" => second.good += 1,

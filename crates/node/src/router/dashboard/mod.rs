@@ -242,9 +242,9 @@ impl Dashboard {
     }
 
     /// Counts a request that was refused before it was a flight.
-    pub(crate) fn turned_away(&self, judgement: &RequestVerdict) {
+    pub(crate) fn turned_away(&self, verdict: &RequestVerdict) {
         let now = self.now();
-        self.lock().judged(now, judgement);
+        self.lock().judged(now, verdict);
     }
 
     /// Something happened to a worker.
@@ -390,17 +390,17 @@ impl DashboardState {
         if !apart {
             self.joined_total += 1;
         }
-        if let Some(course) = self.flights.get_mut(&handoff.flight) {
-            course.stage = FlightStage::Reserved;
-            (course.attempt, course.is_split) = (handoff.attempt, apart);
-            (course.moving, course.blocks_present) = (false, 0);
+        if let Some(tracked) = self.flights.get_mut(&handoff.flight) {
+            tracked.stage = FlightStage::Reserved;
+            (tracked.attempt, tracked.is_split) = (handoff.attempt, apart);
+            (tracked.moving, tracked.blocks_present) = (false, 0);
         }
     }
 
     /// A migration ended, or was given up.
     fn migration_ended(&mut self, handoff: HandoffId) {
-        if let Some(course) = self.flights.get_mut(&handoff.flight) {
-            course.moving = false;
+        if let Some(tracked) = self.flights.get_mut(&handoff.flight) {
+            tracked.moving = false;
         }
     }
 
@@ -429,20 +429,20 @@ impl DashboardState {
         loss.filter(|_| was_handing_over)
     }
 
-    fn judged(&mut self, now: u64, judgement: &RequestVerdict) {
-        self.minute.judge(now, judgement);
-        let total = self.totals.entry(judgement.class.clone()).or_default();
-        *last_minute::verdict_of(total, judgement.verdict) += 1;
-        if matches!(judgement.verdict, "refused" | "failed" | "late") {
-            let (verdict, reason) = (judgement.verdict, judgement.reason);
-            self.events.add(verdict, reason, &judgement.class);
+    fn judged(&mut self, now: u64, judged_request: &RequestVerdict) {
+        self.minute.judge(now, judged_request);
+        let total = self.totals.entry(judged_request.class.clone()).or_default();
+        *last_minute::verdict_of(total, judged_request.verdict) += 1;
+        if matches!(judged_request.verdict, "refused" | "failed" | "late") {
+            let (verdict, reason) = (judged_request.verdict, judged_request.reason);
+            self.events.add(verdict, reason, &judged_request.class);
         }
     }
 
     fn flights_now(&self) -> FlightStageCounts {
         let mut now = FlightStageCounts::default();
-        for course in self.flights.values() {
-            let count = match course.stage {
+        for tracked in self.flights.values() {
+            let count = match tracked.stage {
                 FlightStage::Queued => &mut now.queued,
                 FlightStage::Reserved => &mut now.reserved,
                 FlightStage::Prefill => &mut now.prefill,
@@ -450,7 +450,7 @@ impl DashboardState {
                 FlightStage::Decode => &mut now.decode,
             };
             *count += 1;
-            now.moving += u32::from(course.moving);
+            now.moving += u32::from(tracked.moving);
         }
         now
     }

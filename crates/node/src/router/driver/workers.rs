@@ -146,24 +146,12 @@ impl RouterDriver {
         if let Some(peer) = orders::peer_of(&order, worker) {
             self.send_peer_address(worker, peer);
         }
-        if let Some((handoff, pass)) = self.grants.take_for_order(worker, &order) {
-            self.enqueue_for_worker(
-                worker,
-                ToWorker::Grant {
-                    handoff,
-                    grant: pass,
-                },
-            );
+        if let Some((handoff, grant)) = self.grants.take_for_order(worker, &order) {
+            self.enqueue_for_worker(worker, ToWorker::Grant { handoff, grant });
         }
-        let mark = orders::handoff_begun(&order)
+        let context = orders::handoff_begun(&order)
             .and_then(|handoff| self.effects.flights.order_context(handoff));
-        self.enqueue_for_worker(
-            worker,
-            ToWorker::Order {
-                order,
-                context: mark,
-            },
-        );
+        self.enqueue_for_worker(worker, ToWorker::Order { order, context });
     }
 
     /// Sends a worker the address of a peer, unless it has it.
@@ -189,14 +177,14 @@ impl RouterDriver {
     }
 
     /// Queues a message. A worker whose connection is full does not read it and counts as lost.
-    fn enqueue_for_worker(&mut self, worker: WorkerRef, word: ToWorker) {
+    fn enqueue_for_worker(&mut self, worker: WorkerRef, message: ToWorker) {
         let Some(connected) = self.workers.get(&worker.worker) else {
             return;
         };
         if connected.connection.registration.worker != worker {
             return;
         }
-        if let Err(error) = connected.connection.out.try_send(word) {
+        if let Err(error) = connected.connection.out.try_send(message) {
             let name = &connected.connection.registration.name;
             warn!(%worker, name, %error, "worker lost: it does not read its orders");
             self.forget_worker(worker);

@@ -180,11 +180,11 @@ impl OpenedTier {
                 block_bytes,
             });
         }
-        let meaning = SlabFormat::new(fingerprint, block_bytes);
+        let format = SlabFormat::new(fingerprint, block_bytes);
         let mut state = TierStoreState::default();
         let mut slab = None;
         if let Some(DiskOptions { folder, bytes }) = &options.disk {
-            let (opened, found) = Slab::open(folder, meaning, *bytes)?;
+            let (opened, found) = Slab::open(folder, format, *bytes)?;
             state.on_disk = found.into_iter().map(|(slot, hash)| (hash, slot)).collect();
             let used_slots: BTreeSet<u32> = state.on_disk.values().copied().collect();
             let free = (0..opened.slots_count()).filter(|slot| !used_slots.contains(slot));
@@ -200,7 +200,7 @@ impl OpenedTier {
             disk_blocks: slab.as_ref().map_or(0, Slab::slots_count),
             found,
             store: Arc::new(TierStore {
-                format: meaning,
+                format,
                 state: Mutex::new(state),
                 slab,
                 staging: StagingBuffers {

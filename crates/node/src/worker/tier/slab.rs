@@ -156,7 +156,7 @@ impl Slab {
     /// this size. Gives also its contents, by slot.
     pub(crate) fn open(
         folder: &Path,
-        meaning: SlabFormat,
+        format: SlabFormat,
         bytes_max: u64,
     ) -> Result<(Self, Vec<(u32, BlockHash)>), SlabError> {
         make_folder(folder)?;
@@ -169,7 +169,7 @@ impl Slab {
                 Err(TryLockError::WouldBlock) => continue,
                 Err(TryLockError::Error(error)) => return Err(unusable(&path)(error)),
             }
-            let block_bytes = meaning.block_bytes as usize;
+            let block_bytes = format.block_bytes as usize;
             let slot_bytes = (SLOT_HEAD_BYTES + block_bytes) as u64;
             let slots_count = bytes_max.saturating_sub(HEAD_BYTES as u64) / slot_bytes;
             let slab = Self {
@@ -180,7 +180,7 @@ impl Slab {
                 #[cfg(test)]
                 test_pause: tokio::sync::Mutex::default(),
             };
-            let found = slab.read_or_reset(&meaning)?.map_err(unusable(&path))?;
+            let found = slab.read_or_reset(&format)?.map_err(unusable(&path))?;
             return Ok((slab, found));
         }
         let folder = folder.to_owned();
@@ -199,14 +199,14 @@ impl Slab {
     /// Reads the contents, or clears a file of another model or a damaged one.
     fn read_or_reset(
         &self,
-        meaning: &SlabFormat,
+        format: &SlabFormat,
     ) -> Result<io::Result<Vec<(u32, BlockHash)>>, SlabError> {
         let mut head = Vec::new();
         let mut from = &self.file;
         if let Err(error) = from.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head) {
             return Ok(Err(error));
         }
-        if head == meaning.head() {
+        if head == format.head() {
             return Ok(self.contents());
         }
         match head_state(&head) {
@@ -218,7 +218,7 @@ impl Slab {
                 return Err(SlabError::Foreign { path });
             }
         }
-        Ok(self.clear(meaning).map(|()| Vec::new()))
+        Ok(self.clear(format).map(|()| Vec::new()))
     }
 
     /// The file is a cache: nothing is lost but time.
@@ -236,9 +236,9 @@ impl Slab {
         })
     }
 
-    fn clear(&self, meaning: &SlabFormat) -> io::Result<()> {
+    fn clear(&self, format: &SlabFormat) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.file.write_all_at(&meaning.head(), 0)?;
+        self.file.write_all_at(&format.head(), 0)?;
         self.file.sync_all()
     }
 
