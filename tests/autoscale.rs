@@ -207,7 +207,7 @@ fn wait_for_agreement(
 
 /// Two routers over the same workers, of which only one gets requests: the other learns of them
 /// through the workers.
-fn routers_answer_alike(asked_index: usize) {
+fn routers_answer_alike(router_index: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let policy = folder.path().join("policy.yaml");
     write_policy(&policy, 0, "1s");
@@ -232,7 +232,7 @@ fn routers_answer_alike(asked_index: usize) {
     wait_for_agreement("fleet of nobody", &mut routers, |answer| {
         answer == no_demand
     });
-    let (client, began) = (&clients[asked_index], AtomicUsize::new(0));
+    let (client, began) = (&clients[router_index], AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..STREAMS {
             scope.spawn(|| {
@@ -254,8 +254,8 @@ fn routers_answer_alike(asked_index: usize) {
 fn two_routers_give_an_autoscaler_one_answer() {
     // The router with the smaller name decides; the other one repeats its decision.
     std::thread::scope(|scope| {
-        for asked_index in [0, 1] {
-            scope.spawn(move || routers_answer_alike(asked_index));
+        for router_index in [0, 1] {
+            scope.spawn(move || routers_answer_alike(router_index));
         }
     });
 }

@@ -32,9 +32,9 @@ pub(crate) struct ModelRegistry {
     reading: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// One worker's stay; given back by [`ModelRegistry::leave`].
+/// One worker's use of a model; ended by [`ModelRegistry::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ModelStay(u64);
+pub(crate) struct ModelMembership(u64);
 
 impl ModelRegistry {
     pub(crate) fn new(app: App, flights: Arc<OpenFlights>) -> Self {
@@ -55,21 +55,21 @@ impl ModelRegistry {
         &self,
         worker: &str,
         files: &Arc<ModelFiles>,
-    ) -> Result<ModelStay, String> {
-        if let Some(model_stay) = self.join_if_read(files)? {
-            return Ok(model_stay);
+    ) -> Result<ModelMembership, String> {
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
         }
         let _reading = self.reading.lock().await;
         // Another worker may have brought the same meanwhile.
-        if let Some(model_stay) = self.join_if_read(files)? {
-            return Ok(model_stay);
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
         }
         let text = read(files).await?;
         self.join_read(worker, files, text)
     }
 
     /// Lets a worker in whose files were read before.
-    fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelStay>, String> {
+    fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelMembership>, String> {
         let mut present = self.present();
         present.check_name(files, self.flights.count())?;
         Ok(present.knows(files).then(|| present.join(files)))
@@ -80,7 +80,7 @@ impl ModelRegistry {
         worker: &str,
         files: &Arc<ModelFiles>,
         text: ModelText,
-    ) -> Result<ModelStay, String> {
+    ) -> Result<ModelMembership, String> {
         let served = ServingModel::of(files, &text);
         let mut present = self.present();
         let flights = self.flights.count();
@@ -103,8 +103,8 @@ impl ModelRegistry {
     }
 
     /// The worker's stream is over, or it serves no longer.
-    pub(crate) fn leave(&self, model_stay: ModelStay) {
-        if self.present().leave(model_stay).is_some() {
+    pub(crate) fn leave(&self, membership: ModelMembership) {
+        if self.present().leave(membership).is_some() {
             let registry = self.clone();
             tokio::spawn(async move { registry.serve_successor().await });
         }
@@ -161,50 +161,54 @@ fn digest(files: &ModelFiles) -> String {
 #[derive(Default)]
 struct ConnectedModels {
     serving: Option<ServingModel>,
-    /// In the order in which they came.
-    files_by_stay: BTreeMap<ModelStay, Arc<ModelFiles>>,
-    stays: u64,
+    /// In the order in which the workers joined.
+    files_by_membership: BTreeMap<ModelMembership, Arc<ModelFiles>>,
+    joined_count: u64,
 }
 
 impl ConnectedModels {
     fn is_empty(&self) -> bool {
-        self.files_by_stay.is_empty()
+        self.files_by_membership.is_empty()
     }
 
     /// Whether these files serve, or were read when another worker brought them.
     fn knows(&self, files: &ModelFiles) -> bool {
         let serving = self.serving.iter().map(|served| &served.files);
         serving
-            .chain(self.files_by_stay.values())
+            .chain(self.files_by_membership.values())
             .any(|present| **present == *files)
     }
 
-    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelStay {
+    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelMembership {
         // Equal files are kept once: a tokenizer may have tens of megabytes.
         let held = self.serving.iter().map(|served| &served.files);
         let held = held
-            .chain(self.files_by_stay.values())
+            .chain(self.files_by_membership.values())
             .find(|held| *held == files);
         let files = Arc::clone(held.unwrap_or(files));
-        let model_stay = ModelStay(self.stays);
-        self.stays += 1;
-        self.files_by_stay.insert(model_stay, files);
-        model_stay
+        let membership = ModelMembership(self.joined_count);
+        self.joined_count += 1;
+        self.files_by_membership.insert(membership, files);
+        membership
     }
 
     /// The files that serve from now on, if they change.
-    fn leave(&mut self, model_stay: ModelStay) -> Option<Arc<ModelFiles>> {
-        self.files_by_stay.remove(&model_stay);
+    fn leave(&mut self, membership: ModelMembership) -> Option<Arc<ModelFiles>> {
+        self.files_by_membership.remove(&membership);
         self.successor()
     }
 
     /// The files of the worker that came first of those here, if none of them brought what serves.
     fn successor(&self) -> Option<Arc<ModelFiles>> {
         let serving = &self.serving.as_ref()?.files;
-        if self.files_by_stay.values().any(|files| files == serving) {
+        if self
+            .files_by_membership
+            .values()
+            .any(|files| files == serving)
+        {
             return None;
         }
-        self.files_by_stay.values().next().cloned()
+        self.files_by_membership.values().next().cloned()
     }
 
     /// Refuses a model of another name beside the one that serves.
@@ -243,7 +247,7 @@ impl ConnectedModels {
     }
 
     fn reason(&self, flights: usize) -> String {
-        let workers = self.files_by_stay.len();
+        let workers = self.files_by_membership.len();
         format!("workers connected: {workers}, requests open: {flights}")
     }
 }
@@ -328,7 +332,7 @@ mod tests {
     }
 
     /// As `accept` leaves it, with files that were read.
-    fn join(present: &mut ConnectedModels, template: &str) -> ModelStay {
+    fn join(present: &mut ConnectedModels, template: &str) -> ModelMembership {
         let files = files(template);
         if present.is_empty() && !present.knows(&files) {
             present.serving = Some(ServingModel {
@@ -376,7 +380,7 @@ mod tests {
     fn another_model_joins_when_the_old_one_is_unused() {
         let mut present = ConnectedModels::default();
         let old = served("m", 400);
-        let model_stay = present.join(&old.files);
+        let membership = present.join(&old.files);
         present.serving = Some(old);
         let named = served("other", 400);
         let larger = served("m", 500);
@@ -390,7 +394,7 @@ mod tests {
                 .iter()
                 .all(|reason| reason.contains("workers connected: 1"))
         );
-        assert_eq!(present.leave(model_stay), None);
+        assert_eq!(present.leave(membership), None);
         let refused = check(&present, 2).map(Result::unwrap_err);
         assert!(
             refused
@@ -428,7 +432,7 @@ mod tests {
         drop(reading);
         waits.await.unwrap();
         registry.leave(first);
-        assert_eq!(registry.present().files_by_stay.len(), 2);
+        assert_eq!(registry.present().files_by_membership.len(), 2);
     }
 
     #[tokio::test]
@@ -451,7 +455,7 @@ mod tests {
         let mut present = ConnectedModels::default();
         join(&mut present, "t");
         join(&mut present, "t");
-        let mut held = present.files_by_stay.values();
+        let mut held = present.files_by_membership.values();
         assert!(Arc::ptr_eq(held.next().unwrap(), held.next().unwrap()));
     }
 

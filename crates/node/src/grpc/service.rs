@@ -6,7 +6,7 @@
 
 use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
 use super::message_limit::limited;
-use super::model_registry::{ModelRegistry, ModelStay};
+use super::model_registry::{ModelMembership, ModelRegistry};
 use super::window::{MessageWindow, send_all};
 use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, heartbeat_interval, with_causes};
 use crate::acceptor::{RouterAcceptor, WorkerSession};
@@ -127,12 +127,12 @@ impl WorkerStream {
         };
         let registry = self.service.registry.clone();
         let accepted = registry.accept(&registration.name, &registration.files);
-        let model_stay = match accepted.await {
-            Ok(model_stay) => model_stay,
+        let membership = match accepted.await {
+            Ok(membership) => membership,
             Err(reason) => return self.reject(reason).await,
         };
-        let ended = self.serve_worker(registration, model_stay).await;
-        registry.leave(model_stay);
+        let ended = self.serve_worker(registration, membership).await;
+        registry.leave(membership);
         ended
     }
 
@@ -140,7 +140,7 @@ impl WorkerStream {
     async fn serve_worker(
         &mut self,
         registration: Registration,
-        model_stay: ModelStay,
+        membership: ModelMembership,
     ) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.acceptor.silence;
@@ -151,7 +151,7 @@ impl WorkerStream {
         let stands_by = async {
             session.waits_for_name().await;
             // A worker that waits for its name decides nothing about the model.
-            self.service.registry.leave(model_stay);
+            self.service.registry.leave(membership);
             std::future::pending().await
         };
         let ended = tokio::select! {

@@ -320,7 +320,7 @@ impl HttpBody for WatchedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.turn.watch.answer_taken(self.turn.number);
+        self.turn.watch.answer_read(self.turn.number);
         let frame = self.poll_part(context);
         if let Poll::Ready(Some(Ok(_))) = &frame {
             self.turn
