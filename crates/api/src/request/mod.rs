@@ -116,7 +116,7 @@ pub(crate) enum UsageShown {
 
 impl CompletionRequest {
     /// Builds the requests of all sequences, in the order of their indices in the answer: `prompt *
-    /// choices + choice`. `promises` has an SLO for each prompt.
+    /// choices + choice`. `slos` has an SLO for each prompt.
     pub(crate) fn requests(&self, slos: &[RequestSlo]) -> Vec<Request> {
         let choices = 0..u64::from(self.choices);
         let prompts = self.prompts.iter().zip(slos);

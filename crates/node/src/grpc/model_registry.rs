@@ -3,7 +3,7 @@
 //! Owns: which worker's text files (tokenizer, chat template, defaults) serve, and which worker is
 //! turned away for its own. Never: reads a folder; reads a tokenizer under a lock that others wait
 //! for. Invariant: all workers that are welcome have one tokenizer and one context. The files of
-//! the first worker serve for as long as a worker that brought the same is connected; one that
+//! the first worker serve for as long as a worker that sent the same is connected; one that
 //! brings another template or other defaults is let in with a warning, and its files serve once the
 //! last worker of those before has left. So a rolling upgrade switches once. A worker counts while
 //! it may serve: one that waits for its name brings nothing.
@@ -60,7 +60,7 @@ impl ModelRegistry {
             return Ok(membership);
         }
         let _reading = self.reading.lock().await;
-        // Another worker may have brought the same meanwhile.
+        // Another worker may have sent the same meanwhile.
         if let Some(membership) = self.join_if_read(files)? {
             return Ok(membership);
         }
@@ -157,7 +157,7 @@ fn digest(files: &ModelFiles) -> String {
     format!("{:016x}", cleave_transfer::checksum(&bytes))
 }
 
-/// The workers that are connected, by the files that they brought.
+/// The workers that are connected, by the files that they sent.
 #[derive(Default)]
 struct ConnectedModels {
     serving: Option<ServingModel>,
@@ -171,7 +171,7 @@ impl ConnectedModels {
         self.files_by_membership.is_empty()
     }
 
-    /// Whether these files serve, or were read when another worker brought them.
+    /// Whether these files serve, or were read when another worker sent them.
     fn knows(&self, files: &ModelFiles) -> bool {
         let serving = self.serving.iter().map(|served| &served.files);
         serving
@@ -198,7 +198,7 @@ impl ConnectedModels {
         self.successor()
     }
 
-    /// The files of the worker that came first of those here, if none of them brought what serves.
+    /// The files of the worker that joined first, if no connected worker sent those that serve.
     fn successor(&self) -> Option<Arc<ModelFiles>> {
         let serving = &self.serving.as_ref()?.files;
         if self

@@ -142,7 +142,7 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
     let (out, messages) = mpsc::channel(STREAM_ITEMS_MAX);
     let mut messages = open(channel, messages).await?;
     let (router, beat) = receive_greeting(&mut messages).await?;
-    let Some(_seat) = RouterClaim::take(shared, router) else {
+    let Some(_claim) = RouterClaim::take(shared, router) else {
         return Err(UplinkError::AlreadyConnected(router));
     };
     send_hello(shared, address, &out).await?;

@@ -210,7 +210,7 @@ impl EngineThread {
         assert_eq!(progress.blocks_loaded, ordinal, "blocks come in order");
         let began = Instant::now();
         let outcome = match content {
-            Ok((copy, _seat)) => match self.copy_back(block, &copy) {
+            Ok((copy, _permit)) => match self.copy_back(block, &copy) {
                 Ok(()) => FetchOutcome::Copied,
                 Err(reason) => {
                     error!(%block, %reason, "cannot write a fetched block into the pool");
