@@ -195,19 +195,19 @@ fn scaling_to_zero_and_back_loses_no_stream() {
 
 /// The answer of both routers, once they agree and it `fits`.
 fn wait_for_agreement(
-    what: &str,
+    condition: &str,
     routers: &mut [KedaClient; 2],
     fits: impl Fn(&[PoolAnswer]) -> bool,
 ) -> Vec<PoolAnswer> {
-    wait_for(what, || {
+    wait_for(condition, || {
         let [one, other] = routers.each_mut().map(|router| router.pools().ok());
-        one.filter(|said| Some(said) == other.as_ref() && fits(said))
+        one.filter(|answer| Some(answer) == other.as_ref() && fits(answer))
     })
 }
 
 /// Two routers over the same workers, of which only one gets requests: the other learns of them
 /// through the workers.
-fn routers_answer_alike(asked: usize) {
+fn routers_answer_alike(router_index: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let policy = folder.path().join("policy.yaml");
     write_policy(&policy, 0, "1s");
@@ -228,9 +228,11 @@ fn routers_answer_alike(asked: usize) {
         client.wait_ready();
         wait_for("both workers", || (workers(client) == (1, 1)).then_some(()));
     }
-    let nobody = vec![(false, 0); 3];
-    wait_for_agreement("fleet of nobody", &mut routers, |said| said == nobody);
-    let (client, began) = (&clients[asked], AtomicUsize::new(0));
+    let no_demand = vec![(false, 0); 3];
+    wait_for_agreement("fleet of nobody", &mut routers, |answer| {
+        answer == no_demand
+    });
+    let (client, began) = (&clients[router_index], AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..STREAMS {
             scope.spawn(|| {
@@ -241,19 +243,19 @@ fn routers_answer_alike(asked: usize) {
             });
         }
     });
-    let said = wait_for_agreement("fleet that is needed", &mut routers, |said| {
-        said[0].0 && said[1].0
+    let answer = wait_for_agreement("fleet that is needed", &mut routers, |answer| {
+        answer[0].0 && answer[1].0
     });
-    assert!(said[0].1 >= 1 && said[1].1 >= 1, "{said:?}");
-    assert_eq!(said[2], (false, 0), "there is no such pool");
+    assert!(answer[0].1 >= 1 && answer[1].1 >= 1, "{answer:?}");
+    assert_eq!(answer[2], (false, 0), "there is no such pool");
 }
 
 #[test]
 fn two_routers_give_an_autoscaler_one_answer() {
     // The router with the smaller name decides; the other one repeats its decision.
     std::thread::scope(|scope| {
-        for asked in [0, 1] {
-            scope.spawn(move || routers_answer_alike(asked));
+        for router_index in [0, 1] {
+            scope.spawn(move || routers_answer_alike(router_index));
         }
     });
 }
@@ -272,14 +274,14 @@ fn demand_at_one_router_is_known_to_its_peers() {
     let mut first = start(&[]);
     let here = first.address();
     let mut second = start(&["--fellow-routers", &here]);
-    let asked = second.address();
+    let second_address = second.address();
     // The two routers share no worker: there is none. The autoscaler asks the second router only.
-    let both = format!("{asked},{here}");
+    let both = format!("{second_address},{here}");
     let client = HttpClient::new(&here);
     let waits = std::thread::spawn(move || ask(&client));
-    let seen = HttpClient::new(&asked);
+    let second_client = HttpClient::new(&second_address);
     wait_for("demand at the other router", || {
-        (seen.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0).then_some(())
+        (second_client.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0).then_some(())
     });
     let mut workers: Vec<_> = ["prefill", "decode"]
         .map(|leg| {

@@ -31,9 +31,9 @@ fn bench_engine(more: &[&str]) -> (std::process::ExitStatus, String, String) {
 #[test]
 fn bench_engine_reports_floors_and_skipped_shapes() {
     let shapes = "prefill:64,decode:2x32,decode:1x9999999";
-    let (status, said, errors) = bench_engine(&["--json", "--shapes", shapes]);
+    let (status, stdout, errors) = bench_engine(&["--json", "--shapes", shapes]);
     assert!(status.success(), "{errors}");
-    let table: Value = serde_json::from_str(&said).unwrap();
+    let table: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(table["threads"], 1);
     let rows = table["rows"].as_array().unwrap();
     let shapes: Vec<&Value> = rows.iter().map(|row| &row["shape"]).collect();
@@ -58,14 +58,14 @@ fn bench_engine_reports_floors_and_skipped_shapes() {
     assert_eq!(table["skipped"][0]["shape"], "decode:1x9999999");
     let why = table["skipped"][0]["why"].as_str().unwrap();
     assert!(why.contains("context"), "{why}");
-    let (status, said, errors) = bench_engine(&["--shapes", "prefill:64"]);
+    let (status, stdout, errors) = bench_engine(&["--shapes", "prefill:64"]);
     assert!(status.success(), "{errors}");
-    assert!(said.contains("| prefill 64 | "), "{said}");
+    assert!(stdout.contains("| prefill 64 | "), "{stdout}");
 }
 
 #[test]
 fn a_bad_shape_on_stdin_does_not_end_bench_engine() {
-    let said = harness::run_with_input(
+    let stdout = harness::run_with_input(
         &[
             "bench",
             "engine",
@@ -79,12 +79,12 @@ fn a_bad_shape_on_stdin_does_not_end_bench_engine() {
         ],
         "prefil:64\n\ndecode:99999x8\nprefill:32\n",
     );
-    let lines: Vec<Value> = said
+    let lines: Vec<Value> = stdout
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     let [about, unknown, empty, large, measured] = &lines[..] else {
-        panic!("{said}")
+        panic!("{stdout}")
     };
     assert_eq!(about["threads"], 1);
     assert_eq!(unknown["shape"], "prefil:64");
@@ -98,7 +98,7 @@ fn a_bad_shape_on_stdin_does_not_end_bench_engine() {
 fn bench_run_measures_every_request_and_stage() {
     let (_server, url) = serve();
     let out = folder("run");
-    let (status, said, errors) = harness::run(&[
+    let (status, stdout, errors) = harness::run(&[
         "bench",
         "run",
         "--url",
@@ -118,7 +118,7 @@ fn bench_run_measures_every_request_and_stage() {
         out.to_str().unwrap(),
     ]);
     assert!(status.success(), "{errors}");
-    assert!(said.contains("attainment 100.0 %"), "{said}");
+    assert!(stdout.contains("attainment 100.0 %"), "{stdout}");
     let result = result(&out);
     let run = &result["runs"][0];
     let all = &run["all"];
@@ -162,10 +162,10 @@ fn bench_run_fails_if_the_goal_is_missed() {
         let ask = [lengths, "--prompt", "text", "--goal", "1", "--slo", slo];
         harness::run(&[&["bench", "run", "--url", &url][..], &load, &ask].concat())
     };
-    let (status, said, errors) = run("e2e=100s");
-    assert!(status.success(), "{said}{errors}");
-    let (status, said, errors) = run("e2e=1us");
-    assert!(!status.success(), "{said}");
+    let (status, stdout, errors) = run("e2e=100s");
+    assert!(status.success(), "{stdout}{errors}");
+    let (status, stdout, errors) = run("e2e=1us");
+    assert!(!status.success(), "{stdout}");
     assert!(errors.contains("0 of 2 requests"), "{errors}");
 }
 
@@ -173,7 +173,7 @@ fn bench_run_fails_if_the_goal_is_missed() {
 fn a_sweep_prints_a_line_for_each_rate() {
     let (_server, url) = serve();
     let out = folder("sweep");
-    let (status, said, errors) = harness::run(&[
+    let (status, stdout, errors) = harness::run(&[
         "bench",
         "goodput",
         "--url",
@@ -196,8 +196,11 @@ fn a_sweep_prints_a_line_for_each_rate() {
         out.to_str().unwrap(),
     ]);
     assert!(status.success(), "{errors}");
-    let rows: Vec<&str> = said.lines().filter(|line| line.contains("kept")).collect();
-    assert_eq!(rows.len(), 2, "{said}");
+    let rows: Vec<&str> = stdout
+        .lines()
+        .filter(|line| line.contains("kept"))
+        .collect();
+    assert_eq!(rows.len(), 2, "{stdout}");
     let result = result(&out);
     let found = &result["goodput"];
     assert_eq!(
@@ -244,7 +247,7 @@ fn a_signal_keeps_the_measurements_so_far() {
 
 #[test]
 fn bench_rejects_bad_arguments_at_once() {
-    for (more, says) in [
+    for (more, expected) in [
         (&["run", "--workload", "short-long"][..], "rate"),
         (
             &[
@@ -299,7 +302,7 @@ fn bench_rejects_bad_arguments_at_once() {
         .concat();
         let (status, _, errors) = harness::run(&words);
         assert!(
-            !status.success() && errors.contains(says),
+            !status.success() && errors.contains(expected),
             "{more:?}: {errors}"
         );
     }

@@ -93,7 +93,7 @@ fn bench_engine_measures_idle_time_between_decode_steps() {
         return;
     };
     let rows = answer(&mut command)["rows"].clone();
-    let seconds = |row: usize, what: &str| rows[row][what].as_f64();
+    let seconds = |row: usize, field: &str| rows[row][field].as_f64();
     let idle = seconds(0, "idle_seconds_median").expect("of decode steps");
     assert!(idle <= seconds(0, "seconds_median").expect("as long as they take"));
     assert_eq!(seconds(1, "idle_seconds_median"), None, "of a prompt");
@@ -116,8 +116,8 @@ fn tokens_on_cuda_match_transformers() {
         let Some(mut command) = cleave_on_emulator(&arguments, cache.path()) else {
             return;
         };
-        let ours = answer(&mut command);
-        assert_eq!(ours["tokens"], golden["tokens"], "{model}");
+        let tokens = answer(&mut command);
+        assert_eq!(tokens["tokens"], golden["tokens"], "{model}");
     }
 }
 
@@ -389,9 +389,9 @@ impl CudaFleet {
             // UCX carries NIXL over TCP where there is no network card.
             .env("UCX_TLS", "tcp");
         self.workers.push(harness::CleaveProcess::spawn(command));
-        let wanted = self.workers.len() as f64;
+        let expected_count = self.workers.len() as f64;
         harness::wait_for("worker", || {
-            (self.client.metric("cleave_workers", &[]) >= wanted).then_some(())
+            (self.client.metric("cleave_workers", &[]) >= expected_count).then_some(())
         });
         self.workers.len() - 1
     }
@@ -411,8 +411,8 @@ impl CudaFleet {
     }
 
     /// Waits until a worker's log contains the text.
-    fn wait_for_log(&self, worker: usize, what: &str) {
-        harness::wait_for(what, || self.logs(worker).contains(what).then_some(()));
+    fn wait_for_log(&self, worker: usize, text: &str) {
+        harness::wait_for(text, || self.logs(worker).contains(text).then_some(()));
     }
 }
 
@@ -612,7 +612,7 @@ fn blocks_of_a_sender_killed_mid_write_wait_for_its_exit() {
     let mut body = prompt(3);
     body["stream"] = json!(true);
     let client = harness::HttpClient::new(&fleet.address);
-    let asked = std::thread::spawn(move || client.stream("/v1/completions", &body).count());
+    let handle = std::thread::spawn(move || client.stream("/v1/completions", &body).count());
     // The write has begun, and does not end.
     fleet.wait_for_log(prefill, "a copy waits for the end of process");
     assert!(blocks(&port, "reserved") > 0.0);
@@ -629,7 +629,7 @@ fn blocks_of_a_sender_killed_mid_write_wait_for_its_exit() {
     fleet.workers[prefill].wait();
     fleet.wait_for_log(decode, "peer process has ended");
     wait_until_blocks_are_free(&port);
-    drop(asked.join());
+    drop(handle.join());
     // The pool serves as before.
     fleet.workers.remove(prefill);
     fleet.worker("prefill", "");
@@ -651,13 +651,13 @@ fn a_receiver_killed_mid_write_costs_its_sender_no_block() {
     let request = prompt(3);
     let answered = std::thread::scope(|scope| {
         let client = harness::HttpClient::new(&fleet.address);
-        let asked = scope.spawn(move || client.complete(&request));
+        let handle = scope.spawn(move || client.complete(&request));
         fleet.wait_for_log(prefill, "a copy waits for the end of process");
-        let mut dead = fleet.workers.remove(decode);
-        dead.signal("KILL");
-        dead.wait();
+        let mut killed = fleet.workers.remove(decode);
+        killed.signal("KILL");
+        killed.wait();
         fleet.worker("decode", "");
-        asked.join().expect("an answer")
+        handle.join().expect("an answer")
     });
     assert_eq!(answered, alone(3, fleet.cache.path()));
     let port = fleet.metrics_client(prefill);
@@ -673,9 +673,9 @@ fn a_failed_gpu_ends_its_worker_and_no_stream() {
     let model = folder.to_str().expect("a readable path");
     let mut router = harness::CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
     let address = router.address();
-    let worker = |device: &str, faults: &str, seats: &str| {
+    let worker = |device: &str, faults: &str, max_num_seqs: &str| {
         let mut arguments = vec!["worker", "--leg", "both", "--router", &address];
-        arguments.extend(["--max-num-seqs", seats]);
+        arguments.extend(["--max-num-seqs", max_num_seqs]);
         arguments.extend([
             "--kv-cache",
             "4MiB",
@@ -693,8 +693,9 @@ fn a_failed_gpu_ends_its_worker_and_no_stream() {
     // The embedding kernel runs once a step: 600 is past the steps of a worker's calibration. Each
     // worker has a device of its own, and the sound one has one slot, so that the other gets
     // requests, whatever prices the two measured.
-    let sick = "launch:embed_f32@600";
-    let (Some(_sound), Some(mut sick)) = (worker("cuda:1", "", "1"), worker("cuda:0", sick, "8"))
+    let failing = "launch:embed_f32@600";
+    let (Some(_sound), Some(mut failing)) =
+        (worker("cuda:1", "", "1"), worker("cuda:0", failing, "8"))
     else {
         return;
     };
@@ -725,14 +726,14 @@ fn a_failed_gpu_ends_its_worker_and_no_stream() {
     };
     let first = round();
     let mut rounds = 1;
-    while !sick.logs().contains("device lost") {
-        assert!(rounds < 60, "the fault never struck: {}", sick.logs());
+    while !failing.logs().contains("device lost") {
+        assert!(rounds < 60, "the fault never struck: {}", failing.logs());
         assert_eq!(round(), first, "round {rounds}");
         rounds += 1;
     }
-    let told = sick.logs();
-    assert!(told.contains("CUDA_ERROR_LAUNCH_FAILED"), "{told}");
-    assert!(told.contains("start it again"), "{told}");
-    assert!(!sick.wait().success(), "whoever starts it again is told");
+    let logs = failing.logs();
+    assert!(logs.contains("CUDA_ERROR_LAUNCH_FAILED"), "{logs}");
+    assert!(logs.contains("start it again"), "{logs}");
+    assert!(!failing.wait().success(), "whoever starts it again is told");
     assert_eq!(round(), first, "the other worker has them all");
 }

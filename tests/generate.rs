@@ -15,7 +15,7 @@ fn ids(value: &Value) -> String {
 /// The largest difference between two lists of `[id, logit]`, compared by id: an id that only one
 /// of them has must be within the bound of the other's smallest logit, since near ties may trade
 /// places at the list's end.
-fn logits_distance(ours: &Value, theirs: &Value) -> f64 {
+fn logits_distance(found: &Value, expected: &Value) -> f64 {
     let read = |list: &Value| -> Vec<(u64, f64)> {
         let pairs = list.as_array().expect("a list of pairs");
         pairs
@@ -28,11 +28,11 @@ fn logits_distance(ours: &Value, theirs: &Value) -> f64 {
             })
             .collect()
     };
-    let (ours, theirs) = (read(ours), read(theirs));
-    assert_eq!((ours.len(), theirs.len()), (20, 20));
-    let last = theirs.last().expect("twenty of them").1;
-    let apart = theirs.iter().map(|(id, logit)| {
-        let found = ours.iter().find(|(our_id, _)| our_id == id);
+    let (found, expected) = (read(found), read(expected));
+    assert_eq!((found.len(), expected.len()), (20, 20));
+    let last = expected.last().expect("twenty of them").1;
+    let apart = expected.iter().map(|(id, logit)| {
+        let found = found.iter().find(|(our_id, _)| our_id == id);
         (found.map_or(last, |(_, our_logit)| *our_logit) - logit).abs()
     });
     apart.fold(0.0, f64::max)
@@ -140,12 +140,12 @@ fn generate(flags: &[&str]) -> (String, String) {
 #[test]
 fn weights_kept_in_a_wider_format_are_logged() {
     let (_, err) = generate(&["--quantize", "int4"]);
-    let says = "down_proj.weight (688 columns) is kept in int8 rather than int4";
-    assert!(err.contains(says), "{err}");
+    let expected = "down_proj.weight (688 columns) is kept in int8 rather than int4";
+    assert!(err.contains(expected), "{err}");
     let (_, err) = generate(&["--quantize", "int8"]);
     assert!(!err.contains("more memory"), "{err}");
     let folder = tempfile::tempdir().expect("a temporary folder");
-    for (group, kept) in [
+    for (group, expected) in [
         ("16", Some("is kept in bf16 rather than int4")),
         ("32", None),
     ] {
@@ -157,8 +157,11 @@ fn weights_kept_in_a_wider_format_are_logged() {
         let (status, _, err) = harness::run(&synth);
         assert!(status.success(), "{err}");
         let (_, err) = generate(&["--model", to]);
-        assert!(kept.is_none_or(|kept| err.contains(kept)), "{err}");
-        assert_eq!(err.contains("more memory"), kept.is_some(), "{err}");
+        assert!(
+            expected.is_none_or(|expected| err.contains(expected)),
+            "{err}"
+        );
+        assert_eq!(err.contains("more memory"), expected.is_some(), "{err}");
     }
 }
 
@@ -168,9 +171,9 @@ fn cached_packed_weights_change_no_token() {
     let to = folder.path().to_str().expect("a readable path");
     for flags in [&[][..], &["--quantize", "int8"], &["--quantize", "int4"]] {
         let (packed, _) = generate(flags);
-        let kept = [flags, &["--packed-cache", to]].concat();
-        assert_eq!(generate(&kept).0, packed, "{flags:?}");
-        assert_eq!(generate(&kept).0, packed, "{flags:?}");
+        let cached = [flags, &["--packed-cache", to]].concat();
+        assert_eq!(generate(&cached).0, packed, "{flags:?}");
+        assert_eq!(generate(&cached).0, packed, "{flags:?}");
     }
     let files = || std::fs::read_dir(to).expect("it is there").flatten();
     assert_eq!(files().count(), 3);
@@ -234,7 +237,7 @@ fn with_key_scale(out: &Path, scale: f32) -> String {
 #[test]
 fn kv_scales_that_cannot_be_applied_are_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    for (scale, cache, succeeds, says) in [
+    for (scale, cache, succeeds, expected) in [
         (3.0, "fp8", false, "k_scale or v_scale is 3"),
         (0.5, "fp8", true, "are not used"),
         (3.0, "auto", true, ""),
@@ -244,8 +247,8 @@ fn kv_scales_that_cannot_be_applied_are_reported() {
         arguments.extend(["--max-tokens", "1", "--prompt", "x"]);
         let (status, _, err) = harness::run(&arguments);
         assert_eq!(status.success(), succeeds, "{err}");
-        assert!(err.contains(says), "{err}");
-        assert!(!says.is_empty() || !err.contains("scale"), "{err}");
+        assert!(err.contains(expected), "{err}");
+        assert!(!expected.is_empty() || !err.contains("scale"), "{err}");
     }
 }
 
@@ -279,12 +282,12 @@ fn writes_english(flags: &[&str]) {
     let common = [
         "the", "a", "to", "of", "is", "that", "and", "in", "for", "it",
     ];
-    let known = words
+    let common_count = words
         .iter()
         .filter(|word| common.contains(&word.to_lowercase().as_str()))
         .count();
     assert!(
-        known * 8 >= words.len(),
+        common_count * 8 >= words.len(),
         "too few common words for English: {out}"
     );
 }
@@ -296,9 +299,9 @@ fn a_damaged_checkpoint_fails_with_one_clear_error() {
         .into_iter()
         .find(|path| path.ends_with("llama2"))
         .expect("a golden checkpoint");
-    let spoil = |what: &str, spoil: &dyn Fn(&std::path::Path)| -> String {
+    let spoil = |name: &str, spoil: &dyn Fn(&std::path::Path)| -> String {
         let folder =
-            std::env::temp_dir().join(format!("cleave-damaged-{}-{what}", std::process::id()));
+            std::env::temp_dir().join(format!("cleave-damaged-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder of our own");
         for entry in std::fs::read_dir(&whole).expect("readable folder") {
             let from = entry.expect("readable folder").path();
@@ -313,8 +316,8 @@ fn a_damaged_checkpoint_fails_with_one_clear_error() {
             folder.to_str().expect("a readable path"),
         ]);
         std::fs::remove_dir_all(&folder).expect("removed");
-        assert_eq!(status.code(), Some(1), "{what}: {err}");
-        assert!(!err.contains("panicked"), "{what}: {err}");
+        assert_eq!(status.code(), Some(1), "{name}: {err}");
+        assert!(!err.contains("panicked"), "{name}: {err}");
         err
     };
     let absent = spoil("tokenizer", &|folder| {

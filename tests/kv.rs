@@ -18,9 +18,9 @@ fn every_transport_is_measured_beside_its_floor() {
         expected.insert(2, "nixl");
     }
     let output = command.output().unwrap();
-    let (said, errors) = (output.stdout, String::from_utf8(output.stderr).unwrap());
+    let (stdout, errors) = (output.stdout, String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{errors}");
-    let table: Value = serde_json::from_slice(&said).unwrap();
+    let table: Value = serde_json::from_slice(&stdout).unwrap();
     let transports = table["transports"].as_array().unwrap();
     let names: Vec<_> = transports.iter().map(|one| &one["transport"]).collect();
     assert_eq!(names, expected);
@@ -56,7 +56,7 @@ fn a_block_size_out_of_range_is_refused() {
 
 #[test]
 fn sizes_that_cannot_be_measured_are_refused() {
-    for (block_bytes, blocks, says) in [
+    for (block_bytes, blocks, expected) in [
         ("1", "1", "at least 4KiB"),
         ("1GiB", "65536", "at most 8 GiB"),
     ] {
@@ -67,6 +67,6 @@ fn sizes_that_cannot_be_measured_are_refused() {
             .unwrap();
         assert!(!output.status.success());
         let errors = String::from_utf8(output.stderr).unwrap();
-        assert!(errors.contains(says), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
     }
 }

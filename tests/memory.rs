@@ -53,7 +53,7 @@ fn hostile_bodies() -> Vec<(&'static str, String)> {
 /// Posts each hostile body from several clients at once; the memory of the process that reads them
 /// comes back.
 #[track_caller]
-fn check_memory_comes_back(process: &mut CleaveProcess) {
+fn check_memory_is_released(process: &mut CleaveProcess) {
     const CLIENTS: usize = 3;
     const LEFT_BYTES_MAX: u64 = 64 << 20;
     let address = process.address();
@@ -83,12 +83,12 @@ fn check_memory_comes_back(process: &mut CleaveProcess) {
 }
 
 #[test]
-fn memory_of_hostile_bodies_comes_back() {
+fn memory_of_hostile_bodies_is_released() {
     let mut alone = CleaveProcess::start(&["serve", "--port", "0", "--threads", "1"]);
-    check_memory_comes_back(&mut alone);
+    check_memory_is_released(&mut alone);
     let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
     let address = router.address();
     let worker = ["worker", "--leg", "both", "--router", &address];
     let _worker = CleaveProcess::start(&[&worker[..], &["--threads", "1"]].concat());
-    check_memory_comes_back(&mut router);
+    check_memory_is_released(&mut router);
 }

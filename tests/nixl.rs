@@ -60,9 +60,9 @@ impl NixlFleet {
             command.env_remove("UCX_TLS");
         }
         self.workers.push(CleaveProcess::spawn(command));
-        let wanted = self.workers.len() as f64;
+        let expected_count = self.workers.len() as f64;
         wait_for("worker", || {
-            (self.client.metric("cleave_workers", &[]) >= wanted).then_some(())
+            (self.client.metric("cleave_workers", &[]) >= expected_count).then_some(())
         });
         self.workers.len() - 1
     }
@@ -89,12 +89,12 @@ impl NixlFleet {
                 let body = prompt(*first);
                 scope.spawn(move || HttpClient::new(&self.address).complete(&body))
             };
-            let asked: Vec<_> = firsts.iter().map(ask).collect();
+            let handles: Vec<_> = firsts.iter().map(ask).collect();
             wait_for("the first blocks", || {
                 (port.metric("cleave_handoff_bytes_total", &[]) > 0.0).then_some(())
             });
             meanwhile();
-            let answers = asked.into_iter().map(|asked| asked.join());
+            let answers = handles.into_iter().map(|handle| handle.join());
             answers.map(|answer| answer.expect("an answer")).collect()
         })
     }
@@ -131,9 +131,9 @@ fn alone(first: u32) -> String {
         "--prompt-tokens",
         &ids,
     ]);
-    let (status, said, errors) = harness::run(&arguments);
+    let (status, stdout, errors) = harness::run(&arguments);
     assert!(status.success(), "{errors}");
-    let answer: Value = serde_json::from_str(&said).expect("one JSON object");
+    let answer: Value = serde_json::from_str(&stdout).expect("one JSON object");
     answer["text"].as_str().expect("a text").to_owned()
 }
 
@@ -254,11 +254,11 @@ fn ucx_without_a_network_card_is_not_counted_as_nixl() {
                 let over = port.metric("cleave_link_transport", &[&label]);
                 assert_eq!(over, count, "{logs}");
             }
-            let says = match tls {
+            let expected = match tls {
                 "tcp" => "name one interface in UCX_NET_DEVICES",
                 _ => "UCX cannot use network cards",
             };
-            assert!(logs.contains(says), "{logs}");
+            assert!(logs.contains(expected), "{logs}");
         }
     }
 }

@@ -54,7 +54,7 @@ fn bad_certificates_are_refused_before_a_port_is_bound() {
     TestAuthority::new().sign(folder.path(), "localhost");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (certificate, key, missing) = (path("tls.crt"), path("tls.key"), path("none"));
-    for (flags, says) in [
+    for (flags, expected) in [
         (
             vec!["--ssl-certfile", &certificate, "--ssl-keyfile", &missing],
             missing.as_str(),
@@ -75,7 +75,7 @@ fn bad_certificates_are_refused_before_a_port_is_bound() {
             !status.success() && out.is_empty(),
             "no address was promised"
         );
-        assert!(err.contains(says), "{err}");
+        assert!(err.contains(expected), "{err}");
     }
 }
 
@@ -84,20 +84,20 @@ fn bad_certificates_are_refused_before_a_port_is_bound() {
 #[test]
 fn an_unreachable_peer_router_is_logged_with_its_cause() {
     let folders = [(); 3].map(|()| tempfile::tempdir().expect("a folder"));
-    let [front, theirs, others] = &folders;
+    let [front, front_peers, others] = &folders;
     TestAuthority::new().sign(front.path(), "llm.example");
-    for folder in [theirs, others] {
+    for folder in [front_peers, others] {
         TestAuthority::new().sign(folder.path(), "cleave-peer");
     }
     let path = |name: &str| front.path().join(name).display().to_string();
     let peers = |folder: &tempfile::TempDir| folder.path().display().to_string();
     let (certificate, key) = (path("tls.crt"), path("tls.key"));
-    let (theirs, others) = (peers(theirs), peers(others));
+    let (front_peers, others) = (peers(front_peers), peers(others));
     let router = ["router", "--listen", "127.0.0.1:0"];
     let tls = ["--ssl-certfile", &certificate, "--ssl-keyfile", &key];
-    let asked = ["--peer-tls", &theirs, "--admin-listen", "127.0.0.1:0"];
-    let mut asked = CleaveProcess::start(&[&router[..], &tls, &asked].concat());
-    let (at, admin) = (asked.tls_address(), asked.admin_address());
+    let front_flags = ["--peer-tls", &front_peers, "--admin-listen", "127.0.0.1:0"];
+    let mut front_router = CleaveProcess::start(&[&router[..], &tls, &front_flags].concat());
+    let (at, admin) = (front_router.tls_address(), front_router.admin_address());
     let (_, port) = admin.rsplit_once(':').expect("a port");
     let picks = [
         "--ext-proc-listen",
@@ -110,7 +110,7 @@ fn an_unreachable_peer_router_is_logged_with_its_cause() {
     let unasked = "the endpoint picker cannot poll this router";
     let uncounted = "cannot poll this router of --fellow-routers";
     let not_ready = "the endpoint picker finds this router not ready";
-    for (more, says) in [
+    for (more, expected) in [
         (
             [&stranger[..], &fellow].concat(),
             vec![unasked, uncounted, "invalid peer certificate"],
@@ -120,15 +120,18 @@ fn an_unreachable_peer_router_is_logged_with_its_cause() {
             vec![unasked, uncounted, "This port speaks HTTPS."],
         ),
         (vec!["--picker-admin-port", port], vec![not_ready]),
-        (vec!["--peer-tls", &theirs], vec![not_ready]),
+        (vec!["--peer-tls", &front_peers], vec![not_ready]),
     ] {
         let process = CleaveProcess::start(&[&router[..], &picks, &more].concat());
-        wait_for(says[0], || {
+        wait_for(expected[0], || {
             let logs = process.logs();
-            says.iter().all(|one| logs.contains(one)).then_some(())
+            expected.iter().all(|one| logs.contains(one)).then_some(())
         });
         let logs = process.logs();
-        assert!(logs.contains(not_ready) == (says[0] == not_ready), "{logs}");
+        assert!(
+            logs.contains(not_ready) == (expected[0] == not_ready),
+            "{logs}"
+        );
     }
     // A router that could never ask itself refuses to start.
     let (status, _, error) = run(&[&router[..], &tls, &picks].concat());
@@ -183,16 +186,16 @@ fn our_clients_verify_the_servers_certificate() {
     let trusting = ["--cacert", authority.as_str()];
     let stranger = path("other.crt");
     std::fs::write(&stranger, TestAuthority::new().pem()).expect("written");
-    let astray = ["--cacert", stranger.as_str()];
-    let (status, said, error) = top(&named, &trusting);
+    let wrong_authority = ["--cacert", stranger.as_str()];
+    let (status, output, error) = top(&named, &trusting);
     assert!(
-        status.success() && said.contains("\"pools\""),
-        "{said}{error}"
+        status.success() && output.contains("\"pools\""),
+        "{output}{error}"
     );
-    let (status, said, error) = bench(&named, &trusting);
-    assert!(status.success(), "{said}{error}");
-    for (url, more, says) in [
-        (&named, &astray[..], "invalid peer certificate"),
+    let (status, output, error) = bench(&named, &trusting);
+    assert!(status.success(), "{output}{error}");
+    for (url, more, expected) in [
+        (&named, &wrong_authority[..], "invalid peer certificate"),
         (&other, &trusting[..], "not valid for name"),
         (
             &named,
@@ -201,23 +204,26 @@ fn our_clients_verify_the_servers_certificate() {
         ),
     ] {
         for (status, _, error) in [top(url, more), bench(url, more)] {
-            assert!(!status.success() && error.contains(says), "{says}: {error}");
+            assert!(
+                !status.success() && error.contains(expected),
+                "{expected}: {error}"
+            );
         }
     }
 
     // The autoscaler logs its workers, or why it cannot follow the router.
-    for (more, says) in [
+    for (more, expected) in [
         (&trusting[..], "wanted"),
-        (&astray[..], "invalid peer certificate"),
+        (&wrong_authority[..], "invalid peer certificate"),
     ] {
         let follow = ["autoscale", "--local", "--router", &named];
         let mut scaler =
             CleaveProcess::start(&[&follow[..], more, &["--", "--no-such-flag"]].concat());
-        let heard = |logs: &str| match says {
+        let is_logged = |logs: &str| match expected {
             "wanted" => logs.contains("started") || logs.contains("ended"),
-            _ => logs.contains(says),
+            _ => logs.contains(expected),
         };
-        wait_for(says, || heard(&scaler.logs()).then_some(()));
+        wait_for(expected, || is_logged(&scaler.logs()).then_some(()));
         scaler.signal("INT");
         assert!(scaler.wait().success(), "{}", scaler.logs());
     }

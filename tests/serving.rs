@@ -110,7 +110,7 @@ fn streamed(client: &HttpClient, body: &Value) -> String {
 
 // Invariant: I11.
 #[test]
-fn one_process_and_five_give_the_same_answers() {
+fn one_process_and_five_answer_alike() {
     check_same_answers(&[]);
 }
 
@@ -176,8 +176,8 @@ fn speculation_changes_no_answer() {
     for client in [&split, &whole] {
         let together: Vec<Value> = std::thread::scope(|scope| {
             let ask = |body| scope.spawn(move || choices(client, body));
-            let asked: Vec<_> = bodies.iter().map(ask).collect();
-            let answers = asked.into_iter();
+            let handles: Vec<_> = bodies.iter().map(ask).collect();
+            let answers = handles.into_iter();
             answers
                 .map(|answer| answer.join().expect("an answer"))
                 .collect()
@@ -222,23 +222,23 @@ fn speculating_streams_survive_resumes_and_migrations() {
         ("TERM", "cleave_moves_done_total"),
     ] {
         let fleet = fleet_of(&GUESSES);
-        let stays = metrics_client(&fleet.decode[1]);
+        let remaining = metrics_client(&fleet.decode[1]);
         let texts: Vec<String> = std::thread::scope(|scope| {
             let client = &fleet.client;
             let ask = |body| scope.spawn(move || streamed(client, body));
-            let asked: Vec<_> = bodies.iter().map(ask).collect();
-            let leaves = metrics_client(&fleet.decode[0]);
+            let handles: Vec<_> = bodies.iter().map(ask).collect();
+            let leaving = metrics_client(&fleet.decode[0]);
             wait_for("guesses that came true", || {
-                let accepted = leaves.metric("cleave_draft_tokens_total", &["\"accepted\""]);
+                let accepted = leaving.metric("cleave_draft_tokens_total", &["\"accepted\""]);
                 (accepted > 0.0).then_some(())
             });
             fleet.decode[0].signal(signal);
-            let texts = asked.into_iter();
+            let texts = handles.into_iter();
             texts.map(|text| text.join().expect("a text")).collect()
         });
         assert_eq!(texts, expected, "SIG{signal}");
         assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
-        let accepted = stays.metric("cleave_draft_tokens_total", &["\"accepted\""]);
+        let accepted = remaining.metric("cleave_draft_tokens_total", &["\"accepted\""]);
         assert!(accepted > 0.0, "SIG{signal}");
     }
 }
@@ -249,11 +249,11 @@ fn sixteen_concurrent_requests_answer_as_alone() {
     let bodies: Vec<Value> = requests().into_iter().cycle().take(16).collect();
     let alone: Vec<String> = bodies.iter().map(|body| client.complete(body)).collect();
     let together: Vec<String> = std::thread::scope(|scope| {
-        let asked: Vec<_> = bodies
+        let handles: Vec<_> = bodies
             .iter()
             .map(|body| scope.spawn(|| client.complete(body)))
             .collect();
-        asked
+        handles
             .into_iter()
             .map(|answer| answer.join().expect("an answer"))
             .collect()
@@ -265,7 +265,7 @@ fn sixteen_concurrent_requests_answer_as_alone() {
 fn the_startup_log_names_workers_and_devices() {
     let (process, _client) = serve(&["--dtype", "f32"]);
     let logs = process.logs();
-    for said in [
+    for expected in [
         "cleave-demo",
         "f32",
         "prefill-0",
@@ -274,7 +274,7 @@ fn the_startup_log_names_workers_and_devices() {
         "KV cache",
         "tokens",
     ] {
-        assert!(logs.contains(said), "no `{said}` in: {logs}");
+        assert!(logs.contains(expected), "no `{expected}` in: {logs}");
     }
 }
 
@@ -611,8 +611,8 @@ fn top_needs_the_admin_key_and_shows_counts() {
     let address = process.address();
     let client = HttpClient::new(&address);
     let body = json!({"prompt": "A vector is", "max_tokens": 7, "ignore_eos": true});
-    let (status, said) = client.post("/v1/completions", &body);
-    assert_eq!(status, 200, "{said}");
+    let (status, answer) = client.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
     let url = format!("http://{address}");
     let words = ["top", "--url", &url, "--once", "--json"];
     let (status, _, errors) = harness::run(&words);
@@ -663,8 +663,8 @@ fn error_without_model(arguments: &[&str]) -> String {
 
 #[test]
 fn addresses_and_folders_are_checked_before_the_model() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = taken.local_addr().expect("it is bound").to_string();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound").to_string();
     let port = address.rsplit(':').next().expect("a port");
     let worker = ["worker", "--leg", "both", "--router", "127.0.0.1:1"];
     let worker = |more: &[&str]| error_without_model(&[&worker[..], more].concat());
@@ -675,7 +675,7 @@ fn addresses_and_folders_are_checked_before_the_model() {
         "/dev/null",
     ];
     let serve_tier = [&["serve", "--port", "0"], &tier[..]].concat();
-    for (said, names) in [
+    for (error, names) in [
         (error_without_model(&["serve", "--port", port]), &address),
         (
             error_without_model(&["serve", "--port", "0", "--admin-listen", &address]),
@@ -716,11 +716,11 @@ fn addresses_and_folders_are_checked_before_the_model() {
         ),
     ] {
         assert!(
-            said.contains(names) && !said.contains("/nowhere/model"),
-            "{said}"
+            error.contains(names) && !error.contains("/nowhere/model"),
+            "{error}"
         );
     }
     // With all else right, the missing model is the error.
-    let said = error_without_model(&["serve", "--port", "0"]);
-    assert!(said.contains("/nowhere/model"), "{said}");
+    let error = error_without_model(&["serve", "--port", "0"]);
+    assert!(error.contains("/nowhere/model"), "{error}");
 }

@@ -130,9 +130,9 @@ fn one(words: &mut &[&str], allowed: &BTreeSet<String>) -> bool {
 }
 
 /// Violations of the rules, in words.
-fn violations(rules: &DenyRules, taken: &[ExternalCrate]) -> Vec<String> {
+fn violations(rules: &DenyRules, crates: &[ExternalCrate]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for one in taken {
+    for one in crates {
         versions.entry(&one.name).or_default().push(&one.version);
     }
     let banned = rules.bans.deny.iter().filter_map(|ban| {
@@ -142,29 +142,29 @@ fn violations(rules: &DenyRules, taken: &[ExternalCrate]) -> Vec<String> {
         let found = found.join(" and ");
         (versions[name.as_str()].len() > most).then(|| format!("{name} {found}: {reason}"))
     });
-    let unlicensed = taken.iter().filter_map(|one| {
+    let unlicensed = crates.iter().filter_map(|one| {
         let license = one.license.as_deref();
         let fine = license.is_some_and(|license| permits(license, &rules.licenses.allow));
         let license = license.unwrap_or("none told");
         (!fine).then(|| format!("{}: the licence is {license}", one.name))
     });
-    let known = |source: &str| {
+    let is_allowed = |source: &str| {
         let registry = source.strip_prefix("registry+");
         registry.is_some_and(|registry| rules.sources.allow_registry.contains(registry))
     };
-    let strange = taken.iter().filter(|one| !known(&one.source));
+    let strange = crates.iter().filter(|one| !is_allowed(&one.source));
     let strange = strange.map(|one| format!("{} comes from {}", one.name, one.source));
     banned.chain(unlicensed).chain(strange).collect()
 }
 
 #[test]
 fn dependencies_keep_the_rules_of_deny_toml() {
-    let (rules, taken) = (rules(), external_crates());
-    assert!(taken.len() > 100, "cargo metadata named {}", taken.len());
-    assert_eq!(violations(&rules, &taken), [""; 0]);
+    let (rules, crates) = (rules(), external_crates());
+    assert!(crates.len() > 100, "cargo metadata named {}", crates.len());
+    assert_eq!(violations(&rules, &crates), [""; 0]);
     // A ban of second versions must name a crate that is in use.
     for ban in rules.bans.deny.iter().filter(|b| b.deny_multiple_versions) {
-        let there = taken.iter().any(|one| one.name == ban.name);
+        let there = crates.iter().any(|one| one.name == ban.name);
         assert!(there, "nobody takes {}: strike it from deny.toml", ban.name);
     }
     // cargo-deny would treat other values differently than this test.
@@ -180,10 +180,10 @@ fn dependencies_keep_the_rules_of_deny_toml() {
 
 #[test]
 fn each_deny_rule_catches_its_violation() {
-    let (rules, taken) = (rules(), external_crates());
+    let (rules, crates) = (rules(), external_crates());
     let with = |change: &dyn Fn(&mut ExternalCrate)| {
-        let mut more = taken.clone();
-        let mut one = taken[0].clone();
+        let mut more = crates.clone();
+        let mut one = crates[0].clone();
         "one more".clone_into(&mut one.name);
         change(&mut one);
         more.push(one);

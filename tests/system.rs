@@ -16,7 +16,7 @@ mod kv;
 mod memory;
 mod nixl;
 mod observe;
-mod promises;
 mod secure;
 mod serving;
+mod slo;
 mod tier;

@@ -5,7 +5,7 @@
 //! limit.
 
 use crate::chaos::fleet::ChaosFleet;
-use crate::chaos::load::LoadLedger;
+use crate::chaos::load::LoadCounters;
 use crate::chaos::proxy::{FLIPPED_BYTES_MIN, FaultProxy, LinkCondition};
 use crate::chaos::rng::FaultRng;
 use crate::harness::wait_for;
@@ -65,14 +65,14 @@ pub(crate) const KINDS: [(FaultKind, &str); 17] = [
 ];
 
 /// All kinds in turn, in a random order and on random workers.
-pub(crate) fn schedule(dice: &mut FaultRng, count: usize) -> Vec<(FaultKind, usize)> {
+pub(crate) fn schedule(rng: &mut FaultRng, count: usize) -> Vec<(FaultKind, usize)> {
     let mut drawn = Vec::new();
     while drawn.len() < count {
         let mut round = KINDS.map(|(kind, _)| kind);
-        dice.shuffle(&mut round);
+        rng.shuffle(&mut round);
         for kind in round {
             // Decode workers hold the streams, so they are hit more often.
-            let worker_index = *dice.pick(&[0, 1, 2, 2, 3, 3, 4, 4]);
+            let worker_index = *rng.pick(&[0, 1, 2, 2, 3, 3, 4, 4]);
             let behind_proxy = match kind {
                 FaultKind::DataCut
                 | FaultKind::DataHalfClosed
@@ -95,7 +95,7 @@ pub(crate) fn inject(
     fleet: &mut ChaosFleet,
     kind: FaultKind,
     worker_index: usize,
-    ledger: &LoadLedger,
+    counters: &LoadCounters,
 ) {
     match kind {
         FaultKind::Killed => {
@@ -110,7 +110,7 @@ pub(crate) fn inject(
         }
         FaultKind::Paused => {
             fleet.workers[worker_index].process().signal("STOP");
-            wait_for_events_or_time(ledger, 600, Duration::from_millis(300));
+            wait_for_events_or_time(counters, 600, Duration::from_millis(300));
             fleet.workers[worker_index].process().signal("CONT");
         }
         FaultKind::DrainedBySignal => {
@@ -123,23 +123,23 @@ pub(crate) fn inject(
             assert_eq!(status, 202, "{answer}");
             leave_and_return(fleet, worker_index);
         }
-        FaultKind::RoleChanged => change_role(fleet, worker_index, ledger),
+        FaultKind::RoleChanged => change_role(fleet, worker_index, counters),
         FaultKind::DataCut => data_proxy(fleet, worker_index).cut(),
         FaultKind::DataHalfClosed => data_proxy(fleet, worker_index).half_close(),
         FaultKind::DataThrottled => hold_condition(
             data_proxy(fleet, worker_index),
             LinkCondition::Throttled(200_000),
-            ledger,
+            counters,
         ),
         FaultKind::DataDelayed => {
-            hold_condition(data_proxy(fleet, worker_index), DELAYED_LINK, ledger)
+            hold_condition(data_proxy(fleet, worker_index), DELAYED_LINK, counters)
         }
         FaultKind::DataFrozen => hold_condition(
             data_proxy(fleet, worker_index),
             LinkCondition::Frozen,
-            ledger,
+            counters,
         ),
-        FaultKind::DataFlipped => flip_a_bit(data_proxy(fleet, worker_index), ledger),
+        FaultKind::DataFlipped => flip_a_bit(data_proxy(fleet, worker_index), counters),
         FaultKind::StreamCut => end_stream_and_wait(fleet, worker_index, FaultProxy::cut),
         FaultKind::StreamHalfClosed => {
             end_stream_and_wait(fleet, worker_index, FaultProxy::half_close)
@@ -147,7 +147,7 @@ pub(crate) fn inject(
         FaultKind::StreamDelayed => hold_condition(
             &fleet.workers[worker_index].router_proxy,
             DELAYED_LINK,
-            ledger,
+            counters,
         ),
         FaultKind::StreamFrozen => {
             fleet.workers[worker_index]
@@ -158,7 +158,7 @@ pub(crate) fn inject(
                 .router_proxy
                 .set_condition(LinkCondition::Normal);
         }
-        FaultKind::StreamFlipped => flip_a_bit(&fleet.workers[worker_index].router_proxy, ledger),
+        FaultKind::StreamFlipped => flip_a_bit(&fleet.workers[worker_index].router_proxy, counters),
     }
     fleet.wait_whole();
 }
@@ -183,7 +183,7 @@ fn leave_and_return(fleet: &mut ChaosFleet, worker_index: usize) {
     worker.start();
 }
 
-fn change_role(fleet: &mut ChaosFleet, worker_index: usize, ledger: &LoadLedger) {
+fn change_role(fleet: &mut ChaosFleet, worker_index: usize, counters: &LoadCounters) {
     let (name, leg) = (
         fleet.workers[worker_index].name,
         fleet.workers[worker_index].leg,
@@ -196,7 +196,7 @@ fn change_role(fleet: &mut ChaosFleet, worker_index: usize, ledger: &LoadLedger)
         let command = json!({"worker": name, "role": role});
         let (status, answer) = fleet.client.post("/admin/role", &command);
         assert_eq!(status, 202, "{answer}");
-        wait_for_events_or_time(ledger, 600, Duration::from_secs(2));
+        wait_for_events_or_time(counters, 600, Duration::from_secs(2));
     }
 }
 
@@ -209,26 +209,26 @@ fn end_stream_and_wait(fleet: &ChaosFleet, worker_index: usize, end: fn(&FaultPr
 }
 
 /// Holds a link condition for a while.
-fn hold_condition(proxy: &FaultProxy, weather: LinkCondition, ledger: &LoadLedger) {
-    proxy.set_condition(weather);
-    wait_for_events_or_time(ledger, 2000, Duration::from_millis(1500));
+fn hold_condition(proxy: &FaultProxy, condition: LinkCondition, counters: &LoadCounters) {
+    proxy.set_condition(condition);
+    wait_for_events_or_time(counters, 2000, Duration::from_millis(1500));
     proxy.set_condition(LinkCondition::Normal);
 }
 
 /// Flips a bit somewhere near the end of the next long piece, and waits for its consequences: the
 /// end of the connection, or none.
-fn flip_a_bit(proxy: &FaultProxy, ledger: &LoadLedger) {
-    let from_end = ledger.events.load(Ordering::Relaxed) as usize % FLIPPED_BYTES_MIN;
+fn flip_a_bit(proxy: &FaultProxy, counters: &LoadCounters) {
+    let from_end = counters.events.load(Ordering::Relaxed) as usize % FLIPPED_BYTES_MIN;
     proxy.flip(from_end);
     wait_for("a flipped bit", || proxy.flipped().then_some(()));
-    wait_for_events_or_time(ledger, 2000, Duration::from_millis(1500));
+    wait_for_events_or_time(counters, 2000, Duration::from_millis(1500));
 }
 
 /// Waits until clients have received this many more events, or for this long if none may come.
-pub(crate) fn wait_for_events_or_time(ledger: &LoadLedger, events: u64, limit: Duration) {
-    let heard = || ledger.events.load(Ordering::Relaxed);
-    let (from, began) = (heard(), Instant::now());
-    while heard() < from.saturating_add(events) && began.elapsed() < limit {
+pub(crate) fn wait_for_events_or_time(counters: &LoadCounters, events: u64, limit: Duration) {
+    let received = || counters.events.load(Ordering::Relaxed);
+    let (from, began) = (received(), Instant::now());
+    while received() < from.saturating_add(events) && began.elapsed() < limit {
         std::thread::park_timeout(Duration::from_millis(10));
     }
 }

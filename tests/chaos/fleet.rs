@@ -66,7 +66,7 @@ impl ChaosFleet {
         ];
         let mut router = CleaveProcess::start(&arguments);
         let address = router.address();
-        let seats = WORKERS.map(|(name, leg)| {
+        let workers = WORKERS.map(|(name, leg)| {
             let line = runtime.block_on(FaultProxy::start());
             line.set_target(Some(address.clone()));
             let data = (name != "d2").then(|| runtime.block_on(FaultProxy::start()));
@@ -88,7 +88,7 @@ impl ChaosFleet {
             router,
             client,
             base: format!("http://{address}"),
-            workers: seats.into(),
+            workers: workers.into(),
         };
         fleet.wait_whole();
         fleet
@@ -100,10 +100,10 @@ impl ChaosFleet {
             let (_, text) = self.client.get("/admin/workers");
             let list: serde_json::Value = serde_json::from_str(&text).ok()?;
             let workers = list["data"].as_array()?;
-            let whole = self.workers.iter().all(|ours| {
+            let whole = self.workers.iter().all(|expected| {
                 workers.iter().any(|worker| {
-                    worker["name"] == ours.name
-                        && worker["role"] == ours.leg
+                    worker["name"] == expected.name
+                        && worker["role"] == expected.leg
                         && worker["state"] == "ready"
                 })
             });
@@ -145,7 +145,7 @@ impl ChaosWorker {
             arguments.extend(["--data-advertise", &data.address]);
         }
         let process = CleaveProcess::start(&arguments);
-        let said = |mark: &str| {
+        let logged = |mark: &str| {
             wait_for("a worker's addresses", || {
                 let logs = process.logs();
                 let rest = &logs[logs.find(mark)? + mark.len()..];
@@ -153,8 +153,8 @@ impl ChaosWorker {
                 Some(rest[..end].to_owned())
             })
         };
-        let data_address = said("worker runs data=");
-        self.metrics_address = said("metrics at http://");
+        let data_address = logged("worker runs data=");
+        self.metrics_address = logged("metrics at http://");
         if let Some(data) = &self.data_proxy {
             data.set_target(Some(data_address));
         }

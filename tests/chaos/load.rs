@@ -48,7 +48,7 @@ pub(crate) enum QuestionOutcome {
 
 /// Counts and failures of all clients.
 #[derive(Default)]
-pub(crate) struct LoadLedger {
+pub(crate) struct LoadCounters {
     /// Events received, for tests that wait for progress.
     pub(crate) events: AtomicU64,
     pub(crate) answered: AtomicU64,
@@ -61,15 +61,15 @@ pub(crate) struct LoadLedger {
 }
 
 /// Questions of every kind with deterministic answers.
-pub(crate) fn bodies(dice: &mut FaultRng) -> Vec<(&'static str, Value)> {
+pub(crate) fn bodies(rng: &mut FaultRng) -> Vec<(&'static str, Value)> {
     const TEXT: &str = "/v1/completions";
     const CHAT: &str = "/v1/chat/completions";
     let long = "The borrow checker follows each reference to the value it came from. ".repeat(20);
-    let say = |text: &str| json!([{"role": "user", "content": text}]);
+    let messages = |text: &str| json!([{"role": "user", "content": text}]);
     let mut bodies = Vec::new();
     for prompt in ["A vector is", "Ownership means that", &long] {
-        let tokens = 120 + dice.below(200);
-        let seed = dice.below(1000);
+        let tokens = 120 + rng.below(200);
+        let seed = rng.below(1000);
         bodies.push((
             TEXT,
             json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0}),
@@ -85,12 +85,12 @@ pub(crate) fn bodies(dice: &mut FaultRng) -> Vec<(&'static str, Value)> {
         ));
         bodies.push((
             CHAT,
-            json!({"messages": say(prompt), "max_tokens": tokens, "temperature": 1.2, "seed": seed, "n": 3,
+            json!({"messages": messages(prompt), "max_tokens": tokens, "temperature": 1.2, "seed": seed, "n": 3,
                    "logprobs": true, "top_logprobs": 2}),
         ));
         bodies.push((
             CHAT,
-            json!({"messages": say(prompt), "max_tokens": tokens, "temperature": 0, "min_tokens": tokens / 2}),
+            json!({"messages": messages(prompt), "max_tokens": tokens, "temperature": 0, "min_tokens": tokens / 2}),
         ));
     }
     for (_, body) in &mut bodies {
@@ -239,35 +239,35 @@ pub(crate) enum ReadOn {
 pub(crate) fn run_client(
     base: &str,
     asks: &[LoadQuestion],
-    ledger: &LoadLedger,
-    mut dice: FaultRng,
+    counters: &LoadCounters,
+    mut rng: FaultRng,
 ) {
     let http = http();
-    while !ledger.stop.load(Ordering::Relaxed) {
-        let ask_now = dice.pick(asks);
+    while !counters.stop.load(Ordering::Relaxed) {
+        let ask_now = rng.pick(asks);
         let streams = ask_now.body["stream"] == true;
-        let leaves_after = if streams && dice.below(8) == 0 {
-            dice.below(100) as u64
+        let events_max = if streams && rng.below(8) == 0 {
+            rng.below(100) as u64
         } else {
             u64::MAX
         };
         let (mut events, mut last) = (0u64, None::<Instant>);
         let on_event = || {
             events += 1;
-            ledger.events.fetch_add(1, Ordering::Relaxed);
+            counters.events.fetch_add(1, Ordering::Relaxed);
             let now = Instant::now();
             if let Some(before) = last.replace(now) {
                 let micros = (now - before).as_micros() as u64;
-                ledger.pause_micros.fetch_max(micros, Ordering::Relaxed);
+                counters.pause_micros.fetch_max(micros, Ordering::Relaxed);
             }
-            if events > leaves_after {
+            if events > events_max {
                 ReadOn::Leave
             } else {
                 ReadOn::Continue
             }
         };
         let outcome = ask(&http, base, ask_now.path, &ask_now.body, on_event);
-        ledger.record(ask_now, outcome);
+        counters.record(ask_now, outcome);
     }
 }
 
@@ -277,9 +277,9 @@ pub(crate) fn http() -> reqwest::blocking::Client {
     builder.build().expect("client builds")
 }
 
-impl LoadLedger {
-    fn record(&self, asked: &LoadQuestion, outcome: QuestionOutcome) {
-        let expected = &asked.expected;
+impl LoadCounters {
+    fn record(&self, question: &LoadQuestion, outcome: QuestionOutcome) {
+        let expected = &question.expected;
         let failure = match outcome {
             QuestionOutcome::Answered(answer) if answer == *expected => {
                 self.answered.fetch_add(1, Ordering::Relaxed);
@@ -302,7 +302,7 @@ impl LoadLedger {
             }
             QuestionOutcome::Failed(reason) => reason,
         };
-        let failure = format!("{} {}: {failure}", asked.path, asked.body);
+        let failure = format!("{} {}: {failure}", question.path, question.body);
         let mut failures = self.failures.lock().expect("no panic holds it");
         failures.push(failure);
     }

@@ -18,7 +18,7 @@ mod stopped_router;
 use crate::harness::{CleaveProcess, HttpClient, wait_for};
 use faults::{FaultKind, KINDS};
 use fleet::ChaosFleet;
-use load::{LoadLedger, LoadQuestion, QuestionOutcome, ReadOn, bodies, streamed, with_stop};
+use load::{LoadCounters, LoadQuestion, QuestionOutcome, ReadOn, bodies, streamed, with_stop};
 use rng::FaultRng;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -41,8 +41,8 @@ fn print_progress(line: &str) {
 }
 
 /// The questions with their answers, from an undisturbed process.
-fn expected_answers(dice: &mut FaultRng) -> Vec<LoadQuestion> {
-    answered(bodies(dice))
+fn expected_answers(rng: &mut FaultRng) -> Vec<LoadQuestion> {
+    answered(bodies(rng))
 }
 
 /// Each body, also as a stream and with a stop string, with the answers of an undisturbed process.
@@ -98,51 +98,51 @@ fn streams_survive_their_workers_faults() {
     print_progress(&format!(
         "chaos: CLEAVE_CHAOS_SEED={seed}, {count} faults, {clients} clients"
     ));
-    let mut dice = FaultRng::new(seed);
-    let asks = expected_answers(&mut dice);
+    let mut rng = FaultRng::new(seed);
+    let asks = expected_answers(&mut rng);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut fleet = ChaosFleet::start(runtime.handle());
-    let ledger = LoadLedger::default();
-    let plan = faults::schedule(&mut dice, count);
+    let counters = LoadCounters::default();
+    let plan = faults::schedule(&mut rng, count);
     let mut struck: BTreeMap<FaultKind, u64> = BTreeMap::new();
     let began = Instant::now();
     let base = fleet.base.clone();
     std::thread::scope(|scope| {
         for _ in 0..clients {
-            let dice = FaultRng::new(dice.next());
-            let (base, asks, ledger) = (&base, &asks, &ledger);
-            scope.spawn(move || load::run_client(base, asks, ledger, dice));
+            let rng = FaultRng::new(rng.next());
+            let (base, asks, counters) = (&base, &asks, &counters);
+            scope.spawn(move || load::run_client(base, asks, counters, rng));
         }
         // Dropped last, also by a panic, so that the clients end.
-        let _over = StopLoadOnDrop(&ledger);
+        let _over = StopLoadOnDrop(&counters);
         for (index, (kind, worker_index)) in plan.into_iter().enumerate() {
-            wait_for_events(&ledger, 200 + dice.below(400) as u64);
+            wait_for_events(&counters, 200 + rng.below(400) as u64);
             let at = began.elapsed();
             let name = fleet.workers[worker_index].name;
-            faults::inject(&mut fleet, kind, worker_index, &ledger);
+            faults::inject(&mut fleet, kind, worker_index, &counters);
             *struck.entry(kind).or_default() += 1;
             let took = began.elapsed() - at;
             print_progress(&format!(
                 "{index:>4} {at:>9.1?} {kind:?} {name}: whole again after {took:.1?}"
             ));
-            let failures = ledger.failures.lock().expect("no panic holds it").len();
+            let failures = counters.failures.lock().expect("no panic holds it").len();
             assert_eq!(
                 failures,
                 0,
                 "seed {seed}: {}",
-                failure_report(&ledger, &fleet)
+                failure_report(&counters, &fleet)
             );
         }
-        wait_for_events(&ledger, 400);
+        wait_for_events(&counters, 400);
     });
     wait_until_blocks_are_free(&fleet);
-    let failures = ledger.failures.lock().expect("no panic holds it").len();
-    print_progress(&table(&struck, &ledger, &fleet));
+    let failures = counters.failures.lock().expect("no panic holds it").len();
+    print_progress(&table(&struck, &counters, &fleet));
     assert_eq!(
         failures,
         0,
         "seed {seed}: {}",
-        failure_report(&ledger, &fleet)
+        failure_report(&counters, &fleet)
     );
 }
 
@@ -174,7 +174,7 @@ fn two_killed_decode_workers_change_no_byte_of_any_stream() {
         for (worker_index, events) in [(2, 5), (3, 20)] {
             wait_for("every stream to get on", || {
                 let mut all = progress.iter();
-                let on = all.all(|seen| seen.load(Ordering::Relaxed) >= events);
+                let on = all.all(|count| count.load(Ordering::Relaxed) >= events);
                 (on || streams.iter().any(|stream| stream.is_finished())).then_some(())
             });
             fleet.workers[worker_index].process().signal("KILL");
@@ -193,7 +193,7 @@ fn two_killed_decode_workers_change_no_byte_of_any_stream() {
 }
 
 /// Stops the load on drop.
-struct StopLoadOnDrop<'a>(&'a LoadLedger);
+struct StopLoadOnDrop<'a>(&'a LoadCounters);
 
 impl Drop for StopLoadOnDrop<'_> {
     fn drop(&mut self) {
@@ -202,10 +202,10 @@ impl Drop for StopLoadOnDrop<'_> {
 }
 
 /// Waits until clients have received this many more events.
-fn wait_for_events(ledger: &LoadLedger, events: u64) {
-    let from = ledger.events.load(Ordering::Relaxed);
+fn wait_for_events(counters: &LoadCounters, events: u64) {
+    let from = counters.events.load(Ordering::Relaxed);
     wait_for("load to get on", || {
-        (ledger.events.load(Ordering::Relaxed) >= from + events).then_some(())
+        (counters.events.load(Ordering::Relaxed) >= from + events).then_some(())
     });
 }
 
@@ -232,8 +232,8 @@ fn wait_until_blocks_are_free(fleet: &ChaosFleet) {
 }
 
 /// The first failures, with the last log lines of all processes.
-fn failure_report(ledger: &LoadLedger, fleet: &ChaosFleet) -> String {
-    let failures = ledger.failures.lock().expect("no panic holds it");
+fn failure_report(counters: &LoadCounters, fleet: &ChaosFleet) -> String {
+    let failures = counters.failures.lock().expect("no panic holds it");
     let mut text = failures
         .iter()
         .take(3)
@@ -252,19 +252,19 @@ fn failure_report(ledger: &LoadLedger, fleet: &ChaosFleet) -> String {
 }
 
 /// The results as a Markdown table.
-fn table(struck: &BTreeMap<FaultKind, u64>, ledger: &LoadLedger, fleet: &ChaosFleet) -> String {
+fn table(struck: &BTreeMap<FaultKind, u64>, counters: &LoadCounters, fleet: &ChaosFleet) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     for (kind, name) in KINDS {
         let count = struck.get(&kind).copied().unwrap_or(0);
         rows.push((name.to_owned(), count.to_string()));
     }
-    let seen = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let value_of = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let counted = |name: &str, labels: &[&str]| {
         let count = fleet.client.metric(name, labels);
         (count as u64).to_string()
     };
-    let pause = Duration::from_micros(seen(&ledger.pause_micros));
-    let failures = ledger.failures.lock().expect("no panic holds it").len();
+    let pause = Duration::from_micros(value_of(&counters.pause_micros));
+    let failures = counters.failures.lock().expect("no panic holds it").len();
     let leaked = fleet
         .workers
         .iter()
@@ -277,10 +277,10 @@ fn table(struck: &BTreeMap<FaultKind, u64>, ledger: &LoadLedger, fleet: &ChaosFl
     for (name, value) in [
         (
             "clients that left in mid-stream",
-            seen(&ledger.left).to_string(),
+            value_of(&counters.left).to_string(),
         ),
-        ("answers compared", seen(&ledger.answered).to_string()),
-        ("tokens compared", seen(&ledger.tokens).to_string()),
+        ("answers compared", value_of(&counters.answered).to_string()),
+        ("tokens compared", value_of(&counters.tokens).to_string()),
         (
             "attempts that failed and were retried",
             counted("cleave_retries_total", &[]),
@@ -299,7 +299,7 @@ fn table(struck: &BTreeMap<FaultKind, u64>, ledger: &LoadLedger, fleet: &ChaosFl
         ),
         (
             "refused before any work, and asked again",
-            seen(&ledger.refused).to_string(),
+            value_of(&counters.refused).to_string(),
         ),
         ("longest pause in a stream", format!("{pause:.2?}")),
         ("blocks leaked", leaked.to_string()),

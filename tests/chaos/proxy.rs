@@ -70,8 +70,8 @@ impl FaultProxy {
         *self.shared.dialled.borrow()
     }
 
-    pub(crate) fn set_condition(&self, weather: LinkCondition) {
-        self.shared.condition.send_replace(weather);
+    pub(crate) fn set_condition(&self, condition: LinkCondition) {
+        self.shared.condition.send_replace(condition);
     }
 
     /// Ends every connection with everything in flight on it.
@@ -147,12 +147,12 @@ async fn carry(near: TcpStream, shared: &FaultProxyState) {
 }
 
 async fn relay(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, shared: &FaultProxyState) {
-    let mut weather = shared.condition.subscribe();
+    let mut condition = shared.condition.subscribe();
     let mut buffer = vec![0; 1 << 14];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let arrived = Instant::now();
         // The condition is read for each piece, so a change applies to connections that exist.
-        let now = *weather.borrow_and_update();
+        let now = *condition.borrow_and_update();
         match now {
             LinkCondition::Normal => {}
             LinkCondition::Delayed(late) => sleep_until(arrived + late).await,
@@ -160,11 +160,11 @@ async fn relay(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, shared: &Fault
                 let takes = Duration::from_secs_f64(count as f64 / f64::from(rate));
                 tokio::select! {
                     () = sleep_until(arrived + takes) => {}
-                    _ = weather.changed() => {}
+                    _ = condition.changed() => {}
                 }
             }
             LinkCondition::Frozen => {
-                let thawed = weather.wait_for(|now| *now != LinkCondition::Frozen);
+                let thawed = condition.wait_for(|now| *now != LinkCondition::Frozen);
                 if thawed.await.is_err() {
                     return;
                 }

@@ -6,7 +6,7 @@ use crate::chaos::StopLoadOnDrop;
 use crate::chaos::answered;
 use crate::chaos::faults::wait_for_events_or_time;
 use crate::chaos::fleet::{ChaosFleet, SilenceLimits};
-use crate::chaos::load::{self, LoadLedger};
+use crate::chaos::load::{self, LoadCounters};
 use crate::chaos::rng::FaultRng;
 use std::time::Duration;
 
@@ -26,28 +26,28 @@ fn a_busy_router_that_was_stopped_loses_no_worker() {
     let asks = answered(bodies.into_iter().step_by(4).collect());
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let fleet = ChaosFleet::start_with(runtime.handle(), SILENCE);
-    let ledger = LoadLedger::default();
+    let counters = LoadCounters::default();
     std::thread::scope(|scope| {
         for seed in 0..CLIENTS {
-            let dice = FaultRng::new(seed as u64);
-            let (base, asks, ledger) = (&fleet.base, &asks, &ledger);
-            scope.spawn(move || load::run_client(base, asks, ledger, dice));
+            let rng = FaultRng::new(seed as u64);
+            let (base, asks, counters) = (&fleet.base, &asks, &counters);
+            scope.spawn(move || load::run_client(base, asks, counters, rng));
         }
         // Dropped last, also by a panic, so that the clients end.
-        let _over = StopLoadOnDrop(&ledger);
+        let _over = StopLoadOnDrop(&counters);
         for _ in 0..2 {
-            crate::chaos::wait_for_events(&ledger, 400);
+            crate::chaos::wait_for_events(&counters, 400);
             fleet.router.signal("STOP");
             // No event comes from a router that stands still.
-            wait_for_events_or_time(&ledger, u64::MAX, STOPPED);
+            wait_for_events_or_time(&counters, u64::MAX, STOPPED);
             fleet.router.signal("CONT");
-            crate::chaos::wait_for_events(&ledger, 400);
+            crate::chaos::wait_for_events(&counters, 400);
         }
     });
     let logs = fleet.router.logs();
     assert!(!logs.contains("worker lost"), "{logs}");
     let joined = logs.matches("worker joined").count();
     assert_eq!(joined, fleet.workers.len(), "{logs}");
-    let failures = ledger.failures.lock().expect("no panic holds it");
+    let failures = counters.failures.lock().expect("no panic holds it");
     assert!(failures.is_empty(), "{failures:?}");
 }

@@ -79,7 +79,9 @@ pub(crate) fn page() -> String {
             }
             let earlier = shown.entry(title.clone()).or_default();
             // A section equal to an earlier command's is named by reference.
-            let same = earlier.iter().find(|(_, theirs)| theirs == flags);
+            let same = earlier
+                .iter()
+                .find(|(_, earlier_flags)| earlier_flags == flags);
             if let Some((first, _)) = same.filter(|_| title != EVERYWHERE[1]) {
                 let anchor = first.replace(' ', "-");
                 writeln!(

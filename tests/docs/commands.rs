@@ -9,7 +9,7 @@ use std::process::Command;
 /// The binary's sub-commands by their words, such as `bench run`; the binary itself is the empty
 /// name.
 pub(crate) struct BinaryCommands {
-    known: BTreeMap<String, CommandShape>,
+    commands: BTreeMap<String, CommandShape>,
 }
 
 struct CommandShape {
@@ -46,7 +46,7 @@ pub(crate) fn subcommands(help: &str) -> Vec<String> {
 
 impl BinaryCommands {
     pub(crate) fn of_the_binary() -> Self {
-        let mut known = BTreeMap::new();
+        let mut commands = BTreeMap::new();
         let mut open = vec![String::new()];
         while let Some(name) = open.pop() {
             let words: Vec<&str> = name.split_whitespace().collect();
@@ -61,10 +61,10 @@ impl BinaryCommands {
                 flags: flags(&text),
                 subcommands: subcommands.into_iter().collect(),
             };
-            known.insert(name, shape);
+            commands.insert(name, shape);
         }
-        assert!(known.len() > 15, "the sub-commands are found");
-        Self { known }
+        assert!(commands.len() > 15, "the sub-commands are found");
+        Self { commands }
     }
 
     /// Checks the words after `cleave`.
@@ -72,7 +72,7 @@ impl BinaryCommands {
         let mut name = String::new();
         let mut words = words.iter();
         while let Some(word) = words.next() {
-            let shape = &self.known[&name];
+            let shape = &self.commands[&name];
             if word == "--" {
                 // Flags of the workers that `cleave autoscale` starts.
                 let rest: Vec<String> = words.cloned().collect();

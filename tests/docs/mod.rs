@@ -60,8 +60,8 @@ fn relative_links_and_anchors_resolve() {
             let Some(anchor) = target.anchor else {
                 continue;
             };
-            let known = anchors.get(&target.path);
-            if known.is_none_or(|known| !known.contains(&anchor)) {
+            let page_anchors = anchors.get(&target.path);
+            if page_anchors.is_none_or(|page_anchors| !page_anchors.contains(&anchor)) {
                 faults.push(format!("{}: no heading for {link}", page.name()));
             }
         }
@@ -145,15 +145,15 @@ fn checks_in_the_guide_on_policies_pass() {
             .env_remove("CLEAVE_MODEL")
             .env_remove("CLEAVE_POLICY");
         let output = command.current_dir(root()).output().expect("cleave starts");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let stdout = String::from_utf8_lossy(&output.stdout);
         let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {said}{error}");
+        assert!(output.status.success(), "{words:?}: {stdout}{error}");
         let expected = if words.iter().any(|word| word == "--devices") {
             "interactive"
         } else {
             "no mistakes"
         };
-        assert!(said.contains(expected), "{words:?}: {said}{error}");
+        assert!(stdout.contains(expected), "{words:?}: {stdout}{error}");
     }
 }
 
@@ -164,9 +164,9 @@ fn cli_page_matches_the_binary() {
     if std::env::var_os("UPDATE_CLI").is_some() {
         fs::write(&path, &page).expect("the page can be written");
     }
-    let kept = fs::read_to_string(&path).unwrap_or_default();
+    let stored = fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        kept == page,
+        stored == page,
         "docs/cli.md is old: UPDATE_CLI=1 cargo test -p cleave-cli --test rules cli_page"
     );
 }

@@ -133,7 +133,7 @@ impl MarkdownPage {
 
     /// The anchors of its headings, as GitHub makes them.
     pub(crate) fn anchors(&self) -> BTreeSet<String> {
-        let mut seen = BTreeMap::<String, usize>::new();
+        let mut counts = BTreeMap::<String, usize>::new();
         let mut anchors = BTreeSet::new();
         for line in self.prose() {
             let Some(heading) = line.strip_prefix('#') else {
@@ -144,7 +144,7 @@ impl MarkdownPage {
                 continue;
             }
             let slug = slug(heading.trim());
-            let count = seen.entry(slug.clone()).or_default();
+            let count = counts.entry(slug.clone()).or_default();
             anchors.insert(if *count == 0 {
                 slug
             } else {
@@ -213,9 +213,9 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 fn slug(heading: &str) -> String {
-    let kept = heading
+    let letters = heading
         .chars()
         .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    let dashed = kept.map(|c| if c == ' ' { '-' } else { c });
+    let dashed = letters.map(|c| if c == ' ' { '-' } else { c });
     dashed.flat_map(char::to_lowercase).collect()
 }

@@ -84,11 +84,11 @@ impl KedaClient {
             };
             let active: IsActiveResponse = self.call("IsActive", object.clone())?;
             let metric_name = format!("s0-cleave-workers-{pool}");
-            let asked = GetMetricsRequest {
+            let request = GetMetricsRequest {
                 scaled_object_ref: Some(object),
                 metric_name: metric_name.clone(),
             };
-            let got: GetMetricsResponse = self.call("GetMetrics", asked)?;
+            let got: GetMetricsResponse = self.call("GetMetrics", request)?;
             let [value] = got.metric_values.as_slice() else {
                 panic!("{got:?}");
             };
@@ -99,7 +99,7 @@ impl KedaClient {
         Ok(answers)
     }
 
-    fn call<Q, A>(&mut self, method: &str, asked: Q) -> Result<A, Status>
+    fn call<Q, A>(&mut self, method: &str, request: Q) -> Result<A, Status>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
@@ -111,7 +111,7 @@ impl KedaClient {
             let ready = grpc.ready().await;
             ready.map_err(|error| Status::unavailable(error.to_string()))?;
             let codec = ProstCodec::default();
-            grpc.unary(Request::new(asked), path, codec).await
+            grpc.unary(Request::new(request), path, codec).await
         };
         let answer = self.runtime.block_on(called)?;
         Ok(answer.into_inner())

@@ -77,14 +77,14 @@ pub(crate) fn run_with_input(arguments: &[&str], input: &str) -> String {
 /// Calls `probe` until it gives a value.
 ///
 /// # Panics
-/// With `what` after [`LIMIT`].
-pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+/// With `condition` after [`LIMIT`].
+pub(crate) fn wait_for<T>(condition: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(found) = probe() {
             return found;
         }
-        assert!(started.elapsed() < LIMIT, "no {what} within {LIMIT:?}");
+        assert!(started.elapsed() < LIMIT, "no {condition} within {LIMIT:?}");
         std::thread::park_timeout(Duration::from_millis(10));
     }
 }
@@ -116,15 +116,15 @@ impl CleaveProcess {
         let logs = Arc::new(Mutex::new(String::new()));
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
-        let (kept_lines, kept_logs) = (lines.clone(), logs.clone());
+        let (thread_lines, thread_logs) = (lines.clone(), logs.clone());
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                kept_lines.lock().expect("no panic holds it").push(line);
+                thread_lines.lock().expect("no panic holds it").push(line);
             }
         });
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
-                let mut logs = kept_logs.lock().expect("no panic holds it");
+                let mut logs = thread_logs.lock().expect("no panic holds it");
                 logs.push_str(&line);
                 logs.push('\n');
             }

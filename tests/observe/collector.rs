@@ -45,18 +45,18 @@ pub(crate) struct OtlpCollector {
 
 impl OtlpCollector {
     pub(crate) fn start() -> Self {
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let spans = Arc::new(Mutex::new(Vec::new()));
         let runtime = Runtime::new().expect("a runtime");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let ear = TraceServiceServer::new(TraceReceiver(Arc::clone(&told)));
+        let receiver = TraceServiceServer::new(TraceReceiver(Arc::clone(&spans)));
         let path = "/opentelemetry.proto.collector.trace.v1.TraceService/{*method}";
-        let served = axum::serve(listener, Router::new().route_service(path, ear));
+        let served = axum::serve(listener, Router::new().route_service(path, receiver));
         runtime.spawn(served.into_future());
         Self {
             url: format!("http://{address}"),
-            spans: told,
+            spans,
             _runtime: runtime,
         }
     }
@@ -75,14 +75,14 @@ impl TraceService for TraceReceiver {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut told = self.0.lock().expect("no panic holds it");
+        let mut received = self.0.lock().expect("no panic holds it");
         for of_process in request.into_inner().resource_spans {
             let resource = of_process.resource.unwrap_or_default();
             let service = attribute_map(resource.attributes).remove("service.name");
             let service = service.unwrap_or_default();
             let spans = of_process.scope_spans.into_iter();
             for span in spans.flat_map(|scope| scope.spans) {
-                told.push(ReceivedSpan {
+                received.push(ReceivedSpan {
                     trace: hex(&span.trace_id),
                     span: hex(&span.span_id),
                     parent: hex(&span.parent_span_id),

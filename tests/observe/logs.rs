@@ -64,18 +64,18 @@ fn prompts_are_not_in_logs_spans_or_metrics() {
         let has = |name: &str| spans.iter().any(|span| span.name == name);
         (has("prefill") && has("decode")).then_some(())
     });
-    let mut said = vec![fleet.router.logs(), fleet.client.get("/metrics").1];
-    said.extend(fleet.workers.iter().map(CleaveProcess::logs));
-    said.extend(
+    let mut texts = vec![fleet.router.logs(), fleet.client.get("/metrics").1];
+    texts.extend(fleet.workers.iter().map(CleaveProcess::logs));
+    texts.extend(
         fleet
             .worker_metrics()
             .iter()
             .map(|one| one.get("/metrics").1),
     );
-    said.push(format!("{:?}", collector.spans()));
+    texts.push(format!("{:?}", collector.spans()));
     for secret in &secrets {
         assert!(secret.len() > 4, "{secrets:?}");
-        for text in &said {
+        for text in &texts {
             let line = text.lines().find(|line| line.contains(secret.as_str()));
             assert_eq!(line, None, "`{secret}` was told");
         }
@@ -99,13 +99,13 @@ fn log_prompts_logs_prompts() {
     let flags = ["--log-prompts", "--log-format", "json"];
     let fleet = ObservedFleet::start(&["prefill", "decode"], &flags, &[]);
     send_secret(&fleet);
-    let told = lines(&fleet.router);
+    let log_lines = lines(&fleet.router);
     let shows = |line: &&Value| {
         line["body"]
             .as_str()
             .is_some_and(|body| body.contains(SECRET))
     };
-    let shown: Vec<_> = told.iter().filter(shows).collect();
+    let shown: Vec<_> = log_lines.iter().filter(shows).collect();
     assert_eq!(
         shown.first().map(|line| &line["request_id"]),
         Some(&json!("asked-1"))
@@ -137,7 +137,7 @@ fn read_frame(stream: &mut TcpStream) -> u8 {
 
 /// A worker's stream that breaks: its own error says only that a body could not be read.
 #[test]
-fn the_log_says_why_a_workers_stream_broke() {
+fn the_log_names_the_cause_of_a_broken_worker_stream() {
     const SETTINGS: u8 = 4;
     const HEADERS: u8 = 1;
     const DATA: u8 = 0;
@@ -161,7 +161,7 @@ fn the_log_says_why_a_workers_stream_broke() {
     // More padding than the frame has bytes; and a frame that is longer than any may be.
     let padded = frame(DATA, PADDED, 1, &[255, 0, 0]);
     let too_long = [vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1], vec![0; 64]].concat();
-    for (broken, says) in [
+    for (broken, cause) in [
         (padded, "unspecific protocol error detected"),
         (too_long, "frame with invalid size"),
     ] {
@@ -170,11 +170,11 @@ fn the_log_says_why_a_workers_stream_broke() {
         // The head of the router's answer shows that it serves the stream; settings come before.
         while read_frame(&mut stream) != HEADERS {}
         stream.write_all(&broken).expect("it reads");
-        wait_for(says, || {
+        wait_for(cause, || {
             let logs = router.logs();
             let mut lines = logs.lines();
-            let told = lines.any(|line| line.contains("stream ended") && line.contains(says));
-            told.then_some(())
+            let is_logged = lines.any(|line| line.contains("stream ended") && line.contains(cause));
+            is_logged.then_some(())
         });
     }
 }

@@ -26,9 +26,9 @@ fn metrics_page_matches_the_binary() {
         std::fs::create_dir_all(root().join("docs")).expect("a folder");
         std::fs::write(&path, &page).expect("a file that can be written");
     }
-    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    let stored = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        kept == page,
+        stored == page,
         "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test system metrics_page"
     );
 }

@@ -10,23 +10,23 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: &str = "00f067aa0ba902b7";
 
 /// All spans, once each of these names has come this often.
-fn wait_for_spans(collector: &OtlpCollector, wanted: &[(&str, usize)]) -> Vec<ReceivedSpan> {
+fn wait_for_spans(collector: &OtlpCollector, expected: &[(&str, usize)]) -> Vec<ReceivedSpan> {
     wait_for("the spans of all processes", || {
         let spans = collector.spans();
         let of = |name: &str| spans.iter().filter(|span| span.name == name).count();
-        let all = wanted.iter().all(|(name, count)| of(name) >= *count);
+        let all = expected.iter().all(|(name, count)| of(name) >= *count);
         all.then_some(spans)
     })
 }
 
 /// Checks that children lie within their parents; gives pairs of parent's and child's names.
 fn check_nesting(spans: &[ReceivedSpan]) -> Vec<(String, String)> {
-    let known: BTreeMap<&str, &ReceivedSpan> =
+    let spans_by_id: BTreeMap<&str, &ReceivedSpan> =
         spans.iter().map(|span| (&*span.span, span)).collect();
     let mut pairs = Vec::new();
     for span in spans {
         assert!(span.began <= span.ended, "{span:?}");
-        let parent = known.get(&*span.parent);
+        let parent = spans_by_id.get(&*span.parent);
         if let Some(parent) = parent {
             let within = parent.began <= span.began && span.ended <= parent.ended;
             assert!(within, "{span:#?}\nis not within\n{parent:#?}");
@@ -52,8 +52,8 @@ fn a_request_over_three_processes_is_one_trace() {
 
     let names = ["POST /v1/completions", "flight", "attempt"];
     let legs = ["prefill", "transfer.send", "decode", "transfer.receive"];
-    let wanted: Vec<_> = names.iter().chain(&legs).map(|name| (*name, 1)).collect();
-    let spans = wait_for_spans(&collector, &wanted);
+    let expected: Vec<_> = names.iter().chain(&legs).map(|name| (*name, 1)).collect();
+    let spans = wait_for_spans(&collector, &expected);
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
     assert!(spans.iter().all(|span| span.service == "cleave"));
     assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
@@ -76,8 +76,8 @@ fn a_request_over_three_processes_is_one_trace() {
             .find(|span| span.name == name)
             .expect("it came")
     };
-    let asked = &answer["usage"];
-    let tokens = |key: &str| asked[key].to_string();
+    let usage = &answer["usage"];
+    let tokens = |key: &str| usage[key].to_string();
     for name in ["POST /v1/completions", "flight"] {
         let (input, output) = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens");
         assert_eq!(of(name).get(input), tokens("prompt_tokens"), "{name}");
@@ -109,7 +109,7 @@ fn a_request_over_three_processes_is_one_trace() {
 
 // Invariant: I38.
 #[test]
-fn a_killed_workers_request_stays_in_its_trace() {
+fn a_killed_workers_request_keeps_its_trace() {
     let collector = OtlpCollector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
     let mut fleet = ObservedFleet::start(&["prefill", "decode"], &flags[..2], &flags);

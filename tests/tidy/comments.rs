@@ -94,7 +94,7 @@ fn whole_line<'a>(line: &'a str, mark: &str) -> Option<&'a str> {
 }
 
 /// Whether a block of several lines, a docstring or a template's comment, is open after the line.
-fn leaves_open(line: &str, was_open: bool) -> bool {
+fn is_open_after(line: &str, was_open: bool) -> bool {
     let quotes = line.matches("\"\"\"").count();
     let opens = line.contains("{{/*") || line.contains("{{- /*");
     if quotes % 2 == 1 || opens || line.contains("*/") {
@@ -109,7 +109,7 @@ fn comment_lines<'a>(text: &'a str, mark: &str) -> Vec<Option<&'a str>> {
     let (mut is_open, mut is_comment) = (false, false);
     let read = |line: &'a str| {
         let was_open = is_open;
-        is_open = leaves_open(line, was_open);
+        is_open = is_open_after(line, was_open);
         let begins = whole_line(line, mark);
         if was_open {
             return is_comment.then(|| line.trim());

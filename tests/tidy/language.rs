@@ -76,7 +76,7 @@ fn is_stand_in(path: &Path) -> bool {
 }
 
 #[test]
-fn a_type_name_stands_for_one_thing() {
+fn a_type_name_has_one_meaning() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (path, text) in sources() {
         if is_stand_in(&path) {
@@ -203,7 +203,7 @@ fn docs_say_more_than_the_name() {
 }
 
 #[test]
-fn folders_say_what_they_own_and_never_do() {
+fn folder_docs_state_what_they_own_and_never_do() {
     let mut faults = Vec::new();
     for path in rust_files(&root().join("crates")) {
         let name = relative(&path);

@@ -126,7 +126,7 @@ fn lessons_page(text: &str, marked: &Marked) -> String {
     for section in sections {
         let number = section.lines().next().and_then(|line| line.parse().ok());
         let number: u32 = number.expect("a lesson's heading is its number");
-        let (said, rest) = section.split_once("\nTests: ").unwrap_or((section, ""));
+        let (statement, rest) = section.split_once("\nTests: ").unwrap_or((section, ""));
         let after = rest.split_once("\n\n").map_or("", |(_, after)| after);
         let tests = marked.get(&number);
         let tests = tests.unwrap_or_else(|| panic!("lesson {number}: no test has its marker"));
@@ -141,7 +141,7 @@ fn lessons_page(text: &str, marked: &Marked) -> String {
         }
         page += &format!(
             "\n### Lesson {number}\n\n{}\n\n{}\n",
-            body(said),
+            body(statement),
             lines.join("\n")
         );
         if !after.is_empty() {

@@ -164,10 +164,10 @@ fn our_dependencies() -> BTreeMap<String, BTreeMap<String, bool>> {
                 .iter()
                 .filter(|dependency| dependency.kind == cargo_metadata::DependencyKind::Normal)
                 .map(|dependency| {
-                    let ours = short(&dependency.name);
+                    let own_name = short(&dependency.name);
                     (
-                        ours.clone().unwrap_or(dependency.name.clone()),
-                        ours.is_some(),
+                        own_name.clone().unwrap_or(dependency.name.clone()),
+                        own_name.is_some(),
                     )
                 })
                 .collect();
@@ -196,7 +196,7 @@ fn crate_table_matches_cargo_metadata() {
                 name,
                 dependencies
                     .into_iter()
-                    .filter(|(_, ours)| *ours)
+                    .filter(|(_, is_own)| *is_own)
                     .map(|(name, _)| name)
                     .collect(),
             )
@@ -214,8 +214,8 @@ fn pure_crates_depend_on_nothing_impure() {
         if !PURE.contains(&name.as_str()) {
             continue;
         }
-        for (dependency, ours) in dependencies {
-            let allowed = if ours {
+        for (dependency, is_own) in dependencies {
+            let allowed = if is_own {
                 PURE.contains(&dependency.as_str())
             } else {
                 PURE_DEPENDENCIES.contains(&dependency.as_str())

@@ -68,7 +68,7 @@ pub struct ScalingView {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingDecision {
     /// Desired workers of each pool.
-    pub wanted: FleetTarget,
+    pub target: FleetTarget,
     /// Whether this router decided; otherwise it repeats the decision of a peer router.
     pub decided_here: bool,
     /// Requests per second, over all routers.
@@ -200,9 +200,9 @@ async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
     if let Some(answer) = answer {
         let pool = |role| {
             serde_json::json!({
-                "wanted": answer.wanted.workers.for_role(role),
-                "legs": answer.wanted.legs.for_role(role),
-                "reason": answer.wanted.reasons.for_role(role).name(),
+                "wanted": answer.target.workers.for_role(role),
+                "legs": answer.target.legs.for_role(role),
+                "reason": answer.target.reasons.for_role(role).name(),
             })
         };
         object["pools"] = serde_json::json!({
@@ -253,7 +253,7 @@ async fn role(
 async fn read_command(
     headers: &HeaderMap,
     body: Body,
-    known: &[&str],
+    allowed_fields: &[&str],
 ) -> Result<Document, ApiError> {
     let reading = COMMAND_MEMORY.read(headers, body, BODY_BYTES_MAX);
     let reading = tokio::time::timeout(BODY_WAIT_MAX, reading).await;
@@ -267,13 +267,13 @@ async fn read_command(
     };
     let unknown = members.find_map(|(name, _)| {
         let name = name.get();
-        (!known.contains(&&*name)).then(|| clipped(&name).into_owned())
+        (!allowed_fields.contains(&&*name)).then(|| clipped(&name).into_owned())
     });
     match unknown {
         Some(name) => {
             let message = format!(
                 "Unknown field `{name}`; the known fields are {}.",
-                known.join(", ")
+                allowed_fields.join(", ")
             );
             Err(ApiError::invalid(name, message))
         }

@@ -231,7 +231,7 @@ impl App {
         self.frontend().progress()
     }
 
-    /// Returns the model as soon as a worker has brought one.
+    /// Returns the model as soon as a worker has sent one.
     pub(crate) async fn wait_for_model(&self) -> Result<Arc<ModelText>, ApiError> {
         if let Some(served) = self.served() {
             return Ok(served.model);

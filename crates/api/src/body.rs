@@ -101,15 +101,15 @@ impl ArrivingBody<'_> {
 
 impl BodyMemory {
     /// Creates the pools of `bytes` in all, in which a body of `body_bytes_max` always fits;
-    /// `give_back` returns freed memory to the system.
-    pub(crate) fn new(bytes: usize, body_bytes_max: usize, give_back: Option<fn()>) -> Self {
+    /// `release_hook` returns freed memory to the system.
+    pub(crate) fn new(bytes: usize, body_bytes_max: usize, release_hook: Option<fn()>) -> Self {
         let short_units = units(bytes / 4).max(units(SHORT_BYTES * BYTES_PER_BYTE));
         let long_units = units(bytes - bytes / 4).max(units(body_bytes_max * BYTES_PER_BYTE));
         Self {
             short: SharedMemoryBudget::new(short_units),
             long: SharedMemoryBudget::new(long_units),
             releaser: Arc::new(MemoryReleaser {
-                hook: give_back,
+                hook: release_hook,
                 state: AtomicU8::new(IDLE),
             }),
         }
@@ -166,19 +166,19 @@ impl BodyMemory {
         }
         let ArrivingBody {
             pool,
-            permit: room,
-            bytes: kept,
+            permit,
+            bytes,
             ..
         } = arriving;
-        let mut room = match room {
-            Some(room) => room,
+        let mut permit = match permit {
+            Some(permit) => permit,
             None => pool.reserve(0).await?,
         };
-        let used = units(kept.len() * BYTES_PER_BYTE) as usize;
-        drop(room.split(room.num_permits().saturating_sub(used)));
+        let used = units(bytes.len() * BYTES_PER_BYTE) as usize;
+        drop(permit.split(permit.num_permits().saturating_sub(used)));
         Ok(ReservedBody {
-            bytes: kept,
-            permit: Some(room),
+            bytes,
+            permit: Some(permit),
             releaser: Arc::clone(&self.releaser),
         })
     }
@@ -199,7 +199,7 @@ impl BodyMemory {
                 .reserve((reserved - arriving.reserved) * BYTES_PER_BYTE)
                 .await?;
             match &mut arriving.permit {
-                Some(room) => room.merge(more),
+                Some(permit) => permit.merge(more),
                 None => arriving.permit = Some(more),
             }
             arriving.reserved = reserved;
@@ -218,8 +218,8 @@ impl BodyMemory {
         // grows once, that of others in small steps.
         if len > arriving.bytes.capacity() {
             let capacity = announced.map_or(len + len / 8, |bytes| bytes.min(arriving.reserved));
-            let kept = &mut arriving.bytes;
-            kept.reserve_exact(capacity.max(len) - kept.len());
+            let buffer = &mut arriving.bytes;
+            buffer.reserve_exact(capacity.max(len) - buffer.len());
         }
         Ok(())
     }
@@ -259,8 +259,8 @@ impl ReservedBody {
     /// Releases the reservation except for the body's own bytes, while nothing is made of it.
     pub(crate) fn release_parse_memory(&mut self) {
         let text = units(self.bytes.len()) as usize;
-        if let Some(room) = &mut self.permit {
-            drop(room.split(room.num_permits().saturating_sub(text)));
+        if let Some(permit) = &mut self.permit {
+            drop(permit.split(permit.num_permits().saturating_sub(text)));
         }
     }
 
@@ -471,8 +471,12 @@ mod tests {
         drop(sender);
         let held = memory.read(&HeaderMap::new(), body, MIB).await.unwrap();
         assert_eq!(held.bytes().len(), 128 * 1024);
-        let taken = free.1 - memory.free_units().1;
-        assert_eq!(taken, 128 * BYTES_PER_BYTE, "what it turned out to need");
+        let reserved_units = free.1 - memory.free_units().1;
+        assert_eq!(
+            reserved_units,
+            128 * BYTES_PER_BYTE,
+            "what it turned out to need"
+        );
         assert_eq!(memory.free_units().0, free.0);
         drop(held);
         assert_eq!(memory.free_units(), free);
@@ -538,13 +542,13 @@ mod tests {
 
     #[test]
     fn the_release_hook_runs_again_after_a_panic() {
-        let give_back = MemoryReleaser {
+        let releaser = MemoryReleaser {
             hook: None,
             state: AtomicU8::new(RUNNING),
         };
-        let panics = std::panic::AssertUnwindSafe(|| give_back.run(|| panic!("a broken hook")));
+        let panics = std::panic::AssertUnwindSafe(|| releaser.run(|| panic!("a broken hook")));
         assert!(std::panic::catch_unwind(panics).is_err());
-        assert_eq!(give_back.state.load(Ordering::Acquire), IDLE);
+        assert_eq!(releaser.state.load(Ordering::Acquire), IDLE);
     }
 
     #[tokio::test]

@@ -75,8 +75,8 @@ impl AuthenticatedCaller {
         self.count_refusal(admitted)
     }
 
-    fn count_refusal(&self, asked: Option<Result<(), ApiError>>) -> Result<(), ApiError> {
-        asked.unwrap_or(Ok(())).inspect_err(|error| {
+    fn count_refusal(&self, admission: Option<Result<(), ApiError>>) -> Result<(), ApiError> {
+        admission.unwrap_or(Ok(())).inspect_err(|error| {
             if let (StatusCode::TOO_MANY_REQUESTS, Some(code)) = (error.status(), error.code()) {
                 self.metrics.count_quota_refusal(&self.tenant, code);
             }

@@ -19,7 +19,7 @@ pub(crate) struct AnswerChoice {
     stops: StopStrings,
     output: OutputFormat,
     rules: StopRules,
-    wanted: OutputWanted,
+    output_wanted: OutputWanted,
     prompt_echo: Option<PromptEcho>,
     tokens_count: u32,
     /// Characters decoded so far, including the echoed prompt; the offset of the next token's text.
@@ -91,7 +91,7 @@ impl AnswerChoice {
             stops: StopStrings::new(ask.output.stops.clone()),
             output: ask.output.clone(),
             rules: prompt.stop.clone(),
-            wanted: prompt.wanted,
+            output_wanted: prompt.output_wanted,
             chars_count: echo.as_ref().map_or(0, |text| text.chars().count()),
             prompt_echo: echo.map(|text| PromptEcho {
                 text,
@@ -105,7 +105,7 @@ impl AnswerChoice {
     }
 
     pub(crate) fn tokens_count(&self) -> u32 {
-        match self.wanted {
+        match self.output_wanted {
             OutputWanted::Output => self.tokens_count,
             OutputWanted::PromptOnly => 0,
         }
@@ -142,7 +142,7 @@ impl AnswerChoice {
         let mut delta = self.take_echo(prompt.as_ref())?;
         self.tokens_count += 1;
         self.last = Some(sampled.token);
-        if self.wanted == OutputWanted::PromptOnly {
+        if self.output_wanted == OutputWanted::PromptOnly {
             return Ok(self.close(delta, "length", StopCause::EosOrLength));
         }
         if let Some(top) = self.output.logprobs {

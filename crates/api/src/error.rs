@@ -108,8 +108,8 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).with_code("unsupported_media_type")
     }
 
-    pub(crate) fn model_not_found(asked: &str, served: &str) -> Self {
-        let message = format!("The model `{asked}` does not exist here; `{served}` is served.");
+    pub(crate) fn model_not_found(requested: &str, served: &str) -> Self {
+        let message = format!("The model `{requested}` does not exist here; `{served}` is served.");
         let error = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         Self {
             param: Some("model".into()),
@@ -132,9 +132,9 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, message).with_code(code)
     }
 
-    pub(crate) fn worker_not_found(asked: &str) -> Self {
+    pub(crate) fn worker_not_found(name: &str) -> Self {
         let message =
-            format!("No worker `{asked}` is connected; GET /admin/workers lists those that are.");
+            format!("No worker `{name}` is connected; GET /admin/workers lists those that are.");
         let error = Self::new(StatusCode::NOT_FOUND, message).with_code("worker_not_found");
         Self {
             param: Some("worker".into()),
@@ -208,15 +208,15 @@ impl ApiError {
     }
 
     /// A target that the prediction misses.
-    fn target_unreachable(aim: SloMetric, predicted: Duration, retry_after: Duration) -> Self {
-        let (code, what) = match aim {
+    fn target_unreachable(metric: SloMetric, predicted: Duration, retry_after: Duration) -> Self {
+        let (code, metric_name) = match metric {
             SloMetric::Ttft => ("slo_ttft_unreachable", "Time to first token"),
             SloMetric::Tpot => ("slo_tpot_unreachable", "Time per output token"),
             SloMetric::EndToEnd => ("slo_e2e_unreachable", "End-to-end time"),
         };
         let millis = predicted.as_secs_f64() * 1e3;
         let message = format!(
-            "{what} is predicted to be {millis:.1} ms, which misses this request's target; try again \
+            "{metric_name} is predicted to be {millis:.1} ms, which misses this request's target; try again \
              later, or ask for less."
         );
         Self::busy(code, &message, retry_after)

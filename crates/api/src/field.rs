@@ -95,7 +95,7 @@ pub(crate) struct JsonFields<'a> {
     document: &'a Document,
     members: JsonMembers<'a>,
     /// Members whose names are in [`NAMES`].
-    known: Vec<(&'static str, Json<'a>)>,
+    known_members: Vec<(&'static str, Json<'a>)>,
     path: String,
 }
 
@@ -122,21 +122,24 @@ impl<'a> JsonFields<'a> {
     }
 
     fn new(document: &'a Document, path: String, members: JsonMembers<'a>) -> Self {
-        let mut known: Vec<(&'static str, Json<'a>)> = Vec::new();
+        let mut known_members: Vec<(&'static str, Json<'a>)> = Vec::new();
         for (key, value) in members.clone() {
             let key = key.get();
             let Ok(at) = NAMES.binary_search(&&*key) else {
                 continue;
             };
-            match known.iter_mut().find(|(name, _)| *name == NAMES[at]) {
+            match known_members
+                .iter_mut()
+                .find(|(name, _)| *name == NAMES[at])
+            {
                 Some((_, earlier)) => *earlier = value,
-                None => known.push((NAMES[at], value)),
+                None => known_members.push((NAMES[at], value)),
             }
         }
         Self {
             document,
             members,
-            known,
+            known_members,
             path,
         }
     }
@@ -171,7 +174,10 @@ impl<'a> JsonFields<'a> {
     /// Returns the field unless it is absent or `null`.
     pub(crate) fn any(&self, name: &str) -> Option<Json<'a>> {
         debug_assert!(NAMES.binary_search(&name).is_ok(), "{name} is not in NAMES");
-        let found = self.known.iter().find(|(known, _)| *known == name);
+        let found = self
+            .known_members
+            .iter()
+            .find(|(known_name, _)| *known_name == name);
         found
             .map(|(_, value)| *value)
             .filter(|value| !value.is_null())

@@ -60,7 +60,7 @@ impl AnswerFlights {
         frontend: &dyn Frontend,
         ask: &CompletionRequest,
         model: &Arc<ModelText>,
-        promises: &[RequestSlo],
+        slos: &[RequestSlo],
         mut meter: RequestMeter,
         permit: Option<Arc<QuotaPermit>>,
     ) -> Self {
@@ -68,16 +68,16 @@ impl AnswerFlights {
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
         let (request_id, trace) = meter.ids();
-        for request in ask.requests(promises) {
-            let enough = StopSignal::default();
+        for request in ask.requests(slos) {
+            let stop_signal = StopSignal::default();
             let caller = SubmissionContext {
-                stop_signal: enough.clone(),
+                stop_signal: stop_signal.clone(),
                 request_id: Arc::clone(&request_id),
                 trace,
             };
             let (flight, abort) = stream::abortable(frontend.submit_for(request, caller));
             flights.push(flight);
-            aborts.push((enough, abort));
+            aborts.push((stop_signal, abort));
         }
         let events = match flights.len() {
             1 => FlightEvents::One(flights.remove(0)),
@@ -165,8 +165,8 @@ impl AnswerFlights {
                 }
                 let delta = choice.token(token)?;
                 if choice.finish().is_some() {
-                    let (enough, abort) = &self.aborts[index];
-                    enough.signal();
+                    let (stop_signal, abort) = &self.aborts[index];
+                    stop_signal.signal();
                     abort.abort();
                     let e2e = self.submitted.elapsed();
                     self.timings[index].set_stopped(e2e, choice.tokens_count());

@@ -133,8 +133,12 @@ pub fn http(bytes: &[u8]) -> StatusCode {
         let kind = head.headers.get(header::CONTENT_TYPE);
         if kind.is_some_and(|kind| kind == "application/json") {
             let answer: Value = serde_json::from_slice(&body).expect("an answer is JSON");
-            let told = answer["error"]["message"].as_str();
-            assert_eq!(head.status.is_success(), told.is_none(), "{answer}");
+            let error_message = answer["error"]["message"].as_str();
+            assert_eq!(
+                head.status.is_success(),
+                error_message.is_none(),
+                "{answer}"
+            );
         }
         head.status
     })
@@ -210,8 +214,8 @@ mod tests {
         ];
         for (index, sample) in samples.iter().enumerate() {
             // The frontend has no worker that could be commanded.
-            let taken = if sample[0] < 4 { 200 } else { 404 };
-            assert_eq!(http(sample).as_u16(), taken, "sample {index}");
+            let expected_status = if sample[0] < 4 { 200 } else { 404 };
+            assert_eq!(http(sample).as_u16(), expected_status, "sample {index}");
         }
         cleave_fuzz::check_samples("http", &samples, 3_000, |bytes| {
             http(bytes);

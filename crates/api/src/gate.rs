@@ -141,9 +141,12 @@ fn check_local(request: &Request, foreign: &[HeaderName]) -> Result<(), ApiError
 /// Returns the reason why a local browser's request does not come from its user, if so.
 fn foreign_page_reason(request: &Request) -> Option<String> {
     let headers = request.headers();
-    let says = |name: &HeaderName| headers.get(name).map(|value| value.as_bytes());
-    let elsewhere = matches!(says(&FETCH_SITE), Some(b"cross-site" | b"same-site"));
-    if elsewhere && says(&FETCH_MODE) != Some(b"navigate") {
+    let header_bytes = |name: &HeaderName| headers.get(name).map(|value| value.as_bytes());
+    let is_from_other_site = matches!(
+        header_bytes(&FETCH_SITE),
+        Some(b"cross-site" | b"same-site")
+    );
+    if is_from_other_site && header_bytes(&FETCH_MODE) != Some(b"navigate") {
         return Some("this request was made by a page of another site".to_owned());
     }
     let named = headers.get(header::HOST);

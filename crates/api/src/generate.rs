@@ -38,7 +38,7 @@ pub(crate) async fn generate(
         RequestRecord::begin(app.frontend_shared(), meta),
     );
     let prepared = prepare(app, kind, &caller, headers, body, &request_id, trace).await;
-    let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
+    let (ask, model, slos, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
         .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
@@ -46,7 +46,7 @@ pub(crate) async fn generate(
     app.metrics().count_warnings(&ask.warnings);
     let frame = AnswerEnvelope::new(kind, &request_id, model.clone(), ask.warnings.clone());
     let permit = caller.permit();
-    let mut flights = AnswerFlights::start(app.frontend(), &ask, &model, &promises, meter, permit);
+    let mut flights = AnswerFlights::start(app.frontend(), &ask, &model, &slos, meter, permit);
     match ask.delivery {
         ResponseMode::Whole => {
             let first = require_first(flights.next().await)?;
@@ -130,9 +130,9 @@ async fn prepare(
         tenant,
         ..
     } = caller;
-    let promises = request::resolve_slos(policy, origin, &ask, &model)?;
+    let slos = request::resolve_slos(policy, origin, &ask, &model)?;
     request::apply_tenant_limits(policy, tenant, &mut ask);
-    Ok((ask, model, promises, timing))
+    Ok((ask, model, slos, timing))
 }
 
 async fn collect_answer(
@@ -163,10 +163,10 @@ async fn collect_answer(
     if timing == TimingShown::Never {
         return Ok(axum::Json(answer).into_response());
     }
-    let known = flights.timing();
-    answer["timing"] = known.object();
+    let timing_values = flights.timing();
+    answer["timing"] = timing_values.object();
     let mut response = axum::Json(answer).into_response();
     let headers = response.headers_mut();
-    headers.extend(known.header().map(|value| (TIMING_HEADER, value)));
+    headers.extend(timing_values.header().map(|value| (TIMING_HEADER, value)));
     Ok(response)
 }

@@ -357,12 +357,14 @@ mod tests {
     }
 
     fn same_as_the_library(text: &str) {
-        let ours = Document::check(text.to_owned());
-        let theirs = serde_json::from_str::<Value>(text);
-        match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) => assert_eq!(built(ours.root()), theirs, "{text}"),
-            (Err(ours), Err(theirs)) => assert_eq!(ours.to_string(), theirs.to_string(), "{text}"),
-            (ours, theirs) => panic!("{text}: {ours:?}, {theirs:?}"),
+        let checked = Document::check(text.to_owned());
+        let parsed = serde_json::from_str::<Value>(text);
+        match (checked, parsed) {
+            (Ok(checked), Ok(parsed)) => assert_eq!(built(checked.root()), parsed, "{text}"),
+            (Err(checked), Err(parsed)) => {
+                assert_eq!(checked.to_string(), parsed.to_string(), "{text}")
+            }
+            (checked, parsed) => panic!("{text}: {checked:?}, {parsed:?}"),
         }
     }
 

@@ -38,14 +38,14 @@ impl SharedMemoryBudget {
     /// Reserves this many bytes, or the whole pool if it is smaller. Waits in order, up to
     /// [`RESERVE_WAIT_MAX`].
     pub(crate) async fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let wanted = units(bytes).min(self.units_max);
+        let units_count = units(bytes).min(self.units_max);
         let free = || Arc::clone(&self.free);
-        if let Ok(room) = free().try_acquire_many_owned(wanted) {
-            return Ok(room);
+        if let Ok(permit) = free().try_acquire_many_owned(units_count) {
+            return Ok(permit);
         }
         let _waiting = BudgetWaiter::begin(&self.waiting);
         let waited =
-            tokio::time::timeout(RESERVE_WAIT_MAX, free().acquire_many_owned(wanted)).await;
+            tokio::time::timeout(RESERVE_WAIT_MAX, free().acquire_many_owned(units_count)).await;
         waited
             .ok()
             .and_then(Result::ok)
@@ -151,8 +151,8 @@ mod tests {
             (64 * MIB, 192 * MIB)
         );
         let mut held = Vec::new();
-        while let Ok(room) = memory.reserve(1000, true, &bytewise).await {
-            held.push(room);
+        while let Ok(permit) = memory.reserve(1000, true, &bytewise).await {
+            held.push(permit);
         }
         assert_eq!(held.len(), 64 * MIB / (8 * MIB + 16_000));
         // Long renderings have their own pool, and the next short one fits when another ends.

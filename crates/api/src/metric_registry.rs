@@ -124,7 +124,7 @@ pub fn prometheus_text(open: &str) -> String {
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');
         let head = (words.next(), words.next(), words.next());
-        let said = match head {
+        let written = match head {
             (Some("#"), Some("UNIT" | "EOF"), _) => continue,
             (Some("#"), Some(kind), Some(name)) if counters.contains(name) => {
                 let rest = words.next().unwrap_or_default();
@@ -133,7 +133,7 @@ pub fn prometheus_text(open: &str) -> String {
             _ => writeln!(plain, "{line}"),
         };
         // Writing to a string does not fail.
-        let _ = said;
+        let _ = written;
     }
     plain
 }
@@ -150,11 +150,11 @@ mod tests {
         let wait = Histogram::new([1.0]);
         book.register_with_unit("wait", Unit::Seconds, "How long", wait);
         let plain = prometheus_text(&(book.text() + "# EOF\n"));
-        let wanted = "# HELP x_asked_total How often.\n# TYPE x_asked_total counter\nx_asked_total 0\n\
+        let expected = "# HELP x_asked_total How often.\n# TYPE x_asked_total counter\nx_asked_total 0\n\
             # HELP x_open How many.\n# TYPE x_open gauge\nx_open 0\n\
             # HELP x_wait_seconds How long.\n# TYPE x_wait_seconds histogram\nx_wait_seconds_sum 0.0\n\
             x_wait_seconds_count 0\nx_wait_seconds_bucket{le=\"1.0\"} 0\n\
             x_wait_seconds_bucket{le=\"+Inf\"} 0\n";
-        assert_eq!(plain, wanted);
+        assert_eq!(plain, expected);
     }
 }

@@ -68,13 +68,13 @@ pub(crate) struct RequestMeta {
 }
 
 impl RequestRecord {
-    pub(crate) fn begin(frontend: Arc<dyn Frontend>, asked: RequestMeta) -> Self {
+    pub(crate) fn begin(frontend: Arc<dyn Frontend>, meta: RequestMeta) -> Self {
         let RequestMeta {
             request_id,
             kind,
             client,
             trace,
-        } = asked;
+        } = meta;
         let began = SystemTime::now();
         Self {
             frontend,
@@ -209,13 +209,13 @@ mod tests {
 
     #[test]
     fn a_broken_stream_records_the_tokens_it_received() {
-        let asked = || RequestMeta {
+        let meta = || RequestMeta {
             request_id: "r".into(),
             kind: CompletionKind::Completion,
             client: None,
             trace: None,
         };
-        let begin = || RequestRecord::begin(Arc::new(StoppedFrontend), asked());
+        let begin = || RequestRecord::begin(Arc::new(StoppedFrontend), meta());
         let mut cut = begin();
         (0..3).for_each(|_| cut.token());
         cut.end("failed");

@@ -162,13 +162,14 @@ async fn completion_of(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (mut parts, body) = request.into_parts();
-    let known = parts.extensions.remove::<RequestIds>();
-    let known = known.ok_or_else(|| ApiError::internal("unnamed", "The request has no id."))?;
+    let request_ids = parts.extensions.remove::<RequestIds>();
+    let request_ids =
+        request_ids.ok_or_else(|| ApiError::internal("unnamed", "The request has no id."))?;
     let RequestIds {
         request_id,
         client,
         trace,
-    } = known;
+    } = request_ids;
     let meta = RequestMeta {
         request_id: Arc::clone(&request_id),
         kind,

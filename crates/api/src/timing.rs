@@ -133,21 +133,21 @@ mod tests {
     #[test]
     fn unknown_stages_are_left_out() {
         let ms = Duration::from_millis;
-        let mut known = SequenceTiming::default();
+        let mut sequence = SequenceTiming::default();
         assert_eq!(
-            (known.header(), known.object()),
+            (sequence.header(), sequence.object()),
             (None, serde_json::json!({}))
         );
         let (wait, run) = (ms(2), Duration::from_micros(3_500));
-        known.set_first_token(ms(10), PrefillTiming { wait, run });
-        let header = known.header().unwrap();
+        sequence.set_first_token(ms(10), PrefillTiming { wait, run });
+        let header = sequence.header().unwrap();
         assert_eq!(
             header,
             "router_queue;dur=4.5, prefill_wait;dur=2, prefill;dur=3.5"
         );
-        assert_eq!(known.object()["ttft_ms"], 10.0);
-        assert_eq!(known.object().get("transfer_ms"), None);
-        let mut stopped = known;
+        assert_eq!(sequence.object()["ttft_ms"], 10.0);
+        assert_eq!(sequence.object().get("transfer_ms"), None);
+        let mut stopped = sequence;
         stopped.set_stopped(ms(30), 5);
         let object = stopped.object();
         assert_eq!(object["e2e_ms"], 30.0, "by a stop string");
@@ -163,14 +163,14 @@ mod tests {
             first_decode: ms(5),
             decode: ms(11),
         };
-        known.set_ended(timing, 3);
-        let header = known.header().unwrap();
+        sequence.set_ended(timing, 3);
+        let header = sequence.header().unwrap();
         let header = header.to_str().unwrap();
         assert!(
             header
                 .ends_with("transfer;dur=1, decode_wait;dur=3, first_decode;dur=5, decode;dur=11")
         );
-        let object = known.object();
+        let object = sequence.object();
         assert_eq!(object["ttft_ms"], 10.0);
         assert_eq!(object["tpot_ms"], 10.0);
         assert_eq!(object["e2e_ms"], 30.0);

@@ -34,8 +34,8 @@ static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 fn count_allocated(bytes: usize) {
-    let taken = ALLOCATED.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    PEAK.fetch_max(taken, Ordering::Relaxed);
+    let allocated = ALLOCATED.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    PEAK.fetch_max(allocated, Ordering::Relaxed);
 }
 
 // SAFETY: the system's allocator does all the work; this one only counts.

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
         admin_key,
         worker,
     } = args;
-    let mut asker = ScalingClient {
+    let mut client = ScalingClient {
         pages: ServerClient::connect(&router.url, cacert.as_deref(), admin_key.as_deref())?,
         last_error: String::new(),
     };
@@ -64,10 +64,10 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
                     _ = interrupt.recv() => break,
                     _ = terminate.recv() => break,
                 }
-                let wanted = asker.wanted_counts().await;
+                let target = client.target_counts().await;
                 local.remove_ended();
-                if let Some(wanted) = wanted {
-                    local.apply(&wanted)?;
+                if let Some(target) = target {
+                    local.apply(&target)?;
                 }
             }
             info!(workers = local.workers.len(), "draining every worker");
@@ -93,13 +93,13 @@ struct ScalingClient {
 
 impl ScalingClient {
     /// Returns the desired numbers; `None` if nothing is to change. The reason is logged once.
-    async fn wanted_counts(&mut self) -> Option<PoolCounts> {
-        let asked = timeout(ANSWER_MAX, self.pages.json("/admin/scaling")).await;
-        let said = asked.context("the router does not answer").flatten();
-        match said.and_then(|answer| wanted_counts(&answer)) {
-            Ok(wanted) => {
+    async fn target_counts(&mut self) -> Option<PoolCounts> {
+        let response = timeout(ANSWER_MAX, self.pages.json("/admin/scaling")).await;
+        let answer = response.context("the router does not answer").flatten();
+        match answer.and_then(|answer| target_counts(&answer)) {
+            Ok(target) => {
                 self.last_error.clear();
-                Some(wanted)
+                Some(target)
             }
             Err(error) => {
                 let error = format!("{error:#}");
@@ -114,19 +114,19 @@ impl ScalingClient {
 }
 
 /// Reads the answer of `/admin/scaling`.
-fn wanted_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
+fn target_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
     match answer["mode"].as_str() {
         Some("act") => {}
         Some("advise") => bail!("the router's policy says `mode: advise`"),
         _ => bail!("the router's policy has no `scaling`"),
     }
-    let mut wanted = PoolCounts::default();
+    let mut counts = PoolCounts::default();
     for role in POOLS {
         let count = answer["pools"][role.to_string()]["wanted"].as_u64();
         let count = count.and_then(|count| u32::try_from(count).ok());
-        *wanted.for_role_mut(role) = count.context("the router does not know its fleet yet")?;
+        *counts.for_role_mut(role) = count.context("the router does not know its fleet yet")?;
     }
-    Ok(wanted)
+    Ok(counts)
 }
 
 /// The worker processes of this machine.
@@ -174,20 +174,20 @@ impl RestartPause {
 
 impl LocalPool {
     /// Starts and stops workers to reach the desired numbers.
-    fn apply(&mut self, wanted: &PoolCounts) -> anyhow::Result<()> {
+    fn apply(&mut self, target: &PoolCounts) -> anyhow::Result<()> {
         for (place, role) in POOLS.into_iter().enumerate() {
             let there = |worker: &&mut WorkerProcess| worker.role == role && !worker.is_draining;
             let count = self.workers.iter_mut().filter(there).count() as u32;
-            let wanted = wanted.for_role(role);
-            if count > wanted {
+            let target = target.for_role(role);
+            if count > target {
                 // The newest worker has the fewest cached prefixes, so it is stopped first.
                 let newest = self.workers.iter_mut().rev().filter(there);
                 newest
-                    .take((count - wanted) as usize)
+                    .take((count - target) as usize)
                     .for_each(WorkerProcess::stop);
             }
             if self.pauses[place].is_over(Instant::now()) {
-                for _ in count..wanted {
+                for _ in count..target {
                     self.start(role)?;
                 }
             }
@@ -283,10 +283,10 @@ mod tests {
     // Invariant: I43.
     #[test]
     fn without_a_number_from_the_router_nothing_changes() {
-        let pool = |wanted: u32| json!({"wanted": wanted});
+        let pool = |target: u32| json!({"wanted": target});
         let pools = json!({"prefill": pool(1), "decode": pool(2), "both": pool(0)});
-        let said = wanted_counts(&json!({"mode": "act", "pools": pools})).expect("three numbers");
-        assert_eq!((said.prefill, said.decode, said.both), (1, 2, 0));
+        let counts = target_counts(&json!({"mode": "act", "pools": pools})).expect("three numbers");
+        assert_eq!((counts.prefill, counts.decode, counts.both), (1, 2, 0));
         for none in [
             json!({"mode": "advise", "pools": pools}),
             json!({"mode": "off"}),
@@ -294,7 +294,7 @@ mod tests {
             json!({}),
             json!({"mode": "act", "pools": {"prefill": pool(1)}}),
         ] {
-            assert!(wanted_counts(&none).is_err(), "{none}");
+            assert!(target_counts(&none).is_err(), "{none}");
         }
     }
 

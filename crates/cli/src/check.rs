@@ -4,7 +4,7 @@
 //! errors of the file are reported before anything is simulated.
 
 use crate::args::{ArrivalArgs, CheckArgs, ScenarioArgs};
-use crate::goodput::{ArrivalSpan, SimClients, make_contest, score_json};
+use crate::goodput::{ArrivalSpan, SimClients, make_comparison, score_json};
 use anyhow::bail;
 use cleave_domain::SloPolicy;
 use cleave_node::PolicyFile;
@@ -30,11 +30,11 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     if scenario.fleet.is_none() {
         show_progress("dividing the fleet's legs ...");
     }
-    let contest = make_contest(scenario, &clients);
+    let comparison = make_comparison(scenario, &clients);
     show_progress("");
-    let contest = contest?;
+    let comparison = comparison?;
     let rate = clients.rate_milli;
-    let checked = check_fleet(&contest, rate, &|rate| {
+    let checked = check_fleet(&comparison, rate, &|rate| {
         show_progress(&format!(
             "simulating {:.2} requests per second ...",
             rate as f64 / 1e3
@@ -44,9 +44,9 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     show_progress("");
     let mut out = std::io::stdout().lock();
     if scenario.json {
-        writeln!(out, "{:#}", report_json(&contest, rate, &checked))?
+        writeln!(out, "{:#}", report_json(&comparison, rate, &checked))?
     } else {
-        write!(out, "{}", table_text(&contest, rate, &checked))?
+        write!(out, "{}", table_text(&comparison, rate, &checked))?
     }
     if checked.met {
         Ok(())
@@ -99,8 +99,8 @@ fn show_progress(line: &str) {
     }
 }
 
-fn table_text(contest: &RoutingComparison, rate_milli: u64, checked: &PolicyCheck) -> String {
-    let fleet = &contest.fleet;
+fn table_text(comparison: &RoutingComparison, rate_milli: u64, checked: &PolicyCheck) -> String {
+    let fleet = &comparison.fleet;
     let mut text = format!(
         "{fleet}: {}, {} devices, at {} requests per second\n{:<16} {:>9} {:>8} {:>6} {:>15} {:>15} {:>8}\n",
         fleet.profile.about,
@@ -115,7 +115,7 @@ fn table_text(contest: &RoutingComparison, rate_milli: u64, checked: &PolicyChec
         "refused",
     );
     for class in &checked.outcome.score.classes {
-        text.push_str(&class_words(contest, class));
+        text.push_str(&class_words(comparison, class));
     }
     match &checked.best {
         Some(best) => text.push_str(&format!(
@@ -131,8 +131,8 @@ fn table_text(contest: &RoutingComparison, rate_milli: u64, checked: &PolicyChec
     text
 }
 
-fn class_words(contest: &RoutingComparison, class: &ClassScore) -> String {
-    let promised = contest.policy.class(&class.class);
+fn class_words(comparison: &RoutingComparison, class: &ClassScore) -> String {
+    let targets = comparison.policy.class(&class.class);
     let against = |found: Duration, target: Option<Duration>| {
         let seconds = |span: Duration| format!("{:.3}", span.as_secs_f64());
         format!(
@@ -146,9 +146,9 @@ fn class_words(contest: &RoutingComparison, class: &ClassScore) -> String {
         class.class,
         class.arrivals,
         class.attainment_permille() as f64 / 10.0,
-        f64::from(promised.attainment_permille) / 10.0,
-        against(class.ttft.p90, promised.ttft),
-        against(class.tpot.p90, promised.tpot),
+        f64::from(targets.attainment_permille) / 10.0,
+        against(class.ttft.p90, targets.ttft),
+        against(class.tpot.p90, targets.tpot),
         class.refused,
     )
 }
@@ -168,7 +168,7 @@ fn break_words(broken: &MissedGoal) -> String {
 }
 
 fn report_json(
-    contest: &RoutingComparison,
+    comparison: &RoutingComparison,
     rate_milli: u64,
     checked: &PolicyCheck,
 ) -> serde_json::Value {
@@ -185,7 +185,7 @@ fn report_json(
         })
     });
     json!({
-        "fleet": contest.fleet.to_string(),
+        "fleet": comparison.fleet.to_string(),
         "rate": rate_milli as f64 / 1e3,
         "met": checked.met,
         "score": score_json(&checked.outcome.score),

@@ -40,17 +40,17 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
             prompt.len()
         );
     }
-    let room = context - prompt.len() as u32;
+    let output_max = context - prompt.len() as u32;
     let mut engine = loaded.single_sequence_engine(
         &args.engine,
-        prompt.len() as u32 + args.max_tokens.min(room),
+        prompt.len() as u32 + args.max_tokens.min(output_max),
     )?;
     let mut printer = TextPrinter {
         stream: (!args.json)
             .then(|| TextStream::new(text.clone(), SpecialTokens::Skipped, TextStart::Fresh)),
     };
     let mut emissions: Vec<Emission> = Vec::new();
-    let request = request(args, &prompt, &text, room);
+    let request = request(args, &prompt, &text, output_max);
     let speculation = args.speculation.speculative_config.0;
     let reason = single_request::run(engine.as_mut(), speculation, request, &mut |emission| {
         emissions.push(emission.clone());
@@ -79,7 +79,7 @@ fn prompt(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>>
     Ok(prompt)
 }
 
-fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32) -> Request {
+fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, output_max: u32) -> Request {
     let stop_tokens = if args.ignore_eos {
         Arc::from([])
     } else {
@@ -97,7 +97,7 @@ fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32)
             ..SamplingParams::greedy()
         },
         stop: StopRules {
-            max_tokens: args.max_tokens.min(room),
+            max_tokens: args.max_tokens.min(output_max),
             min_tokens: 0,
             stop_tokens,
         },

@@ -23,7 +23,7 @@ use std::thread;
 use std::time::Duration;
 
 pub(crate) struct GoodputRow {
-    pub(crate) way: RoutingScheme,
+    pub(crate) scheme: RoutingScheme,
     /// Arrivals per second, in thousandths; `None` if the search found no rate.
     pub(crate) rate_milli: Option<u64>,
     pub(crate) outcome: Option<GoodputOutcome>,
@@ -37,35 +37,35 @@ pub(crate) struct GoodputRow {
 pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     let policy = Arc::new(one_class(&args.targets)?);
     let clients = SimClients::of_fleet(&args.scenario, &policy, ArrivalSpan::Full)?;
-    let contest = make_contest(&args.scenario, &clients)?;
-    let ways = if args.compare {
+    let comparison = make_comparison(&args.scenario, &clients)?;
+    let schemes = if args.compare {
         RoutingScheme::ALL.to_vec()
     } else {
         args.way.clone()
     };
     let rate = clients.rate_milli;
     let rows = match args.question() {
-        GoodputQuestion::RouterCost => ways
+        GoodputQuestion::RouterCost => schemes
             .into_iter()
-            .map(|way| measure_cost(&contest, way, &clients))
+            .map(|scheme| measure_cost(&comparison, scheme, &clients))
             .collect(),
-        GoodputQuestion::HighestRate => side_by_side(&ways, |way| {
-            let found = contest.search(way, rate, &|rate| clients.arrivals_at(rate));
+        GoodputQuestion::HighestRate => side_by_side(&schemes, |scheme| {
+            let found = comparison.search(scheme, rate, &|rate| clients.arrivals_at(rate));
             let (rate_milli, outcome) = found
                 .best
                 .map(|best| (best.rate_milli, best.outcome))
                 .unzip();
             GoodputRow {
-                way,
+                scheme,
                 rate_milli,
                 outcome,
                 cost: None,
             }
         }),
-        GoodputQuestion::OneRate => side_by_side(&ways, |way| GoodputRow {
-            way,
+        GoodputQuestion::OneRate => side_by_side(&schemes, |scheme| GoodputRow {
+            scheme,
             rate_milli: Some(rate),
-            outcome: Some(run(&contest.scenario(way, clients.arrivals_at(rate)))),
+            outcome: Some(run(&comparison.scenario(scheme, clients.arrivals_at(rate)))),
             cost: None,
         }),
     };
@@ -74,35 +74,39 @@ pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     } else {
         PrintFormat::Table
     };
-    print(&contest, &rows, form)
+    print(&comparison, &rows, form)
 }
 
 fn measure_cost(
-    contest: &RoutingComparison,
-    way: RoutingScheme,
+    comparison: &RoutingComparison,
+    scheme: RoutingScheme,
     clients: &SimClients,
 ) -> GoodputRow {
-    let scenario = contest.scenario(way, clients.arrivals_at(clients.rate_milli));
+    let scenario = comparison.scenario(scheme, clients.arrivals_at(clients.rate_milli));
     let mut meter = RouterCostMeter::default();
     let outcome = run_observed(&scenario, &mut meter);
     GoodputRow {
-        way,
+        scheme,
         rate_milli: Some(clients.rate_milli),
         outcome: Some(outcome),
         cost: Some(meter.cost()),
     }
 }
 
-/// Runs as many simulations at a time as there are cores; returns the rows in the order of `ways`.
+/// Runs as many simulations at a time as there are cores; returns the rows in the order of
+/// `schemes`.
 fn side_by_side(
-    ways: &[RoutingScheme],
+    schemes: &[RoutingScheme],
     row: impl Fn(RoutingScheme) -> GoodputRow + Sync,
 ) -> Vec<GoodputRow> {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut rows = Vec::new();
-    for some in ways.chunks(cores) {
+    for some in schemes.chunks(cores) {
         let done = thread::scope(|scope| {
-            let threads: Vec<_> = some.iter().map(|way| scope.spawn(|| row(*way))).collect();
+            let threads: Vec<_> = some
+                .iter()
+                .map(|scheme| scope.spawn(|| row(*scheme)))
+                .collect();
             let joined = threads.into_iter().map(|thread| thread.join());
             joined
                 .map(|row| row.expect("a simulated world violated an invariant"))
@@ -255,16 +259,16 @@ impl SimClients {
         }
         let schedule = self.workload.schedule(&options);
         let requests = schedule.iter().flat_map(RequestSchedule::requests);
-        requests.map(|asked| self.arrival(asked)).collect()
+        requests.map(|entry| self.arrival(entry)).collect()
     }
 
-    fn arrival(&self, asked: ScheduleEntry) -> RequestArrival {
+    fn arrival(&self, entry: ScheduleEntry) -> RequestArrival {
         let ScheduleEntry {
             at,
             class,
             parts,
             output_tokens,
-        } = asked;
+        } = entry;
         let part = |(name, tokens)| RecipePart { name, tokens };
         let prompt = PromptRecipe {
             parts: parts.into_iter().map(part).collect(),
@@ -282,8 +286,8 @@ impl SimClients {
     /// the class that the rules select.
     fn resolve_slo(&self, class: usize, prompt_tokens: u32) -> RequestSlo {
         let name = &self.workload.classes()[class];
-        let known = self.policy.classes.iter().any(|class| class.name == *name);
-        if known {
+        let is_defined = self.policy.classes.iter().any(|class| class.name == *name);
+        if is_defined {
             return slo_of_class(&self.policy, name);
         }
         let resolved = self
@@ -297,18 +301,18 @@ impl SimClients {
 ///
 /// # Errors
 /// If something is missing, the profile is unknown, or the devices make no whole number of workers.
-pub(crate) fn make_contest(
+pub(crate) fn make_comparison(
     args: &ScenarioArgs,
     clients: &SimClients,
 ) -> anyhow::Result<RoutingComparison> {
-    let contest = |fleet| RoutingComparison {
+    let comparison = |fleet| RoutingComparison {
         fleet,
         policy: Arc::clone(&clients.policy),
         noise_permille: args.noise,
         seed: args.arrivals.workload.seed,
     };
     let devices = match require_fleet(args)? {
-        FleetArg::Named(fleet) => return Ok(contest(fleet.clone())),
+        FleetArg::Named(fleet) => return Ok(comparison(fleet.clone())),
         FleetArg::Devices(count) => count,
     };
     let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
@@ -320,35 +324,35 @@ pub(crate) fn make_contest(
         profile.name
     );
     // The search for the best division of legs starts from a fleet without one.
-    let undivided = contest(FleetSpec::aggregated(profile, workers));
+    let undivided = comparison(FleetSpec::aggregated(profile, workers));
     if workers == 1 {
         return Ok(undivided);
     }
     let fleet = undivided.best_division(&clients.arrivals(clients.rate_milli, clients.length));
-    Ok(contest(fleet))
+    Ok(comparison(fleet))
 }
 
 // === what is printed ===
 
 fn print(
-    contest: &RoutingComparison,
+    comparison: &RoutingComparison,
     rows: &[GoodputRow],
     form: PrintFormat,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if let PrintFormat::Json = form {
         let rows: Vec<Value> = rows.iter().map(row_json).collect();
-        let fleet = contest.fleet.to_string();
+        let fleet = comparison.fleet.to_string();
         let all = json!({
             "fleet": fleet,
-            "devices": contest.fleet.devices_count(),
-            "profile": contest.fleet.profile.source,
+            "devices": comparison.fleet.devices_count(),
+            "profile": comparison.fleet.profile.source,
             "rows": rows,
         });
         writeln!(out, "{all:#}")?;
         return Ok(());
     }
-    let (fleet, devices) = (&contest.fleet, contest.fleet.devices_count());
+    let (fleet, devices) = (&comparison.fleet, comparison.fleet.devices_count());
     writeln!(out, "{fleet}: {}, {devices} devices", fleet.profile.about)?;
     writeln!(
         out,
@@ -369,16 +373,16 @@ fn print(
     }
     for row in rows {
         if let Some(cost) = &row.cost {
-            writeln!(out, "{}: {cost}", row.way.name())?;
+            writeln!(out, "{}: {cost}", row.scheme.name())?;
         }
     }
     Ok(())
 }
 
 fn row_text(row: &GoodputRow) -> String {
-    let way = row.way.name();
+    let scheme = row.scheme.name();
     let (Some(rate), Some(outcome)) = (row.rate_milli, &row.outcome) else {
-        return format!("{way:<24} no rate meets the goal");
+        return format!("{scheme:<24} no rate meets the goal");
     };
     let GoodputScore {
         all, split, whole, ..
@@ -389,7 +393,7 @@ fn row_text(row: &GoodputRow) -> String {
     let tpot = format!("{}/{}", millis(all.tpot.p50), millis(all.tpot.p99));
     let placed = (split + whole).max(1);
     format!(
-        "{way:<24} {:>9.2} {:>7.1}% {:>10.3} {:>7} {:>7} {ttft:>15} {tpot:>15} {:>6}% {:>9}",
+        "{scheme:<24} {:>9.2} {:>7.1}% {:>10.3} {:>7} {:>7} {ttft:>15} {tpot:>15} {:>6}% {:>9}",
         rate as f64 / 1e3,
         all.attainment_permille() as f64 / 10.0,
         outcome.score.goodput_milli() as f64 / 1e3,
@@ -413,7 +417,7 @@ fn stage_most_missed(all: &ClassScore) -> &'static str {
 
 fn row_json(row: &GoodputRow) -> Value {
     let mut value = json!({
-        "way": row.way.name(),
+        "way": row.scheme.name(),
         "rate": row.rate_milli.map(|milli| milli as f64 / 1e3),
     });
     if let Some(outcome) = &row.outcome {

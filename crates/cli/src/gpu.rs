@@ -47,12 +47,12 @@ impl GpuShare {
 /// Returns the percentage of the multiprocessors for decode workers; `None` if all workers share
 /// all of them.
 pub(crate) fn decode_percent(
-    asked: Option<DecodeShare>,
+    requested: Option<DecodeShare>,
     roles: &[Role],
     device: &std::sync::Arc<CudaDevice>,
 ) -> Option<u32> {
     let has = |role| roles.contains(&role);
-    match asked {
+    match requested {
         Some(DecodeShare::Undivided) => None,
         Some(DecodeShare::Percent(percent)) => Some(percent),
         None if has(Role::Prefill) && has(Role::Decode) => default_percent(device),
@@ -77,10 +77,10 @@ fn default_percent(device: &std::sync::Arc<CudaDevice>) -> Option<u32> {
 /// effect.
 pub(crate) fn single_leg_warning(
     role: Role,
-    asked: Option<DecodeShare>,
+    requested: Option<DecodeShare>,
     is_mps: bool,
 ) -> Option<&'static str> {
-    match (role, asked) {
+    match (role, requested) {
         (Role::Both, _) | (_, None | Some(DecodeShare::Undivided)) => None,
         _ if is_mps => None,
         _ => Some(

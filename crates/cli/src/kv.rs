@@ -132,13 +132,13 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
             FarTransportArg::Tcp => Transport::Tcp,
         };
         let (listeners, addresses) = listen(transport).await?;
-        let ways = BenchTransports {
+        let transports = BenchTransports {
             listeners,
             nixl: library(transport, args.nixl_library.as_deref())?,
             peers: peers(args.peer_tls.as_deref())?,
             ..BenchTransports::default()
         };
-        let far = BenchReceiver::start(shape, ways, PeerRoute::parse(&args.near)?);
+        let far = BenchReceiver::start(shape, transports, PeerRoute::parse(&args.near)?);
         writeln!(std::io::stdout(), "{addresses} {floor_address}")?;
         Ok(far.run().await?)
     })
@@ -228,10 +228,10 @@ impl ReceiverProcess {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start the receiving process")?;
-        let said = child.stdout.take().context("its output is piped")?;
+        let stdout = child.stdout.take().context("its output is piped")?;
         let process = Self(child);
         let mut line = String::new();
-        BufReader::new(said).read_line(&mut line)?;
+        BufReader::new(stdout).read_line(&mut line)?;
         let (data, floor) = line
             .trim()
             .split_once(' ')
@@ -246,21 +246,21 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Tra
         blocks_count: args.blocks.iter().copied().max().unwrap_or(1),
     };
     let (listeners, addresses) = listen(transport).await?;
-    let ways = BenchTransports {
+    let transports = BenchTransports {
         listeners,
         nixl: library(transport, args.nixl_library.as_deref())?,
         peers: peers(args.peer_tls.as_deref())?,
         ..BenchTransports::default()
     };
-    let net = ways.net.clone();
-    let mut near = BenchSender::start(shape, ways);
+    let net = transports.net.clone();
+    let mut near = BenchSender::start(shape, transports);
     let (_process, route, mut floor) = match transport {
         Transport::Local => {
-            let ways = BenchTransports {
+            let transports = BenchTransports {
                 net,
                 ..BenchTransports::default()
             };
-            let far = BenchReceiver::start(shape, ways, PeerRoute::Local);
+            let far = BenchReceiver::start(shape, transports, PeerRoute::Local);
             tokio::spawn(far.run());
             let floor = TransferFloor::Memory(Box::new(MemoryFloor::new(shape)));
             (None, PeerRoute::Local, floor)

@@ -62,8 +62,9 @@ pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
         let Some((work, took)) = rehearsal.step(&parts)? else {
             continue;
         };
-        let error =
-            |told: std::time::Duration| (told.as_secs_f64() / took.as_secs_f64() - 1.0).abs();
+        let error = |predicted: std::time::Duration| {
+            (predicted.as_secs_f64() / took.as_secs_f64() - 1.0).abs()
+        };
         drawn += 1;
         // After as many steps were learned as are judged, every third step is held out.
         if drawn > args.steps && drawn.is_multiple_of(3) {

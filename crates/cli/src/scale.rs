@@ -62,8 +62,8 @@ fn policy(args: &ScaleArgs, devices_each: u32) -> anyhow::Result<Arc<SloPolicy>>
     if let Some(devices_max) = args.devices {
         policy.scaling = Some(bounds(devices_max, devices_each));
     }
-    let said = policy.scaling.as_mut();
-    let scaling = said.with_context(|| {
+    let scaling = policy.scaling.as_mut();
+    let scaling = scaling.with_context(|| {
         let path = args.policy.as_deref().unwrap_or("".as_ref()).display();
         format!("{path} has no part `scaling`, so its fleet has a fixed size: add the part, or use --devices N instead")
     })?;
@@ -135,15 +135,15 @@ impl ScaleRun<'_> {
             counts
         };
         let (least, most) = (of(&|pool| pool.min), of(&|pool| pool.max));
-        let promises = self.row(
+        let by_router = self.row(
             "by the promises",
             ScalingAuthority::Router,
             self.args.first.unwrap_or(least),
         );
         if !self.args.compare {
-            return vec![promises];
+            return vec![by_router];
         }
-        let (peak, mean) = fixed_sizes(growth(&promises.outcome), promises.outcome.score.span);
+        let (peak, mean) = fixed_sizes(growth(&by_router.outcome), by_router.outcome.score.span);
         let devices_max = scaling.devices_max;
         let one = of(&|pool| pool.min.max(u32::from(pool.max > 0)));
         let one = self
@@ -152,7 +152,7 @@ impl ScaleRun<'_> {
             .filter(|first| first.total() > 0)
             .unwrap_or(one);
         vec![
-            promises,
+            by_router,
             self.row("as many as at the most", ScalingAuthority::Fixed, peak),
             self.row("as many as on average", ScalingAuthority::Fixed, mean),
             self.row(
@@ -165,8 +165,8 @@ impl ScaleRun<'_> {
 
     /// A fleet that scales by queues and occupancy never refuses a request for its targets, so its
     /// routers do not either.
-    fn row(&self, name: &'static str, who: ScalingAuthority, first: PoolCounts) -> ScaleRow {
-        let way = match who {
+    fn row(&self, name: &'static str, authority: ScalingAuthority, first: PoolCounts) -> ScaleRow {
+        let scheme = match authority {
             ScalingAuthority::Thresholds { .. } => RoutingScheme::LoadSplit,
             ScalingAuthority::Fixed | ScalingAuthority::Router => RoutingScheme::Auto,
         };
@@ -174,18 +174,18 @@ impl ScaleRun<'_> {
             profile: self.profile.clone(),
             workers_first: first,
             start_time: self.args.start,
-            authority: who,
+            authority,
             kill_times: self.args.kill.clone(),
             tail: Duration::from_secs(30),
         };
-        let policy = match who {
+        let policy = match authority {
             ScalingAuthority::Router => Arc::clone(&self.policy),
             ScalingAuthority::Fixed | ScalingAuthority::Thresholds { .. } => Arc::new(SloPolicy {
                 scaling: None,
                 ..SloPolicy::clone(&self.policy)
             }),
         };
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: starter.fleet(),
             policy,
             noise_permille: self.args.noise,
@@ -193,7 +193,7 @@ impl ScaleRun<'_> {
         };
         let outcome = run(&Scenario {
             orchestrator: Some(starter),
-            ..contest.scenario(way, self.arrivals.clone())
+            ..comparison.scenario(scheme, self.arrivals.clone())
         });
         ScaleRow { name, outcome }
     }
@@ -210,18 +210,21 @@ fn fixed_sizes(growth: &FleetHistory, span: Duration) -> (PoolCounts, PoolCounts
     // Each desired size lasts until the next change, and the last one until the end of the run.
     let ends = growth.wanted.iter().skip(1).map(|(at, _)| *at).chain([end]);
     let (mut most, mut mean) = (PoolCounts::default(), PoolCounts::default());
-    let stays: Vec<(f64, PoolCounts)> = growth
+    let durations: Vec<(f64, PoolCounts)> = growth
         .wanted
         .iter()
         .zip(ends)
-        .map(|((at, wanted), until)| (until.max(*at).since(*at).as_secs_f64(), *wanted))
+        .map(|((at, counts), until)| (until.max(*at).since(*at).as_secs_f64(), *counts))
         .collect();
     for role in POOLS {
-        let sum: f64 = stays
+        let sum: f64 = durations
             .iter()
-            .map(|(s, wanted)| s * f64::from(wanted.for_role(role)))
+            .map(|(s, counts)| s * f64::from(counts.for_role(role)))
             .sum();
-        let largest = stays.iter().map(|(_, wanted)| wanted.for_role(role)).max();
+        let largest = durations
+            .iter()
+            .map(|(_, counts)| counts.for_role(role))
+            .max();
         *most.for_role_mut(role) = largest.unwrap_or(0);
         let average = (sum / span.as_secs_f64().max(1e-9)).round() as u32;
         *mean.for_role_mut(role) = average.max(most.for_role(role).min(1));
@@ -291,7 +294,7 @@ fn row_text(row: &ScaleRow) -> String {
 fn report_json(world: &ScaleRun, rows: &[ScaleRow]) -> Value {
     let row = |row: &ScaleRow| {
         let growth = growth(&row.outcome);
-        let wanted = |(at, counts): &(Time, PoolCounts)| json!({"at_s": at.since(Time::ZERO).as_secs_f64(), "workers": counts});
+        let change = |(at, counts): &(Time, PoolCounts)| json!({"at_s": at.since(Time::ZERO).as_secs_f64(), "workers": counts});
         json!({
             "fleet": row.name,
             "score": score_json(&row.outcome.score),
@@ -302,7 +305,7 @@ fn report_json(world: &ScaleRun, rows: &[ScaleRow]) -> Value {
             "drained": growth.drained,
             "killed": growth.killed,
             "new_legs": growth.flipped,
-            "wanted": growth.wanted.iter().map(wanted).collect::<Vec<_>>(),
+            "wanted": growth.wanted.iter().map(change).collect::<Vec<_>>(),
         })
     };
     json!({

@@ -62,8 +62,8 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             let device = engine.describe().device_id.clone();
             (options.name.as_str(), device)
         });
-        if let Some(said) = shared_device_note(devices) {
-            info!("{said}");
+        if let Some(note) = shared_device_note(devices) {
+            info!("{note}");
         }
     }
     let serve = FleetNode {
@@ -76,9 +76,12 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         let stop = TerminationSignals::new()?;
         let running = serve.start_at(ports).await?;
         let at = PrintedAddresses::of(&args.http, running.address(), running.admin_address());
-        run_until_stopped(running, stop, args.http.farewell(&args.process), |_| {
-            at.print()
-        })
+        run_until_stopped(
+            running,
+            stop,
+            args.http.shutdown_plan(&args.process),
+            |_| at.print(),
+        )
         .await
     })
 }
@@ -89,8 +92,8 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     let mut options = router_options(&args.limits, &args.http, &args.process)?;
     options.peer_routers.clone_from(&args.peers.fellow_routers);
     let picker = args.picker.options();
-    let is_told_how = options.peer_tls.is_some() || args.picker.picker_admin_port.is_some();
-    if picker.is_some() && options.certificate.is_some() && !is_told_how {
+    let can_query_routers = options.peer_tls.is_some() || args.picker.picker_admin_port.is_some();
+    if picker.is_some() && options.certificate.is_some() && !can_query_routers {
         bail!(
             "--picker-endpoints: where clients use TLS, the picker queries routers by --peer-tls, or in clear text \
              at the port of their --admin-listen: give --peer-tls or --picker-admin-port"
@@ -110,9 +113,12 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
             info!("endpoint picker at {address}");
         }
         info!("waiting for a prefill and a decode worker");
-        run_until_stopped(running, stop, args.http.farewell(&args.process), |_| {
-            info!("ready")
-        })
+        run_until_stopped(
+            running,
+            stop,
+            args.http.shutdown_plan(&args.process),
+            |_| info!("ready"),
+        )
         .await
     })
 }
@@ -162,18 +168,18 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
         }
-        let farewell = ShutdownPlan {
+        let shutdown = ShutdownPlan {
             delay: Duration::ZERO,
             limit: args.process.drain_timeout,
         };
-        run_until_stopped(running, stop, farewell, |_| info!("joined a router")).await
+        run_until_stopped(running, stop, shutdown, |_| info!("joined a router")).await
     })
 }
 
 fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
-    let asked = (args.prefill, args.decode, args.both);
+    let requested = (args.prefill, args.decode, args.both);
     // A flag for one leg alone implies one worker for the other leg.
-    let (prefill, decode, both) = match asked {
+    let (prefill, decode, both) = match requested {
         (None, None, both) => (0, 0, both.unwrap_or(1)),
         (prefill, decode, Some(both)) => (prefill.unwrap_or(0), decode.unwrap_or(0), both),
         (prefill, decode, None) => (prefill.unwrap_or(1), decode.unwrap_or(1), 0),
@@ -397,7 +403,7 @@ struct ShutdownPlan {
 }
 
 impl HttpArgs {
-    fn farewell(&self, process: &ProcessArgs) -> ShutdownPlan {
+    fn shutdown_plan(&self, process: &ProcessArgs) -> ShutdownPlan {
         ShutdownPlan {
             delay: self.shutdown_delay.0,
             limit: process.drain_timeout,
@@ -410,7 +416,7 @@ trait RunningNode {
     async fn ready(&self);
     async fn broken(&self) -> String;
     /// Returns when an operator has asked the node to leave.
-    async fn asked_to_leave(&self);
+    async fn wait_for_leave_request(&self);
     /// Reports "not ready" from now on and keeps serving.
     fn leave(&self);
     async fn drain(self, deadline: Duration);
@@ -418,7 +424,7 @@ trait RunningNode {
 
 // The node's own methods take precedence over the trait's methods of the same name.
 macro_rules! node {
-    ($($running:ty: $leaves:expr, $leave:expr;)*) => {$(
+    ($($running:ty: $leave_request:expr, $leave:expr;)*) => {$(
         impl RunningNode for $running {
             async fn ready(&self) {
                 self.ready().await;
@@ -428,9 +434,9 @@ macro_rules! node {
                 self.failed().await
             }
 
-            async fn asked_to_leave(&self) {
-                let leaves: fn(&Self) -> LeaveRequest<'_> = $leaves;
-                leaves(self).await;
+            async fn wait_for_leave_request(&self) {
+                let leave_request: fn(&Self) -> LeaveRequest<'_> = $leave_request;
+                leave_request(self).await;
             }
 
             fn leave(&self) {
@@ -451,30 +457,30 @@ node!(
     RunningFleet: |_| Box::pin(std::future::pending()), Self::set_not_ready;
     RunningRouter: |_| Box::pin(std::future::pending()), Self::set_not_ready;
     // A worker's routers learn of the drain from the worker itself.
-    RunningWorker: |worker| Box::pin(worker.drain_asked()), |_| {};
+    RunningWorker: |worker| Box::pin(worker.wait_for_drain_request()), |_| {};
 );
 
 /// Runs a node until a signal arrives or it fails, then drains it. A failure sets the exit status.
 async fn run_until_stopped<N: RunningNode>(
     node: N,
     mut stop: TerminationSignals,
-    farewell: ShutdownPlan,
-    say_ready: impl FnOnce(&N),
+    shutdown: ShutdownPlan,
+    report_ready: impl FnOnce(&N),
 ) -> anyhow::Result<()> {
     let ready = async {
         node.ready().await;
         cleave_cpu::trim_allocator();
-        say_ready(&node);
+        report_ready(&node);
         std::future::pending().await
     };
     // A failure, an operator's request or a signal ends the node.
     let broken = tokio::select! {
         broken = ready => Some(broken),
         broken = node.broken() => Some(broken),
-        () = node.asked_to_leave() => None,
+        () = node.wait_for_leave_request() => None,
         () = stop.signalled() => None,
     };
-    let ShutdownPlan { delay, limit } = farewell;
+    let ShutdownPlan { delay, limit } = shutdown;
     if broken.is_none() && !delay.is_zero() {
         info!(
             "reporting not ready; serving for another {} s",
@@ -555,15 +561,15 @@ mod tests {
 
     #[test]
     fn workers_on_the_same_hardware_are_reported() {
-        let said = |devices: [Option<&str>; 2]| {
+        let note_of = |devices: [Option<&str>; 2]| {
             let device = |text: &str| DeviceId(text.to_owned());
             let named = ["p", "d"].into_iter().zip(devices);
             shared_device_note(named.map(|(name, text)| (name, text.map(device))))
         };
-        let shared = said([Some("a"), Some("a")]);
-        assert!(shared.is_some_and(|said| said.starts_with("p and d compute on the same")));
-        assert_eq!(said([Some("a"), Some("b")]), None);
-        assert_eq!(said([None, None]), None);
+        let shared = note_of([Some("a"), Some("a")]);
+        assert!(shared.is_some_and(|note| note.starts_with("p and d compute on the same")));
+        assert_eq!(note_of([Some("a"), Some("b")]), None);
+        assert_eq!(note_of([None, None]), None);
     }
 
     #[test]
@@ -574,6 +580,6 @@ mod tests {
         assert_eq!(count("--decode 3"), Ok([1, 3, 0]));
         assert_eq!(count("--prefill 2 --both 1"), Ok([2, 0, 1]));
         assert_eq!(count("--prefill 0 --decode 0 --both 1"), Ok([0, 0, 1]));
-        assert!(count("--prefill 0").is_err_and(|said| said.contains("each of its legs")));
+        assert!(count("--prefill 0").is_err_and(|error| error.contains("each of its legs")));
     }
 }

@@ -73,9 +73,9 @@ impl ServerClient {
         if status.is_success() {
             return Ok(answer.into_body());
         }
-        let said = read_body(answer.into_body()).await?;
-        let said: Value = serde_json::from_slice(&said).unwrap_or_default();
-        let message = said["error"]["message"]
+        let body = read_body(answer.into_body()).await?;
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let message = body["error"]["message"]
             .as_str()
             .unwrap_or("no reason given");
         bail!("{base}{path}: {status}: {message}")

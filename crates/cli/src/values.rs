@@ -42,7 +42,7 @@ pub(crate) fn parse_router(text: &str) -> Result<String, String> {
 pub(crate) fn parse_worker_name(text: &str) -> Result<String, String> {
     match invalid_name_reason(text) {
         None => Ok(text.to_owned()),
-        Some(flaw) => Err(format!("a name that {flaw} is not valid")),
+        Some(reason) => Err(format!("a name that {reason} is not valid")),
     }
 }
 

@@ -91,10 +91,10 @@ const EMULATOR_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
 impl Compiler {
     /// The machine's g++, if it has one.
     pub(crate) fn find(out: &Path) -> Option<Compiler> {
-        let said = compiler().arg("--version").output().ok()?;
-        said.status.success().then(|| Compiler {
+        let output = compiler().arg("--version").output().ok()?;
+        output.status.success().then(|| Compiler {
             out: out.to_path_buf(),
-            version: String::from_utf8_lossy(&said.stdout).into_owned(),
+            version: String::from_utf8_lossy(&output.stdout).into_owned(),
             warnings: Mutex::new(Vec::new()),
         })
     }
@@ -106,11 +106,11 @@ impl Compiler {
 
     /// The full path of one of the compiler's own libraries.
     pub(crate) fn library(&self, name: &str) -> Option<PathBuf> {
-        let said = compiler()
+        let output = compiler()
             .arg(format!("-print-file-name={name}"))
             .output()
             .ok()?;
-        let path = PathBuf::from(String::from_utf8_lossy(&said.stdout).trim());
+        let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
         path.is_absolute().then_some(path)
     }
 
@@ -290,11 +290,11 @@ impl Compiler {
     fn run(&self, mut command: Command, to: &Path) -> Result<(), CompileError> {
         let part = to.with_extension(format!("part{}", std::process::id()));
         command.arg("-o").arg(&part);
-        let said = command
+        let output = command
             .output()
             .map_err(|error| CompileError::File(PathBuf::from(COMPILER), error))?;
-        let words = String::from_utf8_lossy(&said.stderr).into_owned();
-        if !said.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
             return Err(CompileError::Refused(words));
         }
         let warned = words
@@ -328,9 +328,9 @@ fn flags(more: &[&str]) -> Vec<String> {
     all
 }
 
-fn hashed_name(stem: &str, what: &impl Hash) -> String {
+fn hashed_name(stem: &str, key: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
+    key.hash(&mut hasher);
     let stem: String = stem
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })

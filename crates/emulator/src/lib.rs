@@ -186,8 +186,8 @@ impl StandInLibrary {
     }
 
     /// Calls of one kind since the library was loaded; `state.cpp` has the names.
-    pub fn calls_count(&self, what: &str) -> u64 {
-        let text = CString::new(what).expect("a name has no zero byte");
+    pub fn calls_count(&self, call: &str) -> u64 {
+        let text = CString::new(call).expect("a name has no zero byte");
         // SAFETY: `uint64_t cleave_standin_count(const char*)`, which reads the text during the
         // call only.
         unsafe {
@@ -232,10 +232,10 @@ enum LibraryKey {
 }
 
 /// Builds a library once in a process; objects and libraries of earlier processes are reused.
-fn build_once(wanted: &LibraryKey) -> Option<&'static Path> {
+fn build_once(key: &LibraryKey) -> Option<&'static Path> {
     static MADE: Mutex<BTreeMap<LibraryKey, &'static Path>> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock();
-    if let Some(path) = made.get(wanted) {
+    if let Some(path) = made.get(key) {
         return Some(path);
     }
     let compiler = compiler()?;
@@ -243,7 +243,7 @@ fn build_once(wanted: &LibraryKey) -> Option<&'static Path> {
     if !sources.cpp.exists() {
         return None;
     }
-    let result = match wanted {
+    let result = match key {
         LibraryKey::Driver(kernels, variant) => compiler.build_driver(&sources, kernels, *variant),
         LibraryKey::Companion(library) => compiler.build_companion(&sources, *library),
     };
@@ -254,6 +254,6 @@ fn build_once(wanted: &LibraryKey) -> Option<&'static Path> {
         Ok(path) => Box::leak(path.into_boxed_path()),
         Err(error) => panic!("{error}"),
     };
-    made.insert(wanted.clone(), path);
+    made.insert(key.clone(), path);
     Some(path)
 }

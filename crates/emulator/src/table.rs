@@ -46,7 +46,7 @@ pub fn parse(text: &str) -> Result<Vec<KernelTableRow>, String> {
         if words.is_empty() || line.starts_with('#') {
             continue;
         }
-        let wrong = |what: String| format!("kernel table, line {}: {what}", index + 1);
+        let wrong = |problem: String| format!("kernel table, line {}: {problem}", index + 1);
         let kernel = parse_line(&words).map_err(wrong)?;
         if kernels.iter().any(|other| other.name == kernel.name) {
             return Err(wrong(format!("{} is listed twice", kernel.name)));
@@ -70,9 +70,9 @@ fn parse_line(words: &[&str]) -> Result<KernelTableRow, String> {
     if let Some(word) = required.iter().find(|word| !word.contains(':')) {
         return Err(format!("{word} is not `target:instruction`"));
     }
-    let number = |what: &str, text: &str, max: u32| match text.parse::<u32>() {
+    let number = |field: &str, text: &str, max: u32| match text.parse::<u32>() {
         Ok(number) if number <= max => Ok(number),
-        _ => Err(format!("{what} {text} is not a number up to {max}")),
+        _ => Err(format!("{field} {text} is not a number up to {max}")),
     };
     let kernel = KernelTableRow {
         file: (*file).to_owned(),

@@ -66,7 +66,7 @@ impl ForkJoinWork<'_> {
 }
 
 #[test]
-fn a_graph_computes_what_its_captured_work_computes() {
+fn a_graph_repeats_its_captured_work() {
     let Some(device) = EmulatedDevice::open() else {
         return;
     };
@@ -170,14 +170,14 @@ fn synchronous_calls_invalidate_a_capture() {
         ("free", &|| device.free(numbers)),
         ("copy at once", &|| device.write(numbers, &[1_u32])),
     ];
-    for (what, forbidden) in forbidden {
+    for (call, forbidden) in forbidden {
         device.begin_capture(stream).expect("a capture");
         add(&device, numbers, 1, stream);
-        assert_eq!(forbidden(), Err(CAPTURE_UNSUPPORTED), "{what}");
+        assert_eq!(forbidden(), Err(CAPTURE_UNSUPPORTED), "{call}");
         assert_eq!(
             device.end_capture(stream),
             Err(CAPTURE_INVALIDATED),
-            "{what}"
+            "{call}"
         );
     }
     device.begin_capture(stream).expect("a capture");

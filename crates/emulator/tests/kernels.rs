@@ -53,12 +53,12 @@ fn warp_primitives_exchange_the_right_values() {
             ExchangeArgs { results, counters },
         )
         .expect("a launch");
-    let told: Vec<u32> = device.read(results, threads * 8).expect("results");
+    let exchanged: Vec<u32> = device.read(results, threads * 8).expect("results");
     let mut tickets = Vec::new();
     for index in 0..threads {
         let thread = (index % 64) as u32;
         let (warp, lane) = (thread / 32 * 32, thread % 32);
-        let got = &told[index * 8..index * 8 + 8];
+        let got = &exchanged[index * 8..index * 8 + 8];
         assert_eq!(got[0], thread ^ 5);
         assert_eq!(got[1], (warp + 7) * 3);
         assert_eq!(got[2], if lane < 2 { thread } else { thread - 2 });
@@ -331,10 +331,11 @@ fn sanitizers_report_nothing_in_correct_kernels() {
             "kernels::tile_products_match_plain_loops",
             "kernels::warp_primitives_exchange_the_right_values",
         ]);
-        let said = command.output().expect("it starts");
-        let text = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);
+        let output = command.output().expect("it starts");
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(
-            said.status.success() && text.contains("2 passed") && !text.contains("Sanitizer"),
+            output.status.success() && text.contains("2 passed") && !text.contains("Sanitizer"),
             "{text}"
         );
     }

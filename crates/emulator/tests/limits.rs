@@ -125,7 +125,7 @@ fn planned_faults_occur_at_their_call() {
 }
 
 #[test]
-fn a_failed_launch_is_reported_by_waits_and_stays() {
+fn a_failed_launch_fails_every_later_call() {
     let Some(device) = EmulatedDevice::open() else {
         return;
     };
@@ -146,7 +146,7 @@ fn a_failed_launch_is_reported_by_waits_and_stays() {
 }
 
 #[test]
-fn a_failed_copy_stays_an_error() {
+fn a_failed_copy_fails_every_later_wait() {
     let Some(device) = EmulatedDevice::open() else {
         return;
     };
@@ -172,9 +172,9 @@ fn driver_calls_are_counted() {
         return;
     };
     let args = add(&device);
-    let before = ["launch", "alloc", "wait"].map(|what| device.stand_in.calls_count(what));
+    let before = ["launch", "alloc", "wait"].map(|call| device.stand_in.calls_count(call));
     device.run("add", blocks(1, 128), args).expect("a launch");
-    let after = ["launch", "alloc", "wait"].map(|what| device.stand_in.calls_count(what));
+    let after = ["launch", "alloc", "wait"].map(|call| device.stand_in.calls_count(call));
     assert_eq!(
         [
             after[0] - before[0],

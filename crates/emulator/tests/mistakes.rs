@@ -267,8 +267,10 @@ const KERNEL: &str = "CLEAVE_TEST_MISTAKE";
 /// Runs in the child process with the sanitizer: `kernel choice`.
 #[test]
 fn child_process_runs_one_kernel() {
-    let Ok(what) = env::var(KERNEL) else { return };
-    let (kernel, choice) = what.split_once(' ').expect("two words");
+    let Ok(kernel_and_choice) = env::var(KERNEL) else {
+        return;
+    };
+    let (kernel, choice) = kernel_and_choice.split_once(' ').expect("two words");
     let device = EmulatedDevice::open().expect("whoever started us has an emulator");
     let args = args(&device, choice.parse().expect("a number"));
     let shape = match kernel {
@@ -291,10 +293,10 @@ fn run_sanitized(variant: SanitizerVariant, kernel: &str, choice: u64) -> Option
         "--nocapture",
     ]);
     command.env(KERNEL, format!("{kernel} {choice}"));
-    let said = command.output().expect("it starts");
-    let text =
-        String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
-    Some((said.status.code().unwrap_or(-1), text))
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    Some((output.status.code().unwrap_or(-1), text))
 }
 
 #[test]
@@ -304,13 +306,13 @@ fn the_address_sanitizer_names_the_line() {
         ("write_static_shared", 1),
         ("write_global", 64),
     ] {
-        let Some((code, said)) = run_sanitized(SanitizerVariant::Address, kernel, choice) else {
+        let Some((code, output)) = run_sanitized(SanitizerVariant::Address, kernel, choice) else {
             return;
         };
-        assert_eq!(code, SANITIZER_EXIT, "{said}");
+        assert_eq!(code, SANITIZER_EXIT, "{output}");
         assert!(
-            said.contains("AddressSanitizer") && said.contains("mistakes.cu"),
-            "{said}"
+            output.contains("AddressSanitizer") && output.contains("mistakes.cu"),
+            "{output}"
         );
     }
 }
@@ -323,27 +325,27 @@ fn the_address_sanitizer_accepts_correct_kernels() {
         ("write_global", 63),
         ("swap_halves", 1),
     ] {
-        let Some((code, said)) = run_sanitized(SanitizerVariant::Address, kernel, choice) else {
+        let Some((code, output)) = run_sanitized(SanitizerVariant::Address, kernel, choice) else {
             return;
         };
-        assert!(code == 0 && said.contains("it ran"), "{said}");
+        assert!(code == 0 && output.contains("it ran"), "{output}");
     }
 }
 
 #[test]
 fn the_thread_sanitizer_finds_a_missing_barrier() {
-    let Some((code, said)) = run_sanitized(SanitizerVariant::Thread, "swap_halves", 0) else {
+    let Some((code, output)) = run_sanitized(SanitizerVariant::Thread, "swap_halves", 0) else {
         return;
     };
-    assert_eq!(code, SANITIZER_EXIT, "{said}");
+    assert_eq!(code, SANITIZER_EXIT, "{output}");
     assert!(
-        said.contains("data race") && said.contains("mistakes.cu"),
-        "{said}"
+        output.contains("data race") && output.contains("mistakes.cu"),
+        "{output}"
     );
-    let (code, said) =
+    let (code, output) =
         run_sanitized(SanitizerVariant::Thread, "swap_halves", 1).expect("as before");
     assert!(
-        code == 0 && said.contains("it ran") && !said.contains("data race"),
-        "{said}"
+        code == 0 && output.contains("it ran") && !output.contains("data race"),
+        "{output}"
     );
 }

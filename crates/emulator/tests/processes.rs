@@ -39,15 +39,15 @@ fn child_process_uses_shared_memory() {
     );
     let ready = device.open_event(handle(event)).expect("its event");
     let stream = device.stream();
-    let mine = device.alloc(COUNT * 4).expect("memory");
+    let copy = device.alloc(COUNT * 4).expect("memory");
     device.wait(stream, ready).expect("a wait");
     device
-        .copy_async(mine, numbers, COUNT * 4, stream)
+        .copy_async(copy, numbers, COUNT * 4, stream)
         .expect("a copy");
     device.synchronize_stream(stream).expect("no error");
     assert!(
         device
-            .read::<u32>(mine, COUNT)
+            .read::<u32>(copy, COUNT)
             .expect("numbers")
             .iter()
             .all(|&number| number == 42)
@@ -109,12 +109,12 @@ fn two_processes_share_memory_and_events() {
             "--nocapture",
         ])
         .env(HANDLES, handles);
-    let said = other.output().expect("it starts");
+    let output = other.output().expect("it starts");
     assert!(
-        said.status.success(),
+        output.status.success(),
         "{}{}",
-        String::from_utf8_lossy(&said.stdout),
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
     );
     assert!(
         device
@@ -188,8 +188,11 @@ fn two_devices_have_separate_memory_and_errors() {
             "--nocapture",
         ])
         .env(DEVICES, "2");
-    let said = other.output().expect("it starts");
-    let text =
-        String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
-    assert!(said.status.success() && text.contains("1 passed"), "{text}");
+    let output = other.output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }

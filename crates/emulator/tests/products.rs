@@ -356,11 +356,11 @@ fn cublaslt_products_match_plain_loops() {
                         }
                     };
                     let sum: f32 = (0..depth).map(|k| a_at(k) * b_at(k)).sum();
-                    let wanted = sum + 0.5 * before[column * rows + row] + bias[row];
+                    let expected = sum + 0.5 * before[column * rows + row] + bias[row];
                     let got = d[column * rows + row];
                     assert!(
-                        (got - wanted).abs() < 2e-2,
-                        "{kind} {transa} {transb} at {row}, {column}: {got} is not {wanted}"
+                        (got - expected).abs() < 2e-2,
+                        "{kind} {transa} {transb} at {row}, {column}: {got} is not {expected}"
                     );
                 }
             }

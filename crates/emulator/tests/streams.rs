@@ -125,12 +125,12 @@ fn event_queries_make_progress() {
     }
     device.record(last, stream).expect("a record");
     assert_eq!(device.elapsed(first, last), Err(NOT_READY));
-    let mut asked = 0;
+    let mut queries_count = 0;
     while device.query(last) == Err(NOT_READY) {
-        asked += 1;
-        assert!(asked < 10, "a question runs a piece of work");
+        queries_count += 1;
+        assert!(queries_count < 10, "a question runs a piece of work");
     }
-    assert!(asked > 1, "a question ran everything");
+    assert!(queries_count > 1, "a question ran everything");
     assert!(device.elapsed(first, last).expect("both are there") >= 0.0);
     assert_eq!(device.query_stream(stream), Ok(()));
 }

@@ -40,15 +40,15 @@ impl RouterAcceptor {
     /// connection must end when the receiver closes.
     pub(crate) async fn join(
         &self,
-        introduction: Registration,
+        registration: Registration,
     ) -> Result<(WorkerSession, mpsc::Receiver<ToWorker>), DriverStopped> {
-        let (out, words) = mpsc::channel(CONNECTION_ITEMS_MAX);
+        let (out, messages) = mpsc::channel(CONNECTION_ITEMS_MAX);
         let serial = next_serial();
-        let worker = introduction.worker;
+        let worker = registration.worker;
         let activity = Arc::new(WorkerActivity::default());
         let (stands_by, standing_by) = watch::channel(false);
         let line = WorkerConnection {
-            registration: introduction,
+            registration,
             serial,
             out,
             activity: Arc::clone(&activity),
@@ -56,16 +56,16 @@ impl RouterAcceptor {
         };
         let joined = RouterEvent::WorkerJoined(Box::new(line));
         self.inbox.send(joined).await.map_err(|_| DriverStopped)?;
-        let door = self.clone();
+        let acceptor = self.clone();
         Ok((
             WorkerSession {
-                acceptor: door,
+                acceptor,
                 worker,
                 serial,
                 activity,
                 waits_for_name: standing_by,
             },
-            words,
+            messages,
         ))
     }
 }
@@ -91,8 +91,8 @@ impl WorkerSession {
 
     /// Handles a message from the worker. Tokens go straight to their clients, and are there before
     /// a report that follows them reaches the brain.
-    pub(crate) async fn receive(&self, word: FromWorker) -> Result<(), DriverStopped> {
-        match word {
+    pub(crate) async fn receive(&self, message: FromWorker) -> Result<(), DriverStopped> {
+        match message {
             FromWorker::Emissions(tokens) => {
                 self.activity.record_tokens(tokens.len());
                 for (handoff, emission) in tokens {
@@ -102,7 +102,7 @@ impl WorkerSession {
             }
             FromWorker::Report(report) => {
                 self.activity.record_report(&report);
-                let told = RouterEvent::Reported {
+                let event = RouterEvent::Reported {
                     worker: self.worker,
                     serial: self.serial,
                     report,
@@ -110,19 +110,16 @@ impl WorkerSession {
                 };
                 self.acceptor
                     .inbox
-                    .send(told)
+                    .send(event)
                     .await
                     .map_err(|_| DriverStopped)
             }
-            FromWorker::Grant {
-                handoff,
-                grant: pass,
-            } => {
+            FromWorker::Grant { handoff, grant } => {
                 let passed = RouterEvent::GrantReceived {
                     worker: self.worker,
                     serial: self.serial,
                     handoff,
-                    pass,
+                    grant,
                 };
                 self.acceptor
                     .inbox
@@ -170,9 +167,9 @@ pub(crate) struct WorkerAcceptor {
 impl WorkerAcceptor {
     /// The registration for a router that joins now, with the current role.
     pub(crate) fn registration_now(&self) -> Registration {
-        let mut introduction = self.registration.clone();
-        introduction.description.role = *self.role.borrow();
-        introduction
+        let mut registration = self.registration.clone();
+        registration.description.role = *self.role.borrow();
+        registration
     }
 
     /// Registers a connected router. The receiver yields the worker's messages to it; the
@@ -181,7 +178,7 @@ impl WorkerAcceptor {
         &self,
         router: RouterId,
     ) -> Result<(RouterSession, mpsc::Receiver<FromWorker>), DriverStopped> {
-        let (out, words) = mpsc::channel(CONNECTION_ITEMS_MAX);
+        let (out, messages) = mpsc::channel(CONNECTION_ITEMS_MAX);
         let serial = next_serial();
         let line = RouterConnection {
             router,
@@ -197,7 +194,7 @@ impl WorkerAcceptor {
                 router,
                 serial,
             },
-            words,
+            messages,
         ))
     }
 }
@@ -212,13 +209,13 @@ pub(crate) struct RouterSession {
 
 impl RouterSession {
     /// Passes a message from the router to the driver.
-    pub(crate) async fn receive(&self, word: ToWorker) -> Result<(), DriverStopped> {
-        let told = WorkerEvent::FromRouter {
+    pub(crate) async fn receive(&self, message: ToWorker) -> Result<(), DriverStopped> {
+        let event = WorkerEvent::FromRouter {
             router: self.router,
             serial: self.serial,
-            word,
+            message,
         };
-        self.inbox.send(told).await.map_err(|_| DriverStopped)
+        self.inbox.send(event).await.map_err(|_| DriverStopped)
     }
 
     /// Reports the end of the connection to the driver.
@@ -234,22 +231,22 @@ impl RouterSession {
 
 /// Connects a worker and a router of one process until either stops.
 pub(crate) async fn connect(worker: WorkerAcceptor, router: RouterAcceptor) {
-    let Ok((call, mut upward)) = worker.join(router.router).await else {
+    let Ok((router_session, mut upward)) = worker.join(router.router).await else {
         return;
     };
-    let Ok((visit, mut downward)) = router.join(worker.registration_now()).await else {
-        return call.close().await;
+    let Ok((worker_session, mut downward)) = router.join(worker.registration_now()).await else {
+        return router_session.close().await;
     };
     let up = async {
-        while let Some(word) = upward.recv().await {
-            if visit.receive(word).await.is_err() {
+        while let Some(message) = upward.recv().await {
+            if worker_session.receive(message).await.is_err() {
                 return;
             }
         }
     };
     let down = async {
-        while let Some(word) = downward.recv().await {
-            if call.receive(word).await.is_err() {
+        while let Some(message) = downward.recv().await {
+            if router_session.receive(message).await.is_err() {
                 return;
             }
         }
@@ -258,5 +255,8 @@ pub(crate) async fn connect(worker: WorkerAcceptor, router: RouterAcceptor) {
         () = up => "the worker or the router stopped",
         () = down => "the router cut it off, or the worker stopped",
     };
-    tokio::join!(call.close(), visit.close(reason.to_owned()));
+    tokio::join!(
+        router_session.close(),
+        worker_session.close(reason.to_owned())
+    );
 }

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn calibration_stays_within_its_budget() {
+    fn calibration_ends_within_its_budget() {
         let budget = CALIBRATION;
         for millis in [1, 5, 20, 100, 400, 3000] {
             let token = Duration::from_millis(millis);
@@ -445,9 +445,9 @@ mod tests {
             StepWork::prefill(0, 200),
             StepWork::prefill(700, 90),
         ] {
-            let (told, is) = (found.prices().step(&work), real(token).step(&work));
-            let off = told.as_secs_f64() / is.as_secs_f64() - 1.0;
-            assert!(off.abs() < 0.1, "{work:?}: {told:?} for {is:?}");
+            let (priced, is) = (found.prices().step(&work), real(token).step(&work));
+            let off = priced.as_secs_f64() / is.as_secs_f64() - 1.0;
+            assert!(off.abs() < 0.1, "{work:?}: {priced:?} for {is:?}");
         }
     }
 

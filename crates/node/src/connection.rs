@@ -177,8 +177,8 @@ impl WorkerActivity {
 
     /// The time since the last message.
     pub(crate) fn silence(&self) -> Option<Duration> {
-        let heard = self.received_at.load(Ordering::Relaxed);
-        let heard = (heard > 0).then(|| Duration::from_micros(heard));
-        heard.map(|heard| self.since.elapsed().saturating_sub(heard))
+        let received = self.received_at.load(Ordering::Relaxed);
+        let received = (received > 0).then(|| Duration::from_micros(received));
+        received.map(|received| self.since.elapsed().saturating_sub(received))
     }
 }

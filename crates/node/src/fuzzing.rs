@@ -20,15 +20,18 @@ pub fn policy(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else {
         return;
     };
-    let Err(flaws) = policy::parse(text) else {
+    let Err(diagnostics) = policy::parse(text) else {
         return;
     };
-    assert!(!flaws.is_empty(), "refused without a reason");
+    assert!(!diagnostics.is_empty(), "refused without a reason");
     // Lines of YAML end in either sign, or in both.
     let lines = text.split(['\n', '\r']).count() as u64;
-    for flaw in flaws {
-        assert!(flaw.line <= lines + 1, "{flaw:?} of {lines} lines");
-        assert!(!flaw.message.is_empty(), "{flaw:?}");
+    for diagnostic in diagnostics {
+        assert!(
+            diagnostic.line <= lines + 1,
+            "{diagnostic:?} of {lines} lines"
+        );
+        assert!(!diagnostic.message.is_empty(), "{diagnostic:?}");
     }
 }
 
@@ -48,7 +51,7 @@ pub fn grpc(bytes: &[u8]) {
         3 => same::<proto::Tokens, (HandoffId, Emission)>(message),
         4 => same::<proto::LinkState, LinkState>(message),
         5 => same::<proto::Pass, (HandoffId, WriteGrant)>(message),
-        6 => mark(message),
+        6 => context(message),
         7 => picker::fuzzing::conversation(message),
         8 => scaling::fuzzing::metrics(message),
         _ => scaling::fuzzing::selector(message),
@@ -56,7 +59,7 @@ pub fn grpc(bytes: &[u8]) {
 }
 
 /// A request's id and trace. Decoding never fails: an invalid field counts as absent.
-fn mark(bytes: &[u8]) {
+fn context(bytes: &[u8]) {
     if let Ok(message) = proto::Mark::decode(bytes) {
         let read = RequestContext::from(message);
         assert_eq!(RequestContext::from(proto::Mark::from(&read)), read);

@@ -86,9 +86,9 @@ impl HealthMonitor {
 
 /// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let words = panic.downcast_ref::<&str>().map(ToString::to_string);
-    let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-    words.unwrap_or_else(|| "without words".into())
+    let message = panic.downcast_ref::<&str>().map(ToString::to_string);
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+    message.unwrap_or_else(|| "without words".into())
 }
 
 #[cfg(test)]
@@ -98,26 +98,26 @@ mod tests {
     // Lesson: 12.
     #[tokio::test(start_paused = true)]
     async fn a_step_over_its_time_limit_is_unhealthy() {
-        let pulse = HealthMonitor::new(Duration::from_secs(60));
-        pulse.step_began();
+        let monitor = HealthMonitor::new(Duration::from_secs(60));
+        monitor.step_began();
         tokio::time::advance(Duration::from_secs(59)).await;
-        assert_eq!(pulse.check(), Ok(()));
+        assert_eq!(monitor.check(), Ok(()));
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert!(pulse.check().is_err());
-        pulse.step_ended();
-        assert_eq!(pulse.check(), Ok(()));
+        assert!(monitor.check().is_err());
+        monitor.step_ended();
+        assert_eq!(monitor.check(), Ok(()));
     }
 
     // Lesson: 12.
     #[tokio::test]
     async fn a_panicked_driver_is_unhealthy() {
-        let pulse = HealthMonitor::new(Duration::from_secs(60));
-        pulse.watch(async {}).await;
-        assert_eq!(pulse.check(), Ok(()));
-        pulse
+        let monitor = HealthMonitor::new(Duration::from_secs(60));
+        monitor.watch(async {}).await;
+        assert_eq!(monitor.check(), Ok(()));
+        monitor
             .watch(async { panic!("block 7 has two owners") })
             .await;
-        assert!(pulse.failed().await.contains("block 7 has two owners"));
-        assert!(pulse.check().is_err());
+        assert!(monitor.failed().await.contains("block 7 has two owners"));
+        assert!(monitor.check().is_err());
     }
 }

@@ -71,8 +71,8 @@ impl RouterNode {
             None => None,
         };
         let mut body = RouterBody::start(&options, &telemetry)?;
-        let asker = PeerRouterClient::new(ports.tls().peers);
-        body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), asker);
+        let client = PeerRouterClient::new(ports.tls().peers);
+        body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), client);
         let app = App::new(body.frontend(), options.api.clone());
         let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
         let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
@@ -234,31 +234,31 @@ impl WorkerNode {
             mut closing,
             loading,
         } = ports;
-        let ways_in = DataListeners {
+        let data_listeners = DataListeners {
             tcp: data,
             bound: data_address,
             advertised: self.data_address,
             nixl: nixl.is_some(),
         };
-        let (listeners, told) = ways_in.bind_and_address(&self.options);
+        let (listeners, announced) = data_listeners.bind_and_address(&self.options);
         let parts = WorkerParts {
             options: self.options,
             engine: self.engine,
             files: Arc::new(self.files),
             net: LocalNet::default(),
-            data: Some((listeners, told)),
+            data: Some((listeners, announced)),
             peers: peers.clone(),
             nixl,
         };
         let admin_key = parts.options.admin_key;
         closing.shutdown().await;
         let body = WorkerBody::start(parts, &telemetry)?;
-        let (tell_connected, connected) = watch::channel(0);
+        let (connected_sender, connected) = watch::channel(0);
         let uplink = Uplink {
-            door: body.acceptor.clone(),
+            acceptor: body.acceptor.clone(),
             routers: self.routers,
             peers: peers.clone(),
-            connected: tell_connected,
+            connected: connected_sender,
         };
         let mut tasks = JoinSet::new();
         if let Some(tls) = peers {
@@ -363,8 +363,8 @@ impl RunningWorker {
 
     /// Returns once a router or an operator has asked this worker to leave; the caller then calls
     /// [`RunningWorker::drain`].
-    pub async fn drain_asked(&self) {
-        self.body.admin.drain_asked().await;
+    pub async fn wait_for_drain_request(&self) {
+        self.body.admin.wait_for_drain_request().await;
     }
 
     /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops.

@@ -115,11 +115,11 @@ impl PeerRouterClient {
             let uri = format!("{scheme}://{address}{path}");
             uri.parse().map_err(|error| format!("{uri}: {error}"))
         };
-        let asked = match self {
+        let answered = match self {
             Self::Clear(client) => client.get(uri("http")?),
             Self::Peers(client) => client.get(uri("https")?),
         };
-        let answer = asked.await.map_err(|error| root_cause(&error))?;
+        let answer = answered.await.map_err(|error| root_cause(&error))?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
         let body = body

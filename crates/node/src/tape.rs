@@ -95,9 +95,9 @@ fn create_beside_earlier(path: &Path) -> io::Result<File> {
         PathBuf::from(name)
     };
     let free = (1..).map(numbered).find(|path| !path.exists());
-    let kept = free.ok_or(io::ErrorKind::AlreadyExists)?;
-    std::fs::rename(path, &kept)?;
-    info!(kept = %kept.display(), "the tape of an earlier start keeps its contents under this name");
+    let earlier = free.ok_or(io::ErrorKind::AlreadyExists)?;
+    std::fs::rename(path, &earlier)?;
+    info!(kept = %earlier.display(), "the tape of an earlier start keeps its contents under this name");
     cleave_files::open_or_create(path, TAPE_MODE)
 }
 

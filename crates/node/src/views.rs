@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, VecDeque};
 const UNANSWERED_MAX: usize = 8;
 
 /// The view of a worker that joins.
-pub(crate) fn initial_view(introduction: &Registration) -> WorkerView {
-    let description = &introduction.description;
+pub(crate) fn initial_view(registration: &Registration) -> WorkerView {
+    let description = &registration.description;
     let blocks_count = description.capacity.blocks_count;
     WorkerView {
-        name: introduction.name.clone(),
-        worker: introduction.worker,
+        name: registration.name.clone(),
+        worker: registration.worker,
         role: description.role,
         state: WorkerState::Ready,
         fingerprint: description.fingerprint.0.clone(),
@@ -135,7 +135,7 @@ impl PendingCommands {
 
     /// The worker serves these legs now, which answers the role changes up to this one.
     pub(crate) fn role_changed(&mut self, role: Role) {
-        if let Some(at) = self.roles.iter().position(|told| *told == role) {
+        if let Some(at) = self.roles.iter().position(|sent| *sent == role) {
             self.roles.drain(..=at);
         }
     }
@@ -155,7 +155,7 @@ mod tests {
         };
         let links = [link("tcp", 10), link("shm", 70), link("tcp", 40)];
         let sums = link_sums(links.iter());
-        let told: Vec<_> = sums
+        let rows: Vec<_> = sums
             .iter()
             .map(|row| {
                 (
@@ -166,7 +166,7 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(told, [("shm", 1, 70, 70), ("tcp", 2, 10, 25)]);
+        assert_eq!(rows, [("shm", 1, 70, 70), ("tcp", 2, 10, 25)]);
     }
 
     #[test]

@@ -341,9 +341,9 @@ mod tests {
 
     #[tokio::test]
     async fn only_peers_of_one_fleet_connect_and_on_one_protocol() {
-        let (ours, theirs) = (authority(), authority());
+        let (fleet_authority, other_authority) = (authority(), authority());
         let open = |folder: &TempDir| PeerTls::open(folder.path());
-        let peers = folder(&ours, &ours, PEER_NAME);
+        let peers = folder(&fleet_authority, &fleet_authority, PEER_NAME);
         let (one, other) = (open(&peers).unwrap(), open(&peers).unwrap());
         for protocol in [PeerProtocol::Control, PeerProtocol::Data] {
             send_word((&one, protocol), (&other, protocol))
@@ -356,7 +356,7 @@ mod tests {
             "connections of two protocols must not match"
         );
         // A certificate of another authority, at either end.
-        let stranger = open(&folder(&theirs, &ours, PEER_NAME)).unwrap();
+        let stranger = open(&folder(&other_authority, &fleet_authority, PEER_NAME)).unwrap();
         let protocol = PeerProtocol::Data;
         assert!(
             send_word((&stranger, protocol), (&one, protocol))
@@ -369,14 +369,17 @@ mod tests {
                 .is_err()
         );
         // A certificate of the same authority for another name.
-        let guest = folder(&ours, &ours, "guest.example");
-        let told = open(&guest).unwrap_err().to_string();
-        assert!(told.contains("not for the DNS name cleave-peer"), "{told}");
+        let wrong_name = folder(&fleet_authority, &fleet_authority, "guest.example");
+        let error = open(&wrong_name).unwrap_err().to_string();
+        assert!(
+            error.contains("not for the DNS name cleave-peer"),
+            "{error}"
+        );
     }
 
     /// The configurations of both ends, with a certificate of the authority for this name.
-    fn stranger(ours: &TestIssuer, name: &str) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
-        let folder = folder(ours, ours, name);
+    fn stranger(issuer: &TestIssuer, name: &str) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+        let folder = folder(issuer, issuer, name);
         let file = |name: &str| FileContents {
             path: folder.path().join(name),
             bytes: std::fs::read(folder.path().join(name)).unwrap(),
@@ -391,9 +394,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_certificate_for_another_name_is_explained_at_both_ends() {
-        let ours = authority();
-        let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
-        let (server, client) = stranger(&ours, "guest.example");
+        let issuer = authority();
+        let peer = PeerTls::open(folder(&issuer, &issuer, PEER_NAME).path()).unwrap();
+        let (server, client) = stranger(&issuer, "guest.example");
         // The other process dials: its side of the handshake is complete when it is refused.
         let (near, far) = duplex(1 << 16);
         let dials = async {
@@ -401,43 +404,43 @@ mod tests {
             ExplainedStream(stream).read_u8().await
         };
         let (dialled, accepted) = tokio::join!(dials, peer.accept(far, PeerProtocol::Data));
-        let told = accepted.unwrap_err().to_string();
+        let error = accepted.unwrap_err().to_string();
         assert!(
-            told.contains("is not for cleave-peer") && told.contains("guest.example"),
-            "{told}"
+            error.contains("is not for cleave-peer") && error.contains("guest.example"),
+            "{error}"
         );
-        let told = dialled.unwrap_err().to_string();
+        let error = dialled.unwrap_err().to_string();
         assert!(
-            told.contains("BadCertificate") && told.contains("for the name cleave-peer"),
-            "{told}"
+            error.contains("BadCertificate") && error.contains("for the name cleave-peer"),
+            "{error}"
         );
         // The other process is dialled.
         let (near, far) = duplex(1 << 16);
         let accepts = TlsAcceptor::from(server).accept(far);
         let (dialled, _accepted) = tokio::join!(peer.connect(near, PeerProtocol::Data), accepts);
-        let told = dialled.unwrap_err().to_string();
+        let error = dialled.unwrap_err().to_string();
         assert!(
-            told.contains("is not for cleave-peer") && told.contains("guest.example"),
-            "{told}"
+            error.contains("is not for cleave-peer") && error.contains("guest.example"),
+            "{error}"
         );
     }
 
     #[tokio::test]
     async fn an_expired_or_missing_certificate_is_refused() {
-        let ours = authority();
+        let issuer = authority();
         let protocol = PeerProtocol::Control;
-        let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
+        let peer = PeerTls::open(folder(&issuer, &issuer, PEER_NAME).path()).unwrap();
         let mut over = CertificateParams::new([PEER_NAME.to_owned()]).unwrap();
         over.not_after = rcgen::date_time_ymd(2001, 1, 1);
-        let over = PeerTls::open(folder_of(&ours, &ours, &over).path()).unwrap();
+        let over = PeerTls::open(folder_of(&issuer, &issuer, &over).path()).unwrap();
         for (from, to) in [(&over, &peer), (&peer, &over)] {
-            let told = send_word((from, protocol), (to, protocol))
+            let error = send_word((from, protocol), (to, protocol))
                 .await
                 .unwrap_err();
-            assert!(told.to_string().contains("xpired"), "{told}");
+            assert!(error.to_string().contains("xpired"), "{error}");
         }
         // A client that trusts the authority of the fleet, without a certificate.
-        let pem = ours.pem();
+        let pem = issuer.pem();
         let mut roots = RootCertStore::empty();
         roots
             .add(
@@ -456,32 +459,32 @@ mod tests {
         let (near, far) = duplex(1 << 16);
         let dials = TlsConnector::from(Arc::new(config)).connect(name(), near);
         let (_dialled, accepted) = tokio::join!(dials, peer.accept(far, protocol));
-        let told = accepted.unwrap_err().to_string();
-        assert!(told.contains("no certificates"), "{told}");
+        let error = accepted.unwrap_err().to_string();
+        assert!(error.contains("no certificates"), "{error}");
     }
 
     #[tokio::test]
     async fn a_replaced_authority_is_no_longer_trusted() {
         let (old, new) = (authority(), authority());
         let folder_old = folder(&old, &old, PEER_NAME);
-        let stays = PeerTls::open(folder(&old, &old, PEER_NAME).path()).unwrap();
-        let changes = PeerTls::open(folder_old.path()).unwrap();
+        let unchanged = PeerTls::open(folder(&old, &old, PEER_NAME).path()).unwrap();
+        let reloaded = PeerTls::open(folder_old.path()).unwrap();
         let protocol = PeerProtocol::Control;
-        send_word((&stays, protocol), (&changes, protocol))
+        send_word((&unchanged, protocol), (&reloaded, protocol))
             .await
             .unwrap();
         let folder_new = folder(&new, &new, PEER_NAME);
         for name in ["tls.crt", "tls.key", "ca.crt"] {
             std::fs::copy(folder_new.path().join(name), folder_old.path().join(name)).unwrap();
         }
-        assert!(changes.0.check_files().unwrap().is_ok());
+        assert!(reloaded.0.check_files().unwrap().is_ok());
         assert!(
-            send_word((&stays, protocol), (&changes, protocol))
+            send_word((&unchanged, protocol), (&reloaded, protocol))
                 .await
                 .is_err()
         );
         let renewed = PeerTls::open(folder_new.path()).unwrap();
-        send_word((&renewed, protocol), (&changes, protocol))
+        send_word((&renewed, protocol), (&reloaded, protocol))
             .await
             .unwrap();
     }

@@ -138,7 +138,7 @@ mod tests {
         let tls = ServerTls::open(&files).unwrap();
         assert!(look(&tls).is_none());
         let good = std::fs::read(&files.key).unwrap();
-        for (path, text, says) in [
+        for (path, text, expected) in [
             (&files.key, "", "there is none in it"),
             (&files.certificate, "no PEM", "is no certificate in PEM"),
             (
@@ -149,10 +149,10 @@ mod tests {
         ] {
             let (first, before) = (tls.config(), std::fs::read(path).unwrap());
             std::fs::write(path, text).unwrap();
-            let told = look(&tls).unwrap().unwrap_err().to_string();
+            let error = look(&tls).unwrap().unwrap_err().to_string();
             assert!(
-                told.contains(says) && told.contains(&*path.to_string_lossy()),
-                "{told}"
+                error.contains(expected) && error.contains(&*path.to_string_lossy()),
+                "{error}"
             );
             assert!(look(&tls).is_none(), "told once");
             assert!(ServerTls::open(&files).is_err());
@@ -164,11 +164,11 @@ mod tests {
         // The key of another certificate.
         let other = tempfile::tempdir().unwrap();
         std::fs::copy(&pair(other.path()).key, &files.key).unwrap();
-        let told = look(&tls).unwrap().unwrap_err().to_string();
-        assert!(told.contains("cannot be used with the key"), "{told}");
+        let error = look(&tls).unwrap().unwrap_err().to_string();
+        assert!(error.contains("cannot be used with the key"), "{error}");
         std::fs::remove_file(&files.key).unwrap();
-        let told = look(&tls).unwrap().unwrap_err().to_string();
-        assert!(told.contains("cannot read"), "{told}");
+        let error = look(&tls).unwrap().unwrap_err().to_string();
+        assert!(error.contains("cannot read"), "{error}");
         assert!(look(&tls).is_none(), "told once");
         assert!(Arc::ptr_eq(&first, &tls.config()));
         std::fs::write(&files.key, good).unwrap();

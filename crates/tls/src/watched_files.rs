@@ -49,11 +49,11 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         paths: Vec<PathBuf>,
         make: BuildFromFiles<T>,
     ) -> Result<Arc<Self>, TlsError> {
-        let seen = read(&paths)?;
-        let current = Arc::new(make(&seen)?);
+        let contents = read(&paths)?;
+        let current = Arc::new(make(&contents)?);
         let state = WatchedFilesState {
             current,
-            last_read: Some(seen),
+            last_read: Some(contents),
         };
         Ok(Arc::new(Self {
             paths,

@@ -187,7 +187,7 @@ pub(crate) fn record_value(
         part,
         names,
         member,
-        kept: names.iter().map(|_| OnceLock::new()).collect(),
+        cache: names.iter().map(|_| OnceLock::new()).collect(),
     })
 }
 
@@ -203,7 +203,7 @@ pub(crate) struct BodyRecord {
     part: JsonPart,
     names: &'static [&'static str],
     member: MemberReader,
-    kept: Box<[OnceLock<Option<Value>>]>,
+    cache: Box<[OnceLock<Option<Value>>]>,
 }
 
 impl Object for BodyRecord {
@@ -213,8 +213,8 @@ impl Object for BodyRecord {
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
         let at = self.names.iter().position(|name| *name == key)?;
-        if let Some(kept) = self.kept[at].get() {
-            return kept.clone();
+        if let Some(value) = self.cache[at].get() {
+            return value.clone();
         }
         if let Err(error) = check_time() {
             return Some(Value::from(error));
@@ -222,7 +222,7 @@ impl Object for BodyRecord {
         let member = (self.member)(&self.part, key);
         let text_bytes = member.as_ref().and_then(Value::as_str).map_or(0, str::len);
         if text_bytes <= KEPT_BYTES_MAX {
-            self.kept[at].get_or_init(|| member).clone()
+            self.cache[at].get_or_init(|| member).clone()
         } else {
             member
         }
@@ -366,7 +366,7 @@ impl Object for BodyDict {
         let own = Arc::clone(self);
         let added = self.replaced.as_ref().filter(|(name, _)| {
             let mut names = entries.iter().map(|entry| self.key_at(entry.key).get());
-            !names.any(|known| known == *name)
+            !names.any(|member_name| member_name == *name)
         });
         let added = added.map(|(name, value)| (Value::from(*name), value.clone()));
         let member = move |entry: DictEntry| {
@@ -390,7 +390,7 @@ impl Object for BodyDict {
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
         let added = self.replaced.as_ref().filter(|(name, _)| {
             let mut names = self.members().map(|(key, _)| key.get());
-            !names.any(|known| known == *name)
+            !names.any(|member_name| member_name == *name)
         });
         Some(self.entries().ok()?.len() + usize::from(added.is_some()))
     }

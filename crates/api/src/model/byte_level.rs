@@ -175,8 +175,8 @@ impl<'t> TokenWriter<'t> {
         if piece.is_empty() {
             return Some(());
         }
-        if let Some(seen) = self.cached_pieces.get(piece).cloned() {
-            for at in seen {
+        if let Some(cached) = self.cached_pieces.get(piece).cloned() {
+            for at in cached {
                 self.push(self.ids[at]);
             }
             return Some(());

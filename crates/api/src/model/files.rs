@@ -178,9 +178,9 @@ mod tests {
 
     /// Returns the error of reading a folder, which must not wait for a writer or read without end.
     fn error_at_once(folder: &Path) -> String {
-        let (told, error) = mpsc::channel();
+        let (sender, error) = mpsc::channel();
         let folder = folder.to_owned();
-        std::thread::spawn(move || told.send(ModelFiles::read(&folder).unwrap_err().to_string()));
+        std::thread::spawn(move || sender.send(ModelFiles::read(&folder).unwrap_err().to_string()));
         let waited = error.recv_timeout(Duration::from_secs(60));
         waited.expect("a refusal at once")
     }
@@ -196,7 +196,7 @@ mod tests {
             "chat_template.jinja",
             "additional_chat_templates/tool_use.jinja",
         ] {
-            for says in [
+            for expected in [
                 "a FIFO",
                 "a device",
                 "a folder",
@@ -205,7 +205,7 @@ mod tests {
                 let folder = copy();
                 let path = folder.path().join(name);
                 fs::remove_file(&path).unwrap();
-                match says {
+                match expected {
                     "a FIFO" => {
                         let mode = Mode::RUSR | Mode::WUSR;
                         mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
@@ -215,7 +215,7 @@ mod tests {
                     _ => fs::File::create(&path).unwrap().set_len(1 << 40).unwrap(),
                 }
                 let error = error_at_once(folder.path());
-                assert!(error.contains(name) && error.contains(says), "{error}");
+                assert!(error.contains(name) && error.contains(expected), "{error}");
             }
         }
     }

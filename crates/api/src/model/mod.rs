@@ -111,9 +111,9 @@ impl ModelText {
         let size = vocabulary.values().max().map_or(0, |last| last + 1);
         let vocabulary_count = vocab_size(&config)?.unwrap_or(size);
         warn_of_unknown_tokens(&vocabulary, vocabulary_count);
-        let known = |id: &TokenId| *id < vocabulary_count;
+        let is_in_vocabulary = |id: &TokenId| *id < vocabulary_count;
         let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
-        if let Some(unknown) = bos.filter(|id| !known(id)) {
+        if let Some(unknown) = bos.filter(|id| !is_in_vocabulary(id)) {
             tracing::warn!(
                 token = unknown,
                 vocab_size = vocabulary_count,
@@ -121,12 +121,12 @@ impl ModelText {
                  config.json and generation_config.json"
             );
         }
-        let bos = bos.filter(known);
+        let bos = bos.filter(is_in_vocabulary);
         let mut eos = configured("eos_token_id").unwrap_or_default();
         eos.extend(id_of("eos_token"));
         eos.sort_unstable();
         eos.dedup();
-        for unknown in eos.extract_if(.., |id| !known(id)) {
+        for unknown in eos.extract_if(.., |id| !is_in_vocabulary(id)) {
             tracing::warn!(
                 token = unknown,
                 vocab_size = vocabulary_count,

@@ -369,7 +369,7 @@ fn check_instructions(code: &Instructions<'_>) -> Result<(), String> {
         let Some(instruction) = code.get(at) else {
             return Ok(());
         };
-        let what = match instruction {
+        let construct = match instruction {
             Instruction::UnpackLists(_) => "`*` before an argument or item",
             Instruction::CompareAndPreserve(_) => {
                 "a chain of comparisons (write `a < b and b < c`)"
@@ -381,7 +381,7 @@ fn check_instructions(code: &Instructions<'_>) -> Result<(), String> {
         };
         let line = code.get_line(at).unwrap_or(0);
         return Err(format!(
-            "line {line}: {what} is not supported in a chat template"
+            "line {line}: {construct} is not supported in a chat template"
         ));
     }
     Ok(())
@@ -489,13 +489,13 @@ fn cut_at_last_message(mut rendered: String, content: Option<&str>) -> Result<St
         .rfind(content.trim())
         .ok_or(RenderError::NotContinuable)?;
     // Templates that strip messages lose their trailing blanks; the others keep them.
-    let kept = content.trim_start();
-    let kept = if rendered[start..].starts_with(kept) {
-        kept
+    let shown = content.trim_start();
+    let shown = if rendered[start..].starts_with(shown) {
+        shown
     } else {
         content.trim()
     };
-    rendered.truncate(start + kept.len());
+    rendered.truncate(start + shown.len());
     Ok(rendered)
 }
 

@@ -47,20 +47,20 @@ pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<CompletionReque
         None => Vec::new(),
     };
     let tokens = prompt(&fields, model)?;
-    let room = OutputRoom {
+    let output_room = OutputRoom {
         param: "messages",
         context: model.context_tokens_max(),
         default: None,
     };
-    let stop = stop.stop_rules(tokens.len(), room)?;
+    let stop = stop.stop_rules(tokens.len(), output_room)?;
     let start = super::text_start(model, &tokens, output.special);
-    let wanted = OutputWanted::Output;
+    let output_wanted = OutputWanted::Output;
     let prompt = TokenizedPrompt {
         tokens: tokens.into(),
         stop,
         start,
         echo: None,
-        wanted,
+        output_wanted,
     };
     Ok(CompletionRequest {
         prompts: vec![prompt],

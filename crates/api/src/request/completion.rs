@@ -41,13 +41,13 @@ pub(crate) fn completion(
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = logprobs.filter(|_| echo);
     let stop = StopFields::read(&fields, model)?;
-    let wanted = output_wanted(&stop, echo)?;
+    let output_wanted = output_wanted(&stop, echo)?;
     let special = match fields.flag("add_special_tokens")? {
         Some(false) => SpecialTokens::Skipped,
         Some(true) | None => SpecialTokens::Kept,
     };
     let context = model.context_tokens_max();
-    let room = OutputRoom {
+    let output_room = OutputRoom {
         param: "prompt",
         context,
         default: Some(TOKENS_DEFAULT),
@@ -55,7 +55,7 @@ pub(crate) fn completion(
     let prompt = |(path, given): (String, GivenPrompt)| {
         let (tokens, text) = tokens(&path, &given, model, special)?;
         let text = text.filter(|_| echo);
-        let mut stop = stop.stop_rules(tokens.len(), room)?;
+        let mut stop = stop.stop_rules(tokens.len(), output_room)?;
         // The engine draws a token in every step, so one is drawn and dropped.
         stop.max_tokens = stop.max_tokens.max(1);
         let start = super::text_start(model, &tokens, output.special);
@@ -69,7 +69,7 @@ pub(crate) fn completion(
             stop,
             start,
             echo,
-            wanted,
+            output_wanted,
         })
     };
     let prompts = given

@@ -30,13 +30,13 @@ pub(crate) fn read_origin(
     headers: &HeaderMap,
     policy: &SloPolicy,
 ) -> Result<RequestOrigin, ApiError> {
-    let asked = policy.headers().flat_map(|name| {
+    let matched_headers = policy.headers().flat_map(|name| {
         let values = headers.get_all(name).iter();
         let values = values.filter_map(|value| value.to_str().ok());
         values.map(|value| (name.to_owned(), value.trim().to_owned()))
     });
     Ok(RequestOrigin {
-        headers: asked.collect(),
+        headers: matched_headers.collect(),
         key_digest: key_digest(headers, policy),
         class: class(headers, policy)?,
         tenant: name_header(headers, ["x-tenant-id", "x-llm-d-inference-fairness-id"])?,
@@ -53,7 +53,7 @@ pub(crate) fn resolve_slos(
     ask: &CompletionRequest,
     model: &ModelText,
 ) -> Result<Vec<RequestSlo>, ApiError> {
-    let promise = |prompt: &super::TokenizedPrompt| {
+    let resolve = |prompt: &super::TokenizedPrompt| {
         let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
         let slo = policy.resolve(origin, model.name(), tokens);
         slo.map_err(|unknown| {
@@ -63,7 +63,7 @@ pub(crate) fn resolve_slos(
             )
         })
     };
-    ask.prompts.iter().map(promise).collect()
+    ask.prompts.iter().map(resolve).collect()
 }
 
 /// Limits a request to what its tenant may do: caps its priority, and confines its prefixes to the
@@ -92,8 +92,8 @@ fn class(headers: &HeaderMap, policy: &SloPolicy) -> Result<Option<String>, ApiE
     }
     let objective = headers.get("x-llm-d-inference-objective");
     let objective = objective.and_then(|name| name.to_str().ok());
-    let known = objective.filter(|name| policy.may_ask_for(name));
-    Ok(known.map(str::to_owned))
+    let known_objective = objective.filter(|name| policy.may_ask_for(name));
+    Ok(known_objective.map(str::to_owned))
 }
 
 /// Digest of the key that clients of OpenAI or Anthropic send; not computed where no tenant has a

@@ -216,12 +216,12 @@ fn message_member(part: &JsonPart, name: &str) -> Option<Value> {
     match name {
         "role" => {
             let role = fields.text("role").ok()??;
-            let known = if role == "developer" {
+            let role_name = if role == "developer" {
                 "system"
             } else {
                 &*role
             };
-            Some(Value::from(known))
+            Some(Value::from(role_name))
         }
         "content" => {
             if let Some(JsonShape::String(text)) = fields.any("content").map(Json::shape) {

@@ -72,7 +72,7 @@ pub(crate) struct TokenizedPrompt {
     pub(crate) start: TextStart,
     /// Text of the prompt, if the answer repeats it before the output.
     pub(crate) echo: Option<String>,
-    pub(crate) wanted: OutputWanted,
+    pub(crate) output_wanted: OutputWanted,
 }
 
 /// Whether the client wants output tokens.
@@ -116,10 +116,10 @@ pub(crate) enum UsageShown {
 
 impl CompletionRequest {
     /// Builds the requests of all sequences, in the order of their indices in the answer: `prompt *
-    /// choices + choice`. `promises` has an SLO for each prompt.
-    pub(crate) fn requests(&self, promises: &[RequestSlo]) -> Vec<Request> {
+    /// choices + choice`. `slos` has an SLO for each prompt.
+    pub(crate) fn requests(&self, slos: &[RequestSlo]) -> Vec<Request> {
         let choices = 0..u64::from(self.choices);
-        let prompts = self.prompts.iter().zip(promises);
+        let prompts = self.prompts.iter().zip(slos);
         let sequences = prompts.flat_map(|prompt| choices.clone().map(move |c| (prompt, c)));
         let request = |((prompt, slo), choice): ((&TokenizedPrompt, &RequestSlo), u64)| Request {
             prompt: prompt.tokens.clone(),
@@ -158,9 +158,10 @@ fn seed_of(seed: u64, choice: u64) -> u64 {
 /// Checks `model`, which may be left out, as in vLLM.
 fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), ApiError> {
     match fields.text("model")? {
-        Some(asked) if asked != model.name() => {
-            Err(ApiError::model_not_found(&clipped(&asked), model.name()))
-        }
+        Some(requested) if requested != model.name() => Err(ApiError::model_not_found(
+            &clipped(&requested),
+            model.name(),
+        )),
         _ => Ok(()),
     }
 }

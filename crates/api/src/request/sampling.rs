@@ -209,15 +209,15 @@ impl StopFields {
     pub(super) fn stop_rules(
         &self,
         prompt_count: usize,
-        room: OutputRoom,
+        output_room: OutputRoom,
     ) -> Result<StopRules, ApiError> {
         let OutputRoom {
             param,
             context,
             default,
-        } = room;
-        let room = u64::from(context).saturating_sub(prompt_count as u64);
-        if room == 0 {
+        } = output_room;
+        let tokens_left = u64::from(context).saturating_sub(prompt_count as u64);
+        if tokens_left == 0 {
             return Err(ApiError::context_exceeded(
                 param,
                 format!(
@@ -227,7 +227,7 @@ impl StopFields {
             ));
         }
         if let Some((name, tokens)) = self.max_tokens
-            && u64::from(tokens) > room
+            && u64::from(tokens) > tokens_left
         {
             return Err(ApiError::context_exceeded(
                 name,
@@ -238,12 +238,12 @@ impl StopFields {
                 ),
             ));
         }
-        let asked = self
+        let requested_tokens = self
             .max_tokens
             .map(|(_, tokens)| tokens)
             .or(default)
             .unwrap_or(u32::MAX);
-        let max_tokens = u64::from(asked).min(room) as u32;
+        let max_tokens = u64::from(requested_tokens).min(tokens_left) as u32;
         if self.min_tokens > max_tokens {
             return Err(ApiError::invalid(
                 "min_tokens",

@@ -108,7 +108,7 @@ impl Serialize for WorkerRow {
             blocks_held,
             blocks_count,
             last_step: step,
-            since_report: heard,
+            since_report,
             tokens_per_second,
             placed,
         } = self;
@@ -125,7 +125,7 @@ impl Serialize for WorkerRow {
         row.serialize_element(blocks_held)?;
         row.serialize_element(blocks_count)?;
         row.serialize_element(&step.map(millis))?;
-        row.serialize_element(&heard.map(|since| since.as_millis() as u64))?;
+        row.serialize_element(&since_report.map(|since| since.as_millis() as u64))?;
         row.serialize_element(&tokens_per_second.map(f64::round))?;
         row.serialize_element(placed)?;
         row.end()

@@ -54,13 +54,13 @@ impl SnapshotBroadcast {
 
     /// Adds a viewer and queues its first event. Must be called within a tokio runtime.
     pub(crate) fn subscribe(self: &Arc<Self>) -> Result<mpsc::Receiver<Bytes>, ViewError> {
-        let mut seats = self.lock();
-        seats.viewers.retain(|viewer| !viewer.is_closed());
-        if seats.viewers.len() >= VIEWERS_MAX {
+        let mut viewer_list = self.lock();
+        viewer_list.viewers.retain(|viewer| !viewer.is_closed());
+        if viewer_list.viewers.len() >= VIEWERS_MAX {
             return Err(ViewError::TooManyViewers);
         }
-        if seats.last_snapshot.is_none() {
-            seats.last_snapshot = Some(
+        if viewer_list.last_snapshot.is_none() {
+            viewer_list.last_snapshot = Some(
                 self.frontend
                     .fleet_snapshot()
                     .ok_or(ViewError::NoSnapshot)?,
@@ -68,11 +68,14 @@ impl SnapshotBroadcast {
             tokio::spawn(Arc::clone(self).run());
         }
         let (viewer, events) = mpsc::channel(QUEUED_EVENTS_MAX);
-        let shown = seats.last_snapshot.as_ref().map(SnapshotUpdate::whole);
+        let shown = viewer_list
+            .last_snapshot
+            .as_ref()
+            .map(SnapshotUpdate::whole);
         let first = shown.map(|sent| event("snapshot", &sent));
         // A new channel has capacity for its first event.
         let _ = first.map(|first| viewer.try_send(first));
-        seats.viewers.push(viewer);
+        viewer_list.viewers.push(viewer);
         Ok(events)
     }
 
@@ -93,27 +96,27 @@ impl SnapshotBroadcast {
 
     /// Drops the last snapshot if there are no viewers; returns whether there are none.
     fn stop_if_unwatched(&self) -> bool {
-        let mut seats = self.lock();
-        seats.viewers.retain(|viewer| !viewer.is_closed());
-        if seats.viewers.is_empty() {
-            seats.last_snapshot = None;
+        let mut viewer_list = self.lock();
+        viewer_list.viewers.retain(|viewer| !viewer.is_closed());
+        if viewer_list.viewers.is_empty() {
+            viewer_list.last_snapshot = None;
         }
-        seats.last_snapshot.is_none()
+        viewer_list.last_snapshot.is_none()
     }
 
     /// Sends the changes to all viewers. A viewer with a full queue is disconnected; without a
     /// snapshot every viewer is.
     fn broadcast(&self, board: Option<FleetSnapshot>) {
-        let mut seats = self.lock();
-        let (Some(before), Some(board)) = (seats.last_snapshot.take(), board) else {
-            seats.viewers.clear();
+        let mut viewer_list = self.lock();
+        let (Some(before), Some(board)) = (viewer_list.last_snapshot.take(), board) else {
+            viewer_list.viewers.clear();
             return;
         };
         let changed = event("delta", &SnapshotUpdate::changes(&before, &board));
-        seats
+        viewer_list
             .viewers
             .retain(|viewer| viewer.try_send(changed.clone()).is_ok());
-        seats.last_snapshot = Some(board);
+        viewer_list.last_snapshot = Some(board);
     }
 
     fn lock(&self) -> MutexGuard<'_, ViewerList> {

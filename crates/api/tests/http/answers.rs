@@ -45,9 +45,12 @@ async fn a_chat_answer_has_the_openai_shape() {
             "prompt_tokens_details": {"cached_tokens": 3},
         })
     );
-    let asked = set.last_submitted();
-    assert_eq!(asked.stop.max_tokens, set.text.context_tokens_max() - 21);
-    assert_eq!(&asked.stop.stop_tokens, set.text.eos());
+    let submitted = set.last_submitted();
+    assert_eq!(
+        submitted.stop.max_tokens,
+        set.text.context_tokens_max() - 21
+    );
+    assert_eq!(&submitted.stop.stop_tokens, set.text.eos());
 }
 
 #[tokio::test]
@@ -83,7 +86,7 @@ async fn stream_chunks_add_up_to_the_whole_answer() {
 }
 
 #[tokio::test]
-async fn usage_is_streamed_only_when_asked_for() {
+async fn usage_is_streamed_only_on_request() {
     let set = server("llama3");
     set.script_text("one two");
     let answer = set
@@ -114,15 +117,15 @@ async fn choices_are_ordered_by_prompt_and_choice() {
         .collect();
     assert_eq!(texts, ["a0", "a1", "b0", "b1"]);
     assert_eq!(answer["choices"][3]["index"], 3);
-    let asked = set.frontend.submitted.lock().unwrap().clone();
-    let prompts: u64 = asked[0].prompt.len() as u64 + asked[2].prompt.len() as u64;
+    let submitted = set.frontend.submitted.lock().unwrap().clone();
+    let prompts: u64 = submitted[0].prompt.len() as u64 + submitted[2].prompt.len() as u64;
     assert_eq!(answer["usage"]["prompt_tokens"], prompts);
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 6);
     // The first choice has the client's seed, the second another one, the same for every prompt.
-    assert_eq!(asked[0].sampling.seed, -7i64 as u64);
-    assert_ne!(asked[1].sampling.seed, asked[0].sampling.seed);
-    assert_eq!(asked[2].sampling.seed, asked[0].sampling.seed);
-    assert_eq!(asked[3].sampling.seed, asked[1].sampling.seed);
+    assert_eq!(submitted[0].sampling.seed, -7i64 as u64);
+    assert_ne!(submitted[1].sampling.seed, submitted[0].sampling.seed);
+    assert_eq!(submitted[2].sampling.seed, submitted[0].sampling.seed);
+    assert_eq!(submitted[3].sampling.seed, submitted[1].sampling.seed);
 }
 
 #[tokio::test]
@@ -170,7 +173,7 @@ async fn a_stopped_choice_is_cancelled_while_others_continue() {
 }
 
 #[tokio::test]
-async fn stop_strings_are_cut_or_included_as_asked() {
+async fn stop_strings_are_cut_or_included_on_request() {
     let set = server("llama3");
     set.script_text("keep END drop");
     let body = json!({"prompt": "a", "stop": "END", "include_stop_str_in_output": true});
@@ -288,7 +291,7 @@ async fn scoring_a_prompt_gives_no_output() {
 }
 
 #[tokio::test]
-async fn sampling_defaults_come_from_generation_config() {
+async fn sampling_defaults_are_those_of_generation_config() {
     let set = server("qwen3");
     set.script_text("x");
     set.post(CHAT, json!({"messages": hello()})).await;
@@ -306,14 +309,14 @@ async fn sampling_defaults_come_from_generation_config() {
         "max_completion_tokens": 4, "min_tokens": 2, "user": "u", "store": true, "metadata": {"a": 1},
     });
     set.post(CHAT, body).await;
-    let asked = set.last_submitted();
-    let sampling = asked.sampling;
+    let submitted = set.last_submitted();
+    let sampling = submitted.sampling;
     assert_eq!(
         (sampling.temperature, sampling.top_p, sampling.top_k),
         (0.0, 1.0, 0)
     );
     assert_eq!(
-        (sampling.min_p, sampling.seed, asked.priority),
+        (sampling.min_p, sampling.seed, submitted.priority),
         (0.25, 5, -3)
     );
     assert_eq!(
@@ -321,8 +324,11 @@ async fn sampling_defaults_come_from_generation_config() {
         (-1.5, 2.0)
     );
     assert_eq!(sampling.logit_bias, [(3, 1.5), (7, -100.0)]);
-    assert_eq!((asked.stop.max_tokens, asked.stop.min_tokens), (4, 2));
-    assert_ne!(asked.cache_salt, 0);
+    assert_eq!(
+        (submitted.stop.max_tokens, submitted.stop.min_tokens),
+        (4, 2)
+    );
+    assert_ne!(submitted.cache_salt, 0);
 }
 
 #[tokio::test]
@@ -410,7 +416,7 @@ async fn chat_fields_shape_the_rendered_prompt() {
 }
 
 #[tokio::test]
-async fn special_tokens_are_shown_only_when_asked_for() {
+async fn special_tokens_are_shown_only_on_request() {
     let set = server("llama3");
     let mark = set
         .text
@@ -482,7 +488,7 @@ async fn tokens_are_streamed_as_they_arrive() {
 }
 
 #[tokio::test]
-async fn tools_come_with_a_warning() {
+async fn tools_add_a_warning() {
     let set = server("qwen3");
     let body = |more: serde_json::Value| {
         let mut body = json!({
@@ -503,16 +509,16 @@ async fn tools_come_with_a_warning() {
     let answer = set
         .post("/v1/chat/completions", body(json!({"stream": true})))
         .await;
-    let told = answer
+    let warnings = answer
         .body
         .lines()
         .filter(|line| line.contains("\"warnings\""));
-    let told: Vec<&str> = told.collect();
-    assert_eq!(told.len(), 1, "{}", answer.body);
+    let warnings: Vec<&str> = warnings.collect();
+    assert_eq!(warnings.len(), 1, "{}", answer.body);
     assert!(
-        told[0].contains("\"finish_reason\":\"length\""),
+        warnings[0].contains("\"finish_reason\":\"length\""),
         "{}",
-        told[0]
+        warnings[0]
     );
     set.script_text("x");
     let answer = set

@@ -247,7 +247,7 @@ async fn one_failed_choice_ends_the_stream_and_cancels_the_others() {
 }
 
 #[tokio::test]
-async fn events_stay_in_the_flight_until_the_client_reads() {
+async fn events_wait_in_the_flight_until_the_client_reads() {
     let set = server("llama3");
     for path in [TEXT, "/v1/chat/completions"] {
         let sender = set.script_live();
@@ -267,12 +267,16 @@ async fn events_stay_in_the_flight_until_the_client_reads() {
             .unwrap()
             .into_body();
         // The headers wait for the first event; nothing more is taken before the client reads.
-        let taken = || 100 - sender.len();
-        assert!(taken() <= 2, "{} events were taken", taken());
+        let taken_count = || 100 - sender.len();
+        assert!(taken_count() <= 2, "{} events were taken", taken_count());
         for _ in 0..10 {
             body.frame().await.unwrap().unwrap();
         }
-        assert!((5..=14).contains(&taken()), "{} events were taken", taken());
+        assert!(
+            (5..=14).contains(&taken_count()),
+            "{} events were taken",
+            taken_count()
+        );
     }
 }
 
@@ -381,11 +385,11 @@ async fn a_stream_gets_comments_before_its_first_token() {
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true});
     let (answer, ()) = futures::join!(set.post(CHAT, body), later);
     assert_eq!(answer.status, 200);
-    let (quiet, said) = answer.body.split_once("data: ").unwrap();
+    let (quiet, events) = answer.body.split_once("data: ").unwrap();
     assert_eq!(quiet, ": keep-alive\n\n".repeat(2), "{}", answer.body);
-    assert!(said.contains("\"role\":\"assistant\""), "{said}");
-    assert_eq!(said.matches("\"role\"").count(), 1);
-    assert!(said.ends_with("data: [DONE]\n\n"));
+    assert!(events.contains("\"role\":\"assistant\""), "{events}");
+    assert_eq!(events.matches("\"role\"").count(), 1);
+    assert!(events.ends_with("data: [DONE]\n\n"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -222,11 +222,11 @@ async fn priority_is_limited_by_the_tenant() {
         ..TenantQuota::default()
     };
     let set = tenant_server(quota, HeaderTrust::default());
-    for (key, asked, is) in [("one", -9, -3), ("one", 4, 4), ("two", -9, -9)] {
+    for (key, requested, resolved) in [("one", -9, -3), ("one", 4, 4), ("two", -9, -9)] {
         set.script_text("x");
-        let body = json!({"prompt": "a", "max_tokens": 3, "priority": asked});
+        let body = json!({"prompt": "a", "max_tokens": 3, "priority": requested});
         assert_eq!(ask(&set, key, &body).await.status, 200);
-        assert_eq!(set.last_submitted().priority, is, "{key} {asked}");
+        assert_eq!(set.last_submitted().priority, resolved, "{key} {requested}");
     }
 }
 
@@ -243,16 +243,16 @@ async fn tenants_share_no_cached_prefixes() {
         set.last_submitted().cache_salt
     };
     let set = tenant_server(TenantQuota::default(), HeaderTrust::default());
-    let mut seen = Vec::new();
+    let mut salts = Vec::new();
     for key in ["one", "two", "nobody's"] {
         for own in [None, Some("s"), Some("acme")] {
             let first = salt(&set, key, own).await;
             assert_eq!(first, salt(&set, key, own).await, "its own are found again");
-            assert!(!seen.contains(&first), "{key} {own:?}");
-            seen.push(first);
+            assert!(!salts.contains(&first), "{key} {own:?}");
+            salts.push(first);
         }
     }
-    assert_eq!(seen[6], 0, "those without a tenant share what has no salt");
+    assert_eq!(salts[6], 0, "those without a tenant share what has no salt");
     let shared = HeaderTrust {
         shared_prefixes: true,
         ..HeaderTrust::default()

@@ -151,8 +151,8 @@ async fn metrics_are_openmetrics_or_prometheus_text() {
 #[tokio::test]
 async fn admin_routes_list_and_command_workers() {
     let set = server("llama3");
-    let seen = set.get("/admin/workers").await.json();
-    let worker = &seen["data"][0];
+    let workers = set.get("/admin/workers").await.json();
+    let worker = &workers["data"][0];
     assert_eq!(
         (&worker["name"], &worker["state"]),
         (&json!("d0"), &json!("ready"))
@@ -172,17 +172,17 @@ async fn admin_routes_list_and_command_workers() {
     assert_eq!(worker["links"][0]["latency_seconds"], 0.002);
     assert_eq!(worker["counters"]["decodes"], 9);
 
-    let told = set.post("/admin/drain", json!({"worker": "d0"})).await;
+    let answer = set.post("/admin/drain", json!({"worker": "d0"})).await;
     assert_eq!(
-        (told.status.as_u16(), &told.json()["state"]),
+        (answer.status.as_u16(), &answer.json()["state"]),
         (202, &json!("draining"))
     );
     for role in ["prefill", "decode", "both"] {
-        let told = set
+        let answer = set
             .post("/admin/role", json!({"worker": "d0", "role": role}))
             .await;
         assert_eq!(
-            (told.status.as_u16(), &told.json()["role"]),
+            (answer.status.as_u16(), &answer.json()["role"]),
             (202, &json!(role))
         );
     }
@@ -298,10 +298,10 @@ async fn without_a_key_admin_accepts_only_local_requests() {
         request.headers_mut().insert(header, value);
         set.send(request).await.is_error(403, "forbidden", None);
     }
-    let mut seen = Request::get("/admin/workers").body(Body::empty()).unwrap();
+    let mut request = Request::get("/admin/workers").body(Body::empty()).unwrap();
     let far: SocketAddr = "10.0.0.7:5".parse().unwrap();
-    seen.extensions_mut().insert(ConnectInfo(far));
-    set.send(seen).await.is_error(403, "forbidden", None);
+    request.extensions_mut().insert(ConnectInfo(far));
+    set.send(request).await.is_error(403, "forbidden", None);
 }
 
 #[tokio::test]
@@ -340,8 +340,8 @@ async fn a_wrong_admin_key_is_refused() {
         request
     };
     for right in ["Bearer s3cret", "bearer  s3cret"] {
-        let told = set.send(shows(Some(right))).await;
-        assert_eq!(told.status, 202, "{right}: {}", told.body);
+        let answer = set.send(shows(Some(right))).await;
+        assert_eq!(answer.status, 202, "{right}: {}", answer.body);
     }
     let wrong = [
         "s3cret",

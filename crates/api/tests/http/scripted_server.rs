@@ -139,8 +139,8 @@ impl Frontend for ScriptedFrontend {
     }
 
     fn readiness(&self) -> ServingReadiness {
-        let said = self.readiness.lock().unwrap().clone();
-        said.unwrap_or(ServingReadiness::Ready)
+        let readiness = self.readiness.lock().unwrap().clone();
+        readiness.unwrap_or(ServingReadiness::Ready)
     }
 
     fn policy(&self) -> Arc<SloPolicy> {
@@ -167,8 +167,8 @@ fn scores(token: TokenId, top: u32) -> TokenScores {
     }
 }
 
-fn sampled(token: TokenId, wanted: Option<u32>) -> SampledToken {
-    let scores = wanted.map(|top| scores(token, top));
+fn sampled(token: TokenId, top_count: Option<u32>) -> SampledToken {
+    let scores = top_count.map(|top| scores(token, top));
     SampledToken { token, scores }
 }
 

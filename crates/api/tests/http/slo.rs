@@ -102,9 +102,9 @@ async fn resolved_slo(headers: &[(&str, &str)]) -> RequestSlo {
     let body = json!({"prompt": "a", "priority": 1});
     let answer = set.send(with(&body, headers)).await;
     assert_eq!(answer.status, 200, "{headers:?} {}", answer.body);
-    let asked = set.last_submitted();
-    assert_eq!(asked.priority, 1, "its own, whatever its class's");
-    asked.slo
+    let submitted = set.last_submitted();
+    assert_eq!(submitted.priority, 1, "its own, whatever its class's");
+    submitted.slo
 }
 
 #[tokio::test]
@@ -284,16 +284,16 @@ fn over() -> FlightEvent {
 
 // Lesson: 23.
 #[tokio::test(start_paused = true)]
-async fn timing_is_returned_when_asked_for() {
+async fn timing_is_returned_on_request() {
     let set = server("llama3");
-    let asked = [("x-cleave-timing", "1")];
+    let timing_header = [("x-cleave-timing", "1")];
     for usage in [false, true] {
         let flight = set.script_live();
         let mut body = json!({"prompt": "a", "stream": true});
         if usage {
             body["stream_options"] = json!({"include_usage": true});
         }
-        let request = with(&body, &asked);
+        let request = with(&body, &timing_header);
         let script = async {
             tokio::time::sleep(Duration::from_millis(40)).await;
             for event in [first(), plain(1, 65), plain(2, 66), over()] {
@@ -323,7 +323,9 @@ async fn timing_is_returned_when_asked_for() {
     for event in [first(), plain(1, 65), plain(2, 66), over()] {
         flight.unbounded_send(event).unwrap();
     }
-    let answer = set.send(with(&json!({"prompt": "a"}), &asked)).await;
+    let answer = set
+        .send(with(&json!({"prompt": "a"}), &timing_header))
+        .await;
     assert!(
         answer
             .header("x-cleave-timing")

@@ -102,7 +102,7 @@ pub(crate) struct SimGoodputArgs {
     #[command(flatten)]
     pub(crate) targets: TargetArgs,
     /// Routing to simulate; may be repeated.
-    #[arg(long, value_name = "WAY", help_heading = "Simulation", value_parser = parse_way, default_value = "auto")]
+    #[arg(long, value_name = "WAY", help_heading = "Simulation", value_parser = parse_scheme, default_value = "auto")]
     pub(crate) way: Vec<RoutingScheme>,
     /// Simulate all routings, including the baselines.
     #[arg(long, help_heading = "Simulation")]
@@ -138,18 +138,18 @@ impl SimGoodputArgs {
 }
 
 /// Parses `auto`, `split`, `aggregated`, `load-split` …
-fn parse_way(text: &str) -> Result<RoutingScheme, String> {
+fn parse_scheme(text: &str) -> Result<RoutingScheme, String> {
     let named = RoutingScheme::ALL
         .into_iter()
-        .find(|way| flag(*way) == text);
+        .find(|scheme| flag(*scheme) == text);
     named.ok_or_else(|| {
         let names: Vec<&str> = RoutingScheme::ALL.into_iter().map(flag).collect();
         format!("expected one of {}", names.join(", "))
     })
 }
 
-fn flag(way: RoutingScheme) -> &'static str {
-    match way {
+fn flag(scheme: RoutingScheme) -> &'static str {
+    match scheme {
         RoutingScheme::Auto => "auto",
         RoutingScheme::Split => "split",
         RoutingScheme::Whole => "aggregated",

@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn curves_and_fleets_are_parsed_and_errors_name_the_part() {
-        let knot = parse_rate_point("1.5m=0.25").unwrap();
-        assert_eq!((knot.at, knot.permille), (Duration::from_secs(90), 250));
+        let point = parse_rate_point("1.5m=0.25").unwrap();
+        assert_eq!((point.at, point.permille), (Duration::from_secs(90), 250));
         assert_eq!(parse_rate_point("0=1").unwrap().at, Duration::ZERO);
         for text in ["3m", "3m=2", "3m=-0.1", "3m=NaN", "3=1", "x=1"] {
             let error = parse_rate_point(text).unwrap_err();

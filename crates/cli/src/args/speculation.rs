@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(read(least), Ok([4, 6, 6]));
         let short = r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":1}"#;
         assert_eq!(read(short), Ok([4, 1, 1]));
-        for (says, text) in [
+        for (expected, text) in [
             (
                 "num_speculative_tokens is 0",
                 r#"{"method":"ngram","num_speculative_tokens":0}"#,
@@ -145,7 +145,7 @@ mod tests {
             ("expected", "Off"),
         ] {
             let refused = read(text).unwrap_err();
-            assert!(refused.contains(says), "{refused}");
+            assert!(refused.contains(expected), "{refused}");
         }
         assert_eq!(parse("off"), Ok(SpeculationArg(None)));
         let Ok(SpeculationArg(Some(lookup))) = parse(DEFAULT) else {

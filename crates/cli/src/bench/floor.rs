@@ -112,7 +112,7 @@ mod tests {
     /// Llama-3.2-1B in bf16 at the ceilings of two cores with 1,102 GFLOP/s of bf16 products,
     /// computed by hand.
     #[test]
-    fn the_floor_of_a_known_model_is_as_computed_by_hand() {
+    fn the_floor_of_a_1b_model_equals_the_one_by_hand() {
         let layer_weights = 16 * (2048 * 64 * (2 * 32 + 2 * 8) + 3 * 2048 * 8192);
         let head_weights = 2048 * 128_256;
         let model = ModelCost {
@@ -123,7 +123,7 @@ mod tests {
             head_bytes: 2 * head_weights,
             token_bytes: 2 * 2 * 16 * 8 * 64,
         };
-        let known = MachineRates {
+        let rates = MachineRates {
             operations_per_second: Some(1102e9),
             bytes_per_second: 45e9,
         };
@@ -136,7 +136,7 @@ mod tests {
             };
             least_seconds(&model, &sample, rates).map(|seconds| f64::from(tokens_count) / seconds)
         };
-        let speed = |tokens_count, works| speed_at(known, tokens_count, works).unwrap_or_default();
+        let speed = |tokens_count, works| speed_at(rates, tokens_count, works).unwrap_or_default();
         let prompt = |position, tokens, draws| StepWork {
             draws,
             ..StepWork::prefill(position, tokens)
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!((speed(32, vec![all]) / 10.0).round(), 44.0);
         let unknown = MachineRates {
             operations_per_second: None,
-            ..known
+            ..rates
         };
         assert_eq!(speed_at(unknown, 1, vec![StepWork::decode(129)]), None);
     }

@@ -93,18 +93,18 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
     let from = Instant::now();
     let loaded = model::load(&args.model, &args.engine)?;
     let load_seconds = from.elapsed().as_secs_f64();
-    let room = EngineRoom::of(&loaded, args)?;
-    let asked: Vec<BenchShape> =
+    let capacity = EngineCapacity::of(&loaded, args)?;
+    let requested_shapes: Vec<BenchShape> =
         match (args.shapes.as_slice(), args.engine.device.pick(false, true)) {
             ([], false) => SHAPES.to_vec(),
             ([], true) => SHAPES_GPU.to_vec(),
             (shapes, _) => shapes.to_vec(),
         };
-    let (shapes, skipped) = room.split_measurable(asked);
+    let (shapes, skipped) = capacity.split_measurable(requested_shapes);
     let limits = if args.stdin {
-        room.whole()
+        capacity.whole()
     } else {
-        room.for_shapes(&shapes)?
+        capacity.for_shapes(&shapes)?
     };
     let threads = args.engine.threads();
     let ceilings = loaded
@@ -125,7 +125,7 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
     };
     let mut bench = EngineMeter { bench, ceilings };
     if args.stdin {
-        return answer_shapes(bench, &room, &about, args.rounds);
+        return answer_shapes(bench, &capacity, &about, args.rounds);
     }
     let table = EngineTable {
         about,
@@ -182,40 +182,40 @@ fn measure(
 /// Measures the shapes on standard input, one per line, and answers each with a line of JSON.
 fn answer_shapes(
     mut bench: EngineMeter,
-    room: &EngineRoom,
+    capacity: &EngineCapacity,
     about: &BenchSubject,
     rounds: u32,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    let mut say = |line: String| {
+    let mut write_line = |line: String| {
         writeln!(out, "{line}")?;
         out.flush()
     };
-    say(serde_json::to_string(about)?)?;
+    write_line(serde_json::to_string(about)?)?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         // An invalid line does not end the process, because loading the engine may have taken a
         // while.
         let shape = line.trim().parse::<BenchShape>().and_then(|shape| {
-            let why = room.refusal(shape);
+            let why = capacity.refusal(shape);
             why.map_or(Ok(shape), Err)
         });
         let shape = match shape {
             Ok(shape) => shape,
             Err(why) => {
                 let shape = line.trim().to_owned();
-                say(serde_json::to_string(&SkippedShape { shape, why })?)?;
+                write_line(serde_json::to_string(&SkippedShape { shape, why })?)?;
                 continue;
             }
         };
         let samples: Result<Vec<_>, _> = (0..rounds).map(|_| bench.sample(shape)).collect();
-        say(serde_json::to_string(&ShapeRow::of(shape, &samples?))?)?;
+        write_line(serde_json::to_string(&ShapeRow::of(shape, &samples?))?)?;
     }
     Ok(())
 }
 
 /// Limits of what an engine can hold.
-struct EngineRoom {
+struct EngineCapacity {
     context_tokens: u32,
     block_tokens: u32,
     block_bytes: u64,
@@ -226,7 +226,7 @@ struct EngineRoom {
     slots_count: Option<u32>,
 }
 
-impl EngineRoom {
+impl EngineCapacity {
     fn of(loaded: &LoadedModel, args: &EngineBenchArgs) -> anyhow::Result<Self> {
         let slots_count = args.stdin.then(|| args.engine.slots_count());
         let args = &args.engine;
@@ -341,12 +341,12 @@ impl FloorComparison {
             .map(|(sample, floor)| Some((sample, floor.as_ref()?)));
         let floors: Vec<_> = floors.collect::<Option<_>>()?;
         let reads = sorted(floors.iter().map(|(_, floor)| floor.bytes_per_second));
-        let known = floors
+        let speeds = floors
             .iter()
             .map(|(sample, floor)| Some((sample.tokens_per_second(), floor.tokens_per_second?)));
-        let known: Option<Vec<(f64, f64)>> = known.collect();
+        let speeds: Option<Vec<(f64, f64)>> = speeds.collect();
         Some(Self {
-            floor: known.map(|speeds| FloorFractions::of(&speeds)),
+            floor: speeds.map(|speeds| FloorFractions::of(&speeds)),
             read_bytes_per_second: percentile(&reads, 50),
         })
     }

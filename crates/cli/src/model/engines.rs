@@ -29,12 +29,12 @@ impl LoadedModel {
         let count = roles.len();
         let block_bytes = self.block_bytes(args.block_tokens());
         let bytes = self.kv_bytes(args, count)?;
-        let wanted = u64::from(args.slots_count())
+        let slots_blocks = u64::from(args.slots_count())
             * u64::from(self.context_tokens_max().div_ceil(args.block_tokens()));
         let most = if args.kv_cache.is_some() {
             u64::from(u32::MAX)
         } else {
-            wanted
+            slots_blocks
         };
         let blocks_count = (bytes / block_bytes).min(most).min(u64::from(u32::MAX)) as u32;
         if blocks_count == 0 {

@@ -77,7 +77,7 @@ fn scaling_height(fleet: &FleetView) -> u16 {
 
 pub(super) fn draw(frame: &mut Frame, fleet: &FleetView, view: &mut TopView) {
     let classes = fleet.list("/classes").len().min(8);
-    let [head, way, class_area, scaling, table, events] = Layout::vertical([
+    let [head, stages_area, class_area, scaling, table, events] = Layout::vertical([
         Constraint::Length(3),
         Constraint::Length(2),
         Constraint::Length(u16::try_from(classes).unwrap_or(8) + 2),
@@ -87,7 +87,7 @@ pub(super) fn draw(frame: &mut Frame, fleet: &FleetView, view: &mut TopView) {
     ])
     .areas(frame.area());
     frame.render_widget(Paragraph::new(summary_lines(fleet, view)), head);
-    frame.render_widget(Paragraph::new(stages(fleet)), way);
+    frame.render_widget(Paragraph::new(stages(fleet)), stages_area);
     frame.render_widget(class_table(fleet), class_area);
     frame.render_widget(Paragraph::new(scaling_line(fleet)), scaling);
     worker_table(frame, table, fleet, view);
@@ -105,9 +105,9 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
         sum("/minute/late"),
         sum("/minute/failed"),
     );
-    let taken = good + late + failed;
-    let kept = if taken > 0.0 {
-        format!("{:.1} %", good / taken * 100.0)
+    let judged_count = good + late + failed;
+    let attainment = if judged_count > 0.0 {
+        format!("{:.1} %", good / judged_count * 100.0)
     } else {
         "–".to_owned()
     };
@@ -137,7 +137,7 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
     vec![
         title,
         Line::from(format!(
-            "goodput {goodput:.2}/s ({:.2} per device)   kept {kept}   {tokens:.0} tokens/s   hand-off {}",
+            "goodput {goodput:.2}/s ({:.2} per device)   kept {attainment}   {tokens:.0} tokens/s   hand-off {}",
             goodput / devices,
             rate(bytes)
         )),
@@ -178,11 +178,15 @@ fn class_table(fleet: &FleetView) -> Table<'static> {
             count("/minute/late"),
             count("/minute/failed"),
         );
-        let taken = good + late + failed;
-        let kept = (taken > 0.0).then(|| good / taken);
+        let judged_count = good + late + failed;
+        let attainment = (judged_count > 0.0).then(|| good / judged_count);
         let goal = of("/goal");
-        let falls = kept.zip(goal).is_some_and(|(kept, goal)| kept < goal);
-        let kept = kept.map_or("–".to_owned(), |kept| format!("{:.1} %", kept * 100.0));
+        let falls = attainment
+            .zip(goal)
+            .is_some_and(|(attainment, goal)| attainment < goal);
+        let attainment = attainment.map_or("–".to_owned(), |attainment| {
+            format!("{:.1} %", attainment * 100.0)
+        });
         let goal = goal.map_or(String::new(), |goal| format!(" ≥ {:.0}", goal * 100.0));
         let mark = if falls { " below" } else { "" };
         let times = |aim: &str| {
@@ -198,7 +202,7 @@ fn class_table(fleet: &FleetView) -> Table<'static> {
         };
         Row::new([
             class["name"].as_str().unwrap_or_default().to_owned(),
-            format!("{kept}{goal}{mark}"),
+            format!("{attainment}{goal}{mark}"),
             format!("{:.2}/s", count("/goodput")),
             format!("{good} {late} {} {failed}", count("/minute/refused")),
             times("ttft"),
@@ -246,9 +250,9 @@ fn worker_table(frame: &mut Frame, area: Rect, fleet: &FleetView, view: &mut Top
     if view.reversed {
         rows.reverse();
     }
-    let room = usize::from(area.height.saturating_sub(2));
-    view.first = view.first.min(rows.len().saturating_sub(room));
-    let shown = rows.iter().skip(view.first).take(room);
+    let rows_max = usize::from(area.height.saturating_sub(2));
+    view.first = view.first.min(rows.len().saturating_sub(rows_max));
+    let shown = rows.iter().skip(view.first).take(rows_max);
     let shown = shown.map(|row| worker_row(row));
     let widths = [
         Constraint::Min(18),

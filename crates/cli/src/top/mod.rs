@@ -122,13 +122,13 @@ async fn follow(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyOutcome {
     Quit,
-    Stay,
+    Continue,
 }
 
 impl TopView {
     fn press(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
-            return KeyOutcome::Stay;
+            return KeyOutcome::Continue;
         }
         let interrupts =
             key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
@@ -137,7 +137,7 @@ impl TopView {
         }
         if self.typing {
             self.type_key(key.code);
-            return KeyOutcome::Stay;
+            return KeyOutcome::Continue;
         }
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return KeyOutcome::Quit,
@@ -153,7 +153,7 @@ impl TopView {
             KeyCode::End => self.first = usize::MAX,
             _ => {}
         }
-        KeyOutcome::Stay
+        KeyOutcome::Continue
     }
 
     fn type_key(&mut self, code: KeyCode) {
@@ -266,7 +266,10 @@ mod tests {
         let press = |view: &mut TopView, code| view.press(KeyEvent::new(code, KeyModifiers::NONE));
         press(&mut view, KeyCode::Char('/'));
         for letter in "sq".chars() {
-            assert_eq!(press(&mut view, KeyCode::Char(letter)), KeyOutcome::Stay);
+            assert_eq!(
+                press(&mut view, KeyCode::Char(letter)),
+                KeyOutcome::Continue
+            );
         }
         assert_eq!((view.filter.as_str(), view.sort), ("sq", 0));
         press(&mut view, KeyCode::Enter);

@@ -55,13 +55,13 @@ fn heartbeat_interval(silence: Duration) -> Duration {
 
 /// The next message, unless the other side is silent for too long. A process that was itself
 /// stopped meanwhile cannot tell whose silence that was: it listens for once more.
-async fn next_message<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, StreamError> {
+async fn next_message<T>(messages: &mut Streaming<T>, silence: Duration) -> Result<T, StreamError> {
     for _ in 0..2 {
-        let asked = Instant::now();
-        if let Ok(message) = timeout(silence, words.message()).await {
+        let began = Instant::now();
+        if let Ok(message) = timeout(silence, messages.message()).await {
             return message?.ok_or(StreamError::Closed);
         }
-        if asked.elapsed() < silence + silence / 4 {
+        if began.elapsed() < silence + silence / 4 {
             break;
         }
     }
@@ -125,20 +125,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_peer_is_lost_when_its_silence_ends() {
-        let (sender, mut words) = byte_stream();
+        let (sender, mut messages) = byte_stream();
         sender.send(7).unwrap();
-        assert_eq!(next_message(&mut words, SILENCE).await.unwrap(), 7);
+        assert_eq!(next_message(&mut messages, SILENCE).await.unwrap(), 7);
         let began = Instant::now();
-        let error = next_message(&mut words, SILENCE).await.unwrap_err();
+        let error = next_message(&mut messages, SILENCE).await.unwrap_err();
         assert!(matches!(error, StreamError::Silent(SILENCE)), "{error}");
         assert_eq!(began.elapsed(), SILENCE);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_stood_still_listens_once_more() {
-        let (sender, mut words) = byte_stream();
+    async fn a_resumed_process_listens_once_more() {
+        let (sender, mut messages) = byte_stream();
         {
-            let mut next = pin!(next_message(&mut words, SILENCE));
+            let mut next = pin!(next_message(&mut messages, SILENCE));
             assert!(poll!(&mut next).is_pending());
             advance(STOPPED).await;
             assert!(poll!(&mut next).is_pending(), "it listens again");
@@ -146,7 +146,7 @@ mod tests {
             assert_eq!(next.await.unwrap(), 7);
         }
         // A peer that stays silent is lost after another silence.
-        let mut next = pin!(next_message(&mut words, SILENCE));
+        let mut next = pin!(next_message(&mut messages, SILENCE));
         assert!(poll!(&mut next).is_pending());
         advance(STOPPED).await;
         let woke = Instant::now();
@@ -157,9 +157,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_closed_stream_is_no_silence() {
-        let (sender, mut words) = byte_stream();
+        let (sender, mut messages) = byte_stream();
         drop(sender);
-        let error = next_message(&mut words, SILENCE).await.unwrap_err();
+        let error = next_message(&mut messages, SILENCE).await.unwrap_err();
         assert!(matches!(error, StreamError::Closed), "{error}");
     }
 

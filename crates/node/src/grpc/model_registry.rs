@@ -3,7 +3,7 @@
 //! Owns: which worker's text files (tokenizer, chat template, defaults) serve, and which worker is
 //! turned away for its own. Never: reads a folder; reads a tokenizer under a lock that others wait
 //! for. Invariant: all workers that are welcome have one tokenizer and one context. The files of
-//! the first worker serve for as long as a worker that brought the same is connected; one that
+//! the first worker serve for as long as a worker that sent the same is connected; one that
 //! brings another template or other defaults is let in with a warning, and its files serve once the
 //! last worker of those before has left. So a rolling upgrade switches once. A worker counts while
 //! it may serve: one that waits for its name brings nothing.
@@ -32,9 +32,9 @@ pub(crate) struct ModelRegistry {
     reading: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// One worker's stay; given back by [`ModelRegistry::leave`].
+/// One worker's use of a model; ended by [`ModelRegistry::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ModelStay(u64);
+pub(crate) struct ModelMembership(u64);
 
 impl ModelRegistry {
     pub(crate) fn new(app: App, flights: Arc<OpenFlights>) -> Self {
@@ -55,21 +55,21 @@ impl ModelRegistry {
         &self,
         worker: &str,
         files: &Arc<ModelFiles>,
-    ) -> Result<ModelStay, String> {
-        if let Some(stay) = self.join_known(files)? {
-            return Ok(stay);
+    ) -> Result<ModelMembership, String> {
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
         }
         let _reading = self.reading.lock().await;
-        // Another worker may have brought the same meanwhile.
-        if let Some(stay) = self.join_known(files)? {
-            return Ok(stay);
+        // Another worker may have sent the same meanwhile.
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
         }
         let text = read(files).await?;
         self.join_read(worker, files, text)
     }
 
     /// Lets a worker in whose files were read before.
-    fn join_known(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelStay>, String> {
+    fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelMembership>, String> {
         let mut present = self.present();
         present.check_name(files, self.flights.count())?;
         Ok(present.knows(files).then(|| present.join(files)))
@@ -80,7 +80,7 @@ impl ModelRegistry {
         worker: &str,
         files: &Arc<ModelFiles>,
         text: ModelText,
-    ) -> Result<ModelStay, String> {
+    ) -> Result<ModelMembership, String> {
         let served = ServingModel::of(files, &text);
         let mut present = self.present();
         let flights = self.flights.count();
@@ -90,12 +90,12 @@ impl ModelRegistry {
         if present.is_empty() {
             self.app.serve_model(text);
             present.serving = Some(served);
-        } else if let Some(known) = &present.serving {
-            let (serving, brought) = (digest(&known.files), digest(files));
+        } else if let Some(serving_model) = &present.serving {
+            let (serving, arriving) = (digest(&serving_model.files), digest(files));
             warn!(
                 worker,
                 serving,
-                brought,
+                brought = arriving,
                 "this worker has another chat template or other defaults than the workers before it: theirs serve until the last of them has left"
             );
         }
@@ -103,8 +103,8 @@ impl ModelRegistry {
     }
 
     /// The worker's stream is over, or it serves no longer.
-    pub(crate) fn leave(&self, stay: ModelStay) {
-        if self.present().leave(stay).is_some() {
+    pub(crate) fn leave(&self, membership: ModelMembership) {
+        if self.present().leave(membership).is_some() {
             let registry = self.clone();
             tokio::spawn(async move { registry.serve_successor().await });
         }
@@ -157,78 +157,82 @@ fn digest(files: &ModelFiles) -> String {
     format!("{:016x}", cleave_transfer::checksum(&bytes))
 }
 
-/// The workers that are connected, by the files that they brought.
+/// The workers that are connected, by the files that they sent.
 #[derive(Default)]
 struct ConnectedModels {
     serving: Option<ServingModel>,
-    /// In the order in which they came.
-    files_by_stay: BTreeMap<ModelStay, Arc<ModelFiles>>,
-    stays: u64,
+    /// In the order in which the workers joined.
+    files_by_membership: BTreeMap<ModelMembership, Arc<ModelFiles>>,
+    joined_count: u64,
 }
 
 impl ConnectedModels {
     fn is_empty(&self) -> bool {
-        self.files_by_stay.is_empty()
+        self.files_by_membership.is_empty()
     }
 
-    /// Whether these files serve, or were read when another worker brought them.
+    /// Whether these files serve, or were read when another worker sent them.
     fn knows(&self, files: &ModelFiles) -> bool {
         let serving = self.serving.iter().map(|served| &served.files);
         serving
-            .chain(self.files_by_stay.values())
-            .any(|known| **known == *files)
+            .chain(self.files_by_membership.values())
+            .any(|present| **present == *files)
     }
 
-    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelStay {
+    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelMembership {
         // Equal files are kept once: a tokenizer may have tens of megabytes.
-        let known = self.serving.iter().map(|served| &served.files);
-        let known = known
-            .chain(self.files_by_stay.values())
-            .find(|known| *known == files);
-        let files = Arc::clone(known.unwrap_or(files));
-        let stay = ModelStay(self.stays);
-        self.stays += 1;
-        self.files_by_stay.insert(stay, files);
-        stay
+        let held = self.serving.iter().map(|served| &served.files);
+        let held = held
+            .chain(self.files_by_membership.values())
+            .find(|held| *held == files);
+        let files = Arc::clone(held.unwrap_or(files));
+        let membership = ModelMembership(self.joined_count);
+        self.joined_count += 1;
+        self.files_by_membership.insert(membership, files);
+        membership
     }
 
     /// The files that serve from now on, if they change.
-    fn leave(&mut self, stay: ModelStay) -> Option<Arc<ModelFiles>> {
-        self.files_by_stay.remove(&stay);
+    fn leave(&mut self, membership: ModelMembership) -> Option<Arc<ModelFiles>> {
+        self.files_by_membership.remove(&membership);
         self.successor()
     }
 
-    /// The files of the worker that came first of those here, if none of them brought what serves.
+    /// The files of the worker that joined first, if no connected worker sent those that serve.
     fn successor(&self) -> Option<Arc<ModelFiles>> {
         let serving = &self.serving.as_ref()?.files;
-        if self.files_by_stay.values().any(|files| files == serving) {
+        if self
+            .files_by_membership
+            .values()
+            .any(|files| files == serving)
+        {
             return None;
         }
-        self.files_by_stay.values().next().cloned()
+        self.files_by_membership.values().next().cloned()
     }
 
     /// Refuses a model of another name beside the one that serves.
     fn check_name(&self, files: &ModelFiles, flights: usize) -> Result<(), String> {
-        let Some(known) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
             return Ok(());
         };
-        let (known, other) = (&known.files.name, &files.name);
-        if known == other {
+        let (serving, other) = (&serving.files.name, &files.name);
+        if serving == other {
             return Ok(());
         }
         Err(format!(
-            "this router serves model \"{known}\" ({}), and the worker has \"{other}\"",
+            "this router serves model \"{serving}\" ({}), and the worker has \"{other}\"",
             self.reason(flights)
         ))
     }
 
     /// Refuses another model of the name of the one that serves.
     fn check(&self, other: &ServingModel, flights: usize) -> Result<(), String> {
-        let Some(known) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
             return Ok(());
         };
-        known.check(other).map_err(|difference| {
-            let name = &known.files.name;
+        serving.check(other).map_err(|difference| {
+            let name = &serving.files.name;
             let reason = self.reason(flights);
             format!(
                 "this router serves another model of the name \"{name}\" ({reason}): {difference}; give all its \
@@ -243,7 +247,7 @@ impl ConnectedModels {
     }
 
     fn reason(&self, flights: usize) -> String {
-        let workers = self.files_by_stay.len();
+        let workers = self.files_by_membership.len();
         format!("workers connected: {workers}, requests open: {flights}")
     }
 }
@@ -269,7 +273,7 @@ impl ServingModel {
     /// In words, how `other` differs.
     fn check(&self, other: &Self) -> Result<(), String> {
         let differ =
-            |what, known, other| Err(format!("its {what} is {known}, the worker's {other}"));
+            |property, ours, other| Err(format!("its {property} is {ours}, the worker's {other}"));
         if self.vocabulary_count != other.vocabulary_count {
             return differ("vocabulary", self.vocabulary_count, other.vocabulary_count);
         }
@@ -308,15 +312,15 @@ mod tests {
             vocabulary_count,
             context_tokens_max,
         };
-        let known = with("{}", 400, 1024);
-        assert_eq!(known.check(&with("{}", 400, 1024)), Ok(()));
+        let serving = with("{}", 400, 1024);
+        assert_eq!(serving.check(&with("{}", 400, 1024)), Ok(()));
         assert_eq!(
-            known.check(&with("{}", 400, 64)),
+            serving.check(&with("{}", 400, 64)),
             Err("its context is 1024, the worker's 64".into())
         );
-        let other = known.check(&with("{} ", 400, 64));
+        let other = serving.check(&with("{} ", 400, 64));
         assert!(other.unwrap_err().contains("tokenizer.json"));
-        let other = known.check(&with("{} ", 500, 64));
+        let other = serving.check(&with("{} ", 500, 64));
         assert!(other.unwrap_err().contains("400"));
     }
 
@@ -328,7 +332,7 @@ mod tests {
     }
 
     /// As `accept` leaves it, with files that were read.
-    fn join(present: &mut ConnectedModels, template: &str) -> ModelStay {
+    fn join(present: &mut ConnectedModels, template: &str) -> ModelMembership {
         let files = files(template);
         if present.is_empty() && !present.knows(&files) {
             present.serving = Some(ServingModel {
@@ -376,7 +380,7 @@ mod tests {
     fn another_model_joins_when_the_old_one_is_unused() {
         let mut present = ConnectedModels::default();
         let old = served("m", 400);
-        let stay = present.join(&old.files);
+        let membership = present.join(&old.files);
         present.serving = Some(old);
         let named = served("other", 400);
         let larger = served("m", 500);
@@ -390,7 +394,7 @@ mod tests {
                 .iter()
                 .all(|reason| reason.contains("workers connected: 1"))
         );
-        assert_eq!(present.leave(stay), None);
+        assert_eq!(present.leave(membership), None);
         let refused = check(&present, 2).map(Result::unwrap_err);
         assert!(
             refused
@@ -423,12 +427,12 @@ mod tests {
         let mut waits = std::pin::pin!(waits);
         let soon = Duration::from_secs(1);
         assert!(timeout(soon, &mut waits).await.is_err());
-        let known = timeout(soon, registry.accept("c", &files)).await;
-        assert!(known.expect("it waits for nobody").is_ok());
+        let joined = timeout(soon, registry.accept("c", &files)).await;
+        assert!(joined.expect("it waits for nobody").is_ok());
         drop(reading);
         waits.await.unwrap();
         registry.leave(first);
-        assert_eq!(registry.present().files_by_stay.len(), 2);
+        assert_eq!(registry.present().files_by_membership.len(), 2);
     }
 
     #[tokio::test]
@@ -447,16 +451,16 @@ mod tests {
     }
 
     #[test]
-    fn equal_files_of_two_workers_are_kept_once() {
+    fn equal_files_of_two_workers_are_held_once() {
         let mut present = ConnectedModels::default();
         join(&mut present, "t");
         join(&mut present, "t");
-        let mut kept = present.files_by_stay.values();
-        assert!(Arc::ptr_eq(kept.next().unwrap(), kept.next().unwrap()));
+        let mut held = present.files_by_membership.values();
+        assert!(Arc::ptr_eq(held.next().unwrap(), held.next().unwrap()));
     }
 
     #[test]
-    fn a_digest_tells_any_two_files_apart() {
+    fn a_digest_differs_for_any_two_files() {
         let absent = digest(&ModelFiles::default());
         assert_eq!(absent.len(), 16);
         assert_ne!(absent, digest(&files("")), "empty is not absent");

@@ -26,13 +26,13 @@ pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSe
                 }
             }
         }
-        found.send_if_modified(|known| {
+        found.send_if_modified(|found_before| {
             // A resolver that fails for a moment removes no router.
             if failed {
-                addresses.extend(known.iter().copied());
+                addresses.extend(found_before.iter().copied());
             }
-            let changed = *known != addresses;
-            *known = addresses;
+            let changed = *found_before != addresses;
+            *found_before = addresses;
             changed
         });
         let pause = if failed {

@@ -6,7 +6,7 @@
 
 use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
 use super::message_limit::limited;
-use super::model_registry::{ModelRegistry, ModelStay};
+use super::model_registry::{ModelMembership, ModelRegistry};
 use super::window::{MessageWindow, send_all};
 use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, heartbeat_interval, with_causes};
 use crate::acceptor::{RouterAcceptor, WorkerSession};
@@ -25,8 +25,12 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 /// The gRPC service, to be served at this path.
-pub(crate) fn fleet_routes(path: &str, door: RouterAcceptor, registry: ModelRegistry) -> Router {
-    let service = FleetServer::new(FleetService { door, registry });
+pub(crate) fn fleet_routes(
+    path: &str,
+    acceptor: RouterAcceptor,
+    registry: ModelRegistry,
+) -> Router {
+    let service = FleetServer::new(FleetService { acceptor, registry });
     let service = service.max_decoding_message_size(UPWARD_BYTES_MAX);
     let limit = map_request(async |request: axum::extract::Request| request.map(limited));
     Router::new().route_service(path, service).layer(limit)
@@ -34,7 +38,7 @@ pub(crate) fn fleet_routes(path: &str, door: RouterAcceptor, registry: ModelRegi
 
 #[derive(Clone)]
 pub(crate) struct FleetService {
-    door: RouterAcceptor,
+    acceptor: RouterAcceptor,
     registry: ModelRegistry,
 }
 
@@ -46,13 +50,13 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<proto::Upward>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
+        let (out, messages) = mpsc::channel(STREAM_ITEMS_MAX);
         let from = request.extensions().get::<ConnectInfo<SocketAddr>>();
         let from = from.map(|ConnectInfo(from)| *from);
         let mut end = WorkerStream {
             service: self.clone(),
             name: String::new(),
-            words: request.into_inner(),
+            messages: request.into_inner(),
             out,
         };
         tokio::spawn(async move {
@@ -61,7 +65,7 @@ impl Fleet for FleetService {
                 end.report_damage(&error);
             }
         });
-        Ok(Response::new(ReceiverStream::new(words)))
+        Ok(Response::new(ReceiverStream::new(messages)))
     }
 }
 
@@ -102,60 +106,60 @@ struct WorkerStream {
     service: FleetService,
     /// The worker's name; empty until its hello.
     name: String,
-    words: Streaming<proto::Upward>,
+    messages: Streaming<proto::Upward>,
     out: mpsc::Sender<Result<proto::Downward, Status>>,
 }
 
 impl WorkerStream {
     async fn run(&mut self) -> Result<(), StreamError> {
         use proto::downward::Kind;
-        let silence = self.service.door.silence;
+        let silence = self.service.acceptor.silence;
         let greeting = proto::Greeting {
             protocol: PROTOCOL,
-            router: self.service.door.router.0,
+            router: self.service.acceptor.router.0,
             silence_nanos: nanos(silence),
         };
         send(&self.out, Kind::Greeting(greeting)).await?;
-        let introduction = match self.receive_hello().await {
-            Ok(introduction) => introduction,
+        let registration = match self.receive_hello().await {
+            Ok(registration) => registration,
             Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
             Err(error) => return Err(error),
         };
         let registry = self.service.registry.clone();
-        let accepted = registry.accept(&introduction.name, &introduction.files);
-        let stay = match accepted.await {
-            Ok(stay) => stay,
+        let accepted = registry.accept(&registration.name, &registration.files);
+        let membership = match accepted.await {
+            Ok(membership) => membership,
             Err(reason) => return self.reject(reason).await,
         };
-        let ended = self.serve_worker(introduction, stay).await;
-        registry.leave(stay);
+        let ended = self.serve_worker(registration, membership).await;
+        registry.leave(membership);
         ended
     }
 
     /// Serves a welcomed worker until its stream ends.
     async fn serve_worker(
         &mut self,
-        introduction: Registration,
-        stay: ModelStay,
+        registration: Registration,
+        membership: ModelMembership,
     ) -> Result<(), StreamError> {
         use proto::downward::Kind;
-        let silence = self.service.door.silence;
+        let silence = self.service.acceptor.silence;
         send(&self.out, Kind::Welcome(proto::Welcome {})).await?;
-        let beat = heartbeat_interval(introduction.silence);
-        let (visit, downward) = self.service.door.join(introduction).await?;
+        let beat = heartbeat_interval(registration.silence);
+        let (session, downward) = self.service.acceptor.join(registration).await?;
         let window = MessageWindow::default();
         let stands_by = async {
-            visit.waits_for_name().await;
+            session.waits_for_name().await;
             // A worker that waits for its name decides nothing about the model.
-            self.service.registry.leave(stay);
+            self.service.registry.leave(membership);
             std::future::pending().await
         };
         let ended = tokio::select! {
             error = send_all::<proto::Downward>(downward, &self.out, beat, &window) => error,
-            error = receive_all(&mut self.words, &visit, silence, &window) => error,
+            error = receive_all(&mut self.messages, &session, silence, &window) => error,
             error = stands_by => error,
         };
-        visit.close(ended.to_string()).await;
+        session.close(ended.to_string()).await;
         match ended {
             StreamError::Closed | StreamError::Stopped => Ok(()),
             error => Err(error),
@@ -164,7 +168,7 @@ impl WorkerStream {
 
     async fn receive_hello(&mut self) -> Result<Registration, StreamError> {
         use proto::upward::Kind;
-        let first = timeout(HELLO_MAX, self.words.message()).await;
+        let first = timeout(HELLO_MAX, self.messages.message()).await;
         let first = first.map_err(|_| StreamError::Silent(HELLO_MAX))??;
         let Some(Kind::Hello(hello)) = first.ok_or(StreamError::Closed)?.kind else {
             return Err(StreamError::Unexpected("message in place of a hello"));
@@ -184,8 +188,8 @@ impl WorkerStream {
             version = hello.version,
             "a worker says hello"
         );
-        let introduction = hello.try_into();
-        introduction.map_err(|error: FleetWireError| StreamError::Rejected(error.to_string()))
+        let registration = hello.try_into();
+        registration.map_err(|error: FleetWireError| StreamError::Rejected(error.to_string()))
     }
 
     /// Sends the worker the reason why its stream ends, if there is room: it cannot see damage to
@@ -211,8 +215,8 @@ async fn send(
     out: &mpsc::Sender<Result<proto::Downward, Status>>,
     kind: proto::downward::Kind,
 ) -> Result<(), StreamError> {
-    let word = proto::Downward { kind: Some(kind) };
-    out.send(Ok(word)).await.map_err(|_| StreamError::Closed)
+    let message = proto::Downward { kind: Some(kind) };
+    out.send(Ok(message)).await.map_err(|_| StreamError::Closed)
 }
 
 impl MessageHandler<proto::Upward> for WorkerSession {
@@ -241,12 +245,9 @@ impl InboundMessage for proto::Upward {
                 let tokens = tokens.into_iter().map(TryInto::try_into);
                 Ok(FromWorker::Emissions(tokens.collect::<Result<_, _>>()?))
             }
-            Some(Kind::Pass(pass)) => {
-                let (handoff, pass) = pass.try_into()?;
-                Ok(FromWorker::Grant {
-                    handoff,
-                    grant: pass,
-                })
+            Some(Kind::Pass(grant)) => {
+                let (handoff, grant) = grant.try_into()?;
+                Ok(FromWorker::Grant { handoff, grant })
             }
             Some(Kind::Link(link)) => Ok(FromWorker::Link(link.try_into()?)),
             Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),

@@ -46,7 +46,7 @@ const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration:
 pub(crate) struct Uplink {
     /// Accepts the routers. The data address of its registration may have an unspecified host,
     /// which each connection fills in.
-    pub(crate) door: WorkerAcceptor,
+    pub(crate) acceptor: WorkerAcceptor,
     /// Addresses of the routers, `host:port` each.
     pub(crate) routers: Vec<String>,
     /// Certificates that authenticate routers to this worker, and this worker to them.
@@ -56,7 +56,7 @@ pub(crate) struct Uplink {
 
 /// The state that the connections of one worker share.
 struct UplinkState {
-    door: WorkerAcceptor,
+    acceptor: WorkerAcceptor,
     peers: Option<PeerTls>,
     connected: watch::Sender<usize>,
     /// A name may resolve to several addresses of one router: it is joined once.
@@ -67,7 +67,7 @@ impl Uplink {
     /// Stays connected for as long as it is polled.
     pub(crate) async fn run(self) {
         let shared = Arc::new(UplinkState {
-            door: self.door,
+            acceptor: self.acceptor,
             peers: self.peers,
             connected: self.connected,
             routers: Mutex::default(),
@@ -101,8 +101,8 @@ async fn stay_connected(
 ) {
     let (first, longest) = DIAL_PAUSES;
     let mut pause = first;
-    let mut told = String::new();
-    while addresses.borrow().contains(&address) && !shared.door.inbox.is_closed() {
+    let mut last_error = String::new();
+    while addresses.borrow().contains(&address) && !shared.acceptor.inbox.is_closed() {
         let error = match connect_once(&shared, address).await {
             Ok(()) => {
                 pause = first;
@@ -110,13 +110,13 @@ async fn stay_connected(
             }
             Err(error) => error.to_string(),
         };
-        if shared.door.inbox.is_closed() {
+        if shared.acceptor.inbox.is_closed() {
             return;
         }
         // A router that stays away is worth one line, not one every five seconds.
-        if told != error {
+        if last_error != error {
             warn!(%address, error, "not connected to the router; trying again");
-            told = error;
+            last_error = error;
         }
         // Spread out, so that a restarted router is not met by its whole fleet at once.
         sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
@@ -139,28 +139,34 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
                 .await?
         }
     };
-    let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
-    let mut words = open(channel, words).await?;
-    let (router, beat) = receive_greeting(&mut words).await?;
-    let Some(_seat) = RouterClaim::take(shared, router) else {
+    let (out, messages) = mpsc::channel(STREAM_ITEMS_MAX);
+    let mut messages = open(channel, messages).await?;
+    let (router, beat) = receive_greeting(&mut messages).await?;
+    let Some(_claim) = RouterClaim::take(shared, router) else {
         return Err(UplinkError::AlreadyConnected(router));
     };
     send_hello(shared, address, &out).await?;
-    receive_welcome(&mut words).await?;
+    receive_welcome(&mut messages).await?;
     info!(%address, %router, "connected to a router");
-    let (call, upward) = shared.door.join(router).await.map_err(StreamError::from)?;
+    let (session, upward) = shared
+        .acceptor
+        .join(router)
+        .await
+        .map_err(StreamError::from)?;
     shared.connected.send_modify(|count| *count += 1);
     let window = MessageWindow::default();
-    let silence = shared.door.registration.silence;
+    let silence = shared.acceptor.registration.silence;
     let ended = tokio::select! {
         error = send_all::<proto::Upward>(upward, &out, beat, &window) => error,
-        error = receive_all(&mut words, &call, silence, &window) => error,
+        error = receive_all(&mut messages, &session, silence, &window) => error,
     };
     shared.connected.send_modify(|count| *count -= 1);
-    call.close().await;
+    session.close().await;
     if let StreamError::NameTaken = ended {
-        let silence = shared.door.registration.silence;
-        return Err(wait_for_name(&mut words, &out, beat, silence).await.into());
+        let silence = shared.acceptor.registration.silence;
+        return Err(wait_for_name(&mut messages, &out, beat, silence)
+            .await
+            .into());
     }
     match ended {
         StreamError::Stopped => info!(%address, %router, "left a router: this process is stopping"),
@@ -173,7 +179,7 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
 /// is free. Says why it ended. The router is dialled again soon, and less often each time that this
 /// is in vain.
 async fn wait_for_name(
-    words: &mut Streaming<proto::Downward>,
+    messages: &mut Streaming<proto::Downward>,
     out: &mpsc::Sender<proto::Upward>,
     beat: Duration,
     silence: Duration,
@@ -183,7 +189,7 @@ async fn wait_for_name(
     let window = MessageWindow::default();
     let listen = async {
         loop {
-            if let Err(error) = next_message(words, silence).await {
+            if let Err(error) = next_message(messages, silence).await {
                 return error;
             }
         }
@@ -209,10 +215,10 @@ fn tls_connector(
         async move {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
-            let shaken = timeout(DIAL_MAX, peers.connect(stream, PeerProtocol::Control)).await;
+            let accepted = timeout(DIAL_MAX, peers.connect(stream, PeerProtocol::Control)).await;
             let slow =
                 |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake takes too long");
-            Ok(TokioIo::new(ExplainedStream(shaken.map_err(slow)??)))
+            Ok(TokioIo::new(ExplainedStream(accepted.map_err(slow)??)))
         }
     })
 }
@@ -236,22 +242,22 @@ enum UplinkError {
 
 async fn open(
     channel: Channel,
-    words: mpsc::Receiver<proto::Upward>,
+    messages: mpsc::Receiver<proto::Upward>,
 ) -> Result<Streaming<proto::Downward>, UplinkError> {
     let mut client = FleetClient::new(channel)
         .max_decoding_message_size(DOWNWARD_BYTES_MAX)
         .max_encoding_message_size(UPWARD_BYTES_MAX);
-    let opened = timeout(DIAL_MAX, client.join(ReceiverStream::new(words))).await;
+    let opened = timeout(DIAL_MAX, client.join(ReceiverStream::new(messages))).await;
     let opened = opened.map_err(|_| UplinkError::NoAnswer(DIAL_MAX))?;
     Ok(opened.map_err(StreamError::from)?.into_inner())
 }
 
 /// Receives the greeting: the router's id, and the interval at which it wants heartbeats.
 async fn receive_greeting(
-    words: &mut Streaming<proto::Downward>,
+    messages: &mut Streaming<proto::Downward>,
 ) -> Result<(RouterId, Duration), UplinkError> {
     use proto::downward::Kind;
-    match first(words, DIAL_MAX).await? {
+    match first(messages, DIAL_MAX).await? {
         Kind::Greeting(greeting) => Ok(check_greeting(&greeting)?),
         _ => Err(StreamError::Unexpected("message in place of a greeting").into()),
     }
@@ -280,22 +286,22 @@ async fn send_hello(
     address: SocketAddr,
     out: &mpsc::Sender<proto::Upward>,
 ) -> Result<(), UplinkError> {
-    let mut introduction = shared.door.registration_now();
-    if let Ok(mut addresses) = DataAddresses::parse(&introduction.data_address)
+    let mut registration = shared.acceptor.registration_now();
+    if let Ok(mut addresses) = DataAddresses::parse(&registration.data_address)
         && let Some(Ok(mut data)) = addresses.tcp.as_deref().map(str::parse::<SocketAddr>)
         && data.ip().is_unspecified()
     {
         data.set_ip(local_address(address).await.map_err(UplinkError::Address)?);
         addresses.tcp = Some(data.to_string());
-        introduction.data_address = addresses.to_string();
+        registration.data_address = addresses.to_string();
     }
-    let hello = proto::upward::Kind::Hello(introduction.into());
+    let hello = proto::upward::Kind::Hello(registration.into());
     Ok(send(out, hello).await?)
 }
 
-async fn receive_welcome(words: &mut Streaming<proto::Downward>) -> Result<(), UplinkError> {
+async fn receive_welcome(messages: &mut Streaming<proto::Downward>) -> Result<(), UplinkError> {
     use proto::downward::Kind;
-    match first(words, WELCOME_MAX).await? {
+    match first(messages, WELCOME_MAX).await? {
         Kind::Welcome(proto::Welcome {}) => Ok(()),
         Kind::Rejection(proto::Rejection { reason }) => Err(StreamError::Rejected(reason).into()),
         _ => Err(StreamError::Unexpected("message in place of a welcome").into()),
@@ -303,11 +309,11 @@ async fn receive_welcome(words: &mut Streaming<proto::Downward>) -> Result<(), U
 }
 
 async fn first(
-    words: &mut Streaming<proto::Downward>,
-    patience: Duration,
+    messages: &mut Streaming<proto::Downward>,
+    limit: Duration,
 ) -> Result<proto::downward::Kind, UplinkError> {
-    let message = timeout(patience, words.message()).await;
-    let message = message.map_err(|_| UplinkError::NoAnswer(patience))?;
+    let message = timeout(limit, messages.message()).await;
+    let message = message.map_err(|_| UplinkError::NoAnswer(limit))?;
     let message = message.map_err(StreamError::from)?;
     let kind = message.ok_or(StreamError::Closed)?.kind;
     Ok(kind.ok_or(StreamError::Wire(FleetWireError::Missing("downward.kind")))?)
@@ -338,8 +344,8 @@ async fn send(
     out: &mpsc::Sender<proto::Upward>,
     kind: proto::upward::Kind,
 ) -> Result<(), StreamError> {
-    let word = proto::Upward { kind: Some(kind) };
-    out.send(word).await.map_err(|_| StreamError::Closed)
+    let message = proto::Upward { kind: Some(kind) };
+    out.send(message).await.map_err(|_| StreamError::Closed)
 }
 
 impl MessageHandler<proto::Downward> for RouterSession {
@@ -369,10 +375,10 @@ impl InboundMessage for proto::Downward {
         use proto::downward::Kind;
         match self.kind {
             Some(Kind::Order(mut order)) => {
-                let mark = order.mark.take();
+                let context = order.mark.take();
                 Ok(ToWorker::Order {
                     order: order.try_into()?,
-                    context: mark.map(|mark| Arc::new(mark.into())),
+                    context: context.map(|context| Arc::new(context.into())),
                 })
             }
             Some(Kind::Peer(proto::Peer {
@@ -385,12 +391,9 @@ impl InboundMessage for proto::Downward {
                     data_address,
                 })
             }
-            Some(Kind::Pass(pass)) => {
-                let (handoff, pass) = pass.try_into()?;
-                Ok(ToWorker::Grant {
-                    handoff,
-                    grant: pass,
-                })
+            Some(Kind::Pass(grant)) => {
+                let (handoff, grant) = grant.try_into()?;
+                Ok(ToWorker::Grant { handoff, grant })
             }
             Some(Kind::PeerGone(worker)) => Ok(ToWorker::PeerGone {
                 worker: worker.into(),

@@ -73,7 +73,7 @@ pub(super) trait OutboundMessage: Message + Sized {
 
 /// Sends what the line gives, and beats, until either end is gone.
 pub(super) async fn send_all<M: OutboundMessage>(
-    mut words: mpsc::Receiver<M::Word>,
+    mut outgoing: mpsc::Receiver<M::Word>,
     out: &mpsc::Sender<M::Item>,
     beat: Duration,
     window: &MessageWindow,
@@ -83,28 +83,28 @@ pub(super) async fn send_all<M: OutboundMessage>(
     let mut confirmed = window.confirmed.subscribe();
     let mut received = window.received.subscribe();
     // Of the received messages, those that the other end knows of.
-    let mut told = 0;
+    let mut confirmed_count = 0;
     // Taken from the line, and too long for the batch before it.
     let mut held = None;
     loop {
-        let under_way = *window.sent.borrow() - *confirmed.borrow_and_update();
-        let has_room = under_way < UNCONFIRMED_MAX;
+        let unconfirmed_count = *window.sent.borrow() - *confirmed.borrow_and_update();
+        let is_open = unconfirmed_count < UNCONFIRMED_MAX;
         let message = tokio::select! {
-            message = next(&mut held, &mut words), if has_room => match message {
+            message = next(&mut held, &mut outgoing), if is_open => match message {
                 Some(message) => {
                     window.sent.send_modify(|count| *count += 1);
-                    fill_batch(message, &mut words, &mut held)
+                    fill_batch(message, &mut outgoing, &mut held)
                 }
                 None => return StreamError::Stopped,
             },
-            _ = confirmed.changed(), if !has_room => continue,
-            _ = received.wait_for(|count| *count >= told + CONFIRM_EVERY) => {
-                told = *window.received.borrow();
-                M::beat(proto::Beat { received: told })
+            _ = confirmed.changed(), if !is_open => continue,
+            _ = received.wait_for(|count| *count >= confirmed_count + CONFIRM_EVERY) => {
+                confirmed_count = *window.received.borrow();
+                M::beat(proto::Beat { received: confirmed_count })
             }
             _ = beats.tick() => {
-                told = *window.received.borrow();
-                M::beat(proto::Beat { received: told })
+                confirmed_count = *window.received.borrow();
+                M::beat(proto::Beat { received: confirmed_count })
             }
         };
         if out.send(message.item()).await.is_err() {
@@ -117,27 +117,27 @@ pub(super) async fn send_all<M: OutboundMessage>(
 /// waits.
 async fn next<M: OutboundMessage>(
     held: &mut Option<M>,
-    words: &mut mpsc::Receiver<M::Word>,
+    outgoing: &mut mpsc::Receiver<M::Word>,
 ) -> Option<M> {
     match held.take() {
         Some(message) => Some(message),
-        None => words.recv().await.map(M::of),
+        None => outgoing.recv().await.map(M::of),
     }
 }
 
 /// The first message, and behind it those that wait and fit; one that does not fit is held back.
 fn fill_batch<M: OutboundMessage>(
     first: M,
-    words: &mut mpsc::Receiver<M::Word>,
+    outgoing: &mut mpsc::Receiver<M::Word>,
     held: &mut Option<M>,
 ) -> M {
     let mut bytes = framed_bytes(&first);
     let mut messages = vec![first];
     while messages.len() < BATCH_ITEMS_MAX && bytes < BATCH_BYTES_MAX {
-        let Ok(word) = words.try_recv() else {
+        let Ok(item) = outgoing.try_recv() else {
             break;
         };
-        let message = M::of(word);
+        let message = M::of(item);
         bytes += framed_bytes(&message);
         if bytes > BATCH_BYTES_MAX {
             *held = Some(message);
@@ -161,17 +161,14 @@ impl OutboundMessage for proto::Upward {
     type Word = FromWorker;
     type Item = Self;
 
-    fn of(word: FromWorker) -> Self {
+    fn of(message: FromWorker) -> Self {
         use proto::upward::Kind;
-        let kind = match word {
+        let kind = match message {
             FromWorker::Report(report) => Kind::Report(report.into()),
             FromWorker::Emissions(tokens) => Kind::Emissions(proto::Emissions {
                 tokens: tokens.into_iter().map(Into::into).collect(),
             }),
-            FromWorker::Grant {
-                handoff,
-                grant: pass,
-            } => Kind::Pass((handoff, pass).into()),
+            FromWorker::Grant { handoff, grant } => Kind::Pass((handoff, grant).into()),
             FromWorker::Link(link) => Kind::Link(link.into()),
         };
         Self { kind: Some(kind) }
@@ -199,14 +196,11 @@ impl OutboundMessage for proto::Downward {
     type Word = ToWorker;
     type Item = Result<Self, tonic::Status>;
 
-    fn of(word: ToWorker) -> Self {
+    fn of(message: ToWorker) -> Self {
         use proto::downward::Kind;
-        let kind = match word {
-            ToWorker::Order {
-                order,
-                context: mark,
-            } => Kind::Order(proto::Order {
-                mark: mark.map(|mark| mark.as_ref().into()),
+        let kind = match message {
+            ToWorker::Order { order, context } => Kind::Order(proto::Order {
+                mark: context.map(|context| context.as_ref().into()),
                 ..order.into()
             }),
             ToWorker::Peer {
@@ -216,10 +210,7 @@ impl OutboundMessage for proto::Downward {
                 worker: Some(worker.into()),
                 data_address,
             }),
-            ToWorker::Grant {
-                handoff,
-                grant: pass,
-            } => Kind::Pass((handoff, pass).into()),
+            ToWorker::Grant { handoff, grant } => Kind::Pass((handoff, grant).into()),
             ToWorker::PeerGone { worker } => Kind::PeerGone(worker.into()),
             ToWorker::NameTaken { data_address } => {
                 Kind::NameTaken(proto::NameTaken { data_address })
@@ -287,9 +278,9 @@ mod tests {
     async fn a_stopped_receiver_finds_few_messages_and_all_tokens() {
         const TOKENS: u32 = 5000;
         let window = MessageWindow::default();
-        let (line, words) = mpsc::channel(TOKENS as usize);
+        let (line, outgoing) = mpsc::channel(TOKENS as usize);
         let (out, mut stream) = mpsc::channel(TOKENS as usize);
-        let sender = send_all::<proto::Upward>(words, &out, NEVER, &window);
+        let sender = send_all::<proto::Upward>(outgoing, &out, NEVER, &window);
         let reader = async {
             // One at a time, as a busy worker's steps give them, and nobody confirms.
             for index in 0..TOKENS {
@@ -321,7 +312,7 @@ mod tests {
 
     #[test]
     fn no_batch_is_longer_than_a_reader_takes() {
-        let (line, mut words) = mpsc::channel(100_000);
+        let (line, mut outgoing) = mpsc::channel(100_000);
         let large = (0..20_000).map(|index| match token(index) {
             FromWorker::Emissions(tokens) => tokens[0].clone(),
             other => panic!("{other:?}"),
@@ -337,9 +328,9 @@ mod tests {
         let (mut count, mut alone) = (0, 0);
         while let Some(first) = held
             .take()
-            .or_else(|| words.try_recv().ok().map(proto::Upward::of))
+            .or_else(|| outgoing.try_recv().ok().map(proto::Upward::of))
         {
-            let message = fill_batch(first, &mut words, &mut held);
+            let message = fill_batch(first, &mut outgoing, &mut held);
             if message.encoded_len() > BATCH_BYTES_MAX + 8 {
                 assert!(matches!(message.kind, Some(Kind::Emissions(_))));
                 alone += 1;
@@ -354,9 +345,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn received_messages_are_confirmed_before_the_next_beat() {
         let window = MessageWindow::default();
-        let (_line, words) = mpsc::channel(1);
+        let (_line, outgoing) = mpsc::channel(1);
         let (out, mut stream) = mpsc::channel(8);
-        let sender = send_all::<proto::Upward>(words, &out, NEVER, &window);
+        let sender = send_all::<proto::Upward>(outgoing, &out, NEVER, &window);
         let reader = async {
             assert!(indices(stream.recv().await.unwrap()).is_empty());
             for _ in 0..CONFIRM_EVERY {

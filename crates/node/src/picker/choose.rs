@@ -36,50 +36,55 @@ pub(crate) enum PickerChoice {
     NoneReady,
 }
 
-/// Chooses among `seats`, limited to `subset` if there is one. Without a `key`, routers with equal
-/// loads take turns.
+/// Chooses among `endpoints`, limited to `subset` if there is one. Without a `key`, routers with
+/// equal loads take turns.
 pub(crate) fn choose(
-    seats: &[EndpointState],
+    endpoints: &[EndpointState],
     subset: Option<&BTreeSet<SocketAddr>>,
     key: Option<&[u8]>,
     turn: u64,
 ) -> PickerChoice {
     let allowed =
-        |seat: &&EndpointState| subset.is_none_or(|subset| subset.contains(&seat.address));
-    let ready: Vec<&EndpointState> = seats
+        |endpoint: &&EndpointState| subset.is_none_or(|subset| subset.contains(&endpoint.address));
+    let ready: Vec<&EndpointState> = endpoints
         .iter()
         .filter(allowed)
-        .filter(|seat| seat.ready)
+        .filter(|endpoint| endpoint.ready)
         .collect();
     if ready.is_empty() {
         return PickerChoice::NoneReady;
     }
-    let has_room = |seat: &EndpointState| seat.load_max.is_none_or(|max| seat.load < max);
+    let has_room =
+        |endpoint: &EndpointState| endpoint.load_max.is_none_or(|max| endpoint.load < max);
     let mut open: Vec<&EndpointState> = ready
         .iter()
         .copied()
-        .filter(|seat| has_room(seat))
+        .filter(|endpoint| has_room(endpoint))
         .collect();
     let Some(share) = load_limit(&open) else {
         return PickerChoice::Full;
     };
     let turn = turn.to_le_bytes();
-    let rank = |seat: &&EndpointState| {
-        std::cmp::Reverse(rendezvous_rank(key.unwrap_or(&turn), seat.address))
+    let rank = |endpoint: &&EndpointState| {
+        std::cmp::Reverse(rendezvous_rank(key.unwrap_or(&turn), endpoint.address))
     };
     open.sort_by_key(rank);
-    let of_key = key.and_then(|_| open.iter().find(|seat| seat.load < share));
-    let least = || open.iter().min_by_key(|seat| seat.load);
-    of_key.or_else(least).map_or(PickerChoice::Full, |seat| {
-        PickerChoice::Endpoint(seat.address)
-    })
+    let of_key = key.and_then(|_| open.iter().find(|endpoint| endpoint.load < share));
+    let least = || open.iter().min_by_key(|endpoint| endpoint.load);
+    of_key
+        .or_else(least)
+        .map_or(PickerChoice::Full, |endpoint| {
+            PickerChoice::Endpoint(endpoint.address)
+        })
 }
 
 /// The load limit of each router, with one more request: the mean plus a quarter and a few; `None`
 /// without routers.
-fn load_limit(seats: &[&EndpointState]) -> Option<u64> {
-    let count = u64::try_from(seats.len()).ok().filter(|count| *count > 0)?;
-    let total: u64 = seats.iter().map(|seat| seat.load).sum();
+fn load_limit(endpoints: &[&EndpointState]) -> Option<u64> {
+    let count = u64::try_from(endpoints.len())
+        .ok()
+        .filter(|count| *count > 0)?;
+    let total: u64 = endpoints.iter().map(|endpoint| endpoint.load).sum();
     Some(((total + 1) * 5).div_ceil(4 * count) + LOAD_SLACK)
 }
 
@@ -99,7 +104,7 @@ fn rendezvous_rank(key: &[u8], address: SocketAddr) -> u64 {
 mod tests {
     use super::*;
 
-    fn seat(port: u16, load: u64) -> EndpointState {
+    fn endpoint(port: u16, load: u64) -> EndpointState {
         EndpointState {
             address: SocketAddr::from(([10, 0, 0, 1], port)),
             ready: true,
@@ -108,8 +113,8 @@ mod tests {
         }
     }
 
-    fn chosen(seats: &[EndpointState], key: Option<&[u8]>, turn: u64) -> u16 {
-        match choose(seats, None, key, turn) {
+    fn chosen(endpoints: &[EndpointState], key: Option<&[u8]>, turn: u64) -> u16 {
+        match choose(endpoints, None, key, turn) {
             PickerChoice::Endpoint(address) => address.port(),
             other => panic!("{other:?}"),
         }
@@ -117,9 +122,9 @@ mod tests {
 
     #[test]
     fn the_least_loaded_router_is_chosen() {
-        let seats = [seat(1, 5), seat(2, 3), seat(3, 4)];
-        assert_eq!(chosen(&seats, None, 0), 2);
-        let level = [seat(1, 3), seat(2, 3), seat(3, 3)];
+        let endpoints = [endpoint(1, 5), endpoint(2, 3), endpoint(3, 4)];
+        assert_eq!(chosen(&endpoints, None, 0), 2);
+        let level = [endpoint(1, 3), endpoint(2, 3), endpoint(3, 3)];
         let turns: BTreeSet<u16> = (0..50).map(|turn| chosen(&level, None, turn)).collect();
         assert_eq!(turns.len(), 3, "nobody is left out");
     }
@@ -127,18 +132,18 @@ mod tests {
     #[test]
     fn equal_keys_go_to_the_same_router() {
         let key: Option<&[u8]> = Some(b"session-7");
-        let seats = [seat(1, 2), seat(2, 3), seat(3, 2)];
-        let home = chosen(&seats, key, 0);
+        let endpoints = [endpoint(1, 2), endpoint(2, 3), endpoint(3, 2)];
+        let home = chosen(&endpoints, key, 0);
         for turn in 0..20 {
-            assert_eq!(chosen(&seats, key, turn), home);
+            assert_eq!(chosen(&endpoints, key, turn), home);
         }
         // Another router's coming or going moves few of the others' keys.
         let keys: Vec<String> = (0..300).map(|number| format!("key {number}")).collect();
-        let homes = |seats: &[EndpointState]| -> Vec<u16> {
-            let home = |key: &String| chosen(seats, Some(key.as_bytes()), 0);
+        let homes = |endpoints: &[EndpointState]| -> Vec<u16> {
+            let home = |key: &String| chosen(endpoints, Some(key.as_bytes()), 0);
             keys.iter().map(home).collect()
         };
-        let (three, two) = (homes(&seats), homes(&seats[..2]));
+        let (three, two) = (homes(&endpoints), homes(&endpoints[..2]));
         let moved = three.iter().zip(&two).filter(|(a, b)| a != b).count();
         let of_third = three.iter().filter(|home| **home == 3).count();
         assert_eq!(moved, of_third);
@@ -148,39 +153,42 @@ mod tests {
     #[test]
     fn one_hot_key_is_spread_over_routers() {
         let key: Option<&[u8]> = Some(b"a prompt that everybody uses");
-        let mut seats = [1, 2, 3].map(|port| EndpointState {
+        let mut endpoints = [1, 2, 3].map(|port| EndpointState {
             load_max: None,
-            ..seat(port, 0)
+            ..endpoint(port, 0)
         });
         for turn in 0..300 {
-            let port = chosen(&seats, key, turn);
-            seats[usize::from(port) - 1].load += 1;
+            let port = chosen(&endpoints, key, turn);
+            endpoints[usize::from(port) - 1].load += 1;
         }
-        let loads = seats.map(|seat| seat.load);
+        let loads = endpoints.map(|endpoint| endpoint.load);
         assert!(
             loads.iter().all(|load| (15..=145).contains(load)),
             "{loads:?}"
         );
-        assert_eq!(choose(&seats, None, key, 0), choose(&seats, None, key, 1));
+        assert_eq!(
+            choose(&endpoints, None, key, 0),
+            choose(&endpoints, None, key, 1)
+        );
     }
 
     #[test]
     fn full_away_or_excluded_routers_are_not_chosen() {
-        let full = seat(1, 10);
+        let full = endpoint(1, 10);
         let away = EndpointState {
             ready: false,
-            ..seat(2, 0)
+            ..endpoint(2, 0)
         };
-        let pick = |seats: &[EndpointState], subset| choose(seats, subset, None, 0);
+        let pick = |endpoints: &[EndpointState], subset| choose(endpoints, subset, None, 0);
         assert_eq!(pick(&[], None), PickerChoice::NoneReady);
         assert_eq!(pick(&[away], None), PickerChoice::NoneReady);
         assert_eq!(pick(&[full, away], None), PickerChoice::Full);
-        let only = BTreeSet::from([seat(3, 0).address]);
-        let seats = [seat(4, 0), seat(3, 9)];
+        let only = BTreeSet::from([endpoint(3, 0).address]);
+        let endpoints = [endpoint(4, 0), endpoint(3, 9)];
         assert_eq!(
-            pick(&seats, Some(&only)),
-            PickerChoice::Endpoint(seats[1].address)
+            pick(&endpoints, Some(&only)),
+            PickerChoice::Endpoint(endpoints[1].address)
         );
-        assert_eq!(pick(&seats[..1], Some(&only)), PickerChoice::NoneReady);
+        assert_eq!(pick(&endpoints[..1], Some(&only)), PickerChoice::NoneReady);
     }
 }

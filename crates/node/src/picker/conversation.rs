@@ -78,23 +78,23 @@ impl ExtProcConversation {
     /// Handles a message; gives the answers, in order.
     pub(crate) fn handle(
         &mut self,
-        word: ProcessingRequest,
+        message: ProcessingRequest,
         choose: impl FnOnce(&PickRequest) -> PickerChoice,
     ) -> Vec<ProcessingResponse> {
         if self.state == ExtProcState::Over {
             return Vec::new();
         }
         // Sent with the first message; the modes do not change later.
-        if let Some(modes) = &word.protocol_config
+        if let Some(modes) = &message.protocol_config
             && self.state == ExtProcState::AwaitingBody
             && self.body.is_empty()
         {
             self.duplex = duplex(modes);
         }
-        if let Some(subset) = allowed_endpoints(word.metadata_context.as_ref()) {
+        if let Some(subset) = allowed_endpoints(message.metadata_context.as_ref()) {
             self.pick.subset = Some(subset);
         }
-        match word.request {
+        match message.request {
             Some(Word::RequestHeaders(_)) if self.state != ExtProcState::AwaitingBody => Vec::new(),
             Some(Word::RequestHeaders(headers)) => {
                 self.pick.key = session_key(&headers);
@@ -210,10 +210,10 @@ impl ExtProcConversation {
 }
 
 fn duplex(modes: &ProtocolConfiguration) -> DuplexBodies {
-    let both_ways = BodySendMode::FullDuplexStreamed;
+    let full_duplex = BodySendMode::FullDuplexStreamed;
     DuplexBodies {
-        request: modes.request_body_mode() == both_ways,
-        response: modes.response_body_mode() == both_ways,
+        request: modes.request_body_mode() == full_duplex,
+        response: modes.response_body_mode() == full_duplex,
     }
 }
 
@@ -369,7 +369,7 @@ mod tests {
     }
 
     /// An answer in a word, with a chunk's text and a bar for its end.
-    fn told(answer: &ProcessingResponse) -> String {
+    fn summary(answer: &ProcessingResponse) -> String {
         let chunk = |name: &str, body: &BodyResponse| {
             let mutation = body
                 .response
@@ -392,8 +392,8 @@ mod tests {
                 let Some(Kind::StructValue(inner)) = &metadata.fields[NAMESPACE].kind else {
                     panic!("{metadata:?}");
                 };
-                let said = &inner.fields[DESTINATION].kind;
-                assert_eq!(said, &Some(Kind::StringValue(value.to_string())));
+                let destination = &inner.fields[DESTINATION].kind;
+                assert_eq!(destination, &Some(Kind::StringValue(value.to_string())));
                 assert_eq!(header.key, DESTINATION);
                 format!("to {value}")
             }
@@ -410,57 +410,62 @@ mod tests {
     #[track_caller]
     fn check(
         conversation: &mut ExtProcConversation,
-        word: ProcessingRequest,
+        message: ProcessingRequest,
         choice: PickerChoice,
         expected: &[&str],
     ) {
-        let answers = conversation.handle(word, |_| choice);
-        let answers: Vec<String> = answers.iter().map(told).collect();
+        let answers = conversation.handle(message, |_| choice);
+        let answers: Vec<String> = answers.iter().map(summary).collect();
         assert_eq!(answers, expected);
     }
 
     #[test]
     fn headers_are_answered_before_the_body_in_order() {
-        let talk = &mut ExtProcConversation::default();
-        check(talk, headers(false), THERE, &[]);
-        check(talk, body("{\"prompt\"", false), THERE, &[]);
+        let conversation = &mut ExtProcConversation::default();
+        check(conversation, headers(false), THERE, &[]);
+        check(conversation, body("{\"prompt\"", false), THERE, &[]);
         let all = ["to 127.0.0.1:8001", "asked {\"prompt\": \"a\"}|"];
-        check(talk, body(": \"a\"}", true), THERE, &all);
-        assert_eq!(talk.pick.key.as_deref(), Some(&b"a"[..]));
+        check(conversation, body(": \"a\"}", true), THERE, &all);
+        assert_eq!(conversation.pick.key.as_deref(), Some(&b"a"[..]));
         let answer = word(Word::ResponseHeaders(HttpHeaders::default()));
-        check(talk, answer, THERE, &["answer"]);
+        check(conversation, answer, THERE, &["answer"]);
         let chunk = |text: &'static str, end_of_stream| {
             word(Word::ResponseBody(HttpBody {
                 body: text.into(),
                 end_of_stream,
             }))
         };
-        check(talk, chunk("data: 1", false), THERE, &["answered data: 1"]);
-        check(talk, chunk("", true), THERE, &["answered |"]);
+        check(
+            conversation,
+            chunk("data: 1", false),
+            THERE,
+            &["answered data: 1"],
+        );
+        check(conversation, chunk("", true), THERE, &["answered |"]);
     }
 
     #[test]
     fn requests_without_body_or_with_trailers_get_an_endpoint() {
-        let talk = &mut ExtProcConversation::default();
-        check(talk, headers(true), THERE, &["to 127.0.0.1:8001"]);
-        let talk = &mut ExtProcConversation::default();
-        check(talk, headers(false), THERE, &[]);
-        check(talk, body("{}", false), THERE, &[]);
+        let conversation = &mut ExtProcConversation::default();
+        check(conversation, headers(true), THERE, &["to 127.0.0.1:8001"]);
+        let conversation = &mut ExtProcConversation::default();
+        check(conversation, headers(false), THERE, &[]);
+        check(conversation, body("{}", false), THERE, &[]);
         let trailers = word(Word::RequestTrailers(HttpTrailers::default()));
         let all = ["to 127.0.0.1:8001", "asked {}", "trailers"];
-        check(talk, trailers, THERE, &all);
+        check(conversation, trailers, THERE, &all);
     }
 
     #[test]
     fn a_buffering_proxy_is_answered_at_the_headers() {
-        let talk = &mut ExtProcConversation::default();
+        let conversation = &mut ExtProcConversation::default();
         let mut first = headers(false);
         first.protocol_config = Some(ProtocolConfiguration {
             request_body_mode: BodySendMode::Buffered.into(),
             response_body_mode: BodySendMode::None.into(),
         });
-        check(talk, first, THERE, &["to 127.0.0.1:8001"]);
-        check(talk, body("{}", true), THERE, &["asked as it is"]);
+        check(conversation, first, THERE, &["to 127.0.0.1:8001"]);
+        check(conversation, body("{}", true), THERE, &["asked as it is"]);
     }
 
     #[test]
@@ -469,51 +474,51 @@ mod tests {
             (PickerChoice::Full, "instead 429"),
             (PickerChoice::NoneReady, "instead 503"),
         ] {
-            let talk = &mut ExtProcConversation::default();
-            check(talk, headers(false), choice, &[]);
-            check(talk, body("{}", true), choice, &[status]);
+            let conversation = &mut ExtProcConversation::default();
+            check(conversation, headers(false), choice, &[]);
+            check(conversation, body("{}", true), choice, &[status]);
         }
-        let talk = &mut ExtProcConversation::default();
-        check(talk, headers(false), THERE, &[]);
+        let conversation = &mut ExtProcConversation::default();
+        check(conversation, headers(false), THERE, &[]);
         let half = "x".repeat(BODY_BYTES_MAX / 2 + 1);
-        check(talk, body(&half, false), THERE, &[]);
-        check(talk, body(&half, false), THERE, &["instead 413"]);
+        check(conversation, body(&half, false), THERE, &[]);
+        check(conversation, body(&half, false), THERE, &["instead 413"]);
     }
 
     #[test]
     fn messages_after_the_final_answer_are_ignored() {
-        let talk = &mut ExtProcConversation::default();
+        let conversation = &mut ExtProcConversation::default();
         let half = "x".repeat(BODY_BYTES_MAX / 2 + 1);
-        check(talk, headers(false), THERE, &[]);
-        check(talk, body(&half, false), THERE, &[]);
-        check(talk, body(&half, false), THERE, &["instead 413"]);
-        check(talk, body(&half, true), THERE, &[]);
-        check(talk, headers(true), THERE, &[]);
-        assert_eq!(talk.body.capacity(), 0);
-        let talk = &mut ExtProcConversation::default();
-        check(talk, headers(true), THERE, &["to 127.0.0.1:8001"]);
-        check(talk, headers(true), THERE, &[]);
-        check(talk, body("late", true), THERE, &["asked late|"]);
-        assert_eq!(talk.body.capacity(), 0);
+        check(conversation, headers(false), THERE, &[]);
+        check(conversation, body(&half, false), THERE, &[]);
+        check(conversation, body(&half, false), THERE, &["instead 413"]);
+        check(conversation, body(&half, true), THERE, &[]);
+        check(conversation, headers(true), THERE, &[]);
+        assert_eq!(conversation.body.capacity(), 0);
+        let conversation = &mut ExtProcConversation::default();
+        check(conversation, headers(true), THERE, &["to 127.0.0.1:8001"]);
+        check(conversation, headers(true), THERE, &[]);
+        check(conversation, body("late", true), THERE, &["asked late|"]);
+        assert_eq!(conversation.body.capacity(), 0);
     }
 
     #[test]
     fn a_long_body_returns_in_pieces_a_proxy_takes() {
-        let talk = &mut ExtProcConversation::default();
+        let conversation = &mut ExtProcConversation::default();
         let long = "x".repeat(2 * PIECE_BYTES_MAX);
         let piece = format!("asked {}", "x".repeat(PIECE_BYTES_MAX));
         let last = format!("{piece}|");
-        check(talk, headers(false), THERE, &[]);
+        check(conversation, headers(false), THERE, &[]);
         check(
-            talk,
+            conversation,
             body(&long, true),
             THERE,
             &["to 127.0.0.1:8001", &piece, &last],
         );
-        let talk = &mut ExtProcConversation::default();
-        check(talk, headers(false), THERE, &[]);
+        let conversation = &mut ExtProcConversation::default();
+        check(conversation, headers(false), THERE, &[]);
         check(
-            talk,
+            conversation,
             body("", true),
             THERE,
             &["to 127.0.0.1:8001", "asked |"],
@@ -537,12 +542,12 @@ mod tests {
             first.metadata_context = Some(Metadata {
                 filter_metadata: [("envoy.lb.subset_hint".to_owned(), hint)].into(),
             });
-            let mut seen = None;
-            ExtProcConversation::default().handle(first, |wish| {
-                seen.clone_from(&wish.subset);
+            let mut subset = None;
+            ExtProcConversation::default().handle(first, |request| {
+                subset.clone_from(&request.subset);
                 PickerChoice::NoneReady
             });
-            let ports = seen.unwrap().into_iter().map(|address| address.port());
+            let ports = subset.unwrap().into_iter().map(|address| address.port());
             assert_eq!(ports.collect::<Vec<_>>(), [8001, 8002]);
         }
     }

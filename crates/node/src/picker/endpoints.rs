@@ -22,7 +22,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct PickerEndpoints {
-    known: Mutex<KnownRouters>,
+    known_routers: Mutex<KnownRouters>,
     series: PickerSeries,
     /// Whether all were polled once.
     all_probed: watch::Sender<bool>,
@@ -49,7 +49,7 @@ struct RouterStatus {
 /// The client and the port for polling routers.
 #[derive(Clone, Debug)]
 pub(crate) struct StatusProbe {
-    pub(crate) asker: PeerRouterClient,
+    pub(crate) client: PeerRouterClient,
     /// The port, if it differs from that of requests.
     pub(crate) port: Option<u16>,
 }
@@ -57,54 +57,54 @@ pub(crate) struct StatusProbe {
 impl PickerEndpoints {
     pub(crate) fn new(series: PickerSeries) -> Self {
         Self {
-            known: Mutex::default(),
+            known_routers: Mutex::default(),
             series,
             all_probed: watch::Sender::new(false),
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, KnownRouters> {
-        self.known.lock()
+    fn known_routers(&self) -> MutexGuard<'_, KnownRouters> {
+        self.known_routers.lock()
     }
 
     /// Chooses, and counts the request until the router's next answer.
-    pub(crate) fn choose(&self, wish: &PickRequest) -> PickerChoice {
-        let mut known = self.known();
-        let seats: Vec<EndpointState> = known
+    pub(crate) fn choose(&self, request: &PickRequest) -> PickerChoice {
+        let mut known_routers = self.known_routers();
+        let endpoints: Vec<EndpointState> = known_routers
             .routers
             .iter()
-            .map(|(address, told)| EndpointState {
+            .map(|(address, router)| EndpointState {
                 address: *address,
-                ready: told.ready,
-                load: told.load + told.requests_sent_since,
-                load_max: told.load_max,
+                ready: router.ready,
+                load: router.load + router.requests_sent_since,
+                load_max: router.load_max,
             })
             .collect();
-        known.turn += 1;
+        known_routers.turn += 1;
         let choice = choose(
-            &seats,
-            wish.subset.as_ref(),
-            wish.key.as_deref(),
-            known.turn,
+            &endpoints,
+            request.subset.as_ref(),
+            request.key.as_deref(),
+            known_routers.turn,
         );
         if let PickerChoice::Endpoint(address) = choice
-            && let Some(told) = known.routers.get_mut(&address)
+            && let Some(router) = known_routers.routers.get_mut(&address)
         {
-            told.requests_sent_since += 1;
+            router.requests_sent_since += 1;
         }
         choice
     }
 
     /// Returns once all routers were polled.
     pub(crate) async fn all_probed(&self) {
-        let mut asked = self.all_probed.subscribe();
+        let mut probed = self.all_probed.subscribe();
         // The sender is part of this value.
-        let _ = asked.wait_for(|asked| *asked).await;
+        let _ = probed.wait_for(|probed| *probed).await;
     }
 
     /// Keeps polling the routers of these names, until dropped.
-    pub(crate) async fn watch(&self, names: Vec<String>, way: StatusProbe) {
-        let (tell, mut found) = watch::channel(BTreeSet::new());
+    pub(crate) async fn watch(&self, names: Vec<String>, status_probe: StatusProbe) {
+        let (found_sender, mut found) = watch::channel(BTreeSet::new());
         let ask = async {
             let mut ticks = interval(PROBE_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -113,42 +113,47 @@ impl PickerEndpoints {
             loop {
                 ticks.tick().await;
                 let addresses = found.borrow().clone();
-                self.known()
+                self.known_routers()
                     .routers
                     .retain(|one, _| addresses.contains(one));
-                join_all(addresses.iter().map(|one| self.probe(&way, *one))).await;
+                join_all(addresses.iter().map(|one| self.probe(&status_probe, *one))).await;
                 self.update_series();
                 self.all_probed.send_replace(true);
             }
         };
         tokio::select! {
             () = ask => {}
-            () = watch_names(names, tell) => {}
+            () = watch_names(names, found_sender) => {}
         }
     }
 
-    async fn probe(&self, way: &StatusProbe, address: SocketAddr) {
+    async fn probe(&self, status_probe: &StatusProbe, address: SocketAddr) {
         let sent = self
-            .known()
+            .known_routers()
             .routers
             .entry(address)
             .or_default()
             .requests_sent_since;
-        let asked = SocketAddr::new(address.ip(), way.port.unwrap_or(address.port()));
-        let answer = way.asker.ready_load(asked).await;
-        let mut known = self.known();
-        let told = known.routers.entry(address).or_default();
+        let status_address =
+            SocketAddr::new(address.ip(), status_probe.port.unwrap_or(address.port()));
+        let answer = status_probe.client.ready_load(status_address).await;
+        let mut known_routers = self.known_routers();
+        let router = known_routers.routers.entry(address).or_default();
         // The answer may include requests sent while it was under way; those count twice until the
         // next one.
-        told.requests_sent_since -= sent;
-        told.update(address, answer);
+        router.requests_sent_since -= sent;
+        router.update(address, answer);
     }
 
     fn update_series(&self) {
-        let known = self.known();
-        let ready = known.routers.values().filter(|told| told.ready).count();
+        let known_routers = self.known_routers();
+        let ready = known_routers
+            .routers
+            .values()
+            .filter(|router| router.ready)
+            .count();
         self.series
-            .set_endpoints(ready, known.routers.len() - ready);
+            .set_endpoints(ready, known_routers.routers.len() - ready);
     }
 }
 

@@ -35,25 +35,28 @@ pub(crate) fn conversation(bytes: &[u8]) {
         1 => PickerChoice::Full,
         _ => PickerChoice::Endpoint(SocketAddr::from(([127, 0, 0, 1], 8001))),
     };
-    let (mut talk, mut told) = (ExtProcConversation::default(), ExtProcTranscript::default());
-    while let Ok(word) = ProcessingRequest::decode_length_delimited(&mut words) {
-        if let Some(Word::RequestBody(body)) = &word.request {
-            told.request_body.extend_from_slice(&body.body);
+    let (mut conversation, mut transcript) =
+        (ExtProcConversation::default(), ExtProcTranscript::default());
+    while let Ok(message) = ProcessingRequest::decode_length_delimited(&mut words) {
+        if let Some(Word::RequestBody(body)) = &message.request {
+            transcript.request_body.extend_from_slice(&body.body);
         }
-        for answer in talk.handle(word, |_| choice) {
-            assert!(!told.refused, "something was said after a refusal");
+        for answer in conversation.handle(message, |_| choice) {
+            assert!(!transcript.refused, "something was said after a refusal");
             match answer.response.expect("an answer says something") {
-                Answer::RequestHeaders(_) => told.heads += 1,
-                Answer::ImmediateResponse(_) => told.refused = true,
-                Answer::RequestBody(body) => told.add_returned(&body),
+                Answer::RequestHeaders(_) => transcript.heads += 1,
+                Answer::ImmediateResponse(_) => transcript.refused = true,
+                Answer::RequestBody(body) => transcript.add_returned(&body),
                 _ => {}
             }
         }
     }
-    let answers = told.heads + usize::from(told.refused);
+    let answers = transcript.heads + usize::from(transcript.refused);
     assert!(answers <= 1, "headers were answered {answers} times");
     assert!(
-        told.request_body.starts_with(&told.body_returned),
+        transcript
+            .request_body
+            .starts_with(&transcript.body_returned),
         "another body"
     );
 }

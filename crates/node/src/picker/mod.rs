@@ -114,28 +114,28 @@ impl Picker {
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, &[LIVENESS], ServingStatus::Serving).await;
         set_health(&health, &[READINESS, SERVICE], ServingStatus::NotServing).await;
-        let (tell_open, open) = watch::channel(0);
+        let (open_sender, open) = watch::channel(0);
         let service = ExternalProcessorServer::new(ExtProcService {
             endpoints: Arc::clone(&endpoints),
             series: telemetry.picker.clone(),
-            open: tell_open,
+            open: open_sender,
         });
         let routes = Router::new()
             .route_service(&format!("/{SERVICE}/{{*method}}"), service)
             .route_service("/grpc.health.v1.Health/{*method}", health_service);
         let (limits, series) = (HttpLimits::default(), telemetry.servers.clone());
         let server = HttpServer::start(listener, faces(routes, shown), limits, series)?;
-        let way = StatusProbe {
-            asker: PeerRouterClient::new(trust.peers),
+        let status_probe = StatusProbe {
+            client: PeerRouterClient::new(trust.peers),
             port: admin_port,
         };
-        let told = health.clone();
+        let reporter = health.clone();
         let watch = tokio::spawn(async move {
             let serve = async {
                 endpoints.all_probed().await;
-                set_health(&told, &[READINESS, SERVICE], ServingStatus::Serving).await;
+                set_health(&reporter, &[READINESS, SERVICE], ServingStatus::Serving).await;
             };
-            tokio::join!(endpoints.watch(names, way), serve);
+            tokio::join!(endpoints.watch(names, status_probe), serve);
         });
         Ok(Self {
             address: server.address,
@@ -231,22 +231,22 @@ impl ExternalProcessor for ExtProcService {
         &self,
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
-        let mut words = request.into_inner();
-        let (tell, answers) = mpsc::channel(STREAM_ITEMS_MAX);
+        let mut messages = request.into_inner();
+        let (sender, answers) = mpsc::channel(STREAM_ITEMS_MAX);
         let (endpoints, series) = (Arc::clone(&self.endpoints), self.series.clone());
         let open = OpenConversation::count(&self.open);
         tokio::spawn(async move {
             let _open = open;
             let mut conversation = ExtProcConversation::default();
             // The proxy ends the stream; an error means that it has left.
-            while let Ok(Some(word)) = words.message().await {
-                let choose = |wish: &pick_request::PickRequest| {
-                    let choice = endpoints.choose(wish);
+            while let Ok(Some(message)) = messages.message().await {
+                let choose = |pick: &pick_request::PickRequest| {
+                    let choice = endpoints.choose(pick);
                     series.count_choice(choice);
                     choice
                 };
-                for answer in conversation.handle(word, choose) {
-                    if tell.send(Ok(answer)).await.is_err() {
+                for answer in conversation.handle(message, choose) {
+                    if sender.send(Ok(answer)).await.is_err() {
                         return;
                     }
                 }

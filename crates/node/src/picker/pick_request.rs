@@ -105,13 +105,13 @@ mod tests {
 
     #[test]
     fn a_growing_conversation_keeps_its_key() {
-        let say = |role: &str, text: &str| json!({"role": role, "content": text});
-        let system = say("system", &"You are terse. ".repeat(100));
-        let first = json!({"messages": [system, say("user", "Hi")], "stream": true});
-        let next = json!({"messages": [system, say("user", "Hi"), say("assistant", "Hm"), say("user", "?")]});
+        let message = |role: &str, text: &str| json!({"role": role, "content": text});
+        let system = message("system", &"You are terse. ".repeat(100));
+        let first = json!({"messages": [system, message("user", "Hi")], "stream": true});
+        let next = json!({"messages": [system, message("user", "Hi"), message("assistant", "Hm"), message("user", "?")]});
         assert_eq!(key(&first), key(&next));
         assert!(key(&first).is_some());
-        let other = json!({"messages": [say("user", "Another")]});
+        let other = json!({"messages": [message("user", "Another")]});
         assert_ne!(key(&first), key(&other));
         let named = json!({"prompt": "a", "prompt_cache_key": "k"});
         assert_eq!(key(&named), Some(b"k".to_vec()));

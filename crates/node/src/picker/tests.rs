@@ -83,9 +83,9 @@ impl ServerCertVerifier for AcceptAnyCertificate {
     }
 }
 
-fn gateway_tls(belief: GatewayTrust<'_>) -> Option<TlsConnector> {
+fn gateway_tls(trust: GatewayTrust<'_>) -> Option<TlsConnector> {
     let some = TestAuthority::new();
-    let (authority, is_anybody) = match belief {
+    let (authority, accepts_any) = match trust {
         GatewayTrust::Clear => return None,
         GatewayTrust::AnyCertificate => (&some, true),
         GatewayTrust::Authority(authority) => (authority, false),
@@ -99,7 +99,7 @@ fn gateway_tls(belief: GatewayTrust<'_>) -> Option<TlsConnector> {
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap();
-    let mut config = if is_anybody {
+    let mut config = if accepts_any {
         config
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(
@@ -115,10 +115,10 @@ fn gateway_tls(belief: GatewayTrust<'_>) -> Option<TlsConnector> {
 
 async fn dial(
     picker: SocketAddr,
-    belief: GatewayTrust<'_>,
+    trust: GatewayTrust<'_>,
 ) -> Result<Channel, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{picker}")).unwrap();
-    let Some(tls) = gateway_tls(belief) else {
+    let Some(tls) = gateway_tls(trust) else {
         return endpoint.connect().await;
     };
     let dial = service_fn(move |_: Uri| {
@@ -135,19 +135,21 @@ async fn dial(
 }
 
 /// The endpoint for a request without a body, or the error.
-async fn picked(picker: SocketAddr, belief: GatewayTrust<'_>) -> Result<String, String> {
-    let channel = dial(picker, belief).await;
+async fn picked(picker: SocketAddr, trust: GatewayTrust<'_>) -> Result<String, String> {
+    let channel = dial(picker, trust).await;
     let channel = channel.map_err(|error| format!("{error:?}"))?;
     let headers = HttpHeaders {
         end_of_stream: true,
         ..HttpHeaders::default()
     };
-    let word = ProcessingRequest {
+    let request = ProcessingRequest {
         request: Some(Word::RequestHeaders(headers)),
         ..ProcessingRequest::default()
     };
-    let words = tokio_stream::iter([word]);
-    let answers = ExternalProcessorClient::new(channel).process(words).await;
+    let requests = tokio_stream::iter([request]);
+    let answers = ExternalProcessorClient::new(channel)
+        .process(requests)
+        .await;
     let answers = answers.map_err(|status| status.message().to_owned())?;
     let answer = answers.into_inner().message().await.unwrap().unwrap();
     match answer.response.unwrap() {
@@ -220,10 +222,10 @@ async fn a_picker_speaks_tls_with_the_current_certificate() {
         picked(at, GatewayTrust::AnyCertificate).await.unwrap(),
         THERE
     );
-    let told = picked(at, GatewayTrust::Authority(&new)).await.unwrap_err();
-    assert!(told.contains("InvalidCertificate"), "{told}");
-    let told = picked(at, GatewayTrust::Clear).await.unwrap_err();
-    assert!(told.contains("--ext-proc-tls off"), "{told}");
+    let error = picked(at, GatewayTrust::Authority(&new)).await.unwrap_err();
+    assert!(error.contains("InvalidCertificate"), "{error}");
+    let error = picked(at, GatewayTrust::Clear).await.unwrap_err();
+    assert!(error.contains("--ext-proc-tls off"), "{error}");
     // A new certificate takes effect soon, and the old one is no longer shown.
     new.sign(folder.path(), "picker.example");
     let changed = async { while picked(at, GatewayTrust::Authority(&new)).await.is_err() {} };

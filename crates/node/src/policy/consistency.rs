@@ -22,16 +22,16 @@ pub(super) struct PolicyDraft<'a> {
 }
 
 impl PolicyDraft<'_> {
-    pub(super) fn check(self, flaws: &mut Diagnostics) -> Option<SloPolicy> {
+    pub(super) fn check(self, diagnostics: &mut Diagnostics) -> Option<SloPolicy> {
         // Without a class every name would add an error about the same mistake.
         self.classes.first()?;
-        let default_class = self.default_class(flaws);
-        self.check_rules(flaws);
-        self.check_tenants(flaws);
-        self.check_keys(flaws);
-        self.check_downgrades(flaws);
+        let default_class = self.default_class(diagnostics);
+        self.check_rules(diagnostics);
+        self.check_tenants(diagnostics);
+        self.check_keys(diagnostics);
+        self.check_downgrades(diagnostics);
         if let Some(default_class) = &default_class {
-            self.check_reach(default_class, flaws);
+            self.check_reach(default_class, diagnostics);
         }
         Some(SloPolicy {
             default_class: default_class?,
@@ -44,55 +44,56 @@ impl PolicyDraft<'_> {
     }
 
     /// The named default class, or the only class.
-    fn default_class(&self, flaws: &mut Diagnostics) -> Option<String> {
+    fn default_class(&self, diagnostics: &mut Diagnostics) -> Option<String> {
         match (self.default_class, self.classes.as_slice()) {
             (Some(node), _) => {
-                let name = flaws.text(node, "default_class")?;
-                self.exists(&name, node.referenced, flaws).then_some(name)
+                let name = diagnostics.text(node, "default_class")?;
+                self.exists(&name, node.referenced, diagnostics)
+                    .then_some(name)
             }
             (None, [only]) => Some(only.class.name.clone()),
             (None, _) => {
-                let says = "a policy of several classes says which one is everybody's: \
+                let message = "a policy of several classes says which one is everybody's: \
                             `default_class: NAME`";
-                flaws.add(self.at, says);
+                diagnostics.add(self.at, message);
                 None
             }
         }
     }
 
-    fn exists(&self, class: &str, at: Location, flaws: &mut Diagnostics) -> bool {
+    fn exists(&self, class: &str, at: Location, diagnostics: &mut Diagnostics) -> bool {
         let mut names = self.classes.iter().map(|one| one.class.name.as_str());
         if names.clone().any(|name| name == class) {
             return true;
         }
         let names: Vec<_> = names.by_ref().collect();
-        let says = format!("there is no class `{class}`; there is {}", names.join(", "));
-        flaws.add(at, says);
+        let message = format!("there is no class `{class}`; there is {}", names.join(", "));
+        diagnostics.add(at, message);
         false
     }
 
-    fn check_rules(&self, flaws: &mut Diagnostics) {
+    fn check_rules(&self, diagnostics: &mut Diagnostics) {
         for (index, later) in self.rules.iter().enumerate() {
-            self.exists(&later.rule.class, later.class_at, flaws);
+            self.exists(&later.rule.class, later.class_at, diagnostics);
             let mut before = self.rules[..index].iter();
             if let Some(first) = before.find(|first| first.rule.covers(&later.rule)) {
                 let line = first.at.line();
-                let says = format!(
+                let message = format!(
                     "this rule never decides: the one in line {line} fits all that it fits; move \
                      it up or drop it"
                 );
-                flaws.add(later.at, says);
+                diagnostics.add(later.at, message);
             }
             let tenant = later.rule.tenant.as_deref();
-            let known = |name: &str| self.tenants.iter().any(|one| one.tenant.name == name);
-            if let Some(tenant) = tenant.filter(|name| !known(name)) {
-                let says = format!("there is no tenant `{tenant}`: add it to `tenants`");
-                flaws.add(later.tenant_at, says);
+            let tenant_exists = |name: &str| self.tenants.iter().any(|one| one.tenant.name == name);
+            if let Some(tenant) = tenant.filter(|name| !tenant_exists(name)) {
+                let message = format!("there is no tenant `{tenant}`: add it to `tenants`");
+                diagnostics.add(later.tenant_at, message);
             }
         }
     }
 
-    fn check_tenants(&self, flaws: &mut Diagnostics) {
+    fn check_tenants(&self, diagnostics: &mut Diagnostics) {
         for PlacedTenant {
             tenant,
             is_keyed,
@@ -100,55 +101,55 @@ impl PolicyDraft<'_> {
         } in &self.tenants
         {
             if !is_keyed && !self.trust.tenant {
-                let says = format!(
+                let message = format!(
                     "nobody can be the tenant `{}`: give it an `api_key_sha256`, or believe \
                      headers with `trust: {{tenant: true}}`",
                     tenant.name
                 );
-                flaws.add(*at, says);
+                diagnostics.add(*at, message);
             }
         }
     }
 
-    fn check_keys(&self, flaws: &mut Diagnostics) {
+    fn check_keys(&self, diagnostics: &mut Diagnostics) {
         let keyed = self.tenants.iter().any(|one| one.is_keyed);
         if self.trust.require_key && !keyed {
-            let says = "nobody has a key, and `trust` has `require_key: true`: give a tenant an \
+            let message = "nobody has a key, and `trust` has `require_key: true`: give a tenant an \
                         `api_key_sha256` (`cleave key` makes one)";
-            flaws.add(self.at, says);
+            diagnostics.add(self.at, message);
         }
     }
 
     /// Reports each cycle once, at its first class in the file.
-    fn check_downgrades(&self, flaws: &mut Diagnostics) {
-        let mut told = BTreeSet::new();
+    fn check_downgrades(&self, diagnostics: &mut Diagnostics) {
+        let mut reported = BTreeSet::new();
         for start in &self.classes {
             if let Some(to) = downgrade(start) {
-                self.exists(to, start.downgrade_at, flaws);
+                self.exists(to, start.downgrade_at, diagnostics);
             }
-            let mut way = vec![start.class.name.as_str()];
+            let mut path = vec![start.class.name.as_str()];
             let mut here = start;
             while let Some(next) = downgrade(here).and_then(|to| self.find(to)) {
                 let name = next.class.name.as_str();
-                if way.contains(&name) {
+                if path.contains(&name) {
                     break;
                 }
-                way.push(name);
+                path.push(name);
                 here = next;
             }
-            let closes = downgrade(here) == Some(way[0]);
-            if closes && way.iter().all(|name| told.insert(*name)) {
-                let says = format!(
+            let closes = downgrade(here) == Some(path[0]);
+            if closes && path.iter().all(|name| reported.insert(*name)) {
+                let message = format!(
                     "downgrades that go in a circle end nowhere: {} -> {}",
-                    way.join(" -> "),
-                    way[0]
+                    path.join(" -> "),
+                    path[0]
                 );
-                flaws.add(start.downgrade_at, says);
+                diagnostics.add(start.downgrade_at, message);
             }
         }
     }
 
-    fn check_reach(&self, default_class: &str, flaws: &mut Diagnostics) {
+    fn check_reach(&self, default_class: &str, diagnostics: &mut Diagnostics) {
         let by_name = self.classes.iter().filter(|one| one.class.by_name);
         let mut reached: BTreeSet<&str> = by_name.map(|one| one.class.name.as_str()).collect();
         reached.insert(default_class);
@@ -161,11 +162,11 @@ impl PolicyDraft<'_> {
         for one in &self.classes {
             let name = one.class.name.as_str();
             if !reached.contains(name) {
-                let says = format!(
+                let message = format!(
                     "no request can be of class `{name}`: no rule, downgrade or default leads to \
                      it, and with `by_name: false` none may ask for it"
                 );
-                flaws.add(one.at, says);
+                diagnostics.add(one.at, message);
             }
         }
     }

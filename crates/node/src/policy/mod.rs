@@ -85,13 +85,15 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-fn error_text(path: &Path, flaws: &[Diagnostic]) -> String {
+fn error_text(path: &Path, diagnostics: &[Diagnostic]) -> String {
     let path = path.display();
-    let count = match flaws.len() {
+    let count = match diagnostics.len() {
         1 => "a mistake".to_owned(),
         count => format!("{count} mistakes"),
     };
-    let lines = flaws.iter().map(|flaw| format!("\n  {path}:{flaw}"));
+    let lines = diagnostics
+        .iter()
+        .map(|diagnostic| format!("\n  {path}:{diagnostic}"));
     format!(
         "the policy {path} has {count}:{}",
         lines.collect::<String>()
@@ -108,34 +110,34 @@ fn check(path: &Path, bytes: &[u8]) -> Result<SloPolicy, PolicyError> {
         let error = io::Error::new(io::ErrorKind::InvalidData, error);
         PolicyError::Unreadable(path.to_owned(), error)
     })?;
-    parse(text).map_err(|flaws| PolicyError::Wrong(path.to_owned(), flaws))
+    parse(text).map_err(|diagnostics| PolicyError::Wrong(path.to_owned(), diagnostics))
 }
 
 /// The policy in a text, or all its mistakes.
 pub(crate) fn parse(text: &str) -> Result<SloPolicy, Vec<Diagnostic>> {
-    let mut flaws = Diagnostics::default();
-    let policy = read_policy(text, &mut flaws);
-    match (policy, flaws.into_sorted()) {
-        (Some(policy), flaws) if flaws.is_empty() => Ok(policy),
-        (_, flaws) => Err(flaws),
+    let mut diagnostics = Diagnostics::default();
+    let policy = read_policy(text, &mut diagnostics);
+    match (policy, diagnostics.into_sorted()) {
+        (Some(policy), diagnostics) if diagnostics.is_empty() => Ok(policy),
+        (_, diagnostics) => Err(diagnostics),
     }
 }
 
-fn read_policy(text: &str, flaws: &mut Diagnostics) -> Option<SloPolicy> {
-    let tree = yaml::parse(text, flaws)?;
-    let mut fields = flaws.fields(&tree, "a policy")?;
+fn read_policy(text: &str, diagnostics: &mut Diagnostics) -> Option<SloPolicy> {
+    let tree = yaml::parse(text, diagnostics)?;
+    let mut fields = diagnostics.fields(&tree, "a policy")?;
     let default_class = fields.take("default_class");
-    let classes = fields.take_required("classes", flaws);
+    let classes = fields.take_required("classes", diagnostics);
     let rules = fields.take("rules");
     let tenants = fields.take("tenants");
     let trust = fields.take("trust");
     let scaling = fields.take("scaling");
-    fields.reject_unknown(flaws);
+    fields.reject_unknown(diagnostics);
 
-    let trust = trust.map_or_else(HeaderTrust::default, |node| rule::trust(node, flaws));
-    let classes = class::classes(classes?, flaws);
-    let tenants = tenants.map_or_else(Vec::new, |node| rule::tenants(node, flaws));
-    let rules = rules.map_or_else(Vec::new, |node| rule::rules(node, flaws));
+    let trust = trust.map_or_else(HeaderTrust::default, |node| rule::trust(node, diagnostics));
+    let classes = class::classes(classes?, diagnostics);
+    let tenants = tenants.map_or_else(Vec::new, |node| rule::tenants(node, diagnostics));
+    let rules = rules.map_or_else(Vec::new, |node| rule::rules(node, diagnostics));
     let draft = consistency::PolicyDraft {
         at: tree.referenced,
         default_class,
@@ -143,7 +145,7 @@ fn read_policy(text: &str, flaws: &mut Diagnostics) -> Option<SloPolicy> {
         rules,
         tenants,
         trust,
-        scaling: scaling.and_then(|node| scaling::scaling(node, flaws)),
+        scaling: scaling.and_then(|node| scaling::scaling(node, diagnostics)),
     };
-    draft.check(flaws)
+    draft.check(diagnostics)
 }

@@ -28,16 +28,16 @@ pub(super) struct PlacedTenant {
     pub(super) at: Location,
 }
 
-pub(super) fn trust(node: &YamlNode, flaws: &mut Diagnostics) -> HeaderTrust {
+pub(super) fn trust(node: &YamlNode, diagnostics: &mut Diagnostics) -> HeaderTrust {
     let defaults = HeaderTrust::default();
-    let Some(mut fields) = flaws.fields(node, "`trust`") else {
+    let Some(mut fields) = diagnostics.fields(node, "`trust`") else {
         return defaults;
     };
     let keys = ["targets", "tenant", "require_key", "shared_prefixes"];
     let nodes = keys.map(|key| (key, fields.take(key)));
-    fields.reject_unknown(flaws);
+    fields.reject_unknown(diagnostics);
     let [targets, tenant, require_key, shared_prefixes] =
-        nodes.map(|(key, node)| flaws.boolean(node?, key));
+        nodes.map(|(key, node)| diagnostics.boolean(node?, key));
     HeaderTrust {
         targets: targets.unwrap_or(defaults.targets),
         tenant: tenant.unwrap_or(defaults.tenant),
@@ -46,38 +46,38 @@ pub(super) fn trust(node: &YamlNode, flaws: &mut Diagnostics) -> HeaderTrust {
     }
 }
 
-pub(super) fn rules(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedRule> {
-    let entries = flaws.list(node, "rules");
+pub(super) fn rules(node: &YamlNode, diagnostics: &mut Diagnostics) -> Vec<PlacedRule> {
+    let entries = diagnostics.list(node, "rules");
     if entries.len() > RULES_MAX {
-        let says = format!("there are more than {RULES_MAX} rules");
-        flaws.add(entries[RULES_MAX].referenced, says);
+        let message = format!("there are more than {RULES_MAX} rules");
+        diagnostics.add(entries[RULES_MAX].referenced, message);
     }
-    let rules = entries.iter().filter_map(|entry| rule(entry, flaws));
+    let rules = entries.iter().filter_map(|entry| rule(entry, diagnostics));
     rules.collect()
 }
 
-fn rule(node: &YamlNode, flaws: &mut Diagnostics) -> Option<PlacedRule> {
-    let mut fields = flaws.fields(node, "a rule")?;
+fn rule(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<PlacedRule> {
+    let mut fields = diagnostics.fields(node, "a rule")?;
     let header = fields.take("header");
     let tenant = fields.take("tenant");
     let model = fields.take("model");
     let length = fields.take("prompt_tokens");
-    let class = fields.take_required("class", flaws);
-    fields.reject_unknown(flaws);
+    let class = fields.take_required("class", diagnostics);
+    fields.reject_unknown(diagnostics);
 
     let at = node.referenced;
     let mut sound = true;
     // A condition that cannot be read must not make the rule fit everything.
-    let header = header.map(|node| header_of(node, flaws));
-    let name = tenant.map(|node| flaws.text(node, "tenant"));
-    let model = model.map(|node| flaws.text(node, "model"));
-    let length = length.map(|node| length_of(node, flaws));
+    let header = header.map(|node| header_of(node, diagnostics));
+    let name = tenant.map(|node| diagnostics.text(node, "tenant"));
+    let model = model.map(|node| diagnostics.text(node, "model"));
+    let length = length.map(|node| length_of(node, diagnostics));
     sound &= header.as_ref().is_none_or(Option::is_some);
     sound &= name.as_ref().is_none_or(Option::is_some);
     sound &= model.as_ref().is_none_or(Option::is_some);
     sound &= length.as_ref().is_none_or(Option::is_some);
     let class_node = class?;
-    let class = flaws.text(class_node, "class")?;
+    let class = diagnostics.text(class_node, "class")?;
     sound.then(|| PlacedRule {
         rule: SloRule {
             header: header.flatten(),
@@ -93,16 +93,19 @@ fn rule(node: &YamlNode, flaws: &mut Diagnostics) -> Option<PlacedRule> {
 }
 
 /// A header's name, and its value unless any will do.
-fn header_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<(String, Option<String>)> {
-    let mut fields = flaws.fields(node, "`header`")?;
-    let (name, value) = (fields.take_required("name", flaws), fields.take("value"));
-    fields.reject_unknown(flaws);
+fn header_of(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<(String, Option<String>)> {
+    let mut fields = diagnostics.fields(node, "`header`")?;
+    let (name, value) = (
+        fields.take_required("name", diagnostics),
+        fields.take("value"),
+    );
+    fields.reject_unknown(diagnostics);
     let value = match value {
-        Some(value) => Some(flaws.text(value, "value")?),
+        Some(value) => Some(diagnostics.text(value, "value")?),
         None => None,
     };
     let node = name?;
-    let name = flaws.text(node, "name")?.to_ascii_lowercase();
+    let name = diagnostics.text(node, "name")?.to_ascii_lowercase();
     let secret = [
         "authorization",
         "proxy-authorization",
@@ -110,54 +113,54 @@ fn header_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<(String, Option
         "x-api-key",
     ];
     if secret.contains(&name.as_str()) {
-        let says = format!(
+        let message = format!(
             "`{name}` holds secrets, which do not belong into a policy: make the key's owner a \
              tenant (tenants: api_key_sha256) and ask for `tenant`"
         );
-        flaws.add(node.referenced, says);
+        diagnostics.add(node.referenced, message);
         return None;
     }
     let fits = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     if !name.chars().all(fits) {
-        let says = format!("{name:?} cannot be the name of a header");
-        flaws.add(node.referenced, says);
+        let message = format!("{name:?} cannot be the name of a header");
+        diagnostics.add(node.referenced, message);
         return None;
     }
     Some((name, value))
 }
 
-fn length_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<RangeInclusive<u32>> {
-    let mut fields = flaws.fields(node, "`prompt_tokens`")?;
+fn length_of(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<RangeInclusive<u32>> {
+    let mut fields = diagnostics.fields(node, "`prompt_tokens`")?;
     let (min, max) = (fields.take("min"), fields.take("max"));
-    fields.reject_unknown(flaws);
+    fields.reject_unknown(diagnostics);
     let all = 0..=i64::from(u32::MAX);
     let least = match min {
-        Some(node) => flaws.integer(node, "min", &all)?,
+        Some(node) => diagnostics.integer(node, "min", &all)?,
         None => *all.start(),
     };
     let most = match max {
-        Some(node) => flaws.integer(node, "max", &all)?,
+        Some(node) => diagnostics.integer(node, "max", &all)?,
         None => *all.end(),
     };
     if min.is_none() && max.is_none() {
-        let says = "`prompt_tokens` has a `min`, a `max` or both";
-        flaws.add(node.referenced, says);
+        let message = "`prompt_tokens` has a `min`, a `max` or both";
+        diagnostics.add(node.referenced, message);
         return None;
     }
     if least > most {
-        let says = format!("no prompt has from {least} to {most} tokens: swap `min` and `max`?");
-        flaws.add(node.referenced, says);
+        let message = format!("no prompt has from {least} to {most} tokens: swap `min` and `max`?");
+        diagnostics.add(node.referenced, message);
         return None;
     }
     Some(narrow_checked(least)..=narrow_checked(most))
 }
 
-pub(super) fn tenants(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedTenant> {
+pub(super) fn tenants(node: &YamlNode, diagnostics: &mut Diagnostics) -> Vec<PlacedTenant> {
     let mut names = BTreeMap::new();
     let mut keys = BTreeMap::new();
     let mut placed = Vec::new();
-    for entry in flaws.list(node, "tenants") {
-        let Some(one) = tenant(entry, &mut keys, flaws) else {
+    for entry in diagnostics.list(node, "tenants") {
+        let Some(one) = tenant(entry, &mut keys, diagnostics) else {
             continue;
         };
         let name = one.tenant.name.clone();
@@ -165,8 +168,8 @@ pub(super) fn tenants(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedTen
             None => placed.push(one),
             Some(line) => {
                 let name = &one.tenant.name;
-                let says = format!("there is a tenant `{name}` already, in line {line}");
-                flaws.add(one.at, says);
+                let message = format!("there is a tenant `{name}` already, in line {line}");
+                diagnostics.add(one.at, message);
             }
         }
     }
@@ -176,10 +179,10 @@ pub(super) fn tenants(node: &YamlNode, flaws: &mut Diagnostics) -> Vec<PlacedTen
 fn tenant(
     node: &YamlNode,
     keys: &mut BTreeMap<[u8; 32], u64>,
-    flaws: &mut Diagnostics,
+    diagnostics: &mut Diagnostics,
 ) -> Option<PlacedTenant> {
-    let mut fields = flaws.fields(node, "a tenant")?;
-    let name = fields.take_required("name", flaws);
+    let mut fields = diagnostics.fields(node, "a tenant")?;
+    let name = fields.take_required("name", diagnostics);
     let share = fields.take("share");
     let quota = QuotaNodes {
         requests: fields.take("requests_per_minute"),
@@ -189,41 +192,41 @@ fn tenant(
     };
     let digests = fields.take("api_key_sha256");
     // A tenant whose last key was removed must not become one that is believed by its name.
-    let keys_taken_away = match digests {
+    let empty_keys_at = match digests {
         Some(node) => (node.value == YamlValue::List(Vec::new())).then_some(node.referenced),
         None => fields.place("api_key_sha256"),
     };
-    fields.reject_unknown(flaws);
+    fields.reject_unknown(diagnostics);
 
-    let quota = quota.read(flaws);
-    let share = share.and_then(|node| flaws.integer(node, "share", &(1..=1_000_000)));
-    if let Some(at) = keys_taken_away {
-        let says = "`api_key_sha256` is empty: give a key, or drop the line if the tenant is to be \
+    let quota = quota.read(diagnostics);
+    let share = share.and_then(|node| diagnostics.integer(node, "share", &(1..=1_000_000)));
+    if let Some(at) = empty_keys_at {
+        let message = "`api_key_sha256` is empty: give a key, or drop the line if the tenant is to be \
                     known by its name alone";
-        flaws.add(at, says);
+        diagnostics.add(at, message);
     }
     let mut key_digests = Vec::new();
-    for node in digests.map_or(&[][..], |node| flaws.list(node, "api_key_sha256")) {
-        let Some(digest) = digest_of(node, flaws) else {
+    for node in digests.map_or(&[][..], |node| diagnostics.list(node, "api_key_sha256")) {
+        let Some(digest) = digest_of(node, diagnostics) else {
             continue;
         };
         match keys.insert(digest, node.referenced.line()) {
             None => key_digests.push(digest),
             Some(line) => {
-                let says = format!("this key is somebody's already, in line {line}");
-                flaws.add(node.referenced, says);
+                let message = format!("this key is somebody's already, in line {line}");
+                diagnostics.add(node.referenced, message);
             }
         }
     }
     let node = name?;
     Some(PlacedTenant {
         tenant: Tenant {
-            name: name_of(node, flaws)?,
+            name: name_of(node, diagnostics)?,
             key_digests,
             share: share.map_or(1, narrow_checked),
             quota,
         },
-        is_keyed: digests.is_some() || keys_taken_away.is_some(),
+        is_keyed: digests.is_some() || empty_keys_at.is_some(),
         at: node.referenced,
     })
 }
@@ -237,7 +240,7 @@ struct QuotaNodes<'a> {
 }
 
 impl QuotaNodes<'_> {
-    fn read(&self, flaws: &mut Diagnostics) -> TenantQuota {
+    fn read(&self, diagnostics: &mut Diagnostics) -> TenantQuota {
         let Self {
             requests,
             tokens,
@@ -245,14 +248,14 @@ impl QuotaNodes<'_> {
             priority,
         } = self;
         let mut count = |node: &Option<&YamlNode>, key| {
-            let number = flaws.integer((*node)?, key, &(1..=i64::from(u32::MAX)));
+            let number = diagnostics.integer((*node)?, key, &(1..=i64::from(u32::MAX)));
             number.map(narrow_checked)
         };
         let requests_per_minute = count(requests, "requests_per_minute");
         let tokens_per_minute = count(tokens, "tokens_per_minute");
         let streams_max = count(streams, "streams_max");
         let priority =
-            priority.and_then(|node| flaws.integer(node, "priority_min", &(-1000..=1000)));
+            priority.and_then(|node| diagnostics.integer(node, "priority_min", &(-1000..=1000)));
         TenantQuota {
             requests_per_minute,
             tokens_per_minute,
@@ -263,14 +266,14 @@ impl QuotaNodes<'_> {
 }
 
 /// Reads the SHA-256 of a key, 64 hexadecimal digits.
-fn digest_of(node: &YamlNode, flaws: &mut Diagnostics) -> Option<[u8; 32]> {
-    let text = flaws.text(node, "api_key_sha256")?;
+fn digest_of(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<[u8; 32]> {
+    let text = diagnostics.text(node, "api_key_sha256")?;
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len() == 64);
     let Some(digits) = digits else {
-        let says = "a key is given by its SHA-256 in 64 hexadecimal digits: `cleave key` makes one and \
+        let message = "a key is given by its SHA-256 in 64 hexadecimal digits: `cleave key` makes one and \
              prints it";
-        flaws.add(node.referenced, says);
+        diagnostics.add(node.referenced, message);
         return None;
     };
     let mut digest = [0; 32];

@@ -14,70 +14,75 @@ const POOLS: [(Role, &str); 3] = [
     (Role::Both, "both"),
 ];
 
-pub(super) fn scaling(node: &YamlNode, flaws: &mut Diagnostics) -> Option<ScalingPolicy> {
-    let mut fields = flaws.fields(node, "`scaling`")?;
+pub(super) fn scaling(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<ScalingPolicy> {
+    let mut fields = diagnostics.fields(node, "`scaling`")?;
     let mode = fields.take("mode");
-    let devices_max = fields.take_required("devices_max", flaws);
-    let pools = fields.take_required("pools", flaws);
+    let devices_max = fields.take_required("devices_max", diagnostics);
+    let pools = fields.take_required("pools", diagnostics);
     let flip = fields.take("flip");
     let idle_after = fields.take("idle_after");
     let start_max = fields.take("start_max");
     let turns_max = fields.take("turns_max");
-    fields.reject_unknown(flaws);
+    fields.reject_unknown(diagnostics);
 
-    let devices = devices_max.and_then(|n| flaws.integer(n, "devices_max", &(1..=DEVICES_MAX)));
+    let devices =
+        devices_max.and_then(|n| diagnostics.integer(n, "devices_max", &(1..=DEVICES_MAX)));
     let mut scaling = ScalingPolicy::new(devices.map_or(1, narrow_checked));
-    scaling.mode = mode.map_or(scaling.mode, |node| mode_of(node, flaws));
-    scaling.flip = flip.and_then(|n| flaws.boolean(n, "flip")).unwrap_or(true);
-    let idle_after = idle_after.and_then(|n| flaws.time(n, "idle_after"));
+    scaling.mode = mode.map_or(scaling.mode, |node| mode_of(node, diagnostics));
+    scaling.flip = flip
+        .and_then(|n| diagnostics.boolean(n, "flip"))
+        .unwrap_or(true);
+    let idle_after = idle_after.and_then(|n| diagnostics.time(n, "idle_after"));
     scaling.idle_after = idle_after.unwrap_or(scaling.idle_after);
-    let start_max = start_max.and_then(|n| flaws.time(n, "start_max"));
+    let start_max = start_max.and_then(|n| diagnostics.time(n, "start_max"));
     scaling.start_max = start_max.unwrap_or(scaling.start_max);
-    let turns = turns_max.and_then(|n| flaws.integer(n, "turns_max", &(2..=3600)));
+    let turns = turns_max.and_then(|n| diagnostics.integer(n, "turns_max", &(2..=3600)));
     scaling.turns_max = turns.map_or(scaling.turns_max, narrow_checked);
 
     let pools_node = pools?;
-    let mut named = flaws.fields(pools_node, "`pools`")?;
+    let mut named = diagnostics.fields(pools_node, "`pools`")?;
     for (role, key) in POOLS {
         if let Some(node) = named.take(key) {
-            *scaling.pool_mut(role) = pool(node, role, flaws)?;
+            *scaling.pool_mut(role) = pool(node, role, diagnostics)?;
         }
     }
-    named.reject_unknown(flaws);
+    named.reject_unknown(diagnostics);
     devices?;
-    check(&scaling, pools_node, flaws).then_some(scaling)
+    check(&scaling, pools_node, diagnostics).then_some(scaling)
 }
 
-fn mode_of(node: &YamlNode, flaws: &mut Diagnostics) -> ScalingMode {
+fn mode_of(node: &YamlNode, diagnostics: &mut Diagnostics) -> ScalingMode {
     match &node.value {
         YamlValue::Text(word) if word == "act" => ScalingMode::Act,
         YamlValue::Text(word) if word == "advise" => ScalingMode::Advise,
         _ => {
-            let says = "`mode` is act (workers are started and stopped, and change their leg) or \
+            let message = "`mode` is act (workers are started and stopped, and change their leg) or \
                         advise (numbers are shown, and nothing changes)";
-            flaws.add(node.referenced, says);
+            diagnostics.add(node.referenced, message);
             ScalingMode::Advise
         }
     }
 }
 
-fn pool(node: &YamlNode, role: Role, flaws: &mut Diagnostics) -> Option<PoolScaling> {
-    let mut fields = flaws.fields(node, "a pool")?;
+fn pool(node: &YamlNode, role: Role, diagnostics: &mut Diagnostics) -> Option<PoolScaling> {
+    let mut fields = diagnostics.fields(node, "a pool")?;
     let min = fields.take("min");
-    let max = fields.take_required("max", flaws);
+    let max = fields.take_required("max", diagnostics);
     let devices = fields.take("devices");
     let up_after = fields.take("up_after");
     let down_after = fields.take("down_after");
-    fields.reject_unknown(flaws);
+    fields.reject_unknown(diagnostics);
 
     let defaults = PoolScaling::absent(role);
     let max_node = max?;
-    let max = flaws.integer(max_node, "max", &(0..=4096));
-    let min_of = |node| flaws.integer(node, "min", &(0..=4096));
+    let max = diagnostics.integer(max_node, "max", &(0..=4096));
+    let min_of = |node| diagnostics.integer(node, "min", &(0..=4096));
     let min = min.map_or(Some(0), min_of);
-    let devices = devices.map_or(Some(1), |n| flaws.integer(n, "devices", &(1..=1024)));
-    let up_after = up_after.map_or(Some(defaults.up_after), |n| flaws.time(n, "up_after"));
-    let down_after = down_after.map_or(Some(defaults.down_after), |n| flaws.time(n, "down_after"));
+    let devices = devices.map_or(Some(1), |n| diagnostics.integer(n, "devices", &(1..=1024)));
+    let up_after = up_after.map_or(Some(defaults.up_after), |n| diagnostics.time(n, "up_after"));
+    let down_after = down_after.map_or(Some(defaults.down_after), |n| {
+        diagnostics.time(n, "down_after")
+    });
     let pool = PoolScaling {
         min: narrow_checked(min?),
         max: narrow_checked(max?),
@@ -86,21 +91,21 @@ fn pool(node: &YamlNode, role: Role, flaws: &mut Diagnostics) -> Option<PoolScal
         down_after: down_after?,
     };
     if pool.min > pool.max {
-        let says = format!(
+        let message = format!(
             "`max` is {}, less than `min`, which is {}",
             pool.max, pool.min
         );
-        flaws.add(max_node.referenced, says);
+        diagnostics.add(max_node.referenced, message);
     }
     Some(pool)
 }
 
 /// Checks that such a fleet can exist, and can serve.
-fn check(scaling: &ScalingPolicy, pools: &YamlNode, flaws: &mut Diagnostics) -> bool {
+fn check(scaling: &ScalingPolicy, pools: &YamlNode, diagnostics: &mut Diagnostics) -> bool {
     if !scaling.can_serve() {
-        let says = "no request could be served: `pools` needs `prefill` and `decode` with a `max` \
+        let message = "no request could be served: `pools` needs `prefill` and `decode` with a `max` \
                     above 0, or `both`";
-        flaws.add(pools.referenced, says);
+        diagnostics.add(pools.referenced, message);
         return false;
     }
     let pools_of = |count: fn(&PoolScaling) -> u32| -> u64 {
@@ -113,11 +118,11 @@ fn check(scaling: &ScalingPolicy, pools: &YamlNode, flaws: &mut Diagnostics) -> 
     let least = pools_of(|pool| pool.min).max(devices_min(scaling));
     let devices_max = scaling.devices_max;
     if least > u64::from(devices_max) {
-        let says = format!(
+        let message = format!(
             "`devices_max` is {devices_max}, and the pools take {least} devices at least (each \
              `min`, and one worker for each leg)"
         );
-        flaws.add(pools.referenced, says);
+        diagnostics.add(pools.referenced, message);
         return false;
     }
     true

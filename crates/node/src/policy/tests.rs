@@ -8,7 +8,7 @@ use std::time::Duration;
 const EXAMPLE: &str = include_str!("../../../../assets/policy.yaml");
 
 #[test]
-fn the_example_policy_parses_as_its_comments_say() {
+fn the_example_policy_parses_as_commented() {
     let policy = parse(EXAMPLE).unwrap();
     let names: Vec<_> = policy.classes.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["interactive", "standard", "batch"]);
@@ -155,17 +155,17 @@ const WRONG: &[(&str, &str)] = &[
 
 #[test]
 fn every_mistake_is_told_at_its_place() {
-    let mut told = String::new();
+    let mut report = String::new();
     for (name, text) in WRONG {
-        let flaws = parse(text).expect_err(name);
-        assert!(!flaws.is_empty(), "{name}");
-        told += &format!("## {name}\n{text}\n");
-        for flaw in flaws {
-            told += &format!("> {flaw}\n");
+        let diagnostics = parse(text).expect_err(name);
+        assert!(!diagnostics.is_empty(), "{name}");
+        report += &format!("## {name}\n{text}\n");
+        for diagnostic in diagnostics {
+            report += &format!("> {diagnostic}\n");
         }
-        told += "\n";
+        report += "\n";
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(report);
 }
 
 #[test]
@@ -174,9 +174,9 @@ fn an_oversized_policy_has_an_error_of_its_own() {
         "[".repeat(100) + &"]".repeat(100),
         format!("classes: [{}]", "x,".repeat(300_000)),
     ] {
-        let flaws = parse(&text).unwrap_err();
-        let says = &flaws[0].message;
-        assert!(says.contains("than any policy needs"), "{says}");
+        let diagnostics = parse(&text).unwrap_err();
+        let message = &diagnostics[0].message;
+        assert!(message.contains("than any policy needs"), "{message}");
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) fn digest(bytes: &[u8]) -> String {
 #[derive(Debug)]
 pub(crate) struct PolicyWatcher {
     file: PolicyFile,
-    seen: LastPolicyRead,
+    last_read: LastPolicyRead,
 }
 
 /// The result of the last look.
@@ -53,19 +53,19 @@ enum LastPolicyRead {
 
 impl PolicyWatcher {
     pub(crate) fn new(file: PolicyFile) -> Self {
-        let seen = LastPolicyRead::Bytes(file.bytes.clone());
-        Self { file, seen }
+        let last_read = LastPolicyRead::Bytes(file.bytes.clone());
+        Self { file, last_read }
     }
 
     /// Looks again and again, at once after SIGHUP, for as long as it is polled.
-    pub(crate) async fn run(mut self, mut tell: impl FnMut(PolicyReload)) {
+    pub(crate) async fn run(mut self, mut report: impl FnMut(PolicyReload)) {
         let mut hangup = signal(SignalKind::hangup())
             .inspect_err(|error| warn!(%error, "SIGHUP will not reload the policy"))
             .ok();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(PERIOD) => {}
-                () = hangup_received(hangup.as_mut()) => self.seen = LastPolicyRead::ForceReport,
+                () = hangup_received(hangup.as_mut()) => self.last_read = LastPolicyRead::ForceReport,
             }
             let looked = spawn_blocking(move || {
                 let reload = self.poll_file();
@@ -77,7 +77,7 @@ impl PolicyWatcher {
             };
             self = watch;
             if let Some(reload) = reload {
-                tell(reload);
+                report(reload);
             }
         }
     }
@@ -87,19 +87,19 @@ impl PolicyWatcher {
         let path = &self.file.path;
         let bytes = match read(path) {
             Ok(bytes) => bytes,
-            Err(_) if self.seen == LastPolicyRead::Unreadable => return None,
+            Err(_) if self.last_read == LastPolicyRead::Unreadable => return None,
             Err(error) => {
-                self.seen = LastPolicyRead::Unreadable;
+                self.last_read = LastPolicyRead::Unreadable;
                 let error = PolicyError::Unreadable(path.clone(), error);
                 return Some(PolicyReload::Unreadable(error));
             }
         };
         let found = LastPolicyRead::Bytes(bytes);
-        if found == self.seen {
+        if found == self.last_read {
             return None;
         }
-        self.seen = found;
-        let LastPolicyRead::Bytes(bytes) = &self.seen else {
+        self.last_read = found;
+        let LastPolicyRead::Bytes(bytes) = &self.last_read else {
             return None;
         };
         Some(match check(path, bytes) {
@@ -114,11 +114,11 @@ impl PolicyWatcher {
 }
 
 async fn hangup_received(signal: Option<&mut Signal>) {
-    let heard = match signal {
+    let received = match signal {
         Some(signal) => signal.recv().await,
         None => None,
     };
-    if heard.is_none() {
+    if received.is_none() {
         std::future::pending::<()>().await;
     }
 }

@@ -34,12 +34,12 @@ const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 const DEPTH_MAX: usize = 16;
 
 /// Parses a text. A duplicate key is a mistake, and its first value counts.
-pub(super) fn parse(text: &str, flaws: &mut Diagnostics) -> Option<YamlNode> {
+pub(super) fn parse(text: &str, diagnostics: &mut Diagnostics) -> Option<YamlNode> {
     // A duplicate key is reported, and then everything else is read as well.
     match serde_saphyr::from_str_with_options(text, options(DuplicateKeyPolicy::Error)) {
         Ok(tree) => Some(tree),
         Err(error) => {
-            flaws.add_yaml_error(&error);
+            diagnostics.add_yaml_error(&error);
             let lenient = options(DuplicateKeyPolicy::FirstWins);
             serde_saphyr::from_str_with_options(text, lenient).ok()
         }
@@ -64,15 +64,16 @@ pub(super) struct Diagnostics(Vec<Diagnostic>);
 impl Diagnostics {
     /// The mistakes, in the order of the text.
     pub(super) fn into_sorted(mut self) -> Vec<Diagnostic> {
-        self.0.sort_by_key(|flaw| (flaw.line, flaw.column));
+        self.0
+            .sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
         self.0
     }
 
-    pub(super) fn add(&mut self, at: Location, says: impl Into<String>) {
+    pub(super) fn add(&mut self, at: Location, message: impl Into<String>) {
         self.0.push(Diagnostic {
             line: at.line(),
             column: at.column(),
-            message: says.into(),
+            message: message.into(),
         });
     }
 
@@ -92,35 +93,35 @@ impl Diagnostics {
                 return self.add(at, "a policy is one document: drop what follows this line");
             }
             Budget { .. } => {
-                let says = "the file has more entries, deeper ones or more repeated ones than any \
+                let message = "the file has more entries, deeper ones or more repeated ones than any \
                             policy needs: is it one?";
-                return self.add(at, says);
+                return self.add(at, message);
             }
             _ => {}
         }
-        let says = bare.to_string();
+        let message = bare.to_string();
         // The position is printed in front of it.
-        let says = says.split(" at line ").next().unwrap_or_default();
-        let says = says.lines().next().unwrap_or_default();
-        let says = says.strip_prefix("error: ").unwrap_or(says);
-        self.add(at, says.trim().trim_end_matches(['.', ',']));
+        let message = message.split(" at line ").next().unwrap_or_default();
+        let message = message.lines().next().unwrap_or_default();
+        let message = message.strip_prefix("error: ").unwrap_or(message);
+        self.add(at, message.trim().trim_end_matches(['.', ',']));
     }
 
     /// A map's entries; anything else is a mistake.
     pub(super) fn fields<'a>(
         &mut self,
         node: &'a YamlNode,
-        what: &'static str,
+        subject: &'static str,
     ) -> Option<YamlFields<'a>> {
         match &node.value {
             YamlValue::Map(entries) => Some(YamlFields {
                 at: node.referenced,
-                what,
+                subject,
                 entries,
-                known: Vec::new(),
+                read_keys: Vec::new(),
             }),
             other => {
-                let (expected, got) = (what, other.kind());
+                let (expected, got) = (subject, other.kind());
                 self.add(
                     node.referenced,
                     format!("{expected} is a map of keys, not {got}"),
@@ -136,9 +137,9 @@ impl Diagnostics {
             YamlValue::List(entries) => entries,
             other => {
                 let got = other.kind();
-                let says =
+                let message =
                     format!("`{key}` is a list, one entry in a line after `- `, and not {got}");
-                self.add(node.referenced, says);
+                self.add(node.referenced, message);
                 &[]
             }
         }
@@ -152,13 +153,13 @@ impl Diagnostics {
                 None
             }
             YamlValue::Bool(_) | YamlValue::Integer(_) | YamlValue::Float(_) => {
-                let says = format!("`{key}` is a text; put {} in quotes", node.value);
-                self.add(node.referenced, says);
+                let message = format!("`{key}` is a text; put {} in quotes", node.value);
+                self.add(node.referenced, message);
                 None
             }
             other => {
-                let says = format!("`{key}` is a text, not {}", other.kind());
-                self.add(node.referenced, says);
+                let message = format!("`{key}` is a text, not {}", other.kind());
+                self.add(node.referenced, message);
                 None
             }
         }
@@ -168,8 +169,8 @@ impl Diagnostics {
         if let YamlValue::Bool(truth) = node.value {
             return Some(truth);
         }
-        let says = format!("`{key}` is true or false, not {}", node.value);
-        self.add(node.referenced, says);
+        let message = format!("`{key}` is true or false, not {}", node.value);
+        self.add(node.referenced, message);
         None
     }
 
@@ -185,11 +186,11 @@ impl Diagnostics {
             return Some(number);
         }
         let (least, most) = (range.start(), range.end());
-        let says = format!(
+        let message = format!(
             "`{key}` is a whole number from {least} to {most}, not {}",
             node.value
         );
-        self.add(node.referenced, says);
+        self.add(node.referenced, message);
         None
     }
 
@@ -205,18 +206,18 @@ impl Diagnostics {
             // At most 1000: no digit is lost.
             return Some(permille as u32);
         }
-        let says = format!(
+        let message = format!(
             "`{key}` is a share from 0.001 to 1, such as 0.95, not {}",
             node.value
         );
-        self.add(node.referenced, says);
+        self.add(node.referenced, message);
         None
     }
 
     /// A time: a number with its unit.
     pub(super) fn time(&mut self, node: &YamlNode, key: &str) -> Option<Duration> {
         let example = "such as 500ms, 2s or 1.5m";
-        let says = match &node.value {
+        let message = match &node.value {
             YamlValue::Text(text) => match parse_time(text) {
                 Some(time) if time.is_zero() => {
                     format!(
@@ -236,7 +237,7 @@ impl Diagnostics {
             }
             other => format!("`{key}` is a time, {example}, not {other}"),
         };
-        self.add(node.referenced, says);
+        self.add(node.referenced, message);
         None
     }
 }
@@ -262,15 +263,15 @@ fn parse_time(text: &str) -> Option<Duration> {
 /// The entries of a map, taken one by one; keys that are left over are unknown.
 pub(super) struct YamlFields<'a> {
     pub(super) at: Location,
-    what: &'static str,
+    subject: &'static str,
     entries: &'a [(Spanned<String>, YamlNode)],
-    known: Vec<&'static str>,
+    read_keys: Vec<&'static str>,
 }
 
 impl<'a> YamlFields<'a> {
     /// The value of this key; none if it is not there, or there without a value.
     pub(super) fn take(&mut self, key: &'static str) -> Option<&'a YamlNode> {
-        self.known.push(key);
+        self.read_keys.push(key);
         let found = self.entries.iter().find(|(name, _)| name.value == key);
         let (_, node) = found?;
         (node.value != YamlValue::Nothing).then_some(node)
@@ -286,31 +287,31 @@ impl<'a> YamlFields<'a> {
     pub(super) fn take_required(
         &mut self,
         key: &'static str,
-        flaws: &mut Diagnostics,
+        diagnostics: &mut Diagnostics,
     ) -> Option<&'a YamlNode> {
-        let taken = self.take(key);
-        if taken.is_none() {
-            flaws.add(self.at, format!("{} lacks `{key}`", self.what));
+        let value = self.take(key);
+        if value.is_none() {
+            diagnostics.add(self.at, format!("{} lacks `{key}`", self.subject));
         }
-        taken
+        value
     }
 
     /// Reports every key that was not taken.
-    pub(super) fn reject_unknown(self, flaws: &mut Diagnostics) {
+    pub(super) fn reject_unknown(self, diagnostics: &mut Diagnostics) {
         for (name, _) in self.entries {
-            if self.known.contains(&name.value.as_str()) {
+            if self.read_keys.contains(&name.value.as_str()) {
                 continue;
             }
-            let mut says = format!("{} has no key `{}`", self.what, name.value);
+            let mut message = format!("{} has no key `{}`", self.subject, name.value);
             let near = self
-                .known
+                .read_keys
                 .iter()
-                .find(|known| distance(known, &name.value) <= 2);
+                .find(|key| distance(key, &name.value) <= 2);
             match near {
-                Some(near) => says += &format!("; is `{near}` meant?"),
-                None => says += &format!("; it may have {}", self.known.join(", ")),
+                Some(near) => message += &format!("; is `{near}` meant?"),
+                None => message += &format!("; it may have {}", self.read_keys.join(", ")),
             }
-            flaws.add(name.referenced, says);
+            diagnostics.add(name.referenced, message);
         }
     }
 }

@@ -84,7 +84,7 @@ impl ClientReceiver {
     pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
         let event = self.events.poll_recv(context);
         if let Poll::Ready(Some(_)) = &event {
-            self.gauge.event_taken();
+            self.gauge.event_read();
         }
         event
     }
@@ -92,7 +92,7 @@ impl ClientReceiver {
     #[cfg(test)]
     pub(crate) fn try_recv(&mut self) -> Option<FlightEvent> {
         let event = self.events.try_recv().ok()?;
-        self.gauge.event_taken();
+        self.gauge.event_read();
         Some(event)
     }
 }
@@ -109,7 +109,7 @@ impl StallDetector {
         }
     }
 
-    fn event_taken(&self) {
+    fn event_read(&self) {
         let mut state = self.state.lock();
         state.unread = 0;
         if std::mem::take(&mut state.stalled) {
@@ -142,8 +142,8 @@ mod tests {
     }
 
     /// The next event that the driver receives, as text.
-    fn said(heard: &mut mpsc::UnboundedReceiver<RouterEvent>) -> String {
-        match heard.try_recv() {
+    fn next_message(driver_inbox: &mut mpsc::UnboundedReceiver<RouterEvent>) -> String {
+        match driver_inbox.try_recv() {
             Ok(RouterEvent::Stalled { flight }) => format!("stalled {flight}"),
             Ok(RouterEvent::Flowing { flight }) => format!("flowing {flight}"),
             Ok(other) => panic!("{other:?}"),
@@ -153,33 +153,37 @@ mod tests {
 
     #[test]
     fn an_unread_stream_stalls_once_and_flows_once() {
-        let (driver, mut heard) = mpsc::unbounded_channel();
+        let (driver, mut driver_inbox) = mpsc::unbounded_channel();
         let (backlog, mut receiver) = client_channel(FlightId(3), 4, driver);
         for _ in 0..4 {
             backlog.send(token());
         }
-        assert_eq!(said(&mut heard), "");
+        assert_eq!(next_message(&mut driver_inbox), "");
         for _ in 0..3 {
             backlog.send(token());
         }
-        assert_eq!(said(&mut heard), "stalled f3");
-        assert_eq!(said(&mut heard), "");
+        assert_eq!(next_message(&mut driver_inbox), "stalled f3");
+        assert_eq!(next_message(&mut driver_inbox), "");
         // It reads, if only a little.
         assert!(receiver.try_recv().is_some());
-        assert_eq!(said(&mut heard), "flowing f3");
+        assert_eq!(next_message(&mut driver_inbox), "flowing f3");
         while receiver.try_recv().is_some() {}
-        assert_eq!(said(&mut heard), "");
+        assert_eq!(next_message(&mut driver_inbox), "");
     }
 
     #[test]
     fn a_slow_but_steady_reader_never_stalls() {
-        let (driver, mut heard) = mpsc::unbounded_channel();
+        let (driver, mut driver_inbox) = mpsc::unbounded_channel();
         let (backlog, mut receiver) = client_channel(FlightId(3), 4, driver);
         for _ in 0..1000 {
             backlog.send(token());
             backlog.send(token());
             assert!(receiver.try_recv().is_some());
         }
-        assert_eq!(said(&mut heard), "", "a thousand wait, and it reads");
+        assert_eq!(
+            next_message(&mut driver_inbox),
+            "",
+            "a thousand wait, and it reads"
+        );
     }
 }

@@ -58,7 +58,7 @@ pub(crate) enum RouterEvent {
         worker: WorkerRef,
         serial: u64,
         handoff: HandoffId,
-        pass: WriteGrant,
+        grant: WriteGrant,
     },
     /// A client submits a sequence.
     Submitted {
@@ -129,18 +129,22 @@ pub(crate) struct RouterDriver {
 }
 
 impl RouterDriver {
-    pub(crate) fn new(limits: RouterLimits, ears: RouterInbox, mut hands: RouterEffects) -> Self {
-        hands
+    pub(crate) fn new(
+        limits: RouterLimits,
+        inbox: RouterInbox,
+        mut effects: RouterEffects,
+    ) -> Self {
+        effects
             .readiness
             .send_replace(readiness_text(RouterReadiness::NONE));
-        hands
+        effects
             .recorder
             .write_router(TapeRecord::Started { limits: &limits });
         Self {
             clock: BrainClock::start(),
             brain: RouterBrain::new(limits),
-            inbox: ears,
-            effects: hands,
+            inbox,
+            effects,
             workers: BTreeMap::new(),
             standby: NameStandby::default(),
             grants: GrantRelay::default(),
@@ -224,10 +228,10 @@ impl RouterDriver {
                 worker,
                 serial,
                 handoff,
-                pass,
+                grant,
             } => {
                 if self.is_current(worker, serial) {
-                    self.grants.add(worker, handoff, pass);
+                    self.grants.add(worker, handoff, grant);
                     self.effects.meters.set_grants(self.grants.count());
                 }
             }
@@ -309,10 +313,10 @@ impl RouterDriver {
                     output_tokens,
                     timing,
                 };
-                let seen = self.effects.flights.end(flight, end);
-                let judged = self.effects.slo.ended(flight, seen.as_ref());
-                let lookout = &self.effects.dashboard;
-                let loss = lookout.ended(flight, seen.as_ref(), judged.as_ref());
+                let final_ending = self.effects.flights.end(flight, end);
+                let verdict = self.effects.slo.ended(flight, final_ending.as_ref());
+                let dashboard = &self.effects.dashboard;
+                let loss = dashboard.ended(flight, final_ending.as_ref(), verdict.as_ref());
                 if let Some(loss) = loss {
                     self.effects.meters.handoff_lost(loss);
                 }
@@ -336,9 +340,9 @@ impl RouterDriver {
         if scaling.is_none() {
             self.effects.scaling_series.hide();
         }
-        self.effects.scaling.send_modify(|standing| {
-            *standing = ScalingStatus::after_policy_change(scaling, standing)
-        });
+        self.effects
+            .scaling
+            .send_modify(|status| *status = ScalingStatus::after_policy_change(scaling, status));
     }
 
     /// Publishes how many workers are wanted from now on.
@@ -348,17 +352,16 @@ impl RouterDriver {
             ScalingStatus::Off => return,
             ScalingStatus::Starting(mode) | ScalingStatus::Decided(mode, _) => mode,
         };
-        let known =
-            matches!(&before, ScalingStatus::Decided(_, said) if said.wanted == decision.wanted);
-        if !known {
-            let wanted = &decision.wanted;
-            let reason = |role| wanted.reasons.for_role(role).name();
+        let is_unchanged = matches!(&before, ScalingStatus::Decided(_, earlier) if earlier.wanted == decision.wanted);
+        if !is_unchanged {
+            let target = &decision.wanted;
+            let reason = |role| target.reasons.for_role(role).name();
             info!(
-                prefill = wanted.workers.prefill,
-                decode = wanted.workers.decode,
-                both = wanted.workers.both,
-                prefill_legs = wanted.legs.prefill,
-                decode_legs = wanted.legs.decode,
+                prefill = target.workers.prefill,
+                decode = target.workers.decode,
+                both = target.workers.both,
+                prefill_legs = target.legs.prefill,
+                decode_legs = target.legs.decode,
                 why_prefill = reason(Role::Prefill),
                 why_decode = reason(Role::Decode),
                 why_both = reason(Role::Both),
@@ -388,12 +391,12 @@ impl RouterDriver {
         {
             flights.record_note(flight, note);
         }
-        let mark = if tracing::enabled!(Level::DEBUG) {
+        let context = if tracing::enabled!(Level::DEBUG) {
             flight_of(note).and_then(|flight| flights.request_context(flight))
         } else {
             None
         };
-        self.effects.meters.count(note, mark.as_ref());
+        self.effects.meters.count(note, context.as_ref());
         self.effects.slo.handle_note(note);
         self.effects.roster.handle_note(note);
         let roster = &self.effects.roster;

@@ -121,14 +121,10 @@ impl OpenFlights {
     /// The request's id, and the span for an order of this attempt.
     pub(crate) fn order_context(&self, handoff: HandoffId) -> Option<Arc<RequestContext>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
-        let OpenFlight {
-            context: mark,
-            span: story,
-            ..
-        } = &mut *open;
-        Some(match story {
-            Some(story) => Arc::new(story.order_context(mark, handoff)),
-            None => Arc::clone(mark),
+        let OpenFlight { context, span, .. } = &mut *open;
+        Some(match span {
+            Some(span) => Arc::new(span.order_context(context, handoff)),
+            None => Arc::clone(context),
         })
     }
 
@@ -140,9 +136,9 @@ impl OpenFlights {
     /// Adds a note of the brain to the flight's span.
     pub(crate) fn record_note(&self, flight: FlightId, note: &RouterNote) {
         if let Some(mut open) = self.open.get_mut(&flight)
-            && let Some(story) = &mut open.span
+            && let Some(span) = &mut open.span
         {
-            story.handle_note(note);
+            span.handle_note(note);
         }
     }
 
@@ -208,13 +204,13 @@ impl OpenFlights {
         } = end;
         let (ending, usage) = open.final_ending(flight, ending, output_tokens);
         // Before its client is notified, so that the request's span outlasts the flight's.
-        if let Some(story) = open.span.take() {
-            let told = FlightOutcome {
+        if let Some(span) = open.span.take() {
+            let outcome = FlightOutcome {
                 ending: &ending,
                 usage,
                 timing,
             };
-            story.send_spans(&self.traces, &told);
+            span.send_spans(&self.traces, &outcome);
         }
         open.send_end(ending.clone(), usage, timing);
         self.meters.ended(&ending);
@@ -258,8 +254,8 @@ impl OpenFlight {
     /// the gap between them is a pause that the client saw.
     fn record_attempt_change(&mut self, attempt: u32, meters: &RouterMeters) {
         let now = Instant::now();
-        if let Some(story) = &mut self.span {
-            story.token_sent();
+        if let Some(span) = &mut self.span {
+            span.token_sent();
         }
         let Some((before, at)) = self.last.replace((attempt, now)) else {
             return;
@@ -273,8 +269,8 @@ impl OpenFlight {
             let pause = now - at;
             meters.paused(turn, pause);
             let tokens = self.generated.len() - 1;
-            if let Some(story) = &mut self.span {
-                story.attempt_changed(turn, attempt, tokens, pause);
+            if let Some(span) = &mut self.span {
+                span.attempt_changed(turn, attempt, tokens, pause);
             }
         }
     }

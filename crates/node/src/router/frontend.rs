@@ -71,16 +71,16 @@ impl Frontend for RouterFrontend {
 
     fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
         let SubmissionContext {
-            stop_signal: enough,
+            stop_signal,
             request_id,
             trace,
         } = caller;
         let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
             let full = Refusal::QueueFull { retry_after };
-            let promises = &self.telemetry.slo;
-            let judgement = promises.turned_away(&request.slo.class, &full);
-            self.dashboard.turned_away(&judgement);
+            let slo_telemetry = &self.telemetry.slo;
+            let verdict = slo_telemetry.turned_away(&request.slo.class, &full);
+            self.dashboard.turned_away(&verdict);
             return ended(Ending::Refused(full));
         };
         let number = self.flights_submitted.fetch_add(1, Ordering::Relaxed);
@@ -101,8 +101,8 @@ impl Frontend for RouterFrontend {
             events,
             overhead: added,
             driver: self.driver.clone(),
-            enough,
-            taken: 0,
+            stop_signal,
+            tokens_read: 0,
             ended: false,
             _counted: counted,
         };
@@ -123,8 +123,8 @@ impl Frontend for RouterFrontend {
     fn worker_wait_max(&self) -> Option<Duration> {
         let policy = self.policy.borrow();
         let scaling = policy.scaling.as_ref()?;
-        let comes = scaling.mode == ScalingMode::Act && scaling.can_serve();
-        comes.then_some(scaling.start_max)
+        let starts_workers = scaling.mode == ScalingMode::Act && scaling.can_serve();
+        starts_workers.then_some(scaling.start_max)
     }
 
     fn report_waiting_requests(&self, count: u32) {
@@ -204,27 +204,31 @@ fn class_rows(
         let found = goodput.iter().find(|(class, _)| class == name);
         found.map_or(0.0, |(_, rate)| *rate)
     };
-    let row = |name: &str, sight: ClassSnapshot| ClassRow {
+    let row = |name: &str, snapshot: ClassSnapshot| ClassRow {
         name: name.to_owned(),
-        minute: sight.minute.verdicts,
-        total: sight.total,
+        minute: snapshot.minute.verdicts,
+        total: snapshot.total,
         goodput: rate(name),
-        ttft: sight.minute.ttft,
-        tpot: sight.minute.tpot,
+        ttft: snapshot.minute.ttft,
+        tpot: snapshot.minute.tpot,
         ..ClassRow::default()
     };
     let mut rows = Vec::new();
     for class in &policy.classes {
-        let sight = judged.remove(&class.name).unwrap_or_default();
-        let promises = class.ttft.or(class.tpot).or(class.e2e).is_some();
+        let snapshot = judged.remove(&class.name).unwrap_or_default();
+        let has_target = class.ttft.or(class.tpot).or(class.e2e).is_some();
         rows.push(ClassRow {
             ttft_target: class.ttft,
             tpot_target: class.tpot,
-            goal_permille: promises.then_some(class.attainment_permille),
-            ..row(&class.name, sight)
+            goal_permille: has_target.then_some(class.attainment_permille),
+            ..row(&class.name, snapshot)
         });
     }
-    rows.extend(judged.into_iter().map(|(name, sight)| row(&name, sight)));
+    rows.extend(
+        judged
+            .into_iter()
+            .map(|(name, snapshot)| row(&name, snapshot)),
+    );
     rows
 }
 
@@ -242,7 +246,7 @@ impl Operator for RouterFrontend {
         Some(ScalingView {
             mode,
             answer: decision.map(|decision| ScalingDecision {
-                wanted: decision.wanted,
+                target: decision.wanted,
                 decided_here: decision.own,
                 rate: decision.rate,
                 prefill_load: decision.prefill_load,
@@ -263,8 +267,10 @@ impl Operator for RouterFrontend {
             WorkerCommand::SetRole(role) => OperatorRequest::Serve(role),
         };
         let worker = view.worker.worker;
-        let told = RouterEvent::Commanded { worker, command };
-        self.driver.send(told).map_err(|_| CommandError::Stopped)?;
+        let commanded = RouterEvent::Commanded { worker, command };
+        self.driver
+            .send(commanded)
+            .map_err(|_| CommandError::Stopped)?;
         Ok(view)
     }
 }
@@ -285,9 +291,9 @@ struct ClientStream {
     events: ClientReceiver,
     overhead: Arc<RouterOverhead>,
     driver: mpsc::UnboundedSender<RouterEvent>,
-    enough: StopSignal,
+    stop_signal: StopSignal,
     /// Tokens that the client took.
-    taken: u32,
+    tokens_read: u32,
     ended: bool,
     /// Held for as long as events for the client are in memory.
     _counted: OwnedSemaphorePermit,
@@ -300,10 +306,10 @@ impl Stream for ClientStream {
         let event = self.events.poll_recv(context);
         match &event {
             Poll::Ready(Some(FlightEvent::Token(_))) => {
-                if self.taken == 0 {
+                if self.tokens_read == 0 {
                     self.overhead.observe_once();
                 }
-                self.taken += 1;
+                self.tokens_read += 1;
             }
             Poll::Ready(None | Some(FlightEvent::Ended { .. })) => self.ended = true,
             Poll::Pending => {}
@@ -316,8 +322,8 @@ impl Drop for ClientStream {
     fn drop(&mut self) {
         if !self.ended {
             let flight = self.flight;
-            let output_tokens = self.taken;
-            let why = if self.enough.is_set() {
+            let output_tokens = self.tokens_read;
+            let why = if self.stop_signal.is_set() {
                 CancelReason::Enough { output_tokens }
             } else {
                 CancelReason::Left

@@ -41,14 +41,14 @@ impl GrantRelay {
         order: &Order,
     ) -> Option<(HandoffId, WriteGrant)> {
         let (handoff, target) = orders::sender_handoff(order)?;
-        let pass = self.take(target, handoff)?;
-        (target != to).then_some((handoff, pass))
+        let grant = self.take(target, handoff)?;
+        (target != to).then_some((handoff, grant))
     }
 
     /// Drops the grants of a worker that is connected no longer.
     pub(super) fn issuer_lost(&mut self, maker: WorkerRef) {
-        let purse = self.grants.remove(&maker);
-        self.count -= purse.map_or(0, |purse| purse.len());
+        let grants = self.grants.remove(&maker);
+        self.count -= grants.map_or(0, |grants| grants.len());
     }
 
     /// How many are kept.
@@ -57,9 +57,9 @@ impl GrantRelay {
     }
 
     fn take(&mut self, maker: WorkerRef, handoff: HandoffId) -> Option<WriteGrant> {
-        let pass = self.grants.get_mut(&maker)?.remove(handoff)?;
+        let grant = self.grants.get_mut(&maker)?.remove(handoff)?;
         self.count -= 1;
-        Some(pass)
+        Some(grant)
     }
 }
 
@@ -102,42 +102,42 @@ mod tests {
 
     #[test]
     fn grants_of_ended_hand_offs_are_dropped() {
-        let mut passes = GrantRelay::default();
+        let mut grants = GrantRelay::default();
         for flight in 0..300 {
             let handoff = handoff(flight);
-            passes.add(MAKER, handoff, PASS);
+            grants.add(MAKER, handoff, PASS);
             match flight % 3 {
                 0 => {
                     let order = migrate(handoff);
-                    let told = passes.take_for_order(OTHER, &order);
-                    assert_eq!(told, Some((handoff, PASS)));
+                    let grant = grants.take_for_order(OTHER, &order);
+                    assert_eq!(grant, Some((handoff, PASS)));
                     assert_eq!(
-                        passes.take_for_order(OTHER, &order),
+                        grants.take_for_order(OTHER, &order),
                         None,
                         "it is told once"
                     );
-                    passes.add(MAKER, handoff, PASS);
-                    let told = passes.take_for_order(MAKER, &order);
-                    assert_eq!(told, None, "nobody needs one for his own pool");
+                    grants.add(MAKER, handoff, PASS);
+                    let grant = grants.take_for_order(MAKER, &order);
+                    assert_eq!(grant, None, "nobody needs one for his own pool");
                 }
                 1 => {
                     let refusal = Refusal::WrongWorker;
-                    passes.handle_report(MAKER, &Report::Refused { handoff, refusal });
+                    grants.handle_report(MAKER, &Report::Refused { handoff, refusal });
                 }
                 _ => {
                     // A report of the sender does not end the issuer's leg.
-                    passes.handle_report(OTHER, &Report::Released { handoff });
-                    assert_eq!(passes.count(), 1);
-                    passes.handle_report(MAKER, &Report::Released { handoff });
+                    grants.handle_report(OTHER, &Report::Released { handoff });
+                    assert_eq!(grants.count(), 1);
+                    grants.handle_report(MAKER, &Report::Released { handoff });
                 }
             }
-            assert_eq!(passes.count(), 0, "after {flight}");
-            assert!(passes.grants[&MAKER].is_empty());
+            assert_eq!(grants.count(), 0, "after {flight}");
+            assert!(grants.grants[&MAKER].is_empty());
         }
-        passes.add(MAKER, handoff(1), PASS);
-        passes.add(MAKER, handoff(2), PASS);
-        assert_eq!(passes.count(), 2);
-        passes.issuer_lost(MAKER);
-        assert_eq!((passes.count(), passes.grants.len()), (0, 0));
+        grants.add(MAKER, handoff(1), PASS);
+        grants.add(MAKER, handoff(2), PASS);
+        assert_eq!(grants.count(), 2);
+        grants.issuer_lost(MAKER);
+        assert_eq!((grants.count(), grants.grants.len()), (0, 0));
     }
 }

@@ -82,7 +82,7 @@ async fn follow_policy(
     driver: mpsc::UnboundedSender<RouterEvent>,
     policy_sender: watch::Sender<Arc<SloPolicy>>,
 ) {
-    let heard = watch.run(|reload| {
+    let reloads = watch.run(|reload| {
         series.count(&reload);
         match reload {
             PolicyReload::Changed(policy, _) => {
@@ -104,7 +104,7 @@ async fn follow_policy(
             }
         }
     });
-    heard.await;
+    reloads.await;
 }
 
 impl RouterBody {
@@ -117,37 +117,37 @@ impl RouterBody {
             limits.policy = Arc::clone(file.policy());
         }
         let meters = RouterMeters::new(&telemetry.router);
-        let promises = SloMeters::new(&telemetry.slo, &limits.policy);
-        let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
+        let slo_meters = SloMeters::new(&telemetry.slo, &limits.policy);
+        let (policy_sender, policy) = watch::channel(Arc::clone(&limits.policy));
         let traces = telemetry.traces.clone();
         let flights = Arc::new(OpenFlights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(WorkerRoster::default());
-        let lookout = Arc::new(Dashboard::default());
+        let dashboard = Arc::new(Dashboard::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
         let starting = ServingReadiness::NotReady("starting".into());
-        let (tell_readiness, readiness) = watch::channel(starting);
-        let (tell_drained, drained) = watch::channel(false);
+        let (readiness_sender, readiness) = watch::channel(starting);
+        let (drained_sender, drained) = watch::channel(false);
         let begins =
             ScalingStatus::after_policy_change(limits.policy.scaling.as_ref(), &ScalingStatus::Off);
-        let (tell_scaling, scaling) = watch::channel(begins);
+        let (scaling_sender, scaling) = watch::channel(begins);
         let answers = ScalingStatusReader::new(scaling);
-        let hands = RouterEffects {
+        let effects = RouterEffects {
             flights: Arc::clone(&flights),
             roster: Arc::clone(&roster),
             meters,
-            slo: promises,
-            dashboard: Arc::clone(&lookout),
+            slo: slo_meters,
+            dashboard: Arc::clone(&dashboard),
             recorder: TapeRecorder::create(options.tape.as_deref())?,
-            readiness: tell_readiness,
-            drained: tell_drained,
-            scaling: tell_scaling,
+            readiness: readiness_sender,
+            drained: drained_sender,
+            scaling: scaling_sender,
             scaling_series: telemetry.scaling.clone(),
         };
-        let ears = RouterInbox { workers, clients };
-        let body = RouterDriver::new(limits, ears, hands);
-        let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
-        let (watched, left) = (Arc::clone(&pulse), Arc::clone(&flights));
+        let router_inbox = RouterInbox { workers, clients };
+        let body = RouterDriver::new(limits, router_inbox, effects);
+        let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
+        let (watched, left) = (Arc::clone(&monitor), Arc::clone(&flights));
         let task = tokio::spawn(async move {
             watched.watch(body.run()).await;
             // After a panic nothing else would end them.
@@ -159,7 +159,7 @@ impl RouterBody {
             router,
             flights: Arc::clone(&flights),
             roster,
-            dashboard: lookout,
+            dashboard,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
             streams_max,
@@ -168,7 +168,7 @@ impl RouterBody {
             scaling: answers.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
-            monitors: Mutex::new(vec![Arc::clone(&pulse)]),
+            monitors: Mutex::new(vec![Arc::clone(&monitor)]),
             flights_submitted: AtomicU64::new(0),
         };
         let watch = options.policy.clone().map(|file| {
@@ -178,22 +178,22 @@ impl RouterBody {
                 PolicyWatcher::new(file),
                 series,
                 driver.clone(),
-                tell_policy,
+                policy_sender,
             ))
         });
-        let door = RouterAcceptor {
+        let acceptor = RouterAcceptor {
             router,
             inbox,
             flights,
             silence: options.silence_max,
         };
         Ok(Self {
-            acceptor: door,
+            acceptor,
             frontend: Arc::new(frontend),
             driver,
             readiness,
             drained,
-            monitor: pulse,
+            monitor,
             scaling: answers,
             traces,
             task,
@@ -213,16 +213,16 @@ impl RouterBody {
         &mut self,
         names: &[String],
         own: Vec<u16>,
-        asker: PeerRouterClient,
+        client: PeerRouterClient,
     ) {
-        let asks = watch_peer_routers(names.to_vec(), own, asker, self.driver.clone());
+        let asks = watch_peer_routers(names.to_vec(), own, client, self.driver.clone());
         self.peer_routers = (!names.is_empty()).then(|| tokio::spawn(asks));
     }
 
     /// Includes an engine of this process in the health.
-    pub(crate) fn add_monitor(&self, pulse: Arc<HealthMonitor>) {
+    pub(crate) fn add_monitor(&self, monitor: Arc<HealthMonitor>) {
         let mut pulses = self.frontend.monitors.lock();
-        pulses.push(pulse);
+        pulses.push(monitor);
     }
 
     /// Changes whenever a request would find a worker, or none.

@@ -27,12 +27,12 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) async fn watch_peer_routers(
     names: Vec<String>,
     own: Vec<u16>,
-    asker: PeerRouterClient,
+    client: PeerRouterClient,
     driver: mpsc::UnboundedSender<RouterEvent>,
 ) {
-    let (tell, found) = watch::channel(BTreeSet::new());
+    let (found_sender, found) = watch::channel(BTreeSet::new());
     let place = OutsideQueue::Elsewhere;
-    let tell_driver = |count| {
+    let report_to_driver = |count| {
         driver
             .send(RouterEvent::WaitingOutside { place, count })
             .is_ok()
@@ -44,12 +44,12 @@ pub(super) async fn watch_peer_routers(
         loop {
             ticks.tick().await;
             let addresses: BTreeSet<SocketAddr> = found.borrow().clone();
-            let asked = addresses
+            let queries = addresses
                 .iter()
-                .map(|one| requests_open_at(&asker, *one, &own));
-            let answers = join_all(asked).await;
+                .map(|one| requests_open_at(&client, *one, &own));
+            let answers = join_all(queries).await;
             let count = answers.iter().flatten().copied();
-            if !tell_driver(count.fold(0, u32::saturating_add)) {
+            if !report_to_driver(count.fold(0, u32::saturating_add)) {
                 return;
             }
             let answered = addresses.iter().zip(answers);
@@ -65,13 +65,13 @@ pub(super) async fn watch_peer_routers(
     };
     tokio::select! {
         () = ask => {}
-        () = watch_names(names, tell) => {}
+        () = watch_names(names, found_sender) => {}
     }
 }
 
 /// Requests that are open at a router, or why that is unknown; none at this one.
 async fn requests_open_at(
-    asker: &PeerRouterClient,
+    client: &PeerRouterClient,
     address: SocketAddr,
     own: &[u16],
 ) -> Result<u32, String> {
@@ -79,6 +79,6 @@ async fn requests_open_at(
     if own.contains(&address.port()) && here.is_ok_and(|here| here == address.ip()) {
         return Ok(0);
     }
-    let load = asker.load(address).await?;
+    let load = client.load(address).await?;
     Ok(u32::try_from(load.server_load).unwrap_or(u32::MAX))
 }

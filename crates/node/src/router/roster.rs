@@ -53,11 +53,11 @@ struct WorkerCounts {
 }
 
 impl WorkerRoster {
-    pub(crate) fn join(&self, introduction: &Registration, activity: Arc<WorkerActivity>) {
+    pub(crate) fn join(&self, registration: &Registration, activity: Arc<WorkerActivity>) {
         let entry = RosterEntry {
-            view: views::initial_view(introduction),
+            view: views::initial_view(registration),
             draining: false,
-            in_process: introduction.data_address.is_empty(),
+            in_process: registration.data_address.is_empty(),
             commands: PendingCommands::default(),
             links: BTreeMap::new(),
             link_sums: None,
@@ -66,7 +66,7 @@ impl WorkerRoster {
             activity,
             rate_sampled: None,
         };
-        self.lock().insert(introduction.worker.worker, entry);
+        self.lock().insert(registration.worker.worker, entry);
     }
 
     /// Removes a worker; gives its name and state, if it was there.
@@ -98,8 +98,8 @@ impl WorkerRoster {
         match report {
             Report::Load(load) => entry.view.load = *load,
             Report::Prices(prices) => {
-                let known = !prices.rows.is_empty();
-                entry.view.price_error_permille = known.then_some(prices.error_permille);
+                let has_prices = !prices.rows.is_empty();
+                entry.view.price_error_permille = has_prices.then_some(prices.error_permille);
             }
             Report::Draining => {
                 entry.draining = true;
@@ -371,8 +371,8 @@ mod tests {
         for peer in 100..100 + 2 * LINKS_AHEAD_MAX as u64 {
             roster.link_measured(life(1), link(peer));
         }
-        let kept = roster.lock()[&WorkerId(1)].links.len();
-        assert_eq!(kept, LINKS_AHEAD_MAX);
+        let links_count = roster.lock()[&WorkerId(1)].links.len();
+        assert_eq!(links_count, LINKS_AHEAD_MAX);
         roster.join(&named(9, "h:9"), Arc::default());
         roster.link_measured(life(1), link(9));
         assert_eq!(peers(&roster, "w1"), ["w9"]);

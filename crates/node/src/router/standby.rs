@@ -108,7 +108,7 @@ mod tests {
     }
 
     fn line(incarnation: u64) -> (WorkerConnection, mpsc::Receiver<ToWorker>) {
-        let (out, words) = mpsc::channel(1);
+        let (out, receiver) = mpsc::channel(1);
         let line = WorkerConnection {
             registration: Registration {
                 worker: life(incarnation),
@@ -119,24 +119,26 @@ mod tests {
             activity: Arc::default(),
             waits_for_name: watch::channel(false).0,
         };
-        (line, words)
+        (line, receiver)
     }
 
     /// Lines of these lives wait; gives their other ends.
-    fn standby<const N: usize>(lives: [u64; N]) -> (NameStandby, [mpsc::Receiver<ToWorker>; N]) {
+    fn standby<const N: usize>(
+        incarnations: [u64; N],
+    ) -> (NameStandby, [mpsc::Receiver<ToWorker>; N]) {
         let mut standby = NameStandby::default();
-        let words = lives.map(|life| {
-            let (line, words) = line(life);
+        let receivers = incarnations.map(|incarnation| {
+            let (line, receiver) = line(incarnation);
             standby.add(line);
-            words
+            receiver
         });
-        (standby, words)
+        (standby, receivers)
     }
 
     #[test]
     fn a_freed_name_ends_the_line_of_the_latest_start() {
-        let (mut standby, words) = standby([2, 3, 1]);
-        let closed = || words.each_ref().map(mpsc::Receiver::is_closed);
+        let (mut standby, receivers) = standby([2, 3, 1]);
+        let closed = || receivers.each_ref().map(mpsc::Receiver::is_closed);
         standby.name_freed(WorkerId(8), Time::ZERO);
         assert_eq!((closed(), standby.deadline()), ([false; 3], None));
         standby.name_freed(NAME, Time::ZERO);
@@ -148,8 +150,8 @@ mod tests {
 
     #[test]
     fn a_name_not_taken_in_time_is_offered_to_the_next() {
-        let (mut standby, words) = standby([1, 2, 3]);
-        let closed = || words.each_ref().map(mpsc::Receiver::is_closed);
+        let (mut standby, receivers) = standby([1, 2, 3]);
+        let closed = || receivers.each_ref().map(mpsc::Receiver::is_closed);
         standby.name_freed(NAME, Time::ZERO);
         let at = standby.deadline().unwrap();
         assert_eq!(at, Time::ZERO + OFFER_MAX);
@@ -165,10 +167,10 @@ mod tests {
 
     #[test]
     fn a_lost_line_is_offered_nothing() {
-        let (mut standby, words) = standby([1, 2]);
+        let (mut standby, receivers) = standby([1, 2]);
         standby.name_freed(NAME, Time::ZERO);
         standby.connection_lost(life(1), 1);
-        assert!(words[0].is_closed());
+        assert!(receivers[0].is_closed());
         assert_eq!((standby.deadline(), standby.count()), (None, 0));
     }
 
@@ -184,17 +186,20 @@ mod tests {
     #[test]
     fn lines_that_wait_for_one_name_are_bounded() {
         let mut standby = NameStandby::default();
-        let mut words = Vec::new();
+        let mut receivers = Vec::new();
         for incarnation in 0..10 {
-            let (line, line_words) = line(incarnation);
+            let (line, receiver) = line(incarnation);
             standby.add(line);
-            words.push(line_words);
+            receivers.push(receiver);
         }
-        let waiting = words.iter().filter(|words| !words.is_closed()).count();
+        let waiting = receivers
+            .iter()
+            .filter(|receiver| !receiver.is_closed())
+            .count();
         assert_eq!(waiting, CONNECTIONS_MAX_PER_NAME);
         // A worker that dials twice waits once.
-        let (again, again_words) = line(0);
+        let (again, again_receiver) = line(0);
         standby.add(again);
-        assert!(words[0].is_closed() && !again_words.is_closed());
+        assert!(receivers[0].is_closed() && !again_receiver.is_closed());
     }
 }

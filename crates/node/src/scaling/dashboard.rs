@@ -21,14 +21,14 @@ pub(crate) struct RecentDecisions {
 
 impl RecentDecisions {
     /// Records a decision made at `at_ms`, in milliseconds since 1970.
-    pub(crate) fn record(&mut self, wanted: &FleetTarget, at_ms: u64) {
-        let Some(before) = self.legs.replace(wanted.legs) else {
+    pub(crate) fn record(&mut self, target: &FleetTarget, at_ms: u64) {
+        let Some(before) = self.legs.replace(target.legs) else {
             return;
         };
         for (pool, role) in POOLS {
-            let (from, to) = (before.for_role(role), wanted.legs.for_role(role));
+            let (from, to) = (before.for_role(role), target.legs.for_role(role));
             if from != to {
-                let reason = wanted.reasons.for_role(role).name().to_owned();
+                let reason = target.reasons.for_role(role).name().to_owned();
                 self.steps.push_front(ScalingChange {
                     at_ms,
                     pool: pool.to_owned(),
@@ -48,11 +48,11 @@ impl RecentDecisions {
 
 /// Scaling as the dashboard shows it; `None` where the policy has no scaling.
 pub(crate) fn dashboard_scaling(
-    standing: &ScalingStatus,
+    status: &ScalingStatus,
     workers: &[WorkerRow],
     recent: Vec<ScalingChange>,
 ) -> Option<ScalingSummary> {
-    let (mode, wanted) = match standing {
+    let (mode, target) = match status {
         ScalingStatus::Off => return None,
         ScalingStatus::Starting(mode) => (*mode, None),
         ScalingStatus::Decided(mode, decision) => (*mode, Some(&decision.wanted)),
@@ -61,12 +61,12 @@ pub(crate) fn dashboard_scaling(
         let serves = |row: &&WorkerRow| row.role == role && row.state != WorkerState::Draining;
         u32::try_from(workers.iter().filter(serves).count()).unwrap_or(u32::MAX)
     };
-    let pools = wanted.into_iter().flat_map(|wanted| {
+    let pools = target.into_iter().flat_map(|target| {
         POOLS.map(|(pool, role)| PoolTarget {
             pool: pool.to_owned(),
             workers: there(role),
-            wanted: wanted.legs.for_role(role),
-            reason: wanted.reasons.for_role(role).name().to_owned(),
+            wanted: target.legs.for_role(role),
+            reason: target.reasons.for_role(role).name().to_owned(),
         })
     });
     // A pool without workers that wants none is not part of this fleet.
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    fn wanted(prefill: u32, decode: u32) -> FleetTarget {
+    fn target(prefill: u32, decode: u32) -> FleetTarget {
         let legs = PoolCounts {
             prefill,
             decode,
@@ -143,7 +143,7 @@ mod tests {
         let nothing = dashboard_scaling(&listens, &rows, Vec::new()).unwrap();
         assert_eq!((nothing.advisory, nothing.pools), (false, Vec::new()));
         let decision = ScalerDecision {
-            wanted: wanted(2, 1),
+            wanted: target(2, 1),
             own: true,
             rate: 1.0,
             prefill_load: 1.5,
@@ -151,14 +151,14 @@ mod tests {
             waiting: 0,
             starting: 1,
         };
-        let said = ScalingStatus::Decided(ScalingMode::Advise, decision);
-        let said = dashboard_scaling(&said, &rows, Vec::new()).unwrap();
-        let pools: Vec<_> = said
+        let status = ScalingStatus::Decided(ScalingMode::Advise, decision);
+        let summary = dashboard_scaling(&status, &rows, Vec::new()).unwrap();
+        let pools: Vec<_> = summary
             .pools
             .iter()
             .map(|pool| (&*pool.pool, pool.workers, pool.wanted, &*pool.reason))
             .collect();
-        assert!(said.advisory);
+        assert!(summary.advisory);
         let expected = [("prefill", 1, 2, "prompts"), ("decode", 1, 1, "memory")];
         assert_eq!(pools, expected);
     }
@@ -166,11 +166,11 @@ mod tests {
     #[test]
     fn a_repeated_decision_is_no_change() {
         let mut decisions = RecentDecisions::default();
-        decisions.record(&wanted(1, 1), 1);
-        decisions.record(&wanted(1, 1), 2);
+        decisions.record(&target(1, 1), 1);
+        decisions.record(&target(1, 1), 2);
         assert_eq!(decisions.all(), []);
-        decisions.record(&wanted(1, 3), 3);
-        decisions.record(&wanted(2, 3), 4);
+        decisions.record(&target(1, 3), 3);
+        decisions.record(&target(2, 3), 4);
         let steps = decisions.all();
         let steps: Vec<_> = steps
             .iter()
@@ -182,7 +182,7 @@ mod tests {
         ];
         assert_eq!(steps, expected);
         for number in 0..100 {
-            decisions.record(&wanted(number, 3), 5);
+            decisions.record(&target(number, 3), 5);
         }
         assert_eq!(decisions.all().len(), STEPS_MAX);
     }

@@ -108,8 +108,8 @@ async fn values(
         Ok(terms) => terms,
         Err(message) => return error_status(StatusCode::BAD_REQUEST, "BadRequest", &message),
     };
-    let wanted = match answers.wanted() {
-        Ok(wanted) => wanted,
+    let target_workers = match answers.target_workers() {
+        Ok(target_workers) => target_workers,
         Err(
             unknown @ (ScalingUnavailable::Off
             | ScalingUnavailable::Starting
@@ -128,7 +128,7 @@ async fn values(
             "metricName": METRIC,
             "metricLabels": {"pool": pool},
             "timestamp": now,
-            "value": wanted.for_role(role).to_string(),
+            "value": target_workers.for_role(role).to_string(),
         })
     });
     Json(json!({

@@ -28,22 +28,23 @@ const WORKERS: PoolCounts = PoolCounts {
 /// # Panics
 /// If another pool's number is answered, or under a name that was not asked for.
 pub(crate) fn metrics(bytes: &[u8]) {
-    let Ok(asked) = GetMetricsRequest::decode(bytes) else {
+    let Ok(request) = GetMetricsRequest::decode(bytes) else {
         return;
     };
-    let wanted = FleetTarget {
+    let target = FleetTarget {
         workers: WORKERS,
         ..FleetTarget::default()
     };
     let decision = ScalerDecision {
-        wanted,
+        wanted: target,
         ..ScalerDecision::default()
     };
-    let (_tell, standing) = watch::channel(ScalingStatus::Decided(ScalingMode::Act, decision));
-    let service = ScalerService::new(ScalingStatusReader::new(standing));
-    let answer = service.get_metrics(Request::new(asked.clone()));
+    let (_status_sender, status) =
+        watch::channel(ScalingStatus::Decided(ScalingMode::Act, decision));
+    let service = ScalerService::new(ScalingStatusReader::new(status));
+    let answer = service.get_metrics(Request::new(request.clone()));
     let answer = answer.now_or_never().expect("it waits for nobody");
-    let object = asked.scaled_object_ref.unwrap_or_default();
+    let object = request.scaled_object_ref.unwrap_or_default();
     let Ok(answer) = answer else {
         return;
     };
@@ -54,7 +55,7 @@ pub(crate) fn metrics(bytes: &[u8]) {
     let (name, role) = pool(&object).expect("a pool was answered for");
     assert_eq!(object.scaler_metadata["pool"], name);
     assert_eq!(value.metric_value, i64::from(WORKERS.for_role(role)));
-    assert_eq!(value.metric_name, asked.metric_name);
+    assert_eq!(value.metric_name, request.metric_name);
 }
 
 /// A label selector of Kubernetes.
@@ -91,7 +92,7 @@ fn term_text(term: &SelectorTerm) -> String {
 #[cfg(test)]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     use super::keda::proto::ScaledObjectRef;
-    let asked = |pool: &str, metric_name: &str| {
+    let encoded_request = |pool: &str, metric_name: &str| {
         let object = ScaledObjectRef {
             name: "cleave".to_owned(),
             namespace: "models".to_owned(),
@@ -104,8 +105,8 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         request.encode_to_vec()
     };
     vec![
-        asked("decode", "s0-cleave-workers-decode"),
-        asked("both", ""),
-        asked("queue", "cleave-workers-prefill"),
+        encoded_request("decode", "s0-cleave-workers-decode"),
+        encoded_request("both", ""),
+        encoded_request("queue", "cleave-workers-prefill"),
     ]
 }

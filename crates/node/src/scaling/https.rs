@@ -39,8 +39,8 @@ impl ExternalMetricsServer {
     ) -> Result<Self, NodeError> {
         let local = listener.local_addr();
         let address = local.map_err(|error| NodeError::Bind("the listener".into(), error))?;
-        let (shaken, ready) = mpsc::channel(HANDSHAKES_MAX);
-        let handshakes = accept(listener, shown, shaken);
+        let (handshaken, ready) = mpsc::channel(HANDSHAKES_MAX);
+        let handshakes = accept(listener, shown, handshaken);
         let task = tokio::spawn(async move {
             let served = axum::serve(HandshakenListener { address, ready }, routes);
             tokio::select! {
@@ -65,10 +65,10 @@ impl Drop for ExternalMetricsServer {
 type AcceptedTls = (TlsStream<TcpStream>, SocketAddr);
 
 /// Each handshake is a task of its own.
-async fn accept(listener: TcpListener, shown: ServerTls, shaken: mpsc::Sender<AcceptedTls>) {
-    let seats = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+async fn accept(listener: TcpListener, shown: ServerTls, handshaken: mpsc::Sender<AcceptedTls>) {
+    let handshake_permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&handshake_permits).acquire_owned().await else {
             return;
         };
         let (stream, from) = match listener.accept().await {
@@ -79,12 +79,12 @@ async fn accept(listener: TcpListener, shown: ServerTls, shaken: mpsc::Sender<Ac
                 continue;
             }
         };
-        let (acceptor, shaken) = (TlsAcceptor::from(shown.config()), shaken.clone());
+        let (acceptor, handshaken) = (TlsAcceptor::from(shown.config()), handshaken.clone());
         tokio::spawn(async move {
-            let _seat = seat;
+            let _permit = permit;
             match timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
                 // A server that has stopped takes no connection.
-                Ok(Ok(stream)) => drop(shaken.send((stream, from)).await),
+                Ok(Ok(stream)) => drop(handshaken.send((stream, from)).await),
                 Ok(Err(error)) => debug!(%from, %error, "a TLS handshake failed"),
                 Err(_) => debug!(%from, "a TLS handshake took too long"),
             }
@@ -165,8 +165,8 @@ mod tests {
     // Invariant: I43.
     #[tokio::test]
     async fn an_hpa_is_answered_as_an_api_server_expects() {
-        let (tell, standing) = watch::channel(ScalingStatus::Off);
-        let routes = external_metrics_routes(ScalingStatusReader::new(standing));
+        let (status_sender, status_receiver) = watch::channel(ScalingStatus::Off);
+        let routes = external_metrics_routes(ScalingStatusReader::new(status_receiver));
         let (own, trusted) = ServerTls::self_signed().expect("a certificate");
         let listener = bind("127.0.0.1:0").await.unwrap();
         let secured = ExternalMetricsServer::start(listener, routes, own);
@@ -195,15 +195,15 @@ mod tests {
             decode: 3,
             ..PoolCounts::default()
         };
-        let wanted = FleetTarget {
+        let target = FleetTarget {
             workers,
             ..FleetTarget::default()
         };
         let decision = ScalerDecision {
-            wanted,
+            wanted: target,
             ..ScalerDecision::default()
         };
-        tell.send_replace(ScalingStatus::Decided(ScalingMode::Act, decision));
+        status_sender.send_replace(ScalingStatus::Decided(ScalingMode::Act, decision));
         let (status, list) = get(&secured, &trusted, &metric).await;
         assert_eq!(
             (status, &list["kind"]),
@@ -237,8 +237,8 @@ mod tests {
         std::fs::write(&files.certificate, cert.pem()).expect("a writable folder");
         std::fs::write(&files.key, signing_key.serialize_pem()).expect("a writable folder");
         let front = ServerTls::open(&files).expect("a certificate and its key");
-        let (_tell, standing) = watch::channel(ScalingStatus::Off);
-        let routes = external_metrics_routes(ScalingStatusReader::new(standing));
+        let (_status_sender, status) = watch::channel(ScalingStatus::Off);
+        let routes = external_metrics_routes(ScalingStatusReader::new(status));
         let listener = bind("127.0.0.1:0").await.unwrap();
         let secured = ExternalMetricsServer::start(listener, routes, front);
         let secured = secured.expect("it starts");

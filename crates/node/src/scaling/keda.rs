@@ -78,8 +78,8 @@ impl ScalerService {
         Self { answers }
     }
 
-    fn wanted(&self, role: Role) -> Result<u32, Status> {
-        Ok(self.answers.wanted()?.for_role(role))
+    fn target_workers(&self, role: Role) -> Result<u32, Status> {
+        Ok(self.answers.target_workers()?.for_role(role))
     }
 }
 
@@ -90,7 +90,7 @@ impl ExternalScaler for ScalerService {
 
     async fn is_active(&self, request: Request<ScaledObjectRef>) -> ScalerResult<IsActiveResponse> {
         let (_, role) = pool(request.get_ref())?;
-        let result = self.wanted(role)? > 0;
+        let result = self.target_workers(role)? > 0;
         Ok(Response::new(IsActiveResponse { result }))
     }
 
@@ -100,12 +100,12 @@ impl ExternalScaler for ScalerService {
     ) -> ScalerResult<Self::StreamIsActiveStream> {
         let (_, role) = pool(request.get_ref())?;
         let begin = (self.answers.clone(), None);
-        let said = stream::unfold(begin, move |(mut answers, before)| async move {
+        let activity = stream::unfold(begin, move |(mut answers, before)| async move {
             loop {
                 let now = answers
-                    .wanted()
+                    .target_workers()
                     .ok()
-                    .map(|wanted| wanted.for_role(role) > 0);
+                    .map(|target_workers| target_workers.for_role(role) > 0);
                 if let Some(result) = now.filter(|_| now != before) {
                     let response = IsActiveResponse { result };
                     return Some((Ok(response), (answers, now)));
@@ -115,7 +115,7 @@ impl ExternalScaler for ScalerService {
                 }
             }
         });
-        Ok(Response::new(said.boxed()))
+        Ok(Response::new(activity.boxed()))
     }
 
     async fn get_metric_spec(
@@ -136,18 +136,18 @@ impl ExternalScaler for ScalerService {
         } = request.into_inner();
         let object = scaled_object_ref.unwrap_or_default();
         let (pool, role) = pool(&object)?;
-        let ours = metric(pool);
+        let own_metric = metric(pool);
         // KEDA's own metrics are called `s<trigger>-<name>`.
-        if !metric_name.is_empty() && !metric_name.ends_with(&ours) {
+        if !metric_name.is_empty() && !metric_name.ends_with(&own_metric) {
             return Err(Status::invalid_argument(format!(
-                "there is no metric `{metric_name}` of this pool; there is `{ours}`"
+                "there is no metric `{metric_name}` of this pool; there is `{own_metric}`"
             )));
         }
-        let wanted = self.wanted(role)?;
+        let target_workers = self.target_workers(role)?;
         let value = MetricValue {
             metric_name,
-            metric_value: wanted.into(),
-            metric_value_float: wanted.into(),
+            metric_value: target_workers.into(),
+            metric_value_float: target_workers.into(),
         };
         Ok(Response::new(GetMetricsResponse {
             metric_values: vec![value],
@@ -163,8 +163,8 @@ impl ExternalScaler for ScalerService {
         let mut answers = self.answers.clone();
         let first = stream::iter([Ok(spec(pool))]);
         let rest = stream::once(async move { while answers.changed().await {} });
-        let said = first.chain(rest.filter_map(|()| async { None }));
-        Ok(Response::new(said.boxed()))
+        let specs = first.chain(rest.filter_map(|()| async { None }));
+        Ok(Response::new(specs.boxed()))
     }
 }
 
@@ -183,17 +183,17 @@ mod tests {
         }
     }
 
-    fn said(mode: ScalingMode, decode: u32) -> ScalingStatus {
+    fn decided(mode: ScalingMode, decode: u32) -> ScalingStatus {
         let workers = PoolCounts {
             decode,
             ..PoolCounts::default()
         };
-        let wanted = FleetTarget {
+        let target = FleetTarget {
             workers,
             ..FleetTarget::default()
         };
         let decision = ScalerDecision {
-            wanted,
+            wanted: target,
             ..ScalerDecision::default()
         };
         ScalingStatus::Decided(mode, decision)
@@ -202,21 +202,21 @@ mod tests {
     // Invariant: I43.
     #[tokio::test]
     async fn no_number_is_answered_when_unknown_or_advisory() {
-        let (tell, standing) = watch::channel(ScalingStatus::Off);
-        let service = ScalerService::new(ScalingStatusReader::new(standing));
+        let (status_sender, status) = watch::channel(ScalingStatus::Off);
+        let service = ScalerService::new(ScalingStatusReader::new(status));
         let ask = || service.is_active(Request::new(object("decode")));
         assert_eq!(
             ask().await.unwrap_err().code(),
             tonic::Code::FailedPrecondition
         );
-        tell.send_replace(ScalingStatus::Starting(ScalingMode::Act));
+        status_sender.send_replace(ScalingStatus::Starting(ScalingMode::Act));
         assert_eq!(ask().await.unwrap_err().code(), tonic::Code::Unavailable);
-        tell.send_replace(said(ScalingMode::Advise, 3));
+        status_sender.send_replace(decided(ScalingMode::Advise, 3));
         assert_eq!(
             ask().await.unwrap_err().code(),
             tonic::Code::FailedPrecondition
         );
-        tell.send_replace(said(ScalingMode::Act, 3));
+        status_sender.send_replace(decided(ScalingMode::Act, 3));
         assert!(ask().await.unwrap().into_inner().result);
         let other = service.is_active(Request::new(object("queue"))).await;
         assert!(
@@ -229,14 +229,14 @@ mod tests {
 
     #[tokio::test]
     async fn all_scaler_methods_answer_from_one_decision() {
-        let (tell, standing) = watch::channel(said(ScalingMode::Act, 0));
-        let service = ScalerService::new(ScalingStatusReader::new(standing));
+        let (status_sender, status) = watch::channel(decided(ScalingMode::Act, 0));
+        let service = ScalerService::new(ScalingStatusReader::new(status));
         let streamed = service
             .stream_is_active(Request::new(object("decode")))
             .await;
         let mut active = streamed.unwrap().into_inner();
         assert!(!active.next().await.unwrap().unwrap().result, "at once");
-        tell.send_replace(said(ScalingMode::Act, 2));
+        status_sender.send_replace(decided(ScalingMode::Act, 2));
         assert!(active.next().await.unwrap().unwrap().result);
         let spec = service
             .get_metric_spec(Request::new(object("decode")))
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!((value.metric_value, value.metric_value_float), (2, 2.0));
         assert!(ask("s0-cleave-workers-decode").await.is_ok());
         assert!(ask("requests").await.is_err());
-        drop(tell);
+        drop(status_sender);
         assert!(specs.next().await.is_none() && active.next().await.is_none());
     }
 }

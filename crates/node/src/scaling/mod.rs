@@ -66,8 +66,8 @@ pub(crate) enum ScalingUnavailable {
 pub(crate) struct ScalingStatusReader(watch::Receiver<ScalingStatus>);
 
 impl ScalingStatusReader {
-    pub(crate) fn new(standing: watch::Receiver<ScalingStatus>) -> Self {
-        Self(standing)
+    pub(crate) fn new(status: watch::Receiver<ScalingStatus>) -> Self {
+        Self(status)
     }
 
     pub(crate) fn status(&self) -> ScalingStatus {
@@ -75,7 +75,7 @@ impl ScalingStatusReader {
     }
 
     /// How many workers each pool is to have.
-    pub(crate) fn wanted(&self) -> Result<PoolCounts, ScalingUnavailable> {
+    pub(crate) fn target_workers(&self) -> Result<PoolCounts, ScalingUnavailable> {
         match &*self.0.borrow() {
             ScalingStatus::Off => Err(ScalingUnavailable::Off),
             ScalingStatus::Starting(_) => Err(ScalingUnavailable::Starting),

@@ -61,20 +61,20 @@ impl HttpServerState {
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopping = self.stopping.clone();
         // A connection that was asked to end has time until the next look.
-        let mut asked: Option<ConnectionCloseReason> = None;
+        let mut requested_end: Option<ConnectionCloseReason> = None;
         loop {
             tokio::select! {
                 ended = connection.as_mut() => {
-                    return match (ended, asked) {
+                    return match (ended, requested_end) {
                         (_, Some(reason)) => Err(ConnectionEnd::Closed(reason)),
                         (Err(error), None) => Err(ConnectionEnd::Broken(io::Error::other(error))),
                         (Ok(()), None) => Ok(()),
                     };
                 }
                 _ = looks.tick() => match watch.verdict(&self.limits, Instant::now()) {
-                    None => asked = None,
-                    Some(ConnectionCloseReason::Idle) if asked.is_none() => {
-                        asked = Some(ConnectionCloseReason::Idle);
+                    None => requested_end = None,
+                    Some(ConnectionCloseReason::Idle) if requested_end.is_none() => {
+                        requested_end = Some(ConnectionCloseReason::Idle);
                         connection.as_mut().graceful_shutdown();
                     }
                     Some(reason) => return Err(ConnectionEnd::Closed(reason)),
@@ -320,7 +320,7 @@ impl HttpBody for WatchedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.turn.watch.answer_taken(self.turn.number);
+        self.turn.watch.answer_read(self.turn.number);
         let frame = self.poll_part(context);
         if let Poll::Ready(Some(Ok(_))) = &frame {
             self.turn

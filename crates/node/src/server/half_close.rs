@@ -162,7 +162,7 @@ impl HalfClose {
         state.is_held
     }
 
-    /// The body's fate is known.
+    /// The end of the body is known.
     fn settle(&self, upload: Upload) {
         let mut state = self.lock();
         if let Some(exchange) = &mut state.exchange {

@@ -53,11 +53,11 @@ mod tests {
 
     #[test]
     fn half_of_the_files_are_for_connections() {
-        let asked = HttpLimits {
+        let configured = HttpLimits {
             connections_max: Some(HttpLimits::CONNECTIONS_MAX),
             ..HttpLimits::default()
         };
-        for limits in [asked, HttpLimits::default()] {
+        for limits in [configured, HttpLimits::default()] {
             assert_eq!(connections_within(limits, 100), Some(50));
             assert_eq!(connections_within(limits, 1), Some(1));
             let files = u64::from(HttpLimits::CONNECTIONS_MAX) * 2;

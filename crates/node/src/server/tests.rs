@@ -167,13 +167,13 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     let port = port(limits()).await;
     let mut first = port.dial().await;
     ask(&mut first).await;
-    let mut crowd = Vec::new();
+    let mut more = Vec::new();
     for _ in 0..1000 {
-        crowd.push(port.dial().await);
+        more.push(port.dial().await);
     }
     // Connections beyond the limit are closed, and 399 of these stay.
     let mut closed = 0;
-    for stream in &mut crowd {
+    for stream in &mut more {
         let answer = async {
             let mut byte = [0; 1];
             stream.write_all(GET).await?;
@@ -185,7 +185,7 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     assert_eq!(closed, 1000 - 399);
     assert!(port.has_closed_for("full"));
     ask(&mut first).await;
-    drop(crowd);
+    drop(more);
     // Places are free again.
     let served = async {
         while !exchange(&mut port.dial().await, LAST)
@@ -348,9 +348,9 @@ async fn a_flood_of_stream_resets_closes_the_connection() {
         }
         Ok::<_, io::Error>(())
     };
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     let ended = timeout(PATIENCE, async {
-        tokio::join!(flood, reads.read_to_end(&mut said))
+        tokio::join!(flood, reads.read_to_end(&mut received))
     });
     let (flooded, _) = ended.await.expect("it is cut off in time");
     assert!(flooded.is_err());

@@ -94,7 +94,7 @@ impl ConnectionWatch {
     }
 
     /// The client has read it.
-    pub(super) fn answer_taken(&self, number: u64) {
+    pub(super) fn answer_read(&self, number: u64) {
         self.lock().offered.remove(&number);
     }
 
@@ -167,7 +167,7 @@ mod tests {
             [verdict(9049), verdict(9050)],
             [None, Some(ConnectionCloseReason::Stalled)]
         );
-        watch.answer_taken(number);
+        watch.answer_read(number);
         assert_eq!(verdict(9050), None);
         let other = watch.begin();
         watch.answer_offered(other, at(9050));

@@ -20,7 +20,7 @@ pub(crate) use policy::PolicySeries;
 pub(crate) use router::{RouterMeters, failure_name, refusal_name};
 pub(crate) use scaling::ScalingSeries;
 pub(crate) use server::ServerSeries;
-pub(crate) use slo::{SloMeters, SloSeries as PromiseSeries};
+pub(crate) use slo::{SloMeters, SloSeries};
 pub use worker::DeviceCeilings;
 pub(crate) use worker::WorkerMeters;
 
@@ -37,10 +37,10 @@ use std::sync::atomic::AtomicU64;
 /// All series of a process. Clones are the same ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
-    book: Arc<MetricRegistry>,
+    registry: Arc<MetricRegistry>,
     pub(crate) workers: worker::WorkerSeries,
     pub(crate) router: router::RouterSeries,
-    pub(crate) slo: PromiseSeries,
+    pub(crate) slo: SloSeries,
     pub(crate) policy: PolicySeries,
     pub(crate) picker: PickerSeries,
     pub(crate) scaling: ScalingSeries,
@@ -52,21 +52,21 @@ pub(crate) struct Telemetry {
 
 impl Default for Telemetry {
     fn default() -> Self {
-        let mut book = MetricRegistry::default();
-        let workers = worker::WorkerSeries::register(&mut book);
-        let router = router::RouterSeries::register(&mut book);
-        let promises = PromiseSeries::register(&mut book);
-        let policy = PolicySeries::register(&mut book);
-        let picker = PickerSeries::register(&mut book);
-        let scaling = ScalingSeries::register(&mut book);
-        let servers = ServerSeries::register(&mut book);
-        let process = ProcessSeries::register(&mut book);
-        let trace_series = TraceSeries::register(&mut book);
+        let mut registry = MetricRegistry::default();
+        let workers = worker::WorkerSeries::register(&mut registry);
+        let router = router::RouterSeries::register(&mut registry);
+        let slo = SloSeries::register(&mut registry);
+        let policy = PolicySeries::register(&mut registry);
+        let picker = PickerSeries::register(&mut registry);
+        let scaling = ScalingSeries::register(&mut registry);
+        let servers = ServerSeries::register(&mut registry);
+        let process = ProcessSeries::register(&mut registry);
+        let trace_series = TraceSeries::register(&mut registry);
         Self {
-            book: Arc::new(book),
+            registry: Arc::new(registry),
             workers,
             router,
-            slo: promises,
+            slo,
             policy,
             picker,
             scaling,
@@ -94,7 +94,7 @@ impl Telemetry {
     pub(crate) fn text(&self) -> String {
         self.slo.refresh();
         self.process.refresh();
-        self.book.text()
+        self.registry.text()
     }
 }
 

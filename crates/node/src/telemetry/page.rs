@@ -31,7 +31,7 @@ struct MetricEntry {
 /// Returns the content of `docs/metrics.md`.
 pub fn metrics_page() -> String {
     let text =
-        cleave_api::metrics_described() + &Telemetry::default().book.text_with_empty_series();
+        cleave_api::metrics_described() + &Telemetry::default().registry.text_with_empty_series();
     let mut entries: BTreeMap<String, MetricEntry> = BTreeMap::new();
     let mut family = String::new();
     for line in text.lines() {

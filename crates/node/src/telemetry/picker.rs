@@ -26,7 +26,7 @@ pub(crate) struct PickerSeries {
 }
 
 impl PickerSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             requests: Family::default(),
             endpoints: Family::default(),
@@ -38,13 +38,13 @@ impl PickerSeries {
                     .get_or_create(&PickerOutcomeLabels { outcome }),
             );
         }
-        book.register(
+        registry.register(
             "cleave_picker_requests",
             "Requests for which the endpoint picker was asked: picked (a router was named), full (429: all \
              were at their limit), nobody (503: none was ready)",
             series.requests.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_picker_endpoints",
             "Routers that the endpoint picker knows, by their last answer: ready or away; no series without \
              --ext-proc-listen",

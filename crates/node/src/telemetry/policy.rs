@@ -26,19 +26,19 @@ pub(crate) struct PolicySeries {
 }
 
 impl PolicySeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             reloads: Family::default(),
             info: Family::default(),
         };
-        book.register(
+        registry.register(
             "cleave_policy_reloads",
             "Reloads of the policy file: changed (the new policy is in force), same (the policy is \
              unchanged), rejected (it has mistakes), unreadable; after the last two the previous \
              policy stays in force",
             series.reloads.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_policy_info",
             "1 for the policy file in force, with the digest of its content; no series without --policy",
             series.info.clone(),

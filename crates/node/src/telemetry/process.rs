@@ -31,7 +31,7 @@ pub(crate) struct ProcessSeries {
 }
 
 impl ProcessSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             cpu: Counter::default(),
             resident: Gauge::default(),
@@ -41,27 +41,27 @@ impl ProcessSeries {
         let build: Family<BuildLabels, Gauge> = Family::default();
         let version = env!("CARGO_PKG_VERSION");
         build.get_or_create(&BuildLabels { version }).set(1);
-        book.register(
+        registry.register(
             "cleave_build_info",
             "1, with the version of the running release",
             build,
         );
-        book.register(
+        registry.register(
             "process_cpu_seconds",
             "Processor time used by this process, in user and system mode",
             series.cpu.clone(),
         );
-        book.register(
+        registry.register(
             "process_resident_memory_bytes",
             "Resident memory of this process",
             series.resident.clone(),
         );
-        book.register(
+        registry.register(
             "process_open_fds",
             "Open file descriptors of this process",
             series.files.clone(),
         );
-        book.register(
+        registry.register(
             "process_start_time_seconds",
             "Start time of this process, in seconds since 1970",
             series.started.clone(),
@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn process_memory_files_and_cpu_are_reported() {
-        let mut book = MetricRegistry::default();
-        let series = ProcessSeries::register(&mut book);
+        let mut registry = MetricRegistry::default();
+        let series = ProcessSeries::register(&mut registry);
         series.refresh();
         assert!(series.resident.get() > 1 << 20);
         assert!(series.files.get() > 2);

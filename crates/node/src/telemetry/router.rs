@@ -72,7 +72,7 @@ pub(crate) struct RouterSeries {
 }
 
 impl RouterSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             flights: Gauge::default(),
             flights_waiting: Gauge::default(),
@@ -101,153 +101,153 @@ impl RouterSeries {
             prefix_dropped: Counter::default(),
             handoff_bytes: Counter::default(),
         };
-        series.register_flights(book);
-        series.register_placement(book);
-        series.register_limits(book);
-        series.register_turns(book);
+        series.register_flights(registry);
+        series.register_placement(registry);
+        series.register_limits(registry);
+        series.register_turns(registry);
         series
     }
 
-    fn register_flights(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_flights(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_flights",
             "Flights (sequences in the router) that have not ended",
             self.flights.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_flights_waiting",
             "Flights that wait to be placed",
             self.flights_waiting.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_flights_ended",
             "Flights that ended: done, refused, cancelled or failed",
             self.ended.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_cancel_to_free_seconds",
             "Time from a client's departure until all blocks of its flight are free in both pools, by stage",
             self.cancel_seconds.clone(),
         );
     }
 
-    fn register_limits(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_limits(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_tokens_beyond_limit",
             "Tokens from workers beyond the max_tokens of their request, dropped: a defect of a worker",
             self.exceeded.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_router_passes",
             "Write grants for reserved blocks that were not sent to their senders yet",
             self.grants.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_prefixes_dropped",
             "Cached prefix blocks dropped because a worker reported more than the router keeps of one",
             self.prefix_dropped.clone(),
         );
     }
 
-    fn register_placement(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_placement(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_workers",
             "Connected workers by role",
             self.workers.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_workers_standing_by",
             "Connected workers that wait because another worker has their name",
             self.standing_by.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_placements",
             "Attempts placed: disaggregated (two workers) or aggregated (both legs on one)",
             self.placed.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_router_handoffs",
             "Hand-offs by outcome as reported to this router, of prompts computed on another worker and of \
              migrations: landed, or refused, failed or lost at a worker",
             self.handoffs.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_router_handoff_bytes",
             "KV bytes of landed hand-offs, without the blocks that their receivers had cached",
             self.handoff_bytes.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_placement_cached_tokens",
             "Prompt tokens that the router expected in the cache of the worker it chose",
             self.cached_tokens.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_placement_wait_seconds",
             "Time from submission to placement",
             self.placement_wait.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_router_added_seconds",
             "Time that the router adds to the time to first token: placement, orders, forwarding; not waiting",
             self.added.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_retries",
             "Attempts that failed and were followed by another: worker_lost, worker_stuck, link_lost, lease_expired, \
              corrupt (damaged blocks), rejected (by a worker), engine (its step failed), out_of_blocks",
             self.retries.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_workers_passed_over",
             "Workers that refused a leg, by reason: queue_full, no_blocks, too_long, out_of_vocabulary, draining, \
              wrong_worker (the order does not fit its role or incarnation), slo_ttft_unreachable, \
              slo_tpot_unreachable; or that did not answer in time (silent)",
             self.passed_over.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_stale_reports",
             "Reports of past attempts or incarnations, ignored",
             self.stale.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_workers_stuck",
             "Workers that stopped making progress while they answered",
             self.stuck.clone(),
         );
     }
 
-    fn register_turns(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_turns(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_streams_resumed",
             "Streams continued by another attempt after their worker failed in mid-stream",
             self.resumed.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_resumed_tokens",
             "Output tokens of resumed streams whose KV was computed again",
             self.resumed_tokens.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_moves",
             "Migrations of running sequences ordered: drain, role (it changed), crowded (KV blocks run out)",
             self.moves.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_moves_done",
             "Migrations of running sequences completed",
             self.moved.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_moves_stayed",
             "Migrations given up, by failure: the sequence continued on its worker, or its flight ended or failed",
             self.moves_aborted.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_move_seconds",
             "Time from the order to migrate until the sequence runs on the other worker",
             self.move_seconds.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_stream_pause_seconds",
             "Time between two tokens of a stream where another attempt took over: resumed (after a \
              failure) or migrated",
@@ -360,8 +360,8 @@ impl RouterMeters {
     }
 
     /// Counts a note of the brain, and logs it with the id of its request.
-    pub(crate) fn count(&self, note: &RouterNote, mark: Option<&Arc<RequestContext>>) {
-        let (request_id, trace) = log_ids(mark);
+    pub(crate) fn count(&self, note: &RouterNote, context: Option<&Arc<RequestContext>>) {
+        let (request_id, trace) = log_ids(context);
         let trace_id = trace.map(display);
         match note {
             // As JSON, for operators who ask why a request was placed as it was.

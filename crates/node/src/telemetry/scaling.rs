@@ -24,36 +24,36 @@ struct ScalingReasonLabels {
 
 #[derive(Clone, Debug)]
 pub(crate) struct ScalingSeries {
-    wanted: Family<ScalingPoolLabels, Gauge>,
+    workers: Family<ScalingPoolLabels, Gauge>,
     legs: Family<ScalingPoolLabels, Gauge>,
     reason: Family<ScalingReasonLabels, Gauge>,
     load: Family<ScalingPoolLabels, FloatGauge>,
 }
 
 impl ScalingSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
-            wanted: Family::default(),
+            workers: Family::default(),
             legs: Family::default(),
             reason: Family::default(),
             load: Family::default(),
         };
-        book.register(
+        registry.register(
             "cleave_workers_wanted",
             "Number of workers wanted, by the role that they are started with",
-            series.wanted.clone(),
+            series.workers.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_legs_wanted",
             "Number of workers wanted for each leg; some may serve another leg than they were started with",
             series.legs.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_scaling_reason",
             "1 for the reason of the present number of workers wanted, by pool",
             series.reason.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_scaling_load",
             "Load of prompts and of streams in numbers of workers, before rounding and delays",
             series.load.clone(),
@@ -63,17 +63,17 @@ impl ScalingSeries {
 
     pub(crate) fn show(&self, decision: &ScalerDecision) {
         self.reason.clear();
-        let wanted = &decision.wanted;
+        let target = &decision.wanted;
         for role in [Role::Prefill, Role::Decode, Role::Both] {
             let pool = role.to_string();
             let label = ScalingPoolLabels { pool: pool.clone() };
-            let reason = wanted.reasons.for_role(role).name();
-            self.wanted
+            let reason = target.reasons.for_role(role).name();
+            self.workers
                 .get_or_create(&label)
-                .set(wanted.workers.for_role(role).into());
+                .set(target.workers.for_role(role).into());
             self.legs
                 .get_or_create(&label)
-                .set(wanted.legs.for_role(role).into());
+                .set(target.legs.for_role(role).into());
             self.reason
                 .get_or_create(&ScalingReasonLabels { pool, reason })
                 .set(1);
@@ -91,7 +91,7 @@ impl ScalingSeries {
     }
 
     pub(crate) fn hide(&self) {
-        self.wanted.clear();
+        self.workers.clear();
         self.legs.clear();
         self.reason.clear();
         self.load.clear();

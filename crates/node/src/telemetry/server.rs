@@ -22,17 +22,17 @@ pub(crate) struct ServerSeries {
 }
 
 impl ServerSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             open: Gauge::default(),
             ended: Family::default(),
         };
-        book.register(
+        registry.register(
             "cleave_connections",
             "Open connections of clients and workers",
             series.open.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_connections_let_go",
             "Connections closed by the server, by reason: full (at the limit on connections), idle, no_peer (no \
              certificate of this fleet), slow_headers, stalled (the client read nothing)",

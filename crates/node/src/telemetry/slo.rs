@@ -79,7 +79,7 @@ pub(crate) struct SloSeries {
 }
 
 impl SloSeries {
-    pub(super) fn register(book: &mut MetricRegistry) -> Self {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             requests: Family::default(),
             stages: histograms(),
@@ -93,9 +93,9 @@ impl SloSeries {
             downgrades: Family::default(),
             recent: Arc::default(),
         };
-        series.register_verdicts(book);
-        series.register_times(book);
-        book.register(
+        series.register_verdicts(registry);
+        series.register_times(registry);
+        registry.register(
             "cleave_placement_reasons",
             "Placements by reason: split (two workers), both (one worker whose role is both), on_decode \
              or on_prefill (both legs on that worker), load (least loaded: no prices are known), turn (round robin)",
@@ -104,53 +104,53 @@ impl SloSeries {
         series
     }
 
-    fn register_verdicts(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_verdicts(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_slo_requests",
             "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
              exceeded its forecast most), refused, failed, cancelled; only good ones count for goodput",
             self.requests.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_slo_downgrades",
             "Sequences moved to this class because the targets of their own could not be met",
             self.downgrades.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_goodput_requests_per_second",
             "Sequences per second over the last minute that met all their targets, by class",
             self.goodput.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_goodput_requests_per_second_per_device",
             "Goodput divided by the number of connected devices, by class",
             self.goodput_per_device.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_forecast_ratio",
             "Real times of requests divided by those predicted at their placement, by target; 1 is exact",
             self.forecasts.clone(),
         );
     }
 
-    fn register_times(&self, book: &mut MetricRegistry) {
-        book.register(
+    fn register_times(&self, registry: &mut MetricRegistry) {
+        registry.register(
             "cleave_stage_seconds",
             "Time that completed requests spent in each stage; router_queue, retry, prefill_wait and \
              prefill make up the time to first token",
             self.stages.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_ttft_seconds",
             "Time from arrival at the router to the first token, of completed requests",
             self.ttft.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_tpot_seconds",
             "Mean time between output tokens after the first, of completed requests",
             self.tpot.clone(),
         );
-        book.register(
+        registry.register(
             "cleave_e2e_seconds",
             "Time from arrival at the router to the last token, of completed requests",
             self.e2e.clone(),
@@ -372,15 +372,15 @@ impl SloMeters {
 impl SloSeries {
     /// Counts a request refused before the brain saw it. Gives what was counted.
     pub(crate) fn turned_away(&self, class: &str, refusal: &Refusal) -> RequestVerdict {
-        let judgement = RequestVerdict {
+        let verdict = RequestVerdict {
             class: self.class_label(class),
             verdict: "refused",
             reason: refusal_name(refusal),
             timing: RequestStageTimes::default(),
             output_tokens: 0,
         };
-        self.judge(&judgement.class, judgement.verdict, judgement.reason);
-        judgement
+        self.judge(&verdict.class, verdict.verdict, verdict.reason);
+        verdict
     }
 
     /// Good sequences per second over the last minute, by class, and the number of devices.
@@ -570,8 +570,8 @@ mod tests {
     // Lesson: 25.
     #[tokio::test(start_paused = true)]
     async fn refused_and_failed_requests_count_as_misses() {
-        let mut desk = SloMetersFixture::new(&["fast", "slow"]);
-        desk.assert_shown(&[
+        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        fixture.assert_shown(&[
             "cleave_slo_requests_total{class=\"fast\",verdict=\"good\",reason=\"met\"} 0",
         ]);
         let late = Refusal::Late {
@@ -581,24 +581,24 @@ mod tests {
         };
         let stage = RequestStage::DecodeWait;
         let aim = SloMetric::Ttft;
-        desk.end_flight("fast", SloVerdict::Good, &DONE);
-        desk.end_flight("fast", SloVerdict::Late { aim, stage }, &DONE);
-        desk.end_flight("fast", SloVerdict::Refused, &Ending::Refused(late.clone()));
-        desk.end_flight(
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.end_flight("fast", SloVerdict::Late { aim, stage }, &DONE);
+        fixture.end_flight("fast", SloVerdict::Refused, &Ending::Refused(late.clone()));
+        fixture.end_flight(
             "fast",
             SloVerdict::Failed,
             &Ending::Failed(Failure::WorkerLost),
         );
-        desk.end_flight("slow", SloVerdict::Cancelled, &Ending::Cancelled);
+        fixture.end_flight("slow", SloVerdict::Cancelled, &Ending::Cancelled);
         // The client had all that it wanted: its stop string came.
-        desk.end_flight("slow", SloVerdict::Good, &Ending::Cancelled);
+        fixture.end_flight("slow", SloVerdict::Good, &Ending::Cancelled);
         // The workers reported success; the client lacks a token.
-        desk.end_flight(
+        fixture.end_flight(
             "slow",
             SloVerdict::Good,
             &Ending::Failed(Failure::WorkerLost),
         );
-        desk.telemetry.slo.turned_away("slow", &late);
+        fixture.telemetry.slo.turned_away("slow", &late);
         let line = |class: &str, verdict: &str, reason: &str| {
             format!(
                 "cleave_slo_requests_total{{class=\"{class}\",verdict=\"{verdict}\",reason=\"{reason}\"}} 1"
@@ -614,22 +614,22 @@ mod tests {
             line("slow", "failed", "worker_lost"),
             line("slow", "refused", "slo_tpot_unreachable"),
         ];
-        desk.assert_shown(&lines.each_ref().map(String::as_str));
+        fixture.assert_shown(&lines.each_ref().map(String::as_str));
     }
 
     // Invariant: I34.
     // Lesson: 23.
     #[tokio::test(start_paused = true)]
     async fn stage_times_add_up_to_ttft_and_e2e() {
-        let mut desk = SloMetersFixture::new(&["fast"]);
-        desk.end_flight("fast", SloVerdict::Good, &DONE);
-        desk.end_flight("fast", SloVerdict::Good, &DONE);
-        desk.end_flight(
+        let mut fixture = SloMetersFixture::new(&["fast"]);
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.end_flight(
             "fast",
             SloVerdict::Failed,
             &Ending::Failed(Failure::Corrupt),
         );
-        desk.assert_shown(&[
+        fixture.assert_shown(&[
             "cleave_stage_seconds_sum{stage=\"router_queue\",class=\"fast\"} 0.008",
             "cleave_stage_seconds_sum{stage=\"retry\",class=\"fast\"} 0.012",
             "cleave_stage_seconds_sum{stage=\"prefill_wait\",class=\"fast\"} 0.04",
@@ -646,13 +646,13 @@ mod tests {
             "cleave_forecast_ratio_sum{class=\"fast\",aim=\"ttft\"} 2.4",
             "cleave_forecast_ratio_sum{class=\"fast\",aim=\"tpot\"} 2.0",
         ]);
-        assert!(!desk.telemetry.text().contains("aim=\"e2e\""));
+        assert!(!fixture.telemetry.text().contains("aim=\"e2e\""));
     }
 
     #[tokio::test(start_paused = true)]
     async fn goodput_covers_the_last_minute_and_each_device() {
-        let mut desk = SloMetersFixture::new(&["fast", "slow"]);
-        desk.meters.handle_note(&RouterNote::Fleet {
+        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        fixture.meters.handle_note(&RouterNote::Fleet {
             workers: RoleCounts {
                 prefill: 1,
                 decode: 3,
@@ -663,44 +663,44 @@ mod tests {
             flights_waiting: 0,
         });
         for _ in 0..30 {
-            desk.end_flight("fast", SloVerdict::Good, &DONE);
+            fixture.end_flight("fast", SloVerdict::Good, &DONE);
         }
         // One second has begun: what was good in it is the rate.
-        desk.assert_shown(&["cleave_goodput_requests_per_second{class=\"fast\"} 30.0"]);
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"fast\"} 30.0"]);
         tokio::time::advance(Duration::from_secs(59)).await;
         for _ in 0..15 {
-            desk.end_flight("slow", SloVerdict::Good, &DONE);
+            fixture.end_flight("slow", SloVerdict::Good, &DONE);
         }
-        desk.end_flight(
+        fixture.end_flight(
             "slow",
             SloVerdict::Failed,
             &Ending::Failed(Failure::WorkerLost),
         );
-        desk.assert_shown(&[
+        fixture.assert_shown(&[
             "cleave_goodput_requests_per_second{class=\"fast\"} 0.5",
             "cleave_goodput_requests_per_second_per_device{class=\"fast\"} 0.125",
             "cleave_goodput_requests_per_second{class=\"slow\"} 0.25",
         ]);
         tokio::time::advance(Duration::from_secs(1)).await;
-        desk.assert_shown(&["cleave_goodput_requests_per_second{class=\"fast\"} 0.0"]);
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"fast\"} 0.0"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn client_class_names_create_no_metric_series() {
-        let mut desk = SloMetersFixture::new(&["fast"]);
+        let mut fixture = SloMetersFixture::new(&["fast"]);
         for class in 0..100 {
-            desk.end_flight(&format!("made up {class}"), SloVerdict::Good, &DONE);
+            fixture.end_flight(&format!("made up {class}"), SloVerdict::Good, &DONE);
         }
-        let text = desk.telemetry.text();
+        let text = fixture.telemetry.text();
         assert!(!text.contains("made up"), "{text}");
         let other =
             "cleave_slo_requests_total{class=\"other\",verdict=\"good\",reason=\"met\"} 100";
-        desk.assert_shown(&[other]);
-        desk.meters.policy_changed(&policy(&["new"]));
-        desk.end_flight("new", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[other]);
+        fixture.meters.policy_changed(&policy(&["new"]));
+        fixture.end_flight("new", SloVerdict::Good, &DONE);
         // A request under the previous policy still ends under its class.
-        desk.end_flight("fast", SloVerdict::Good, &DONE);
-        desk.assert_shown(&[
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[
             "cleave_slo_requests_total{class=\"new\",verdict=\"good\",reason=\"met\"} 1",
             "cleave_slo_requests_total{class=\"fast\",verdict=\"good\",reason=\"met\"} 1",
         ]);
@@ -708,34 +708,34 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn goodput_of_a_removed_class_disappears() {
-        let mut desk = SloMetersFixture::new(&["old"]);
+        let mut fixture = SloMetersFixture::new(&["old"]);
         let other = "made up by a client";
-        desk.end_flight(other, SloVerdict::Good, &DONE);
-        desk.assert_shown(&["cleave_goodput_requests_per_second{class=\"other\"} 1.0"]);
-        desk.meters.policy_changed(&policy(&["new"]));
-        desk.end_flight("old", SloVerdict::Good, &DONE);
-        desk.assert_shown(&[
+        fixture.end_flight(other, SloVerdict::Good, &DONE);
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"other\"} 1.0"]);
+        fixture.meters.policy_changed(&policy(&["new"]));
+        fixture.end_flight("old", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[
             "cleave_goodput_requests_per_second{class=\"old\"} 1.0",
             "cleave_goodput_requests_per_second{class=\"new\"} 0.0",
         ]);
         tokio::time::advance(WINDOW).await;
-        desk.assert_shown(&["cleave_goodput_requests_per_second{class=\"new\"} 0.0"]);
-        let text = desk.telemetry.text();
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"new\"} 0.0"]);
+        let text = fixture.telemetry.text();
         for class in ["old", "other"] {
-            let told = format!("{{class=\"{class}\"}}");
+            let labels = format!("{{class=\"{class}\"}}");
             let goodput = text
                 .lines()
                 .filter(|line| line.starts_with("cleave_goodput"));
             assert_eq!(
-                goodput.filter(|line| line.contains(&told)).count(),
+                goodput.filter(|line| line.contains(&labels)).count(),
                 0,
                 "{text}"
             );
         }
         // Two policies later the name counts as other.
-        desk.meters.policy_changed(&policy(&["newer"]));
-        desk.end_flight("old", SloVerdict::Good, &DONE);
-        desk.assert_shown(&[
+        fixture.meters.policy_changed(&policy(&["newer"]));
+        fixture.end_flight("old", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[
             "cleave_slo_requests_total{class=\"old\",verdict=\"good\",reason=\"met\"} 1",
             "cleave_slo_requests_total{class=\"other\",verdict=\"good\",reason=\"met\"} 2",
         ]);
@@ -743,7 +743,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn placement_reasons_and_downgrades_are_counted() {
-        let mut desk = SloMetersFixture::new(&["fast", "slow"]);
+        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
         let decided = |outcome| {
             RouterNote::Decided(Box::new(PlacementDecision {
                 flight: FlightId(1),
@@ -761,20 +761,22 @@ mod tests {
             PlacementReason::OnDecode,
             PlacementReason::Split,
         ] {
-            desk.meters
+            fixture
+                .meters
                 .handle_note(&decided(DecisionOutcome::Placed(reason)));
         }
         let class = "slow".to_owned();
-        desk.meters
+        fixture
+            .meters
             .handle_note(&decided(DecisionOutcome::Downgraded { class }));
-        desk.assert_shown(&[
+        fixture.assert_shown(&[
             "cleave_placement_reasons_total{reason=\"split\"} 2",
             "cleave_placement_reasons_total{reason=\"on_decode\"} 1",
             "cleave_placement_reasons_total{reason=\"turn\"} 0",
             "cleave_slo_downgrades_total{class=\"slow\"} 1",
         ]);
         // A flight that was ended from outside leaves nothing behind.
-        desk.meters.ended(FlightId(9), None);
-        assert!(desk.meters.judged.is_empty());
+        fixture.meters.ended(FlightId(9), None);
+        assert!(fixture.meters.judged.is_empty());
     }
 }

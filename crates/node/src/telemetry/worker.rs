@@ -237,8 +237,8 @@ impl WorkerMeters {
     }
 
     pub(crate) fn set_grants(&self, count: usize) {
-        let passes = self.series.grants.get_or_create(&self.worker);
-        passes.set(i64::try_from(count).unwrap_or(i64::MAX));
+        let grants = self.series.grants.get_or_create(&self.worker);
+        grants.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn write_refused(&self) {

@@ -42,7 +42,7 @@ pub(crate) struct FlightSpan {
 #[derive(Debug)]
 struct AttemptSpan {
     number: u32,
-    piece: SpanBuilder,
+    builder: SpanBuilder,
     over: bool,
 }
 
@@ -55,8 +55,8 @@ pub(crate) struct FlightOutcome<'a> {
 
 impl FlightSpan {
     /// The spans of a flight, if its trace is recorded.
-    pub(crate) fn begin(traces: &Traces, mark: &RequestContext) -> Option<Box<Self>> {
-        let parent = mark.trace.filter(|trace| traces.records(Some(*trace)))?;
+    pub(crate) fn begin(traces: &Traces, context: &RequestContext) -> Option<Box<Self>> {
+        let parent = context.trace.filter(|trace| traces.records(Some(*trace)))?;
         let flight = SpanBuilder::under(parent, "flight", SystemTime::now());
         Some(Box::new(Self {
             trace: flight.span,
@@ -69,21 +69,21 @@ impl FlightSpan {
     /// The request's id, and the span for workers' work on an attempt.
     pub(crate) fn order_context(
         &mut self,
-        mark: &RequestContext,
+        context: &RequestContext,
         handoff: HandoffId,
     ) -> RequestContext {
-        mark.under_span(self.attempt(handoff).piece.span.span)
+        context.under_span(self.attempt(handoff).builder.span.span)
     }
 
     fn attempt(&mut self, handoff: HandoffId) -> &mut AttemptSpan {
         let number = handoff.attempt;
-        let known = self.attempts.iter().rposition(|one| one.number == number);
-        let index = known.unwrap_or_else(|| {
-            let mut piece = SpanBuilder::under(self.trace, "attempt", SystemTime::now());
-            piece.set_count("cleave.attempt", number);
+        let index_before = self.attempts.iter().rposition(|one| one.number == number);
+        let index = index_before.unwrap_or_else(|| {
+            let mut builder = SpanBuilder::under(self.trace, "attempt", SystemTime::now());
+            builder.set_count("cleave.attempt", number);
             self.attempts.push(AttemptSpan {
                 number,
-                piece,
+                builder,
                 over: false,
             });
             self.attempts.len() - 1
@@ -107,11 +107,13 @@ impl FlightSpan {
                 refusal,
             } => {
                 let reason = refusal.as_ref().map_or("silent", refusal_name);
-                let said = vec![
+                let attributes = vec![
                     KeyValue::new("cleave.worker", worker.to_string()),
                     KeyValue::new("cleave.refusal", reason),
                 ];
-                self.attempt(*handoff).piece.add_event("passed_over", said);
+                self.attempt(*handoff)
+                    .builder
+                    .add_event("passed_over", attributes);
             }
             RouterNote::Retried {
                 handoff,
@@ -120,7 +122,7 @@ impl FlightSpan {
             } => {
                 let attempt = self.attempt(*handoff);
                 let tokens = *generated_tokens;
-                attempt.piece.set_count("cleave.generated_tokens", tokens);
+                attempt.builder.set_count("cleave.generated_tokens", tokens);
                 attempt.fail(failure);
             }
             RouterNote::Moving {
@@ -129,10 +131,10 @@ impl FlightSpan {
                 to,
                 why: _,
             } => {
-                let piece = &mut self.attempt(*handoff).piece;
-                piece.set("cleave.migration", true);
-                piece.set("cleave.worker.source", from.to_string());
-                piece.set("cleave.worker.decode", to.to_string());
+                let builder = &mut self.attempt(*handoff).builder;
+                builder.set("cleave.migration", true);
+                builder.set("cleave.worker.source", from.to_string());
+                builder.set("cleave.worker.decode", to.to_string());
             }
             RouterNote::Moved { handoff, took: _ } => {
                 let number = handoff.attempt;
@@ -160,17 +162,17 @@ impl FlightSpan {
         cached_tokens: u32,
         waited: Duration,
     ) {
-        let piece = &mut self.attempt(handoff).piece;
+        let builder = &mut self.attempt(handoff).builder;
         let kind = if prefill == decode {
             "aggregated"
         } else {
             "disaggregated"
         };
-        piece.set("cleave.placement", kind);
-        piece.set("cleave.worker.prefill", prefill.to_string());
-        piece.set("cleave.worker.decode", decode.to_string());
-        piece.set_count("cleave.placement.cached_tokens", cached_tokens);
-        piece.set("cleave.placement.wait_seconds", waited.as_secs_f64());
+        builder.set("cleave.placement", kind);
+        builder.set("cleave.worker.prefill", prefill.to_string());
+        builder.set("cleave.worker.decode", decode.to_string());
+        builder.set_count("cleave.placement.cached_tokens", cached_tokens);
+        builder.set("cleave.placement.wait_seconds", waited.as_secs_f64());
     }
 
     /// A token went to the client.
@@ -188,48 +190,48 @@ impl FlightSpan {
         tokens: usize,
         pause: Duration,
     ) {
-        let said = vec![
+        let attributes = vec![
             KeyValue::new("cleave.attempt", i64::from(attempt)),
             KeyValue::new("cleave.tokens", i64::try_from(tokens).unwrap_or(i64::MAX)),
             KeyValue::new("cleave.pause_seconds", pause.as_secs_f64()),
         ];
-        self.flight.add_event(change.name(), said);
+        self.flight.add_event(change.name(), attributes);
     }
 
     /// Ends and sends all spans of the flight.
-    pub(crate) fn send_spans(mut self, traces: &Traces, told: &FlightOutcome<'_>) {
-        self.set_outcome(told);
+    pub(crate) fn send_spans(mut self, traces: &Traces, outcome: &FlightOutcome<'_>) {
+        self.set_outcome(outcome);
         for mut attempt in self.attempts {
             attempt.end();
-            traces.send(attempt.piece);
+            traces.send(attempt.builder);
         }
         self.flight.ended = SystemTime::now();
         traces.send(self.flight);
     }
 
-    fn set_outcome(&mut self, told: &FlightOutcome<'_>) {
+    fn set_outcome(&mut self, outcome: &FlightOutcome<'_>) {
         let FlightOutcome {
             ending,
             usage,
             timing,
-        } = told;
+        } = outcome;
         let attempts = self.attempts.len();
-        let moved = |one: &&AttemptSpan| one.piece.attributes.iter().any(is_migration);
+        let moved = |one: &&AttemptSpan| one.builder.attributes.iter().any(is_migration);
         let migrations = self.attempts.iter().filter(moved).count();
-        let piece = &mut self.flight;
-        piece.set_count("gen_ai.usage.input_tokens", usage.prompt_tokens);
-        piece.set_count("gen_ai.usage.output_tokens", usage.output_tokens);
+        let builder = &mut self.flight;
+        builder.set_count("gen_ai.usage.input_tokens", usage.prompt_tokens);
+        builder.set_count("gen_ai.usage.output_tokens", usage.output_tokens);
         let cached = usage.cached_tokens;
-        piece.set_count("gen_ai.usage.cache_read.input_tokens", cached);
-        piece.set_count("cleave.attempts", attempts);
-        piece.set_count("cleave.migrations", migrations);
+        builder.set_count("gen_ai.usage.cache_read.input_tokens", cached);
+        builder.set_count("cleave.attempts", attempts);
+        builder.set_count("cleave.migrations", migrations);
         let retries = attempts.saturating_sub(1 + migrations);
-        piece.set_count("cleave.retries", retries);
+        builder.set_count("cleave.retries", retries);
         for stage in cleave_domain::RequestStage::ALL {
             let span = timing.stage(stage);
             if !span.is_zero() {
                 let key = format!("cleave.stage.{stage}_seconds");
-                piece
+                builder
                     .attributes
                     .push(KeyValue::new(key, span.as_secs_f64()));
             }
@@ -238,15 +240,15 @@ impl FlightSpan {
             Ending::Done { .. } => "done",
             Ending::Cancelled => "cancelled",
             Ending::Refused(refusal) => {
-                piece.set("cleave.refusal", refusal_name(refusal));
+                builder.set("cleave.refusal", refusal_name(refusal));
                 "refused"
             }
             Ending::Failed(failure) => {
-                piece.fail(failure_name(failure));
+                builder.fail(failure_name(failure));
                 "failed"
             }
         };
-        piece.set("cleave.ending", ended);
+        builder.set("cleave.ending", ended);
     }
 }
 
@@ -257,18 +259,20 @@ fn is_migration(attribute: &KeyValue) -> bool {
 impl AttemptSpan {
     fn end(&mut self) {
         if !std::mem::replace(&mut self.over, true) {
-            self.piece.ended = SystemTime::now();
+            self.builder.ended = SystemTime::now();
         }
     }
 
     fn fail(&mut self, failure: &Failure) {
-        self.piece.fail(failure_name(failure));
+        self.builder.fail(failure_name(failure));
         self.end();
     }
 }
 
 /// A request's id and trace, for log lines.
-pub(crate) fn log_ids(mark: Option<&Arc<RequestContext>>) -> (Option<&str>, Option<TraceParent>) {
-    let id = mark.map(|mark| &*mark.request_id);
-    (id, mark.and_then(|mark| mark.trace))
+pub(crate) fn log_ids(
+    context: Option<&Arc<RequestContext>>,
+) -> (Option<&str>, Option<TraceParent>) {
+    let id = context.map(|context| &*context.request_id);
+    (id, context.and_then(|context| context.trace))
 }

@@ -94,9 +94,9 @@ impl Traces {
         }
     }
 
-    pub(crate) fn send(&self, piece: SpanBuilder) {
+    pub(crate) fn send(&self, builder: SpanBuilder) {
         if let Some(outbox) = &self.queue {
-            outbox.send(piece.finish());
+            outbox.send(builder.finish());
         }
     }
 

@@ -30,8 +30,8 @@ impl RequestContext {
 }
 
 impl From<&RequestContext> for proto::Mark {
-    fn from(mark: &RequestContext) -> Self {
-        let RequestContext { request_id, trace } = mark;
+    fn from(context: &RequestContext) -> Self {
+        let RequestContext { request_id, trace } = context;
         let trace = trace.unwrap_or_default();
         Self {
             request_id: request_id.to_string(),
@@ -45,14 +45,14 @@ impl From<&RequestContext> for proto::Mark {
 
 impl From<proto::Mark> for RequestContext {
     /// Never fails: an id that is too long counts as empty, and a trace of zeros as none.
-    fn from(mark: proto::Mark) -> Self {
+    fn from(context: proto::Mark) -> Self {
         let proto::Mark {
             mut request_id,
             trace_high,
             trace_low,
             span,
             flags,
-        } = mark;
+        } = context;
         if request_id.len() > ID_BYTES_MAX {
             request_id.clear();
         }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_request_context_round_trips_and_a_bad_one_is_empty() {
-        let mark = RequestContext {
+        let context = RequestContext {
             request_id: "r-1".into(),
             trace: Some(TraceParent {
                 trace: (7 << 64) | 9,
@@ -82,7 +82,7 @@ mod tests {
                 flags: 1,
             }),
         };
-        assert_eq!(RequestContext::from(proto::Mark::from(&mark)), mark);
+        assert_eq!(RequestContext::from(proto::Mark::from(&context)), context);
         let none = RequestContext::default();
         assert_eq!(RequestContext::from(proto::Mark::from(&none)), none);
         let long = proto::Mark {

@@ -28,44 +28,44 @@ pub(super) fn request_span(request: &RequestSpan) -> SpanBuilder {
         status,
         error,
     } = request;
-    let mut piece = SpanBuilder::under(*span, "", *began);
-    piece.span = *span;
-    piece.parent = *client;
-    piece.name = format!("POST {route}").into();
-    piece.kind = SpanKind::Server;
-    piece.ended = *ended;
-    piece.set("http.request.method", "POST");
-    piece.set("http.route", *route);
+    let mut builder = SpanBuilder::under(*span, "", *began);
+    builder.span = *span;
+    builder.parent = *client;
+    builder.name = format!("POST {route}").into();
+    builder.kind = SpanKind::Server;
+    builder.ended = *ended;
+    builder.set("http.request.method", "POST");
+    builder.set("http.route", *route);
     if let Some(status) = status {
-        piece.set_count("http.response.status_code", *status);
+        builder.set_count("http.response.status_code", *status);
     }
-    piece.set("gen_ai.operation.name", *operation);
-    piece.set("gen_ai.provider.name", "cleave");
+    builder.set("gen_ai.operation.name", *operation);
+    builder.set("gen_ai.provider.name", "cleave");
     if let Some(model) = model {
-        piece.set("gen_ai.request.model", model.clone());
-        piece.set("gen_ai.response.model", model.clone());
+        builder.set("gen_ai.request.model", model.clone());
+        builder.set("gen_ai.response.model", model.clone());
     }
-    piece.set_count("gen_ai.request.choice.count", *sequences);
-    piece.set_count("gen_ai.usage.input_tokens", *prompt_tokens);
-    piece.set_count("gen_ai.usage.output_tokens", *output_tokens);
+    builder.set_count("gen_ai.request.choice.count", *sequences);
+    builder.set_count("gen_ai.usage.input_tokens", *prompt_tokens);
+    builder.set_count("gen_ai.usage.output_tokens", *output_tokens);
     if !finish_reasons.is_empty() {
         let reasons = finish_reasons
             .iter()
             .map(|reason| StringValue::from(*reason));
         let reasons = Value::Array(Array::String(reasons.collect()));
-        piece.set("gen_ai.response.finish_reasons", reasons);
+        builder.set("gen_ai.response.finish_reasons", reasons);
     }
-    piece.set("cleave.request_id", request_id.to_string());
-    piece.set("cleave.ending", *ending);
+    builder.set("cleave.request_id", request_id.to_string());
+    builder.set("cleave.ending", *ending);
     if let Some(at) = first_token {
         let first = Event::new("first_token", *at, Vec::new(), 0);
-        piece.events.push(first);
+        builder.events.push(first);
     }
     match (*ending, *error) {
-        ("failed", reason) => piece.fail(reason.unwrap_or("failed")),
+        ("failed", reason) => builder.fail(reason.unwrap_or("failed")),
         // The client's fault, or none: the span itself did not fail.
-        (_, Some(reason)) => piece.set("error.type", reason),
+        (_, Some(reason)) => builder.set("error.type", reason),
         _ => {}
     }
-    piece
+    builder
 }

@@ -45,11 +45,11 @@ pub(crate) struct TraceSeries {
 }
 
 impl TraceSeries {
-    pub(crate) fn register(book: &mut MetricRegistry) -> Self {
+    pub(crate) fn register(registry: &mut MetricRegistry) -> Self {
         let series = Self {
             spans: Family::default(),
         };
-        book.register(
+        registry.register(
             "cleave_trace_spans",
             "Spans of recorded traces: exported, dropped (the queue to the collector was full), lost (the \
              collector did not take them)",
@@ -90,13 +90,13 @@ impl SpanQueue {
         for outcome in ["exported", "dropped", "lost"] {
             series.count(outcome, 0);
         }
-        let (queue, letters) = mpsc::channel(QUEUE_MAX);
-        let clerk = SpanExporterTask {
+        let (queue, messages) = mpsc::channel(QUEUE_MAX);
+        let exporter_task = SpanExporterTask {
             exporter,
             series: series.clone(),
             failing: false,
         };
-        tokio::spawn(clerk.export_until_closed(letters));
+        tokio::spawn(exporter_task.export_until_closed(messages));
         Self {
             queue,
             series: series.clone(),
@@ -115,10 +115,15 @@ impl SpanQueue {
 
     pub(super) async fn flush(&self) {
         let flushed = async {
-            let (told, hear) = oneshot::channel();
-            if self.queue.send(ExporterMessage::Flush(told)).await.is_ok() {
+            let (done_sender, done) = oneshot::channel();
+            if self
+                .queue
+                .send(ExporterMessage::Flush(done_sender))
+                .await
+                .is_ok()
+            {
                 // A task that has ended has no spans left.
-                let _ = hear.await;
+                let _ = done.await;
             }
         };
         if timeout(FLUSH_MAX, flushed).await.is_err() {
@@ -135,22 +140,22 @@ struct SpanExporterTask<E> {
 
 impl<E: SpanExporter> SpanExporterTask<E> {
     /// Runs until no sender is left.
-    async fn export_until_closed(mut self, mut letters: mpsc::Receiver<ExporterMessage>) {
+    async fn export_until_closed(mut self, mut messages: mpsc::Receiver<ExporterMessage>) {
         self.exporter.set_resource(&resource());
-        while let Some(first) = letters.recv().await {
+        while let Some(first) = messages.recv().await {
             let ends = Instant::now() + BATCH_WAIT_MAX;
-            let (mut batch, mut asked) = (Vec::new(), None);
-            sort_message(first, &mut batch, &mut asked);
-            while batch.len() < BATCH_MAX && asked.is_none() {
-                match timeout_at(ends, letters.recv()).await {
-                    Ok(Some(letter)) => sort_message(letter, &mut batch, &mut asked),
+            let (mut batch, mut flush_answer) = (Vec::new(), None);
+            sort_message(first, &mut batch, &mut flush_answer);
+            while batch.len() < BATCH_MAX && flush_answer.is_none() {
+                match timeout_at(ends, messages.recv()).await {
+                    Ok(Some(message)) => sort_message(message, &mut batch, &mut flush_answer),
                     Ok(None) | Err(_) => break,
                 }
             }
             self.export(batch).await;
-            if let Some(asked) = asked {
+            if let Some(flush_answer) = flush_answer {
                 // The caller may have given up waiting.
-                let _ = asked.send(());
+                let _ = flush_answer.send(());
             }
         }
     }
@@ -174,13 +179,13 @@ impl<E: SpanExporter> SpanExporterTask<E> {
 }
 
 fn sort_message(
-    letter: ExporterMessage,
+    message: ExporterMessage,
     batch: &mut Vec<SpanData>,
-    asked: &mut Option<oneshot::Sender<()>>,
+    flush_answer: &mut Option<oneshot::Sender<()>>,
 ) {
-    match letter {
+    match message {
         ExporterMessage::Span(span) => batch.push(*span),
-        ExporterMessage::Flush(told) => *asked = Some(told),
+        ExporterMessage::Flush(done_sender) => *flush_answer = Some(done_sender),
     }
 }
 
@@ -213,14 +218,14 @@ mod tests {
     }
 
     fn series() -> (MetricRegistry, TraceSeries) {
-        let mut book = MetricRegistry::default();
-        let series = TraceSeries::register(&mut book);
-        (book, series)
+        let mut registry = MetricRegistry::default();
+        let series = TraceSeries::register(&mut registry);
+        (registry, series)
     }
 
     #[track_caller]
-    fn assert_counted(book: &MetricRegistry, outcome: &str, count: usize) {
-        let text = book.text();
+    fn assert_counted(registry: &MetricRegistry, outcome: &str, count: usize) {
+        let text = registry.text();
         let line = format!("cleave_trace_spans_total{{outcome=\"{outcome}\"}} {count}\n");
         assert!(text.contains(&line), "{line} is not in\n{text}");
     }
@@ -231,7 +236,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn spans_leave_together_and_a_flush_waits_for_them() {
-        let (book, series) = series();
+        let (registry, series) = series();
         let exporter = InMemorySpanExporter::default();
         let outbox = SpanQueue::with(exporter.clone(), &series);
         for _ in 0..700 {
@@ -239,21 +244,21 @@ mod tests {
         }
         outbox.flush().await;
         assert_eq!(exporter.get_finished_spans().unwrap().len(), 700);
-        assert_counted(&book, "exported", 700);
-        assert_counted(&book, "dropped", 0);
+        assert_counted(&registry, "exported", 700);
+        assert_counted(&registry, "dropped", 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn dropped_and_lost_spans_are_counted() {
-        let (book, series) = series();
+        let (registry, series) = series();
         let outbox = SpanQueue::with(FailingExporter, &series);
         // The exporter's task has not run yet.
         for _ in 0..QUEUE_MAX + 10 {
             outbox.send(span());
         }
-        assert_counted(&book, "dropped", 10);
+        assert_counted(&registry, "dropped", 10);
         outbox.flush().await;
-        assert_counted(&book, "lost", QUEUE_MAX);
-        assert_counted(&book, "exported", 0);
+        assert_counted(&registry, "lost", QUEUE_MAX);
+        assert_counted(&registry, "exported", 0);
     }
 }

@@ -44,15 +44,15 @@ impl WorkerSpans {
 
     /// The id and trace of a request, if it is recorded or logged.
     pub(crate) fn request_context(&self, handoff: HandoffId) -> Option<&Arc<RequestContext>> {
-        self.open.get(&handoff).map(|kept| &kept.context)
+        self.open.get(&handoff).map(|spans| &spans.context)
     }
 
     /// A router ordered something for a request.
-    pub(crate) fn order_received(&mut self, order: &Order, mark: Option<Arc<RequestContext>>) {
-        let Some(mark) = mark else {
+    pub(crate) fn order_received(&mut self, order: &Order, context: Option<Arc<RequestContext>>) {
+        let Some(context) = context else {
             return;
         };
-        let recorded = self.traces.records(mark.trace);
+        let recorded = self.traces.records(context.trace);
         if !recorded && !tracing::enabled!(Level::DEBUG) {
             return;
         }
@@ -62,19 +62,19 @@ impl WorkerSpans {
             Order::Migrate(order) => (order.handoff, "migrate", order.target.worker),
             _ => return,
         };
-        let piece = recorded.then(|| self.leg(&mark, name, order, with));
-        let kept = self.open.entry(handoff).or_insert_with(|| HandoffSpans {
-            context: mark,
+        let builder = recorded.then(|| self.leg(&context, name, order, with));
+        let spans = self.open.entry(handoff).or_insert_with(|| HandoffSpans {
+            context,
             prefill: None,
             decode: None,
             transfers: Vec::new(),
         });
         let leg = match name {
-            "decode" => &mut kept.decode,
-            _ => &mut kept.prefill,
+            "decode" => &mut spans.decode,
+            _ => &mut spans.prefill,
         };
         if leg.is_none() {
-            *leg = piece;
+            *leg = builder;
         }
     }
 
@@ -86,19 +86,19 @@ impl WorkerSpans {
         peer: WorkerRef,
     ) -> SpanBuilder {
         let parent = context.trace.unwrap_or_default();
-        let mut piece = SpanBuilder::under(parent, name, SystemTime::now());
-        piece.kind = SpanKind::Server;
-        piece.set("cleave.worker.name", self.worker.clone());
-        piece.set("cleave.request_id", context.request_id.to_string());
-        piece.set("cleave.peer", peer.to_string());
+        let mut builder = SpanBuilder::under(parent, name, SystemTime::now());
+        builder.kind = SpanKind::Server;
+        builder.set("cleave.worker.name", self.worker.clone());
+        builder.set("cleave.request_id", context.request_id.to_string());
+        builder.set("cleave.peer", peer.to_string());
         let tokens = match order {
             Order::Reserve(order) => order.request.prompt.len() + order.request.generated.len(),
             Order::Prefill(order) => order.request.prompt.len() + order.request.generated.len(),
             Order::Migrate(order) => order.tokens as usize,
             _ => 0,
         };
-        piece.set_count("cleave.tokens", tokens);
-        piece
+        builder.set_count("cleave.tokens", tokens);
+        builder
     }
 
     pub(crate) fn token_emitted(&mut self, handoff: HandoffId, emission: &Emission) {
@@ -108,11 +108,11 @@ impl WorkerSpans {
         let Some(facts) = &emission.prompt else {
             return;
         };
-        let kept = self.open.get_mut(&handoff);
-        if let Some(piece) = kept.and_then(|kept| kept.prefill.as_mut()) {
+        let spans = self.open.get_mut(&handoff);
+        if let Some(builder) = spans.and_then(|spans| spans.prefill.as_mut()) {
             let cached = facts.cached_tokens;
-            piece.set_count("gen_ai.usage.cache_read.input_tokens", cached);
-            piece.add_event("first_token", Vec::new());
+            builder.set_count("gen_ai.usage.cache_read.input_tokens", cached);
+            builder.add_event("first_token", Vec::new());
         }
     }
 
@@ -127,20 +127,20 @@ impl WorkerSpans {
                 present,
                 blocks,
             } => {
-                if let Some(piece) = self.decode(*handoff) {
-                    let said = vec![
+                if let Some(builder) = self.decode(*handoff) {
+                    let attributes = vec![
                         KeyValue::new("cleave.blocks.present", i64::from(*present)),
                         KeyValue::new("cleave.blocks.reserved", blocks.len() as i64),
                     ];
-                    piece.add_event("reserved", said);
+                    builder.add_event("reserved", attributes);
                 }
             }
             Report::Refused { handoff, refusal } => self.refuse(*handoff, refusal_name(refusal)),
             Report::Prefilled { handoff, timing } => {
-                if let Some(piece) = self.prefill(*handoff) {
-                    piece.set("cleave.prefill.wait_seconds", timing.wait.as_secs_f64());
-                    piece.set("cleave.prefill.run_seconds", timing.run.as_secs_f64());
-                    piece.ended = SystemTime::now();
+                if let Some(builder) = self.prefill(*handoff) {
+                    builder.set("cleave.prefill.wait_seconds", timing.wait.as_secs_f64());
+                    builder.set("cleave.prefill.run_seconds", timing.run.as_secs_f64());
+                    builder.ended = SystemTime::now();
                 }
             }
             Report::Finished {
@@ -149,19 +149,19 @@ impl WorkerSpans {
                 output_tokens,
                 timing,
                 prefill: _,
-            } => self.each_open(*handoff, |piece, name| {
-                piece.ended = SystemTime::now();
+            } => self.each_open(*handoff, |builder, name| {
+                builder.ended = SystemTime::now();
                 if name == "decode" {
-                    piece.set_count("gen_ai.usage.output_tokens", *output_tokens);
-                    piece.set("cleave.decode.wait_seconds", timing.wait.as_secs_f64());
+                    builder.set_count("gen_ai.usage.output_tokens", *output_tokens);
+                    builder.set("cleave.decode.wait_seconds", timing.wait.as_secs_f64());
                 }
             }),
             Report::LegFailed { handoff, failure }
             | Report::MigrationAborted { handoff, failure } => {
                 let reason = failure_name(failure);
-                self.each_open(*handoff, |piece, _| {
-                    piece.fail(reason);
-                    piece.ended = SystemTime::now();
+                self.each_open(*handoff, |builder, _| {
+                    builder.fail(reason);
+                    builder.ended = SystemTime::now();
                 });
             }
             Report::Released { handoff } => self.send_spans(*handoff),
@@ -196,9 +196,9 @@ impl WorkerSpans {
                 exposed,
             } => {
                 self.add_transfer(*handoff, "transfer.receive", (*bytes, *blocks, *took));
-                if let Some(piece) = self.decode(*handoff) {
+                if let Some(builder) = self.decode(*handoff) {
                     let exposed = exposed.as_secs_f64();
-                    piece.set("cleave.transfer.exposed_seconds", exposed);
+                    builder.set("cleave.transfer.exposed_seconds", exposed);
                 }
             }
             WorkerNote::MigratedOut {
@@ -240,7 +240,7 @@ impl WorkerSpans {
     pub(crate) fn router_lost(&mut self, router: RouterId) {
         let gone = self.open.keys().filter(|one| one.flight.router() == router);
         for handoff in gone.copied().collect::<Vec<_>>() {
-            self.each_open(handoff, |piece, _| piece.fail("router_lost"));
+            self.each_open(handoff, |builder, _| builder.fail("router_lost"));
             self.send_spans(handoff);
         }
     }
@@ -254,21 +254,29 @@ impl WorkerSpans {
     }
 
     fn each_open(&mut self, handoff: HandoffId, mut act: impl FnMut(&mut SpanBuilder, &str)) {
-        let Some(kept) = self.open.get_mut(&handoff) else {
+        let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
-        for piece in [&mut kept.prefill, &mut kept.decode].into_iter().flatten() {
+        for builder in [&mut spans.prefill, &mut spans.decode]
+            .into_iter()
+            .flatten()
+        {
             // A leg that is over, such as a prompt that was handed on, stays as it was.
-            if piece.ended == piece.began {
-                let name = piece.name.clone();
-                act(piece, &name);
+            if builder.ended == builder.began {
+                let name = builder.name.clone();
+                act(builder, &name);
             }
         }
     }
 
-    fn add_event(&mut self, handoff: HandoffId, name: &'static str, said: (&'static str, i64)) {
-        if let Some(piece) = self.decode(handoff) {
-            piece.add_event(name, vec![KeyValue::new(said.0, said.1)]);
+    fn add_event(
+        &mut self,
+        handoff: HandoffId,
+        name: &'static str,
+        attribute: (&'static str, i64),
+    ) {
+        if let Some(builder) = self.decode(handoff) {
+            builder.add_event(name, vec![KeyValue::new(attribute.0, attribute.1)]);
         }
     }
 
@@ -279,14 +287,14 @@ impl WorkerSpans {
         name: &'static str,
         moved: (u64, u32, Duration),
     ) {
-        let Some(kept) = self.open.get_mut(&handoff) else {
+        let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
         let sends = name == "transfer.send";
         let leg = if sends {
-            &mut kept.prefill
+            &mut spans.prefill
         } else {
-            &mut kept.decode
+            &mut spans.decode
         };
         let Some(leg) = leg else {
             return;
@@ -294,52 +302,52 @@ impl WorkerSpans {
         let now = SystemTime::now();
         let (bytes, blocks, took) = moved;
         let began = now.checked_sub(took).unwrap_or(now).max(leg.began);
-        let mut piece = SpanBuilder::under(leg.span, name, began);
-        piece.kind = if sends {
+        let mut builder = SpanBuilder::under(leg.span, name, began);
+        builder.kind = if sends {
             SpanKind::Producer
         } else {
             SpanKind::Consumer
         };
-        piece.ended = now;
-        piece.set_count("cleave.transfer.bytes", bytes);
-        piece.set_count("cleave.transfer.blocks", blocks);
+        builder.ended = now;
+        builder.set_count("cleave.transfer.bytes", bytes);
+        builder.set_count("cleave.transfer.blocks", blocks);
         if sends {
             // The seal may follow the report that the prompt has run.
             leg.ended = now;
         }
-        kept.transfers.push(piece);
+        spans.transfers.push(builder);
     }
 
     /// Removes the leg whose order was refused.
     fn refuse(&mut self, handoff: HandoffId, reason: &'static str) {
-        let Some(kept) = self.open.get_mut(&handoff) else {
+        let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
         // A worker that holds the reservation and refuses the prompt keeps the reservation.
-        let refused = kept.prefill.take().or_else(|| kept.decode.take());
-        if kept.decode.is_none() {
+        let refused = spans.prefill.take().or_else(|| spans.decode.take());
+        if spans.decode.is_none() {
             self.open.remove(&handoff);
         }
-        if let Some(mut piece) = refused {
-            piece.set("cleave.refusal", reason);
-            piece.ended = SystemTime::now();
-            self.traces.send(piece);
+        if let Some(mut builder) = refused {
+            builder.set("cleave.refusal", reason);
+            builder.ended = SystemTime::now();
+            self.traces.send(builder);
         }
     }
 
     /// Sends the spans of a hand-off that is over here.
     fn send_spans(&mut self, handoff: HandoffId) {
-        let Some(kept) = self.open.remove(&handoff) else {
+        let Some(spans) = self.open.remove(&handoff) else {
             return;
         };
-        for mut piece in [kept.prefill, kept.decode].into_iter().flatten() {
-            if piece.ended == piece.began {
-                piece.ended = SystemTime::now();
+        for mut builder in [spans.prefill, spans.decode].into_iter().flatten() {
+            if builder.ended == builder.began {
+                builder.ended = SystemTime::now();
             }
-            self.traces.send(piece);
+            self.traces.send(builder);
         }
-        for piece in kept.transfers {
-            self.traces.send(piece);
+        for builder in spans.transfers {
+            self.traces.send(builder);
         }
     }
 }

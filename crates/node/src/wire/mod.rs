@@ -58,11 +58,11 @@ pub enum FleetWireError {
     #[error("`{0}` has a value unknown here: does the other side run another release?")]
     Unknown(&'static str),
     /// A byte string of the wrong length.
-    #[error("`{field}` has {len} bytes in place of {wanted}")]
+    #[error("`{field}` has {len} bytes in place of {expected}")]
     Length {
         field: &'static str,
         len: usize,
-        wanted: usize,
+        expected: usize,
     },
     /// A list that is too long, too short or out of order.
     #[error("`{field}` {problem}")]
@@ -228,7 +228,7 @@ fn hashes_in(hashes: Vec<Vec<u8>>, field: &'static str) -> Result<Vec<BlockHash>
         bytes.map(BlockHash).map_err(|_| FleetWireError::Length {
             field,
             len,
-            wanted: 16,
+            expected: 16,
         })
     };
     hashes.into_iter().map(hash).collect()

@@ -20,7 +20,7 @@ impl From<Order> for proto::Order {
             Order::Cancel { handoff } => Kind::Cancel(handoff.into()),
             Order::Drain => Kind::Drain(proto::Nothing {}),
             Order::Serve { role } => Kind::Serve(proto::Role::from(role).into()),
-            Order::Relay(voice) => Kind::PassOn(Arc::unwrap_or_clone(voice).into()),
+            Order::Relay(gossip) => Kind::PassOn(Arc::unwrap_or_clone(gossip).into()),
         };
         Self {
             kind: Some(kind),
@@ -48,7 +48,7 @@ impl TryFrom<proto::Order> for Order {
             Kind::Serve(role) => Self::Serve {
                 role: Role::try_from(role_of(role, "order.serve")?)?,
             },
-            Kind::PassOn(voice) => Self::Relay(Arc::new(voice.try_into()?)),
+            Kind::PassOn(gossip) => Self::Relay(Arc::new(gossip.try_into()?)),
         })
     }
 }

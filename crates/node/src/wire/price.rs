@@ -53,23 +53,18 @@ impl TryFrom<proto::Prices> for Prices {
             links,
             error_permille,
         } = prices;
-        let flaw = |field, flaw| {
-            Err(FleetWireError::List {
-                field,
-                problem: flaw,
-            })
-        };
+        let problem = |field, problem| Err(FleetWireError::List { field, problem });
         if rows.len() > ROWS_MAX {
-            return flaw("prices.rows", "has more than 1024 entries");
+            return problem("prices.rows", "has more than 1024 entries");
         }
         if !rows.is_sorted_by(|one, next| one.rows < next.rows) {
-            return flaw("prices.rows", "is not in ascending order");
+            return problem("prices.rows", "is not in ascending order");
         }
         if links.len() > LINKS_MAX {
-            return flaw("prices.links", "has more than 65536 entries");
+            return problem("prices.links", "has more than 65536 entries");
         }
         if !links.is_sorted_by(|one, next| one.worker < next.worker) {
-            return flaw("prices.links", "is not in ascending order");
+            return problem("prices.links", "is not in ascending order");
         }
         let row = |proto::RowPrice { rows, nanos }| RowPrice { rows, nanos };
         let to = |proto::LinkTo { worker, price }| {

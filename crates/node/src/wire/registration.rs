@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl From<Registration> for proto::Hello {
-    fn from(introduction: Registration) -> Self {
+    fn from(registration: Registration) -> Self {
         let Registration {
             worker,
             name,
@@ -23,7 +23,7 @@ impl From<Registration> for proto::Hello {
             data_address,
             files,
             silence,
-        } = introduction;
+        } = registration;
         Self {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -52,8 +52,8 @@ impl TryFrom<proto::Hello> for Registration {
             files,
             silence_nanos,
         } = hello;
-        if let Some(flaw) = invalid_name_reason(&name) {
-            return Err(FleetWireError::Name(flaw));
+        if let Some(reason) = invalid_name_reason(&name) {
+            return Err(FleetWireError::Name(reason));
         }
         let silences = nanos(SILENCE_MIN)..=u64::MAX;
         within("hello.silence_nanos", silence_nanos, silences)?;

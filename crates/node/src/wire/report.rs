@@ -61,7 +61,7 @@ impl From<Report> for proto::Report {
             Report::Prices(prices) => Kind::Prices(prices.into()),
             Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
-            Report::Relayed(voice) => Kind::PassedOn(Arc::unwrap_or_clone(voice).into()),
+            Report::Relayed(gossip) => Kind::PassedOn(Arc::unwrap_or_clone(gossip).into()),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
                 stored: hashes_out(stored),
                 evicted: hashes_out(evicted),
@@ -118,7 +118,7 @@ impl TryFrom<proto::Report> for Report {
                 role: role_of(role, "report.serves")?.try_into()?,
             },
             Kind::Draining(proto::Draining {}) => Self::Draining,
-            Kind::PassedOn(voice) => Self::Relayed(Arc::new(voice.try_into()?)),
+            Kind::PassedOn(gossip) => Self::Relayed(Arc::new(gossip.try_into()?)),
             Kind::Prefix(proto::Prefix { stored, evicted }) => Self::Prefix {
                 stored: hashes_in(stored, "prefix.stored")?,
                 evicted: hashes_in(evicted, "prefix.evicted")?,

@@ -15,13 +15,13 @@ const CLASSES_MAX: u64 = 1024;
 const POOLS: [Role; 3] = [Role::Prefill, Role::Decode, Role::Both];
 
 impl From<ScalingGossip> for proto::Voice {
-    fn from(voice: ScalingGossip) -> Self {
+    fn from(gossip: ScalingGossip) -> Self {
         let ScalingGossip {
             router: RouterId(router),
             number,
             demand,
             wanted,
-        } = voice;
+        } = gossip;
         Self {
             router,
             number,
@@ -34,13 +34,13 @@ impl From<ScalingGossip> for proto::Voice {
 impl TryFrom<proto::Voice> for ScalingGossip {
     type Error = FleetWireError;
 
-    fn try_from(voice: proto::Voice) -> Result<Self, FleetWireError> {
+    fn try_from(gossip: proto::Voice) -> Result<Self, FleetWireError> {
         let proto::Voice {
             router,
             number,
             demand,
             wanted,
-        } = voice;
+        } = gossip;
         Ok(Self {
             router: RouterId(router),
             number,
@@ -143,13 +143,13 @@ impl From<proto::Flow> for RequestFlow {
 }
 
 impl From<SloOutcomes> for proto::Kept {
-    fn from(kept: SloOutcomes) -> Self {
+    fn from(outcomes: SloOutcomes) -> Self {
         let SloOutcomes {
             arrivals,
             judged,
             missed_prefill,
             missed_decode,
-        } = kept;
+        } = outcomes;
         Self {
             arrivals,
             judged,
@@ -160,13 +160,13 @@ impl From<SloOutcomes> for proto::Kept {
 }
 
 impl From<proto::Kept> for SloOutcomes {
-    fn from(kept: proto::Kept) -> Self {
+    fn from(outcomes: proto::Kept) -> Self {
         let proto::Kept {
             arrivals,
             judged,
             missed_prefill,
             missed_decode,
-        } = kept;
+        } = outcomes;
         Self {
             arrivals,
             judged,
@@ -177,12 +177,12 @@ impl From<proto::Kept> for SloOutcomes {
 }
 
 impl From<FleetTarget> for proto::Wanted {
-    fn from(wanted: FleetTarget) -> Self {
+    fn from(target: FleetTarget) -> Self {
         let FleetTarget {
             workers,
             legs,
             reasons,
-        } = wanted;
+        } = target;
         let place = |role| {
             let all = ScalingReason::ALL.iter();
             let place = all.take_while(|reason| **reason != reasons.for_role(role));
@@ -199,12 +199,12 @@ impl From<FleetTarget> for proto::Wanted {
 impl TryFrom<proto::Wanted> for FleetTarget {
     type Error = FleetWireError;
 
-    fn try_from(wanted: proto::Wanted) -> Result<Self, FleetWireError> {
+    fn try_from(target: proto::Wanted) -> Result<Self, FleetWireError> {
         let proto::Wanted {
             workers,
             legs,
             reasons: places,
-        } = wanted;
+        } = target;
         let pools = POOLS.len() as u64;
         within("wanted.reasons", places.len() as u64, pools..=pools)?;
         let mut reasons = ScalingReasons::default();

@@ -174,7 +174,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         role().prop_map(|role| Order::Serve { role }),
         vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
-        voice().prop_map(Order::Relay),
+        gossip().prop_map(Order::Relay),
     ]
 }
 
@@ -190,7 +190,7 @@ pub(super) fn flow() -> impl Strategy<Value = RequestFlow> {
     })
 }
 
-pub(super) fn kept() -> impl Strategy<Value = SloOutcomes> {
+pub(super) fn slo_outcomes() -> impl Strategy<Value = SloOutcomes> {
     any::<[u64; 4]>().prop_map(|drawn| SloOutcomes {
         arrivals: drawn[0],
         judged: drawn[1],
@@ -207,7 +207,7 @@ pub(super) fn pool_counts() -> impl Strategy<Value = PoolCounts> {
     })
 }
 
-pub(super) fn wanted() -> impl Strategy<Value = FleetTarget> {
+pub(super) fn fleet_target() -> impl Strategy<Value = FleetTarget> {
     let reason = || (0..ScalingReason::ALL.len()).prop_map(|place| ScalingReason::ALL[place]);
     let reasons =
         (reason(), reason(), reason()).prop_map(|(prefill, decode, both)| ScalingReasons {
@@ -223,25 +223,33 @@ pub(super) fn wanted() -> impl Strategy<Value = FleetTarget> {
 }
 
 /// The scaling data that one router sends to the others.
-pub(super) fn voice() -> impl Strategy<Value = Arc<ScalingGossip>> {
-    let demand = (flow(), flow(), vec(kept(), 0..4), any::<(u32, u64, u32)>()).prop_map(
-        |(slow, quick, classes, (waiting, waiting_tokens, open))| FleetDemand {
-            slow,
-            quick,
-            classes,
-            waiting,
-            waiting_tokens,
-            open,
+pub(super) fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
+    let demand = (
+        flow(),
+        flow(),
+        vec(slo_outcomes(), 0..4),
+        any::<(u32, u64, u32)>(),
+    )
+        .prop_map(
+            |(slow, quick, classes, (waiting, waiting_tokens, open))| FleetDemand {
+                slow,
+                quick,
+                classes,
+                waiting,
+                waiting_tokens,
+                open,
+            },
+        );
+    (any::<u64>(), any::<u64>(), demand, fleet_target()).prop_map(
+        |(router, number, demand, wanted)| {
+            Arc::new(ScalingGossip {
+                router: RouterId(router),
+                number,
+                demand,
+                wanted,
+            })
         },
-    );
-    (any::<u64>(), any::<u64>(), demand, wanted()).prop_map(|(router, number, demand, wanted)| {
-        Arc::new(ScalingGossip {
-            router: RouterId(router),
-            number,
-            demand,
-            wanted,
-        })
-    })
+    )
 }
 
 pub(super) fn role() -> impl Strategy<Value = Role> {
@@ -391,7 +399,7 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
         handoff().prop_map(|handoff| Report::MemoryPressure { handoff }),
         role().prop_map(|role| Report::Serves { role }),
         Just(Report::Draining),
-        voice().prop_map(Report::Relayed),
+        gossip().prop_map(Report::Relayed),
         (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),
     ]
 }

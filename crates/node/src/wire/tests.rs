@@ -20,34 +20,34 @@ fn travel<M: Message + Default>(message: &M) -> M {
 
 proptest! {
     #[test]
-    fn every_order_comes_back(order in order()) {
+    fn every_order_round_trips(order in order()) {
         let wire = travel(&proto::Order::from(order.clone()));
         prop_assert_eq!(Order::try_from(wire).unwrap(), order);
     }
 
     #[test]
-    fn every_report_comes_back(report in report()) {
+    fn every_report_round_trips(report in report()) {
         let wire = travel(&proto::Report::from(report.clone()));
         prop_assert_eq!(Report::try_from(wire).unwrap(), report);
     }
 
     #[test]
-    fn every_emission_comes_back(handoff in handoff(), emission in emission()) {
+    fn every_emission_round_trips(handoff in handoff(), emission in emission()) {
         let wire = travel(&proto::Tokens::from((handoff, emission.clone())));
         let back: (HandoffId, Emission) = wire.try_into().unwrap();
         prop_assert_eq!(back, (handoff, emission));
     }
 
     #[test]
-    fn every_link_state_comes_back(link in link_state()) {
+    fn every_link_state_round_trips(link in link_state()) {
         let wire = travel(&proto::LinkState::from(link.clone()));
         prop_assert_eq!(LinkState::try_from(wire).unwrap(), link);
     }
 
     #[test]
-    fn every_registration_comes_back(introduction in registration()) {
-        let wire = travel(&proto::Hello::from(introduction.clone()));
-        prop_assert_eq!(Registration::try_from(wire).unwrap(), introduction);
+    fn every_registration_round_trips(sent in registration()) {
+        let wire = travel(&proto::Hello::from(sent.clone()));
+        prop_assert_eq!(Registration::try_from(wire).unwrap(), sent);
     }
 
     #[test]
@@ -91,8 +91,8 @@ fn a_damaged_message_is_refused_or_round_trips() {
     for conversation in crate::picker::fuzzing::samples() {
         keep(7, conversation);
     }
-    for asked in crate::scaling::fuzzing::samples() {
-        keep(8, asked);
+    for request in crate::scaling::fuzzing::samples() {
+        keep(8, request);
     }
     for selector in ["pool=decode", "pool in (decode, both),!app", "a.b/c!=d"] {
         keep(9, selector.as_bytes().to_vec());
@@ -134,7 +134,7 @@ fn errors_name_the_missing_field() {
 fn unordered_or_oversized_prices_are_refused() {
     let report = |prices: Prices| Report::try_from(proto::Report::from(Report::Prices(prices)));
     let row = |rows| RowPrice { rows, nanos: 1 };
-    let flaw = |rows: Vec<RowPrice>, links: Vec<u64>| {
+    let problem = |rows: Vec<RowPrice>, links: Vec<u64>| {
         let to = |worker| (WorkerId(worker), LinkPrice::default());
         report(Prices {
             rows,
@@ -146,11 +146,14 @@ fn unordered_or_oversized_prices_are_refused() {
     };
     let ascending = "is not in ascending order";
     for rows in [vec![row(8), row(1)], vec![row(8), row(8)]] {
-        assert_eq!(flaw(rows, Vec::new()), format!("`prices.rows` {ascending}"));
+        assert_eq!(
+            problem(rows, Vec::new()),
+            format!("`prices.rows` {ascending}")
+        );
     }
-    let links = flaw(Vec::new(), vec![2, 1]);
+    let links = problem(Vec::new(), vec![2, 1]);
     assert_eq!(links, format!("`prices.links` {ascending}"));
-    let many = flaw((0..1025).map(row).collect(), Vec::new());
+    let many = problem((0..1025).map(row).collect(), Vec::new());
     assert_eq!(many, "`prices.rows` has more than 1024 entries");
 
     let load = proto::Load {
@@ -173,8 +176,9 @@ fn an_impossible_registration_is_refused() {
         let mut hello = sound();
         spoil(&mut hello);
         let error = Registration::try_from(hello).unwrap_err().to_string();
-        let says = error.contains(&format!("`{field}`")) && error.contains(&value.to_string());
-        assert!(says, "{field} {value}: {error}");
+        let is_explained =
+            error.contains(&format!("`{field}`")) && error.contains(&value.to_string());
+        assert!(is_explained, "{field} {value}: {error}");
     };
     type CapacityField = fn(&mut proto::Capacity) -> &mut u32;
     let fields: [(&str, CapacityField); 6] = [

@@ -19,18 +19,18 @@ pub(crate) struct WorkerAdmin {
     links: Mutex<BTreeMap<WorkerId, LinkState>>,
     commands: Mutex<PendingCommands>,
     role: watch::Sender<Role>,
-    drain_asked: watch::Sender<bool>,
+    drain_request: watch::Sender<bool>,
     inbox: mpsc::Sender<WorkerEvent>,
 }
 
 impl WorkerAdmin {
-    pub(crate) fn new(introduction: &Registration, inbox: mpsc::Sender<WorkerEvent>) -> Self {
+    pub(crate) fn new(registration: &Registration, inbox: mpsc::Sender<WorkerEvent>) -> Self {
         Self {
-            role: watch::Sender::new(introduction.description.role),
-            view: Mutex::new(views::initial_view(introduction)),
+            role: watch::Sender::new(registration.description.role),
+            view: Mutex::new(views::initial_view(registration)),
             links: Mutex::default(),
             commands: Mutex::default(),
-            drain_asked: watch::Sender::new(false),
+            drain_request: watch::Sender::new(false),
             inbox,
         }
     }
@@ -41,15 +41,15 @@ impl WorkerAdmin {
     }
 
     /// Returns once a router or an operator has asked the worker to leave.
-    pub(crate) async fn drain_asked(&self) {
-        let mut asked = self.drain_asked.subscribe();
+    pub(crate) async fn wait_for_drain_request(&self) {
+        let mut requested = self.drain_request.subscribe();
         // The sender lives as long as this value.
-        let _ = asked.wait_for(|asked| *asked).await;
+        let _ = requested.wait_for(|requested| *requested).await;
     }
 
     /// The worker is asked to take nothing new and to leave.
     pub(crate) fn drain_requested(&self) {
-        self.drain_asked.send_replace(true);
+        self.drain_request.send_replace(true);
         self.commands().drain_began();
         self.view().state = WorkerState::Draining;
     }
@@ -117,12 +117,12 @@ impl Operator for WorkerAdmin {
             return Err(CommandError::UnknownWorker);
         }
         // Reserves room first: a command that is not forwarded must not count as unanswered.
-        let room = self.inbox.try_reserve().map_err(|error| match error {
+        let permit = self.inbox.try_reserve().map_err(|error| match error {
             TrySendError::Full(()) => CommandError::Busy,
             TrySendError::Closed(()) => CommandError::Stopped,
         })?;
         if self.commands().accept(command)? == CommandNovelty::New {
-            room.send(WorkerEvent::Commanded(command));
+            permit.send(WorkerEvent::Commanded(command));
         }
         Ok(views::view_after(view, command))
     }
@@ -139,39 +139,39 @@ mod tests {
 
     #[test]
     fn a_full_inbox_answers_busy_not_stopped() {
-        let (inbox, mut heard) = mpsc::channel(1);
-        let desk = WorkerAdmin::new(&sample::registration(), inbox);
-        let serve = |role| desk.command("w", WorkerCommand::SetRole(role));
+        let (inbox, mut events) = mpsc::channel(1);
+        let admin = WorkerAdmin::new(&sample::registration(), inbox);
+        let serve = |role| admin.command("w", WorkerCommand::SetRole(role));
         assert_eq!(serve(Role::Decode).unwrap().role, Role::Decode);
         assert_eq!(serve(Role::Prefill), Err(CommandError::Busy));
-        assert!(heard.try_recv().is_ok());
+        assert!(events.try_recv().is_ok());
         // Sent and not carried out yet: once is enough.
         assert!(serve(Role::Decode).is_ok());
-        assert!(heard.try_recv().is_err());
-        desk.role_changed(Role::Decode);
+        assert!(events.try_recv().is_err());
+        admin.role_changed(Role::Decode);
         assert!(serve(Role::Decode).is_ok());
-        assert!(heard.try_recv().is_ok());
-        drop(heard);
+        assert!(events.try_recv().is_ok());
+        drop(events);
         assert_eq!(serve(Role::Both), Err(CommandError::Stopped));
     }
 
     #[test]
     fn a_worker_that_progresses_again_is_shown_ready() {
-        let (inbox, _heard) = mpsc::channel(1);
-        let desk = WorkerAdmin::new(&sample::registration(), inbox);
+        let (inbox, _events) = mpsc::channel(1);
+        let admin = WorkerAdmin::new(&sample::registration(), inbox);
         let shown = |progress| {
-            desk.load_changed(WorkerLoad {
+            admin.load_changed(WorkerLoad {
                 queue_tokens: 7,
                 progress,
                 ..WorkerLoad::default()
             });
-            let view = desk.workers().remove(0);
+            let view = admin.workers().remove(0);
             assert_eq!(view.load.queue_tokens, 7);
             view.state
         };
         assert_eq!(shown(StepProgress::Stuck), WorkerState::Stuck);
         assert_eq!(shown(StepProgress::Moving), WorkerState::Ready);
-        desk.drain_requested();
+        admin.drain_requested();
         assert_eq!(shown(StepProgress::Stuck), WorkerState::Draining);
     }
 }

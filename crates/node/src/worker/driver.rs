@@ -44,7 +44,7 @@ pub(crate) enum WorkerEvent {
     FromRouter {
         router: RouterId,
         serial: u64,
-        word: ToWorker,
+        message: ToWorker,
     },
     /// An operator sent a command to this worker's own port.
     Commanded(WorkerCommand),
@@ -121,19 +121,19 @@ impl WorkerDriver {
     pub(crate) fn new(
         limits: WorkerLimits,
         found: Vec<BlockHash>,
-        ears: WorkerInbox,
-        mut hands: WorkerEffects,
+        inbox: WorkerInbox,
+        mut effects: WorkerEffects,
     ) -> Self {
         let block_bytes = limits.capacity.block_bytes;
-        hands
+        effects
             .recorder
             .write_worker(TapeRecord::Started { limits: &limits });
         Self {
             clock: BrainClock::start(),
             brain: WorkerBrain::new(limits),
             block_bytes,
-            inbox: ears,
-            effects: hands,
+            inbox,
+            effects,
             routers: BTreeMap::new(),
             peers: PeerDirectory::default(),
             exports: ExportQueue::default(),
@@ -249,7 +249,7 @@ impl WorkerDriver {
             WorkerEvent::FromRouter {
                 router,
                 serial,
-                word,
+                message,
             } => {
                 // A message from a connection that was replaced meanwhile is dropped.
                 if self
@@ -257,7 +257,7 @@ impl WorkerDriver {
                     .get(&router)
                     .is_some_and(|line| line.serial == serial)
                 {
-                    self.handle_router_message(router, word);
+                    self.handle_router_message(router, message);
                 }
             }
             WorkerEvent::Commanded(WorkerCommand::Drain) => {
@@ -278,8 +278,8 @@ impl WorkerDriver {
         }
     }
 
-    fn handle_router_message(&mut self, router: RouterId, word: ToWorker) {
-        match word {
+    fn handle_router_message(&mut self, router: RouterId, message: ToWorker) {
+        match message {
             ToWorker::Peer {
                 worker,
                 data_address,
@@ -308,17 +308,11 @@ impl WorkerDriver {
                      this one is cut off; give one of the two another name (--name)"
                 );
             }
-            ToWorker::Grant {
-                handoff,
-                grant: pass,
-            } => {
-                self.update_grants(|passes| passes.store(handoff, pass));
+            ToWorker::Grant { handoff, grant } => {
+                self.update_grants(|grants| grants.store(handoff, grant));
             }
-            ToWorker::Order {
-                order,
-                context: mark,
-            } => {
-                self.effects.spans.order_received(&order, mark);
+            ToWorker::Order { order, context } => {
+                self.effects.spans.order_received(&order, context);
                 match &order {
                     Order::Drain => self.effects.admin.drain_requested(),
                     Order::Serve { role } => self.serve(*role),
@@ -337,24 +331,18 @@ impl WorkerDriver {
     /// Issues a grant to write to the blocks about to be reserved. If they are not reserved, the
     /// grant permits nothing.
     fn issue_grant(&mut self, router: RouterId, reserve: &ReserveOrder) {
-        let Some(passes) = &self.effects.grants else {
+        let Some(grants) = &self.effects.grants else {
             return;
         };
         let handoff = reserve.handoff;
-        let pass = passes.issue(handoff, reserve.sender, &reserve.request.slo.tenant);
-        self.send_to_router(
-            router,
-            FromWorker::Grant {
-                handoff,
-                grant: pass,
-            },
-        );
+        let grant = grants.issue(handoff, reserve.sender, &reserve.request.slo.tenant);
+        self.send_to_router(router, FromWorker::Grant { handoff, grant });
     }
 
     fn update_grants(&self, change: impl FnOnce(&GrantIssuer)) {
-        if let Some(passes) = &self.effects.grants {
-            change(passes);
-            self.effects.meters.set_grants(passes.stored_count());
+        if let Some(grants) = &self.effects.grants {
+            change(grants);
+            self.effects.meters.set_grants(grants.stored_count());
         }
     }
 
@@ -374,7 +362,7 @@ impl WorkerDriver {
                 if let Report::Refused { handoff, .. } | Report::MigrationAborted { handoff, .. } =
                     &report
                 {
-                    self.update_grants(|passes| passes.remove(*handoff));
+                    self.update_grants(|grants| grants.remove(*handoff));
                 }
                 self.send_to_router(router, FromWorker::Report(report));
             }
@@ -421,16 +409,16 @@ impl WorkerDriver {
                     bytes,
                 }));
             }
-            WorkerOutput::SpillToDisk { content } => self.effects.engine.write_on(content),
+            WorkerOutput::SpillToDisk { content } => self.effects.engine.spill_to_disk(content),
             WorkerOutput::Fetch { handoff, blocks } => self.effects.engine.fetch(handoff, blocks),
             WorkerOutput::FetchStop { handoff } => self.effects.engine.stop_fetch(handoff),
             WorkerOutput::TierDrop { content, place } => {
-                self.effects.engine.drop_kept(content, place)
+                self.effects.engine.drop_tier_block(content, place)
             }
             WorkerOutput::Forget { handoff } => {
                 self.pending.extend(self.exports.forget(handoff));
                 self.pending.extend(self.effects.engine.forget(handoff));
-                self.update_grants(|passes| passes.remove(handoff));
+                self.update_grants(|grants| grants.remove(handoff));
             }
             WorkerOutput::Drained => {
                 self.effects.drained.send_replace(true);
@@ -444,8 +432,8 @@ impl WorkerDriver {
             spans: legs, name, ..
         } = &self.effects;
         if tracing::enabled!(Level::DEBUG) {
-            let mark = handoff_of(note).and_then(|handoff| legs.request_context(handoff));
-            let (request_id, trace) = log_ids(mark);
+            let context = handoff_of(note).and_then(|handoff| legs.request_context(handoff));
+            let (request_id, trace) = log_ids(context);
             debug!(
                 worker = name,
                 request_id,
@@ -457,25 +445,25 @@ impl WorkerDriver {
         self.effects.meters.count(note);
     }
 
-    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, way: SwapDirection) {
-        let swap = SwapJob::new(handoff, blocks, way);
+    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, direction: SwapDirection) {
+        let swap = SwapJob::new(handoff, blocks, direction);
         self.effects.engine.push(EngineWork::Swap(swap));
     }
 
     /// Sends a message after the tokens that were emitted before it.
-    fn send_to_router(&mut self, router: RouterId, word: FromWorker) {
+    fn send_to_router(&mut self, router: RouterId, message: FromWorker) {
         if let Some(tokens) = self.emitted.remove(&router) {
             self.enqueue_for_router(router, FromWorker::Emissions(tokens));
         }
-        self.enqueue_for_router(router, word);
+        self.enqueue_for_router(router, message);
     }
 
     /// Queues a message. A router whose connection is full does not read it and counts as lost.
-    fn enqueue_for_router(&mut self, router: RouterId, word: FromWorker) {
+    fn enqueue_for_router(&mut self, router: RouterId, message: FromWorker) {
         let Some(line) = self.routers.get(&router) else {
             return; // It left meanwhile; the brain knows, or has it pending.
         };
-        if let Err(error) = line.out.try_send(word) {
+        if let Err(error) = line.out.try_send(message) {
             warn!(%router, %error, "router lost: it does not read its messages");
             self.routers.remove(&router);
             self.pending.push_back(WorkerInput::RouterLost { router });
@@ -488,7 +476,7 @@ impl WorkerDriver {
     fn router_lost(&mut self, router: RouterId) {
         self.handle(WorkerInput::RouterLost { router });
         self.effects.spans.router_lost(router);
-        self.update_grants(|passes| passes.remove_router(router));
+        self.update_grants(|grants| grants.remove_router(router));
         let gone = self.peers.remove_router(router);
         self.forget_peers(gone);
         self.drain_brain();

@@ -133,14 +133,14 @@ impl EngineHost {
             write_bytes_max: limits.write_bytes_max,
         });
         let time = limits.time.clone();
-        let porter = blocks.clone().map(|blocks| {
+        let kv_copier = blocks.clone().map(|blocks| {
             let monitor = Arc::clone(&monitor);
             KvCopier::start(blocks, limits.block_bytes, monitor, answers.clone())
         });
-        let porter = porter.transpose()?;
-        let mut bench = EngineThread::new(engine, blocks, limits, monitor);
-        bench.pending_loads = tier.as_ref().map(|tier| PendingLoads::new(tier.store()));
-        let running = run(bench, Arc::clone(&queue), answers.clone());
+        let kv_copier = kv_copier.transpose()?;
+        let mut engine_thread = EngineThread::new(engine, blocks, limits, monitor);
+        engine_thread.pending_loads = tier.as_ref().map(|tier| PendingLoads::new(tier.store()));
+        let running = run(engine_thread, Arc::clone(&queue), answers.clone());
         let thread = match time {
             StepTime::Measured => {
                 let here = Handle::current();
@@ -154,11 +154,11 @@ impl EngineHost {
                 None
             }
         };
-        let keeper = tier.map(|tier| tier.start(&queue, thread.clone(), answers));
+        let tier_io = tier.map(|tier| tier.start(&queue, thread.clone(), answers));
         Ok(Self {
-            tier_io: keeper.transpose()?,
+            tier_io: tier_io.transpose()?,
             queue,
-            kv_copier: porter,
+            kv_copier,
             thread,
         })
     }
@@ -169,8 +169,10 @@ impl EngineHost {
     /// left.
     pub(crate) fn push(&self, work: EngineWork) {
         let work = match (work, &self.kv_copier) {
-            (EngineWork::Read(export, permit), Some(porter)) => return porter.read(export, permit),
-            (EngineWork::Write(import), Some(porter)) => return porter.write(import),
+            (EngineWork::Read(export, permit), Some(kv_copier)) => {
+                return kv_copier.read(export, permit);
+            }
+            (EngineWork::Write(import), Some(kv_copier)) => return kv_copier.write(import),
             (work, _) => work,
         };
         self.queue.lock().work.push_back(work);
@@ -187,7 +189,7 @@ impl EngineHost {
     /// Drops the queued work of a hand-off that has not begun, and answers it.
     pub(crate) fn forget(&self, handoff: HandoffId) -> Vec<WorkerInput> {
         let mut answers = match &self.kv_copier {
-            Some(porter) => porter.forget(handoff),
+            Some(kv_copier) => kv_copier.forget(handoff),
             None => Vec::new(),
         };
         self.queue.lock().work.retain(|work| match work {
@@ -266,16 +268,16 @@ enum EngineAction {
 }
 
 async fn run(
-    mut bench: EngineThread,
+    mut engine_thread: EngineThread,
     queue: Arc<EngineQueue>,
     answers: mpsc::UnboundedSender<WorkerInput>,
 ) {
     loop {
-        let [answer, lost] = match next_action(&mut bench, &queue).await {
-            EngineAction::Work(work) => bench.take(work, &queue),
-            EngineAction::Collect => bench.collect(),
+        let [answer, lost] = match next_action(&mut engine_thread, &queue).await {
+            EngineAction::Work(work) => engine_thread.take(work, &queue),
+            EngineAction::Collect => engine_thread.collect(),
             EngineAction::TimeElapsed(answer) => {
-                bench.step_ended();
+                engine_thread.step_ended();
                 [Some(answer), None]
             }
             EngineAction::End => return,
@@ -287,15 +289,15 @@ async fn run(
     }
 }
 
-async fn next_action(bench: &mut EngineThread, queue: &EngineQueue) -> EngineAction {
+async fn next_action(engine_thread: &mut EngineThread, queue: &EngineQueue) -> EngineAction {
     // Only where the host has a thread of its own: parking it delays no other task.
-    while bench.flies() {
-        let span = if bench.has_another() {
+    while engine_thread.has_uncollected_step() {
+        let span = if engine_thread.has_another() {
             POLL_INTERVAL_BUSY
         } else {
             POLL_INTERVAL_IDLE
         };
-        if bench.is_done() {
+        if engine_thread.is_done() {
             return EngineAction::Collect;
         }
         match queue.try_next() {
@@ -307,7 +309,7 @@ async fn next_action(bench: &mut EngineThread, queue: &EngineQueue) -> EngineAct
     }
     tokio::select! {
         biased;
-        answer = bench.pace.step_over() => EngineAction::TimeElapsed(answer),
+        answer = engine_thread.pace.step_over() => EngineAction::TimeElapsed(answer),
         work = queue.next() => work.map_or(EngineAction::End, EngineAction::Work),
     }
 }
@@ -357,17 +359,18 @@ impl EngineThread {
                 drop(self.swap_pool.take(handoff));
                 None
             }
-            EngineWork::Offload(shelving) => Some(self.shelve(shelving)),
+            EngineWork::Offload(offload) => Some(self.offload_block(offload)),
             EngineWork::Fetch(incoming) => {
-                if let Some(incomings) = &mut self.pending_loads {
-                    incomings.begin(incoming);
+                if let Some(pending_loads) = &mut self.pending_loads {
+                    pending_loads.begin(incoming);
                 }
                 None
             }
-            EngineWork::Load(brought) => self.bring(brought),
+            EngineWork::Load(loaded) => self.load_block(loaded),
             EngineWork::FetchStop(handoff) => {
-                let incomings = self.pending_loads.as_mut();
-                incomings.and_then(|incomings| incomings.end(handoff, FetchOutcome::Stopped))
+                let pending_loads = self.pending_loads.as_mut();
+                pending_loads
+                    .and_then(|pending_loads| pending_loads.end(handoff, FetchOutcome::Stopped))
             }
         };
         if !self.has_step_under_way() {
@@ -378,7 +381,7 @@ impl EngineThread {
 
     /// Whether a step is under way.
     fn has_step_under_way(&self) -> bool {
-        self.pace.is_pending() || self.flies()
+        self.pace.is_pending() || self.has_uncollected_step()
     }
 
     /// Called when a step is over: from now on the engine is busy with the next one, or idle.
@@ -526,7 +529,7 @@ impl EngineThread {
         self.monitor.report_failure(reason);
         self.health = match std::mem::replace(&mut self.health, EngineHealth::Reported) {
             EngineHealth::Healthy => EngineHealth::Failed(reason.to_owned()),
-            known => known,
+            reported => reported,
         };
     }
 }

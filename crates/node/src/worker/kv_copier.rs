@@ -52,17 +52,17 @@ impl KvCopier {
         monitor: Arc<HealthMonitor>,
         answers: mpsc::UnboundedSender<WorkerInput>,
     ) -> std::io::Result<Self> {
-        let hands = KvCopyThread {
+        let copy_thread = KvCopyThread {
             blocks,
             block_bytes,
             monitor,
             answers,
         };
-        let porter = Self {
+        let copier = Self {
             outgoing: Arc::default(),
             incoming: Arc::default(),
         };
-        let (queue, own) = (Arc::clone(&porter.outgoing), hands.clone());
+        let (queue, own) = (Arc::clone(&copier.outgoing), copy_thread.clone());
         let takes = move || {
             let bytes = u64::from(own.block_bytes);
             while let Some(batch) = queue.take_batch(|_| bytes, same_route) {
@@ -74,11 +74,11 @@ impl KvCopier {
         thread::Builder::new()
             .name("cleave-kv-out".into())
             .spawn(takes)?;
-        let queue = Arc::clone(&porter.incoming);
+        let queue = Arc::clone(&copier.incoming);
         let takes = move || {
             let bytes = |import: &BlockImport| u64::from(import.part.len);
             while let Some(batch) = queue.take_batch(bytes, |_, _| true) {
-                if !hands.answer(hands.write_batch(&batch)) {
+                if !copy_thread.answer(copy_thread.write_batch(&batch)) {
                     return;
                 }
             }
@@ -86,7 +86,7 @@ impl KvCopier {
         thread::Builder::new()
             .name("cleave-kv-in".into())
             .spawn(takes)?;
-        Ok(porter)
+        Ok(copier)
     }
 
     /// Queues a block that leaves.
@@ -169,20 +169,20 @@ impl KvCopyThread {
 
     /// Copies blocks into the transport's buffers and sends those.
     fn send_frames(&self, batch: &mut [OutgoingBlock]) -> Result<Vec<ExportOutcome>, CopyFailure> {
-        let mut rooms: Vec<(usize, Frame, FrameBuffer)> = Vec::new();
+        let mut buffers: Vec<(usize, Frame, FrameBuffer)> = Vec::new();
         for (number, (export, permit)) in batch.iter_mut().enumerate() {
             for frame in self.frames(export, permit) {
-                rooms.push((number, frame, permit.frame_buffer(frame.part.len)));
+                buffers.push((number, frame, permit.frame_buffer(frame.part.len)));
             }
         }
-        let mut parts: Vec<(BlockSpan, &mut [u8])> = rooms
+        let mut parts: Vec<(BlockSpan, &mut [u8])> = buffers
             .iter_mut()
-            .map(|(number, frame, room)| (span(batch[*number].0.from, frame.part), &mut **room))
+            .map(|(number, frame, buffer)| (span(batch[*number].0.from, frame.part), &mut **buffer))
             .collect();
         let sums = self.catch_copy_panic(|blocks| blocks.read(&mut parts))?;
         let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
-        for ((number, frame, room), sum) in rooms.into_iter().zip(sums) {
-            let sent = room.send(frame, sum).is_ok();
+        for ((number, frame, buffer), sum) in buffers.into_iter().zip(sums) {
+            let sent = buffer.send(frame, sum).is_ok();
             outcomes.record_frame(number, frame.part, sent.then_some(sum));
         }
         Ok(outcomes.list)
@@ -207,8 +207,8 @@ impl KvCopyThread {
         let sums = self.catch_copy_panic(|_| pool.write(&parts).map_err(EngineError::Device))?;
         let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
         for ((number, frame), sum) in frames.into_iter().zip(sums) {
-            let told = batch[number].1.send_written(frame, sum).is_ok();
-            outcomes.record_frame(number, frame.part, told.then_some(sum));
+            let is_sent = batch[number].1.send_written(frame, sum).is_ok();
+            outcomes.record_frame(number, frame.part, is_sent.then_some(sum));
         }
         Ok(outcomes.list)
     }
@@ -436,8 +436,8 @@ impl<T> CopyQueue<T> {
 
     fn remove(&self, is_it: impl Fn(&T) -> bool) -> Vec<T> {
         let mut state = self.lock();
-        let (removed, kept) = state.work.drain(..).partition(is_it);
-        state.work = kept;
+        let (removed, rest) = state.work.drain(..).partition(is_it);
+        state.work = rest;
         Vec::from_iter::<VecDeque<T>>(removed)
     }
 
@@ -548,23 +548,24 @@ pub(super) mod tests {
     }
 
     impl KvCopierFixture {
-        fn new(shelf: HostMemoryBlocks) -> Self {
+        fn new(host_blocks: HostMemoryBlocks) -> Self {
             let net = LocalNet::default();
             let links = |me| {
-                let (events, heard) = mpsc::channel(64);
+                let (events, link_events) = mpsc::channel(64);
                 let config = LinksConfig::new(me, Default::default(), BLOCK as u32);
-                (Links::new(config, events, net.clone()), heard)
+                (Links::new(config, events, net.clone()), link_events)
             };
             let ((sender, granted), (receiver, arrived)) = (links(worker(1)), links(worker(2)));
             sender.add_peer(worker(2), PeerRoute::Local);
-            let (told, answers) = mpsc::unbounded_channel();
-            let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
-            let shelf = Arc::new(shelf);
-            let blocks = Arc::clone(&shelf) as Arc<dyn DeviceBlocks>;
+            let (answer_sender, answers) = mpsc::unbounded_channel();
+            let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
+            let host_blocks = Arc::new(host_blocks);
+            let blocks = Arc::clone(&host_blocks) as Arc<dyn DeviceBlocks>;
             Self {
-                copier: KvCopier::start(blocks, BLOCK as u32, Arc::clone(&pulse), told).unwrap(),
-                blocks: shelf,
-                monitor: pulse,
+                copier: KvCopier::start(blocks, BLOCK as u32, Arc::clone(&monitor), answer_sender)
+                    .unwrap(),
+                blocks: host_blocks,
+                monitor,
                 answers,
                 sender,
                 granted,
@@ -615,10 +616,10 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_copied_block_is_answered_at_both_ends() {
-        let mut scene = KvCopierFixture::new(numbered_blocks(false));
-        let permit = scene.permit().await;
-        scene.copier.read(export(1, 4), permit);
-        let sent = scene.answers.recv().await.unwrap();
+        let mut fixture = KvCopierFixture::new(numbered_blocks(false));
+        let permit = fixture.permit().await;
+        fixture.copier.read(export(1, 4), permit);
+        let sent = fixture.answers.recv().await.unwrap();
         let mut digest = HandoffDigest::default();
         let part = BlockPart {
             ordinal: 4,
@@ -631,57 +632,57 @@ pub(super) mod tests {
             bytes: BLOCK as u64,
         };
         assert_eq!(sent, export(1, 4).answer(outcome));
-        let import = scene.import(2).await;
+        let import = fixture.import(2).await;
         let written = import.answer(ImportOutcome::Written);
-        scene.copier.write(import);
-        assert_eq!(scene.answers.recv().await, Some(written));
-        assert_eq!(scene.blocks.blocks.lock()[2], [4; BLOCK]);
+        fixture.copier.write(import);
+        assert_eq!(fixture.answers.recv().await, Some(written));
+        assert_eq!(fixture.blocks.blocks.lock()[2], [4; BLOCK]);
     }
 
     // Lesson: 5.
     #[tokio::test]
     async fn a_panicked_copy_answers_its_blocks_and_loses_the_engine() {
-        let mut scene = KvCopierFixture::new(numbered_blocks(true));
-        let permit = scene.permit().await;
-        scene.copier.read(export(1, 0), permit);
+        let mut fixture = KvCopierFixture::new(numbered_blocks(true));
+        let permit = fixture.permit().await;
+        fixture.copier.read(export(1, 0), permit);
         let broken = export(1, 0).answer(ExportOutcome::Broken);
-        assert_eq!(scene.answers.recv().await, Some(broken));
-        let lost = scene.answers.recv().await;
+        assert_eq!(fixture.answers.recv().await, Some(broken));
+        let lost = fixture.answers.recv().await;
         assert!(
             matches!(lost, Some(WorkerInput::EngineLost { .. })),
             "{lost:?}"
         );
-        assert!(scene.monitor.check().is_err());
+        assert!(fixture.monitor.check().is_err());
     }
 
     // Lesson: 2.
     #[tokio::test]
     async fn queued_copies_of_a_forgotten_hand_off_are_answered_once() {
-        let mut scene = KvCopierFixture::new(numbered_blocks(false));
-        let shelf = Arc::clone(&scene.blocks);
+        let mut fixture = KvCopierFixture::new(numbered_blocks(false));
+        let host_blocks = Arc::clone(&fixture.blocks);
         let (first, second, third) = (
-            scene.permit().await,
-            scene.permit().await,
-            scene.permit().await,
+            fixture.permit().await,
+            fixture.permit().await,
+            fixture.permit().await,
         );
         let answers = {
             // Copies that have begun wait for the lock.
-            let held = shelf.blocks.lock();
-            scene.copier.read(export(1, 0), first);
-            scene.copier.read(export(2, 1), second);
-            scene.copier.read(export(2, 2), third);
-            let dropped = scene.copier.forget(handoff(2));
+            let held = host_blocks.blocks.lock();
+            fixture.copier.read(export(1, 0), first);
+            fixture.copier.read(export(2, 1), second);
+            fixture.copier.read(export(2, 2), third);
+            let dropped = fixture.copier.forget(handoff(2));
             drop(held);
             dropped
         };
         let mut outcomes = answers.len();
         // Copies that had begun are answered too; each once.
         while outcomes < 3 {
-            let answer = scene.answers.recv().await.unwrap();
+            let answer = fixture.answers.recv().await.unwrap();
             assert!(matches!(answer, WorkerInput::Exported { .. }), "{answer:?}");
             outcomes += 1;
         }
-        assert!(scene.copier.forget(handoff(1)).is_empty());
-        assert!(scene.answers.try_recv().is_err(), "once");
+        assert!(fixture.copier.forget(handoff(1)).is_empty());
+        assert!(fixture.answers.try_recv().is_err(), "once");
     }
 }

@@ -92,7 +92,7 @@ impl WorkerBody {
         let me = identity(&options.name);
         let steps_in_flight = steps_in_flight(engine.as_mut());
         let speculation = speculation(engine.as_ref(), options.speculation);
-        let pulse = Arc::new(HealthMonitor::new(options.step_max));
+        let monitor = Arc::new(HealthMonitor::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
         let blocks = match options.step_time {
@@ -110,9 +110,9 @@ impl WorkerBody {
             .as_ref()
             .map(|tier| (tier.host_blocks, tier.disk_blocks));
         let found = tier.as_ref().map(|tier| tier.found.clone());
-        let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&pulse), answers);
+        let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&monitor), answers);
         let host = host.map_err(NodeError::Thread)?;
-        let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
+        let (link_events, received_events) = mpsc::channel(LINK_EVENTS_MAX);
         let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn PoolSharing>);
         let writer = match pools {
             // See `cleave_transfer::PoolSharing` for why that is safe for peers that send frames,
@@ -121,19 +121,19 @@ impl WorkerBody {
             None => PoolWriter::Receiver,
         };
         // Workers of one process cannot impersonate each other, so they need no grants.
-        let passes = data.is_some().then(|| GrantIssuer::new(rand::random()));
+        let grants = data.is_some().then(|| GrantIssuer::new(rand::random()));
         let links_config = LinksConfig {
             pools,
             peer_tls: peers,
-            grants: passes.clone(),
+            grants: grants.clone(),
             nixl,
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
-        let (tell_drained, drained) = watch::channel(false);
+        let (drained_sender, drained) = watch::channel(false);
         let (listeners, data_address) = data.unzip();
         let (inbox, outside) = mpsc::channel(INBOX_MAX);
-        let introduction = Registration {
+        let registration = Registration {
             worker: me,
             name: options.name.clone(),
             description: WorkerDescription {
@@ -149,29 +149,29 @@ impl WorkerBody {
             silence: options.silence_max,
             files,
         };
-        let desk = Arc::new(WorkerAdmin::new(&introduction, inbox.clone()));
-        let model = &introduction.files.name;
-        let hands = WorkerEffects {
+        let admin = Arc::new(WorkerAdmin::new(&registration, inbox.clone()));
+        let model = &registration.files.name;
+        let effects = WorkerEffects {
             engine: host,
             links: links.clone(),
-            grants: passes,
+            grants,
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
                 .with_ceilings(options.ceilings)
                 .with_capacity(description.capacity),
             spans: WorkerSpans::new(telemetry.traces.clone(), options.name.clone()),
             recorder: TapeRecorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
-            data_address: introduction.data_address.clone(),
+            data_address: registration.data_address.clone(),
             link_prices: match options.step_time {
                 StepTime::Measured => LinkPriceSource::Measured,
                 StepTime::Priced(_) => LinkPriceSource::Given,
             },
-            admin: Arc::clone(&desk),
-            drained: tell_drained,
+            admin: Arc::clone(&admin),
+            drained: drained_sender,
         };
-        let ears = WorkerInbox {
+        let worker_inbox = WorkerInbox {
             inbox: outside,
-            links: heard,
+            links: received_events,
             engine: engine_answers,
         };
         let (host_blocks, disk_blocks) = below.unwrap_or_default();
@@ -182,17 +182,17 @@ impl WorkerBody {
             disk_blocks,
             ..brain_limits(&options, me, steps_in_flight, &description)
         };
-        let driver = WorkerDriver::new(limits, found.unwrap_or_default(), ears, hands);
-        let watched = Arc::clone(&pulse);
+        let driver = WorkerDriver::new(limits, found.unwrap_or_default(), worker_inbox, effects);
+        let watched = Arc::clone(&monitor);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
         Ok(Self {
             acceptor: WorkerAcceptor {
-                registration: introduction,
-                role: desk.role(),
+                registration,
+                role: admin.role(),
                 inbox,
             },
-            monitor: pulse,
-            admin: desk,
+            monitor,
+            admin,
             drained,
             driver,
             data: listeners.map(|listeners| tokio::spawn(links.serve(listeners))),
@@ -279,9 +279,9 @@ fn brain_limits(
 }
 
 /// Limits the number of drafts to what the engine verifies; `None` if it verifies none.
-pub fn speculation(engine: &dyn Engine, wanted: Option<LookupLimits>) -> Option<LookupLimits> {
-    let wanted = wanted?;
-    let drafts_max = wanted.drafts_max.min(engine.drafts_max());
+pub fn speculation(engine: &dyn Engine, requested: Option<LookupLimits>) -> Option<LookupLimits> {
+    let requested = requested?;
+    let drafts_max = requested.drafts_max.min(engine.drafts_max());
     if drafts_max == 0 {
         let device = &engine.describe().device;
         info!(%device, "speculation is off: the device samples its tokens itself, one in each step");
@@ -289,7 +289,7 @@ pub fn speculation(engine: &dyn Engine, wanted: Option<LookupLimits>) -> Option<
     }
     Some(LookupLimits {
         drafts_max,
-        ..wanted
+        ..requested
     })
 }
 
@@ -343,19 +343,19 @@ mod tests {
     }
 
     fn unused_worker(options: WorkerOptions) -> WorkerBody {
-        let introduction = crate::wire::sample::registration();
-        let capacity: Capacity = introduction.description.capacity;
+        let registration = crate::wire::sample::registration();
+        let capacity: Capacity = registration.description.capacity;
         let parts = WorkerParts {
             options,
             engine: Box::new(UnusedEngine(EngineDescription {
                 capacity,
-                fingerprint: introduction.description.fingerprint.clone(),
+                fingerprint: registration.description.fingerprint.clone(),
                 vocab_size: 100,
                 device: "none".into(),
                 device_id: None,
                 model: "none".into(),
             })),
-            files: introduction.files,
+            files: registration.files,
             net: LocalNet::default(),
             data: None,
             peers: None,
@@ -377,17 +377,17 @@ mod tests {
             bytes_per_second: 1,
             latency: std::time::Duration::ZERO,
         });
-        let (call, words) = body.acceptor.join(RouterId(7)).await.unwrap();
-        drop(words);
-        call.close().await;
+        let (session, messages) = body.acceptor.join(RouterId(7)).await.unwrap();
+        drop(messages);
+        session.close().await;
         body.stop().await;
         let text = std::fs::read_to_string(&tape).unwrap();
         std::fs::remove_file(&tape).unwrap();
-        let heard = |word: &str| {
+        let line_of = |name: &str| {
             text.lines()
-                .position(|l| l.contains("eard") && l.contains(word))
+                .position(|l| l.contains("eard") && l.contains(name))
         };
-        let (joined, lost) = (heard("RouterJoined"), heard("RouterLost"));
+        let (joined, lost) = (line_of("RouterJoined"), line_of("RouterLost"));
         assert!(joined.is_some() && joined < lost, "{text}");
     }
 

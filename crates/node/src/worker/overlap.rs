@@ -47,7 +47,7 @@ impl EngineThread {
     }
 
     /// Whether a step was begun and not collected.
-    pub(super) fn flies(&self) -> bool {
+    pub(super) fn has_uncollected_step(&self) -> bool {
         matches!(&self.steps, StepExecution::Overlap(steps) if !steps.is_empty())
     }
 
@@ -138,9 +138,9 @@ mod tests {
     }
 
     impl ScriptedEngine {
-        fn report(&self, what: String) {
+        fn report(&self, text: String) {
             // The test may have stopped listening.
-            let _ = self.reports.send(what);
+            let _ = self.reports.send(text);
         }
     }
 
@@ -188,8 +188,8 @@ mod tests {
 
         fn collect(&mut self) -> Result<StepResult, EngineError> {
             let step = self.begun.pop_front().expect("a step was begun");
-            let fate = self.next.take().or_else(|| self.ends.recv().ok());
-            match fate.expect("the test says how it ends") {
+            let end = self.next.take().or_else(|| self.ends.recv().ok());
+            match end.expect("the test says how it ends") {
                 ScriptedStepEnd::Ends => Ok(StepResult {
                     step,
                     ..StepResult::default()
@@ -227,25 +227,26 @@ mod tests {
     impl OverlapFixture {
         /// With a device that refuses step `refuses`.
         fn new(refuses: u64) -> Self {
-            let (tell, told) = mpsc::channel();
-            let (fates, decided) = mpsc::channel();
+            let (report_sender, received_reports) = mpsc::channel();
+            let (end_sender, end_receiver) = mpsc::channel();
             let device = ScriptedEngine {
-                reports: tell,
-                ends: decided,
+                reports: report_sender,
+                ends: end_receiver,
                 next: None,
                 begun: VecDeque::new(),
                 refuses: StepId(refuses),
             };
-            let (tell, answers) = facts::unbounded_channel();
-            let pulse = Arc::new(HealthMonitor::new(Duration::from_secs(60)));
-            let watched = Arc::clone(&pulse);
+            let (answer_sender, answers) = facts::unbounded_channel();
+            let monitor = Arc::new(HealthMonitor::new(Duration::from_secs(60)));
+            let watched = Arc::clone(&monitor);
             let device: Box<dyn Engine> = Box::new(device);
-            let host = EngineHost::start(device, None, None, LIMITS, watched, tell).unwrap();
+            let host =
+                EngineHost::start(device, None, None, LIMITS, watched, answer_sender).unwrap();
             Self {
                 host,
-                monitor: pulse,
-                reports: told,
-                ends: fates,
+                monitor,
+                reports: received_reports,
+                ends: end_sender,
                 answers,
             }
         }
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_or_panicked_step_leaves_none_unanswered() {
+    async fn a_failed_or_panicked_step_and_its_followers_are_answered() {
         let mut stage = OverlapFixture::new(0);
         stage.begin_step(1);
         stage.begin_step(2);
@@ -349,7 +350,7 @@ mod tests {
     #[tokio::test]
     async fn eight_device_failures_in_a_row_lose_the_engine() {
         let mut stage = OverlapFixture::new(0);
-        let fates = [
+        let ends = [
             vec![ScriptedStepEnd::Breaks; 7],
             // Numbers that are not finite are the model's failure, not the device's; and one
             // success resets the count.
@@ -358,14 +359,14 @@ mod tests {
             vec![ScriptedStepEnd::Breaks; 7],
         ];
         let mut number = 0;
-        for fate in fates.concat() {
+        for end in ends.concat() {
             number += 1;
             stage.begin_step(number);
-            stage.ends.send(fate).unwrap();
+            stage.ends.send(end).unwrap();
             let answer = stage.answer().await;
             assert!(answer.contains(&StepId(number).to_string()), "{answer}");
             let named = answer.contains(&format!("for {}", SlotIndex(0)));
-            assert_eq!(named, fate == ScriptedStepEnd::YieldsNotFinite, "{answer}");
+            assert_eq!(named, end == ScriptedStepEnd::YieldsNotFinite, "{answer}");
             assert_eq!(stage.monitor.check(), Ok(()), "{number}");
         }
         stage.begin_step(number + 1);
@@ -410,7 +411,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn overlapped_steps_have_separate_time_limits() {
         let mut stage = OverlapFixture::new(0);
-        let pulse = Arc::clone(&stage.monitor);
+        let monitor = Arc::clone(&stage.monitor);
         let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
         stage.begin_step(1);
         stage.begin_step(2);
@@ -418,11 +419,11 @@ mod tests {
         stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s1");
         pass(59).await;
-        assert_eq!(pulse.check(), Ok(()));
+        assert_eq!(monitor.check(), Ok(()));
         pass(2).await;
-        assert!(pulse.check().is_err());
+        assert!(monitor.check().is_err());
         stage.ends.send(ScriptedStepEnd::Ends).unwrap();
         assert_eq!(stage.answer().await, "stepped s2");
-        assert_eq!(pulse.check(), Ok(()));
+        assert_eq!(monitor.check(), Ok(()));
     }
 }

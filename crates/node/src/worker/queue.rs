@@ -110,8 +110,8 @@ impl EngineQueueState {
             EngineWork::Swap(_) => {
                 self.written_bytes = self.written_bytes.saturating_add(write_bytes_max)
             }
-            EngineWork::Offload(shelving) => self.written_bytes += u64::from(shelving.bytes),
-            EngineWork::Load(brought) => self.written_bytes += brought.bytes(),
+            EngineWork::Offload(offload) => self.written_bytes += u64::from(offload.bytes),
+            EngineWork::Load(loaded) => self.written_bytes += loaded.bytes(),
             EngineWork::Read(..)
             | EngineWork::SwapDrop(_)
             | EngineWork::Fetch(_)

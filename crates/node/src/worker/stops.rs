@@ -8,27 +8,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 pub(crate) struct PendingStops {
-    asked: BTreeMap<WorkerRef, BTreeSet<HandoffId>>,
+    unanswered: BTreeMap<WorkerRef, BTreeSet<HandoffId>>,
 }
 
 impl PendingStops {
     /// The sender was asked to stop, perhaps again.
-    pub(crate) fn asked(&mut self, sender: WorkerRef, handoff: HandoffId) {
-        self.asked.entry(sender).or_default().insert(handoff);
+    pub(crate) fn requested(&mut self, sender: WorkerRef, handoff: HandoffId) {
+        self.unanswered.entry(sender).or_default().insert(handoff);
     }
 
     pub(crate) fn answered(&mut self, sender: WorkerRef, handoff: HandoffId) {
-        if let Some(asked) = self.asked.get_mut(&sender) {
-            asked.remove(&handoff);
-            if asked.is_empty() {
-                self.asked.remove(&sender);
+        if let Some(unanswered) = self.unanswered.get_mut(&sender) {
+            unanswered.remove(&handoff);
+            if unanswered.is_empty() {
+                self.unanswered.remove(&sender);
             }
         }
     }
 
     /// Removes and gives the stops that a sender no longer needs to answer.
     pub(crate) fn take_all(&mut self, sender: WorkerRef) -> BTreeSet<HandoffId> {
-        self.asked.remove(&sender).unwrap_or_default()
+        self.unanswered.remove(&sender).unwrap_or_default()
     }
 }
 
@@ -53,13 +53,13 @@ mod tests {
         };
         let mut stops = PendingStops::default();
         for (sender, flight) in [(1, 1), (1, 2), (2, 3), (1, 2)] {
-            stops.asked(worker(sender), handoff(flight));
+            stops.requested(worker(sender), handoff(flight));
         }
         stops.answered(worker(2), handoff(1));
         stops.answered(worker(1), handoff(1));
         assert_eq!(stops.take_all(worker(1)), BTreeSet::from([handoff(2)]));
         assert!(stops.take_all(worker(1)).is_empty());
         stops.answered(worker(2), handoff(3));
-        assert!(stops.asked.is_empty(), "nothing is kept");
+        assert!(stops.unanswered.is_empty(), "nothing is kept");
     }
 }

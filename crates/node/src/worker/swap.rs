@@ -43,11 +43,15 @@ pub(crate) enum SwapDirection {
 }
 
 impl SwapJob {
-    pub(crate) fn new(handoff: HandoffId, blocks: Vec<BlockIndex>, way: SwapDirection) -> Self {
+    pub(crate) fn new(
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        direction: SwapDirection,
+    ) -> Self {
         Self {
             handoff,
             blocks,
-            direction: way,
+            direction,
             copied: 0,
             took: Duration::ZERO,
         }
@@ -74,7 +78,7 @@ impl SwapJob {
 /// The blocks of swapped sequences.
 #[derive(Debug)]
 pub(crate) struct HostSwapPool {
-    kept: BTreeMap<HandoffId, VecDeque<Vec<u8>>>,
+    blocks_by_handoff: BTreeMap<HandoffId, VecDeque<Vec<u8>>>,
     bytes: u64,
     bytes_max: u64,
 }
@@ -83,14 +87,14 @@ impl HostSwapPool {
     /// Empty; memory is taken only when a block is kept.
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self {
-            kept: BTreeMap::new(),
+            blocks_by_handoff: BTreeMap::new(),
             bytes: 0,
             bytes_max,
         }
     }
 
     /// A buffer for one more block; `None` when the limit is reached.
-    fn room(&self, block_bytes: usize) -> Option<Vec<u8>> {
+    fn new_buffer(&self, block_bytes: usize) -> Option<Vec<u8>> {
         let bytes = self.bytes.checked_add(block_bytes as u64)?;
         if bytes > self.bytes_max {
             return None;
@@ -103,20 +107,25 @@ impl HostSwapPool {
 
     fn keep(&mut self, handoff: HandoffId, block: Vec<u8>) {
         self.bytes += block.len() as u64;
-        self.kept.entry(handoff).or_default().push_back(block);
+        self.blocks_by_handoff
+            .entry(handoff)
+            .or_default()
+            .push_back(block);
     }
 
     /// How many blocks of a hand-off are kept.
     fn count(&self, handoff: HandoffId) -> usize {
-        self.kept.get(&handoff).map_or(0, VecDeque::len)
+        self.blocks_by_handoff
+            .get(&handoff)
+            .map_or(0, VecDeque::len)
     }
 
     /// Gives up the first block that is kept of a hand-off.
     fn take_first(&mut self, handoff: HandoffId) -> Option<Vec<u8>> {
-        let blocks = self.kept.get_mut(&handoff)?;
+        let blocks = self.blocks_by_handoff.get_mut(&handoff)?;
         let block = blocks.pop_front()?;
         if blocks.is_empty() {
-            self.kept.remove(&handoff);
+            self.blocks_by_handoff.remove(&handoff);
         }
         self.bytes -= block.len() as u64;
         Some(block)
@@ -124,7 +133,7 @@ impl HostSwapPool {
 
     /// Gives up what is kept of a hand-off.
     pub(crate) fn take(&mut self, handoff: HandoffId) -> VecDeque<Vec<u8>> {
-        let blocks = self.kept.remove(&handoff).unwrap_or_default();
+        let blocks = self.blocks_by_handoff.remove(&handoff).unwrap_or_default();
         self.bytes -= blocks.iter().map(|block| block.len() as u64).sum::<u64>();
         blocks
     }
@@ -141,8 +150,8 @@ impl EngineThread {
             Ok(()) if swap.copied < swap.blocks.len() => return SwapProgress::More(swap),
             Ok(()) => SwapOutcome::Copied,
             Err(reason) => {
-                let (handoff, way) = (swap.handoff, swap.direction);
-                error!(%handoff, ?way, %reason, "cannot swap a sequence");
+                let (handoff, direction) = (swap.handoff, swap.direction);
+                error!(%handoff, way = ?direction, %reason, "cannot swap a sequence");
                 drop(self.swap_pool.take(swap.handoff));
                 SwapOutcome::Broken
             }
@@ -152,11 +161,11 @@ impl EngineThread {
 
     fn copy(&mut self, swap: &mut SwapJob) -> Result<(), String> {
         if swap.direction == SwapDirection::In {
-            let kept = self.swap_pool.count(swap.handoff) + swap.copied;
-            let wanted = swap.blocks.len();
-            if kept != wanted {
+            let present_count = self.swap_pool.count(swap.handoff) + swap.copied;
+            let expected_count = swap.blocks.len();
+            if present_count != expected_count {
                 return Err(format!(
-                    "{kept} blocks are in host memory in place of {wanted}"
+                    "{present_count} blocks are in host memory in place of {expected_count}"
                 ));
             }
         }
@@ -179,8 +188,8 @@ impl EngineThread {
     }
 
     fn copy_out(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
-        let room = self.swap_pool.room(self.limits.block_bytes as usize);
-        let mut bytes = room.ok_or("host memory for swapping is used up")?;
+        let buffer = self.swap_pool.new_buffer(self.limits.block_bytes as usize);
+        let mut bytes = buffer.ok_or("host memory for swapping is used up")?;
         let blocks = self.blocks.clone();
         let read = self.catch_engine_panic(|engine| match blocks {
             Some(blocks) => blocks
@@ -194,8 +203,8 @@ impl EngineThread {
     }
 
     fn copy_in(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
-        let kept = self.swap_pool.take_first(handoff);
-        let bytes = kept.ok_or("a swapped block is not in host memory")?;
+        let swapped = self.swap_pool.take_first(handoff);
+        let bytes = swapped.ok_or("a swapped block is not in host memory")?;
         let blocks = self.blocks.clone();
         let written = self.catch_engine_panic(|engine| match blocks {
             Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), &bytes[..])]),
@@ -281,17 +290,17 @@ mod tests {
             swap_bytes_max: swap_bytes_max as u64,
             time: StepTime::Measured,
         };
-        let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
-        EngineThread::new(engine, blocks, limits, pulse)
+        let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
+        EngineThread::new(engine, blocks, limits, monitor)
     }
 
-    fn swap(flight: u64, way: SwapDirection, blocks: &[u32]) -> SwapJob {
+    fn swap(flight: u64, direction: SwapDirection, blocks: &[u32]) -> SwapJob {
         let handoff = HandoffId {
             flight: FlightId(flight),
             attempt: 0,
         };
         let blocks = blocks.iter().copied().map(BlockIndex).collect();
-        SwapJob::new(handoff, blocks, way)
+        SwapJob::new(handoff, blocks, direction)
     }
 
     /// The outcome of a swap that takes one pass.
@@ -305,9 +314,9 @@ mod tests {
     }
 
     /// The number of passes that a swap takes.
-    fn passes_taken(bench: &mut EngineThread, mut swap: SwapJob) -> usize {
+    fn passes_count(engine_thread: &mut EngineThread, mut swap: SwapJob) -> usize {
         for count in 1.. {
-            match bench.swap(swap) {
+            match engine_thread.swap(swap) {
                 SwapProgress::More(rest) => swap = rest,
                 over @ SwapProgress::Over(_) => {
                     assert_eq!(outcome(over), SwapOutcome::Copied);
@@ -320,26 +329,32 @@ mod tests {
 
     // Lesson: 26.
     #[test]
-    fn a_swap_is_cut_to_what_may_be_written_between_steps() {
-        let mut bench = engine_thread_with(5 * BLOCK, 2 * BLOCK);
+    fn a_swap_pass_writes_at_most_the_limit_between_steps() {
+        let mut engine_thread = engine_thread_with(5 * BLOCK, 2 * BLOCK);
         assert_eq!(
-            passes_taken(&mut bench, swap(1, SwapDirection::Out, &[0, 1, 2, 3, 4])),
+            passes_count(
+                &mut engine_thread,
+                swap(1, SwapDirection::Out, &[0, 1, 2, 3, 4])
+            ),
             3
         );
         assert_eq!(
-            passes_taken(&mut bench, swap(1, SwapDirection::In, &[5, 4, 3, 2, 1])),
+            passes_count(
+                &mut engine_thread,
+                swap(1, SwapDirection::In, &[5, 4, 3, 2, 1])
+            ),
             3
         );
         let mut bytes = [0; BLOCK];
-        let read =
-            bench.catch_engine_panic(|engine| engine.read_block(BlockIndex(5), 0, &mut bytes));
+        let read = engine_thread
+            .catch_engine_panic(|engine| engine.read_block(BlockIndex(5), 0, &mut bytes));
         read.unwrap().unwrap();
         assert_eq!(bytes, [0; BLOCK], "the first is where it was put");
         // All memory is free again; and one block is copied whatever the limit.
-        assert_eq!(bench.swap_pool.bytes, 0);
-        let mut bench = engine_thread_with(5 * BLOCK, 0);
+        assert_eq!(engine_thread.swap_pool.bytes, 0);
+        let mut engine_thread = engine_thread_with(5 * BLOCK, 0);
         assert_eq!(
-            passes_taken(&mut bench, swap(1, SwapDirection::Out, &[0, 1])),
+            passes_count(&mut engine_thread, swap(1, SwapDirection::Out, &[0, 1])),
             2
         );
     }
@@ -351,50 +366,51 @@ mod tests {
         let beside = Arc::new(DeviceShelf::of(blocks));
         let engine = BlocksOnlyEngine { blocks: Vec::new() };
         let shared: Arc<dyn DeviceBlocks> = Arc::clone(&beside) as _;
-        let mut bench = engine_thread_of(Box::new(engine), Some(shared), 4 * BLOCK, usize::MAX);
-        let out = bench.swap(swap(1, SwapDirection::Out, &[5, 2]));
+        let mut engine_thread =
+            engine_thread_of(Box::new(engine), Some(shared), 4 * BLOCK, usize::MAX);
+        let out = engine_thread.swap(swap(1, SwapDirection::Out, &[5, 2]));
         assert_eq!(outcome(out), SwapOutcome::Copied);
-        let back = bench.swap(swap(1, SwapDirection::In, &[0, 1]));
+        let back = engine_thread.swap(swap(1, SwapDirection::In, &[0, 1]));
         assert_eq!(outcome(back), SwapOutcome::Copied);
         assert_eq!(beside.contents()[..2], [[5; BLOCK], [2; BLOCK]]);
     }
 
     #[test]
     fn swapped_blocks_return_unchanged_to_other_indices() {
-        let mut bench = engine_thread(4 * BLOCK);
-        let out = bench.swap(swap(1, SwapDirection::Out, &[5, 2]));
+        let mut engine_thread = engine_thread(4 * BLOCK);
+        let out = engine_thread.swap(swap(1, SwapDirection::Out, &[5, 2]));
         assert_eq!(outcome(out), SwapOutcome::Copied);
-        let back = bench.swap(swap(1, SwapDirection::In, &[0, 1]));
+        let back = engine_thread.swap(swap(1, SwapDirection::In, &[0, 1]));
         assert_eq!(outcome(back), SwapOutcome::Copied);
         for (block, content) in [(0, 5), (1, 2), (5, 5)] {
             let mut bytes = [0; BLOCK];
-            let read = bench
+            let read = engine_thread
                 .catch_engine_panic(|engine| engine.read_block(BlockIndex(block), 0, &mut bytes));
             read.unwrap().unwrap();
             assert_eq!(bytes, [content; BLOCK]);
         }
         // It came back once.
-        let again = bench.swap(swap(1, SwapDirection::In, &[0, 1]));
+        let again = engine_thread.swap(swap(1, SwapDirection::In, &[0, 1]));
         assert_eq!(outcome(again), SwapOutcome::Broken);
     }
 
     #[test]
     fn a_swap_over_the_memory_limit_keeps_nothing() {
-        let mut bench = engine_thread(3 * BLOCK);
-        let first = bench.swap(swap(1, SwapDirection::Out, &[0, 1]));
+        let mut engine_thread = engine_thread(3 * BLOCK);
+        let first = engine_thread.swap(swap(1, SwapDirection::Out, &[0, 1]));
         assert_eq!(outcome(first), SwapOutcome::Copied);
-        let second = bench.swap(swap(2, SwapDirection::Out, &[2, 3]));
+        let second = engine_thread.swap(swap(2, SwapDirection::Out, &[2, 3]));
         assert_eq!(outcome(second), SwapOutcome::Broken);
-        let unreadable = bench.swap(swap(3, SwapDirection::Out, &[9]));
+        let unreadable = engine_thread.swap(swap(3, SwapDirection::Out, &[9]));
         assert_eq!(outcome(unreadable), SwapOutcome::Broken);
         assert_eq!(
-            bench
+            engine_thread
                 .swap_pool
                 .take(swap(1, SwapDirection::In, &[]).handoff)
                 .len(),
             2
         );
-        let third = bench.swap(swap(2, SwapDirection::Out, &[2, 3, 4]));
+        let third = engine_thread.swap(swap(2, SwapDirection::Out, &[2, 3, 4]));
         assert_eq!(
             outcome(third),
             SwapOutcome::Copied,

@@ -163,7 +163,7 @@ async fn a_stream_resumes_when_its_decode_worker_dies() {
 }
 
 #[tokio::test]
-async fn a_prefill_worker_may_die_before_any_of_its_steps() {
+async fn a_stream_survives_a_prefill_worker_lost_at_any_step() {
     // The prompt runs in three chunks; after the last one its blocks are still leaving.
     for steps in 0..4 {
         let router = router("127.0.0.1:0").await;
@@ -196,8 +196,8 @@ async fn a_drained_worker_migrates_its_streams_and_leaves() {
     let frontend = stage.router.frontend();
     let view = frontend.command(&name, WorkerCommand::Drain).unwrap();
     assert_eq!(view.state, WorkerState::Draining);
-    let leaves = stage.decoders[at].worker.drain_asked();
-    timeout(TEST_WAIT_MAX, leaves).await.unwrap();
+    let drain_request = stage.decoders[at].worker.wait_for_drain_request();
+    timeout(TEST_WAIT_MAX, drain_request).await.unwrap();
     tokens.extend(stage.until_moved(at, &mut stream).await);
     stage.open();
     let leaving = stage.decoders.remove(at);
@@ -224,8 +224,11 @@ async fn a_worker_with_a_new_role_migrates_its_streams() {
         let views = frontend.workers();
         views.iter().find(|view| view.name == name).unwrap().role
     };
-    let told = WorkerCommand::SetRole(Role::Prefill);
-    assert_eq!(frontend.command(&name, told).unwrap().role, Role::Prefill);
+    let command = WorkerCommand::SetRole(Role::Prefill);
+    assert_eq!(
+        frontend.command(&name, command).unwrap().role,
+        Role::Prefill
+    );
     until(|| role() == Role::Prefill).await;
     tokens.extend(stage.until_moved(at, &mut stream).await);
     stage.open();
@@ -255,7 +258,7 @@ async fn a_worker_with_a_new_role_migrates_its_streams() {
 }
 
 #[tokio::test]
-async fn a_drain_at_the_workers_own_port_makes_it_leave() {
+async fn a_drain_at_the_workers_own_port_ends_the_worker() {
     let stage = SurvivalFleet::new(RouterOptions::default()).await;
     let page = stage.decoders[0].worker.metrics_address().unwrap();
     let page = page.to_string();
@@ -264,8 +267,8 @@ async fn a_drain_at_the_workers_own_port_makes_it_leave() {
     assert!(unknown.contains("worker_not_found"), "{unknown}");
     let answer = post(&page, "/admin/drain", "").await;
     assert!(answer.starts_with("HTTP/1.1 202"), "{answer}");
-    let leaves = stage.decoders[0].worker.drain_asked();
-    timeout(TEST_WAIT_MAX, leaves).await.unwrap();
+    let drain_request = stage.decoders[0].worker.wait_for_drain_request();
+    timeout(TEST_WAIT_MAX, drain_request).await.unwrap();
     until(|| stage.state("d0") == Some(WorkerState::Draining)).await;
     check(&stage.router.frontend(), &prompt(6, 21), 9).await;
     stage.end().await;
@@ -274,7 +277,7 @@ async fn a_drain_at_the_workers_own_port_makes_it_leave() {
 // Invariant: I24.
 // Lesson: 12.
 #[tokio::test]
-async fn streams_of_a_stuck_worker_resume_elsewhere() {
+async fn streams_of_a_stuck_worker_resume_on_another() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
@@ -409,13 +412,13 @@ async fn a_faulty_network_between_workers_changes_no_token() {
     data.set_target(Some(decode.data_address().to_string()));
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
-    let weathers = [
+    let conditions = [
         LinkCondition::Normal,
         LinkCondition::Delayed(Duration::from_millis(5)),
         LinkCondition::Throttled(4_000_000),
     ];
-    for (salt, weather) in (40..).zip(weathers) {
-        data.set_condition(weather);
+    for (salt, condition) in (40..).zip(conditions) {
+        data.set_condition(condition);
         check(&router.frontend(), &prompt(salt, 40), 9).await;
         data.cut();
         check(&router.frontend(), &prompt(salt + 10, 40), 9).await;
@@ -451,7 +454,7 @@ async fn spent_retries_end_the_stream_as_failed() {
 
 // Invariant: I23.
 #[tokio::test]
-async fn a_slow_reader_delays_nobody_and_is_ended() {
+async fn a_slow_reader_is_ended_and_delays_no_other() {
     let mut options = RouterOptions {
         reader_backlog_max: 4,
         ..RouterOptions::default()

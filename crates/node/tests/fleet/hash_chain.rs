@@ -74,9 +74,9 @@ impl StepGate {
 
     /// Lets some more steps pass, then shuts.
     pub(crate) fn shut_after(&self, steps: u64) {
-        let mut door = self.open.0.lock().unwrap();
-        door.shut = true;
-        door.steps_left = steps;
+        let mut gate = self.open.0.lock().unwrap();
+        gate.shut = true;
+        gate.steps_left = steps;
     }
 
     /// Lets one more step pass a shut gate.
@@ -112,13 +112,13 @@ impl StepGate {
 
     fn wait_for_step(&self) {
         self.reached.send_modify(|steps| *steps += 1);
-        let mut door = self.open.0.lock().unwrap();
-        while door.shut && door.steps_left == 0 {
-            door = self.open.1.wait(door).unwrap();
+        let mut gate = self.open.0.lock().unwrap();
+        while gate.shut && gate.steps_left == 0 {
+            gate = self.open.1.wait(gate).unwrap();
         }
-        door.steps_left = door.steps_left.saturating_sub(1);
-        if std::mem::take(&mut door.panics) {
-            drop(door);
+        gate.steps_left = gate.steps_left.saturating_sub(1);
+        if std::mem::take(&mut gate.panics) {
+            drop(gate);
             panic!("a bead fell off");
         }
     }

@@ -45,17 +45,17 @@ async fn an_unavailable_worker_port_is_named() {
         WorkerPorts::open(data, Some(metrics), &options, &traces).await
     };
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = free.local_addr().unwrap().to_string();
+    let used = free.local_addr().unwrap().to_string();
     drop(free);
-    let first = open("127.0.0.1:0", &taken).await.unwrap();
-    let answer = http(&taken, "/ready").await;
+    let first = open("127.0.0.1:0", &used).await.unwrap();
+    let answer = http(&used, "/ready").await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     for (data, metrics) in [
-        ("127.0.0.1:0", taken.as_str()),
-        (taken.as_str(), "127.0.0.1:0"),
+        ("127.0.0.1:0", used.as_str()),
+        (used.as_str(), "127.0.0.1:0"),
     ] {
         let second = open(data, metrics).await;
-        assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == taken));
+        assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == used));
     }
     drop(first);
 }

@@ -166,11 +166,11 @@ async fn until(holds: impl Fn() -> bool) {
 /// The value of a series, summed over its labels.
 fn metric(text: &str, name: &str, label: &str) -> f64 {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    let wanted = lines.filter(|line| {
+    let matching = lines.filter(|line| {
         line.strip_prefix(name)
             .is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
     });
-    wanted
+    matching
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
         .sum()
 }
@@ -363,7 +363,7 @@ async fn a_prefill_worker_lost_before_a_token_is_replaced() {
 
 /// The damage that a bad network does, once armed, to the next piece of KV that passes it.
 #[derive(Clone, Copy, Debug)]
-enum NetworkHarm {
+enum NetworkFault {
     FlipAByte,
     Cut,
 }
@@ -372,7 +372,7 @@ enum NetworkHarm {
 const LONG: usize = 2048;
 
 /// A decode worker behind a bad network, and a flight that has to survive it.
-async fn survives_harm(harm: NetworkHarm) -> String {
+async fn survives_network_fault(network_fault: NetworkFault) -> String {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
     let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -400,7 +400,7 @@ async fn survives_harm(harm: NetworkHarm) -> String {
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     // One block, so that the link stands and is not harmed yet.
     check(&router.frontend(), &prompt(3, 3), 2).await;
-    *pending.lock().unwrap() = Some(harm);
+    *pending.lock().unwrap() = Some(network_fault);
     // The first chunk's blocks leave while the second is held: the harm comes before any token.
     gate.shut_after(1);
     let stream = router.frontend().submit(request(&prompt(1, 40), 6));
@@ -421,18 +421,18 @@ async fn survives_harm(harm: NetworkHarm) -> String {
 async fn relay_harmed(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    pending: Arc<Mutex<Option<NetworkHarm>>>,
+    pending: Arc<Mutex<Option<NetworkFault>>>,
 ) {
     let mut buffer = vec![0; 1 << 12];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        let harm = if read > LONG {
+        let network_fault = if read > LONG {
             pending.lock().unwrap().take()
         } else {
             None
         };
-        match harm {
-            Some(NetworkHarm::Cut) => return,
-            Some(NetworkHarm::FlipAByte) => buffer[LONG / 2] ^= 1,
+        match network_fault {
+            Some(NetworkFault::Cut) => return,
+            Some(NetworkFault::FlipAByte) => buffer[LONG / 2] ^= 1,
             None => {}
         }
         if to.write_all(&buffer[..read]).await.is_err() {
@@ -444,7 +444,7 @@ async fn relay_harmed(
 // Lesson: 2, 16.
 #[tokio::test]
 async fn kv_damaged_in_transit_changes_no_token() {
-    let text = survives_harm(NetworkHarm::FlipAByte).await;
+    let text = survives_network_fault(NetworkFault::FlipAByte).await;
     assert_eq!(
         metric(&text, "cleave_retries_total", "corrupt"),
         1.0,
@@ -455,7 +455,7 @@ async fn kv_damaged_in_transit_changes_no_token() {
 // Lesson: 8.
 #[tokio::test]
 async fn a_link_cut_during_a_hand_off_hangs_nothing() {
-    let text = survives_harm(NetworkHarm::Cut).await;
+    let text = survives_network_fault(NetworkFault::Cut).await;
     assert!(metric(&text, "cleave_retries_total", "") >= 1.0, "{text}");
 }
 
@@ -673,7 +673,7 @@ macro_rules! replay {
     ($path:expr, $sort:ident, $brain:ty, $limits:ty, $input:ty, $output:ty) => {{
         type ReplayedLine = TapeRecord<$limits, $input, $output>;
         let text = std::fs::read_to_string($path).unwrap();
-        let (mut brain, mut heard) = (None::<$brain>, 0);
+        let (mut brain, mut received) = (None::<$brain>, 0);
         for line in text.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             match serde_json::from_value::<ReplayedLine>(line[stringify!($sort)].clone()).unwrap() {
@@ -683,14 +683,14 @@ macro_rules! replay {
                     assert_eq!(brain.poll(), None, "all was said to the input before");
                     brain.handle(at, input);
                     brain.check();
-                    heard += 1;
+                    received += 1;
                 }
                 TapeRecord::Emitted { output } => {
                     assert_eq!(brain.as_mut().unwrap().poll(), Some(output))
                 }
             }
         }
-        heard
+        received
     }};
 }
 
@@ -746,8 +746,8 @@ async fn tapes_of_a_serving_fleet_replay_equal() {
         ) > 6 * 3
     );
     let prefill = std::fs::read_to_string(path("prefill")).unwrap();
-    let told = prefill.contains("LinkMeasured");
-    assert!(told, "its brain hears what its links cost");
+    let has_measured = prefill.contains("LinkMeasured");
+    assert!(has_measured, "its brain hears what its links cost");
     assert!(
         replay!(
             path("decode"),
@@ -820,8 +820,8 @@ async fn a_request_cut_by_a_drain_logs_its_tokens() {
         prompt(1, 30)
     );
     let at = address.clone();
-    let asked = tokio::spawn(async move { failover::post(&at, "/v1/completions", &body).await });
-    let three_came = async {
+    let answered = tokio::spawn(async move { failover::post(&at, "/v1/completions", &body).await });
+    let three_tokens = async {
         loop {
             let page = http(&address, "/metrics").await;
             if metric(&page, "cleave_inter_token_latency_seconds_count", "") == 2.0 {
@@ -829,12 +829,12 @@ async fn a_request_cut_by_a_drain_logs_its_tokens() {
             }
         }
     };
-    timeout(TEST_WAIT_MAX, three_came).await.unwrap();
+    timeout(TEST_WAIT_MAX, three_tokens).await.unwrap();
     timeout(TEST_WAIT_MAX, running.drain(Duration::ZERO))
         .await
         .unwrap();
     gates[1].open();
-    let answer = timeout(TEST_WAIT_MAX, asked).await.unwrap().unwrap();
+    let answer = timeout(TEST_WAIT_MAX, answered).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     let over = ["request over", "ending=\"failed\"", "output_tokens=3 "];
     assert!(logged.has(&over), "{logged:?}");

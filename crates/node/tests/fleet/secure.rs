@@ -111,8 +111,8 @@ async fn clients_see_the_current_certificate() {
 
 /// A TCP proxy that keeps the bytes that pass it.
 async fn tapped_wire(target: std::net::SocketAddr, listener: TcpListener) -> Arc<Mutex<Vec<u8>>> {
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let keep = Arc::clone(&heard);
+    let recorded = Arc::new(Mutex::new(Vec::new()));
+    let keep = Arc::clone(&recorded);
     tokio::spawn(async move {
         while let Ok((near, _)) = listener.accept().await {
             let (mut reads, mut back) = near.into_split();
@@ -131,18 +131,18 @@ async fn tapped_wire(target: std::net::SocketAddr, listener: TcpListener) -> Arc
             });
         }
     });
-    heard
+    recorded
 }
 
 #[tokio::test]
 async fn workers_join_and_hand_over_only_by_certificate() {
-    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
+    let (fleet_authority, other_authority) = (TestAuthority::new(), TestAuthority::new());
     let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let [router_folder, prefill_folder, decode_folder, foreign_folder] = &folders;
     for folder in [router_folder, prefill_folder, decode_folder] {
-        ours.sign(folder.path(), PEER_NAME);
+        fleet_authority.sign(folder.path(), PEER_NAME);
     }
-    theirs.sign(foreign_folder.path(), PEER_NAME);
+    other_authority.sign(foreign_folder.path(), PEER_NAME);
     let router = router_with(RouterOptions {
         peer_tls: Some(router_folder.path().to_owned()),
         ..RouterOptions::default()
@@ -170,7 +170,7 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     decode.options.peer_tls = Some(decode_folder.path().to_owned());
     decode.data_address = Some(tap.local_addr().unwrap().to_string());
     let decode = decode.start().await.unwrap();
-    let heard = tapped_wire(decode.data_address(), tap).await;
+    let wire_bytes = tapped_wire(decode.data_address(), tap).await;
     let mut prefill = worker_node("p0", Role::Prefill, &address, &StepGate::new());
     prefill.options.peer_tls = Some(prefill_folder.path().to_owned());
     let prefill = prefill.start().await.unwrap();
@@ -178,7 +178,7 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     for salt in 0..3 {
         check(&router.frontend(), &prompt(salt, 40), 9).await;
     }
-    let wire = heard.lock().unwrap().clone();
+    let wire = wire_bytes.lock().unwrap().clone();
     assert_eq!(wire[0], 0x16, "a handshake of TLS");
     assert!(!wire.windows(4).any(|four| four == b"CLVK"), "in clear");
     let text = router.frontend().metrics();
@@ -200,14 +200,14 @@ async fn workers_join_and_hand_over_only_by_certificate() {
 
 #[tokio::test]
 async fn a_picker_trusts_only_routers_of_its_fleet() {
-    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
+    let (fleet_authority, other_authority) = (TestAuthority::new(), TestAuthority::new());
     let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let [front, picker_folder, near_folder, far_folder] = &folders;
-    ours.sign(front.path(), "llm.example");
+    fleet_authority.sign(front.path(), "llm.example");
     for (authority, folder) in [
         (&TestAuthority::new(), picker_folder),
-        (&ours, near_folder),
-        (&theirs, far_folder),
+        (&fleet_authority, near_folder),
+        (&other_authority, far_folder),
     ] {
         authority.sign(folder.path(), PEER_NAME);
     }
@@ -232,27 +232,28 @@ async fn a_picker_trusts_only_routers_of_its_fleet() {
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     }
     // Every port of a router answers those whom it knows.
-    let asked = [near.address(), far.admin_address().unwrap()];
+    let endpoints = [near.address(), far.admin_address().unwrap()];
     let picker = RouterNode {
         listen: "127.0.0.1:0".into(),
         options: options(picker_folder.path()),
         picker: Some(PickerOptions {
             listen: "127.0.0.1:0".into(),
             tls: ProxyTls::Front,
-            endpoints: asked.map(|address| address.to_string()).into(),
+            endpoints: endpoints.map(|address| address.to_string()).into(),
             admin_port: None,
         }),
     };
     let picker = picker.start().await.unwrap();
     let frontend = picker.frontend();
-    let known = |state: &str| metric(&frontend.metrics(), "cleave_picker_endpoints", state);
-    until(|| known("away") == 2.0).await;
+    let endpoints_count =
+        |state: &str| metric(&frontend.metrics(), "cleave_picker_endpoints", state);
+    until(|| endpoints_count("away") == 2.0).await;
     // The picker becomes one of the first's fleet, and then the second does.
-    ours.sign(picker_folder.path(), PEER_NAME);
-    until(|| known("ready") == 1.0).await;
-    assert_eq!(known("away"), 1.0, "a stranger was believed");
-    ours.sign(far_folder.path(), PEER_NAME);
-    until(|| known("ready") == 2.0).await;
+    fleet_authority.sign(picker_folder.path(), PEER_NAME);
+    until(|| endpoints_count("ready") == 1.0).await;
+    assert_eq!(endpoints_count("away"), 1.0, "a stranger was believed");
+    fleet_authority.sign(far_folder.path(), PEER_NAME);
+    until(|| endpoints_count("ready") == 2.0).await;
     for worker in workers {
         worker.stop().await;
     }
@@ -311,10 +312,10 @@ async fn complete(address: &str, key: &str, salt: usize) -> String {
 /// Prompt tokens that were found in a cache.
 async fn cached(address: &str, key: &str, salt: usize) -> u32 {
     let answer = complete(address, key, salt).await;
-    let (_, told) = answer
+    let (_, rest) = answer
         .split_once("\"cached_tokens\":")
         .unwrap_or_else(|| panic!("{answer}"));
-    let digits: String = told.chars().take_while(char::is_ascii_digit).collect();
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap()
 }
 
@@ -403,15 +404,15 @@ impl tracing::Subscriber for CapturedLog {
 async fn a_refused_worker_logs_the_reason() {
     let logged = CapturedLog::default();
     let _guard = tracing::subscriber::set_default(logged.clone());
-    let (ours, theirs) = (TestAuthority::new(), TestAuthority::new());
+    let (fleet_authority, other_authority) = (TestAuthority::new(), TestAuthority::new());
     let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let [router_folder, own, foreign, trusting] = &folders;
-    ours.sign(router_folder.path(), PEER_NAME);
-    ours.sign(own.path(), PEER_NAME);
-    theirs.sign(foreign.path(), PEER_NAME);
+    fleet_authority.sign(router_folder.path(), PEER_NAME);
+    fleet_authority.sign(own.path(), PEER_NAME);
+    other_authority.sign(foreign.path(), PEER_NAME);
     // It knows the router by its authority, and shows a certificate of another.
-    theirs.sign(trusting.path(), PEER_NAME);
-    std::fs::write(trusting.path().join("ca.crt"), ours.pem()).unwrap();
+    other_authority.sign(trusting.path(), PEER_NAME);
+    std::fs::write(trusting.path().join("ca.crt"), fleet_authority.pem()).unwrap();
     let secure = router_with(RouterOptions {
         peer_tls: Some(router_folder.path().to_owned()),
         ..RouterOptions::default()

@@ -79,16 +79,16 @@ async fn cached(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], tenant: u64) -
 }
 
 /// Waits until so many blocks are in a place.
-async fn kept(frontend: &Arc<dyn Frontend>, place: &str, blocks: usize) {
+async fn wait_for_copies(frontend: &Arc<dyn Frontend>, place: &str, blocks: usize) {
     let place = format!("kind=\"{place}\"");
-    let kept = || {
+    let copied = || {
         metric(
             &frontend.metrics(),
             "cleave_kv_tier_kept_blocks_total",
             &place,
         )
     };
-    until(|| kept() >= blocks as f64).await;
+    until(|| copied() >= blocks as f64).await;
 }
 
 fn fetched(frontend: &Arc<dyn Frontend>) -> f64 {
@@ -112,7 +112,7 @@ async fn evict(frontend: &Arc<dyn Frontend>, before: usize) -> usize {
     for other in 0..2_usize {
         let salt = u32::try_from(50 + other).unwrap();
         cached(frontend, &prompt(salt, TOKENS), 0).await;
-        kept(frontend, "host", before + 20 * (other + 1)).await;
+        wait_for_copies(frontend, "host", before + 20 * (other + 1)).await;
     }
     before + 40
 }
@@ -123,13 +123,13 @@ async fn an_evicted_prefix_returns_from_memory_unchanged() {
     let frontend = running.frontend();
     let prompt = prompt(1, TOKENS + 2);
     assert_eq!(cached(&frontend, &prompt, 7).await, 0);
-    kept(&frontend, "host", 20).await;
+    wait_for_copies(&frontend, "host", 20).await;
     evict(&frontend, 20).await;
     assert_eq!(cached(&frontend, &prompt, 7).await, TOKENS);
-    let came = fetched(&frontend);
+    let fetched_count = fetched(&frontend);
     assert!(
-        came >= 8.0,
-        "{came} came, and the pool has no room for more than 12 others"
+        fetched_count >= 8.0,
+        "{fetched_count} came, and the pool has no room for more than 12 others"
     );
     // Another tenant's equal prompt finds nothing of it, wherever that is.
     evict(&frontend, 0).await;
@@ -177,7 +177,7 @@ async fn a_restarted_worker_finds_its_blocks_on_disk() {
     let running = serve(options(100, Some((&folder.0, 300)))).await;
     let frontend = running.frontend();
     cached(&frontend, &prompt, 0).await;
-    kept(&frontend, "disk", 20).await;
+    wait_for_copies(&frontend, "disk", 20).await;
     running.drain(TEST_WAIT_MAX).await;
     drop(frontend);
     unlocked(&folder).await;
@@ -218,10 +218,10 @@ async fn blocks_changed_on_disk_are_recomputed() {
     let running = serve(options(8, Some((&folder.0, 300)))).await;
     let frontend = running.frontend();
     cached(&frontend, &prompt, 0).await;
-    kept(&frontend, "disk", 20).await;
+    wait_for_copies(&frontend, "disk", 20).await;
     for other in 0..2_u32 {
         cached(&frontend, &super::prompt(50 + other, TOKENS), 0).await;
-        kept(&frontend, "disk", 40 + 20 * other as usize).await;
+        wait_for_copies(&frontend, "disk", 40 + 20 * other as usize).await;
     }
     let file = folder.0.join("kv-0.cleave");
     let mut bytes = std::fs::read(&file).unwrap();

@@ -40,12 +40,12 @@ const STEP_MILLIS: [u64; 5] = [17, 23, 13, 19, 29];
 
 /// One millisecond more for each row, three for each draw.
 fn prices(place: usize) -> Prices {
-    let knot = |rows: u32| RowPrice {
+    let row = |rows: u32| RowPrice {
         rows,
         nanos: (STEP_MILLIS[place] + u64::from(rows)) * 1_000_000,
     };
     Prices {
-        rows: vec![knot(1), knot(4096)],
+        rows: vec![row(1), row(4096)],
         draw_nanos: 3_000_000,
         ..Prices::default()
     }
@@ -141,33 +141,33 @@ pub(crate) struct DayTargets {
 }
 
 /// A day of so many arrivals, `gap_millis` apart in the mean.
-pub(crate) fn day(seed: u64, count: u64, gap_millis: u64, promises: DayTargets) -> Scenario {
-    let mut dice = DayRng(seed);
+pub(crate) fn day(seed: u64, count: u64, gap_millis: u64, targets: DayTargets) -> Scenario {
+    let mut rng = DayRng(seed);
     let mut at = Duration::from_secs(1);
     let arrival = |number: u64| {
-        at += Duration::from_millis(1 + dice.below(2 * gap_millis));
-        let tokens = 20 + dice.below(280) as u32;
+        at += Duration::from_millis(1 + rng.below(2 * gap_millis));
+        let tokens = 20 + rng.below(280) as u32;
         // One prompt in three shares its beginning with others.
-        let prompt = match dice.below(3) {
+        let prompt = match rng.below(3) {
             0 => {
                 let part = |name, tokens| RecipePart { name, tokens };
                 PromptRecipe {
-                    parts: Arc::new([part(dice.below(4), 96), part(1000 + number, tokens)]),
+                    parts: Arc::new([part(rng.below(4), 96), part(1000 + number, tokens)]),
                 }
             }
             _ => PromptRecipe::unshared(1000 + number, tokens),
         };
-        let promised = dice.below(promises.one_in) == 0;
-        let within = |millis: u64| promised.then(|| Duration::from_millis(millis));
-        let (least, most) = promises.ttft_millis;
+        let has_target = rng.below(targets.one_in) == 0;
+        let within = |millis: u64| has_target.then(|| Duration::from_millis(millis));
+        let (least, most) = targets.ttft_millis;
         RequestArrival {
             at: Time::ZERO + at,
             prompt,
-            output_tokens: 1 + dice.below(14) as u32,
+            output_tokens: 1 + rng.below(14) as u32,
             slo: RequestSlo {
-                class: CLASSES[dice.below(3) as usize].to_owned(),
-                ttft: within(least + dice.below(most - least)),
-                tpot: within(promises.tpot_millis),
+                class: CLASSES[rng.below(3) as usize].to_owned(),
+                ttft: within(least + rng.below(most - least)),
+                tpot: within(targets.tpot_millis),
                 ..RequestSlo::default()
             },
             priority: 0,

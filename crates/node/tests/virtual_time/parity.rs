@@ -71,12 +71,12 @@ fn without_identities(mut note: Value) -> Value {
 }
 
 async fn compare(seed: u64) -> String {
-    let promises = DayTargets {
+    let targets = DayTargets {
         one_in: 2,
         ttft_millis: (300, 2500),
         tpot_millis: 150,
     };
-    let scenario = day(seed, 150, 36, promises);
+    let scenario = day(seed, 150, 36, targets);
     let simulated: Vec<Value> = decisions(&scenario)
         .into_iter()
         .map(|note| without_identities(serde_json::to_value(note).unwrap()))

@@ -22,11 +22,11 @@ enum ClientOutcome {
 }
 
 async fn read(mut events: FlightStream, slo: RequestSlo) -> ClientOutcome {
-    let asked = Instant::now();
+    let began = Instant::now();
     let mut tokens = Vec::new();
     loop {
         match events.next().await.expect("a stream ends with its ending") {
-            FlightEvent::Token(_) => tokens.push(asked.elapsed()),
+            FlightEvent::Token(_) => tokens.push(began.elapsed()),
             FlightEvent::Ended { ending, .. } => match ending {
                 Ending::Done { .. } => break,
                 Ending::Refused(_) => return ClientOutcome::Refused,
@@ -91,26 +91,26 @@ async fn live(scenario: &Scenario, routers_count: usize) -> (Vec<ClientOutcome>,
     (got, passed_over)
 }
 
-fn count(got: &[ClientOutcome], what: ClientOutcome) -> usize {
-    got.iter().filter(|one| **one == what).count()
+fn count(got: &[ClientOutcome], outcome: ClientOutcome) -> usize {
+    got.iter().filter(|one| **one == outcome).count()
 }
 
 // Invariant: I31.
 #[tokio::test(start_paused = true)]
 async fn two_routers_meet_as_many_targets_as_one() {
-    let promises = DayTargets {
+    let targets = DayTargets {
         one_in: 1,
         ttft_millis: (800, 2500),
         tpot_millis: 150,
     };
     // From what the fleet bears easily to more than it can.
     for gap_millis in [60, 40, 25] {
-        let (mut one, mut two, mut asked) = (0, 0, 0);
+        let (mut one, mut two, mut requests_count) = (0, 0, 0);
         for seed in 1..=2 {
-            let mut scenario = day(seed, 200, gap_millis, promises);
+            let mut scenario = day(seed, 200, gap_millis, targets);
             // A request that waited has less of its target left, and would count as late.
             scenario.router = cleave_router::RouterLimits::default();
-            asked += scenario.arrivals.len();
+            requests_count += scenario.arrivals.len();
             let (alone, _) = live(&scenario, 1).await;
             let (shared, passed_over) = live(&scenario, 2).await;
             eprintln!(
@@ -127,7 +127,7 @@ async fn two_routers_meet_as_many_targets_as_one() {
         }
         assert!(
             two * 100 >= one * 95,
-            "{asked} asked every {gap_millis} ms: {two} good with two routers, {one} with one"
+            "{requests_count} asked every {gap_millis} ms: {two} good with two routers, {one} with one"
         );
     }
 }

@@ -38,7 +38,7 @@ const SCRAPS: [&str; 26] = [
 #[derive(Clone, Debug)]
 struct AddedTokenSpec {
     content: &'static str,
-    wishes: AddedTokenFlags,
+    flags: AddedTokenFlags,
 }
 
 /// Matching flags of an added token.
@@ -80,16 +80,16 @@ impl TokenizerSpec {
             pieces.zip(0..).map(|(p, id)| (p, json!(id))).collect();
         let mut next = vocabulary.len();
         let mut added = Vec::new();
-        for AddedTokenSpec { content, wishes } in &self.added {
-            let known = vocabulary.get(*content).cloned();
-            next += usize::from(known.is_none());
+        for AddedTokenSpec { content, flags } in &self.added {
+            let known_id = vocabulary.get(*content).cloned();
+            next += usize::from(known_id.is_none());
             added.push(json!({
-                "id": known.unwrap_or(json!(next - 1)),
+                "id": known_id.unwrap_or(json!(next - 1)),
                 "content": content,
-                "single_word": wishes.single_word,
-                "lstrip": wishes.lstrip,
-                "rstrip": wishes.rstrip,
-                "normalized": wishes.normalized,
+                "single_word": flags.single_word,
+                "lstrip": flags.lstrip,
+                "rstrip": flags.rstrip,
+                "normalized": flags.normalized,
                 "special": false,
             }));
         }
@@ -206,19 +206,19 @@ fn posts() -> impl Strategy<Value = Value> {
 }
 
 fn added(
-    wishes: impl Strategy<Value = AddedTokenFlags>,
+    flags: impl Strategy<Value = AddedTokenFlags>,
 ) -> impl Strategy<Value = Vec<AddedTokenSpec>> {
     let contents = prop::sample::subsequence(&ADDED[..], 0..=ADDED.len()).prop_shuffle();
-    let all = (contents, prop::collection::vec(wishes, ADDED.len()));
-    all.prop_map(|(contents, wishes)| {
-        let tokens = contents.into_iter().zip(wishes);
+    let all = (contents, prop::collection::vec(flags, ADDED.len()));
+    all.prop_map(|(contents, flags)| {
+        let tokens = contents.into_iter().zip(flags);
         tokens
-            .map(|(content, wishes)| AddedTokenSpec { content, wishes })
+            .map(|(content, flags)| AddedTokenSpec { content, flags })
             .collect()
     })
 }
 
-fn wishes() -> impl Strategy<Value = AddedTokenFlags> {
+fn flags() -> impl Strategy<Value = AddedTokenFlags> {
     let rare = || prop::bool::weighted(0.03);
     (rare(), rare(), rare(), rare()).prop_map(|(single_word, lstrip, rstrip, normalized)| {
         AddedTokenFlags {
@@ -238,7 +238,7 @@ fn kinds() -> impl Strategy<Value = TokenizerSpec> {
         json!({"type": "Lowercase"}),
     ];
     let pre = prop_oneof![levels(), splits()];
-    let added = prop_oneof![added(Just(AddedTokenFlags::default())), added(wishes())];
+    let added = prop_oneof![added(Just(AddedTokenFlags::default())), added(flags())];
     let parts = (
         select(normalizers.to_vec()),
         pre,
@@ -298,15 +298,21 @@ proptest! {
 
 #[test]
 fn byte_level_needs_a_known_split_pattern() {
-    let ways = |pre: Value| {
+    let matches_library = |pre: Value| {
         let pair = TokenizerPair::of(&TokenizerSpec::plain(pre));
         let (whole, short) = pair.encode("hello hello\n 's", SpecialTokens::Kept);
         short.map(|short| assert_eq!(short, whole)).is_some()
     };
-    assert!(ways(level(true, false)));
-    assert!(!ways(level(false, false)), "nothing cuts the text");
-    assert!(!ways(level(true, true)), "a space goes before the text");
-    assert!(!ways(level(false, true)));
+    assert!(matches_library(level(true, false)));
+    assert!(
+        !matches_library(level(false, false)),
+        "nothing cuts the text"
+    );
+    assert!(
+        !matches_library(level(true, true)),
+        "a space goes before the text"
+    );
+    assert!(!matches_library(level(false, true)));
 }
 
 #[test]
@@ -330,9 +336,9 @@ fn added_tokens_with_flags_are_left_to_the_library() {
             ..plain
         },
     ];
-    let with = |wishes| {
+    let with = |flags| {
         let content = "<|a|>";
-        let added = vec![AddedTokenSpec { content, wishes }];
+        let added = vec![AddedTokenSpec { content, flags }];
         let kind = TokenizerSpec {
             added,
             ..TokenizerSpec::plain(level(true, false))

@@ -81,10 +81,10 @@ fn every_kind_of_template_step_checks_the_time_limit() {
 #[test]
 fn a_continued_last_message_is_left_open() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
-    let kept = templates(plain)
+    let unstripped = templates(plain)
         .render(&conversation(RenderEnd::LastMessage))
         .unwrap();
-    assert_eq!(kept, "<user>Hi</><assistant> Sure, Hi ");
+    assert_eq!(unstripped, "<user>Hi</><assistant> Sure, Hi ");
     let strip = "{% for m in messages %}<{{ m.role }}>{{ m.content.strip() }}</>{% endfor %}";
     let stripped = templates(strip)
         .render(&conversation(RenderEnd::LastMessage))

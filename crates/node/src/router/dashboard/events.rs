@@ -20,16 +20,16 @@ pub(super) struct DashboardEvents(VecDeque<DashboardEvent>);
 impl DashboardEvents {
     pub(super) fn add(&mut self, kind: &'static str, reason: &str, about: &str) {
         let at_ms = at_ms();
-        let same = |known: &DashboardEvent| {
-            known.kind == kind && known.reason == reason && known.about == about
+        let same = |entry: &DashboardEvent| {
+            entry.kind == kind && entry.reason == reason && entry.about == about
         };
-        let known = self.0.iter().take(MERGE_AMONG).position(same);
-        let again = known.and_then(|at| self.0.remove(at));
-        let happening = match again {
-            Some(known) => DashboardEvent {
+        let index = self.0.iter().take(MERGE_AMONG).position(same);
+        let again = index.and_then(|at| self.0.remove(at));
+        let event = match again {
+            Some(earlier) => DashboardEvent {
                 at_ms,
-                count: known.count.saturating_add(1),
-                ..known
+                count: earlier.count.saturating_add(1),
+                ..earlier
             },
             None => DashboardEvent {
                 at_ms,
@@ -39,7 +39,7 @@ impl DashboardEvents {
                 count: 1,
             },
         };
-        self.0.push_front(happening);
+        self.0.push_front(event);
         self.0.truncate(EVENTS_MAX);
     }
 
@@ -60,20 +60,20 @@ mod tests {
 
     #[test]
     fn repeated_events_are_merged_into_one_entry() {
-        let mut happenings = DashboardEvents::default();
-        happenings.add("lost", "connection", "decode-3");
+        let mut events = DashboardEvents::default();
+        events.add("lost", "connection", "decode-3");
         for round in 0..1_000 {
-            happenings.add("refused", "slo_ttft_unreachable", "fast");
+            events.add("refused", "slo_ttft_unreachable", "fast");
             if round % 2 == 0 {
-                happenings.add("refused", "queue_full", "slow");
+                events.add("refused", "queue_full", "slow");
             }
         }
-        let all = happenings.all();
-        let told: Vec<_> = all.iter().map(|h| (h.kind, h.count)).collect();
-        assert_eq!(told, [("refused", 1_000), ("refused", 500), ("lost", 1)]);
+        let all = events.all();
+        let counts: Vec<_> = all.iter().map(|h| (h.kind, h.count)).collect();
+        assert_eq!(counts, [("refused", 1_000), ("refused", 500), ("lost", 1)]);
         for number in 0..100 {
-            happenings.add("joined", "", &format!("w{number}"));
+            events.add("joined", "", &format!("w{number}"));
         }
-        assert_eq!(happenings.all().len(), EVENTS_MAX);
+        assert_eq!(events.all().len(), EVENTS_MAX);
     }
 }

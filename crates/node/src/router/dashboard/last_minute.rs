@@ -44,10 +44,10 @@ impl DurationHistogram {
         let at = |percent: u64| {
             // The smallest time that this share of the samples does not exceed.
             let rank = (count * percent).div_ceil(100).max(1);
-            let mut seen = 0;
+            let mut counted = 0;
             let found = self.0.iter().position(|count| {
-                seen += u64::from(*count);
-                seen >= rank
+                counted += u64::from(*count);
+                counted >= rank
             });
             found.map(bucket_middle).unwrap_or_default()
         };
@@ -119,14 +119,14 @@ pub(super) struct LastMinute {
 }
 
 impl LastMinute {
-    pub(super) fn judge(&mut self, now: u64, judgement: &RequestVerdict) {
+    pub(super) fn judge(&mut self, now: u64, verdict: &RequestVerdict) {
         let RequestVerdict {
             class,
             verdict,
             reason: _,
             timing,
             output_tokens,
-        } = judgement;
+        } = verdict;
         let second = self.second(now);
         match *verdict {
             "good" => second.good += 1,

@@ -110,9 +110,9 @@ impl Dashboard {
     /// A flight is submitted.
     pub(crate) fn submitted(&self, flight: FlightId, prompt_tokens: usize) {
         let now = self.now();
-        let mut seen = self.lock();
-        seen.minute.second(now).begun += 1;
-        let course = TrackedFlight {
+        let mut state = self.lock();
+        state.minute.second(now).begun += 1;
+        let tracked = TrackedFlight {
             stage: FlightStage::Queued,
             prompt_tokens: prompt_tokens as u64,
             attempt: 0,
@@ -120,7 +120,7 @@ impl Dashboard {
             moving: false,
             blocks_present: 0,
         };
-        seen.flights.insert(flight, course);
+        state.flights.insert(flight, tracked);
     }
 
     /// Handles a note of the brain; `name` gives a worker's name. Gives the outcome of a hand-off
@@ -130,35 +130,35 @@ impl Dashboard {
         note: &RouterNote,
         name: impl Fn(&WorkerRef) -> String,
     ) -> Option<HandoffLoss> {
-        let mut seen = self.lock();
-        let loss = seen.handoff_loss(note);
+        let mut state = self.lock();
+        let loss = state.handoff_loss(note);
         match note {
             RouterNote::Placed {
                 handoff,
                 prefill,
                 decode,
                 ..
-            } => seen.placed(*handoff, prefill != decode),
+            } => state.placed(*handoff, prefill != decode),
             RouterNote::Moving { handoff, .. } => {
-                if let Some(course) = seen.flights.get_mut(&handoff.flight) {
-                    (course.moving, course.attempt, course.blocks_present) =
+                if let Some(tracked) = state.flights.get_mut(&handoff.flight) {
+                    (tracked.moving, tracked.attempt, tracked.blocks_present) =
                         (true, handoff.attempt, 0);
                 }
             }
-            RouterNote::Moved { handoff, .. } => seen.migration_ended(*handoff),
+            RouterNote::Moved { handoff, .. } => state.migration_ended(*handoff),
             RouterNote::MigrationAborted { handoff, failure } => {
-                seen.migration_ended(*handoff);
+                state.migration_ended(*handoff);
                 let reason = crate::telemetry::failure_name(failure);
-                seen.events.add("stayed", reason, "a move");
+                state.events.add("stayed", reason, "a move");
             }
             RouterNote::Retried {
                 handoff, failure, ..
             } => {
-                if let Some(course) = seen.flights.get_mut(&handoff.flight) {
-                    (course.stage, course.moving) = (FlightStage::Queued, false);
+                if let Some(tracked) = state.flights.get_mut(&handoff.flight) {
+                    (tracked.stage, tracked.moving) = (FlightStage::Queued, false);
                 }
                 let reason = crate::telemetry::failure_name(failure);
-                seen.events.add("retried", reason, "an attempt");
+                state.events.add("retried", reason, "an attempt");
             }
             RouterNote::PassedOver {
                 worker, refusal, ..
@@ -168,11 +168,11 @@ impl Dashboard {
                     Some(refusal) => (crate::telemetry::refusal_name(refusal), "a worker".into()),
                     None => ("silent", name(worker)),
                 };
-                seen.events.add("passed_over", reason, &about);
+                state.events.add("passed_over", reason, &about);
             }
             RouterNote::WorkerStuck { worker } => {
                 let about = name(worker);
-                seen.events.add("stuck", "no step ends", &about);
+                state.events.add("stuck", "no step ends", &about);
             }
             RouterNote::Decided(_)
             | RouterNote::Judged { .. }
@@ -201,23 +201,23 @@ impl Dashboard {
             _ => return None,
         };
         let now = self.now();
-        let mut seen = self.lock();
-        let course = seen.flights.get_mut(&handoff.flight)?;
-        if course.attempt != handoff.attempt {
+        let mut state = self.lock();
+        let tracked = state.flights.get_mut(&handoff.flight)?;
+        if tracked.attempt != handoff.attempt {
             return None; // Of an attempt that is over.
         }
-        if !course.advance(step) {
+        if !tracked.advance(step) {
             return None;
         }
         // The token drawn last has no KV yet.
         let output_tokens = u64::from(given(handoff.flight).saturating_sub(1));
-        let tokens = course.prompt_tokens + output_tokens;
+        let tokens = tracked.prompt_tokens + output_tokens;
         let sent = tokens.div_ceil(u64::from(blocks.tokens.max(1)));
-        let sent = sent.saturating_sub(u64::from(course.blocks_present));
+        let sent = sent.saturating_sub(u64::from(tracked.blocks_present));
         let bytes = sent * u64::from(blocks.bytes);
-        seen.landed_total += 1;
-        seen.bytes_total += bytes;
-        seen.minute.second(now).handoff_bytes += bytes;
+        state.landed_total += 1;
+        state.bytes_total += bytes;
+        state.minute.second(now).handoff_bytes += bytes;
         Some(bytes)
     }
 
@@ -227,24 +227,24 @@ impl Dashboard {
         &self,
         flight: FlightId,
         ending: Option<&Ending>,
-        judgement: Option<&RequestVerdict>,
+        verdict: Option<&RequestVerdict>,
     ) -> Option<HandoffLoss> {
         let now = self.now();
-        let mut seen = self.lock();
-        let course = seen.flights.remove(&flight);
-        if let Some(judgement) = judgement {
-            seen.judged(now, judgement);
+        let mut state = self.lock();
+        let tracked = state.flights.remove(&flight);
+        if let Some(verdict) = verdict {
+            state.judged(now, verdict);
         }
         match ending {
-            Some(Ending::Failed(failure)) if course?.hands_over() => HandoffLoss::by(failure),
+            Some(Ending::Failed(failure)) if tracked?.is_handing_over() => HandoffLoss::by(failure),
             _ => None,
         }
     }
 
     /// Counts a request that was refused before it was a flight.
-    pub(crate) fn turned_away(&self, judgement: &RequestVerdict) {
+    pub(crate) fn turned_away(&self, verdict: &RequestVerdict) {
         let now = self.now();
-        self.lock().judged(now, judgement);
+        self.lock().judged(now, verdict);
     }
 
     /// Something happened to a worker.
@@ -253,35 +253,35 @@ impl Dashboard {
     }
 
     /// Records how many workers are wanted from now on.
-    pub(crate) fn scaling_decided(&self, wanted: &FleetTarget) {
-        self.lock().decisions.record(wanted, at_ms());
+    pub(crate) fn scaling_decided(&self, target: &FleetTarget) {
+        self.lock().decisions.record(target, at_ms());
     }
 
     /// A copy of everything that is shown.
     pub(crate) fn snapshot(&self) -> DashboardSnapshot {
         let now = self.now();
-        let mut seen = self.lock();
+        let mut state = self.lock();
         let mut classes: BTreeMap<String, ClassSnapshot> = BTreeMap::new();
-        for (class, total) in &seen.totals {
+        for (class, total) in &state.totals {
             classes.entry(class.clone()).or_default().total = *total;
         }
-        for (class, minute) in seen.minute.classes(now) {
+        for (class, minute) in state.minute.classes(now) {
             classes.entry(class).or_default().minute = minute;
         }
         DashboardSnapshot {
             uptime: self.since.elapsed(),
-            flights: seen.flights_now(),
-            stages: seen.minute.stages(now),
+            flights: state.flights_now(),
+            stages: state.minute.stages(now),
             classes,
             handoffs: HandoffTotals {
-                bytes_total: seen.bytes_total,
-                landed_total: seen.landed_total,
-                joined_total: seen.joined_total,
+                bytes_total: state.bytes_total,
+                landed_total: state.landed_total,
+                joined_total: state.joined_total,
                 links: Vec::new(),
             },
-            history: seen.minute.history(now),
-            events: seen.events.all(),
-            decisions: seen.decisions.all(),
+            history: state.minute.history(now),
+            events: state.events.all(),
+            decisions: state.decisions.all(),
         }
     }
 
@@ -339,12 +339,12 @@ impl HandoffLoss {
 
 impl TrackedFlight {
     /// Whether blocks of one worker are to land at another.
-    fn hands_over(&self) -> bool {
-        let on_the_way = matches!(
+    fn is_handing_over(&self) -> bool {
+        let is_before_landing = matches!(
             self.stage,
             FlightStage::Reserved | FlightStage::Prefill | FlightStage::Transfer
         );
-        self.moving || (self.is_split && on_the_way)
+        self.moving || (self.is_split && is_before_landing)
     }
 
     /// Ends the hand-off under way. A sequence that was to migrate stays where it is.
@@ -377,7 +377,7 @@ impl TrackedFlight {
                 false
             }
             HandoffProgress::Landed => {
-                let landed = self.hands_over();
+                let landed = self.is_handing_over();
                 (self.stage, self.moving) = (FlightStage::Decode, false);
                 landed
             }
@@ -390,17 +390,17 @@ impl DashboardState {
         if !apart {
             self.joined_total += 1;
         }
-        if let Some(course) = self.flights.get_mut(&handoff.flight) {
-            course.stage = FlightStage::Reserved;
-            (course.attempt, course.is_split) = (handoff.attempt, apart);
-            (course.moving, course.blocks_present) = (false, 0);
+        if let Some(tracked) = self.flights.get_mut(&handoff.flight) {
+            tracked.stage = FlightStage::Reserved;
+            (tracked.attempt, tracked.is_split) = (handoff.attempt, apart);
+            (tracked.moving, tracked.blocks_present) = (false, 0);
         }
     }
 
     /// A migration ended, or was given up.
     fn migration_ended(&mut self, handoff: HandoffId) {
-        if let Some(course) = self.flights.get_mut(&handoff.flight) {
-            course.moving = false;
+        if let Some(tracked) = self.flights.get_mut(&handoff.flight) {
+            tracked.moving = false;
         }
     }
 
@@ -421,28 +421,28 @@ impl DashboardState {
             } => (handoff, HandoffLoss::by(failure)),
             _ => return None,
         };
-        let course = self.flights.get_mut(&handoff.flight)?;
-        let handed_over = course.hands_over();
+        let tracked = self.flights.get_mut(&handoff.flight)?;
+        let was_handing_over = tracked.is_handing_over();
         if let RouterNote::PassedOver { .. } = note {
-            course.handoff_ended();
+            tracked.handoff_ended();
         }
-        loss.filter(|_| handed_over)
+        loss.filter(|_| was_handing_over)
     }
 
-    fn judged(&mut self, now: u64, judgement: &RequestVerdict) {
-        self.minute.judge(now, judgement);
-        let total = self.totals.entry(judgement.class.clone()).or_default();
-        *last_minute::verdict_of(total, judgement.verdict) += 1;
-        if matches!(judgement.verdict, "refused" | "failed" | "late") {
-            let (verdict, reason) = (judgement.verdict, judgement.reason);
-            self.events.add(verdict, reason, &judgement.class);
+    fn judged(&mut self, now: u64, judged_request: &RequestVerdict) {
+        self.minute.judge(now, judged_request);
+        let total = self.totals.entry(judged_request.class.clone()).or_default();
+        *last_minute::verdict_of(total, judged_request.verdict) += 1;
+        if matches!(judged_request.verdict, "refused" | "failed" | "late") {
+            let (verdict, reason) = (judged_request.verdict, judged_request.reason);
+            self.events.add(verdict, reason, &judged_request.class);
         }
     }
 
     fn flights_now(&self) -> FlightStageCounts {
         let mut now = FlightStageCounts::default();
-        for course in self.flights.values() {
-            let count = match course.stage {
+        for tracked in self.flights.values() {
+            let count = match tracked.stage {
                 FlightStage::Queued => &mut now.queued,
                 FlightStage::Reserved => &mut now.reserved,
                 FlightStage::Prefill => &mut now.prefill,
@@ -450,7 +450,7 @@ impl DashboardState {
                 FlightStage::Decode => &mut now.decode,
             };
             *count += 1;
-            now.moving += u32::from(course.moving);
+            now.moving += u32::from(tracked.moving);
         }
         now
     }
@@ -516,8 +516,8 @@ mod tests {
         }
 
         #[track_caller]
-        fn assert_stages(&self, queued: u32, on_the_way: [u32; 3], decode: u32) {
-            let [reserved, prefill, transfer] = on_the_way;
+        fn assert_stages(&self, queued: u32, handoff_stages: [u32; 3], decode: u32) {
+            let [reserved, prefill, transfer] = handoff_stages;
             let now = self.0.snapshot().flights;
             let expected = FlightStageCounts {
                 queued,
@@ -534,8 +534,8 @@ mod tests {
     #[test]
     fn every_failed_hand_off_has_one_outcome() {
         let mut lost = Vec::new();
-        let lookout = Dashboard::default();
-        let hear = |note: &RouterNote| lookout.handle_note(note, |_| String::new());
+        let dashboard = Dashboard::default();
+        let handle = |note: &RouterNote| dashboard.handle_note(note, |_| String::new());
         let place = |number: u32, prefill| {
             let placed = RouterNote::Placed {
                 handoff: attempt(number),
@@ -544,7 +544,7 @@ mod tests {
                 cached_tokens: 0,
                 waited: Duration::ZERO,
             };
-            assert_eq!(hear(&placed), None);
+            assert_eq!(handle(&placed), None);
         };
         let passed_over = |number, refusal| RouterNote::PassedOver {
             handoff: attempt(number),
@@ -556,27 +556,27 @@ mod tests {
             failure,
             generated_tokens: 0,
         };
-        lookout.submitted(FlightId(7), 100);
+        dashboard.submitted(FlightId(7), 100);
         place(0, 1);
-        lost.push(hear(&passed_over(0, Some(Refusal::Draining))));
+        lost.push(handle(&passed_over(0, Some(Refusal::Draining))));
         // The same attempt has no second end.
-        assert_eq!(hear(&retried(0, Failure::Corrupt)), None);
+        assert_eq!(handle(&retried(0, Failure::Corrupt)), None);
         place(1, 1);
-        lost.push(hear(&passed_over(1, None)));
+        lost.push(handle(&passed_over(1, None)));
         place(2, 1);
-        lost.push(hear(&retried(2, Failure::Corrupt)));
+        lost.push(handle(&retried(2, Failure::Corrupt)));
         place(3, 1);
-        lost.push(hear(&retried(3, Failure::LinkLost)));
+        lost.push(handle(&retried(3, Failure::LinkLost)));
         // Both legs of one worker are no hand-off.
         place(4, 2);
-        assert_eq!(hear(&retried(4, Failure::WorkerLost)), None);
+        assert_eq!(handle(&retried(4, Failure::WorkerLost)), None);
         place(5, 1);
         let landed = Report::Landed {
             handoff: attempt(5),
         };
-        assert!(lookout.handle_report(&landed, BLOCKS, |_| 0).is_some());
+        assert!(dashboard.handle_report(&landed, BLOCKS, |_| 0).is_some());
         assert_eq!(
-            lookout.handle_report(&landed, BLOCKS, |_| 0),
+            dashboard.handle_report(&landed, BLOCKS, |_| 0),
             None,
             "landed once"
         );
@@ -586,95 +586,99 @@ mod tests {
             to: worker(3),
             why: cleave_router::MoveReason::Drain,
         };
-        assert_eq!(hear(&moving), None);
+        assert_eq!(handle(&moving), None);
         assert_eq!(
-            hear(&passed_over(6, Some(Refusal::Draining))),
+            handle(&passed_over(6, Some(Refusal::Draining))),
             Some(HandoffLoss::Refused)
         );
-        let stayed = RouterNote::MigrationAborted {
+        let aborted = RouterNote::MigrationAborted {
             handoff: attempt(6),
             failure: Failure::Rejected,
         };
-        assert_eq!(hear(&stayed), None, "it was counted as refused");
+        assert_eq!(handle(&aborted), None, "it was counted as refused");
         // A failure after the landing is not the hand-off's.
-        assert_eq!(hear(&retried(5, Failure::WorkerLost)), None);
+        assert_eq!(handle(&retried(5, Failure::WorkerLost)), None);
         place(7, 1);
         let spent = Ending::Failed(Failure::RetriesSpent(Box::new(Failure::WorkerLost)));
-        lost.push(lookout.ended(FlightId(7), Some(&spent), None));
+        lost.push(dashboard.ended(FlightId(7), Some(&spent), None));
         use HandoffLoss::{Failed, Lost, Refused};
         assert_eq!(lost, [Refused, Lost, Failed, Lost, Lost].map(Some));
     }
 
     #[test]
     fn a_flight_has_one_stage_and_landings_count_once() {
-        let desk = DashboardFixture(Dashboard::default(), std::cell::Cell::new(1));
-        desk.0.submitted(FlightId(7), 100);
-        desk.assert_stages(1, [0, 0, 0], 0);
-        desk.placed(attempt(0), 1, 2);
-        desk.assert_stages(0, [1, 0, 0], 0);
-        desk.reserved(attempt(0), 2);
-        desk.assert_stages(0, [0, 1, 0], 0);
-        desk.prefilled(attempt(0));
-        desk.assert_stages(0, [0, 0, 1], 0);
-        desk.handle_report(&Report::Landed {
+        let fixture = DashboardFixture(Dashboard::default(), std::cell::Cell::new(1));
+        fixture.0.submitted(FlightId(7), 100);
+        fixture.assert_stages(1, [0, 0, 0], 0);
+        fixture.placed(attempt(0), 1, 2);
+        fixture.assert_stages(0, [1, 0, 0], 0);
+        fixture.reserved(attempt(0), 2);
+        fixture.assert_stages(0, [0, 1, 0], 0);
+        fixture.prefilled(attempt(0));
+        fixture.assert_stages(0, [0, 0, 1], 0);
+        fixture.handle_report(&Report::Landed {
             handoff: attempt(0),
         });
-        desk.assert_stages(0, [0, 0, 0], 1);
+        fixture.assert_stages(0, [0, 0, 0], 1);
         // Seven blocks, two of which were there.
-        assert_eq!(desk.0.snapshot().handoffs.bytes_total, 5_000);
+        assert_eq!(fixture.0.snapshot().handoffs.bytes_total, 5_000);
         // Its worker is lost, and the tokens it had are computed again, on one worker.
-        desk.handle_note(&RouterNote::Retried {
+        fixture.handle_note(&RouterNote::Retried {
             handoff: attempt(0),
             failure: Failure::WorkerLost,
             generated_tokens: 60,
         });
-        desk.assert_stages(1, [0, 0, 0], 0);
-        desk.placed(attempt(1), 3, 3);
-        desk.reserved(attempt(1), 0);
+        fixture.assert_stages(1, [0, 0, 0], 0);
+        fixture.placed(attempt(1), 3, 3);
+        fixture.reserved(attempt(1), 0);
         // A late report of the attempt before.
-        desk.handle_report(&Report::Landed {
+        fixture.handle_report(&Report::Landed {
             handoff: attempt(0),
         });
-        desk.prefilled(attempt(1));
-        desk.assert_stages(0, [0, 0, 0], 1);
+        fixture.prefilled(attempt(1));
+        fixture.assert_stages(0, [0, 0, 0], 1);
         // It moves: ten blocks for a hundred tokens and sixty more, and the last one drawn.
-        desk.1.set(61);
+        fixture.1.set(61);
         let (from, to) = (worker(3), worker(4));
-        desk.handle_note(&RouterNote::Moving {
+        fixture.handle_note(&RouterNote::Moving {
             handoff: attempt(2),
             from,
             to,
             why: cleave_router::MoveReason::Drain,
         });
-        desk.reserved(attempt(2), 0);
-        desk.prefilled(attempt(2));
-        desk.assert_stages(0, [0, 0, 0], 1);
-        assert_eq!(desk.0.snapshot().flights.moving, 1);
-        desk.handle_report(&Report::Landed {
+        fixture.reserved(attempt(2), 0);
+        fixture.prefilled(attempt(2));
+        fixture.assert_stages(0, [0, 0, 0], 1);
+        assert_eq!(fixture.0.snapshot().flights.moving, 1);
+        fixture.handle_report(&Report::Landed {
             handoff: attempt(2),
         });
-        desk.handle_note(&RouterNote::Moved {
+        fixture.handle_note(&RouterNote::Moved {
             handoff: attempt(2),
             took: Duration::ZERO,
         });
-        let sight = desk.0.snapshot();
-        assert_eq!(sight.flights.moving, 0);
-        let handoffs = sight.handoffs;
+        let snapshot = fixture.0.snapshot();
+        assert_eq!(snapshot.flights.moving, 0);
+        let handoffs = snapshot.handoffs;
         assert_eq!(handoffs.bytes_total, 15_000);
         assert_eq!((handoffs.landed_total, handoffs.joined_total), (2, 1));
-        let judgement = RequestVerdict {
+        let verdict = RequestVerdict {
             class: "fast".to_owned(),
             verdict: "late",
             reason: "retry",
             timing: RequestStageTimes::default(),
             output_tokens: 61,
         };
-        desk.0.ended(FlightId(7), None, Some(&judgement));
-        desk.assert_stages(0, [0, 0, 0], 0);
-        let sight = desk.0.snapshot();
-        assert_eq!(sight.classes["fast"].total.late, 1);
-        let told: Vec<_> = sight.events.iter().map(|e| (e.kind, &*e.reason)).collect();
-        assert_eq!(told, [("late", "retry"), ("retried", "worker_lost")]);
-        assert!(desk.0.lock().flights.is_empty());
+        fixture.0.ended(FlightId(7), None, Some(&verdict));
+        fixture.assert_stages(0, [0, 0, 0], 0);
+        let snapshot = fixture.0.snapshot();
+        assert_eq!(snapshot.classes["fast"].total.late, 1);
+        let events: Vec<_> = snapshot
+            .events
+            .iter()
+            .map(|e| (e.kind, &*e.reason))
+            .collect();
+        assert_eq!(events, [("late", "retry"), ("retried", "worker_lost")]);
+        assert!(fixture.0.lock().flights.is_empty());
     }
 }

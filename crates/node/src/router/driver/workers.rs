@@ -22,29 +22,35 @@ pub(super) struct ConnectedWorker {
 }
 
 impl RouterDriver {
-    pub(super) fn worker_joined(&mut self, line: WorkerConnection) {
-        let worker = line.registration.worker;
+    pub(super) fn worker_joined(&mut self, connection: WorkerConnection) {
+        let worker = connection.registration.worker;
         if let Some(connected) = self.workers.get(&worker.worker) {
-            let known = &connected.connection.registration;
-            if known.worker.incarnation > worker.incarnation {
+            let registered = &connected.connection.registration;
+            if registered.worker.incarnation > worker.incarnation {
                 // An earlier start that still dials is alive: two processes have one name.
-                let name = &line.registration.name;
-                let (there, here) = (&known.data_address, &line.registration.data_address);
+                let name = &connection.registration.name;
+                let (there, here) = (
+                    &registered.data_address,
+                    &connection.registration.data_address,
+                );
                 error!(
                     name,
                     kept = there,
                     turned_away = here,
                     "two workers have one name: give one of them another (--name)"
                 );
-                send_name_taken(&line, there.clone());
-                self.standby.add(line);
+                send_name_taken(&connection, there.clone());
+                self.standby.add(connection);
                 return self.count_standby();
             }
-            let earlier = known.worker;
+            let earlier = registered.worker;
             if earlier != worker {
                 // A restart whose old stream lingers, or the second of two workers with one name:
                 // an earlier one that is alive is notified why it is cut off, and logs it.
-                let (there, here) = (&known.data_address, &line.registration.data_address);
+                let (there, here) = (
+                    &registered.data_address,
+                    &connection.registration.data_address,
+                );
                 warn!(%worker, before = there, now = here, "a worker with the same name and a later start replaces this one");
                 send_name_taken(&connected.connection, here.clone());
                 self.standby.add(connected.connection.clone());
@@ -53,8 +59,8 @@ impl RouterDriver {
         }
         self.standby.name_taken(worker.worker);
         self.count_standby();
-        let description = line.registration.description.clone();
-        let (name, role) = (&line.registration.name, description.role);
+        let description = connection.registration.description.clone();
+        let (name, role) = (&connection.registration.name, description.role);
         info!(%worker, name, %role, "worker joined");
         let serves = format!("serves {role}");
         self.effects
@@ -64,11 +70,11 @@ impl RouterDriver {
             .workers
             .values()
             .map(|other| &other.connection.registration);
-        warn_of_mismatch(&line.registration, connected);
-        let activity = Arc::clone(&line.activity);
-        self.effects.roster.join(&line.registration, activity);
+        warn_of_mismatch(&connection.registration, connected);
+        let activity = Arc::clone(&connection.activity);
+        self.effects.roster.join(&connection.registration, activity);
         let connected = ConnectedWorker {
-            connection: line,
+            connection,
             peers_sent: BTreeSet::new(),
         };
         self.workers.insert(worker.worker, connected);
@@ -140,37 +146,26 @@ impl RouterDriver {
         if let Some(peer) = orders::peer_of(&order, worker) {
             self.send_peer_address(worker, peer);
         }
-        if let Some((handoff, pass)) = self.grants.take_for_order(worker, &order) {
-            self.enqueue_for_worker(
-                worker,
-                ToWorker::Grant {
-                    handoff,
-                    grant: pass,
-                },
-            );
+        if let Some((handoff, grant)) = self.grants.take_for_order(worker, &order) {
+            self.enqueue_for_worker(worker, ToWorker::Grant { handoff, grant });
         }
-        let mark = orders::handoff_begun(&order)
+        let context = orders::handoff_begun(&order)
             .and_then(|handoff| self.effects.flights.order_context(handoff));
-        self.enqueue_for_worker(
-            worker,
-            ToWorker::Order {
-                order,
-                context: mark,
-            },
-        );
+        self.enqueue_for_worker(worker, ToWorker::Order { order, context });
     }
 
     /// Sends a worker the address of a peer, unless it has it.
     fn send_peer_address(&mut self, worker: WorkerRef, peer: WorkerRef) {
-        let Some(known) = self.workers.get(&peer.worker) else {
+        let Some(connected_peer) = self.workers.get(&peer.worker) else {
             return; // Gone meanwhile: the worker will find no link, and report that.
         };
-        if known.connection.registration.worker != peer {
+        if connected_peer.connection.registration.worker != peer {
             return;
         }
-        let data_address = known.connection.registration.data_address.clone();
-        let told = self.workers.get_mut(&worker.worker);
-        if told.is_some_and(|told| told.peers_sent.insert(peer)) {
+        let data_address = connected_peer.connection.registration.data_address.clone();
+        let connected_worker = self.workers.get_mut(&worker.worker);
+        if connected_worker.is_some_and(|connected_worker| connected_worker.peers_sent.insert(peer))
+        {
             self.enqueue_for_worker(
                 worker,
                 ToWorker::Peer {
@@ -182,14 +177,14 @@ impl RouterDriver {
     }
 
     /// Queues a message. A worker whose connection is full does not read it and counts as lost.
-    fn enqueue_for_worker(&mut self, worker: WorkerRef, word: ToWorker) {
+    fn enqueue_for_worker(&mut self, worker: WorkerRef, message: ToWorker) {
         let Some(connected) = self.workers.get(&worker.worker) else {
             return;
         };
         if connected.connection.registration.worker != worker {
             return;
         }
-        if let Err(error) = connected.connection.out.try_send(word) {
+        if let Err(error) = connected.connection.out.try_send(message) {
             let name = &connected.connection.registration.name;
             warn!(%worker, name, %error, "worker lost: it does not read its orders");
             self.forget_worker(worker);
@@ -211,19 +206,21 @@ impl RouterDriver {
 
     /// Notifies the workers that had its address that a worker is gone.
     fn send_peer_gone(&mut self, worker: WorkerRef) {
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         for other in self.workers.values_mut() {
             if other.peers_sent.remove(&worker) {
-                told.push(other.connection.registration.worker);
+                notified.push(other.connection.registration.worker);
             }
         }
-        for other in told {
+        for other in notified {
             self.enqueue_for_worker(other, ToWorker::PeerGone { worker });
         }
     }
 }
 
 /// The last message on a connection; a full connection ends without it.
-fn send_name_taken(line: &WorkerConnection, data_address: String) {
-    let _ = line.out.try_send(ToWorker::NameTaken { data_address });
+fn send_name_taken(connection: &WorkerConnection, data_address: String) {
+    let _ = connection
+        .out
+        .try_send(ToWorker::NameTaken { data_address });
 }

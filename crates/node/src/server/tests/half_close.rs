@@ -332,13 +332,13 @@ async fn a_tls_client_that_sends_no_more_gets_its_answer() {
         .with_no_client_auth();
     let connector = TlsConnector::from(Arc::new(config));
     let request = post_to("/slow", "content-length: 2\r\n\r\nab");
-    for stays in [true, false] {
+    for reads_answer in [true, false] {
         let name = "localhost".try_into().unwrap();
         let dialled = dial(&server).await;
         let mut stream = connector.connect(name, dialled).await.unwrap();
         send_and_close(&mut stream, &request).await;
         expect(&mut stream, INTERIM).await;
-        if stays {
+        if reads_answer {
             handlers.go.notify_one();
             let answer = rest(&mut stream).await;
             assert!(answer.ends_with("\r\n\r\n2 bytes"), "{answer}");

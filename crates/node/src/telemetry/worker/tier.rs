@@ -44,7 +44,7 @@ impl WorkerMeters {
         for place in PLACES {
             drop(series.tier_blocks.get_or_create(&self.kind_labels(place)));
             drop(series.tier_bytes.get_or_create(&self.kind_labels(place)));
-            drop(series.tier_kept.get_or_create(&self.kind_labels(place)));
+            drop(series.tier_copied.get_or_create(&self.kind_labels(place)));
         }
         for failure in FAILURES {
             drop(
@@ -73,7 +73,7 @@ impl WorkerMeters {
                 took,
             } => {
                 let place = self.kind_labels(name(*place));
-                add(&series.tier_kept, &place, 1);
+                add(&series.tier_copied, &place, 1);
                 observe(&series.tier_keep_seconds, &place, *took);
             }
             WorkerNote::Offloaded {

@@ -39,10 +39,10 @@ impl DeviceUtilisation {
     ) -> (f64, f64) {
         let DeviceCeilings { model, device } = ceilings;
         let seconds = took.as_secs_f64();
-        let kept = (-seconds / MEMORY_SECONDS).exp();
-        self.flops = self.flops * kept + model.flops(work);
-        self.bytes = self.bytes * kept + model.bytes(work, 1);
-        self.busy_seconds = self.busy_seconds * kept + seconds;
+        let decay = (-seconds / MEMORY_SECONDS).exp();
+        self.flops = self.flops * decay + model.flops(work);
+        self.bytes = self.bytes * decay + model.bytes(work, 1);
+        self.busy_seconds = self.busy_seconds * decay + seconds;
         let part = |used: f64, per_second: f64| {
             let most = per_second * self.busy_seconds;
             if most > 0.0 { used / most } else { 0.0 }
@@ -76,9 +76,9 @@ mod tests {
             step: Duration::ZERO,
         };
         let ceilings = DeviceCeilings { model, device };
-        let close = |(mfu, mbu): (f64, f64), wanted: (f64, f64)| {
+        let close = |(mfu, mbu): (f64, f64), expected: (f64, f64)| {
             assert!(
-                (mfu - wanted.0).abs() < 1e-3 && (mbu - wanted.1).abs() < 1e-3,
+                (mfu - expected.0).abs() < 1e-3 && (mbu - expected.1).abs() < 1e-3,
                 "{mfu} {mbu}"
             );
         };

@@ -110,7 +110,7 @@ impl WorkerDriver {
             if reach == PoolAccess::Never {
                 return self.pending.push_back(stopped(to, handoff));
             }
-            self.stops.asked(to, handoff);
+            self.stops.requested(to, handoff);
         }
         let sent = self
             .effects

@@ -34,9 +34,9 @@ impl EngineLinkPair {
     fn new() -> Self {
         let net = LocalNet::default();
         let links = |me| {
-            let (events, heard) = mpsc::channel(64);
+            let (events, link_events) = mpsc::channel(64);
             let config = LinksConfig::new(me, Default::default(), BLOCK);
-            (Links::new(config, events, net.clone()), heard)
+            (Links::new(config, events, net.clone()), link_events)
         };
         let (sender, granted) = links(worker(1));
         let (receiver, arrived) = links(worker(2));
@@ -137,7 +137,7 @@ fn swap(flight: u64) -> SwapJob {
 
 // Lesson: 26.
 #[test]
-fn a_step_goes_ahead_of_the_rest_of_a_swap() {
+fn a_step_overtakes_the_rest_of_a_swap() {
     let queue = EngineQueue {
         state: Mutex::default(),
         changed: Notify::new(),
@@ -148,7 +148,7 @@ fn a_step_goes_ahead_of_the_rest_of_a_swap() {
     }
     let mut order = String::new();
     // Each swap takes three goes.
-    let mut goes = 0;
+    let mut passes_count = 0;
     loop {
         let work = queue.lock().take(queue.write_bytes_max);
         let Some(work) = work else {
@@ -157,8 +157,8 @@ fn a_step_goes_ahead_of_the_rest_of_a_swap() {
         match work {
             EngineWork::Swap(swap) => {
                 order.push('X');
-                goes += 1;
-                if goes < 5 {
+                passes_count += 1;
+                if passes_count < 5 {
                     assert!(queue.requeue(swap).is_none());
                 }
             }
@@ -182,7 +182,7 @@ fn a_step_goes_ahead_of_the_rest_of_a_swap() {
 }
 
 #[tokio::test]
-async fn a_step_never_goes_ahead_of_a_read() {
+async fn a_step_never_overtakes_a_read() {
     let mut pair = EngineLinkPair::new();
     let mut state = EngineQueueState::default();
     for flight in 0..3 {

@@ -78,9 +78,9 @@ pub(crate) struct PendingLoads {
 }
 
 impl PendingLoads {
-    pub(crate) fn new(shelves: Arc<TierStore>) -> Self {
+    pub(crate) fn new(tier_store: Arc<TierStore>) -> Self {
         Self {
-            host_tier: shelves,
+            host_tier: tier_store,
             fetches: BTreeMap::new(),
         }
     }
@@ -114,47 +114,47 @@ impl PendingLoads {
 impl EngineHost {
     /// Fetches the kept blocks of a sequence's beginning.
     pub(crate) fn fetch(&self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
-        let Some(keeper) = &self.tier_io else {
+        let Some(tier_io) = &self.tier_io else {
             return;
         };
-        let fetch = keeper.register_fetch(handoff);
+        let fetch = tier_io.register_fetch(handoff);
         self.push(EngineWork::Fetch(PendingLoad {
             fetch,
             blocks: u32::try_from(blocks.len()).expect("blocks of a sequence are few"),
             since: Instant::now(),
         }));
-        keeper.fetch(fetch, blocks);
+        tier_io.fetch(fetch, blocks);
     }
 
     /// Stops waiting for blocks that have not come yet.
     pub(crate) fn stop_fetch(&self, handoff: HandoffId) {
-        if let Some(keeper) = &self.tier_io {
-            keeper.stop(handoff);
+        if let Some(tier_io) = &self.tier_io {
+            tier_io.stop(handoff);
         }
         self.queue.stop_fetch(handoff);
         self.wake();
     }
 
     /// Writes a block from host memory to disk.
-    pub(crate) fn write_on(&self, content: BlockHash) {
-        if let Some(keeper) = &self.tier_io {
-            keeper.spill_to_disk(content);
+    pub(crate) fn spill_to_disk(&self, content: BlockHash) {
+        if let Some(tier_io) = &self.tier_io {
+            tier_io.spill_to_disk(content);
         }
     }
 
     /// A content is no longer kept in this place.
-    pub(crate) fn drop_kept(&self, content: BlockHash, place: TierLevel) {
-        if let Some(keeper) = &self.tier_io {
-            keeper.drop_block(content, place);
+    pub(crate) fn drop_tier_block(&self, content: BlockHash, place: TierLevel) {
+        if let Some(tier_io) = &self.tier_io {
+            tier_io.drop_block(content, place);
         }
     }
 }
 
 impl EngineThread {
     /// Copies a block of the pool to host memory.
-    pub(crate) fn shelve(&mut self, shelving: OffloadJob) -> WorkerInput {
+    pub(crate) fn offload_block(&mut self, job: OffloadJob) -> WorkerInput {
         let began = Instant::now();
-        let OffloadJob { content, block, .. } = shelving;
+        let OffloadJob { content, block, .. } = job;
         let outcome = match self.copy_to_host(content, block) {
             Ok(()) => OffloadOutcome::Copied,
             Err(reason) => {
@@ -171,14 +171,14 @@ impl EngineThread {
     }
 
     fn copy_to_host(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
-        let shelves = Arc::clone(
+        let tier_store = Arc::clone(
             &self
                 .pending_loads
                 .as_ref()
                 .ok_or("this worker has no KV tier")?
                 .host_tier,
         );
-        let mut bytes = shelves
+        let mut bytes = tier_store
             .block_buffer()
             .ok_or("there is no host memory left")?;
         let blocks = self.blocks.clone();
@@ -189,19 +189,19 @@ impl EngineThread {
             None => engine.read_block(block, 0, &mut bytes),
         });
         read?.map_err(|error| self.note_error(&error))?;
-        shelves.keep(content, bytes);
+        tier_store.keep(content, bytes);
         Ok(())
     }
 
     /// Writes a fetched block; gives the fetch's answer if it was the last.
-    pub(crate) fn bring(&mut self, brought: LoadedBlock) -> Option<WorkerInput> {
+    pub(crate) fn load_block(&mut self, loaded: LoadedBlock) -> Option<WorkerInput> {
         let LoadedBlock {
             fetch,
             ordinal,
             block,
             content,
             took,
-        } = brought;
+        } = loaded;
         let handoff = fetch.handoff;
         let progress = self.pending_loads.as_ref()?.fetches.get(&handoff)?;
         if progress.incoming.fetch != fetch {
@@ -210,7 +210,7 @@ impl EngineThread {
         assert_eq!(progress.blocks_loaded, ordinal, "blocks come in order");
         let began = Instant::now();
         let outcome = match content {
-            Ok((copy, _seat)) => match self.copy_back(block, &copy) {
+            Ok((copy, _permit)) => match self.copy_back(block, &copy) {
                 Ok(()) => FetchOutcome::Copied,
                 Err(reason) => {
                     error!(%block, %reason, "cannot write a fetched block into the pool");
@@ -219,8 +219,8 @@ impl EngineThread {
             },
             Err(outcome) => outcome,
         };
-        let incomings = self.pending_loads.as_mut()?;
-        let progress = incomings.fetches.get_mut(&handoff)?;
+        let pending_loads = self.pending_loads.as_mut()?;
+        let progress = pending_loads.fetches.get_mut(&handoff)?;
         progress.worked += took + began.elapsed();
         if outcome == FetchOutcome::Copied {
             progress.blocks_loaded += 1;
@@ -228,7 +228,7 @@ impl EngineThread {
                 return None;
             }
         }
-        incomings.end(handoff, outcome)
+        pending_loads.end(handoff, outcome)
     }
 
     fn copy_back(&mut self, block: BlockIndex, copy: &HostBlock) -> Result<(), String> {

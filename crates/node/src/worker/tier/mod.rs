@@ -106,10 +106,10 @@ struct FetchProgress {
     reading_since: Option<Instant>,
 }
 
-/// Whether a fetch is still wanted.
+/// Whether a fetch goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FetchInterest {
-    Wanted,
+    Active,
     Stopped,
 }
 
@@ -180,31 +180,31 @@ impl OpenedTier {
                 block_bytes,
             });
         }
-        let meaning = SlabFormat::new(fingerprint, block_bytes);
+        let format = SlabFormat::new(fingerprint, block_bytes);
         let mut state = TierStoreState::default();
         let mut slab = None;
         if let Some(DiskOptions { folder, bytes }) = &options.disk {
-            let (opened, found) = Slab::open(folder, meaning, *bytes)?;
+            let (opened, found) = Slab::open(folder, format, *bytes)?;
             state.on_disk = found.into_iter().map(|(slot, hash)| (hash, slot)).collect();
-            let taken: BTreeSet<u32> = state.on_disk.values().copied().collect();
-            let free = (0..opened.slots_count()).filter(|slot| !taken.contains(slot));
+            let used_slots: BTreeSet<u32> = state.on_disk.values().copied().collect();
+            let free = (0..opened.slots_count()).filter(|slot| !used_slots.contains(slot));
             state.slots_free = free.collect();
             let (path, blocks) = (opened.path().display(), state.on_disk.len());
             info!(%path, blocks, slots = opened.slots_count(), "KV blocks on disk");
             slab = Some(opened);
         }
         let found = state.on_disk.keys().copied().collect();
-        let seats = (STAGED_BYTES / u64::from(block_bytes)).max(2);
+        let staging_slots = (STAGED_BYTES / u64::from(block_bytes)).max(2);
         Ok(Some(Self {
             host_blocks: u32::try_from(host_blocks).unwrap_or(u32::MAX),
             disk_blocks: slab.as_ref().map_or(0, Slab::slots_count),
             found,
             store: Arc::new(TierStore {
-                format: meaning,
+                format,
                 state: Mutex::new(state),
                 slab,
                 staging: StagingBuffers {
-                    left: Mutex::new(usize::try_from(seats).unwrap_or(usize::MAX)),
+                    left: Mutex::new(usize::try_from(staging_slots).unwrap_or(usize::MAX)),
                     returned: Condvar::new(),
                 },
             }),
@@ -229,10 +229,10 @@ impl OpenedTier {
         };
         let reader = |name: &str| {
             let (sender, fetches) = threads::channel::<FetchJob>();
-            let (shelves, engine) = (Arc::clone(&self.store), engine.clone());
+            let (tier_store, engine) = (Arc::clone(&self.store), engine.clone());
             let run = move || {
                 for fetch in fetches {
-                    shelves.load_blocks(&fetch, &engine);
+                    tier_store.load_blocks(&fetch, &engine);
                 }
             };
             let spawned = thread::Builder::new().name(name.into()).spawn(run);
@@ -240,12 +240,12 @@ impl OpenedTier {
         };
         let (from_host, from_disk) = (reader("cleave-kv-host")?, reader("cleave-kv-disk")?);
         let (write, contents) = threads::channel();
-        let shelves = Arc::clone(&self.store);
+        let tier_store = Arc::clone(&self.store);
         let writer = thread::Builder::new().name("cleave-kv-write".into());
         writer.spawn(move || {
             let mut failing = false;
             for content in contents {
-                let fact = shelves.spill_to_disk(content, &mut failing);
+                let fact = tier_store.spill_to_disk(content, &mut failing);
                 if answers.send(fact).is_err() {
                     return;
                 }
@@ -290,12 +290,12 @@ impl TierIo {
         let mut state = self.store.lock();
         state.fetches_begun += 1;
         let number = state.fetches_begun;
-        let wanted = FetchProgress {
+        let progress = FetchProgress {
             number,
-            interest: FetchInterest::Wanted,
+            interest: FetchInterest::Active,
             reading_since: None,
         };
-        state.fetches_open.insert(handoff, wanted);
+        state.fetches_open.insert(handoff, progress);
         FetchId { handoff, number }
     }
 
@@ -341,8 +341,8 @@ impl TierIo {
 impl TierStoreState {
     /// The entry of a fetch, unless a later fetch of the same sequence replaced it.
     fn open_fetch(&mut self, fetch: FetchId) -> Option<&mut FetchProgress> {
-        let wanted = self.fetches_open.get_mut(&fetch.handoff)?;
-        (wanted.number == fetch.number).then_some(wanted)
+        let progress = self.fetches_open.get_mut(&fetch.handoff)?;
+        (progress.number == fetch.number).then_some(progress)
     }
 }
 
@@ -374,24 +374,24 @@ impl TierStore {
     /// Stops a fetch. Gives how long its reader has been at the present block.
     pub(super) fn stop(&self, handoff: HandoffId) -> Duration {
         let mut state = self.lock();
-        let Some(wanted) = state.fetches_open.get_mut(&handoff) else {
+        let Some(progress) = state.fetches_open.get_mut(&handoff) else {
             return Duration::ZERO;
         };
-        wanted.interest = FetchInterest::Stopped;
-        wanted
+        progress.interest = FetchInterest::Stopped;
+        progress
             .reading_since
             .map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    fn is_wanted(&self, fetch: FetchId) -> bool {
+    fn is_active(&self, fetch: FetchId) -> bool {
         let mut state = self.lock();
-        let wanted = state.open_fetch(fetch);
-        wanted.is_some_and(|wanted| wanted.interest == FetchInterest::Wanted)
+        let progress = state.open_fetch(fetch);
+        progress.is_some_and(|progress| progress.interest == FetchInterest::Active)
     }
 
     fn set_reading(&self, fetch: FetchId, since: Option<Instant>) {
-        if let Some(wanted) = self.lock().open_fetch(fetch) {
-            wanted.reading_since = since;
+        if let Some(progress) = self.lock().open_fetch(fetch) {
+            progress.reading_since = since;
         }
     }
 
@@ -471,17 +471,17 @@ impl TierStore {
         fetch: FetchId,
         engine: &EngineQueueHandle,
     ) -> (FetchedBlock, Duration) {
-        if !self.is_wanted(fetch) {
+        if !self.is_active(fetch) {
             return (Err(FetchOutcome::Stopped), Duration::ZERO);
         }
         let state = self.lock();
         let (copy, slot) = (state.host.get(&content), state.on_disk.get(&content));
         let (copy, slot) = (copy.cloned(), slot.copied());
         drop(state);
-        let seat = match (&copy, slot) {
+        let permit = match (&copy, slot) {
             (None, Some(_)) => match self.staging_permit(fetch, engine) {
                 None => return (Err(FetchOutcome::Stopped), Duration::ZERO),
-                seat => seat,
+                permit => permit,
             },
             _ => None,
         };
@@ -489,7 +489,7 @@ impl TierStore {
         self.set_reading(fetch, Some(began));
         let checked = self.read_verified(content, copy, slot);
         self.set_reading(fetch, None);
-        (checked.map(|copy| (copy, seat)), began.elapsed())
+        (checked.map(|copy| (copy, permit)), began.elapsed())
     }
 
     /// Finds a block and verifies its seal.
@@ -532,7 +532,7 @@ impl TierStore {
     ) -> Option<StagingPermit> {
         loop {
             // Checked with no lock held: dropping queued work returns permits.
-            if engine.queue.lock().closed || !self.is_wanted(fetch) {
+            if engine.queue.lock().closed || !self.is_active(fetch) {
                 return None;
             }
             let mut left = self.staging.left.lock();

@@ -156,7 +156,7 @@ impl Slab {
     /// this size. Gives also its contents, by slot.
     pub(crate) fn open(
         folder: &Path,
-        meaning: SlabFormat,
+        format: SlabFormat,
         bytes_max: u64,
     ) -> Result<(Self, Vec<(u32, BlockHash)>), SlabError> {
         make_folder(folder)?;
@@ -169,7 +169,7 @@ impl Slab {
                 Err(TryLockError::WouldBlock) => continue,
                 Err(TryLockError::Error(error)) => return Err(unusable(&path)(error)),
             }
-            let block_bytes = meaning.block_bytes as usize;
+            let block_bytes = format.block_bytes as usize;
             let slot_bytes = (SLOT_HEAD_BYTES + block_bytes) as u64;
             let slots_count = bytes_max.saturating_sub(HEAD_BYTES as u64) / slot_bytes;
             let slab = Self {
@@ -180,7 +180,7 @@ impl Slab {
                 #[cfg(test)]
                 test_pause: tokio::sync::Mutex::default(),
             };
-            let found = slab.read_or_reset(&meaning)?.map_err(unusable(&path))?;
+            let found = slab.read_or_reset(&format)?.map_err(unusable(&path))?;
             return Ok((slab, found));
         }
         let folder = folder.to_owned();
@@ -199,14 +199,14 @@ impl Slab {
     /// Reads the contents, or clears a file of another model or a damaged one.
     fn read_or_reset(
         &self,
-        meaning: &SlabFormat,
+        format: &SlabFormat,
     ) -> Result<io::Result<Vec<(u32, BlockHash)>>, SlabError> {
         let mut head = Vec::new();
         let mut from = &self.file;
         if let Err(error) = from.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head) {
             return Ok(Err(error));
         }
-        if head == meaning.head() {
+        if head == format.head() {
             return Ok(self.contents());
         }
         match head_state(&head) {
@@ -218,7 +218,7 @@ impl Slab {
                 return Err(SlabError::Foreign { path });
             }
         }
-        Ok(self.clear(meaning).map(|()| Vec::new()))
+        Ok(self.clear(format).map(|()| Vec::new()))
     }
 
     /// The file is a cache: nothing is lost but time.
@@ -236,9 +236,9 @@ impl Slab {
         })
     }
 
-    fn clear(&self, meaning: &SlabFormat) -> io::Result<()> {
+    fn clear(&self, format: &SlabFormat) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.file.write_all_at(&meaning.head(), 0)?;
+        self.file.write_all_at(&format.head(), 0)?;
         self.file.sync_all()
     }
 
@@ -252,7 +252,7 @@ impl Slab {
                 .min(self.slot_offset(self.slots_count)),
         )?;
         let mut found = Vec::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut contents = std::collections::HashSet::new();
         for slot in 0..self.slots_count {
             let mut head = [0; SLOT_HEAD_BYTES];
             match self.file.read_exact_at(&mut head, self.slot_offset(slot)) {
@@ -261,7 +261,7 @@ impl Slab {
                 Err(error) => return Err(error),
             }
             if let Some((content, _)) = parse_slot_head(&head)
-                && seen.insert(content)
+                && contents.insert(content)
             {
                 found.push((slot, content));
             }
@@ -329,7 +329,7 @@ fn head_state(head: &[u8]) -> SlabHeadState {
     let magic = head
         .iter()
         .zip(MAGIC)
-        .filter(|(byte, wanted)| byte == wanted);
+        .filter(|(byte, expected)| byte == expected);
     let sums = head.len() == HEAD_BYTES && {
         let mut named = head[..32].to_vec();
         named[..16].copy_from_slice(MAGIC);
@@ -491,7 +491,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_with_a_garbage_head_is_known_by_its_slots() {
+    fn a_file_with_a_damaged_head_is_recognized_by_its_slots() {
         let folder = SlabFolder::new("garbage");
         let (slab, _) = open(&folder, "m");
         fill(&slab, 2, 1);
@@ -546,7 +546,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_folder_whose_first_file_is_not_ours_is_unusable() {
+    fn a_folder_whose_first_file_is_foreign_is_unusable() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
         let folder = SlabFolder::new("not-ours");
         std::fs::create_dir_all(&folder.0).unwrap();

@@ -56,21 +56,22 @@ impl TierFixture {
 
     fn with_disk(folder: Option<&SlabFolder>, slots_count: usize) -> Self {
         let tier = open(8 * BLOCK, folder, disk_bytes(slots_count), "m").unwrap();
-        let shelves = tier.store();
+        let tier_store = tier.store();
         let limits = EngineHostLimits {
             block_bytes: BLOCK as u32,
             write_bytes_max: u64::MAX,
             swap_bytes_max: 0,
             time: StepTime::Measured,
         };
-        let pulse = Arc::new(HealthMonitor::new(Duration::MAX));
-        let (told, answers) = mpsc::unbounded_channel();
+        let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
+        let (answer_sender, answers) = mpsc::unbounded_channel();
         let pool = (0..8).map(|number| vec![number; BLOCK]).collect();
         let engine = Box::new(MemoryOnlyEngine(pool));
-        let engine = EngineHost::start(engine, None, Some(tier), limits, pulse, told).unwrap();
+        let engine =
+            EngineHost::start(engine, None, Some(tier), limits, monitor, answer_sender).unwrap();
         Self {
             engine,
-            store: shelves,
+            store: tier_store,
             answers,
         }
     }
@@ -105,12 +106,12 @@ impl TierFixture {
     }
 
     async fn spill_to_disk(&mut self, of: u8) {
-        self.engine.write_on(hash(of));
+        self.engine.spill_to_disk(hash(of));
         let WorkerInput::SpilledToDisk { outcome, .. } = self.answer().await else {
             panic!("another answer")
         };
         assert_eq!(outcome, OffloadOutcome::Copied);
-        self.engine.drop_kept(hash(of), TierLevel::Host);
+        self.engine.drop_tier_block(hash(of), TierLevel::Host);
     }
 
     async fn fetch(&mut self, blocks: &[(u8, u32)]) -> (u32, FetchOutcome) {
@@ -148,13 +149,13 @@ impl TierFixture {
 }
 
 /// Pauses reads and writes on disk for as long as the guard is held.
-async fn pause_disk(shelves: &TierStore) -> MutexGuard<'_, ()> {
-    shelves.slab.as_ref().unwrap().test_pause.lock().await
+async fn pause_disk(tier_store: &TierStore) -> MutexGuard<'_, ()> {
+    tier_store.slab.as_ref().unwrap().test_pause.lock().await
 }
 
 /// Whether the reader is at a block for the sequence of [`handoff`].
-fn is_reading(shelves: &TierStore) -> bool {
-    shelves.lock().fetches_open[&handoff()]
+fn is_reading(tier_store: &TierStore) -> bool {
+    tier_store.lock().fetches_open[&handoff()]
         .reading_since
         .is_some()
 }
@@ -193,7 +194,7 @@ fn handoff() -> HandoffId {
 }
 
 #[tokio::test]
-async fn kept_blocks_return_unchanged_from_memory_and_disk() {
+async fn offloaded_blocks_return_unchanged_from_memory_and_disk() {
     let folder = SlabFolder::new("both");
     let mut host = TierFixture::keeping(&folder, &[1], &[2]).await;
     let copied = (2, FetchOutcome::Copied);
@@ -229,8 +230,8 @@ async fn corrupt_or_swapped_blocks_are_not_loaded() {
     }
     host.spill_to_disk(2).await;
     // One bit of a copy in memory is flipped; and a copy is stored under another content.
-    let tamper = |shelves: &TierStore, of, change: &dyn Fn(&mut Vec<u8>)| {
-        let mut state = shelves.lock();
+    let tamper = |tier_store: &TierStore, of, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut state = tier_store.lock();
         let copy = Arc::get_mut(state.host.get_mut(&hash(of)).unwrap()).unwrap();
         change(&mut copy.bytes);
     };
@@ -268,14 +269,14 @@ async fn corrupt_or_swapped_blocks_are_not_loaded() {
 #[test]
 fn a_tier_counts_whole_blocks_only() {
     let folder = SlabFolder::new("room");
-    let room = |host_bytes, disk_bytes| {
+    let capacity = |host_bytes, disk_bytes| {
         let opened = open(host_bytes, Some(&folder), disk_bytes, "m");
         opened.map(|opened| (opened.host_blocks, opened.disk_blocks))
     };
     let short = (3 * BLOCK - 1, disk_bytes(5) - 1);
-    assert_eq!(room(short.0, short.1).unwrap(), (2, 4));
-    assert_eq!(room(3 * BLOCK, disk_bytes(5)).unwrap(), (3, 5));
-    let none = room(BLOCK - 1, disk_bytes(5));
+    assert_eq!(capacity(short.0, short.1).unwrap(), (2, 4));
+    assert_eq!(capacity(3 * BLOCK, disk_bytes(5)).unwrap(), (3, 5));
+    let none = capacity(BLOCK - 1, disk_bytes(5));
     assert!(matches!(none, Err(SlabError::NoRoom { .. })));
 }
 
@@ -285,11 +286,11 @@ async fn memory_of_dropped_blocks_is_reused() {
     for of in 0..8_u8 {
         host.keep(of).await;
         if of > 0 {
-            host.engine.drop_kept(hash(of - 1), TierLevel::Host);
+            host.engine.drop_tier_block(hash(of - 1), TierLevel::Host);
         }
         let state = host.store.lock();
-        let (kept, spare) = (state.host.len(), state.spare_buffers.len());
-        assert!(kept == 1 && spare <= 1, "{kept} and {spare}");
+        let (host_count, spare) = (state.host.len(), state.spare_buffers.len());
+        assert!(host_count == 1 && spare <= 1, "{host_count} and {spare}");
     }
 }
 
@@ -302,7 +303,7 @@ async fn a_full_disk_refuses_blocks_and_does_not_grow() {
     host.spill_to_disk(1).await;
     host.spill_to_disk(2).await;
     host.keep(3).await;
-    host.engine.write_on(hash(3));
+    host.engine.spill_to_disk(hash(3));
     let WorkerInput::SpilledToDisk { outcome, .. } = host.answer().await else {
         panic!("another answer")
     };
@@ -313,7 +314,7 @@ async fn a_full_disk_refuses_blocks_and_does_not_grow() {
     assert_eq!(host.content(6).await, [2; BLOCK]);
     // Each dropped block makes room.
     for of in 3..=7 {
-        host.engine.drop_kept(hash(of - 2), TierLevel::Disk);
+        host.engine.drop_tier_block(hash(of - 2), TierLevel::Disk);
         if of > 3 {
             host.keep(of).await;
         }
@@ -350,8 +351,8 @@ fn blocks_of_another_model_are_not_found() {
 async fn a_hung_disk_holds_up_neither_steps_nor_memory() {
     let folder = SlabFolder::new("still");
     let mut host = TierFixture::keeping(&folder, &[1], &[2]).await;
-    let shelves = Arc::clone(&host.store);
-    let still = pause_disk(&shelves).await;
+    let tier_store = Arc::clone(&host.store);
+    let disk_pause = pause_disk(&tier_store).await;
     host.engine.fetch(handoff(), vec![(hash(2), BlockIndex(7))]);
     host.step().await;
     host.step().await;
@@ -364,7 +365,7 @@ async fn a_hung_disk_holds_up_neither_steps_nor_memory() {
     // The sequence that waited for the disk goes on without it, and that is answered at once.
     host.engine.stop_fetch(handoff());
     assert_eq!(host.fetched().await, (0, FetchOutcome::Stopped));
-    drop(still);
+    drop(disk_pause);
     host.step().await;
     assert_eq!(
         host.content(7).await,
@@ -374,11 +375,11 @@ async fn a_hung_disk_holds_up_neither_steps_nor_memory() {
 }
 
 #[tokio::test]
-async fn waiting_behind_another_fetch_is_not_work() {
+async fn waiting_behind_another_fetch_counts_as_no_work() {
     let folder = SlabFolder::new("behind");
     let mut host = TierFixture::keeping(&folder, &[], &[1]).await;
-    let shelves = Arc::clone(&host.store);
-    let still = pause_disk(&shelves).await;
+    let tier_store = Arc::clone(&host.store);
+    let disk_pause = pause_disk(&tier_store).await;
     let behind = HandoffId {
         attempt: 1,
         ..handoff()
@@ -386,7 +387,7 @@ async fn waiting_behind_another_fetch_is_not_work() {
     for of in [handoff(), behind] {
         host.engine.fetch(of, vec![(hash(1), BlockIndex(7))]);
     }
-    while !is_reading(&shelves) {
+    while !is_reading(&tier_store) {
         tokio::task::yield_now().await;
     }
     for (of, at_work) in [(behind, false), (handoff(), true)] {
@@ -396,19 +397,19 @@ async fn waiting_behind_another_fetch_is_not_work() {
         };
         assert_eq!(!worked.is_zero(), at_work, "{worked:?} of {took:?}");
     }
-    drop(still);
+    drop(disk_pause);
 }
 
 #[tokio::test]
 async fn late_blocks_of_a_stopped_fetch_are_ignored() {
     let folder = SlabFolder::new("late");
     let mut host = TierFixture::keeping(&folder, &[1], &[2]).await;
-    let shelves = Arc::clone(&host.store);
-    let still = pause_disk(&shelves).await;
+    let tier_store = Arc::clone(&host.store);
+    let disk_pause = pause_disk(&tier_store).await;
     let (first, slow) = ((hash(1), BlockIndex(5)), (hash(2), BlockIndex(6)));
     host.engine.fetch(handoff(), vec![first, slow]);
     // Its first block came, its second is being read.
-    while host.content(5).await != [1; BLOCK] || !is_reading(&shelves) {
+    while host.content(5).await != [1; BLOCK] || !is_reading(&tier_store) {
         tokio::task::yield_now().await;
     }
     host.engine.stop_fetch(handoff());
@@ -418,12 +419,12 @@ async fn late_blocks_of_a_stopped_fetch_are_ignored() {
     assert_eq!(host.fetched().await, (1, FetchOutcome::Copied));
     let again = vec![(hash(1), BlockIndex(4)), (hash(2), BlockIndex(7))];
     host.engine.fetch(handoff(), again);
-    drop(still);
+    drop(disk_pause);
     assert_eq!(host.fetched().await, (2, FetchOutcome::Copied));
     let late = host.content(6).await;
     assert_eq!(late, [6; BLOCK], "what came late was written");
     assert_eq!(host.content(7).await, [2; BLOCK]);
-    let done = || shelves.lock().fetches_open.is_empty();
+    let done = || tier_store.lock().fetches_open.is_empty();
     while !done() {
         tokio::task::yield_now().await;
     }

@@ -46,9 +46,9 @@ fn all_policy_mistakes_are_reported_before_a_port_is_bound() {
             .output()
             .expect("it starts");
         assert!(!output.status.success());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
         for place in [":3:9: `ttft` is 0ms", ":4:3: a class has no key `colour`"] {
-            assert!(said.contains(&format!("{path}{place}")), "{said}");
+            assert!(error.contains(&format!("{path}{place}")), "{error}");
         }
         assert!(output.stdout.is_empty(), "no address was promised");
     }
@@ -61,13 +61,16 @@ fn check_validates_a_policy_and_its_flags() {
     let check = |words: &[&str]| {
         let output = cleave(&["check", example]).args(words).output();
         let output = output.expect("it starts");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        (output.status.code(), said)
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed).into_owned();
+        (output.status.code(), printed)
     };
-    let (status, said) = check(&[]);
-    assert_eq!(status, Some(0), "{said}");
-    assert!(said.contains("no mistakes (classes: 3, rules: 3"), "{said}");
+    let (status, printed) = check(&[]);
+    assert_eq!(status, Some(0), "{printed}");
+    assert!(
+        printed.contains("no mistakes (classes: 3, rules: 3"),
+        "{printed}"
+    );
     for (words, missing) in [
         (["--devices", "2"], "give --workload SPEC or --trace FILE"),
         (
@@ -78,9 +81,9 @@ fn check_validates_a_policy_and_its_flags() {
         (["--rate", "nan"], "expected a number from"),
         (["--rate", "0"], "expected a number from"),
     ] {
-        let (status, said) = check(&words);
-        assert!(matches!(status, Some(1 | 2)), "{said}");
-        assert!(said.contains(missing), "{said}");
+        let (status, printed) = check(&words);
+        assert!(matches!(status, Some(1 | 2)), "{printed}");
+        assert!(printed.contains(missing), "{printed}");
     }
     let path = folder("policy-check").join("policy.yaml");
     std::fs::write(&path, "classes: []\n").expect("written");
@@ -109,8 +112,8 @@ fn sim_scale_compares_fleets_on_the_same_arrivals() {
     command.extend(load.into_iter().chain(curve).chain(fleet));
     let (status, out, err) = harness::run(&command);
     assert!(status.success(), "{err}");
-    let said: Value = serde_json::from_str(&out).expect("JSON");
-    let rows = said["rows"].as_array().expect("rows");
+    let report: Value = serde_json::from_str(&out).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
     let names: Vec<&str> = rows
         .iter()
         .filter_map(|row| row["fleet"].as_str())
@@ -121,20 +124,20 @@ fn sim_scale_compares_fleets_on_the_same_arrivals() {
     assert!(arrivals(&rows[0]).is_some_and(|count| count > 300), "{out}");
     assert!(rows.iter().all(|row| arrivals(row) == arrivals(&rows[0])));
 
-    let ours = &rows[0];
-    let wanted = ours["wanted"].as_array().expect("changes");
+    let own_row = &rows[0];
+    let targets = own_row["wanted"].as_array().expect("changes");
     assert_eq!(
-        wanted[0]["workers"],
+        targets[0]["workers"],
         json!({"prefill": 1, "decode": 1, "both": 0})
     );
     assert!(
-        wanted.len() > 1,
-        "ten times the load changed nothing: {ours}"
+        targets.len() > 1,
+        "ten times the load changed nothing: {own_row}"
     );
-    assert!(ours["devices_most"].as_u64() <= Some(8), "{ours}");
+    assert!(own_row["devices_most"].as_u64() <= Some(8), "{own_row}");
     // A fleet that always has the largest number of devices uses the most device time.
     let hours = |row: &Value| row["device_hours"].as_f64().expect("a number");
-    assert!(hours(ours) < hours(&rows[1]), "{out}");
+    assert!(hours(own_row) < hours(&rows[1]), "{out}");
     assert!(
         rows[1]["wanted"]
             .as_array()
