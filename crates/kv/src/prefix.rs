@@ -44,11 +44,11 @@ impl FleetPrefixIndex {
         hashes: &[BlockHash],
         contents_max: usize,
     ) -> usize {
-        let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
-        if known.is_some_and(|known| known > worker.incarnation) {
+        let known_incarnation = self.workers.get(&worker.worker).map(|c| c.incarnation);
+        if known_incarnation.is_some_and(|known| known > worker.incarnation) {
             return 0;
         }
-        if known.is_some_and(|known| known < worker.incarnation) {
+        if known_incarnation.is_some_and(|known| known < worker.incarnation) {
             self.remove_worker(worker.worker);
         }
         let mut dropped_count = 0;
@@ -90,8 +90,8 @@ impl FleetPrefixIndex {
 
     /// Removes an incarnation of a worker that has ended, with its contents.
     pub fn worker_lost(&mut self, worker: WorkerRef) {
-        let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
-        if known.is_some_and(|known| known <= worker.incarnation) {
+        let known_incarnation = self.workers.get(&worker.worker).map(|c| c.incarnation);
+        if known_incarnation.is_some_and(|known| known <= worker.incarnation) {
             self.remove_worker(worker.worker);
         }
     }
@@ -207,7 +207,7 @@ mod tests {
 
     /// Reports of a rogue worker must not fill the memory of the router.
     #[test]
-    fn the_contents_kept_of_a_worker_are_limited() {
+    fn contents_per_worker_are_limited() {
         let mut index = FleetPrefixIndex::default();
         for byte in 0..=255_u8 {
             index.stored(worker(1, 1), &[BlockHash([byte; 16])], 10);
@@ -252,12 +252,12 @@ mod tests {
         for length in 1..=13 {
             index.stored(worker(length, 1), &hashes(&all[..length as usize]), MANY);
         }
-        for asked in 1..=13 {
+        for query_blocks in 1..=13 {
             let expected: Vec<_> = (1..=13)
-                .map(|length| (worker(length, 1), length.min(asked) as u32))
+                .map(|length| (worker(length, 1), length.min(query_blocks) as u32))
                 .collect();
             assert_eq!(
-                index.longest_prefixes(&hashes(&all[..asked as usize])),
+                index.longest_prefixes(&hashes(&all[..query_blocks as usize])),
                 expected
             );
         }
