@@ -78,8 +78,8 @@ impl Predict for Prices {
     }
 
     fn transfer(&self, to: WorkerId, bytes: u64) -> Duration {
-        let known = self.links.binary_search_by_key(&to, |(worker, _)| *worker);
-        let link = known.map_or(&self.link, |found| &self.links[found].1);
+        let position = self.links.binary_search_by_key(&to, |(worker, _)| *worker);
+        let link = position.map_or(&self.link, |found| &self.links[found].1);
         predict_link(link, bytes)
     }
 }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_step_is_told_apart() {
+    fn each_part_of_a_step_has_its_own_price() {
         let work = |rows| StepWork {
             rows,
             pairs: 50,

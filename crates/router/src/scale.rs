@@ -87,7 +87,7 @@ impl RouterBrain {
         };
         self.scaler_hears(ScalerInput::Ended {
             class: flight.request.slo.class.clone(),
-            came: PromiseOutcome::from_verdict(verdict, plain, aim),
+            outcome: PromiseOutcome::from_verdict(verdict, plain, aim),
             output_tokens: answer.unwrap_or(0),
         });
     }
