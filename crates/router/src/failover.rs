@@ -22,9 +22,9 @@ impl RouterBrain {
         self.stuck_deadlines.insert((until, worker.worker));
         for handoff in self.fleet.sequences(worker) {
             // A sealed move may have landed and cannot be taken back.
-            let comes = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
-            if self.leg(handoff).is_some_and(comes) {
-                self.part(worker, handoff, LegRelease::Cancel);
+            let arrives = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
+            if self.leg(handoff).is_some_and(arrives) {
+                self.release_leg(worker, handoff, LegRelease::Cancel);
                 self.move_broken(handoff, Failure::WorkerStuck);
             }
         }
@@ -39,8 +39,7 @@ impl RouterBrain {
     }
 
     pub(crate) fn stop_waiting_for(&mut self, worker: WorkerRef) {
-        self.stuck_deadlines
-            .retain(|(_, who)| *who != worker.worker);
+        self.stuck_deadlines.retain(|(_, id)| *id != worker.worker);
     }
 
     /// Fails flights over from stuck workers while there is another place for them. One at a time,
@@ -51,11 +50,11 @@ impl RouterBrain {
                 if self.counting_flights > 0 {
                     return;
                 }
-                let under_way = self
+                let failing_over = self
                     .failing_over
                     .values()
                     .filter(|from| **from == worker.worker);
-                if under_way.count() >= self.limits.moves_max as usize {
+                if failing_over.count() >= self.limits.moves_max as usize {
                     break;
                 }
                 // A flight without failures left does better to wait for the worker.

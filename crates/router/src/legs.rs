@@ -49,7 +49,7 @@ impl RouterBrain {
     }
 
     /// Ends a flight whose client is connected but has not read for too long.
-    pub(crate) fn reader_stayed_away(&mut self, id: FlightId) {
+    pub(crate) fn reader_timed_out(&mut self, id: FlightId) {
         self.drop_legs(id, Failure::SlowReader);
         self.end(id, Ending::Failed(Failure::SlowReader));
     }
@@ -83,11 +83,11 @@ impl RouterBrain {
         if let Some(attempt) = flight.attempt() {
             let (handoff, sending) = (attempt.handoff, attempt.sending());
             let (decode, prefill) = (attempt.decode, attempt.prefill);
-            self.part(decode, handoff, LegRelease::Cancel);
-            self.part(prefill, sending, LegRelease::Cancel);
+            self.release_leg(decode, handoff, LegRelease::Cancel);
+            self.release_leg(prefill, sending, LegRelease::Cancel);
         }
         if let Some(leg) = leg {
-            self.part(leg.decode, leg.handoff, LegRelease::Cancel);
+            self.release_leg(leg.decode, leg.handoff, LegRelease::Cancel);
             self.note(RouterNote::MigrationAborted {
                 handoff: leg.handoff,
                 failure: why,
@@ -95,17 +95,22 @@ impl RouterBrain {
         }
     }
 
-    pub(crate) fn part(&mut self, worker: WorkerRef, handoff: HandoffId, parting: LegRelease) {
-        let Some(promise) = self.fleet.claim(worker, handoff).copied() else {
+    pub(crate) fn release_leg(
+        &mut self,
+        worker: WorkerRef,
+        handoff: HandoffId,
+        release: LegRelease,
+    ) {
+        let Some(claim) = self.fleet.claim(worker, handoff).copied() else {
             return;
         };
-        if !promise.ordered {
+        if !claim.ordered {
             self.let_go(worker, handoff);
             return;
         }
-        if promise.renewed {
+        if claim.renewed {
             self.fleet.change(worker, handoff, |p| p.renewed = false);
-            if parting == LegRelease::Cancel {
+            if release == LegRelease::Cancel {
                 self.send_order(worker, Order::Cancel { handoff });
             }
         }
