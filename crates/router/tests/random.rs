@@ -304,7 +304,10 @@ impl RandomDriver {
                     .flights
                     .get_mut(&handoff.flight)
                     .expect("was submitted");
-                let ordered_attempt = driven.attempts.get_mut(&handoff.attempt).expect("was ordered");
+                let ordered_attempt = driven
+                    .attempts
+                    .get_mut(&handoff.attempt)
+                    .expect("was ordered");
                 if ordered_attempt.decode == worker {
                     ordered_attempt.over = true;
                 } else {
