@@ -61,10 +61,10 @@ fn equal_fingerprints_mean_equal_behaviour_at_any_time() {
                 other.handle(*now + late, input.clone());
                 assert_eq!(outputs(&mut one), outputs(&mut other));
                 assert_eq!(print(&one), print(&other), "told by the clock: {input:?}");
-                let known = faces.insert(print(&one), (face(&one, *now), one.clone()));
+                let before_face = faces.insert(print(&one), (face(&one, *now), one.clone()));
                 states += 1;
-                if let Some((known, before)) = known {
-                    assert_eq!(known, face(&one, *now), "one fingerprint, two faces");
+                if let Some((before_face, before)) = before_face {
+                    assert_eq!(before_face, face(&one, *now), "one fingerprint, two faces");
                     same_future(&before, &one, *now);
                 }
             }
@@ -81,14 +81,14 @@ fn same_future(before: &WorkerBrain, after: &WorkerBrain, now: Time) {
         WorkerInput::RouterJoined { router },
         WorkerInput::RouterLost { router },
     ] {
-        let said = |brain: &WorkerBrain| {
+        let notes_of = |brain: &WorkerBrain| {
             let mut brain = brain.clone();
             brain.handle(now, input.clone());
             let notes = |output: &WorkerOutput| !matches!(output, WorkerOutput::Note(_));
-            let said: Vec<_> = outputs(&mut brain).into_iter().filter(notes).collect();
-            (said, print(&brain))
+            let notes_of: Vec<_> = outputs(&mut brain).into_iter().filter(notes).collect();
+            (notes_of, print(&brain))
         };
         // The earlier one is behind its own clock, and catches up.
-        assert_eq!(said(before).0, said(after).0);
+        assert_eq!(notes_of(before).0, notes_of(after).0);
     }
 }

@@ -69,13 +69,13 @@ fn full_pools_make_progress() {
             for (at, machine) in chaos.world.machines.iter().enumerate() {
                 full[at] |= machine.brain.pool().blocks_available() == 0;
             }
-            let patience = Duration::from_secs(60);
-            let late = chaos.world.now.since(cleave_domain::Time::ZERO) > patience;
+            let deadline = Duration::from_secs(60);
+            let late = chaos.world.now.since(cleave_domain::Time::ZERO) > deadline;
             assert!(!late, "seed {seed}: {} of 30 came through", whole(&chaos));
         }
         chaos.heal();
         assert!(full.iter().all(|full| *full), "seed {seed}: {full:?}");
-        let count = |what: &str| chaos.world.log.iter().filter(|l| l.contains(what)).count();
+        let count = |part: &str| chaos.world.log.iter().filter(|l| l.contains(part)).count();
         swaps += count("swapped in");
         preempted += count("note preempted");
     }

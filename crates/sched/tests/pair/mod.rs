@@ -13,7 +13,7 @@ mod router_stub;
 mod tiers;
 
 use crate::stage::script::guessing;
-use crate::stage::{ROUTER, StageEvent, StageEventFate, StageWorld, limits};
+use crate::stage::{ROUTER, StageEvent, StageEventOutcome, StageWorld, limits};
 use cleave_domain::{Order, Prices, Role, RowPrice, Time};
 use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
@@ -88,7 +88,7 @@ impl PairWorld {
         let dice = &mut chaos.dice;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
         chaos.faults = dice.percent(60);
-        let shape = dice.roll(4);
+        let roles_draw = dice.roll(4);
         let count = dice.between(1, 5);
         let cache = dice.percent(70);
         let swap = dice.between(0, 1);
@@ -98,9 +98,9 @@ impl PairWorld {
             PoolWriter::Receiver
         };
         // Drawn separately: in half of the worlds work has prices, and flights have targets.
-        let mut promises = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
-        let priced = promises.percent(50);
-        chaos.slo_rng = priced.then_some(promises);
+        let mut slo_rng = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
+        let priced = slo_rng.percent(50);
+        chaos.slo_rng = priced.then_some(slo_rng);
         let mut lies = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
         chaos.absurd_orders = lies.percent(25).then_some(lies);
         // Drawn separately too.
@@ -108,14 +108,14 @@ impl PairWorld {
         let mut guesses = PairRng(seed ^ 0x1b87_3593_cc9e_2d51);
         chaos.draft_rng = guesses.percent(50).then_some(guesses);
         // The tiers too: half of the worlds have some.
-        let mut kept = PairRng(seed ^ 0x1405_7b7e_f767_814f);
-        let below = if kept.percent(50) {
-            (kept.between(1, 16), kept.between(0, 20))
+        let mut tier_rng = PairRng(seed ^ 0x1405_7b7e_f767_814f);
+        let below = if tier_rng.percent(50) {
+            (tier_rng.between(1, 16), tier_rng.between(0, 20))
         } else {
             (0, 0)
         };
         for i in 0..count {
-            let role = match (shape, i % 2) {
+            let role = match (roles_draw, i % 2) {
                 (0, _) => Role::Both,
                 (_, 0) if count > 1 => Role::Prefill,
                 (_, 1) => Role::Decode,
@@ -149,7 +149,7 @@ impl PairWorld {
 
     /// Lets a disk take longer than any fetch deadline.
     fn hold_up_fetch(&mut self) {
-        let fetches = |what: &StageEvent| matches!(what, StageEvent::Fetch { .. });
+        let fetches = |event: &StageEvent| matches!(event, StageEvent::Fetch { .. });
         let fetched = self.world.pending.values().any(fetches);
         if self.faults && fetched && self.slow_disks.percent(10) {
             self.pass(Duration::from_millis(300));
@@ -196,9 +196,9 @@ impl PairWorld {
     /// Performs one of the things under way; orders of one router to one worker keep their
     /// sequence, as on one stream.
     fn perform_any(&mut self) {
-        let mut seen = BTreeSet::new();
-        let first = |(key, what): (&(Time, u64), &StageEvent)| match what {
-            StageEvent::Order { to, .. } => seen.insert(*to).then_some(*key),
+        let mut ordered_to = BTreeSet::new();
+        let first = |(key, event): (&(Time, u64), &StageEvent)| match event {
+            StageEvent::Order { to, .. } => ordered_to.insert(*to).then_some(*key),
             _ => Some(*key),
         };
         let mut in_order: Vec<_> = self.world.pending.iter().collect();
@@ -208,32 +208,32 @@ impl PairWorld {
             return;
         }
         let key = able[self.dice.index(able.len())];
-        let what = self.world.pending[&key].clone();
-        let packet = matches!(what, StageEvent::Packet { .. });
-        let doubles = packet || matches!(what, StageEvent::Order { .. });
+        let event = self.world.pending[&key].clone();
+        let packet = matches!(event, StageEvent::Packet { .. });
+        let doubles = packet || matches!(event, StageEvent::Order { .. });
         if self.faults && packet && self.dice.percent(3) {
             self.world.pending.remove(&key);
             return;
         }
         if self.faults && doubles && self.dice.percent(4) {
-            self.world.later(Duration::from_millis(3), what.clone());
+            self.world.later(Duration::from_millis(3), event.clone());
         }
         let damaged = self.faults && self.dice.percent(2);
-        let fetched = matches!(what, StageEvent::Fetch { .. });
+        let fetched = matches!(event, StageEvent::Fetch { .. });
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
-        let fate = if damaged {
-            StageEventFate::Damaged
+        let event_outcome = if damaged {
+            StageEventOutcome::Damaged
         } else {
-            StageEventFate::Well
+            StageEventOutcome::Well
         };
-        self.perform(key, fate);
+        self.perform(key, event_outcome);
     }
 
-    fn perform(&mut self, key: (Time, u64), fate: StageEventFate) {
-        let what = self.world.pending[&key].clone();
+    fn perform(&mut self, key: (Time, u64), event_outcome: StageEventOutcome) {
+        let event = self.world.pending[&key].clone();
         self.listen();
-        self.world.perform(key, fate);
-        self.ordered(&what);
+        self.world.perform(key, event_outcome);
+        self.ordered(&event);
         self.listen();
     }
 
@@ -283,7 +283,7 @@ impl PairWorld {
         let next = self.world.pending.first_key_value().map(|(key, _)| *key);
         let soon = self.world.now + Duration::from_millis(20);
         match next {
-            Some(key) if key.0 <= soon => self.perform(key, StageEventFate::Well),
+            Some(key) if key.0 <= soon => self.perform(key, StageEventOutcome::Well),
             _ => self.pass(Duration::from_millis(20)),
         }
     }
@@ -291,8 +291,8 @@ impl PairWorld {
     /// Ends the faults: everything under way happens in its time, and every flight ends.
     fn heal(&mut self) {
         self.faults = false;
-        let patience = self.world.now + Duration::from_secs(60);
-        while self.world.now < patience {
+        let deadline = self.world.now + Duration::from_secs(60);
+        while self.world.now < deadline {
             self.advance();
             let quiet =
                 self.router.open.is_empty() && self.router.flights.iter().all(|of| of.ended);

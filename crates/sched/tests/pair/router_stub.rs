@@ -90,16 +90,16 @@ impl PairWorld {
             .truncate(stop_at.map_or(usize::MAX, |at| at + 1));
         flight.priority = i32::try_from(dice.roll(3)).expect("small") - 1;
         flight.scores = dice.percent(10);
-        if let Some(promises) = &mut self.slo_rng {
+        if let Some(slo_rng) = &mut self.slo_rng {
             let mut span = |chance, low, high| {
-                let millis = u64::from(promises.between(low, high));
-                promises
+                let millis = u64::from(slo_rng.between(low, high));
+                slo_rng
                     .percent(chance)
                     .then(|| Duration::from_millis(millis))
             };
             flight.slo.ttft = span(60, 1, 400);
             flight.slo.tpot = span(60, 5, 80);
-            flight.slo.priority = i32::try_from(promises.roll(3)).expect("small") - 1;
+            flight.slo.priority = i32::try_from(slo_rng.roll(3)).expect("small") - 1;
         }
         if let Some(lies) = &mut self.absurd_orders {
             flight.slo = super::absurd_orders::slo(lies);
@@ -278,7 +278,7 @@ impl PairWorld {
     }
 
     /// Ends an aborted move.
-    fn stayed(&mut self, flight: usize) {
+    fn drop_move(&mut self, flight: usize) {
         if let Some(moving) = self.router.flights[flight].moving.take() {
             let handoff = self.id_of(flight, moving.attempt);
             self.order(moving.target, Order::Cancel { handoff });
@@ -316,9 +316,9 @@ impl PairWorld {
 
     /// Handles every report, and answers it.
     pub(crate) fn listen(&mut self) {
-        for (at, heard) in std::mem::take(&mut self.world.reports) {
-            match heard {
-                StageReport::Reported(report) => self.told(at, report),
+        for (at, stage_report) in std::mem::take(&mut self.world.reports) {
+            match stage_report {
+                StageReport::Reported(report) => self.reported(at, report),
                 StageReport::Emitted(handoff, emission) => self.emitted(handoff, &emission),
                 StageReport::Repeated(_) | StageReport::Drained => {}
             }
@@ -369,7 +369,7 @@ impl PairWorld {
         assert!(same, "{handoff} stayed and landed");
     }
 
-    fn told(&mut self, at: usize, report: Report) {
+    fn reported(&mut self, at: usize, report: Report) {
         let me = self.world.me(at);
         let key = |handoff| (me.worker.0, me.incarnation.0, handoff);
         match report {
@@ -403,7 +403,7 @@ impl PairWorld {
                 self.router.unanswered.remove(&handoff);
                 self.judge(handoff, MoveVerdict::Stayed);
                 if let Some(flight) = self.moving(handoff) {
-                    self.stayed(flight);
+                    self.drop_move(flight);
                 }
             }
             Report::Finished {
@@ -468,7 +468,7 @@ impl PairWorld {
             .into_iter()
             .any(|at| of.prompt.len() + of.got >= context(at).context_tokens_max as usize);
         assert!(of.got == of.expected.len() || full, "{handoff}: too short");
-        self.stayed(flight);
+        self.drop_move(flight);
         self.router.flights[flight].ended = true;
     }
 
@@ -532,7 +532,7 @@ impl PairWorld {
     }
 
     fn cancel(&mut self, flight: usize) {
-        self.stayed(flight);
+        self.drop_move(flight);
         let handoff = self.id(flight);
         let of = &self.router.flights[flight];
         let (prefill, decode) = (of.prefill, of.decode);
@@ -577,8 +577,8 @@ impl PairWorld {
     }
 
     /// Asserts that an order that was just performed was answered or accepted.
-    pub(crate) fn ordered(&mut self, what: &StageEvent) {
-        let (to, handoff, kind) = match what {
+    pub(crate) fn ordered(&mut self, event: &StageEvent) {
+        let (to, handoff, kind) = match event {
             StageEvent::Order {
                 to,
                 order: Order::Prefill(prefill),
@@ -589,7 +589,7 @@ impl PairWorld {
             } => (*to, migrate.handoff, false),
             _ => return,
         };
-        let answered = |(_, heard): &(usize, StageReport)| match heard {
+        let answered = |(_, report): &(usize, StageReport)| match report {
             StageReport::Reported(
                 Report::Refused { handoff: of, .. }
                 | Report::MigrationAborted { handoff: of, .. }

@@ -97,8 +97,8 @@ fn fetched_kv_is_always_the_sequences_own() {
         let count = lines.iter().filter(|line| line.contains(corner)).count();
         assert!(count > 0, "no world had {corner:?}");
     }
-    let brought = |line: &&String| line.contains("< fetched #") && line.ends_with("Copied");
-    assert!(lines.iter().filter(brought).count() > 300);
+    let is_fetch = |line: &&String| line.contains("< fetched #") && line.ends_with("Copied");
+    assert!(lines.iter().filter(is_fetch).count() > 300);
 }
 
 #[test]
