@@ -340,16 +340,15 @@ impl ScriptPlayer {
     }
 
     fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>) {
-        let mut reports_newest_first = self.world.reports.iter().rev();
-        let reserved =
-            reports_newest_first.find_map(|(_, reports_newest_first)| match reports_newest_first {
-                StageReport::Reported(Report::Reserved {
-                    handoff,
-                    present,
-                    blocks,
-                }) if *handoff == of => Some((*present, blocks.clone())),
-                _ => None,
-            });
+        let mut newest_first = self.world.reports.iter().rev();
+        let reserved = newest_first.find_map(|(_, report)| match report {
+            StageReport::Reported(Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            }) if *handoff == of => Some((*present, blocks.clone())),
+            _ => None,
+        });
         reserved.expect("reserved before")
     }
 
