@@ -165,11 +165,11 @@ impl SimNetwork {
         &mut self,
         router: usize,
         worker: usize,
-        way: StreamDirection,
+        direction: StreamDirection,
         due: Time,
     ) -> Time {
         let stream = self.streams.entry((router, worker)).or_default();
-        let last = match way {
+        let last = match direction {
             StreamDirection::ToRouter => &mut stream.last_to_router,
             StreamDirection::ToWorker => &mut stream.last_to_worker,
         };

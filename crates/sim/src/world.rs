@@ -160,7 +160,7 @@ impl ChaosWorld {
             FaultPlan::NoFaults => Vec::new(),
             FaultPlan::Faults => draw_faults(dice, workers.len(), routers_count, window),
         };
-        let wishes = draw_commands(dice, &workers, routers_count, window, weather);
+        let commands = draw_commands(dice, &workers, routers_count, window, weather);
         let lease_max = *dice.pick(&[60_000, 500_000, 3_000_000]);
         let lease = dice.micros(30_000, lease_max);
         // Recovery begins after the last fault, arrival, stall and command.
@@ -173,7 +173,7 @@ impl ChaosWorld {
                     .filter_map(|r| r.stalls)
                     .map(|(at, span)| at + span),
             )
-            .chain(wishes.iter().map(|wish| wish.at))
+            .chain(commands.iter().map(|command| command.at))
             .max()
             .unwrap_or_default();
         let speculation = draw_speculation(seed, &mut requests);
@@ -200,7 +200,7 @@ impl ChaosWorld {
                 PoolWriter::Receiver
             },
             silence_max: dice.micros(50_000, 1_000_000),
-            commands: wishes,
+            commands,
             faults_end_at: heal_at + Duration::from_millis(1),
             workers,
             requests,
@@ -287,12 +287,12 @@ fn draw_capacity(dice: &mut SimRng) -> Capacity {
 
 fn draw_workers(dice: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription> {
     let mut roles = Vec::new();
-    let shape = dice.count(0, 9);
-    if shape < 7 {
+    let draw = dice.count(0, 9);
+    if draw < 7 {
         roles.extend((0..dice.count(1, 3)).map(|_| Role::Prefill));
         roles.extend((0..dice.count(1, 3)).map(|_| Role::Decode));
     }
-    if shape >= 5 {
+    if draw >= 5 {
         roles.extend((0..dice.count(1, 3)).map(|_| Role::Both));
     }
     let queue_max = dice.count(1, 16);
@@ -337,7 +337,7 @@ fn draw_requests(
             tokens(dice, len)
         })
         .collect();
-    let leavers = *dice.pick(&[0, 0, 100, 400]);
+    let leave_rate = *dice.pick(&[0, 0, 100, 400]);
     let stallers = *dice.pick(&[0, 0, 50, 300]);
     let longest = *dice.pick(&[1, 5, 20, 60]);
     let mut arrivals = Vec::new();
@@ -370,8 +370,8 @@ fn draw_requests(
             slo: RequestSlo::default(),
         };
         let at = Time::from_nanos(dice.range(0, window) * 1000);
-        let leaves = dice
-            .chance(leavers)
+        let leaves_at = dice
+            .chance(leave_rate)
             .then(|| at + dice.micros(0, window.max(2) / 2));
         let stalls = dice.chance(stallers).then(|| {
             let from = at + dice.micros(0, window.max(2));
@@ -381,7 +381,7 @@ fn draw_requests(
             at,
             router: dice.next() as usize % routers,
             request: Arc::new(request),
-            leaves_at: leaves,
+            leaves_at,
             stalls,
         });
     }
@@ -444,7 +444,7 @@ fn draw_commands(
         (true, FaultPlan::NoFaults) => 1,
         (true, FaultPlan::Faults) => dice.count(1, 4),
     };
-    let mut wishes = Vec::new();
+    let mut commands = Vec::new();
     for _ in 0..count {
         let worker = dice.next() as usize % workers.len();
         let command = match dice.count(0, 4) {
@@ -462,7 +462,7 @@ fn draw_commands(
         let replaced = others().any(|(_, other)| other.role.prefills())
             && others().any(|(_, other)| other.role.decodes());
         if replaced || plan == FaultPlan::Faults {
-            wishes.push(TimedCommand {
+            commands.push(TimedCommand {
                 at,
                 router,
                 worker,
@@ -470,8 +470,8 @@ fn draw_commands(
             });
         }
     }
-    wishes.sort_by_key(|wish| wish.at);
-    wishes
+    commands.sort_by_key(|timed| timed.at);
+    commands
 }
 
 fn draw_price(dice: &mut SimRng) -> EngineCosts {

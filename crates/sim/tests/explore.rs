@@ -53,7 +53,7 @@ const WITHOUT: [(Guard, &str, &str); 12] = [
 #[test]
 fn removing_any_guard_breaks_a_property() {
     let only = variable("EXPLORE_GUARD");
-    for (guard, world, promise) in WITHOUT {
+    for (guard, world, property) in WITHOUT {
         if only.as_ref().is_some_and(|only| *only != guard.to_string()) {
             continue;
         }
@@ -69,7 +69,7 @@ fn removing_any_guard_breaks_a_property() {
         if only.is_some() {
             println!("{broken}");
         }
-        assert!(broken.what.starts_with(promise), "{broken}");
+        assert!(broken.what.starts_with(property), "{broken}");
     }
 }
 

@@ -16,7 +16,7 @@ impl SimWorker {
         let op = self.take_next_op(price.write_bytes)?;
         let takes = match &op {
             EngineOp::Step(plan) => price.step_time(plan),
-            EngineOp::Export(_) | EngineOp::Import { .. } | EngineOp::Shelve { .. } => {
+            EngineOp::Export(_) | EngineOp::Import { .. } | EngineOp::Offload { .. } => {
                 Duration::from_nanos(price.copy)
             }
             EngineOp::Fetch { blocks, .. } => {
@@ -34,7 +34,7 @@ impl SimWorker {
         let is_write = |op: &&EngineOp| {
             matches!(
                 op,
-                EngineOp::Import { .. } | EngineOp::Shelve { .. } | EngineOp::Fetch { .. }
+                EngineOp::Import { .. } | EngineOp::Offload { .. } | EngineOp::Fetch { .. }
             )
         };
         // As in the real worker: once enough bytes were written since the last step, the next step
@@ -50,7 +50,7 @@ impl SimWorker {
         match &op {
             EngineOp::Step(_) => self.written_bytes = 0,
             EngineOp::Import { part, .. } => self.written_bytes += u64::from(part.len),
-            EngineOp::Shelve { .. } => {
+            EngineOp::Offload { .. } => {
                 self.written_bytes += u64::from(self.limits.capacity.block_bytes)
             }
             EngineOp::Fetch { blocks, .. } => {
@@ -95,7 +95,7 @@ impl SimWorker {
             EngineOp::Step(plan) => {
                 self.check_no_reserved_write(&plan)?;
                 let result = self.engine.step(&plan, salt_of);
-                let result = result.map_err(|what| format!("{}: {what}", self.worker))?;
+                let result = result.map_err(|problem| format!("{}: {problem}", self.worker))?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::Stepped { result, took })
             }
@@ -123,8 +123,8 @@ impl SimWorker {
                     outcome,
                 })
             }
-            EngineOp::Shelve { content, block } => {
-                let outcome = self.shelved(content, block, luck)?;
+            EngineOp::Offload { content, block } => {
+                let outcome = self.offloaded(content, block, luck)?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::Offloaded {
                     content,

@@ -53,8 +53,10 @@ impl SimWorker {
         if self.dropped_swaps.remove(&handoff) {
             return SwapOutcome::Dropped;
         }
-        let kept: usize = self.swapped_blocks.values().map(Vec::len).sum();
-        if luck == DeviceFaults::Failing || kept + blocks.len() > self.limits.swap_blocks as usize {
+        let swapped: usize = self.swapped_blocks.values().map(Vec::len).sum();
+        if luck == DeviceFaults::Failing
+            || swapped + blocks.len() > self.limits.swap_blocks as usize
+        {
             return SwapOutcome::Broken;
         }
         let read = |block: &BlockIndex| self.engine.read(*block).to_vec();

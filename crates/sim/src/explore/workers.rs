@@ -32,20 +32,20 @@ const NO_COSTS: EngineCosts = EngineCosts {
 };
 
 impl SmallWorldState {
-    pub(super) fn worker_hears(
+    pub(super) fn feed_worker(
         &mut self,
         small: &SmallWorld,
         worker: usize,
         input: WorkerInput,
     ) -> PropertyCheck {
-        let Some(input) = self.fact_heard(small, worker, input) else {
+        let Some(input) = self.filter_input(small, worker, input) else {
             return Ok(());
         };
         let now = self.now;
-        let seat = self.worker_mut(worker);
-        let at = now + seat.skew;
-        seat.last_input_at = at;
-        let Some(body) = &mut seat.body else {
+        let process = self.worker_mut(worker);
+        let at = now + process.skew;
+        process.last_input_at = at;
+        let Some(body) = &mut process.body else {
             return Ok(());
         };
         body.handle_input(at, input);
@@ -56,8 +56,8 @@ impl SmallWorldState {
         body.brain.check();
         let mut answers = Vec::new();
         for output in outputs {
-            answers.extend(self.said(small, &output));
-            answers.extend(self.worker_says(worker, output)?);
+            answers.extend(self.forged_answer(small, &output));
+            answers.extend(self.perform_worker_output(worker, output)?);
         }
         if let Some(body) = &self.workers[worker].body
             && let Some((handoff, part, _)) = &body.arriving
@@ -69,17 +69,17 @@ impl SmallWorldState {
         }
         answers
             .into_iter()
-            .try_for_each(|answer| self.worker_hears(small, worker, answer))
+            .try_for_each(|answer| self.feed_worker(small, worker, answer))
     }
 
     /// Performs an output; gives the answers that the brain is owed at once.
-    pub(super) fn worker_says(
+    pub(super) fn perform_worker_output(
         &mut self,
         worker: usize,
         output: WorkerOutput,
     ) -> Result<Vec<WorkerInput>, String> {
-        let seat = self.worker_mut(worker);
-        let Some(body) = &mut seat.body else {
+        let process = self.worker_mut(worker);
+        let Some(body) = &mut process.body else {
             return Ok(Vec::new());
         };
         let me = body.worker;
@@ -87,11 +87,11 @@ impl SmallWorldState {
             WorkerOutput::Step(plan) => body.step(plan)?,
             WorkerOutput::Report { router: _, report } => {
                 body.witness(&report)
-                    .map_err(|what| format!("S1: {what}"))?;
-                self.say_to_router(worker, SmallWorldMessage::Report(report));
+                    .map_err(|problem| format!("S1: {problem}"))?;
+                self.send_to_router(worker, SmallWorldMessage::Report(report));
             }
             WorkerOutput::Emit { handoff, emission } => {
-                self.say_to_router(worker, SmallWorldMessage::Token(handoff, emission));
+                self.send_to_router(worker, SmallWorldMessage::Token(handoff, emission));
             }
             WorkerOutput::Export(export) => body.export(export)?,
             WorkerOutput::Send { to, packet } => {
@@ -106,7 +106,7 @@ impl SmallWorldState {
                 block,
             } => body
                 .import(handoff, part, block)
-                .map_err(|what| format!("S2: {what}"))?,
+                .map_err(|problem| format!("S2: {problem}"))?,
             WorkerOutput::Discard { handoff, part } => {
                 body.take_arrived_frame(handoff, part)?;
             }
@@ -163,12 +163,12 @@ impl SmallWorldState {
         let stepped = matches!(body.busy, Some((EngineOp::Step(_), _)));
         let done = body
             .finish_op(now, |_| 0, dice, broken)
-            .map_err(|what| format!("S4: {what}"))?;
+            .map_err(|problem| format!("S4: {problem}"))?;
         if stepped {
             self.now = self.now + small.step;
         }
         match done {
-            EngineOpResult::Answer(input) => self.worker_hears(small, worker, input)?,
+            EngineOpResult::Answer(input) => self.feed_worker(small, worker, input)?,
             EngineOpResult::Send(export, payload) if one_sided => {
                 self.land(&export, &payload)?;
                 self.ship(small, me, &export, payload)?;
@@ -225,7 +225,7 @@ impl SmallWorldState {
                 bytes: u64::from(part.len),
             }
         });
-        self.worker_hears(small, worker_index(me), answer)
+        self.feed_worker(small, worker_index(me), answer)
     }
 
     /// A one-sided write reaches the other worker's pool, if that life still runs.
@@ -265,7 +265,7 @@ impl SmallWorldState {
         }
         if self.body(to).is_none() {
             self.lose(from, to);
-            self.sever(from, to);
+            self.notify_fenced(from, to);
             return MessageFate::Lost;
         }
         self.add_packet(parcel);
@@ -286,7 +286,7 @@ impl SmallWorldState {
         if self.notices.contains(&news) {
             self.notice(small, news)?;
         }
-        if self.packet_heard(small, &mut parcel) == MessageFate::Lost {
+        if self.filter_packet(small, &mut parcel) == MessageFate::Lost {
             return Ok(());
         }
         let Some(body) = &mut self.worker_mut(worker_index(to)).body else {
@@ -301,7 +301,7 @@ impl SmallWorldState {
             condition: parcel.condition,
         };
         let before = body.imports();
-        self.worker_hears(small, worker_index(to), input)?;
+        self.feed_worker(small, worker_index(to), input)?;
         let Some(body) = &self.workers[worker_index(to)].body else {
             return Ok(());
         };
@@ -327,8 +327,9 @@ impl SmallWorldState {
             PacketFault::Sender => {
                 let others = (0..small.roles.len()).filter_map(|w| self.workers[w].body.as_ref());
                 let mut others = others.map(|body| body.worker);
-                let stranger = others.find(|who| *who != parcel.from && *who != parcel.to);
-                parcel.from = stranger.unwrap_or(parcel.from);
+                let third_worker =
+                    others.find(|worker| *worker != parcel.from && *worker != parcel.to);
+                parcel.from = third_worker.unwrap_or(parcel.from);
             }
             PacketFault::Generation => {
                 if let Packet::Frame { block, .. } = &mut parcel.packet {

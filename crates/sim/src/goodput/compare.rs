@@ -80,13 +80,13 @@ impl RoutingScheme {
     /// The router limits of this scheme. A baseline refuses no request, as in the papers' systems.
     pub fn router_limits(self, policy: &Arc<SloPolicy>) -> RouterLimits {
         let baseline = self.mode() != RoutingMode::Slo;
-        let patience = Duration::from_secs(3600);
+        let run_max = Duration::from_secs(3600);
         let defaults = RouterLimits::default();
         RouterLimits {
             flights_max: 1 << 20,
             queue_max: 1 << 20,
             queue_wait_max: if baseline {
-                patience
+                run_max
             } else {
                 defaults.queue_wait_max
             },
@@ -166,11 +166,11 @@ impl RoutingComparison {
         divide(prefill * workers / parts, workers)
     }
 
-    pub fn scenario(&self, way: RoutingScheme, arrivals: Vec<RequestArrival>) -> Scenario {
+    pub fn scenario(&self, scheme: RoutingScheme, arrivals: Vec<RequestArrival>) -> Scenario {
         Scenario {
-            devices: way.devices(&self.fleet),
+            devices: scheme.devices(&self.fleet),
             routers_count: 1,
-            router: way.router_limits(&self.policy),
+            router: scheme.router_limits(&self.policy),
             arrivals,
             message_time: Duration::from_micros(200),
             noise_permille: self.noise_permille,
@@ -185,11 +185,11 @@ impl RoutingComparison {
     /// `at_rate` makes for any rate; none if even a hundredth of `from_milli` is too much.
     pub fn search(
         &self,
-        way: RoutingScheme,
+        scheme: RoutingScheme,
         from_milli: u64,
         at_rate: ArrivalsAtRate,
     ) -> RateSearchResult {
-        let mut search = RateSearch::of(self, way, at_rate);
+        let mut search = RateSearch::of(self, scheme, at_rate);
         search.try_rate(from_milli);
         search.run(from_milli)
     }
@@ -235,16 +235,20 @@ pub type ArrivalsAtRate<'a> = &'a dyn Fn(u64) -> Vec<RequestArrival>;
 /// A search for the highest rate in progress.
 struct RateSearch<'a> {
     contest: &'a RoutingComparison,
-    way: RoutingScheme,
+    scheme: RoutingScheme,
     at_rate: ArrivalsAtRate<'a>,
     found: RateSearchResult,
 }
 
 impl<'a> RateSearch<'a> {
-    fn of(contest: &'a RoutingComparison, way: RoutingScheme, at_rate: ArrivalsAtRate<'a>) -> Self {
+    fn of(
+        contest: &'a RoutingComparison,
+        scheme: RoutingScheme,
+        at_rate: ArrivalsAtRate<'a>,
+    ) -> Self {
         Self {
             contest,
-            way,
+            scheme,
             at_rate,
             found: RateSearchResult::default(),
         }
@@ -279,7 +283,7 @@ impl<'a> RateSearch<'a> {
     /// Runs until everything is over or some class has missed its goal.
     fn try_rate(&mut self, rate_milli: u64) {
         let arrivals = (self.at_rate)(rate_milli);
-        let mut scenario = self.contest.scenario(self.way, arrivals);
+        let mut scenario = self.contest.scenario(self.scheme, arrivals);
         scenario.misses_max = self.contest.misses_max(&scenario.arrivals);
         let outcome = run(&scenario);
         self.record(RateTrial {
@@ -313,10 +317,10 @@ pub fn at_rate(arrivals: &[RequestArrival], rate_milli: u64) -> Vec<RequestArriv
     };
     let gaps = arrivals.len() as u128 - 1;
     let span = last.at.since(first.at).as_nanos().max(1);
-    let wanted = gaps * 1_000_000_000_000 / u128::from(rate_milli.max(1));
+    let new_span = gaps * 1_000_000_000_000 / u128::from(rate_milli.max(1));
     let moved = |arrival: &RequestArrival| {
         let since = arrival.at.since(first.at).as_nanos();
-        let nanos = u64::try_from(since * wanted / span).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(since * new_span / span).unwrap_or(u64::MAX);
         RequestArrival {
             at: Time::from_nanos(nanos),
             ..arrival.clone()
@@ -332,7 +336,7 @@ mod tests {
     use cleave_domain::{RequestSlo, ScalingPolicy, SloClass};
     use std::cell::Cell;
 
-    fn come(millis: &[u64]) -> Vec<RequestArrival> {
+    fn arrivals_at(millis: &[u64]) -> Vec<RequestArrival> {
         let arrival = |millis: &u64| RequestArrival {
             at: Time::ZERO + Duration::from_millis(*millis),
             prompt: PromptRecipe::unshared(*millis, 100),
@@ -358,10 +362,10 @@ mod tests {
             noise_permille: 0,
             seed: 1,
         };
-        let arrivals = come(&[0, 1000, 2000]);
-        let asked = Cell::new(0);
+        let arrivals = arrivals_at(&[0, 1000, 2000]);
+        let runs = Cell::new(0);
         let faster = |rate_milli| {
-            asked.set(asked.get() + 1);
+            runs.set(runs.get() + 1);
             at_rate(&arrivals, rate_milli)
         };
         let checked = check(&contest, 1000, &faster);
@@ -371,7 +375,7 @@ mod tests {
             best.rate_milli, 32_000,
             "the first at which all come at once"
         );
-        assert_eq!(asked.get(), 6);
+        assert_eq!(runs.get(), 6);
     }
 
     #[test]
@@ -390,7 +394,7 @@ mod tests {
             noise_permille: 0,
             seed: 1,
         };
-        let arrivals = come(&[0, 1000]);
+        let arrivals = arrivals_at(&[0, 1000]);
         // Without a scaling policy left in it, the run ends.
         let outcome = run(&contest.scenario(RoutingScheme::Auto, arrivals));
         assert!(contest.meets_goals(&outcome), "{outcome:?}");

@@ -109,7 +109,7 @@ impl FleetHistory {
 /// The orchestrator's state during a run.
 #[derive(Debug)]
 pub(crate) struct OrchestratorState {
-    wanted: PoolCounts,
+    target: PoolCounts,
     history: FleetHistory,
     counted_until: Time,
     dice: SimRng,
@@ -118,7 +118,7 @@ pub(crate) struct OrchestratorState {
 impl OrchestratorState {
     pub(crate) fn new(starter: &Orchestrator, seed: u64) -> Self {
         Self {
-            wanted: starter.workers_first,
+            target: starter.workers_first,
             history: FleetHistory {
                 wanted: vec![(Time::ZERO, starter.workers_first)],
                 ..FleetHistory::default()
@@ -216,7 +216,7 @@ impl GoodputWorld<'_> {
     }
 
     /// A router decides the wanted size.
-    pub(crate) fn wants(&mut self, router: usize, decision: ScalerDecision) {
+    pub(crate) fn record_decision(&mut self, router: usize, decision: ScalerDecision) {
         let by_router = self
             .starter()
             .is_some_and(|s| s.authority == ScalingAuthority::Router);
@@ -229,7 +229,7 @@ impl GoodputWorld<'_> {
         }
         last[router] = decision;
         if router == 0 {
-            works.set_wanted(self.now, decision.wanted.workers);
+            works.set_target(self.now, decision.wanted.workers);
         }
     }
 
@@ -246,13 +246,13 @@ impl GoodputWorld<'_> {
         let Some(works) = &mut self.orchestrator else {
             return;
         };
-        let wanted = works.wanted;
+        let target = works.target;
         let growth = &mut works.history;
         let same = |pair: &[ScalerDecision]| pair[0].wanted.workers == pair[1].wanted.workers;
         growth.looks += 1;
         growth.disputed += u64::from(!growth.last.windows(2).all(same));
         for role in POOLS {
-            self.reconcile(&starter, role, wanted.for_role(role));
+            self.reconcile(&starter, role, target.for_role(role));
         }
     }
 
@@ -268,12 +268,12 @@ impl GoodputWorld<'_> {
         (0..self.workers.len()).filter(there).collect()
     }
 
-    fn reconcile(&mut self, starter: &Orchestrator, role: Role, wanted: u32) {
+    fn reconcile(&mut self, starter: &Orchestrator, role: Role, target: u32) {
         let there = self.of_pool(role);
-        for _ in there.len()..wanted as usize {
+        for _ in there.len()..target as usize {
             self.start(starter, role);
         }
-        for _ in wanted as usize..there.len() {
+        for _ in target as usize..there.len() {
             self.stop_one(role);
         }
     }
@@ -331,10 +331,10 @@ impl GoodputWorld<'_> {
             }
         };
         let devices: u32 = self.workers.iter().enumerate().map(takes).sum();
-        let wanted = POOLS
+        let pool_sizes = POOLS
             .into_iter()
             .map(|role| self.of_pool(role).len() as u32);
-        let counted: u32 = wanted.sum::<u32>() * self.devices_of_each();
+        let counted: u32 = pool_sizes.sum::<u32>() * self.devices_of_each();
         let now = self.now;
         if let Some(works) = &mut self.orchestrator {
             works.history.device_time += now.since(works.counted_until) * devices;
@@ -369,28 +369,28 @@ impl GoodputWorld<'_> {
             let Some(works) = self.orchestrator.as_mut().filter(|_| count > 0) else {
                 continue;
             };
-            let mut wanted = works.wanted;
+            let mut target = works.target;
             // Whether the load would exceed the thresholds on `n` workers: 70 % of the blocks, or
             // two waiting sequences a worker.
             let fuller = |n: u64| held * 1000 > blocks * 700 * n / count || queue > 2 * n;
-            let has_room = wanted.total() < workers_max;
-            let pool = wanted.for_role_mut(role);
+            let has_room = target.total() < workers_max;
+            let pool = target.for_role_mut(role);
             if fuller(count) && !starting {
                 let more = u32::from(has_room);
                 *pool = (*pool + more).min(most.for_role(role));
             } else if count > 1 && !fuller(count - 1) && !starting {
                 *pool = (*pool - 1).max(1);
             }
-            works.set_wanted(self.now, wanted);
+            works.set_target(self.now, target);
         }
     }
 }
 
 impl OrchestratorState {
-    fn set_wanted(&mut self, now: Time, wanted: PoolCounts) {
-        if wanted != self.wanted {
-            self.wanted = wanted;
-            self.history.wanted.push((now, wanted));
+    fn set_target(&mut self, now: Time, target: PoolCounts) {
+        if target != self.target {
+            self.target = target;
+            self.history.wanted.push((now, target));
         }
     }
 

@@ -113,7 +113,7 @@ pub(crate) struct GoodputWorld<'a> {
     pub(crate) worker_index: BTreeMap<WorkerId, usize>,
     pub(crate) links: WorkerLinks,
     pub(crate) clients: ClientResults<'a>,
-    arrivals_asked: usize,
+    arrivals_submitted: usize,
     events: u64,
     observer: Option<&'a mut dyn RouterObserver>,
     decisions: Option<Vec<RouterNote>>,
@@ -157,7 +157,7 @@ impl<'a> GoodputWorld<'a> {
                 .map(|starter| OrchestratorState::new(starter, scenario.seed)),
             devices,
             clients: ClientResults::new(scenario),
-            arrivals_asked: 0,
+            arrivals_submitted: 0,
             events: 0,
             observer: None,
             decisions: None,
@@ -310,17 +310,17 @@ impl<'a> GoodputWorld<'a> {
     // === clients ===
 
     fn client_asks(&mut self) {
-        let number = self.arrivals_asked;
+        let number = self.arrivals_submitted;
         let arrival = &self.scenario.arrivals[number];
         let router = number % self.routers.len();
-        self.arrivals_asked += 1;
-        if let Some(next) = self.scenario.arrivals.get(self.arrivals_asked) {
+        self.arrivals_submitted += 1;
+        if let Some(next) = self.scenario.arrivals.get(self.arrivals_submitted) {
             self.agenda.push(next.at, GoodputEvent::ClientAsks);
         }
         let flight = FlightId::new(self.routers[router].id, number as u64);
         let request = Arc::new(arrival.request(number as u64));
         if let Some(observer) = &mut self.observer
-            && self.arrivals_asked == self.scenario.arrivals.len().div_ceil(2)
+            && self.arrivals_submitted == self.scenario.arrivals.len().div_ceil(2)
         {
             observer.half_arrived(&self.routers[router].brain);
         }
@@ -336,14 +336,14 @@ impl<'a> GoodputWorld<'a> {
         if let Some(observer) = &mut self.observer {
             observer.input_begins(&input);
         }
-        let seat = &mut self.routers[router];
-        seat.brain.handle(self.now, input);
+        let process = &mut self.routers[router];
+        process.brain.handle(self.now, input);
         if let Some(observer) = &mut self.observer {
             observer.input_ends();
         }
-        let wake = seat.brain.deadline();
-        if let Some(wake) = wake.filter(|wake| seat.wake.is_none_or(|planned| *wake < planned)) {
-            seat.wake = Some(wake);
+        let wake = process.brain.deadline();
+        if let Some(wake) = wake.filter(|wake| process.wake.is_none_or(|planned| *wake < planned)) {
+            process.wake = Some(wake);
             let at = self.scenario.timer_time(wake.max(self.now));
             self.agenda.push(at, GoodputEvent::WakeRouter(router));
         }
@@ -383,7 +383,9 @@ impl<'a> GoodputWorld<'a> {
             }
             cleave_router::RouterOutput::Note(note) => self.handle_note(note),
             cleave_router::RouterOutput::Drained | cleave_router::RouterOutput::Readiness(_) => {}
-            cleave_router::RouterOutput::WorkersWanted(decision) => self.wants(router, decision),
+            cleave_router::RouterOutput::WorkersWanted(decision) => {
+                self.record_decision(router, decision)
+            }
         }
     }
 
@@ -397,8 +399,8 @@ impl<'a> GoodputWorld<'a> {
     }
 
     fn wake_router(&mut self, router: usize) {
-        let seat = &mut self.routers[router];
-        if seat.wake.take_if(|at| *at <= self.now).is_some() {
+        let process = &mut self.routers[router];
+        if process.wake.take_if(|at| *at <= self.now).is_some() {
             self.handle_router_input(router, cleave_router::RouterInput::Woke);
         }
     }

@@ -196,9 +196,9 @@ pub fn thinned_by_curve(
         let (from, to) = (u64::from(left.1), u64::from(right.1));
         ((from * (run - along) + to * along) / run) as u32
     };
-    let mut stays =
+    let mut is_drawn =
         |arrival: &RequestArrival| dice.chance(share(arrival.at.since(Time::ZERO).as_secs()));
-    arrivals.into_iter().filter(|one| stays(one)).collect()
+    arrivals.into_iter().filter(|one| is_drawn(one)).collect()
 }
 
 /// The targets of a policy's class, as a request that names it gets them.
@@ -280,13 +280,13 @@ impl FromStr for SyntheticWorkload {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',').map(str::trim);
         let names = parts.next().unwrap_or_default();
-        let known = || {
+        let names_text = || {
             let names: Vec<&str> = SHAPES.iter().map(|shape| shape.name).collect();
             names.join(", ")
         };
         let shapes = names.split('+').map(|name| {
             let shape = shape_named(name.trim());
-            let unknown = || format!("no workload `{name}`; there are {}", known());
+            let unknown = || format!("no workload `{name}`; there are {}", names_text());
             shape.map(|shape| shape.name).ok_or_else(unknown)
         });
         let mut workload = Self {
@@ -387,14 +387,14 @@ mod tests {
 
     #[test]
     fn synthetic_workload_mistakes_are_named() {
-        for (text, says) in [
+        for (text, message) in [
             ("tea", "conversation"),
             ("fixed,rate", "name=value"),
             ("fixed,rate=-1", "rate=-1"),
             ("fixed,sugar=1", "sugar"),
         ] {
             let error = text.parse::<SyntheticWorkload>().unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
         let workload: SyntheticWorkload = "code,rate=2.5,seconds=0.5".parse().unwrap();
         assert_eq!(workload.rate_milli, 2500);

@@ -143,8 +143,8 @@ impl ChaosRun<'_> {
             return Ok(None);
         };
         let key: (HandoffId, u32) = (*handoff, *ordinal);
-        let seat = &mut self.workers[worker_index(side)];
-        let body = seat.body.as_mut().filter(|body| body.worker == side);
+        let process = &mut self.workers[worker_index(side)];
+        let body = process.body.as_mut().filter(|body| body.worker == side);
         // The loss of the link answered this export already.
         if body.and_then(|body| body.exporting.remove(&key)).is_none() {
             return Ok(None);
@@ -167,7 +167,7 @@ impl ChaosRun<'_> {
         if self.body(to).is_none() || self.net.is_down(a, b, self.now) {
             self.lose(me, to);
             if self.body(to).is_none() {
-                self.sever(me, to);
+                self.notify_fenced(me, to);
             }
             return None;
         }
@@ -261,11 +261,11 @@ impl ChaosRun<'_> {
         if !self.net.take_loss(side, peer) || self.body(side).is_none() {
             return Ok(None);
         }
-        self.worker_hears(worker_index(side), WorkerInput::LinkLost { peer })?;
+        self.feed_worker(worker_index(side), WorkerInput::LinkLost { peer })?;
         let body = self.workers[worker_index(side)].body.as_mut();
         let answers = body.map_or(Vec::new(), |body| body.drop_exports(peer));
         for answer in answers {
-            self.worker_hears(worker_index(side), answer)?;
+            self.feed_worker(worker_index(side), answer)?;
         }
         Ok(Some(format!("{} lost link   to {peer}", side.worker)))
     }
@@ -296,7 +296,7 @@ impl ChaosRun<'_> {
             packet,
             condition: parcel.condition,
         };
-        self.worker_hears(worker_index(to), input)?;
+        self.feed_worker(worker_index(to), input)?;
         Ok(Some(words))
     }
 }

@@ -129,8 +129,8 @@ impl GoodputWorld<'_> {
     /// Sends the blocks exported by one input, as one transfer for each hand-off.
     fn send_blocks(&mut self, place: usize) {
         let device = &self.devices[place];
-        let leaving = std::mem::take(&mut self.workers[place].exports_pending);
-        for exports in leaving.chunk_by(|a, b| (a.handoff, a.to) == (b.handoff, b.to)) {
+        let pending = std::mem::take(&mut self.workers[place].exports_pending);
+        for exports in pending.chunk_by(|a, b| (a.handoff, a.to) == (b.handoff, b.to)) {
             let to = exports[0].to.worker;
             let worker = self.worker_index[&to];
             let bytes = u64::from(self.block_bytes(place)) * exports.len() as u64;
