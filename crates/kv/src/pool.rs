@@ -319,8 +319,8 @@ impl BlockPool {
 
     /// Whether a held block has one holder, and would be free or cached without it.
     pub fn has_one_holder(&self, held: BlockRef) -> bool {
-        let life = &self.blocks[held.block.0 as usize].state;
-        matches!(life, BlockState::Held { holders: 1, .. })
+        let state = &self.blocks[held.block.0 as usize].state;
+        matches!(state, BlockState::Held { holders: 1, .. })
     }
 
     /// Marks a held block as full and computed. If another block has that content already, this
@@ -390,13 +390,9 @@ impl BlockPool {
             clock: _,
             changes,
         } = self;
-        for PoolBlock {
-            generation,
-            state: life,
-        } in blocks
-        {
+        for PoolBlock { generation, state } in blocks {
             generation.hash(hasher);
-            match life {
+            match state {
                 BlockState::Free => 0_u8.hash(hasher),
                 BlockState::Held { holders, content } => (1_u8, holders, content).hash(hasher),
                 BlockState::Cached {

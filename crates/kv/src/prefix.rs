@@ -125,7 +125,7 @@ impl FleetPrefixIndex {
             groups.push((lack, low, middle));
         }
         found.sort_unstable();
-        let life = |(worker, blocks): (WorkerId, u32)| {
+        let worker_ref = |(worker, blocks): (WorkerId, u32)| {
             let incarnation = self.workers[&worker].incarnation;
             let worker = WorkerRef {
                 worker,
@@ -133,7 +133,7 @@ impl FleetPrefixIndex {
             };
             (worker, blocks)
         };
-        found.into_iter().map(life).collect()
+        found.into_iter().map(worker_ref).collect()
     }
 
     /// Splits `workers` into those that have the block, and the others.
@@ -192,10 +192,10 @@ mod tests {
     use super::FleetPrefixIndex;
     use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 
-    fn worker(id: u64, life: u64) -> WorkerRef {
+    fn worker(id: u64, incarnation: u64) -> WorkerRef {
         WorkerRef {
             worker: WorkerId(id),
-            incarnation: Incarnation(life),
+            incarnation: Incarnation(incarnation),
         }
     }
 

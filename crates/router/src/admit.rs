@@ -130,7 +130,7 @@ impl RouterBrain {
                 None => {
                     self.wait(id);
                     if self.overtakes() {
-                        self.look_soon();
+                        self.serve_queue_soon();
                     }
                 }
             },
@@ -391,7 +391,7 @@ impl RouterBrain {
     }
 
     /// Makes a pass over the queue after news of room or time, but at most one in each interval.
-    pub(crate) fn look_soon(&mut self) {
+    pub(crate) fn serve_queue_soon(&mut self) {
         let at = self.queue_served_at + QUEUE_SERVICE_INTERVAL;
         if self.queue.len() == 0 {
             self.queue_due_at = None;

@@ -10,7 +10,7 @@
 //! The way of a flight is spread over files: `admit` (admission), `place` (waiting, the first
 //! order), `walk` (the effect of each report of a worker), `resume` (an attempt that ended too
 //! early), `losses` (failures that count), `moves` (a running sequence goes to another worker),
-//! `rescue` (a stuck worker), `legs` (release of legs) and `verdict` (outcome and times).
+//! `fail_over_stuck` (a stuck worker), `legs` (release of legs) and `verdict` (outcome and times).
 //!
 //! Owns: the flights, the queue, the timers. Never: sees a generated token while it is drawn;
 //! tokens bypass it, and it asks for them when another worker is to draw the next.
@@ -221,8 +221,8 @@ impl RouterBrain {
             match &flight.stage {
                 FlightPhase::Waiting => {
                     assert!(queued, "{id} waits but is not in the queue");
-                    let alarm = self.timers.get(*id, FlightTimer::StepTimeout);
-                    assert!(alarm.is_some(), "{id} waits without a time limit");
+                    let timer = self.timers.get(*id, FlightTimer::StepTimeout);
+                    assert!(timer.is_some(), "{id} waits without a time limit");
                     waiting += 1;
                 }
                 FlightPhase::CountingTokens(broken) => {
@@ -240,9 +240,9 @@ impl RouterBrain {
                 }
             }
             let pauses = flight.pauses(self.now);
-            let alarm = self.timers.get(*id, FlightTimer::RetryDelay);
+            let timer = self.timers.get(*id, FlightTimer::RetryDelay);
             assert!(!pauses || queued, "{id} pauses but is not in the queue");
-            assert!(!pauses || alarm.is_some(), "{id} pauses without a timer");
+            assert!(!pauses || timer.is_some(), "{id} pauses without a timer");
             let has_attempt = flight.attempt().is_some();
             assert!(
                 has_attempt || flight.moving.is_none(),
@@ -298,14 +298,14 @@ impl RouterBrain {
 
     fn check_attempt(&self, flight: &FlightRecord, attempt: &FlightAttempt) {
         let handoff = attempt.handoff;
-        let alarm = self.timers.get(handoff.flight, FlightTimer::StepTimeout);
+        let timer = self.timers.get(handoff.flight, FlightTimer::StepTimeout);
         let decode = self.fleet.claim(attempt.decode, handoff);
         let sender = self.fleet.claim(attempt.prefill, attempt.sending());
         assert!(
-            attempt.reserved || alarm.is_some(),
+            attempt.reserved || timer.is_some(),
             "{handoff} waits for a reservation without an alarm"
         );
-        let in_doubt = attempt.leg_failure.is_some() && alarm.is_some();
+        let in_doubt = attempt.leg_failure.is_some() && timer.is_some();
         assert!(
             attempt.finished.is_some() || decode.is_some() || in_doubt,
             "{handoff} has no claim on its decode worker"
@@ -330,7 +330,7 @@ impl RouterBrain {
         );
         assert!(!leg.landed, "{to} landed and is not the flight's attempt");
         assert!(
-            leg.reserved || alarm.is_some(),
+            leg.reserved || timer.is_some(),
             "{to} waits for a reservation without an alarm"
         );
         let held = self.fleet.claim(leg.decode, to).is_some();
@@ -377,8 +377,8 @@ impl RouterBrain {
     // === timers ===
 
     fn fire_timers(&mut self) {
-        while let Some((id, alarm)) = self.timers.due(self.now) {
-            match alarm {
+        while let Some((id, timer)) = self.timers.due(self.now) {
+            match timer {
                 FlightTimer::StepTimeout => self.timed_out(id),
                 FlightTimer::ReaderTimeout => self.reader_timed_out(id),
                 FlightTimer::MoveBackoff => self.rested(id),
@@ -407,7 +407,7 @@ impl RouterBrain {
             self.renew();
         }
         if self.queue_due_at.is_some_and(|at| at <= self.now) {
-            self.look_soon();
+            self.serve_queue_soon();
         }
     }
 
@@ -421,7 +421,7 @@ impl RouterBrain {
 
     /// Tries all flights that wait for room anywhere: running streams before new requests.
     fn retry_all_waiting(&mut self) {
-        self.rescue();
+        self.fail_over_stuck();
         self.evacuate(None);
         self.serve_queue();
         self.grant_migration_requests(None);

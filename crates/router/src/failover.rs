@@ -28,7 +28,7 @@ impl RouterBrain {
                 self.move_broken(handoff, Failure::WorkerStuck);
             }
         }
-        self.rescue();
+        self.fail_over_stuck();
     }
 
     /// Handles the report that the step has ended after all.
@@ -44,7 +44,7 @@ impl RouterBrain {
 
     /// Fails flights over from stuck workers while there is another place for them. One at a time,
     /// since a flight whose tokens are being counted has no place yet.
-    pub(crate) fn rescue(&mut self) {
+    pub(crate) fn fail_over_stuck(&mut self) {
         for worker in self.fleet.stuck() {
             for handoff in self.fleet.handoffs(worker) {
                 if self.counting_flights > 0 {

@@ -33,8 +33,8 @@ impl RouterBrain {
             arrivals.push((flight.place.arrival, *id));
             id.hash(hasher);
             self.hash_flight(flight, hasher);
-            for alarm in FlightTimer::ALL {
-                self.ahead(self.timers.get(*id, alarm)).hash(hasher);
+            for timer in FlightTimer::ALL {
+                self.ahead(self.timers.get(*id, timer)).hash(hasher);
             }
         }
         arrivals.sort_unstable();
@@ -62,8 +62,8 @@ impl RouterBrain {
         self.tally.leads().hash(hasher);
         self.tally.hash_scores(self.now, hasher);
         self.ahead(self.queue_due_at).hash(hasher);
-        let next_look = self.queue_due_at.map(|_| self.queue_served_at);
-        self.ahead(next_look).hash(hasher);
+        let next_service = self.queue_due_at.map(|_| self.queue_served_at);
+        self.ahead(next_service).hash(hasher);
     }
 
     /// Time until `at`; zero for the past.
@@ -231,12 +231,12 @@ fn hash_attempt(attempt: &FlightAttempt, hasher: &mut impl Hasher) {
         context_tokens_max,
         reserved,
         prefilled,
-        leg_failure: trouble,
+        leg_failure,
         landed,
         finished,
     } = attempt;
     (handoff, prefill, decode, of, context_tokens_max).hash(hasher);
-    (reserved, prefilled, trouble, landed).hash(hasher);
+    (reserved, prefilled, leg_failure, landed).hash(hasher);
     let finished = finished.map(|finish| (finish.reason as u8, finish.output_tokens));
     finished.hash(hasher);
 }

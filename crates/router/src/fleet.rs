@@ -161,24 +161,24 @@ impl RouterFleet {
 
     /// Removes a worker in any incarnation. Returns the hand-offs that it had.
     pub(crate) fn leave(&mut self, worker: WorkerId) -> Vec<HandoffId> {
-        let Some(gone) = self.workers.remove(&worker) else {
+        let Some(lost) = self.workers.remove(&worker) else {
             return Vec::new();
         };
-        *self.census.of_role(gone.description.role) -= 1;
+        *self.census.of_role(lost.description.role) -= 1;
         self.version += 1;
         self.to_leave.remove(&worker);
         self.stuck.remove(&worker);
         self.migration_requests.remove(&worker);
-        self.devices.leave(worker, gone.description.device.as_ref());
-        let fingerprint = &gone.description.fingerprint;
+        self.devices.leave(worker, lost.description.device.as_ref());
+        let fingerprint = &lost.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
-            group.prefixes.worker_lost(gone.me);
+            group.prefixes.worker_lost(lost.me);
             if group.workers.is_empty() {
                 self.groups.remove(fingerprint);
             }
         }
-        let handoffs: Vec<HandoffId> = gone.ledger.handoffs().map(|(id, _)| id).collect();
+        let handoffs: Vec<HandoffId> = lost.ledger.handoffs().map(|(id, _)| id).collect();
         for handoff in &handoffs {
             self.drop_leg(handoff.flight);
         }

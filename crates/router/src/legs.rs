@@ -67,7 +67,7 @@ impl RouterBrain {
 
     /// The attempt that moved here from `handoff` and whose sender has not reported its last token
     /// yet.
-    pub(crate) fn heir(&self, worker: WorkerRef, handoff: HandoffId) -> Option<HandoffId> {
+    pub(crate) fn successor(&self, worker: WorkerRef, handoff: HandoffId) -> Option<HandoffId> {
         let attempt = self.flights.get(&handoff.flight)?.attempt()?;
         let waits = attempt.of == Some(handoff) && !attempt.prefilled;
         (waits && attempt.prefill.worker == worker.worker).then_some(attempt.handoff)
@@ -105,7 +105,7 @@ impl RouterBrain {
             return;
         };
         if !claim.ordered {
-            self.let_go(worker, handoff);
+            self.drop_claim(worker, handoff);
             return;
         }
         if claim.renewed {
@@ -118,7 +118,7 @@ impl RouterBrain {
 
     /// Drops a claim without the worker's `Released`: the room is offered to waiting flights at the
     /// end of this fact.
-    pub(crate) fn let_go(&mut self, worker: WorkerRef, handoff: HandoffId) {
+    pub(crate) fn drop_claim(&mut self, worker: WorkerRef, handoff: HandoffId) {
         if self.fleet.release(worker, handoff).is_some() {
             self.leg_closed(handoff.flight);
             let own = self.current(handoff).map(|a| a.handoff.flight);

@@ -250,7 +250,7 @@ impl RouterBrain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let burden = MigrationCost {
+        let cost = MigrationCost {
             ask: self.move_ask(flight, why),
             tpot: flight
                 .request
@@ -286,7 +286,7 @@ impl RouterBrain {
             leg: Some(leg),
         };
         self.set_move(id, moving);
-        self.fleet.claim_move_target(handoff, target, &burden);
+        self.fleet.claim_move_target(handoff, target, &cost);
         let until = self.now + self.limits.reserve_timeout;
         self.timers.set(id, FlightTimer::StepTimeout, Some(until));
         self.note(RouterNote::Moving {

@@ -280,7 +280,7 @@ impl RouterBrain {
     /// Offers released or newly reported room to waiting flights. Streams that are to leave a
     /// worker go before new flights, and those that make room for others after them.
     pub(crate) fn room_appeared(&mut self, worker: WorkerRef) {
-        self.rescue();
+        self.fail_over_stuck();
         self.evacuate(Some(worker));
         self.news_of(worker);
         self.grant_migration_requests(Some(worker));
@@ -292,7 +292,7 @@ impl RouterBrain {
             return;
         }
         if self.overtakes() {
-            return self.look_soon();
+            return self.serve_queue_soon();
         }
         let head = self.head().and_then(|id| self.flights.get(&id));
         if head.is_some_and(|flight| self.fleet.could_help(worker, &self.query(flight, None))) {
@@ -301,7 +301,7 @@ impl RouterBrain {
     }
 
     /// Closes a worker for `wait`, and makes a pass over the queue then.
-    pub(crate) fn shut(&mut self, worker: WorkerRef, wait: Duration) {
+    pub(crate) fn close_worker(&mut self, worker: WorkerRef, wait: Duration) {
         let (least, _) = RETRY_AFTER;
         // A worker's own estimate may be long; another try each second costs nothing.
         let until = self.now + wait.clamp(least / 10, Duration::from_secs(1));

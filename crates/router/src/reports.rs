@@ -37,8 +37,8 @@ impl RouterBrain {
     /// Forgets the known incarnation of the worker, and fails over all that it held.
     fn forget(&mut self, worker: WorkerRef) {
         // A worker that drained and then left is no loss: nothing failed.
-        let life = self.fleet.incarnation_of(worker.worker);
-        if life.is_some_and(|life| !self.fleet.has_drained(life)) {
+        let present = self.fleet.incarnation_of(worker.worker);
+        if present.is_some_and(|present| !self.fleet.has_drained(present)) {
             self.count_loss(worker.worker);
         }
         let held = self.fleet.leave(worker.worker);
@@ -49,12 +49,12 @@ impl RouterBrain {
             let decodes = |a: &FlightAttempt| a.decode.worker == worker.worker;
             if self.leg(handoff).is_some_and(decodes) {
                 self.move_broken(handoff, lost());
-            } else if let Some(heir) = self.heir(worker, handoff) {
-                self.fail(heir, lost(), worker);
+            } else if let Some(successor) = self.successor(worker, handoff) {
+                self.fail(successor, lost(), worker);
             } else {
                 match self.current(handoff) {
-                    Some(a) if decodes(a) => self.decode_gone(handoff, lost(), worker),
-                    Some(_) => self.prefill_gone(handoff, lost(), worker),
+                    Some(a) if decodes(a) => self.decode_lost(handoff, lost(), worker),
+                    Some(_) => self.prefill_lost(handoff, lost(), worker),
                     None => {}
                 }
             }
@@ -259,7 +259,7 @@ impl RouterBrain {
         }
         self.evacuate_one(worker);
         if self.failing_over.remove(&handoff.flight).is_some() {
-            self.rescue();
+            self.fail_over_stuck();
         }
     }
 
@@ -321,8 +321,8 @@ impl RouterBrain {
             return self.move_broken(handoff, failure);
         }
         match self.current(handoff) {
-            Some(a) if a.decode == worker => self.decode_gone(handoff, failure, worker),
-            Some(a) if a.prefill == worker => self.prefill_gone(handoff, failure, worker),
+            Some(a) if a.decode == worker => self.decode_lost(handoff, failure, worker),
+            Some(a) if a.prefill == worker => self.prefill_lost(handoff, failure, worker),
             _ => self.note(RouterNote::Stale { worker }),
         }
     }
@@ -343,15 +343,15 @@ impl RouterBrain {
         let failure = Failure::Rejected;
         if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
             self.move_broken(handoff, failure);
-        } else if let Some(heir) = self.heir(worker, handoff) {
-            self.fail(heir, failure, worker);
+        } else if let Some(successor) = self.successor(worker, handoff) {
+            self.fail(successor, failure, worker);
         } else {
             match self.current(handoff) {
                 Some(a) if a.decode == worker && a.finished.is_none() => {
                     if a.reserved && !a.landed && a.prefill != worker {
                         self.trouble(handoff, failure);
                     } else {
-                        self.decode_gone(handoff, failure, worker);
+                        self.decode_lost(handoff, failure, worker);
                     }
                 }
                 Some(a) if a.prefill == worker && !a.prefilled => {
@@ -370,11 +370,11 @@ impl RouterBrain {
         let held = |p: &LegClaim| p.blocks > 0 && p.answered;
         let keeps = self.fleet.claim(worker, handoff).is_some_and(held);
         if !keeps {
-            self.let_go(worker, handoff);
+            self.drop_claim(worker, handoff);
         }
         match &refusal {
             Refusal::QueueFull { retry_after } | Refusal::NoBlocks { retry_after } => {
-                self.shut(worker, *retry_after);
+                self.close_worker(worker, *retry_after);
             }
             Refusal::Draining => self.drains(worker),
             // It may take the next request; this one tries another worker.

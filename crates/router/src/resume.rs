@@ -110,7 +110,7 @@ impl RouterBrain {
             None => {
                 // A worker that did not even answer is closed for a moment, or the first flight of
                 // the queue would be sent straight back.
-                self.shut(worker, Duration::ZERO);
+                self.close_worker(worker, Duration::ZERO);
                 self.wait(id);
             }
         }
@@ -120,7 +120,7 @@ impl RouterBrain {
 
     /// Handles a prefill worker that cannot go on. That does not matter if the decode worker has
     /// everything, and while it may have, it is given a moment to report it.
-    pub(crate) fn prefill_gone(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
+    pub(crate) fn prefill_lost(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         let Some(attempt) = self.current(handoff) else {
             return;
         };
@@ -133,7 +133,7 @@ impl RouterBrain {
 
     /// Handles a decode worker that cannot go on. If the sequence is sealed on its way to another,
     /// that one may have it, and is given a moment to report it.
-    pub(crate) fn decode_gone(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
+    pub(crate) fn decode_lost(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         if self.is_sealed(handoff.flight) {
             self.trouble(handoff, failure);
         } else {
@@ -260,7 +260,7 @@ impl RouterBrain {
         } else {
             self.try_again(id, broken.handoff, broken.peer_in_doubt);
         }
-        self.rescue();
+        self.fail_over_stuck();
     }
 
     /// Begins a new attempt after one that failed, or gives up.

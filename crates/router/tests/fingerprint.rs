@@ -198,7 +198,7 @@ fn fingerprint(brain: &RouterBrain) -> u64 {
     hasher.finish()
 }
 
-fn newborn() -> FingerprintWorld {
+fn new_world() -> FingerprintWorld {
     let mut world = FingerprintWorld {
         brain: RouterBrain::new(RouterLimits {
             failures_max: 1,
@@ -216,7 +216,7 @@ fn newborn() -> FingerprintWorld {
 #[test]
 fn equal_fingerprints_have_equal_futures() {
     let (mut states, mut pairs) = (0, 0);
-    for world in [newborn(), running(), moving()] {
+    for world in [new_world(), running(), moving()] {
         let (count, compared) = explore(world);
         states += count;
         pairs += compared;
@@ -227,7 +227,7 @@ fn equal_fingerprints_have_equal_futures() {
 
 /// A flight on workers 1 and 2.
 fn running() -> FingerprintWorld {
-    let mut world = newborn();
+    let mut world = new_world();
     step(&mut world, Some(submitted(FLIGHT.0)));
     for (id, report) in [(2, reserved(0)), (1, prefilled(0)), (2, landed(0))] {
         let worker = worker(id);
@@ -299,7 +299,7 @@ fn explore(begin: FingerprintWorld) -> (usize, usize) {
 #[test]
 fn clock_time_and_counters_create_no_new_state() {
     let after = |now: u64, flights: u64| {
-        let mut world = newborn();
+        let mut world = new_world();
         for number in 2..2 + flights {
             let flight = FlightId(number);
             step(&mut world, Some(submitted(number)));

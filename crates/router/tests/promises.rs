@@ -63,19 +63,19 @@ struct ArrivalBurst {
 
 impl ArrivalBurst {
     fn arrive(&self, world: &mut PricedWorld, of: impl Fn(u64) -> RequestSlo) {
-        let mut dice = PricedRng(self.seed);
+        let mut rng = PricedRng(self.seed);
         let mut at = 0;
         let mut within = |(least, most): (u32, u32)| {
             (
-                least + dice.below(u64::from(most - least) + 1) as u32,
-                dice.below(1000),
+                least + rng.below(u64::from(most - least) + 1) as u32,
+                rng.below(1000),
             )
         };
         for number in 0..self.count {
-            let (prompt, luck) = within(self.prompt);
+            let (prompt, chance) = within(self.prompt);
             let (output, _) = within(self.output);
             // Exponential gaps would do as well; these have the same mean and some bursts.
-            at += self.gap_micros * luck * luck / 333_000;
+            at += self.gap_micros * chance * chance / 333_000;
             let request = request(prompt, output, of(number));
             world.arrive(Time::from_nanos(at * 1000), request);
         }

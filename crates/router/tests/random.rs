@@ -116,7 +116,7 @@ struct RandomDriver {
     counts: VecDeque<(HandoffId, u32)>,
     chance: u64,
     /// Source of the workers' absurd reports, if they send such.
-    lies: Option<AbsurdReports>,
+    absurd_reports: Option<AbsurdReports>,
 }
 
 impl RandomDriver {
@@ -131,19 +131,19 @@ impl RandomDriver {
             flights: BTreeMap::new(),
             counts: VecDeque::new(),
             chance: 0,
-            lies: None,
+            absurd_reports: None,
         }
     }
 
     /// Workers report absurd numbers, and clients have targets of any size.
     fn lying(seed: u64) -> Self {
-        let mut lies = AbsurdReports(seed);
+        let mut absurd_reports = AbsurdReports(seed);
         let limits = RouterLimits {
-            policy: lies.policy(),
+            policy: absurd_reports.policy(),
             ..limits()
         };
         Self {
-            lies: Some(lies),
+            absurd_reports: Some(absurd_reports),
             ..Self::new(limits)
         }
     }
@@ -380,8 +380,8 @@ impl RandomDriver {
                 self.open.insert(flight);
                 self.flights.insert(flight, DrivenFlight::default());
                 let mut request = request(a, b);
-                if let Some(lies) = &mut self.lies {
-                    lies.falsify_request(&mut request);
+                if let Some(absurd_reports) = &mut self.absurd_reports {
+                    absurd_reports.falsify_request(&mut request);
                 }
                 let request = Arc::new(request);
                 self.handle(RouterInput::Submitted { flight, request });
@@ -413,8 +413,8 @@ impl RandomDriver {
 
     /// Sends a report, falsified if workers are not honest.
     fn send_report(&mut self, worker: WorkerRef, mut report: Report) {
-        if let Some(lies) = &mut self.lies {
-            lies.falsify(&mut report);
+        if let Some(absurd_reports) = &mut self.absurd_reports {
+            absurd_reports.falsify(&mut report);
         }
         self.handle(RouterInput::WorkerReported { worker, report });
     }

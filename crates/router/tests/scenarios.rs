@@ -200,10 +200,10 @@ fn number(words: &[&str], key: &str) -> Option<u32> {
 }
 
 fn worker(word: &str) -> WorkerRef {
-    let (worker, life) = word.split_once("/i").unwrap_or((word, "1"));
+    let (worker, incarnation) = word.split_once("/i").unwrap_or((word, "1"));
     WorkerRef {
         worker: WorkerId(worker[1..].parse().unwrap()),
-        incarnation: Incarnation(life.parse().unwrap()),
+        incarnation: Incarnation(incarnation.parse().unwrap()),
     }
 }
 

@@ -49,7 +49,7 @@ impl WorkerBrain {
                 if !self.receive(handoff, input) {
                     self.discard(handoff, part);
                     if self.recently_ended.trace(handoff) != Some(EndedHandoff::Landed) {
-                        self.turn_away(handoff, from);
+                        self.answer_ended_handoff(handoff, from);
                     }
                 }
                 self.frames_arrived(from);
@@ -57,7 +57,7 @@ impl WorkerBrain {
             Packet::Seal(seal) => {
                 if !self.receive(handoff, receiver::ReceiverInput::Seal { from, seal }) {
                     match self.recently_ended.trace(handoff) {
-                        Some(_) => self.turn_away(handoff, from),
+                        Some(_) => self.answer_ended_handoff(handoff, from),
                         None => self.abandon(handoff, from, AbandonCause::Finished),
                     }
                 }
@@ -335,7 +335,7 @@ impl WorkerBrain {
 
     /// Answers a peer about a hand-off that is over or unknown here. One that had landed is
     /// confirmed as landed: a sender with another answer might run the sequence again.
-    fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
+    fn answer_ended_handoff(&mut self, handoff: HandoffId, to: WorkerRef) {
         match self.recently_ended.trace(handoff) {
             Some(EndedHandoff::Landed) => {
                 let packet = Packet::Landed { handoff };

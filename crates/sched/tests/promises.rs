@@ -785,12 +785,12 @@ fn a_stream_about_to_end_leaves_the_reported_gap() {
 
 /// A day of short and long prompts, half of them with targets, by a seed; all are done or refused.
 fn random_day(seed: u64) -> PricedWorkerHarness {
-    let mut dice = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut rng = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut draw = |bound: u64| {
-        dice = dice
+        rng = rng
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) % bound
+        (rng >> 33) % bound
     };
     let mut harness = PricedWorkerHarness::new(1 + u32::from(seed % 2 == 1));
     let mut now = Duration::ZERO;

@@ -152,7 +152,7 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
         ("no token", Vec::clear),
     ];
     for (number, (case, spoil)) in spoils.into_iter().enumerate() {
-        let (mut harness, plan) = SpeculationHarness::at_a_guess();
+        let (mut harness, plan) = SpeculationHarness::at_first_draft();
         let mut result = harness.engine.step(&plan);
         let (slot, _) = result.sampled[0];
         let mut tokens = result
@@ -191,7 +191,7 @@ struct SpeculationHarness {
 
 impl SpeculationHarness {
     /// A harness that was just given a step with a draft.
-    fn at_a_guess() -> (Self, StepPlan) {
+    fn at_first_draft() -> (Self, StepPlan) {
         let mut limits = limits(1, Role::Both);
         limits.speculation = guessing(4);
         let me = limits.me;

@@ -26,13 +26,13 @@ pub(crate) struct TierSettings {
 impl TierSettings {
     /// Drawn from its own generator, so that the rest of a seed's world stays the same.
     pub(crate) fn draw(seed: u64) -> Self {
-        let dice = &mut SimRng::new(seed ^ TIER_SEED_SALT);
-        let blocks = if dice.chance(500) {
-            (dice.count(1, 60), *dice.pick(&[0, 0, 8, 100]))
+        let rng = &mut SimRng::new(seed ^ TIER_SEED_SALT);
+        let blocks = if rng.chance(500) {
+            (rng.count(1, 60), *rng.pick(&[0, 0, 8, 100]))
         } else {
             (0, 0)
         };
-        let takes = (dice.micros(50, 20_000), dice.micros(100, 3_000_000));
+        let takes = (rng.micros(50, 20_000), rng.micros(100, 3_000_000));
         Self {
             blocks,
             block_times: takes,
@@ -86,12 +86,12 @@ impl ChaosRun<'_> {
         else {
             return Ok(None);
         };
-        let luck = if breaks {
+        let device_faults = if breaks {
             DeviceFaults::Failing
         } else {
             DeviceFaults::None
         };
-        let outcome = body.disk_wrote(content, luck);
+        let outcome = body.disk_wrote(content, device_faults);
         body.check_below()?;
         let input = cleave_sched::WorkerInput::SpilledToDisk {
             content,

@@ -232,12 +232,12 @@ impl SimEngine {
     }
 
     /// Writes garbage where the step was to write: a failed step leaves undefined KV.
-    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, dice: &mut SimRng) {
+    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, rng: &mut SimRng) {
         let size = self.block_tokens as u32;
         for segment in &plan.segments {
             for position in segment.position..segment.position + segment.len {
                 let cell = KvCell {
-                    kv: KvHash(dice.next()),
+                    kv: KvHash(rng.next()),
                     salt: 0,
                 };
                 if let Some(block) = segment.blocks.get((position / size) as usize) {

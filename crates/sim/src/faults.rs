@@ -157,12 +157,9 @@ impl ChaosRun<'_> {
         let router_notices = self.notice();
         let worker_notices = self.notice();
         let lost = cleave_router::RouterInput::WorkerLost { worker: me };
-        let life = self.routers[router].id;
-        self.schedule(
-            self.now + router_notices,
-            ChaosEvent::RouterInput(life, lost),
-        );
-        let lost = cleave_sched::WorkerInput::RouterLost { router: life };
+        let id = self.routers[router].id;
+        self.schedule(self.now + router_notices, ChaosEvent::RouterInput(id, lost));
+        let lost = cleave_sched::WorkerInput::RouterLost { router: id };
         self.schedule(self.now + worker_notices, ChaosEvent::WorkerInput(me, lost));
         let again = self.now + router_notices.max(worker_notices) + span;
         let epoch = self.net.stream(router, worker).epoch;
@@ -296,8 +293,8 @@ impl ChaosRun<'_> {
                 }
             };
             let lost = cleave_router::RouterInput::WorkerLost { worker: me };
-            let life = self.routers[router].id;
-            self.schedule(noticed, ChaosEvent::RouterInput(life, lost));
+            let id = self.routers[router].id;
+            self.schedule(noticed, ChaosEvent::RouterInput(id, lost));
         }
     }
 
@@ -368,7 +365,7 @@ impl ChaosRun<'_> {
             self.count("found on disk");
         }
         for router in 0..self.routers.len() {
-            self.meet(router, worker)?;
+            self.connect(router, worker)?;
         }
         Ok(Some(format!(
             "{} starts      life {}",
@@ -377,7 +374,11 @@ impl ChaosRun<'_> {
     }
 
     /// Router and worker get a new connection, if the worker runs and they have none.
-    pub(crate) fn meet(&mut self, router: usize, worker: usize) -> Result<Option<String>, String> {
+    pub(crate) fn connect(
+        &mut self,
+        router: usize,
+        worker: usize,
+    ) -> Result<Option<String>, String> {
         let Some(body) = &self.workers[worker].body else {
             return Ok(None);
         };

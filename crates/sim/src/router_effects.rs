@@ -66,9 +66,9 @@ impl ChaosRun<'_> {
         &mut self,
         router: usize,
         from: WorkerRef,
-        word: WorkerMessage,
+        message: WorkerMessage,
     ) -> Result<String, String> {
-        match word {
+        match message {
             WorkerMessage::Token(handoff, emission) => {
                 let words = format!(
                     "r{:x} token       {handoff} #{} = {} from {}",
@@ -140,8 +140,8 @@ impl ChaosRun<'_> {
     /// Answers a question about a client's stream soon; other inputs may come before the answer.
     fn counted(&mut self, router: usize, counted: cleave_router::RouterInput) {
         let soon = self.now + self.rng.micros(0, 500);
-        let life = self.routers[router].id;
-        self.schedule(soon, ChaosEvent::RouterInput(life, counted));
+        let id = self.routers[router].id;
+        self.schedule(soon, ChaosEvent::RouterInput(id, counted));
     }
 
     fn perform_router_output(

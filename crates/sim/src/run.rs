@@ -43,7 +43,7 @@ pub(crate) enum ChaosEvent {
         worker: usize,
         epoch: u64,
         from: WorkerRef,
-        word: WorkerMessage,
+        message: WorkerMessage,
     },
     /// An order reaches a worker.
     ToWorker {
@@ -311,7 +311,7 @@ impl<'a> ChaosRun<'a> {
             | ChaosEvent::DiskWrote(worker_ref, _)
             | ChaosEvent::DiskRead(worker_ref, _)
             | ChaosEvent::WakeWorker(worker_ref) => worker_index(*worker_ref),
-            ChaosEvent::Packet(parcel) => worker_index(parcel.to),
+            ChaosEvent::Packet(envelope) => worker_index(envelope.to),
             ChaosEvent::LinkDamaged { to, .. } => worker_index(*to),
             ChaosEvent::LinkLost { side, .. } | ChaosEvent::BlockSent { side, .. } => {
                 worker_index(*side)
@@ -336,12 +336,12 @@ impl<'a> ChaosRun<'a> {
                 worker,
                 epoch,
                 from,
-                word,
+                message,
             } => {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                self.deliver_to_router(router, from, word).map(Some)
+                self.deliver_to_router(router, from, message).map(Some)
             }
             ChaosEvent::ToWorker {
                 router,
@@ -354,11 +354,11 @@ impl<'a> ChaosRun<'a> {
                 }
                 self.deliver_order(worker, router, order).map(Some)
             }
-            ChaosEvent::RouterInput(life, input) => self.router_input_if_alive(life, input),
+            ChaosEvent::RouterInput(id, input) => self.router_input_if_alive(id, input),
             ChaosEvent::WorkerInput(worker_ref, input) => {
                 self.worker_input_if_alive(worker_ref, "hears", input)
             }
-            ChaosEvent::Packet(parcel) => self.packet(*parcel),
+            ChaosEvent::Packet(envelope) => self.packet(*envelope),
             ChaosEvent::LinkDamaged { from, to, epoch } => Ok(self.link_damaged(from, to, epoch)),
             ChaosEvent::StreamDamaged {
                 router,
@@ -382,7 +382,7 @@ impl<'a> ChaosRun<'a> {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                self.meet(router, worker)
+                self.connect(router, worker)
             }
             ChaosEvent::ClientStalls(client) => self.stall(client),
             ChaosEvent::ClientReadsAgain(client) => self.flow(client),
@@ -416,10 +416,10 @@ impl<'a> ChaosRun<'a> {
     /// Gives a router an input, if it is still in this life.
     fn router_input_if_alive(
         &mut self,
-        life: RouterId,
+        id: RouterId,
         input: cleave_router::RouterInput,
     ) -> Result<Option<String>, String> {
-        let Some(router) = self.router_index(life) else {
+        let Some(router) = self.router_index(id) else {
             return Ok(None);
         };
         let words = format!(
@@ -525,8 +525,8 @@ impl<'a> ChaosRun<'a> {
     }
 
     /// The index of a router, if it is in this life.
-    pub(crate) fn router_index(&self, life: RouterId) -> Option<usize> {
-        self.routers.iter().position(|process| process.id == life)
+    pub(crate) fn router_index(&self, id: RouterId) -> Option<usize> {
+        self.routers.iter().position(|process| process.id == id)
     }
 
     /// The worker in exactly this life, if it runs.
@@ -551,13 +551,13 @@ pub(crate) fn worker_index(worker: WorkerRef) -> usize {
 }
 
 /// The id of a router in one of its lives.
-pub(crate) fn router_id(router: usize, life: u64) -> RouterId {
-    RouterId(life << 8 | (router as u64 + 1))
+pub(crate) fn router_id(router: usize, incarnation: u64) -> RouterId {
+    RouterId(incarnation << 8 | (router as u64 + 1))
 }
 
-pub(crate) fn worker_ref(worker: usize, life: u64) -> WorkerRef {
+pub(crate) fn worker_ref(worker: usize, incarnation: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(worker as u64 + 1),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
     }
 }

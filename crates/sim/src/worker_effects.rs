@@ -234,7 +234,7 @@ impl ChaosRun<'_> {
                 let words = format!("read {} block {}", export.handoff, export.ordinal);
                 match self.world.writer {
                     PoolWriter::Receiver => {
-                        self.ship(worker, &export, &payload);
+                        self.send_block(worker, &export, &payload);
                     }
                     PoolWriter::Sender => self.write(worker, export, payload),
                 }
@@ -271,7 +271,7 @@ impl ChaosRun<'_> {
 
     // === to and from routers ===
 
-    fn send_to_router(&mut self, me: WorkerRef, router: RouterId, word: WorkerMessage) {
+    fn send_to_router(&mut self, me: WorkerRef, router: RouterId, message: WorkerMessage) {
         let worker = worker_index(me);
         let Some(router) = self.router_index(router) else {
             return;
@@ -284,13 +284,13 @@ impl ChaosRun<'_> {
             .net
             .deliver_at(router, worker, StreamDirection::ToRouter, due);
         let epoch = self.net.stream(router, worker).epoch;
-        let event = match self.transmit(word, self.world.flips.worker_messages) {
-            MessageArrival::Received(word) => ChaosEvent::ToRouter {
+        let event = match self.transmit(message, self.world.flips.worker_messages) {
+            MessageArrival::Received(message) => ChaosEvent::ToRouter {
                 router,
                 worker,
                 epoch,
                 from: me,
-                word,
+                message,
             },
             MessageArrival::Damaged => ChaosEvent::StreamDamaged {
                 router,

@@ -21,7 +21,7 @@ fn policy(ttft: u64, tpot: u64) -> Arc<SloPolicy> {
     })
 }
 
-fn contest(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
+fn comparison(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
     RoutingComparison {
         fleet: fleet.parse().expect("it is there"),
         policy: Arc::clone(policy),
@@ -33,8 +33,8 @@ fn contest(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
 fn score(fleet: &str, workload: &str, scheme: RoutingScheme) -> GoodputOutcome {
     let policy = policy(500, 40);
     let workload: SyntheticWorkload = workload.parse().expect("it is there");
-    let contest = contest(fleet, &policy);
-    run(&contest.scenario(scheme, workload.arrivals(&policy)))
+    let comparison = comparison(fleet, &policy);
+    run(&comparison.scenario(scheme, workload.arrivals(&policy)))
 }
 
 const FLEET: &str = "prefill=2,decode=2,profile=h100-llama-3-8b";
@@ -132,13 +132,13 @@ fn with_round_prices(mut scenario: Scenario) -> Scenario {
 #[test]
 fn a_tiny_world_scores_as_computed_by_hand() {
     let policy = policy(130, 20);
-    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison("both=1,profile=h100-llama-3-8b", &policy);
     let mut arrivals = vec![alone(0, 90, 3, &policy), alone(50, 90, 3, &policy)];
     // A TPOT target would keep the other's prompt out of the step.
     arrivals
         .iter_mut()
         .for_each(|arrival| arrival.slo.tpot = None);
-    let scenario = with_round_prices(contest.scenario(RoutingScheme::LoadWhole, arrivals));
+    let scenario = with_round_prices(comparison.scenario(RoutingScheme::LoadWhole, arrivals));
     let GoodputOutcome { score, clients, .. } = run(&scenario);
     let millis = |time: Time| time.as_nanos() / 1_000_000;
     // First: 100, then its second token in the second's prompt step at 201, its third at 201 + 12.
@@ -175,13 +175,13 @@ fn in_flight(mut scenario: Scenario, steps: u32) -> Scenario {
 #[test]
 fn a_second_step_in_flight_delays_only_late_prompts() {
     let policy = policy(1000, 1000);
-    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison("both=1,profile=h100-llama-3-8b", &policy);
     let waits = |at: u64| {
         let mut arrivals = vec![alone(0, 90, 30, &policy), alone(at, 90, 2, &policy)];
         arrivals
             .iter_mut()
             .for_each(|arrival| arrival.slo.tpot = None);
-        let scenario = with_round_prices(contest.scenario(RoutingScheme::LoadWhole, arrivals));
+        let scenario = with_round_prices(comparison.scenario(RoutingScheme::LoadWhole, arrivals));
         let [one, two] = [1, 2].map(|steps| run(&in_flight(scenario.clone(), steps)).clients);
         // A stream that has drawn one token more by then ends at the same time.
         assert_eq!(one[0].last, two[0].last);
@@ -210,11 +210,11 @@ fn two_steps_in_flight_change_no_stream() {
         (FLEET, RoutingScheme::LoadSplit),
         (FLEET, RoutingScheme::Whole),
     ] {
-        let contest = contest(fleet, &policy);
+        let comparison = comparison(fleet, &policy);
         let workload: SyntheticWorkload = "conversation,rate=12,seconds=20,seed=5"
             .parse()
             .expect("it is there");
-        let scenario = contest.scenario(scheme, workload.arrivals(&policy));
+        let scenario = comparison.scenario(scheme, workload.arrivals(&policy));
         let [one, two] = [1, 2].map(|steps| run(&in_flight(scenario.clone(), steps)));
         let tokens = |outcome: &GoodputOutcome| -> Vec<u32> {
             outcome.clients.iter().map(|client| client.tokens).collect()
@@ -231,9 +231,9 @@ fn two_steps_in_flight_change_no_stream() {
 #[test]
 fn hand_offs_take_their_links_time() {
     let policy = policy(1000, 1000);
-    let contest = contest("prefill=1,decode=1,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison("prefill=1,decode=1,profile=h100-llama-3-8b", &policy);
     let arrivals = vec![alone(0, 6400, 2, &policy)];
-    let mut scenario = contest.scenario(RoutingScheme::LoadSplit, arrivals);
+    let mut scenario = comparison.scenario(RoutingScheme::LoadSplit, arrivals);
     scenario.noise_permille = 0;
     let fast = run(&scenario);
     assert_eq!(fast.score.split, 1);

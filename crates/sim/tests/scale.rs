@@ -70,7 +70,7 @@ fn world(
     scaling: Option<ScalingPolicy>,
     arrivals: Vec<RequestArrival>,
 ) -> Scenario {
-    let contest = RoutingComparison {
+    let comparison = RoutingComparison {
         fleet: FleetSpec {
             profile: starter.profile.clone(),
             prefill: 1,
@@ -83,7 +83,7 @@ fn world(
     };
     Scenario {
         orchestrator: Some(starter),
-        ..contest.scenario(RoutingScheme::Auto, arrivals)
+        ..comparison.scenario(RoutingScheme::Auto, arrivals)
     }
 }
 

@@ -19,10 +19,10 @@ const HANDOFF: HandoffId = HandoffId {
     attempt: 0,
 };
 
-fn worker(id: u64, life: u64) -> WorkerRef {
+fn worker(id: u64, incarnation: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(id),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
     }
 }
 

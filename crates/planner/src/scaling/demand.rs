@@ -32,7 +32,7 @@ impl Scaler {
         // The lower bound of a short time's rate, so that chance alone starts no worker.
         let sure = (1.0 - (2.0 / quick.max(2.0)).sqrt()) * quick / span(FleetDemand::QUICK);
         let steady = slow.arrivals as f64 / span(FleetDemand::SLOW);
-        let mut rate = steady.max(sure) * self.habits.forecast_growth();
+        let mut rate = steady.max(sure) * self.trends.forecast_growth();
         // While workers are still starting, the backlog is already accounted for.
         if self.missing() == 0 {
             rate += f64::from(demand.waiting) / BACKLOG_SECONDS;
@@ -46,7 +46,7 @@ impl Scaler {
             prompt,
             fresh: (prompt - cached).max(1.0),
             pairs: slow.pairs as f64 / arrivals * (1.0 - share * share),
-            output: self.habits.output(OUTPUT_TOKENS_DEFAULT),
+            output: self.trends.output(OUTPUT_TOKENS_DEFAULT),
         }
     }
 
@@ -72,7 +72,7 @@ impl Scaler {
     pub(super) fn needs(&mut self, demand: &FleetDemand) -> (LegNeeds, ScalerDecision) {
         let classes = self.policy.classes.iter();
         let goals: Vec<u32> = classes.map(|class| class.attainment_permille).collect();
-        self.habits.learn(self.now, demand, &goals);
+        self.trends.learn(self.now, demand, &goals);
         let traffic = self.traffic(demand);
         let aims = self.aims(demand);
         let fuller = Traffic {
@@ -112,7 +112,7 @@ impl Scaler {
         match role {
             _ if idle => ScalingReason::Idle,
             _ if demand.waiting > 0 && self.fleet.members.is_empty() => ScalingReason::First,
-            Role::Prefill | Role::Decode if self.habits.correction(role) > 1.0 => {
+            Role::Prefill | Role::Decode if self.trends.correction(role) > 1.0 => {
                 ScalingReason::Missed
             }
             Role::Decode => ScalingReason::Streams,
@@ -135,7 +135,7 @@ impl Scaler {
             return (PoolCounts::default(), (0.0, 0.0));
         };
         let decode = self.decode.as_ref().unwrap_or(prefill);
-        let factor = |role| self.habits.correction(role);
+        let factor = |role| self.trends.correction(role);
         let work = need::prompt_work(traffic, &prefill.0, &prefill.1) * factor(Role::Prefill);
         let servers = need::prefill_workers(traffic, aims, prefill, factor(Role::Prefill));
         let streams = need::decode_workers(traffic, aims, decode, factor(Role::Decode));
@@ -488,7 +488,7 @@ mod tests {
             }],
             ..FleetDemand::default()
         };
-        scaler.habits.learn(at(100), &missed, &[900]);
+        scaler.trends.learn(at(100), &missed, &[900]);
         let [prefill, decode, both] = of(&scaler, &waiting);
         assert_eq!([prefill, both], [ScalingReason::Prompts; 2]);
         assert_eq!(decode, ScalingReason::Missed);

@@ -39,7 +39,7 @@ pub struct Scaler {
     pub(super) window: DemandWindow,
     pub(super) fleet: ScalerFleet,
     pub(super) peer_routers: BTreeMap<RouterId, (Time, Arc<ScalingGossip>)>,
-    pub(super) habits: LearnedTrends,
+    pub(super) trends: LearnedTrends,
     pub(super) steady: [NeedHistory; 3],
     pub(super) turns: [Reversals; 3],
     pub(super) flips: Reversals,
@@ -85,7 +85,7 @@ impl Scaler {
             window: DemandWindow::default(),
             fleet: ScalerFleet::default(),
             peer_routers: BTreeMap::new(),
-            habits: LearnedTrends::default(),
+            trends: LearnedTrends::default(),
             steady: Default::default(),
             turns: Default::default(),
             flips: Reversals::default(),
@@ -217,7 +217,7 @@ impl Scaler {
         let present = |fleet: &ScalerFleet| fleet.members.iter().filter(|m| !m.leaving).count();
         let joined = present(&fleet).saturating_sub(present(&self.fleet));
         let most = self.scaling.start_max;
-        self.habits.workers_joined(self.now, joined as u32, most);
+        self.trends.workers_joined(self.now, joined as u32, most);
         self.fleet = fleet;
         // Known prices stay known.
         self.prefill = self.fleet.prefill.take().or(self.prefill.take());
@@ -308,7 +308,7 @@ impl Scaler {
 
     fn note_missing(&mut self) {
         match self.missing() {
-            0 => self.habits.none_missing(),
+            0 => self.trends.none_missing(),
             _ => self.last_short_at = Some(self.now),
         }
     }
@@ -429,7 +429,7 @@ impl Scaler {
             if held.contains(&role) {
                 *target.reasons.for_role_mut(role) = ScalingReason::Turns;
             }
-            self.habits
+            self.trends
                 .starts_requested(self.now, new.saturating_sub(old));
         }
         target.workers = workers;

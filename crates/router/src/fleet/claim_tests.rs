@@ -170,11 +170,11 @@ fn a_whole_request_is_one_claim() {
 #[test]
 fn a_move_claims_room_and_pace_at_its_target() {
     let mut fleet = fleet();
-    let burden = MigrationCost {
+    let cost = MigrationCost {
         ask: ASK,
         tpot: Some(MS * 30),
     };
-    fleet.claim_move_target(handoff(1), worker_ref(2), &burden);
+    fleet.claim_move_target(handoff(1), worker_ref(2), &cost);
     let moved = LegClaim {
         blocks: 9,
         ordered: true,

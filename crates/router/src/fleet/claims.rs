@@ -62,13 +62,13 @@ impl RouterFleet {
         &mut self,
         handoff: HandoffId,
         target: WorkerRef,
-        burden: &MigrationCost,
+        cost: &MigrationCost,
     ) {
         self.placements += 1;
         let part = LegClaim {
-            blocks: self.blocks(target, burden.ask.tokens_expected).unwrap_or(0),
+            blocks: self.blocks(target, cost.ask.tokens_expected).unwrap_or(0),
             ordered: true,
-            tpot: burden.tpot,
+            tpot: cost.tpot,
             ..LegClaim::NEW
         };
         self.add_claim(target, handoff, part);

@@ -65,7 +65,7 @@ const TARGET: usize = 1;
 impl MoveFaultCase {
     fn world(self) -> PairWorld {
         let mut chaos = PairWorld {
-            dice: PairRng(7),
+            rng: PairRng(7),
             world: StageWorld::default(),
             router: RouterStub::default(),
             faults: false,
@@ -212,7 +212,7 @@ impl MoveFaultCase {
 #[test]
 fn a_move_survives_one_fault_at_any_point() {
     let mut verdicts: BTreeMap<(MoveFault, Option<&str>), u32> = BTreeMap::new();
-    for blow in BLOWS {
+    for fault in BLOWS {
         for (prompt, ahead) in [(3, 0), (4, 9), (5, 1), (6, 3), (7, 9), (8, 0), (9, 20)] {
             for (cached, writer, steps_in_flight) in [
                 (false, PoolWriter::Receiver, 1),
@@ -228,7 +228,7 @@ fn a_move_survives_one_fault_at_any_point() {
                         cached,
                         writer,
                         steps_in_flight,
-                        fault: blow,
+                        fault,
                         after,
                     };
                     let (fell, verdict) = case.play();
@@ -236,29 +236,29 @@ fn a_move_survives_one_fault_at_any_point() {
                         MoveVerdict::Stayed => "stayed",
                         MoveVerdict::Landed => "landed",
                     });
-                    *verdicts.entry((blow, verdict)).or_default() += 1;
-                    if !fell || blow == MoveFault::Nothing {
+                    *verdicts.entry((fault, verdict)).or_default() += 1;
+                    if !fell || fault == MoveFault::Nothing {
                         break;
                     }
                 }
             }
         }
     }
-    for blow in BLOWS {
-        let landed = verdicts.get(&(blow, Some("landed")));
-        assert!(landed.is_some(), "{blow:?} let no move land: {verdicts:?}");
+    for fault in BLOWS {
+        let landed = verdicts.get(&(fault, Some("landed")));
+        assert!(landed.is_some(), "{fault:?} let no move land: {verdicts:?}");
     }
-    for blow in [
+    for fault in [
         MoveFault::MoveDropped,
         MoveFault::TargetCancelled,
         MoveFault::LinkCut,
         MoveFault::NextFails,
         MoveFault::BlocksRunOut,
     ] {
-        let aborted = verdicts.get(&(blow, Some("stayed")));
+        let aborted = verdicts.get(&(fault, Some("stayed")));
         assert!(
             aborted.is_some(),
-            "{blow:?} made no sequence stay: {verdicts:?}"
+            "{fault:?} made no sequence stay: {verdicts:?}"
         );
     }
 }

@@ -15,7 +15,7 @@ fn print(brain: &WorkerBrain) -> u64 {
 }
 
 /// Everything that is visible of a brain from outside.
-fn face(brain: &WorkerBrain, now: Time) -> String {
+fn visible_state(brain: &WorkerBrain, now: Time) -> String {
     let handoffs: Vec<_> = brain.handoffs().collect();
     let due = brain.deadline().map(|due| due.since(now));
     let (load, draining) = (brain.load(), brain.draining());
@@ -52,7 +52,7 @@ fn equal_fingerprints_mean_equal_behaviour_at_any_time() {
         let tape = chaos.world.tape.take().expect("kept");
         for (at, limits) in limits.into_iter().enumerate() {
             let (mut one, mut other) = (WorkerBrain::new(limits.clone()), WorkerBrain::new(limits));
-            let mut faces: BTreeMap<u64, (String, WorkerBrain)> = BTreeMap::new();
+            let mut states_seen: BTreeMap<u64, (String, WorkerBrain)> = BTreeMap::new();
             for (machine, now, input) in &tape {
                 if *machine != at {
                     continue;
@@ -61,10 +61,15 @@ fn equal_fingerprints_mean_equal_behaviour_at_any_time() {
                 other.handle(*now + late, input.clone());
                 assert_eq!(outputs(&mut one), outputs(&mut other));
                 assert_eq!(print(&one), print(&other), "told by the clock: {input:?}");
-                let before_face = faces.insert(print(&one), (face(&one, *now), one.clone()));
+                let visible_before =
+                    states_seen.insert(print(&one), (visible_state(&one, *now), one.clone()));
                 states += 1;
-                if let Some((before_face, before)) = before_face {
-                    assert_eq!(before_face, face(&one, *now), "one fingerprint, two faces");
+                if let Some((visible_before, before)) = visible_before {
+                    assert_eq!(
+                        visible_before,
+                        visible_state(&one, *now),
+                        "one fingerprint, two faces"
+                    );
                     same_future(&before, &one, *now);
                 }
             }

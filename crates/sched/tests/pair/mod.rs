@@ -47,7 +47,7 @@ impl PairRng {
 }
 
 struct PairWorld {
-    dice: PairRng,
+    rng: PairRng,
     world: StageWorld,
     router: RouterStub,
     faults: bool,
@@ -76,7 +76,7 @@ fn prices() -> Prices {
 impl PairWorld {
     fn new(seed: u64) -> Self {
         let mut chaos = Self {
-            dice: PairRng(seed),
+            rng: PairRng(seed),
             world: StageWorld::default(),
             router: RouterStub::default(),
             faults: true,
@@ -85,14 +85,14 @@ impl PairWorld {
             absurd_orders: None,
             draft_rng: None,
         };
-        let dice = &mut chaos.dice;
+        let rng = &mut chaos.rng;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
-        chaos.faults = dice.percent(60);
-        let roles_draw = dice.roll(4);
-        let count = dice.between(1, 5);
-        let cache = dice.percent(70);
-        let swap = dice.between(0, 1);
-        let writer = if dice.percent(40) {
+        chaos.faults = rng.percent(60);
+        let roles_draw = rng.roll(4);
+        let count = rng.between(1, 5);
+        let cache = rng.percent(70);
+        let swap = rng.between(0, 1);
+        let writer = if rng.percent(40) {
             PoolWriter::Sender
         } else {
             PoolWriter::Receiver
@@ -101,8 +101,8 @@ impl PairWorld {
         let mut slo_rng = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
         let priced = slo_rng.percent(50);
         chaos.slo_rng = priced.then_some(slo_rng);
-        let mut lies = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
-        chaos.absurd_orders = lies.percent(25).then_some(lies);
+        let mut absurd_rng = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
+        chaos.absurd_orders = absurd_rng.percent(25).then_some(absurd_rng);
         // Drawn separately too.
         let steps_in_flight = PairRng(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
         let mut guesses = PairRng(seed ^ 0x1b87_3593_cc9e_2d51);
@@ -122,13 +122,13 @@ impl PairWorld {
                 _ => Role::Both,
             };
             let mut limits = limits(u64::from(i) + 1, role);
-            limits.capacity.blocks_count = dice.between(3, 24);
-            limits.capacity.slots_count = dice.between(1, 4);
-            limits.capacity.step_tokens_max = dice.between(3, 12);
-            limits.capacity.context_tokens_max = dice.between(20, 64);
-            limits.queue_max = dice.between(1, 5);
+            limits.capacity.blocks_count = rng.between(3, 24);
+            limits.capacity.slots_count = rng.between(1, 4);
+            limits.capacity.step_tokens_max = rng.between(3, 12);
+            limits.capacity.context_tokens_max = rng.between(20, 64);
+            limits.queue_max = rng.between(1, 5);
             limits.prefix_cache = cache;
-            limits.swap_blocks = swap * dice.between(0, 12);
+            limits.swap_blocks = swap * rng.between(0, 12);
             limits.writer = writer;
             if priced {
                 limits.prices = prices();
@@ -158,22 +158,22 @@ impl PairWorld {
 
     fn act(&mut self) {
         self.hold_up_fetch();
-        match self.dice.roll(100) {
+        match self.rng.roll(100) {
             0..=9 if self.router.flights.len() < 20 => self.submit(),
             0..=9 => self.move_any(),
             10..=81 => self.perform_any(),
             82..=84 => self.move_any(),
-            85 if self.dice.percent(30) => self.drop_any_move(),
+            85 if self.rng.percent(30) => self.drop_any_move(),
             85..=94 => {
-                let millis = u64::from(self.dice.between(1, 40));
-                let millis = if self.dice.percent(1) { 1100 } else { millis };
+                let millis = u64::from(self.rng.between(1, 40));
+                let millis = if self.rng.percent(1) { 1100 } else { millis };
                 self.pass(Duration::from_millis(millis));
             }
             95 => self.cancel_any(),
-            96 if self.faults && self.dice.percent(30) => self.cut_any(),
-            97 if self.faults && self.dice.percent(20) => self.restart_any(),
-            98 if self.faults && self.dice.percent(10) => {
-                let at = self.dice.index(self.world.machines.len());
+            96 if self.faults && self.rng.percent(30) => self.cut_any(),
+            97 if self.faults && self.rng.percent(20) => self.restart_any(),
+            98 if self.faults && self.rng.percent(10) => {
+                let at = self.rng.index(self.world.machines.len());
                 self.world
                     .feed(at, WorkerInput::RouterLost { router: ROUTER });
                 self.world
@@ -181,10 +181,10 @@ impl PairWorld {
                 self.listen();
                 self.retry_all_on(at);
             }
-            99 if self.dice.percent(20) => {
-                let to = self.dice.index(self.world.machines.len());
+            99 if self.rng.percent(20) => {
+                let to = self.rng.index(self.world.machines.len());
                 let roles = [Role::Prefill, Role::Decode, Role::Both];
-                let role = roles[self.dice.index(roles.len())];
+                let role = roles[self.rng.index(roles.len())];
                 self.world.order(to, Order::Serve { role });
             }
             _ => {}
@@ -207,18 +207,18 @@ impl PairWorld {
         if able.is_empty() {
             return;
         }
-        let key = able[self.dice.index(able.len())];
+        let key = able[self.rng.index(able.len())];
         let event = self.world.pending[&key].clone();
         let packet = matches!(event, StageEvent::Packet { .. });
         let doubles = packet || matches!(event, StageEvent::Order { .. });
-        if self.faults && packet && self.dice.percent(3) {
+        if self.faults && packet && self.rng.percent(3) {
             self.world.pending.remove(&key);
             return;
         }
-        if self.faults && doubles && self.dice.percent(4) {
+        if self.faults && doubles && self.rng.percent(4) {
             self.world.later(Duration::from_millis(3), event.clone());
         }
-        let damaged = self.faults && self.dice.percent(2);
+        let damaged = self.faults && self.rng.percent(2);
         let fetched = matches!(event, StageEvent::Fetch { .. });
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
         let event_outcome = if damaged {
@@ -242,7 +242,7 @@ impl PairWorld {
         for at in 0..self.world.machines.len() {
             let due = self.world.machines[at].brain.deadline();
             // An early wake-up is harmless.
-            if due.is_some_and(|due| due <= self.world.now) || self.dice.percent(10) {
+            if due.is_some_and(|due| due <= self.world.now) || self.rng.percent(10) {
                 self.world.feed(at, WorkerInput::Woke);
             }
         }
@@ -252,7 +252,7 @@ impl PairWorld {
 
     fn cut_any(&mut self) {
         let count = self.world.machines.len();
-        let (a, b) = (self.dice.index(count), self.dice.index(count));
+        let (a, b) = (self.rng.index(count), self.rng.index(count));
         if a != b {
             self.world.cut(a, b);
             self.listen();
@@ -260,7 +260,7 @@ impl PairWorld {
     }
 
     fn restart_any(&mut self) {
-        let at = self.dice.index(self.world.machines.len());
+        let at = self.rng.index(self.world.machines.len());
         self.restart(at);
     }
 
@@ -268,9 +268,9 @@ impl PairWorld {
         let old = self.world.me(at);
         self.listen();
         self.world.restart(at);
-        self.router
-            .open
-            .retain(|(worker, life, _)| (*worker, *life) != (old.worker.0, old.incarnation.0));
+        self.router.open.retain(|(worker, incarnation, _)| {
+            (*worker, *incarnation) != (old.worker.0, old.incarnation.0)
+        });
         self.router
             .unanswered
             .retain(|_, at| *at != (old.worker.0, old.incarnation.0));

@@ -124,12 +124,16 @@ impl SimWorker {
     }
 
     /// Ends a disk write: the content is on disk, or the device failed.
-    pub(crate) fn disk_wrote(&mut self, content: BlockHash, luck: DeviceFaults) -> OffloadOutcome {
+    pub(crate) fn disk_wrote(
+        &mut self,
+        content: BlockHash,
+        device_faults: DeviceFaults,
+    ) -> OffloadOutcome {
         let in_host = self
             .tiers
             .host
             .get(&content)
-            .filter(|_| luck == DeviceFaults::None);
+            .filter(|_| device_faults == DeviceFaults::None);
         let Some(cells) = in_host.cloned() else {
             return OffloadOutcome::Broken;
         };
@@ -141,9 +145,9 @@ impl SimWorker {
         &mut self,
         content: BlockHash,
         block: BlockIndex,
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> Result<OffloadOutcome, String> {
-        if luck == DeviceFaults::Failing {
+        if device_faults == DeviceFaults::Failing {
             return Ok(OffloadOutcome::Broken);
         }
         let cells = self.engine.read(block).to_vec();
@@ -159,22 +163,23 @@ impl SimWorker {
         now: Time,
         handoff: HandoffId,
         blocks: &[(BlockHash, BlockIndex)],
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> Result<WorkerInput, String> {
         let half = blocks.len() / 2;
-        let (blocks_fetched, outcome) = match (self.tiers.stop_requested.remove(&handoff), luck) {
-            (true, _) => (half, FetchOutcome::Stopped),
-            (false, DeviceFaults::None) => (blocks.len(), FetchOutcome::Copied),
-            (false, DeviceFaults::Failing) => {
-                let outcomes = [
-                    FetchOutcome::Missing,
-                    FetchOutcome::Corrupt,
-                    FetchOutcome::Unreadable,
-                    FetchOutcome::Broken,
-                ];
-                (half, outcomes[blocks.len() % outcomes.len()])
-            }
-        };
+        let (blocks_fetched, outcome) =
+            match (self.tiers.stop_requested.remove(&handoff), device_faults) {
+                (true, _) => (half, FetchOutcome::Stopped),
+                (false, DeviceFaults::None) => (blocks.len(), FetchOutcome::Copied),
+                (false, DeviceFaults::Failing) => {
+                    let outcomes = [
+                        FetchOutcome::Missing,
+                        FetchOutcome::Corrupt,
+                        FetchOutcome::Unreadable,
+                        FetchOutcome::Broken,
+                    ];
+                    (half, outcomes[blocks.len() % outcomes.len()])
+                }
+            };
         for (content, block) in &blocks[..blocks_fetched] {
             let below = &self.tiers;
             let cells = below.host.get(content).or_else(|| below.disk.get(content));

@@ -90,10 +90,10 @@ impl SmallWorldState {
             Transition::Submit => self.submit(small),
             Transition::Notice(notice) => self.notice(small, notice),
             Transition::ToWorker(worker) => self.order_arrives(small, worker),
-            Transition::ToRouter(worker) => self.word_arrives(small, worker),
+            Transition::ToRouter(worker) => self.message_arrives(small, worker),
             Transition::Packet(index) => {
                 let sent = self.packets.remove(index);
-                self.arrive(small, sent.parcel.clone())
+                self.arrive(small, sent.envelope.clone())
             }
             Transition::Counted(index) => {
                 let (handoff, generated) = self.count_answers.remove(index);
@@ -116,34 +116,34 @@ impl SmallWorldState {
             Transition::TimePasses | Transition::TimePassesEarly => self.tick(small),
             Transition::Lose(index) => {
                 let lost = self.packets.remove(index);
-                match lost.parcel.packet {
+                match lost.envelope.packet {
                     Packet::Landed { .. } => self.landed_lost = true,
                     _ => self.needs_timer = true,
                 }
                 Ok(())
             }
             Transition::Duplicate(index) => {
-                let again = self.packets[index].parcel.clone();
+                let again = self.packets[index].envelope.clone();
                 self.add_packet(again);
                 Ok(())
             }
             Transition::Damage(index) => {
-                let mut parcel = self.packets.remove(index).parcel.clone();
-                parcel.condition = PayloadCondition::Damaged;
-                parcel.payload.fill(None);
-                self.add_packet(parcel);
+                let mut envelope = self.packets.remove(index).envelope.clone();
+                envelope.condition = PayloadCondition::Damaged;
+                envelope.payload.fill(None);
+                self.add_packet(envelope);
                 Ok(())
             }
             Transition::Flip(at) => {
-                let parcel = &self.packets[at].parcel;
-                check_every_flip_is_detected(&parcel.packet)?;
-                let (from, to) = (worker_index(parcel.from), worker_index(parcel.to));
+                let envelope = &self.packets[at].envelope;
+                check_every_flip_is_detected(&envelope.packet)?;
+                let (from, to) = (worker_index(envelope.from), worker_index(envelope.to));
                 self.cut(from, to);
                 Ok(())
             }
             Transition::FlipReport(worker) => {
-                let word = self.workers[worker].to_router.front();
-                word.map_or(Ok(()), |word| check_every_flip_is_detected(&word.0))?;
+                let message = self.workers[worker].to_router.front();
+                message.map_or(Ok(()), |message| check_every_flip_is_detected(&message.0))?;
                 self.cut_stream(worker);
                 Ok(())
             }
@@ -177,8 +177,8 @@ impl SmallWorldState {
 
     /// Flips one bit of a seal's field where no link checks it.
     fn change(&mut self, at: usize, field: SealField) {
-        let mut parcel = self.packets.remove(at).parcel.clone();
-        if let Packet::Seal(seal) = &mut parcel.packet {
+        let mut envelope = self.packets.remove(at).envelope.clone();
+        if let Packet::Seal(seal) = &mut envelope.packet {
             match field {
                 SealField::Handoff => {
                     seal.handoff.attempt ^= 1 << 20;
@@ -192,7 +192,7 @@ impl SmallWorldState {
                 SealField::TokensCount => seal.output.push(0),
             }
         }
-        self.add_packet(parcel);
+        self.add_packet(envelope);
     }
 
     // === clients and the router ===
@@ -227,12 +227,12 @@ impl SmallWorldState {
         }
     }
 
-    pub(super) fn word_arrives(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
+    pub(super) fn message_arrives(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
         let process = self.worker_mut(worker);
-        let (Some(from), Some(word)) = (process.connected, process.to_router.pop_front()) else {
+        let (Some(from), Some(message)) = (process.connected, process.to_router.pop_front()) else {
             return Err("no message to deliver".to_owned());
         };
-        match &word.0 {
+        match &message.0 {
             SmallWorldMessage::Token(handoff, emission) => {
                 let at = self.reader_of(handoff.flight)?;
                 self.client_mut(at).receive_token(*handoff, emission)
@@ -250,9 +250,9 @@ impl SmallWorldState {
         // every moment of their arrival would be a state.
         let process = &self.workers[worker];
         let is_news = |report: &Report| matches!(report, Report::Load(_) | Report::Prefix { .. });
-        match process.to_router.front().map(|word| &word.0) {
+        match process.to_router.front().map(|message| &message.0) {
             Some(SmallWorldMessage::Report(report)) if is_news(report) => {
-                self.word_arrives(small, worker)
+                self.message_arrives(small, worker)
             }
             _ => Ok(()),
         }
@@ -362,11 +362,11 @@ impl SmallWorldState {
 
     // === streams ===
 
-    pub(super) fn send_to_router(&mut self, worker: usize, word: SmallWorldMessage) {
-        let print = StateHasher::of_debug(&word);
+    pub(super) fn send_to_router(&mut self, worker: usize, message: SmallWorldMessage) {
+        let print = StateHasher::of_debug(&message);
         let process = self.worker_mut(worker);
         if process.connected.is_some() {
-            process.to_router.push_back(Rc::new((word, print)));
+            process.to_router.push_back(Rc::new((message, print)));
         }
     }
 

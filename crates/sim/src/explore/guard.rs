@@ -99,20 +99,20 @@ impl SmallWorldState {
     pub(super) fn filter_packet(
         &self,
         small: &SmallWorld,
-        parcel: &mut SmallWorldPacket,
+        envelope: &mut SmallWorldPacket,
     ) -> MessageFate {
-        let Some(body) = self.body(parcel.to) else {
+        let Some(body) = self.body(envelope.to) else {
             return MessageFate::Delivered;
         };
-        let handoff = parcel.packet.handoff();
+        let handoff = envelope.packet.handoff();
         match small.missing_guard {
             Some(Guard::Sender) => {
                 if let Some(sender) = body.sender_of(handoff) {
-                    parcel.from = sender;
+                    envelope.from = sender;
                 }
             }
             Some(Guard::Generation) => {
-                if let Packet::Frame { block, .. } = &mut parcel.packet
+                if let Packet::Frame { block, .. } = &mut envelope.packet
                     && let Some((holder, generation)) = body.reserved_for(block.block)
                     && holder == handoff
                 {
@@ -120,7 +120,7 @@ impl SmallWorldState {
                 }
             }
             Some(Guard::Place) => {
-                if let Packet::Frame { block, part, .. } = &mut parcel.packet
+                if let Packet::Frame { block, part, .. } = &mut envelope.packet
                     && let Some(right) = body.reserved_at(handoff, part.ordinal)
                 {
                     *block = right;
@@ -128,7 +128,7 @@ impl SmallWorldState {
             }
             Some(Guard::UnknownAnswered) => {
                 let is_known = body.brain.handoffs().any(|held| held == handoff);
-                let asks = matches!(parcel.packet, Packet::Frame { .. } | Packet::Seal(_));
+                let asks = matches!(envelope.packet, Packet::Frame { .. } | Packet::Seal(_));
                 if asks && !is_known {
                     return MessageFate::Lost;
                 }

@@ -39,9 +39,9 @@ pub(super) fn path_text(small: &SmallWorld, path: &[(Transition, TransitionCost)
 
 fn transition_text(state: &SmallWorldState, small: &SmallWorld, transition: Transition) -> String {
     let packet = |index: usize| {
-        let parcel = &state.packets[index].parcel;
-        let words = log_text::packet(&parcel.packet);
-        format!("{} {words} from {}", parcel.to.worker, parcel.from)
+        let envelope = &state.packets[index].envelope;
+        let words = log_text::packet(&envelope.packet);
+        format!("{} {words} from {}", envelope.to.worker, envelope.from)
     };
     match transition {
         Transition::Submit => format!("r1 asked       {}", small.flight(state.submitted)),
@@ -52,8 +52,8 @@ fn transition_text(state: &SmallWorldState, small: &SmallWorld, transition: Tran
             format!("w{:x} ordered     {words}", worker + 1)
         }
         Transition::ToRouter(worker) => {
-            let word = state.workers[worker].to_router.front();
-            let words = match word.map(|word| &word.0) {
+            let message = state.workers[worker].to_router.front();
+            let words = match message.map(|message| &message.0) {
                 Some(SmallWorldMessage::Report(report)) => log_text::report(report),
                 Some(SmallWorldMessage::Token(handoff, emission)) => {
                     let token = emission.sampled.token;

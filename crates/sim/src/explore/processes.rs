@@ -77,10 +77,10 @@ impl SmallWorldState {
         let mut body = SimWorker::new(limits, small.description(worker), TapeMode::Off);
         body.set_draw_salt((worker as u64 + 1) << 32);
         process.body = Some(body);
-        self.meet(small, me)
+        self.connect(small, me)
     }
 
-    pub(super) fn meet(&mut self, small: &SmallWorld, me: WorkerRef) -> PropertyCheck {
+    pub(super) fn connect(&mut self, small: &SmallWorld, me: WorkerRef) -> PropertyCheck {
         let worker = worker_index(me);
         let process = self.worker_mut(worker);
         process.connected = Some(me);
@@ -93,7 +93,7 @@ impl SmallWorldState {
         self.feed_worker(small, worker, WorkerInput::RouterJoined { router: ROUTER })?;
         // Router and worker exchange greetings at once: a slow greeting alone decides nothing.
         while !self.workers[worker].to_router.is_empty() {
-            self.word_arrives(small, worker)?;
+            self.message_arrives(small, worker)?;
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ impl SmallWorldState {
             PendingNotice::WorkerStarts(worker) => self.start(small, worker),
             PendingNotice::Reconnects(worker) => {
                 let me = self.workers[worker].body.as_ref().map(|body| body.worker);
-                me.map_or(Ok(()), |me| self.meet(small, me))
+                me.map_or(Ok(()), |me| self.connect(small, me))
             }
         }
     }
@@ -155,8 +155,8 @@ impl SmallWorldState {
         // The sender of these packets asks again after a timeout: no notice says that the link is
         // back.
         self.needs_timer |= (self.packets.iter())
-            .any(|sent| between(&sent.parcel) && sent.parcel.is_about_writes());
-        self.packets.retain(|sent| !between(&sent.parcel));
+            .any(|sent| between(&sent.envelope) && sent.envelope.is_about_writes());
+        self.packets.retain(|sent| !between(&sent.envelope));
         self.lose(a, b);
         self.lose(b, a);
     }
@@ -196,7 +196,7 @@ impl SmallWorldState {
             self.late_writes.push(Rc::new(late));
         }
         self.packets
-            .retain(|sent| sent.parcel.from != me && sent.parcel.to != me);
+            .retain(|sent| sent.envelope.from != me && sent.envelope.to != me);
         self.links_lost.retain(|(side, _)| *side != me);
         self.notices.retain(|notice| match notice {
             PendingNotice::LinkLost { side, .. } | PendingNotice::PeerFenced { side, .. } => {

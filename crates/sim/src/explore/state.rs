@@ -97,7 +97,7 @@ pub(super) struct SmallWorldPacket {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SortedPacket {
     key: PacketSortKey,
-    pub(super) parcel: SmallWorldPacket,
+    pub(super) envelope: SmallWorldPacket,
 }
 
 /// Receiver, sender, kind (frames first), hand-off, ordinal, hash.
@@ -197,11 +197,11 @@ impl SmallWorldState {
     }
 
     /// Adds a packet to those in flight.
-    pub(super) fn add_packet(&mut self, parcel: SmallWorldPacket) {
-        let key = parcel.key();
+    pub(super) fn add_packet(&mut self, envelope: SmallWorldPacket) {
+        let key = envelope.key();
         let at = self.packets.partition_point(|other| other.key <= key);
         self.packets
-            .insert(at, Rc::new(SortedPacket { key, parcel }));
+            .insert(at, Rc::new(SortedPacket { key, envelope }));
     }
 
     /// Equal for equal states; distinct states collide only by chance.
@@ -233,8 +233,8 @@ impl SmallWorldState {
                     .hash(&mut print);
             }
         }
-        for parcel in &self.packets {
-            parcel.key.5.hash(&mut print);
+        for envelope in &self.packets {
+            envelope.key.5.hash(&mut print);
         }
         for late in &self.late_writes {
             let BlockExport { handoff, block, .. } = late.export;
@@ -279,8 +279,8 @@ impl SmallWorldWorker {
             order.1.hash(&mut print);
         }
         print.write_u64(0);
-        for word in &self.to_router {
-            word.1.hash(&mut print);
+        for message in &self.to_router {
+            message.1.hash(&mut print);
         }
         self.print = print.finish();
     }

@@ -193,7 +193,7 @@ impl SmallWorldState {
     }
 
     fn sends(&self, worker: usize) -> bool {
-        let from = |sent: &SortedPacket| crate::run::worker_index(sent.parcel.from);
+        let from = |sent: &SortedPacket| crate::run::worker_index(sent.envelope.from);
         self.packets.iter().any(|sent| from(sent) == worker)
     }
 
@@ -210,7 +210,7 @@ impl SmallWorldState {
             if !self.is_first_of_its_kind(index) {
                 continue;
             }
-            let is_frame = matches!(self.packets[index].parcel.packet, Packet::Frame { .. });
+            let is_frame = matches!(self.packets[index].envelope.packet, Packet::Frame { .. });
             if may(SmallWorldFault::Lose) {
                 add(Transition::Lose(index));
             }
@@ -223,7 +223,7 @@ impl SmallWorldState {
             if may(SmallWorldFault::Flip) {
                 add(Transition::Flip(index));
             }
-            let is_seal = matches!(self.packets[index].parcel.packet, Packet::Seal(_));
+            let is_seal = matches!(self.packets[index].envelope.packet, Packet::Seal(_));
             if may(SmallWorldFault::ChangeSeal) && is_seal {
                 let changes = SealField::ALL.map(|field| Transition::ChangeSeal(index, field));
                 changes.into_iter().for_each(&mut add);
@@ -284,7 +284,7 @@ impl SmallWorldState {
             body.is_some_and(|body| !body.brain.idle())
         };
         let between = |sent: &SortedPacket| {
-            let SmallWorldPacket { from, to, .. } = &sent.parcel;
+            let SmallWorldPacket { from, to, .. } = &sent.envelope;
             let (from, to) = (
                 crate::run::worker_index(*from),
                 crate::run::worker_index(*to),

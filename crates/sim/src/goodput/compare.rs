@@ -153,11 +153,11 @@ impl RoutingComparison {
             both: 0,
         };
         let good = |prefill: u32| {
-            let contest = Self {
+            let comparison = Self {
                 fleet: divide(prefill, parts),
                 ..self.clone()
             };
-            let outcome = run(&contest.scenario(RoutingScheme::Split, fewer.clone()));
+            let outcome = run(&comparison.scenario(RoutingScheme::Split, fewer.clone()));
             let score = &outcome.score;
             // Ties go to the earlier first tokens.
             (score.all.good, std::cmp::Reverse(score.all.ttft.p90))
@@ -234,7 +234,7 @@ pub type ArrivalsAtRate<'a> = &'a dyn Fn(u64) -> Vec<RequestArrival>;
 
 /// A search for the highest rate in progress.
 struct RateSearch<'a> {
-    contest: &'a RoutingComparison,
+    comparison: &'a RoutingComparison,
     scheme: RoutingScheme,
     at_rate: ArrivalsAtRate<'a>,
     found: RateSearchResult,
@@ -242,12 +242,12 @@ struct RateSearch<'a> {
 
 impl<'a> RateSearch<'a> {
     fn of(
-        contest: &'a RoutingComparison,
+        comparison: &'a RoutingComparison,
         scheme: RoutingScheme,
         at_rate: ArrivalsAtRate<'a>,
     ) -> Self {
         Self {
-            contest,
+            comparison,
             scheme,
             at_rate,
             found: RateSearchResult::default(),
@@ -283,8 +283,8 @@ impl<'a> RateSearch<'a> {
     /// Runs until everything is over or some class has missed its goal.
     fn try_rate(&mut self, rate_milli: u64) {
         let arrivals = (self.at_rate)(rate_milli);
-        let mut scenario = self.contest.scenario(self.scheme, arrivals);
-        scenario.misses_max = self.contest.misses_max(&scenario.arrivals);
+        let mut scenario = self.comparison.scenario(self.scheme, arrivals);
+        scenario.misses_max = self.comparison.misses_max(&scenario.arrivals);
         let outcome = run(&scenario);
         self.record(RateTrial {
             rate_milli,
@@ -294,7 +294,8 @@ impl<'a> RateSearch<'a> {
 
     /// An outcome without clients says nothing about the fleet, so it counts as not served.
     fn record(&mut self, tried: RateTrial) {
-        let served = self.contest.meets_goals(&tried.outcome) && !tried.outcome.clients.is_empty();
+        let served =
+            self.comparison.meets_goals(&tried.outcome) && !tried.outcome.clients.is_empty();
         if served {
             self.found.best = Some(tried)
         } else {
@@ -353,7 +354,7 @@ mod tests {
             ttft: Some(Duration::from_secs(60)),
             ..SloClass::default()
         };
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
             policy: Arc::new(SloPolicy {
                 classes: vec![class],
@@ -368,7 +369,7 @@ mod tests {
             runs.set(runs.get() + 1);
             at_rate(&arrivals, rate_milli)
         };
-        let checked = check(&contest, 1000, &faster);
+        let checked = check(&comparison, 1000, &faster);
         assert!(checked.met && checked.missed_first.is_none(), "{checked:?}");
         let best = checked.best.expect("one at a time is nothing");
         assert_eq!(
@@ -384,7 +385,7 @@ mod tests {
             ttft: Some(Duration::from_secs(60)),
             ..SloClass::default()
         };
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
             policy: Arc::new(SloPolicy {
                 classes: vec![class],
@@ -396,7 +397,7 @@ mod tests {
         };
         let arrivals = arrivals_at(&[0, 1000]);
         // Without a scaling policy left in it, the run ends.
-        let outcome = run(&contest.scenario(RoutingScheme::Auto, arrivals));
-        assert!(contest.meets_goals(&outcome), "{outcome:?}");
+        let outcome = run(&comparison.scenario(RoutingScheme::Auto, arrivals));
+        assert!(comparison.meets_goals(&outcome), "{outcome:?}");
     }
 }

@@ -112,7 +112,7 @@ pub(crate) struct OrchestratorState {
     target: PoolCounts,
     history: FleetHistory,
     counted_until: Time,
-    dice: SimRng,
+    rng: SimRng,
 }
 
 impl OrchestratorState {
@@ -124,7 +124,7 @@ impl OrchestratorState {
                 ..FleetHistory::default()
             },
             counted_until: Time::ZERO,
-            dice: SimRng::new(mix(seed)),
+            rng: SimRng::new(mix(seed)),
         }
     }
 
@@ -220,16 +220,16 @@ impl GoodputWorld<'_> {
         let by_router = self
             .starter()
             .is_some_and(|s| s.authority == ScalingAuthority::Router);
-        let Some(works) = self.orchestrator.as_mut().filter(|_| by_router) else {
+        let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| by_router) else {
             return;
         };
-        let last = &mut works.history.last;
+        let last = &mut orchestrator.history.last;
         if last.len() <= router {
             last.resize(router + 1, ScalerDecision::default());
         }
         last[router] = decision;
         if router == 0 {
-            works.set_target(self.now, decision.wanted.workers);
+            orchestrator.set_target(self.now, decision.wanted.workers);
         }
     }
 
@@ -243,11 +243,11 @@ impl GoodputWorld<'_> {
             self.go_by_thresholds(&most, devices_max);
         }
         self.check_routers();
-        let Some(works) = &mut self.orchestrator else {
+        let Some(orchestrator) = &mut self.orchestrator else {
             return;
         };
-        let target = works.target;
-        let growth = &mut works.history;
+        let target = orchestrator.target;
+        let growth = &mut orchestrator.history;
         let same = |pair: &[ScalerDecision]| pair[0].wanted.workers == pair[1].wanted.workers;
         growth.looks += 1;
         growth.disputed += u64::from(!growth.last.windows(2).all(same));
@@ -281,10 +281,10 @@ impl GoodputWorld<'_> {
     fn start(&mut self, starter: &Orchestrator, role: Role) {
         let device = starter.profile.device(self.workers.len() as u32, role);
         let place = self.enrol(device);
-        if let Some(works) = &mut self.orchestrator {
-            works.history.started += 1;
+        if let Some(orchestrator) = &mut self.orchestrator {
+            orchestrator.history.started += 1;
         }
-        self.agenda.push(
+        self.event_queue.push(
             self.now + starter.start_time,
             GoodputEvent::WorkerJoins(place),
         );
@@ -300,11 +300,11 @@ impl GoodputWorld<'_> {
             self.workers[place].phase = WorkerPhase::Gone;
             return;
         }
-        let Some(works) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
+        let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
             return;
         };
-        let place = *works.dice.pick(&there);
-        works.history.drained += 1;
+        let place = *orchestrator.rng.pick(&there);
+        orchestrator.history.drained += 1;
         self.workers[place].phase = WorkerPhase::Leaving;
         self.handle_worker_input(place, WorkerInput::Draining);
     }
@@ -313,11 +313,11 @@ impl GoodputWorld<'_> {
     pub(crate) fn kill_one(&mut self) {
         let up = |place: &usize| self.workers[*place].phase == WorkerPhase::Up;
         let there: Vec<usize> = (0..self.workers.len()).filter(up).collect();
-        let Some(works) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
+        let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
             return;
         };
-        let place = *works.dice.pick(&there);
-        works.history.killed += 1;
+        let place = *orchestrator.rng.pick(&there);
+        orchestrator.history.killed += 1;
         self.count_devices();
         self.gone(place);
     }
@@ -336,10 +336,10 @@ impl GoodputWorld<'_> {
             .map(|role| self.of_pool(role).len() as u32);
         let counted: u32 = pool_sizes.sum::<u32>() * self.devices_of_each();
         let now = self.now;
-        if let Some(works) = &mut self.orchestrator {
-            works.history.device_time += now.since(works.counted_until) * devices;
-            works.history.devices_most = works.history.devices_most.max(counted);
-            works.counted_until = now;
+        if let Some(orchestrator) = &mut self.orchestrator {
+            orchestrator.history.device_time += now.since(orchestrator.counted_until) * devices;
+            orchestrator.history.devices_most = orchestrator.history.devices_most.max(counted);
+            orchestrator.counted_until = now;
         }
     }
 
@@ -366,10 +366,10 @@ impl GoodputWorld<'_> {
             }
             // Starting workers will take load soon, so a pool with one does not change again.
             let starting = there.len() as u64 > count;
-            let Some(works) = self.orchestrator.as_mut().filter(|_| count > 0) else {
+            let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| count > 0) else {
                 continue;
             };
-            let mut target = works.target;
+            let mut target = orchestrator.target;
             // Whether the load would exceed the thresholds on `n` workers: 70 % of the blocks, or
             // two waiting sequences a worker.
             let fuller = |n: u64| held * 1000 > blocks * 700 * n / count || queue > 2 * n;
@@ -381,7 +381,7 @@ impl GoodputWorld<'_> {
             } else if count > 1 && !fuller(count - 1) && !starting {
                 *pool = (*pool - 1).max(1);
             }
-            works.set_target(self.now, target);
+            orchestrator.set_target(self.now, target);
         }
     }
 }

@@ -139,7 +139,7 @@ impl<'a> GoodputWorld<'a> {
         Self {
             scenario,
             now: Time::ZERO,
-            agenda: EventQueue::default(),
+            event_queue: EventQueue::default(),
             routers: (0..scenario.routers_count.max(1)).map(router).collect(),
             workers: devices
                 .iter()
@@ -177,18 +177,19 @@ impl<'a> GoodputWorld<'a> {
     pub(crate) fn run(mut self) -> GoodputOutcome {
         self.connect_all();
         if let Some(starter) = &self.scenario.orchestrator {
-            self.agenda.push(
+            self.event_queue.push(
                 Time::ZERO + starter.look_interval(),
                 GoodputEvent::CheckFleet,
             );
             for at in &starter.kill_times {
-                self.agenda.push(Time::ZERO + *at, GoodputEvent::KillWorker);
+                self.event_queue
+                    .push(Time::ZERO + *at, GoodputEvent::KillWorker);
             }
         }
         if let Some(first) = self.scenario.arrivals.first() {
-            self.agenda.push(first.at, GoodputEvent::ClientAsks);
+            self.event_queue.push(first.at, GoodputEvent::ClientAsks);
         }
-        while let Some((at, event)) = self.agenda.pop() {
+        while let Some((at, event)) = self.event_queue.pop() {
             self.now = at;
             self.events += 1;
             self.apply(event);
@@ -302,7 +303,7 @@ impl<'a> GoodputWorld<'a> {
                     .as_ref()
                     .map(Orchestrator::look_interval);
                 let next = self.now + every.unwrap_or_default();
-                self.agenda.push(next, GoodputEvent::CheckFleet);
+                self.event_queue.push(next, GoodputEvent::CheckFleet);
             }
         }
     }
@@ -315,7 +316,7 @@ impl<'a> GoodputWorld<'a> {
         let router = number % self.routers.len();
         self.arrivals_submitted += 1;
         if let Some(next) = self.scenario.arrivals.get(self.arrivals_submitted) {
-            self.agenda.push(next.at, GoodputEvent::ClientAsks);
+            self.event_queue.push(next.at, GoodputEvent::ClientAsks);
         }
         let flight = FlightId::new(self.routers[router].id, number as u64);
         let request = Arc::new(arrival.request(number as u64));
@@ -345,7 +346,7 @@ impl<'a> GoodputWorld<'a> {
         if let Some(wake) = wake.filter(|wake| process.wake.is_none_or(|planned| *wake < planned)) {
             process.wake = Some(wake);
             let at = self.scenario.timer_time(wake.max(self.now));
-            self.agenda.push(at, GoodputEvent::WakeRouter(router));
+            self.event_queue.push(at, GoodputEvent::WakeRouter(router));
         }
         while let Some(output) = self.routers[router].brain.poll() {
             self.perform_router_output(router, output);
@@ -356,9 +357,9 @@ impl<'a> GoodputWorld<'a> {
         match output {
             cleave_router::RouterOutput::Order { worker, order } => {
                 if matches!(order, Order::Serve { .. })
-                    && let Some(works) = &mut self.orchestrator
+                    && let Some(orchestrator) = &mut self.orchestrator
                 {
-                    works.count_role_change();
+                    orchestrator.count_role_change();
                 }
                 let worker = self.worker_index[&worker.worker];
                 let event = GoodputEvent::ToWorker {
@@ -367,15 +368,15 @@ impl<'a> GoodputWorld<'a> {
                     order,
                 };
                 let at = self.now + self.scenario.message_time;
-                self.agenda.push_in_order(at, event);
+                self.event_queue.push_in_order(at, event);
             }
             cleave_router::RouterOutput::Fence { handoff } => {
                 self.clients.fence(handoff);
-                self.agenda
+                self.event_queue
                     .push(self.now, GoodputEvent::Counted { router, handoff });
             }
             cleave_router::RouterOutput::Count { handoff } => {
-                self.agenda
+                self.event_queue
                     .push(self.now, GoodputEvent::Counted { router, handoff });
             }
             cleave_router::RouterOutput::End { flight, ending, .. } => {
