@@ -172,8 +172,8 @@ impl TierIndex {
 
     // === copies ===
 
-    /// Begins a copy to a tier; `gives` limits the contents that may be dropped for it from host
-    /// memory. Returns the content that the tier must drop, if any.
+    /// Begins a copy to a tier; `evictable` limits the contents that may be dropped for it from
+    /// host memory. Returns the content that the tier must drop, if any.
     ///
     /// # Errors
     /// [`NoTierRoom`]; then nothing has changed, except that the content is not offered to the disk

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_step_add_up_to_it() {
+    fn the_parts_of_a_step_add_up() {
         for (rows, pairs) in [(1, 0), (5, 7), (64, 0), (100, 3000)] {
             let work = StepWork {
                 rows,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_goes_by_the_price_of_its_own_link() {
+    fn a_transfer_costs_the_price_of_its_own_link() {
         let link = |latency_nanos, byte_picos| LinkPrice {
             latency_nanos,
             byte_picos,

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_counted_by_what_a_worker_takes() {
+    fn devices_are_counted_by_those_of_each_worker() {
         let mut scaling = scaling(8, 8, 16);
         (scaling.decode.devices, scaling.both.devices) = (2, 4);
         assert_eq!(devices(&counts(1, 2, 3), &scaling), 1 + 4 + 12);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_leg_gives_its_devices_first() {
+    fn the_largest_leg_loses_its_devices_first() {
         let of = |legs, devices| within_devices(legs, &scaling(8, 8, devices));
         assert_eq!(of(counts(6, 3, 0), 9), counts(6, 3, 0));
         assert_eq!(of(counts(6, 3, 0), 7), counts(4, 3, 0));

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_the_mean_of_what_arrived() {
+    fn traffic_is_the_mean_of_arrivals() {
         let traffic = scaler(scaling(8, 8, 0), 100).traffic(&demand());
         let expected = Traffic {
             rate: 2.0,

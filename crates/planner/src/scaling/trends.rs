@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_reaches_as_far_as_a_start_takes() {
+    fn growth_is_forecast_over_the_start_up_time() {
         let mut trends = LearnedTrends::default();
         let none = SloOutcomes::default();
         for tick in 1..=20 {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rise_within_three_spreads_is_chance() {
+    fn a_rise_within_three_deviations_is_ignored() {
         let growth = |late| {
             let mut trends = LearnedTrends::default();
             for tick in 1..=20 {

@@ -19,7 +19,7 @@ fn cancel(worker: &mut TestWorker, router: RouterId, number: u64) {
 }
 
 #[test]
-fn blocks_in_a_step_go_when_the_step_is_over() {
+fn blocks_in_a_step_are_freed_after_the_step() {
     let mut worker = TestWorker::new(limits());
     worker.submit(1, Want::tokens(160)).expect("there is room");
     cancel(&mut worker, RouterId(9), 1);

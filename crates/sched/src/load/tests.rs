@@ -98,7 +98,7 @@ fn a_load_follows_the_time_and_the_steps() {
 }
 
 #[test]
-fn a_prompt_that_is_handed_on_is_no_stream_here() {
+fn a_prompt_for_another_worker_is_no_stream_here() {
     let mut worker = TestWorker::new(limits());
     let target = HandoffTarget {
         worker: PEER,
@@ -160,7 +160,7 @@ fn a_step_that_takes_too_long_is_reported_stuck() {
 }
 
 #[test]
-fn of_a_step_ahead_nothing_has_passed() {
+fn a_step_ahead_counts_in_full() {
     let mut brain = WorkerBrain::new(limits());
     let step = |since, predicted| StepInFlight {
         id: StepId(1),
@@ -310,7 +310,7 @@ fn a_gap_is_reported_at_once_if_it_moved_by_a_tenth() {
 }
 
 #[test]
-fn a_number_has_moved_by_more_than_its_part() {
+fn a_change_counts_above_its_share() {
     assert!(!moved(100, 90, 10) && moved(100, 89, 10));
     assert!(!moved(100, 111, 10) && moved(100, 112, 10));
     assert!(!moved(0, 0, 10) && moved(0, 1, 10));

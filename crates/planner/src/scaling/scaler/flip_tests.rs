@@ -107,7 +107,7 @@ fn no_worker_changes_a_leg_that_is_large_enough() {
 }
 
 #[test]
-fn workers_that_leave_are_neither_counted_nor_chosen() {
+fn leaving_workers_are_neither_counted_nor_chosen() {
     let mut there = members(3, 1);
     there[2].leaving = true;
     assert_eq!(
@@ -378,7 +378,7 @@ fn an_unknown_class_is_the_default_one() {
 }
 
 #[test]
-fn other_classes_begin_with_no_judgement() {
+fn changed_classes_start_without_outcomes() {
     let mut scaler = scaler();
     scaler.window.arrived(at(1), 0, 10);
     let (same, policy) = (scaler.scaling.clone(), Arc::clone(&scaler.policy));
