@@ -136,8 +136,8 @@ impl PriceLearner {
         let picos = took.as_nanos().saturating_mul(1000) / u128::from(bytes);
         let picos = u64::try_from(picos).unwrap_or(u64::MAX);
         let links = &mut self.prices.links;
-        let known = links.binary_search_by_key(&to, |(worker, _)| *worker);
-        let link = match known {
+        let position = links.binary_search_by_key(&to, |(worker, _)| *worker);
+        let link = match position {
             Ok(found) => &mut links[found].1,
             Err(place) => {
                 let byte_picos = picos;

@@ -68,8 +68,8 @@ impl OffloadTiers {
         Some(of(self.from_host, blocks - on_disk)? + of(self.from_disk, on_disk)?)
     }
 
-    /// Learns the price of a fetch of which `blocks_fetched` blocks arrived, from the time worked on
-    /// it. Time spent waiting for steps and for other fetches does not count: otherwise a busy
+    /// Learns the price of a fetch of which `blocks_fetched` blocks arrived, from the time worked
+    /// on it. Time spent waiting for steps and for other fetches does not count: otherwise a busy
     /// engine would make tiers look too dear to use.
     fn measure(&mut self, blocks_fetched: u32, fetch: TierFetch, worked: Duration) {
         if blocks_fetched == 0 && worked.is_zero() {
