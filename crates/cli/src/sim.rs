@@ -62,7 +62,7 @@ pub(crate) fn explore(world: Option<&str>, scope: &ExploreScope) -> anyhow::Resu
             }
             Err(broken) => {
                 write!(out, "{broken}")?;
-                bail!("{}", broken.what);
+                bail!("{}", broken.problem);
             }
         }
     }

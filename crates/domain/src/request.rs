@@ -262,11 +262,11 @@ mod tests {
             }),
         ];
         assert_eq!(SamplingParams::greedy().check(10), Ok(()));
-        for (says, spoil) in spoils {
+        for (message, spoil) in spoils {
             let mut sampling = SamplingParams::greedy();
             spoil(&mut sampling);
-            let said = sampling.check(10).unwrap_err().to_string();
-            assert!(said.starts_with(says), "{said}");
+            let error = sampling.check(10).unwrap_err().to_string();
+            assert!(error.starts_with(message), "{error}");
         }
     }
 }

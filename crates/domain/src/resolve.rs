@@ -15,17 +15,17 @@ pub const CLASS_HEADER: &str = "x-slo-class";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownSloClass {
     /// The class that the request named.
-    pub asked: String,
+    pub requested: String,
     /// The classes that it may select, in the order of the policy.
-    pub known: Vec<String>,
+    pub selectable: Vec<String>,
 }
 
 impl fmt::Display for UnknownSloClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there is no class `{}` to ask for", self.asked)?;
-        match self.known.as_slice() {
+        write!(f, "there is no class `{}` to ask for", self.requested)?;
+        match self.selectable.as_slice() {
             [] => f.write_str("; requests may not choose one here"),
-            known => write!(f, "; there is {}", known.join(", ")),
+            classes => write!(f, "; there is {}", classes.join(", ")),
         }
     }
 }
@@ -48,11 +48,11 @@ impl SloPolicy {
         let tenant = self.tenant_of(origin);
         let fits = |rule: &&SloRule| rule.fits(origin, &tenant, model, prompt_tokens);
         let class = match &origin.class {
-            Some(asked) if self.may_ask_for(asked) => asked,
-            Some(asked) => {
+            Some(requested) if self.may_ask_for(requested) => requested,
+            Some(requested) => {
                 let rule = self.rules.iter().find(fits);
                 let leads = rule.filter(|rule| rule.is_about_class_header());
-                &leads.ok_or_else(|| self.unknown(asked))?.class
+                &leads.ok_or_else(|| self.unknown(requested))?.class
             }
             None => {
                 let rule = self.rules.iter().find(fits);
@@ -79,8 +79,8 @@ impl SloPolicy {
 
     /// The headers that rules match.
     pub fn headers(&self) -> impl Iterator<Item = &str> {
-        let asked = self.rules.iter().filter_map(|rule| rule.header.as_ref());
-        asked.map(|(name, _)| name.as_str())
+        let headers = self.rules.iter().filter_map(|rule| rule.header.as_ref());
+        headers.map(|(name, _)| name.as_str())
     }
 
     /// The tenant of the key of the request; else the tenant that it names, if the policy trusts
@@ -90,13 +90,13 @@ impl SloPolicy {
         if let Some(tenant) = self.key_owner(origin) {
             return tenant.name.clone();
         }
-        let known = |name: &String| {
+        let name_only = |name: &String| {
             let is_it = |one: &Tenant| one.name == *name && one.key_digests.is_empty();
             self.tenants.iter().any(is_it)
         };
         let named = origin.tenant.as_ref().filter(|_| self.trust.tenant);
         named
-            .filter(|name| known(name))
+            .filter(|name| name_only(name))
             .cloned()
             .unwrap_or_default()
     }
@@ -116,11 +116,11 @@ impl SloPolicy {
         owner
     }
 
-    fn unknown(&self, asked: &str) -> UnknownSloClass {
-        let known = self.classes.iter().filter(|class| class.by_name);
+    fn unknown(&self, requested: &str) -> UnknownSloClass {
+        let selectable = self.classes.iter().filter(|class| class.by_name);
         UnknownSloClass {
-            asked: asked.to_owned(),
-            known: known.map(|class| class.name.clone()).collect(),
+            requested: requested.to_owned(),
+            selectable: selectable.map(|class| class.name.clone()).collect(),
         }
     }
 }
@@ -430,7 +430,7 @@ mod tests {
             prop_assert_eq!(&slo, &policy.resolve(&origin, &model, tokens));
             match slo {
                 Ok(slo) => prop_assert!(policy.classes.iter().any(|class| class.name == slo.class)),
-                Err(unknown) => prop_assert_eq!(Some(unknown.asked), origin.class),
+                Err(unknown) => prop_assert_eq!(Some(unknown.requested), origin.class),
             }
         }
 

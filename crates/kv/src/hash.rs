@@ -71,11 +71,11 @@ mod tests {
     #[test]
     fn the_hash_matches_another_implementation() {
         let hashes = block_hashes(7, &[1, 2, 3, 4, 5, 6, 7, u32::MAX], 4);
-        let known = [
+        let expected = [
             0x0bbe_7c51_fa7c_a065_cefc_4023_5f9b_d124_u128,
             0x3ad3_33ab_335d_c258_0e82_e718_74e0_ee83,
         ];
-        assert_eq!(hashes, known.map(|hash| BlockHash(hash.to_be_bytes())));
+        assert_eq!(hashes, expected.map(|hash| BlockHash(hash.to_be_bytes())));
     }
 
     #[test]

@@ -195,8 +195,8 @@ impl BlockPool {
     }
 
     /// Releases a reservation completely.
-    pub fn release_all_reserved(&mut self, promise: &mut BlockReservation) {
-        let BlockReservation(blocks) = std::mem::take(promise);
+    pub fn release_all_reserved(&mut self, reservation: &mut BlockReservation) {
+        let BlockReservation(blocks) = std::mem::take(reservation);
         assert!(
             blocks <= self.reserved,
             "more blocks released than reserved: {blocks} of {}",
@@ -206,10 +206,10 @@ impl BlockPool {
     }
 
     /// Releases one reserved block; `false` if none was left.
-    pub fn release_reservation(&mut self, promise: &mut BlockReservation) -> bool {
-        let some = promise.0 > 0;
+    pub fn release_reservation(&mut self, reservation: &mut BlockReservation) -> bool {
+        let some = reservation.0 > 0;
         if some {
-            promise.0 -= 1;
+            reservation.0 -= 1;
             self.release_all_reserved(&mut BlockReservation(1));
         }
         some
@@ -234,8 +234,8 @@ impl BlockPool {
     }
 
     /// Takes a block of a reservation; `None` when it is used up.
-    pub fn take_reserved(&mut self, promise: &mut BlockReservation) -> Option<BlockRef> {
-        if !self.release_reservation(promise) {
+    pub fn take_reserved(&mut self, reservation: &mut BlockReservation) -> Option<BlockRef> {
+        if !self.release_reservation(reservation) {
             return None;
         }
         let held = self.take();
@@ -265,12 +265,12 @@ impl BlockPool {
     /// cached and its room is reserved by others.
     pub fn hold(&mut self, hash: BlockHash) -> Option<BlockRef> {
         let block = *self.index.get(&hash)?;
-        let room = self.blocks_available();
+        let available = self.blocks_available();
         let entry = &mut self.blocks[block.0 as usize];
         match &mut entry.state {
             BlockState::Held { holders, .. } => *holders += 1,
             BlockState::Cached { touched, content } => {
-                if room == 0 {
+                if available == 0 {
                     return None;
                 }
                 self.cached.remove(touched);
@@ -301,8 +301,8 @@ impl BlockPool {
     }
 
     /// Unpins a block. If it has no other holder, it is cached in its former place.
-    pub fn unpin(&mut self, lent: ReadPin) {
-        let ReadPin { held, touched } = lent;
+    pub fn unpin(&mut self, pin: ReadPin) {
+        let ReadPin { held, touched } = pin;
         let entry = self.held_entry(held);
         let BlockState::Held {
             holders: 1,
@@ -319,8 +319,8 @@ impl BlockPool {
 
     /// Whether a held block has one holder, and would be free or cached without it.
     pub fn has_one_holder(&self, held: BlockRef) -> bool {
-        let life = &self.blocks[held.block.0 as usize].state;
-        matches!(life, BlockState::Held { holders: 1, .. })
+        let state = &self.blocks[held.block.0 as usize].state;
+        matches!(state, BlockState::Held { holders: 1, .. })
     }
 
     /// Marks a held block as full and computed. If another block has that content already, this
@@ -385,18 +385,14 @@ impl BlockPool {
             inspected_count: looked_count,
             // Implied by the blocks.
             index: _,
-            reserved: promised,
+            reserved,
             holders_total: _,
             clock: _,
             changes,
         } = self;
-        for PoolBlock {
-            generation,
-            state: life,
-        } in blocks
-        {
+        for PoolBlock { generation, state } in blocks {
             generation.hash(hasher);
-            match life {
+            match state {
                 BlockState::Free => 0_u8.hash(hasher),
                 BlockState::Held { holders, content } => (1_u8, holders, content).hash(hasher),
                 BlockState::Cached {
@@ -409,7 +405,7 @@ impl BlockPool {
         for block in cached.values() {
             block.hash(hasher);
         }
-        (promised, looked_count, changes).hash(hasher);
+        (reserved, looked_count, changes).hash(hasher);
     }
 
     /// All contents that can be found.
@@ -418,8 +414,8 @@ impl BlockPool {
     }
 
     /// Asserts the invariant, and that `held` (the blocks of each table, one after the other) and
-    /// `promised` match the records of the pool. Walks the whole pool: for tests.
-    pub fn check(&self, held: impl IntoIterator<Item = BlockRef>, promised: u32) {
+    /// `reserved` match the records of the pool. Walks the whole pool: for tests.
+    pub fn check(&self, held: impl IntoIterator<Item = BlockRef>, reserved: u32) {
         let mut holders = vec![0; self.blocks.len()];
         let mut holdings = 0;
         for held in held {
@@ -440,7 +436,7 @@ impl BlockPool {
             assert_eq!(counted, *expected, "holders of a block: {entry:?}");
         }
         assert_eq!(self.holders_total, holdings, "entries in tables");
-        assert_eq!(self.reserved, promised, "promises");
+        assert_eq!(self.reserved, reserved, "reservations");
         self.check_lists();
     }
 
@@ -575,27 +571,27 @@ mod tests {
     #[test]
     fn reserved_blocks_are_not_given_to_others() {
         let mut pool = BlockPool::new(3);
-        let mut promise = pool.reserve(2).unwrap();
-        let taken = pool.take().unwrap();
+        let mut reservation = pool.reserve(2).unwrap();
+        let block = pool.take().unwrap();
         assert_eq!(pool.take(), None);
         assert_eq!(pool.reserve(1), None);
-        let grown = pool.take_reserved(&mut promise).unwrap();
-        pool.check([taken, grown], 1);
-        pool.release_all_reserved(&mut promise);
+        let grown = pool.take_reserved(&mut reservation).unwrap();
+        pool.check([block, grown], 1);
+        pool.release_all_reserved(&mut reservation);
         assert_eq!(pool.blocks_available(), 1);
         let mut spent = BlockReservation::default();
         assert_eq!(pool.take_reserved(&mut spent), None);
     }
 
     #[test]
-    fn a_cached_block_whose_room_is_reserved_cannot_be_held() {
+    fn a_reserved_cached_block_cannot_be_held() {
         let mut pool = BlockPool::new(1);
         let held = pool.take().unwrap();
         pool.set_content(held, hash(1));
         pool.release(held);
-        let mut promise = pool.reserve(1).unwrap();
+        let mut reservation = pool.reserve(1).unwrap();
         assert_eq!(pool.hold(hash(1)), None);
-        pool.release_all_reserved(&mut promise);
+        pool.release_all_reserved(&mut reservation);
         assert_eq!(pool.hold(hash(1)), Some(held));
     }
 
@@ -645,23 +641,23 @@ mod tests {
         held.into_iter().for_each(|held| pool.release(held));
         let next: Vec<_> = pool.next_to_evict(2).map(|(_, hash)| hash).collect();
         assert_eq!(next, [hash(1), hash(2)]);
-        let lent = pool.pin_for_read(hash(1)).unwrap();
+        let pin = pool.pin_for_read(hash(1)).unwrap();
         assert_eq!(pool.pin_for_read(hash(1)), None, "it is read already");
-        pool.mark_inspected(lent.touched);
-        pool.check([lent.held], 0);
+        pool.mark_inspected(pin.touched);
+        pool.check([pin.held], 0);
         assert_eq!(pool.blocks_available(), 2);
         // A block taken meanwhile is another one.
         let second = pool.take().unwrap();
         assert!(!pool.contains(hash(2)) && pool.contains(hash(1)));
-        pool.unpin(lent);
+        pool.unpin(pin);
         assert_eq!(pool.next_to_evict(1).count(), 0, "it was looked at");
         let next: Vec<_> = pool.next_to_evict(9).map(|(_, hash)| hash).collect();
         assert_eq!(next, [hash(3)]);
         pool.check([second], 0);
         // A block that got another holder meanwhile stays held.
-        let lent = pool.pin_for_read(hash(1)).unwrap();
+        let pin = pool.pin_for_read(hash(1)).unwrap();
         let shared = pool.hold(hash(1)).unwrap();
-        pool.unpin(lent);
+        pool.unpin(pin);
         pool.check([second, shared], 0);
     }
 

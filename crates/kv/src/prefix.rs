@@ -44,11 +44,11 @@ impl FleetPrefixIndex {
         hashes: &[BlockHash],
         contents_max: usize,
     ) -> usize {
-        let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
-        if known.is_some_and(|known| known > worker.incarnation) {
+        let known_incarnation = self.workers.get(&worker.worker).map(|c| c.incarnation);
+        if known_incarnation.is_some_and(|known| known > worker.incarnation) {
             return 0;
         }
-        if known.is_some_and(|known| known < worker.incarnation) {
+        if known_incarnation.is_some_and(|known| known < worker.incarnation) {
             self.remove_worker(worker.worker);
         }
         let mut dropped_count = 0;
@@ -90,8 +90,8 @@ impl FleetPrefixIndex {
 
     /// Removes an incarnation of a worker that has ended, with its contents.
     pub fn worker_lost(&mut self, worker: WorkerRef) {
-        let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
-        if known.is_some_and(|known| known <= worker.incarnation) {
+        let known_incarnation = self.workers.get(&worker.worker).map(|c| c.incarnation);
+        if known_incarnation.is_some_and(|known| known <= worker.incarnation) {
             self.remove_worker(worker.worker);
         }
     }
@@ -125,7 +125,7 @@ impl FleetPrefixIndex {
             groups.push((lack, low, middle));
         }
         found.sort_unstable();
-        let life = |(worker, blocks): (WorkerId, u32)| {
+        let worker_ref = |(worker, blocks): (WorkerId, u32)| {
             let incarnation = self.workers[&worker].incarnation;
             let worker = WorkerRef {
                 worker,
@@ -133,7 +133,7 @@ impl FleetPrefixIndex {
             };
             (worker, blocks)
         };
-        found.into_iter().map(life).collect()
+        found.into_iter().map(worker_ref).collect()
     }
 
     /// Splits `workers` into those that have the block, and the others.
@@ -192,10 +192,10 @@ mod tests {
     use super::FleetPrefixIndex;
     use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 
-    fn worker(id: u64, life: u64) -> WorkerRef {
+    fn worker(id: u64, incarnation: u64) -> WorkerRef {
         WorkerRef {
             worker: WorkerId(id),
-            incarnation: Incarnation(life),
+            incarnation: Incarnation(incarnation),
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
 
     /// Reports of a rogue worker must not fill the memory of the router.
     #[test]
-    fn the_contents_kept_of_a_worker_are_limited() {
+    fn contents_per_worker_are_limited() {
         let mut index = FleetPrefixIndex::default();
         for byte in 0..=255_u8 {
             index.stored(worker(1, 1), &[BlockHash([byte; 16])], 10);
@@ -252,12 +252,12 @@ mod tests {
         for length in 1..=13 {
             index.stored(worker(length, 1), &hashes(&all[..length as usize]), MANY);
         }
-        for asked in 1..=13 {
+        for query_blocks in 1..=13 {
             let expected: Vec<_> = (1..=13)
-                .map(|length| (worker(length, 1), length.min(asked) as u32))
+                .map(|length| (worker(length, 1), length.min(query_blocks) as u32))
                 .collect();
             assert_eq!(
-                index.longest_prefixes(&hashes(&all[..asked as usize])),
+                index.longest_prefixes(&hashes(&all[..query_blocks as usize])),
                 expected
             );
         }

@@ -172,8 +172,8 @@ impl TierIndex {
 
     // === copies ===
 
-    /// Begins a copy to a tier; `gives` limits the contents that may be dropped for it from host
-    /// memory. Returns the content that the tier must drop, if any.
+    /// Begins a copy to a tier; `evictable` limits the contents that may be dropped for it from
+    /// host memory. Returns the content that the tier must drop, if any.
     ///
     /// # Errors
     /// [`NoTierRoom`]; then nothing has changed, except that the content is not offered to the disk
@@ -182,12 +182,12 @@ impl TierIndex {
         &mut self,
         hash: BlockHash,
         place: TierLevel,
-        gives: EvictableContents,
+        evictable: EvictableContents,
     ) -> Result<Option<BlockHash>, NoTierRoom> {
         self.remove_from_unwritten(hash);
         let full = self.level(place).blocks() >= self.level(place).blocks_max;
         let oldest = if full {
-            Some(self.oldest_idle(place, gives).ok_or(NoTierRoom)?)
+            Some(self.oldest_idle(place, evictable).ok_or(NoTierRoom)?)
         } else {
             None
         };
@@ -303,9 +303,9 @@ impl TierIndex {
         for (hash, content) in &self.contents {
             (hash, content.host, content.disk, content.readers).hash(hasher);
         }
-        for shelf in [&self.host, &self.disk] {
-            shelf.copies_in_progress.hash(hasher);
-            shelf.by_age.values().for_each(|hash| hash.hash(hasher));
+        for level in [&self.host, &self.disk] {
+            level.copies_in_progress.hash(hasher);
+            level.by_age.values().for_each(|hash| hash.hash(hasher));
         }
         self.unwritten.values().for_each(|hash| hash.hash(hasher));
         self.changes.hash(hasher);
@@ -314,14 +314,14 @@ impl TierIndex {
     /// Asserts the invariant, and the number of readers. Walks everything: for tests.
     pub fn check(&self, readers: u64) {
         let mut counted = 0;
-        let mut kept = [0_u32; 2];
+        let mut copies = [0_u32; 2];
         for (hash, content) in &self.contents {
-            let stays = content.is_found() || content.is_being_copied() || content.readers > 0;
-            assert!(stays, "nothing is left of {hash}");
+            let in_use = content.is_found() || content.is_being_copied() || content.readers > 0;
+            assert!(in_use, "nothing is left of {hash}");
             counted += u64::from(content.readers);
-            for (place, kept) in [TierLevel::Host, TierLevel::Disk]
+            for (place, copies) in [TierLevel::Host, TierLevel::Disk]
                 .into_iter()
-                .zip(&mut kept)
+                .zip(&mut copies)
             {
                 let named = self.level(place).by_age.get(&content.touched) == Some(hash);
                 assert_eq!(
@@ -329,13 +329,13 @@ impl TierIndex {
                     content.state_at(place) == CopyState::Complete,
                     "{place:?}"
                 );
-                *kept += u32::from(content.state_at(place) != CopyState::Absent);
+                *copies += u32::from(content.state_at(place) != CopyState::Absent);
             }
         }
-        for (place, kept) in [TierLevel::Host, TierLevel::Disk].into_iter().zip(kept) {
-            let shelf = self.level(place);
-            assert_eq!(shelf.blocks(), kept, "{place:?}");
-            assert!(kept <= shelf.blocks_max, "too much in {place:?}");
+        for (place, copies) in [TierLevel::Host, TierLevel::Disk].into_iter().zip(copies) {
+            let level = self.level(place);
+            assert_eq!(level.blocks(), copies, "{place:?}");
+            assert!(copies <= level.blocks_max, "too much in {place:?}");
         }
         for hash in self.unwritten.values() {
             let content = &self.contents[hash];
@@ -364,10 +364,10 @@ impl TierIndex {
     }
 
     /// The oldest content of a tier that is neither read nor copied to the other tier.
-    fn oldest_idle(&self, place: TierLevel, gives: EvictableContents) -> Option<BlockHash> {
+    fn oldest_idle(&self, place: TierLevel, evictable: EvictableContents) -> Option<BlockHash> {
         let spared = |touched: &u64| {
             place == TierLevel::Host
-                && gives == EvictableContents::WrittenOnly
+                && evictable == EvictableContents::WrittenOnly
                 && self.unwritten.contains_key(touched)
         };
         let idle = |hash: &&BlockHash| {
@@ -552,8 +552,8 @@ mod tests {
                     match act {
                         0 | 1 if !tier.contains(hash) => {
                             let place = TierLevel::Host;
-                            let gives = if on_disk { EvictableContents::WrittenOnly } else { EvictableContents::Any };
-                            let begun = tier.begin_copy(hash, place, gives).is_ok();
+                            let evictable = if on_disk { EvictableContents::WrittenOnly } else { EvictableContents::Any };
+                            let begun = tier.begin_copy(hash, place, evictable).is_ok();
                             coming.extend(begun.then_some((hash, place)));
                         }
                         2 => if let Some(next) = tier.next_unwritten() {

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_leaves_room_for_errors_and_for_the_last_draw() {
+    fn a_chunk_leaves_time_for_errors_and_the_last_draw() {
         let room = |rest, tokens| ChunkRoom {
             computed: 0,
             rest,

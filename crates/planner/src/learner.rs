@@ -136,8 +136,8 @@ impl PriceLearner {
         let picos = took.as_nanos().saturating_mul(1000) / u128::from(bytes);
         let picos = u64::try_from(picos).unwrap_or(u64::MAX);
         let links = &mut self.prices.links;
-        let known = links.binary_search_by_key(&to, |(worker, _)| *worker);
-        let link = match known {
+        let position = links.binary_search_by_key(&to, |(worker, _)| *worker);
+        let link = match position {
             Ok(found) => &mut links[found].1,
             Err(place) => {
                 let byte_picos = picos;
@@ -360,9 +360,9 @@ mod tests {
     fn held_out(learner: &PriceLearner, real: &Prices) -> (u64, u64) {
         let error = |i| {
             let work = step(i);
-            let (told, is) = (learner.prices().step(&work), real.step(&work));
-            let (told, is) = (told.as_nanos() as f64, is.as_nanos() as f64);
-            ((told / is - 1.0).abs() * 1000.0) as u64
+            let (predicted, actual) = (learner.prices().step(&work), real.step(&work));
+            let (predicted, actual) = (predicted.as_nanos() as f64, actual.as_nanos() as f64);
+            ((predicted / actual - 1.0).abs() * 1000.0) as u64
         };
         let mut errors: Vec<u64> = (100_000..100_200).map(error).collect();
         errors.sort_unstable();
@@ -405,9 +405,12 @@ mod tests {
             learner.observe(&step(i), real().step(&step(i)) * 2);
         }
         let slower = step(999);
-        let told = learner.prices().step(&slower).as_nanos() as f64;
-        let is = (real().step(&slower) * 2).as_nanos() as f64;
-        assert!((told / is - 1.0).abs() < 0.1, "{told} {is}");
+        let predicted = learner.prices().step(&slower).as_nanos() as f64;
+        let actual = (real().step(&slower) * 2).as_nanos() as f64;
+        assert!(
+            (predicted / actual - 1.0).abs() < 0.1,
+            "{predicted} {actual}"
+        );
     }
 
     #[test]
@@ -469,14 +472,14 @@ mod tests {
     fn errors_are_those_of_the_last_steps() {
         let mut fit = PriceFilter::new(&seed());
         assert_eq!(fit.error(500, ERRORS_MAX), 0);
-        let hear = |fit: &mut PriceFilter, errors: std::ops::RangeInclusive<u32>| {
+        let record = |fit: &mut PriceFilter, errors: std::ops::RangeInclusive<u32>| {
             errors.for_each(|error| fit.record_error(f64::from(error) / 1000.0 + 1e-6));
         };
-        hear(&mut fit, 1..=100);
+        record(&mut fit, 1..=100);
         let of =
             |fit: &PriceFilter| [(500, 128), (950, 128), (500, 15)].map(|(p, n)| fit.error(p, n));
         assert_eq!(of(&fit), [50, 95, 93]);
-        hear(&mut fit, 101..=200);
+        record(&mut fit, 101..=200);
         assert_eq!(of(&fit), [136, 193, 193]);
     }
 

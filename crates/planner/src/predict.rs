@@ -78,8 +78,8 @@ impl Predict for Prices {
     }
 
     fn transfer(&self, to: WorkerId, bytes: u64) -> Duration {
-        let known = self.links.binary_search_by_key(&to, |(worker, _)| *worker);
-        let link = known.map_or(&self.link, |found| &self.links[found].1);
+        let position = self.links.binary_search_by_key(&to, |(worker, _)| *worker);
+        let link = position.map_or(&self.link, |found| &self.links[found].1);
         predict_link(link, bytes)
     }
 }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_step_add_up_to_it() {
+    fn the_parts_of_a_step_add_up() {
         for (rows, pairs) in [(1, 0), (5, 7), (64, 0), (100, 3000)] {
             let work = StepWork {
                 rows,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_goes_by_the_price_of_its_own_link() {
+    fn a_transfer_costs_the_price_of_its_own_link() {
         let link = |latency_nanos, byte_picos| LinkPrice {
             latency_nanos,
             byte_picos,
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_step_is_told_apart() {
+    fn each_part_of_a_step_has_its_own_price() {
         let work = |rows| StepWork {
             rows,
             pairs: 50,

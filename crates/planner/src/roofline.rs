@@ -142,16 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn the_part_in_use_is_work_over_what_the_time_allows() {
-        let (shape, device) = (tiny(), slow_device());
+    fn utilisation_is_work_over_what_the_time_allows() {
+        let (model, device) = (tiny(), slow_device());
         let rows = StepWork {
             rows: 16,
             ..StepWork::default()
         };
         let busy = Duration::from_secs(18);
-        assert_eq!(flops_used(&shape, &device, &rows, busy), 0.5);
-        assert_eq!(bytes_used(&shape, &device, &rows, 16, busy), 0.5);
-        assert_eq!(flops_used(&shape, &device, &rows, Duration::ZERO), 0.0);
+        assert_eq!(flops_used(&model, &device, &rows, busy), 0.5);
+        assert_eq!(bytes_used(&model, &device, &rows, 16, busy), 0.5);
+        assert_eq!(flops_used(&model, &device, &rows, Duration::ZERO), 0.0);
     }
 
     #[test]

@@ -116,8 +116,8 @@ fn errors(learner: &PriceLearner, steps: &[(StepWork, Duration)]) -> (u32, u32) 
     let mut errors: Vec<u32> = steps
         .iter()
         .map(|(work, took)| {
-            let told = learner.prices().step(work).as_secs_f64();
-            ((told / took.as_secs_f64() - 1.0).abs() * 1000.0) as u32
+            let predicted = learner.prices().step(work).as_secs_f64();
+            ((predicted / took.as_secs_f64() - 1.0).abs() * 1000.0) as u32
         })
         .collect();
     errors.sort_unstable();

@@ -33,14 +33,14 @@ fn main() -> std::io::Result<()> {
             let each = fleet.place(REQUESTS);
             let placed = resident();
             fleet.keep(KEPT);
-            let kept = resident();
+            let flying = resident();
             let rate = 1e9 / each.as_nanos().max(1) as f64;
             writeln!(
                 out,
                 "{workers} workers, {}: {each:?} per request, {rate:.0} a second; {} KiB a worker, {} B a flight",
                 if priced { "by prices" } else { "by load" },
                 joined.saturating_sub(before) / 1024 / workers,
-                kept.saturating_sub(placed) / KEPT,
+                flying.saturating_sub(placed) / KEPT,
             )?;
         }
     }

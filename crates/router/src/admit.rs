@@ -62,7 +62,7 @@ impl FlightRecord {
 
 impl ChosenPlacement {
     pub(crate) fn miss(&self) -> Option<TargetMiss> {
-        self.outlook.and_then(|outlook| outlook.miss)
+        self.forecast.and_then(|forecast| forecast.miss)
     }
 }
 
@@ -83,7 +83,7 @@ impl RouterBrain {
         let mut flight = FlightRecord::new(place, request, sizes, self.now);
         flight.on_miss = unmet;
         self.tally.open(flight.payer());
-        self.came(&flight.request);
+        self.count_arrival(&flight.request);
         self.flights.insert(id, flight);
         match refusal {
             Some(refusal) => self.refuse(id, refusal, Vec::new()),
@@ -117,20 +117,20 @@ impl RouterBrain {
     /// Places a flight that is not in the queue, or lets it wait, or ends it.
     fn admit(&mut self, id: FlightId) {
         match self.find(id) {
-            Err(NoPlacement::NoWorker) => match self.hope() {
+            Err(NoPlacement::NoWorker) => match self.workers_expected() {
                 Some(start_max) => self.wait_for_workers(id, start_max),
                 None => self.refuse(id, Refusal::NoWorker, Vec::new()),
             },
             Err(NoPlacement::TooLong { tokens_max }) => {
                 self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
             }
-            Ok(placing) => match placing.miss() {
-                Some(miss) => self.unmet(id, miss, placing.considered),
-                None if self.is_next(id) => self.start(id, &placing),
+            Ok(placement) => match placement.miss() {
+                Some(miss) => self.unmet(id, miss, placement.considered),
+                None if self.is_next(id) => self.start(id, &placement),
                 None => {
                     self.wait(id);
                     if self.overtakes() {
-                        self.look_soon();
+                        self.serve_queue_soon();
                     }
                 }
             },
@@ -171,9 +171,9 @@ impl RouterBrain {
         // Waiting flights are served as slots become free; each worker of a device of its own frees
         // some.
         let workers = decodes.min(census.devices).max(1);
-        let room = relief * (self.queue.len() / workers + 1);
+        let queue_wait = relief * (self.queue.len() / workers + 1);
         let alone = self.fleet.alone_least(&query);
-        let predicted = need.counted_wait + need.ttft_by.stretch(room + alone);
+        let predicted = need.counted_wait + need.ttft_by.stretch(queue_wait + alone);
         let clears = (alone <= target).then(|| predicted.saturating_sub(target));
         (predicted > target).then_some(TargetMiss {
             aim,
@@ -272,7 +272,7 @@ impl RouterBrain {
         };
         let by_time = self.limits.mode == RoutingMode::Slo && flight.is_new();
         let Some(due) = prompt_deadline(&flight.request).filter(|_| by_time) else {
-            return self.give_up(id);
+            return self.end_without_place(id);
         };
         let need = self.need(flight);
         let query = self.query(flight, need.as_ref());
@@ -285,12 +285,12 @@ impl RouterBrain {
                 Some(at) => self
                     .timers
                     .set(id, FlightTimer::StepTimeout, Some(at.min(last))),
-                None => self.give_up(id),
+                None => self.end_without_place(id),
             };
         }
         let relief = need.and_then(|_| self.fleet.relief(&query));
         if self.full() == Refusal::NoWorker {
-            return self.give_up(id);
+            return self.end_without_place(id);
         }
         let miss = TargetMiss {
             aim: match flight.request.slo.ttft {
@@ -329,7 +329,7 @@ impl RouterBrain {
     /// Places as many flights as possible, in the order of the queue.
     /// A flight that finds no room closes its queue for the pass, or ends the pass, by its overtake
     /// rule.
-    pub(crate) fn serve_line(&mut self) {
+    pub(crate) fn serve_queue(&mut self) {
         let mut closed = BTreeSet::new();
         let mut overtaken: Vec<FlightId> = Vec::new();
         let mut passed = BTreeSet::new();
@@ -337,15 +337,15 @@ impl RouterBrain {
         while let Some(id) = self.next_of(&closed, &passed).filter(|_| tries < TRIES_MAX) {
             let queue = self.flights.get(&id).map(|f| f.place.queue_id());
             match self.seek(id) {
-                Ok(placing) => match placing.miss() {
+                Ok(placement) => match placement.miss() {
                     None => {
-                        self.start(id, &placing);
+                        self.start(id, &placement);
                         self.count_overtaken(&overtaken);
                     }
                     Some(miss) => {
                         tries += 1;
                         passed.insert(id);
-                        self.unmet(id, miss, placing.considered);
+                        self.unmet(id, miss, placement.considered);
                     }
                 },
                 // It holds up no other flight.
@@ -381,7 +381,7 @@ impl RouterBrain {
         let Some(flight) = self.flights.get(&id).filter(|_| self.overtakes()) else {
             return OvertakeRule::Forbidden;
         };
-        if self.gives_way(flight) {
+        if self.yields(flight) {
             OvertakeRule::Uncounted
         } else if flight.overtaken < OVERTAKEN_MAX {
             OvertakeRule::Counted
@@ -391,14 +391,14 @@ impl RouterBrain {
     }
 
     /// Makes a pass over the queue after news of room or time, but at most one in each interval.
-    pub(crate) fn look_soon(&mut self) {
+    pub(crate) fn serve_queue_soon(&mut self) {
         let at = self.queue_served_at + QUEUE_SERVICE_INTERVAL;
         if self.queue.len() == 0 {
             self.queue_due_at = None;
         } else if self.now >= at {
             self.queue_served_at = self.now;
             self.queue_due_at = None;
-            self.serve_line();
+            self.serve_queue();
         } else {
             self.queue_due_at = Some(at);
         }
@@ -411,7 +411,7 @@ impl RouterBrain {
     }
 
     /// Whether it takes only what flights with targets leave.
-    fn gives_way(&self, flight: &FlightRecord) -> bool {
+    fn yields(&self, flight: &FlightRecord) -> bool {
         let aims =
             |class: &SloClass| class.ttft.is_some() || class.tpot.is_some() || class.e2e.is_some();
         let slo = &flight.request.slo;
@@ -420,7 +420,7 @@ impl RouterBrain {
     }
 
     /// Whether some classes have targets and others have none.
-    pub(crate) fn anybody_gives_way(&self) -> bool {
+    pub(crate) fn some_class_yields(&self) -> bool {
         let aims =
             |class: &SloClass| class.ttft.is_some() || class.tpot.is_some() || class.e2e.is_some();
         let classes = &self.limits.policy.classes;
@@ -467,7 +467,7 @@ impl RouterBrain {
             gap_left_to_others: gaps.min().map(|gap| gap - gap / SPARED_PARTS),
             priority_over_others: if !flight.is_new() {
                 PlacementPriority::Resumed
-            } else if self.gives_way(flight) {
+            } else if self.yields(flight) {
                 PlacementPriority::Yielding
             } else {
                 PlacementPriority::New
@@ -515,8 +515,8 @@ enum OvertakeRule {
 /// The account to which a tenant is charged. Tenants without a share of their own have one account
 /// together, or a client that invents names would have as many shares as names.
 fn account_name<'a>(policy: &SloPolicy, tenant: &'a str) -> &'a str {
-    let known = policy.tenants.iter().any(|one| one.name == tenant);
-    if known { tenant } else { "" }
+    let is_named = policy.tenants.iter().any(|one| one.name == tenant);
+    if is_named { tenant } else { "" }
 }
 
 /// Deadline of its prompt, measured from its arrival.

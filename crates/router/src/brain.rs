@@ -10,7 +10,7 @@
 //! The way of a flight is spread over files: `admit` (admission), `place` (waiting, the first
 //! order), `walk` (the effect of each report of a worker), `resume` (an attempt that ended too
 //! early), `losses` (failures that count), `moves` (a running sequence goes to another worker),
-//! `rescue` (a stuck worker), `legs` (release of legs) and `verdict` (outcome and times).
+//! `fail_over_stuck` (a stuck worker), `legs` (release of legs) and `verdict` (outcome and times).
 //!
 //! Owns: the flights, the queue, the timers. Never: sees a generated token while it is drawn;
 //! tokens bypass it, and it asks for them when another worker is to draw the next.
@@ -90,7 +90,7 @@ pub struct RouterBrain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RouterDrainState {
     No,
-    Asked,
+    Requested,
     Reported,
 }
 
@@ -147,7 +147,7 @@ impl RouterBrain {
                 description,
             } => self.joined(worker, description),
             RouterInput::WorkerLost { worker } => self.lost(worker),
-            RouterInput::WorkerReported { worker, report } => self.told(worker, report),
+            RouterInput::WorkerReported { worker, report } => self.reported(worker, report),
             RouterInput::Submitted { flight, request } => self.submitted(flight, request),
             RouterInput::Cancelled { flight, why } => self.cancelled(flight, why),
             RouterInput::Counted { handoff, generated } => self.counted(handoff, generated),
@@ -161,7 +161,7 @@ impl RouterBrain {
             RouterInput::Woke => {}
             RouterInput::Draining => {
                 if self.draining == RouterDrainState::No {
-                    self.draining = RouterDrainState::Asked;
+                    self.draining = RouterDrainState::Requested;
                 }
             }
         }
@@ -175,12 +175,12 @@ impl RouterBrain {
 
     /// When to wake the brain at the latest, if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
-        let door = self.retry_at.first().map(|(at, _)| *at);
-        let patience = self.stuck_deadlines.first().map(|(at, _)| *at);
+        let retry_at = self.retry_at.first().map(|(at, _)| *at);
+        let stuck_at = self.stuck_deadlines.first().map(|(at, _)| *at);
         [
             self.timers.first(),
-            door,
-            patience,
+            retry_at,
+            stuck_at,
             self.renew_at,
             self.queue_due_at,
             self.scaler.as_ref().map(|scaler| scaler.deadline()),
@@ -217,16 +217,16 @@ impl RouterBrain {
         );
         let (mut waiting, mut counting) = (0, 0);
         for (id, flight) in &self.flights {
-            let in_line = self.queue.contains(&flight.place);
+            let queued = self.queue.contains(&flight.place);
             match &flight.stage {
                 FlightPhase::Waiting => {
-                    assert!(in_line, "{id} waits but is not in the queue");
-                    let alarm = self.timers.get(*id, FlightTimer::StepTimeout);
-                    assert!(alarm.is_some(), "{id} waits without a time limit");
+                    assert!(queued, "{id} waits but is not in the queue");
+                    let timer = self.timers.get(*id, FlightTimer::StepTimeout);
+                    assert!(timer.is_some(), "{id} waits without a time limit");
                     waiting += 1;
                 }
                 FlightPhase::CountingTokens(broken) => {
-                    assert!(!in_line, "{id} is being counted and is in the queue");
+                    assert!(!queued, "{id} is being counted and is in the queue");
                     let last = flight.attempts - 1;
                     assert_eq!(
                         broken.fence.attempt, last,
@@ -235,17 +235,17 @@ impl RouterBrain {
                     counting += 1;
                 }
                 FlightPhase::Flying(attempt) => {
-                    assert!(!in_line, "{id} has an attempt and is in the queue");
+                    assert!(!queued, "{id} has an attempt and is in the queue");
                     self.check_attempt(flight, attempt);
                 }
             }
             let pauses = flight.pauses(self.now);
-            let alarm = self.timers.get(*id, FlightTimer::RetryDelay);
-            assert!(!pauses || in_line, "{id} pauses but is not in the queue");
-            assert!(!pauses || alarm.is_some(), "{id} pauses without a timer");
-            let flies = flight.attempt().is_some();
+            let timer = self.timers.get(*id, FlightTimer::RetryDelay);
+            assert!(!pauses || queued, "{id} pauses but is not in the queue");
+            assert!(!pauses || timer.is_some(), "{id} pauses without a timer");
+            let has_attempt = flight.attempt().is_some();
             assert!(
-                flies || flight.moving.is_none(),
+                has_attempt || flight.moving.is_none(),
                 "{id} moves without a current attempt"
             );
             let listed = self.moving.contains(id);
@@ -265,8 +265,8 @@ impl RouterBrain {
             "the number of flights being counted is wrong"
         );
         for flight in self.timers.flights() {
-            let known = self.flights.contains_key(&flight);
-            assert!(known, "a timer outlived {flight}");
+            let in_flight = self.flights.contains_key(&flight);
+            assert!(in_flight, "a timer outlived {flight}");
         }
         for flight in self.failing_over.keys() {
             assert!(
@@ -293,19 +293,19 @@ impl RouterBrain {
                 "{flight} is listed as cancelling without open legs"
             );
         }
-        self.check_promises();
+        self.check_claims();
     }
 
     fn check_attempt(&self, flight: &FlightRecord, attempt: &FlightAttempt) {
         let handoff = attempt.handoff;
-        let alarm = self.timers.get(handoff.flight, FlightTimer::StepTimeout);
+        let timer = self.timers.get(handoff.flight, FlightTimer::StepTimeout);
         let decode = self.fleet.claim(attempt.decode, handoff);
         let sender = self.fleet.claim(attempt.prefill, attempt.sending());
         assert!(
-            attempt.reserved || alarm.is_some(),
+            attempt.reserved || timer.is_some(),
             "{handoff} waits for a reservation without an alarm"
         );
-        let in_doubt = attempt.leg_failure.is_some() && alarm.is_some();
+        let in_doubt = attempt.leg_failure.is_some() && timer.is_some();
         assert!(
             attempt.finished.is_some() || decode.is_some() || in_doubt,
             "{handoff} has no claim on its decode worker"
@@ -330,7 +330,7 @@ impl RouterBrain {
         );
         assert!(!leg.landed, "{to} landed and is not the flight's attempt");
         assert!(
-            leg.reserved || alarm.is_some(),
+            leg.reserved || timer.is_some(),
             "{to} waits for a reservation without an alarm"
         );
         let held = self.fleet.claim(leg.decode, to).is_some();
@@ -342,14 +342,14 @@ impl RouterBrain {
 
     /// Asserts that every renewed claim belongs to the attempt that generates, or to the one to
     /// which it moves.
-    fn check_promises(&self) {
+    fn check_claims(&self) {
         for worker in self.fleet.workers() {
-            let live = |promise: &LegClaim| promise.renewed;
+            let live = |claim: &LegClaim| claim.renewed;
             for (handoff, _) in worker.ledger.handoffs().filter(|(_, p)| live(p)) {
-                let wanted = self.current(handoff).or(self.leg(handoff));
+                let user = self.current(handoff).or(self.leg(handoff));
                 let me = worker.me;
                 assert!(
-                    wanted.is_some_and(|a| a.decode == me || a.prefill == me),
+                    user.is_some_and(|a| a.decode == me || a.prefill == me),
                     "{me} renews {handoff}, which no flight needs"
                 );
             }
@@ -377,10 +377,10 @@ impl RouterBrain {
     // === timers ===
 
     fn fire_timers(&mut self) {
-        while let Some((id, alarm)) = self.timers.due(self.now) {
-            match alarm {
+        while let Some((id, timer)) = self.timers.due(self.now) {
+            match timer {
                 FlightTimer::StepTimeout => self.timed_out(id),
-                FlightTimer::ReaderTimeout => self.reader_stayed_away(id),
+                FlightTimer::ReaderTimeout => self.reader_timed_out(id),
                 FlightTimer::MoveBackoff => self.rested(id),
                 FlightTimer::RetryDelay => self.pause_over(id),
             }
@@ -407,7 +407,7 @@ impl RouterBrain {
             self.renew();
         }
         if self.queue_due_at.is_some_and(|at| at <= self.now) {
-            self.look_soon();
+            self.serve_queue_soon();
         }
     }
 
@@ -416,15 +416,15 @@ impl RouterBrain {
         self.tally.retain_classes(&policy);
         self.limits.policy = policy;
         self.rescale();
-        self.serve_line();
+        self.serve_queue();
     }
 
     /// Tries all flights that wait for room anywhere: running streams before new requests.
     fn retry_all_waiting(&mut self) {
-        self.rescue();
+        self.fail_over_stuck();
         self.evacuate(None);
-        self.serve_line();
-        self.grant_wishes(None);
+        self.serve_queue();
+        self.grant_migration_requests(None);
     }
 
     /// Starts the limit on a client that does not read, at its first stall.
@@ -441,8 +441,8 @@ impl RouterBrain {
     fn renew(&mut self) {
         let mut orders = Vec::new();
         for worker in self.fleet.workers() {
-            let live = |(id, promise): (HandoffId, &LegClaim)| {
-                (promise.renewed && promise.ordered).then_some(id)
+            let live = |(id, claim): (HandoffId, &LegClaim)| {
+                (claim.renewed && claim.ordered).then_some(id)
             };
             let handoffs: Vec<HandoffId> = worker.ledger.handoffs().filter_map(live).collect();
             if !handoffs.is_empty() {
@@ -502,9 +502,9 @@ impl RouterBrain {
     fn report_readiness(&mut self) {
         let readiness = match self.draining {
             // A request that can wait for the first worker is accepted.
-            RouterDrainState::No if self.hope().is_some() => RouterReadiness::Ready,
+            RouterDrainState::No if self.workers_expected().is_some() => RouterReadiness::Ready,
             RouterDrainState::No => self.fleet.readiness(self.now, self.terms()),
-            RouterDrainState::Asked | RouterDrainState::Reported => RouterReadiness::Draining,
+            RouterDrainState::Requested | RouterDrainState::Reported => RouterReadiness::Draining,
         };
         if readiness != self.readiness {
             self.readiness = readiness;
@@ -523,10 +523,10 @@ impl RouterBrain {
         while let Some((worker, flight)) = self.released.pop_first() {
             // A flight that was passed over and is first in the queue is not sent straight back.
             if self.head().is_none_or(|head| Some(head) != flight) {
-                self.room_at(worker);
+                self.room_appeared(worker);
             }
         }
-        if turned || self.readiness_dirty || self.draining == RouterDrainState::Asked {
+        if turned || self.readiness_dirty || self.draining == RouterDrainState::Requested {
             self.readiness_dirty = false;
             self.report_readiness();
         }
@@ -544,7 +544,7 @@ impl RouterBrain {
                 flights_waiting,
             });
         }
-        if self.draining == RouterDrainState::Asked && self.flights.is_empty() {
+        if self.draining == RouterDrainState::Requested && self.flights.is_empty() {
             self.draining = RouterDrainState::Reported;
             self.emit_output(RouterOutput::Drained);
         }

@@ -45,7 +45,7 @@ pub(crate) struct PlacementQuery<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChosenPlacement {
     pub(crate) choice: LegChoice,
-    pub(crate) outlook: Option<PlacementForecast>,
+    pub(crate) forecast: Option<PlacementForecast>,
     /// The best placements that were compared, this one first.
     pub(crate) considered: Vec<RequestForecast>,
     /// The mean gap between tokens that its client was promised.
@@ -99,15 +99,15 @@ impl ChosenPlacement {
         };
         Self {
             choice,
-            outlook: None,
+            forecast: None,
             considered: vec![forecast],
             tpot: None,
         }
     }
 
     /// None if there is no forecast.
-    fn by_prices(outlooks: &[PlacementForecast]) -> Option<Self> {
-        let best = outlooks.first()?;
+    fn by_prices(forecasts: &[PlacementForecast]) -> Option<Self> {
+        let best = forecasts.first()?;
         let choice = LegChoice {
             prefill: best.forecast.prefill,
             decode: best.forecast.decode,
@@ -117,8 +117,8 @@ impl ChosenPlacement {
         };
         Some(Self {
             choice,
-            outlook: Some(*best),
-            considered: outlooks.iter().map(|outlook| outlook.forecast).collect(),
+            forecast: Some(*best),
+            considered: forecasts.iter().map(|forecast| forecast.forecast).collect(),
             tpot: None,
         })
     }
@@ -126,9 +126,9 @@ impl ChosenPlacement {
     /// The better of two groups' choices: one predicted to meet its targets, then one with a
     /// prediction, then the sooner.
     fn better(self, other: Self) -> Self {
-        let rank = |placing: &Self| match &placing.outlook {
-            Some(outlook) => (outlook.miss.is_some(), false, outlook.forecast.e2e, 0),
-            None => (false, true, Duration::ZERO, placing.choice.cost),
+        let rank = |placement: &Self| match &placement.forecast {
+            Some(forecast) => (forecast.miss.is_some(), false, forecast.forecast.e2e, 0),
+            None => (false, true, Duration::ZERO, placement.choice.cost),
         };
         if rank(&other) < rank(&self) {
             other
@@ -227,13 +227,13 @@ impl RouterFleet {
         counts: &impl Fn(&FleetWorker) -> bool,
     ) -> Option<Result<ChosenPlacement, NoPlacement>> {
         let need = query.need?;
-        let prospects = self.asked(group, query, need, counts);
-        let seats = prospects.iter().map(|prospect| &prospect.snapshot);
-        policy::placement_exists(seats, &query.ask, query.terms.placement).ok()?;
-        let outlooks = judge(&prospects, need, query.terms.placement);
-        let placing = outlooks.map(|outlooks| ChosenPlacement::by_prices(&outlooks));
-        match placing {
-            Ok(placing) => placing.map(Ok),
+        let workers = self.considered_workers(group, query, need, counts);
+        let snapshots = workers.iter().map(|worker| &worker.snapshot);
+        policy::placement_exists(snapshots, &query.ask, query.terms.placement).ok()?;
+        let forecasts = judge(&workers, need, query.terms.placement);
+        let placement = forecasts.map(|forecasts| ChosenPlacement::by_prices(&forecasts));
+        match placement {
+            Ok(placement) => placement.map(Ok),
             Err(no_place) => Some(Err(no_place)),
         }
     }
@@ -245,8 +245,8 @@ impl RouterFleet {
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
             let counts = |w: &FleetWorker| !w.draining && w.description.role.decodes();
-            let prospects = self.asked(group, query, need, &counts);
-            prospects.iter().map(|p| p.time_to_free_slot(need)).min()
+            let workers = self.considered_workers(group, query, need, &counts);
+            workers.iter().map(|p| p.time_to_free_slot(need)).min()
         });
         reliefs.min()
     }
@@ -271,8 +271,9 @@ impl RouterFleet {
         let groups = self.groups.iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let alone = able.flat_map(|(_, group)| {
-            let prospects = self.asked(group, query, need, &|w: &FleetWorker| !w.draining);
-            prospects.iter().map(|p| p.alone).min()
+            let workers =
+                self.considered_workers(group, query, need, &|w: &FleetWorker| !w.draining);
+            workers.iter().map(|p| p.alone).min()
         });
         alone.min().unwrap_or_default()
     }
@@ -307,26 +308,26 @@ impl RouterFleet {
     }
 
     /// Forecasts of the workers that are considered; none without any prices.
-    fn asked<'a>(
+    fn considered_workers<'a>(
         &'a self,
         group: &'a CompatibleWorkers,
         query: &PlacementQuery,
         need: &RequestNeed,
         counts: &impl Fn(&FleetWorker) -> bool,
     ) -> Vec<WorkerForecast<'a>> {
-        let mut prospects = Vec::with_capacity(group.workers.len());
+        let mut workers = Vec::with_capacity(group.workers.len());
         // `extend` would move each item through the whole chain of iterators.
-        let all = self.prospects(group, query, need, counts);
-        all.for_each(|prospect| prospects.push(prospect));
+        let all = self.worker_forecasts(group, query, need, counts);
+        all.for_each(|worker_forecast| workers.push(worker_forecast));
         if query.terms.placement != LegPlacement::Split {
             let stuck = |worker| self.is_stuck_worker(worker);
             self.devices
-                .leave_one_each(&mut prospects, query, need, stuck);
+                .leave_one_each(&mut workers, query, need, stuck);
         }
-        prospects
+        workers
     }
 
-    fn prospects<'a>(
+    fn worker_forecasts<'a>(
         &'a self,
         group: &'a CompatibleWorkers,
         query: &PlacementQuery,
@@ -334,22 +335,24 @@ impl RouterFleet {
         counts: &impl Fn(&FleetWorker) -> bool,
     ) -> impl Iterator<Item = WorkerForecast<'a>> {
         // A worker without prices yet is assumed to be like the first one with prices.
-        let known = self.members(group).find(|worker| worker.priced());
-        let cached = known.map(|_| self.cached(group, query));
-        let known = known.map(|worker| (&worker.prices, cached.unwrap_or_default()));
-        known.into_iter().flat_map(move |(known, cached)| {
-            let counting = self.members(group).filter(|worker| counts(worker));
-            counting.map(move |worker| {
-                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                let prices = if worker.priced() {
-                    &worker.prices
-                } else {
-                    known
-                };
-                let seat = self.candidate(worker, query, blocks);
-                worker_forecast(worker, prices, seat, need)
+        let template = self.members(group).find(|worker| worker.priced());
+        let cached = template.map(|_| self.cached(group, query));
+        let template = template.map(|worker| (&worker.prices, cached.unwrap_or_default()));
+        template
+            .into_iter()
+            .flat_map(move |(default_prices, cached)| {
+                let counting = self.members(group).filter(|worker| counts(worker));
+                counting.map(move |worker| {
+                    let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
+                    let prices = if worker.priced() {
+                        &worker.prices
+                    } else {
+                        default_prices
+                    };
+                    let snapshot = self.candidate(worker, query, blocks);
+                    worker_forecast(worker, prices, snapshot, need)
+                })
             })
-        })
     }
 
     fn cached(&self, group: &CompatibleWorkers, query: &PlacementQuery) -> BTreeMap<WorkerId, u32> {
@@ -361,13 +364,13 @@ impl RouterFleet {
             .longest_prefixes(query.content.hashes(block_tokens));
         found
             .into_iter()
-            .map(|(who, blocks)| (who.worker, blocks))
+            .map(|(worker, blocks)| (worker.worker, blocks))
             .collect()
     }
 
     /// Whether news of this worker could give `query` a place.
-    pub(crate) fn could_help(&self, who: WorkerRef, query: &PlacementQuery) -> bool {
-        self.at_best(who, query).is_some_and(|candidate| {
+    pub(crate) fn could_help(&self, worker: WorkerRef, query: &PlacementQuery) -> bool {
+        self.at_best(worker, query).is_some_and(|candidate| {
             let whole = query.need.is_some() || query.terms.placement == LegPlacement::Whole;
             let placement = if whole {
                 query.terms.placement
@@ -379,21 +382,21 @@ impl RouterFleet {
     }
 
     /// Whether news of this worker could give a running sequence a target.
-    pub(crate) fn could_take(&self, who: WorkerRef, query: &PlacementQuery) -> bool {
-        self.at_best(who, query)
+    pub(crate) fn could_take(&self, worker: WorkerRef, query: &PlacementQuery) -> bool {
+        self.at_best(worker, query)
             .is_some_and(|candidate| policy::choose_target(&[candidate], &query.ask).is_ok())
     }
 
     /// An optimistic snapshot: cached blocks only make room, so all are assumed cached.
-    fn at_best(&self, who: WorkerRef, query: &PlacementQuery) -> Option<WorkerSnapshot> {
+    fn at_best(&self, worker_ref: WorkerRef, query: &PlacementQuery) -> Option<WorkerSnapshot> {
         let fits = |w: &&FleetWorker| !w.draining && query.admits(&w.description.fingerprint);
-        let worker = self.get(who).filter(fits)?;
+        let worker = self.get(worker_ref).filter(fits)?;
         let block_tokens = worker.description.capacity.block_tokens;
         let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
         Some(self.candidate(worker, query, blocks))
     }
 
-    /// A worker's last report with later promises added. Open promises of this router are a lower
+    /// A worker's last report with later claims added. Open claims of this router are a lower
     /// bound, whatever the report says; and sums saturate: a worker that claims too much looks
     /// full, never empty.
     fn candidate(
@@ -440,23 +443,25 @@ struct PromptBacklog {
 impl PromptBacklog {
     /// Estimates the work since the last load. The worker's prompts of this router progress with
     /// time; work that other routers sent meanwhile is unknown, and is assumed to equal what it
-    /// finished of theirs. Open promises of this router are a lower bound.
+    /// finished of theirs. Open claims of this router are a lower bound.
     fn of(worker: &FleetWorker, now: Time) -> Self {
         let totals = worker.ledger.totals();
         let load = &worker.load;
-        let told = load.backlog.micros.as_flattened();
+        let reported_backlog = load.backlog.micros.as_flattened();
         let mut backlog = [0; URGENCIES];
         // Most decode workers have no prompts to run.
-        if told.iter().any(|micros| *micros > 0) || totals.work.iter().any(|work| *work > 0) {
+        if reported_backlog.iter().any(|micros| *micros > 0)
+            || totals.work.iter().any(|work| *work > 0)
+        {
             let at_work_since = worker.ledger.at_work_since;
             let at_work = nanos(now.since(at_work_since));
-            let since_told = nanos(now.since(at_work_since.max(worker.load_heard_at)));
+            let since_load = nanos(now.since(at_work_since.max(worker.load_received_at)));
             let (mut own, mut fresh, mut reported) = (0, 0, 0);
             for (urgency, ahead) in backlog.iter_mut().enumerate() {
                 own += totals.work[urgency];
                 fresh += totals.work_fresh[urgency];
-                reported += 1000 * u64::from(told.get(urgency).copied().unwrap_or(0));
-                let expected = (reported + fresh).saturating_sub(since_told.min(own));
+                reported += 1000 * u64::from(reported_backlog.get(urgency).copied().unwrap_or(0));
+                let expected = (reported + fresh).saturating_sub(since_load.min(own));
                 *ahead = expected.max(own.saturating_sub(at_work));
             }
         }
@@ -464,7 +469,7 @@ impl PromptBacklog {
             backlog,
             step_left: load
                 .step_left
-                .saturating_sub(now.since(worker.load_heard_at)),
+                .saturating_sub(now.since(worker.load_received_at)),
         }
     }
 
@@ -481,16 +486,16 @@ impl PromptBacklog {
     /// Lateness caused to less urgent prompts if this much work of that urgency goes before them:
     /// each of those still has to begin within the bound of its urgency.
     fn lateness_caused(&self, urgency: usize, work: Duration) -> Duration {
-        let mut crowds = Duration::ZERO;
+        let mut lateness = Duration::ZERO;
         for later in urgency + 1..URGENCIES {
             let waits = self.backlog[later] > self.backlog[later - 1];
             let bound = PrefillBacklog::BOUNDS.get(later % (URGENCIES / 3));
             if let Some(bound) = bound.filter(|_| waits) {
                 let begins = self.wait(later) + work;
-                crowds = crowds.max(begins.saturating_sub(*bound));
+                lateness = lateness.max(begins.saturating_sub(*bound));
             }
         }
-        crowds
+        lateness
     }
 }
 
@@ -513,20 +518,22 @@ impl StreamLoad {
         let own_tokens = totals.blocks * u64::from(block_tokens);
         // Tokens without streams come from a worker of an older release, which does not count
         // streams.
-        let told = match load.streams {
+        let reported_streams = match load.streams {
             0 if load.context_tokens > 0 => load.sequences_running.max(1),
             streams => streams,
         };
-        let stay = told.saturating_add(totals.sequences_fresh);
+        let sequences_here = reported_streams.saturating_add(totals.sequences_fresh);
         let sequences = match worker.description.role {
-            Role::Prefill | Role::Both => stay.max(totals.sequences),
+            Role::Prefill | Role::Both => sequences_here.max(totals.sequences),
             Role::Decode => busy,
         };
         Self {
-            running: told.min(load.sequences_running).max(totals.streams),
+            running: reported_streams
+                .min(load.sequences_running)
+                .max(totals.streams),
             sequences_expected: sequences,
             // Sequences that the load does not include yet are assumed to be as long as the others.
-            context_tokens: match told {
+            context_tokens: match reported_streams {
                 0 => own_tokens,
                 some => load.context_tokens.saturating_mul(u64::from(sequences)) / u64::from(some),
             },
@@ -538,12 +545,12 @@ impl StreamLoad {
 fn worker_forecast<'a>(
     worker: &'a FleetWorker,
     prices: &'a Prices,
-    mut seat: WorkerSnapshot,
+    mut snapshot: WorkerSnapshot,
     need: &RequestNeed,
 ) -> WorkerForecast<'a> {
     let capacity = &worker.description.capacity;
     let totals = worker.ledger.totals();
-    let cached = seat.cached_tokens(&need.ask);
+    let cached = snapshot.cached_tokens(&need.ask);
     let tokens = need.ask.prompt_tokens - cached;
     let chunk = capacity.step_tokens_max;
     let alone = prices.prefill(cached, tokens, chunk);
@@ -551,15 +558,15 @@ fn worker_forecast<'a>(
     let place = PrefillBacklog::slack_index(need.slack(alone));
     let urgency = PrefillBacklog::priority_band(need.priority) * (URGENCIES / 3) + place;
     let ahead = PromptBacklog::of(worker, need.now);
-    let streaming = StreamLoad::of(worker, seat.sequences);
+    let streaming = StreamLoad::of(worker, snapshot.sequences);
     // A yielding request sees only the part of the worker that requests with targets do not need.
     if need.priority_over_others == PlacementPriority::Yielding {
-        let seats = capacity.slots_count / LEFT_FREE_PARTS;
+        let slots_left_free = capacity.slots_count / LEFT_FREE_PARTS;
         let blocks = capacity.blocks_count / LEFT_FREE_PARTS;
-        seat.sequences = seat.sequences.saturating_add(seats);
-        seat.blocks_free = seat.blocks_free.saturating_sub(blocks);
+        snapshot.sequences = snapshot.sequences.saturating_add(slots_left_free);
+        snapshot.blocks_free = snapshot.blocks_free.saturating_sub(blocks);
         if ahead.all() > YIELDING_BACKLOG_MAX {
-            seat.prompts_open = u32::MAX;
+            snapshot.prompts_open = u32::MAX;
         }
     }
     // Sequences without a target for their gap make room for one that has a target.
@@ -569,7 +576,7 @@ fn worker_forecast<'a>(
     let shortest = prices.decode(1, 1);
     let gaps = [worker.load.tpot_least, worker.ledger.tpot_least(shortest)];
     WorkerForecast {
-        snapshot: seat,
+        snapshot,
         prices,
         alone,
         work,
@@ -582,7 +589,7 @@ fn worker_forecast<'a>(
         foreign_sequences: streaming
             .sequences_expected
             .saturating_sub(totals.sequences),
-        sequences_arriving: totals.arriving - need.tpot.map_or(0, |_| totals.unpaced_away),
+        sequences_arriving: totals.arriving - need.tpot.map_or(0, |_| totals.unpaced_arriving),
         ledger: &worker.ledger,
         tpot_least: gaps.into_iter().flatten().min(),
         lateness_caused: match need.priority_over_others {

@@ -31,7 +31,7 @@ struct DeviceMemberRank {
     /// It makes no progress, or failed this request.
     unavailable: bool,
     full: bool,
-    hands_off: bool,
+    sends_away: bool,
     worker: WorkerId,
 }
 
@@ -62,7 +62,9 @@ impl SharedDevices {
         match (there.len(), there.first()) {
             (0, _) | (_, None) => drop(self.workers.remove(device)),
             (1, Some(only)) => drop(self.shared.remove(only)),
-            (_, Some(first)) => self.shared.extend(there.iter().map(|who| (*who, *first))),
+            (_, Some(first)) => self
+                .shared
+                .extend(there.iter().map(|worker| (*worker, *first))),
         }
     }
 
@@ -75,7 +77,7 @@ impl SharedDevices {
     /// Keeps one worker of each device; `stuck` tells whether a worker makes no progress.
     pub(crate) fn leave_one_each(
         &self,
-        prospects: &mut Vec<WorkerForecast>,
+        workers: &mut Vec<WorkerForecast>,
         query: &PlacementQuery,
         need: &RequestNeed,
         stuck: impl Fn(WorkerId) -> bool,
@@ -87,24 +89,24 @@ impl SharedDevices {
         let anywhere = need.priority_over_others == PlacementPriority::Resumed
             || (need.priority_over_others == PlacementPriority::New && !need.has_target());
         let mut best: BTreeMap<WorkerId, DeviceMemberRank> = BTreeMap::new();
-        for WorkerForecast { snapshot: seat, .. } in prospects.iter() {
-            let worker = seat.worker.worker;
+        for WorkerForecast { snapshot, .. } in workers.iter() {
+            let worker = snapshot.worker.worker;
             let Some(device) = self.shared.get(&worker) else {
                 continue;
             };
             let failed = query.failures > 0 && query.excluded.contains(&worker);
             let standing = DeviceMemberRank {
-                too_small: !policy::fits_ever(seat, &query.ask),
+                too_small: !policy::fits_ever(snapshot, &query.ask),
                 unavailable: failed || stuck(worker),
-                full: anywhere && !policy::has_blocks(seat, &query.ask),
-                hands_off: !seat.role.decodes(),
+                full: anywhere && !policy::has_blocks(snapshot, &query.ask),
+                sends_away: !snapshot.role.decodes(),
                 worker,
             };
             let best = best.entry(*device).or_insert(standing);
             *best = standing.min(*best);
         }
-        prospects.retain(|prospect| {
-            let worker = prospect.snapshot.worker.worker;
+        workers.retain(|worker_forecast| {
+            let worker = worker_forecast.snapshot.worker.worker;
             let best = self.shared.get(&worker).and_then(|device| best.get(device));
             best.is_none_or(|best| best.worker == worker)
         });

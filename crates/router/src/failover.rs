@@ -22,13 +22,13 @@ impl RouterBrain {
         self.stuck_deadlines.insert((until, worker.worker));
         for handoff in self.fleet.sequences(worker) {
             // A sealed move may have landed and cannot be taken back.
-            let comes = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
-            if self.leg(handoff).is_some_and(comes) {
-                self.part(worker, handoff, LegRelease::Cancel);
+            let arrives = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
+            if self.leg(handoff).is_some_and(arrives) {
+                self.release_leg(worker, handoff, LegRelease::Cancel);
                 self.move_broken(handoff, Failure::WorkerStuck);
             }
         }
-        self.rescue();
+        self.fail_over_stuck();
     }
 
     /// Handles the report that the step has ended after all.
@@ -39,23 +39,22 @@ impl RouterBrain {
     }
 
     pub(crate) fn stop_waiting_for(&mut self, worker: WorkerRef) {
-        self.stuck_deadlines
-            .retain(|(_, who)| *who != worker.worker);
+        self.stuck_deadlines.retain(|(_, id)| *id != worker.worker);
     }
 
     /// Fails flights over from stuck workers while there is another place for them. One at a time,
     /// since a flight whose tokens are being counted has no place yet.
-    pub(crate) fn rescue(&mut self) {
+    pub(crate) fn fail_over_stuck(&mut self) {
         for worker in self.fleet.stuck() {
             for handoff in self.fleet.handoffs(worker) {
                 if self.counting_flights > 0 {
                     return;
                 }
-                let under_way = self
+                let failing_over = self
                     .failing_over
                     .values()
                     .filter(|from| **from == worker.worker);
-                if under_way.count() >= self.limits.moves_max as usize {
+                if failing_over.count() >= self.limits.moves_max as usize {
                     break;
                 }
                 // A flight without failures left does better to wait for the worker.

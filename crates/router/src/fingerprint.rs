@@ -33,8 +33,8 @@ impl RouterBrain {
             arrivals.push((flight.place.arrival, *id));
             id.hash(hasher);
             self.hash_flight(flight, hasher);
-            for alarm in FlightTimer::ALL {
-                self.ahead(self.timers.get(*id, alarm)).hash(hasher);
+            for timer in FlightTimer::ALL {
+                self.ahead(self.timers.get(*id, timer)).hash(hasher);
             }
         }
         arrivals.sort_unstable();
@@ -51,8 +51,8 @@ impl RouterBrain {
         self.ahead(self.renew_at).hash(hasher);
         self.failing_over.hash(hasher);
         self.cancelling.len().hash(hasher);
-        for (flight, leaving) in &self.cancelling {
-            (flight, leaving.stage).hash(hasher);
+        for (flight, cancelled) in &self.cancelling {
+            (flight, cancelled.stage).hash(hasher);
         }
         for (worker, at) in self.lost_lately() {
             (worker, self.ago(at)).hash(hasher);
@@ -62,8 +62,8 @@ impl RouterBrain {
         self.tally.leads().hash(hasher);
         self.tally.hash_scores(self.now, hasher);
         self.ahead(self.queue_due_at).hash(hasher);
-        let next_look = self.queue_due_at.map(|_| self.queue_served_at);
-        self.ahead(next_look).hash(hasher);
+        let next_service = self.queue_due_at.map(|_| self.queue_served_at);
+        self.ahead(next_service).hash(hasher);
     }
 
     /// Time until `at`; zero for the past.
@@ -107,28 +107,28 @@ impl RouterBrain {
             .hash(hasher);
         (worker.draining, worker.progress, worker.unresponsive).hash(hasher);
         self.ahead(Some(worker.closed_until)).hash(hasher);
-        let promises = worker.ledger.handoffs().map(|(handoff, promise)| {
+        let claims = worker.ledger.handoffs().map(|(handoff, claim)| {
             // The number of an order matters only by the number of later ones.
-            let order = promise.order.filter(|_| promise.unreported);
+            let order = claim.order.filter(|_| claim.unreported);
             let since = order.map(|order| worker.orders - order);
             let order = None;
-            let span = promise.span;
+            let span = claim.span;
             let ahead = [span.from, span.until].map(|at| (self.ahead(Some(at)), self.ago(at)));
-            let ahead = (promise.span != StreamSpan::NONE).then_some((ahead, span.tokens));
+            let ahead = (claim.span != StreamSpan::NONE).then_some((ahead, span.tokens));
             let span = StreamSpan::NONE;
             (
                 handoff,
                 LegClaim {
                     order,
                     span,
-                    ..*promise
+                    ..*claim
                 },
                 since,
                 ahead,
             )
         });
-        for promise in promises {
-            promise.hash(hasher);
+        for claim in claims {
+            claim.hash(hasher);
         }
         // The rest matters only where prices are known.
         if worker.priced() {
@@ -137,7 +137,7 @@ impl RouterBrain {
             (load.backlog, load.tpot_least).hash(hasher);
             (
                 load.sequences_running,
-                self.ago(worker.load_heard_at),
+                self.ago(worker.load_received_at),
                 load.step_left,
             )
                 .hash(hasher);
@@ -166,7 +166,7 @@ impl RouterBrain {
         self.ahead(flight.wait_until).hash(hasher);
         (flight.unplaceable_at == Some(self.fleet.version())).hash(hasher);
         (flight.moves_aborted, flight.yielded_at).hash(hasher);
-        self.hash_promise(flight, hasher);
+        self.hash_target_state(flight, hasher);
         match &flight.stage {
             FlightPhase::Waiting => 0.hash(hasher),
             FlightPhase::Flying(attempt) => {
@@ -190,7 +190,7 @@ impl RouterBrain {
 
 impl RouterBrain {
     /// Hashes a flight's targets, and the state that decides whether they are met.
-    fn hash_promise(&self, flight: &FlightRecord, hasher: &mut impl Hasher) {
+    fn hash_target_state(&self, flight: &FlightRecord, hasher: &mut impl Hasher) {
         let slo = &flight.request.slo;
         (slo, &flight.place.queue).hash(hasher);
         (flight.overtaken, flight.downgrades, flight.charged).hash(hasher);
@@ -231,12 +231,12 @@ fn hash_attempt(attempt: &FlightAttempt, hasher: &mut impl Hasher) {
         context_tokens_max,
         reserved,
         prefilled,
-        leg_failure: trouble,
+        leg_failure,
         landed,
         finished,
     } = attempt;
     (handoff, prefill, decode, of, context_tokens_max).hash(hasher);
-    (reserved, prefilled, trouble, landed).hash(hasher);
+    (reserved, prefilled, leg_failure, landed).hash(hasher);
     let finished = finished.map(|finish| (finish.reason as u8, finish.output_tokens));
     finished.hash(hasher);
 }

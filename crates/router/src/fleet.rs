@@ -38,7 +38,7 @@ pub(crate) struct FleetWorker {
     pub(crate) prices: Prices,
     pub(crate) orders: u64,
     /// When its last load arrived.
-    pub(crate) load_heard_at: Time,
+    pub(crate) load_received_at: Time,
 }
 
 /// Contents assumed for a worker, at most, for each block of its pool. A worker does not announce
@@ -69,7 +69,7 @@ pub(crate) struct RouterFleet {
     /// Version: grows when a worker joins, leaves, drains, changes its role or its progress.
     version: u64,
     /// Workers that drain or stopped decoding: their sequences are to move.
-    leaving: BTreeSet<WorkerId>,
+    to_leave: BTreeSet<WorkerId>,
     stuck: BTreeSet<WorkerId>,
     /// Workers about to run out of blocks, each with the sequence that it asked to have moved.
     pub(crate) migration_requests: BTreeMap<WorkerId, HandoffId>,
@@ -116,12 +116,14 @@ impl RouterFleet {
     }
 
     /// The worker, if it is connected in this incarnation.
-    pub(crate) fn get(&self, who: WorkerRef) -> Option<&FleetWorker> {
-        self.workers.get(&who.worker).filter(|w| w.me == who)
+    pub(crate) fn get(&self, worker: WorkerRef) -> Option<&FleetWorker> {
+        self.workers.get(&worker.worker).filter(|w| w.me == worker)
     }
 
-    fn get_mut(&mut self, who: WorkerRef) -> Option<&mut FleetWorker> {
-        self.workers.get_mut(&who.worker).filter(|w| w.me == who)
+    fn get_mut(&mut self, worker: WorkerRef) -> Option<&mut FleetWorker> {
+        self.workers
+            .get_mut(&worker.worker)
+            .filter(|w| w.me == worker)
     }
 
     /// Adds a worker; the caller has removed its earlier incarnation.
@@ -149,7 +151,7 @@ impl RouterFleet {
             chosen: 0,
             prices: Prices::default(),
             orders: 0,
-            load_heard_at: self.now,
+            load_received_at: self.now,
         };
         let before = self.workers.insert(me.worker, worker);
         assert!(before.is_none(), "{me} joined while connected");
@@ -159,24 +161,24 @@ impl RouterFleet {
 
     /// Removes a worker in any incarnation. Returns the hand-offs that it had.
     pub(crate) fn leave(&mut self, worker: WorkerId) -> Vec<HandoffId> {
-        let Some(gone) = self.workers.remove(&worker) else {
+        let Some(lost) = self.workers.remove(&worker) else {
             return Vec::new();
         };
-        *self.census.of_role(gone.description.role) -= 1;
+        *self.census.of_role(lost.description.role) -= 1;
         self.version += 1;
-        self.leaving.remove(&worker);
+        self.to_leave.remove(&worker);
         self.stuck.remove(&worker);
         self.migration_requests.remove(&worker);
-        self.devices.leave(worker, gone.description.device.as_ref());
-        let fingerprint = &gone.description.fingerprint;
+        self.devices.leave(worker, lost.description.device.as_ref());
+        let fingerprint = &lost.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
-            group.prefixes.worker_lost(gone.me);
+            group.prefixes.worker_lost(lost.me);
             if group.workers.is_empty() {
                 self.groups.remove(fingerprint);
             }
         }
-        let handoffs: Vec<HandoffId> = gone.ledger.handoffs().map(|(id, _)| id).collect();
+        let handoffs: Vec<HandoffId> = lost.ledger.handoffs().map(|(id, _)| id).collect();
         for handoff in &handoffs {
             self.drop_leg(handoff.flight);
         }
@@ -184,14 +186,18 @@ impl RouterFleet {
     }
 
     /// Stores a worker's `WorkerLoad` or `Prices`; ignores other reports.
-    pub(crate) fn update_worker(&mut self, who: WorkerRef, report: &Report) {
-        let Some(worker) = self.workers.get_mut(&who.worker).filter(|w| w.me == who) else {
+    pub(crate) fn update_worker(&mut self, worker_ref: WorkerRef, report: &Report) {
+        let Some(worker) = self
+            .workers
+            .get_mut(&worker_ref.worker)
+            .filter(|w| w.me == worker_ref)
+        else {
             return;
         };
         match report {
             Report::Load(load) => {
                 worker.load = *load;
-                worker.load_heard_at = self.now;
+                worker.load_received_at = self.now;
                 worker.ledger.settle(load.orders_heard);
             }
             Report::Prices(prices) => {
@@ -207,11 +213,15 @@ impl RouterFleet {
     /// Stores a worker's `Prefix`. Returns the number of contents dropped above its limit.
     pub(crate) fn update_prefixes(
         &mut self,
-        who: WorkerRef,
+        worker_ref: WorkerRef,
         stored: &[BlockHash],
         evicted: &[BlockHash],
     ) -> usize {
-        let Some(worker) = self.workers.get(&who.worker).filter(|w| w.me == who) else {
+        let Some(worker) = self
+            .workers
+            .get(&worker_ref.worker)
+            .filter(|w| w.me == worker_ref)
+        else {
             return 0;
         };
         let Some(group) = self.groups.get_mut(&worker.description.fingerprint) else {
@@ -220,19 +230,19 @@ impl RouterFleet {
         let blocks = worker.description.capacity.blocks_count as usize;
         let contents_max = blocks.saturating_mul(CONTENTS_PER_BLOCK);
         // A content that was evicted and stored again in one report is present.
-        group.prefixes.evicted(who, evicted);
-        group.prefixes.stored(who, stored, contents_max)
+        group.prefixes.evicted(worker_ref, evicted);
+        group.prefixes.stored(worker_ref, stored, contents_max)
     }
 
-    pub(crate) fn close_until(&mut self, who: WorkerRef, until: Time) {
-        if let Some(worker) = self.get_mut(who) {
+    pub(crate) fn close_until(&mut self, worker_ref: WorkerRef, until: Time) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.closed_until = worker.closed_until.max(until);
         }
     }
 
     /// Whether a load shows less of anything than was assumed: only then may it make room.
-    pub(crate) fn shows_room(&self, who: WorkerRef, load: &WorkerLoad) -> bool {
-        let Some(worker) = self.get(who) else {
+    pub(crate) fn load_eased(&self, worker_ref: WorkerRef, load: &WorkerLoad) -> bool {
+        let Some(worker) = self.get(worker_ref) else {
             return false;
         };
         let old = &worker.load;
@@ -261,29 +271,29 @@ impl RouterFleet {
 
     /// Ends the closure after a refusal: something was released there, so the worker's estimate is
     /// out of date.
-    pub(crate) fn reopen(&mut self, who: WorkerRef) {
-        if let Some(worker) = self.get_mut(who) {
+    pub(crate) fn reopen(&mut self, worker_ref: WorkerRef) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.closed_until = Time::ZERO;
         }
     }
 
     /// Records that the worker left an order unanswered, or answers again.
-    pub(crate) fn set_silent(&mut self, who: WorkerRef, silent: bool) {
-        if let Some(worker) = self.get_mut(who) {
+    pub(crate) fn set_silent(&mut self, worker_ref: WorkerRef, silent: bool) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.unresponsive = silent;
         }
     }
 
-    pub(crate) fn drain(&mut self, who: WorkerRef) {
-        if let Some(worker) = self.get_mut(who) {
+    pub(crate) fn drain(&mut self, worker_ref: WorkerRef) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.draining = true;
             self.version += 1;
-            self.leaving.insert(who.worker);
+            self.to_leave.insert(worker_ref.worker);
         }
     }
 
-    pub(crate) fn set_role(&mut self, who: WorkerRef, role: Role) {
-        let Some(worker) = self.get_mut(who) else {
+    pub(crate) fn set_role(&mut self, worker_ref: WorkerRef, role: Role) {
+        let Some(worker) = self.get_mut(worker_ref) else {
             return;
         };
         let before = std::mem::replace(&mut worker.description.role, role);
@@ -291,29 +301,29 @@ impl RouterFleet {
             // A guest was placed there for another role than the present one.
             worker.ledger.clear_guests();
         }
-        let leaves = worker.move_reason().is_some();
+        let moves_away = worker.move_reason().is_some();
         *self.census.of_role(before) -= 1;
         *self.census.of_role(role) += 1;
         self.version += 1;
-        if !leaves {
-            self.leaving.remove(&who.worker);
+        if !moves_away {
+            self.to_leave.remove(&worker_ref.worker);
         } else if before != role {
             // Only a change of role makes sequences move. Workers repeat their role whenever a
             // router joins, and a repetition must not move the guests.
-            self.leaving.insert(who.worker);
+            self.to_leave.insert(worker_ref.worker);
         }
     }
 
     /// Records the worker's progress; true if it has changed.
-    pub(crate) fn set_progress(&mut self, who: WorkerRef, progress: StepProgress) -> bool {
-        let Some(worker) = self.get_mut(who).filter(|w| w.progress != progress) else {
+    pub(crate) fn set_progress(&mut self, worker_ref: WorkerRef, progress: StepProgress) -> bool {
+        let Some(worker) = self.get_mut(worker_ref).filter(|w| w.progress != progress) else {
             return false;
         };
         worker.progress = progress;
         self.version += 1;
         match progress {
-            StepProgress::Stuck => self.stuck.insert(who.worker),
-            StepProgress::Moving => self.stuck.remove(&who.worker),
+            StepProgress::Stuck => self.stuck.insert(worker_ref.worker),
+            StepProgress::Moving => self.stuck.remove(&worker_ref.worker),
         };
         true
     }
@@ -330,47 +340,47 @@ impl RouterFleet {
     }
 
     /// Workers from which running sequences are to move, and why.
-    pub(crate) fn leaving(&self) -> Vec<(WorkerRef, MoveReason)> {
-        let lives = self.workers_of(&self.leaving);
-        let leaving = lives.filter_map(|worker| Some((worker, worker.move_reason()?)));
-        let with_some = leaving.filter(|(worker, why)| {
+    pub(crate) fn workers_to_leave(&self) -> Vec<(WorkerRef, MoveReason)> {
+        let workers = self.workers_of(&self.to_leave);
+        let with_reason = workers.filter_map(|worker| Some((worker, worker.move_reason()?)));
+        let with_some = with_reason.filter(|(worker, why)| {
             let totals = worker.ledger.totals();
-            let stay = if *why == MoveReason::Role {
+            let guests = if *why == MoveReason::Role {
                 totals.guests
             } else {
                 0
             };
-            totals.sequences > stay
+            totals.sequences > guests
         });
         with_some.map(|(worker, why)| (worker.me, why)).collect()
     }
 
     /// Whether the worker drains and holds nothing of a flight any more.
-    pub(crate) fn has_drained(&self, who: WorkerRef) -> bool {
-        let worker = self.get(who);
+    pub(crate) fn has_drained(&self, worker_ref: WorkerRef) -> bool {
+        let worker = self.get(worker_ref);
         worker.is_some_and(|worker| worker.draining && worker.ledger.handoffs().next().is_none())
     }
 
-    pub(crate) fn move_reason(&self, who: WorkerRef) -> Option<MoveReason> {
-        let worker = self.get(who)?;
+    pub(crate) fn move_reason(&self, worker_ref: WorkerRef) -> Option<MoveReason> {
+        let worker = self.get(worker_ref)?;
         worker
             .move_reason()
-            .filter(|_| self.leaving.contains(&who.worker))
+            .filter(|_| self.to_leave.contains(&worker_ref.worker))
     }
 
-    pub(crate) fn is_stuck(&self, who: WorkerRef) -> bool {
-        self.get(who).is_some_and(FleetWorker::stuck)
+    pub(crate) fn is_stuck(&self, worker: WorkerRef) -> bool {
+        self.get(worker).is_some_and(FleetWorker::stuck)
     }
 
-    pub(crate) fn record_migration_request(&mut self, who: WorkerRef, handoff: HandoffId) {
-        if self.claim(who, handoff).is_some() {
-            self.migration_requests.insert(who.worker, handoff);
+    pub(crate) fn record_migration_request(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        if self.claim(worker, handoff).is_some() {
+            self.migration_requests.insert(worker.worker, handoff);
         }
     }
 
-    pub(crate) fn drop_migration_request(&mut self, who: WorkerRef) {
-        if self.get(who).is_some() {
-            self.migration_requests.remove(&who.worker);
+    pub(crate) fn drop_migration_request(&mut self, worker: WorkerRef) {
+        if self.get(worker).is_some() {
+            self.migration_requests.remove(&worker.worker);
         }
     }
 
@@ -381,8 +391,8 @@ impl RouterFleet {
     }
 
     /// Number of the worker's blocks that so many tokens fill.
-    pub(crate) fn blocks(&self, who: WorkerRef, tokens: u32) -> Option<u32> {
-        let capacity = &self.get(who)?.description.capacity;
+    pub(crate) fn blocks(&self, worker: WorkerRef, tokens: u32) -> Option<u32> {
+        let capacity = &self.get(worker)?.description.capacity;
         Some(tokens.div_ceil(capacity.block_tokens))
     }
 
@@ -418,36 +428,39 @@ impl RouterFleet {
     }
 
     /// The longest sequence that a worker can hold; unlimited for one that is gone.
-    pub(crate) fn context_tokens_max(&self, who: WorkerRef) -> u32 {
-        let about = self.get(who).map(|worker| &worker.description.capacity);
+    pub(crate) fn context_tokens_max(&self, worker_ref: WorkerRef) -> u32 {
+        let about = self
+            .get(worker_ref)
+            .map(|worker| &worker.description.capacity);
         about.map_or(u32::MAX, |capacity| capacity.context_tokens_max)
     }
 
-    pub(crate) fn fingerprint(&self, who: WorkerRef) -> Option<&Fingerprint> {
-        self.get(who).map(|worker| &worker.description.fingerprint)
+    pub(crate) fn fingerprint(&self, worker_ref: WorkerRef) -> Option<&Fingerprint> {
+        self.get(worker_ref)
+            .map(|worker| &worker.description.fingerprint)
     }
 
     /// Hand-offs of which the worker holds something.
-    pub(crate) fn handoffs(&self, who: WorkerRef) -> Vec<HandoffId> {
-        let ledger = self.get(who).map(|worker| &worker.ledger);
+    pub(crate) fn handoffs(&self, worker_ref: WorkerRef) -> Vec<HandoffId> {
+        let ledger = self.get(worker_ref).map(|worker| &worker.ledger);
         let all = ledger.into_iter().flat_map(WorkerLedger::handoffs);
         all.map(|(handoff, _)| handoff).collect()
     }
 
     /// Sequences that decode there or will, and are to move for that reason: after a change of
     /// role, guests stay.
-    pub(crate) fn sequences_to_move(&self, who: WorkerRef, why: MoveReason) -> Vec<HandoffId> {
-        let stays = |handoff: &HandoffId| self.claim(who, *handoff).is_some_and(|p| p.guest);
-        let mut sequences = self.sequences(who);
-        sequences.retain(|handoff| why != MoveReason::Role || !stays(handoff));
+    pub(crate) fn sequences_to_move(&self, worker: WorkerRef, why: MoveReason) -> Vec<HandoffId> {
+        let is_guest = |handoff: &HandoffId| self.claim(worker, *handoff).is_some_and(|p| p.guest);
+        let mut sequences = self.sequences(worker);
+        sequences.retain(|handoff| why != MoveReason::Role || !is_guest(handoff));
         sequences
     }
 
     /// Sequences that decode there or will.
-    pub(crate) fn sequences(&self, who: WorkerRef) -> Vec<HandoffId> {
-        let ledger = self.get(who).map(|worker| &worker.ledger);
+    pub(crate) fn sequences(&self, worker_ref: WorkerRef) -> Vec<HandoffId> {
+        let ledger = self.get(worker_ref).map(|worker| &worker.ledger);
         let all = ledger.into_iter().flat_map(WorkerLedger::handoffs);
-        all.filter(|(_, promise)| promise.blocks > 0)
+        all.filter(|(_, claim)| claim.blocks > 0)
             .map(|(handoff, _)| handoff)
             .collect()
     }
@@ -468,13 +481,13 @@ impl RouterFleet {
         for group in self.groups.values() {
             group.prefixes.hash(hasher);
         }
-        self.leaving.hash(hasher);
+        self.to_leave.hash(hasher);
         self.migration_requests.hash(hasher);
     }
 }
 
 #[cfg(test)]
-mod promise_tests;
+mod claim_tests;
 
 #[cfg(test)]
 mod tests {

@@ -209,13 +209,13 @@ impl WorkerForecast<'_> {
     }
 
     /// Scarcity of the worker's time, in thousandths of an idle worker's value.
-    fn scarcity(&self, need: &RequestNeed, seated: u32) -> u64 {
-        let patience = need
+    fn scarcity(&self, need: &RequestNeed, in_slots: u32) -> u64 {
+        let time_left = need
             .prompt_left()
             .unwrap_or(BACKLOG_DOUBLING)
             .max(BACKLOG_DOUBLING / 100);
         // Each waiting prompt is delayed by work ahead of it.
-        let queue = 1000 + permille(self.backlog, patience).min(SCARCITY_MAX);
+        let queue = 1000 + permille(self.backlog, time_left).min(SCARCITY_MAX);
         // Each stream is delayed too; near its tightest gap a step's time is worth many times more.
         let steps = match self.tpot_least {
             None => 1000 + 1000 * u64::from(self.sequences),
@@ -231,19 +231,19 @@ impl WorkerForecast<'_> {
         };
         // Slots and blocks can run short before time does.
         let capacity = &self.snapshot.capacity;
-        let seats = used_permille(seated, capacity.slots_count);
+        let slots_used = used_permille(in_slots, capacity.slots_count);
         let held = capacity
             .blocks_count
             .saturating_sub(self.snapshot.blocks_free);
-        let filled = seats.max(used_permille(held, capacity.blocks_count));
+        let filled = slots_used.max(used_permille(held, capacity.blocks_count));
         let steps = steps.max(scarcity_of(filled));
         (queue * steps / 1000).min(SCARCITY_MAX)
     }
 
     /// Cost of a prompt: it takes its slot before those that are still to come.
     fn prompt_cost_to_others(&self, took: Duration, need: &RequestNeed) -> Duration {
-        let seated = self.sequences.saturating_sub(self.sequences_arriving);
-        scaled(took, self.scarcity(need, seated))
+        let in_slots = self.sequences.saturating_sub(self.sequences_arriving);
+        scaled(took, self.scarcity(need, in_slots))
     }
 
     /// Cost of a stream: it arrives together with them.
@@ -264,8 +264,8 @@ impl WorkerForecast<'_> {
             self.context_tokens.saturating_add(own),
         );
         let sent = self.snapshot.blocks_to_send(&need.ask);
-        let way = cleave_planner::predict_link(&self.prices.link, sent);
-        nanos(step * need.output + way)
+        let transfer = cleave_planner::predict_link(&self.prices.link, sent);
+        nanos(step * need.output + transfer)
     }
 
     /// Whether a prompt that stays would have a slot when its turn comes. On a decode worker,
@@ -274,16 +274,16 @@ impl WorkerForecast<'_> {
     /// may be placed before it. Sequences that land later find it in its slot.
     pub(crate) fn has_slot_for_prompt(&self, need: &RequestNeed) -> bool {
         let slots = self.snapshot.capacity.slots_count;
-        let taken = self.snapshot.sequences;
-        if taken < slots || taken.saturating_sub(self.ledger.totals().arriving) >= slots {
-            return taken < slots;
+        let occupied = self.snapshot.sequences;
+        if occupied < slots || occupied.saturating_sub(self.ledger.totals().arriving) >= slots {
+            return occupied < slots;
         }
         let Some(prompt) = self.prompt(need) else {
             return false;
         };
         // Twice the predicted time until its turn: others may land earlier than predicted, too.
-        let seated = need.now + (prompt.wait + self.alone) * 2;
-        self.ledger.arrive_after(seated, taken - slots + 1)
+        let slot_at = need.now + (prompt.wait + self.alone) * 2;
+        self.ledger.arrive_after(slot_at, occupied - slots + 1)
     }
 
     /// Whether a slot beyond the present number may be promised to a stream whose prompt is done
@@ -292,16 +292,16 @@ impl WorkerForecast<'_> {
     /// unused while that of others runs short.
     pub(crate) fn has_slot_for_stream(&self, need: &RequestNeed, lead: Duration) -> bool {
         let free = self.snapshot.sequences < self.snapshot.capacity.slots_count;
-        let seated = || self.wait + self.slot_wait(self.sequences, need);
+        let until_slot = || self.wait + self.slot_wait(self.sequences, need);
         if free
             || need.priority_over_others != PlacementPriority::New
-            || lead <= seated() + self.alone
+            || lead <= until_slot() + self.alone
         {
             return true;
         }
-        let stays =
+        let fits_whole =
             policy::takes_whole(&self.snapshot, &need.ask) && self.has_slot_for_prompt(need);
-        !stays || self.prompt(need).is_none()
+        !fits_whole || self.prompt(need).is_none()
     }
 
     /// Forecast of the prompt among streams, in chunks that keep every step below the tightest gap
@@ -329,9 +329,9 @@ impl WorkerForecast<'_> {
             });
         }
         let pieces = self.chunked_prompt(need, among)?;
-        let seated = self.slot_wait(among.saturating_sub(self.sequences_arriving), need);
+        let slot_wait = self.slot_wait(among.saturating_sub(self.sequences_arriving), need);
         Some(PromptForecast {
-            wait: scaled(self.wait, u64::from(pieces.slowed)).max(seated),
+            wait: scaled(self.wait, u64::from(pieces.slowed)).max(slot_wait),
             run: pieces.run,
             chunks: pieces.count,
             cost_to_others: self.prompt_cost_to_others(pieces.longer, need),
@@ -434,13 +434,13 @@ impl WorkerForecast<'_> {
         }
         // Streams of other routers are known by number only: they count as always there, with mean
         // length.
-        let strangers = u64::from(self.foreign_sequences);
+        let foreign = u64::from(self.foreign_sequences);
         let each = self.context_tokens / u64::from(self.sequences);
-        let (known, tokens) = (most.0.unsigned_abs(), most.1.unsigned_abs());
-        let all = (known + strangers).min(u64::from(self.sequences));
+        let (own, tokens) = (most.0.unsigned_abs(), most.1.unsigned_abs());
+        let all = (own + foreign).min(u64::from(self.sequences));
         (
             all as u32,
-            tokens.saturating_add(strangers.saturating_mul(each)),
+            tokens.saturating_add(foreign.saturating_mul(each)),
         )
     }
 

@@ -22,20 +22,20 @@ const FORECASTS_KEPT: usize = 4;
 /// # Errors
 /// Returns why no placement was found.
 pub(crate) fn judge(
-    prospects: &[WorkerForecast],
+    workers: &[WorkerForecast],
     need: &RequestNeed,
     placement: LegPlacement,
 ) -> Result<Vec<PlacementForecast>, NoPlacement> {
     let ask = &need.ask;
-    policy::placement_exists(prospects.iter().map(|p| &p.snapshot), ask, placement)?;
+    policy::placement_exists(workers.iter().map(|p| &p.snapshot), ask, placement)?;
     // Each leg is ranked alone first: only the best few of each are worth the cost of a joint
     // forecast.
     let ranks = |p: &WorkerForecast| (p.prompt_rank(need), p.stream_rank(need));
-    let ranks: Vec<(u64, u64)> = prospects.iter().map(ranks).collect();
-    let prompts = Shortlist::of(prospects, |p, at| {
+    let ranks: Vec<(u64, u64)> = workers.iter().map(ranks).collect();
+    let prompts = Shortlist::of(workers, |p, at| {
         policy::takes_prompt(&p.snapshot, ask).then(|| ranks[at].0)
     });
-    let wholes = Shortlist::of(prospects, |p, at| {
+    let wholes = Shortlist::of(workers, |p, at| {
         let allowed = placement != LegPlacement::Split || p.snapshot.role == Role::Both;
         let takes = allowed && policy::takes_whole(&p.snapshot, ask) && p.has_slot_for_prompt(need);
         // On prefill workers a yielding stream would have to yield all the time.
@@ -45,17 +45,17 @@ pub(crate) fn judge(
     });
     let prompt = |p: &WorkerForecast| p.prompt(need);
     let lead = |prompt: &PromptForecast| prompt.wait + prompt.run;
-    let prompts = prompts.legs(prospects, prompt);
+    let prompts = prompts.legs(workers, prompt);
     // The earliest end of a prompt elsewhere decides which streams are there when its KV arrives.
     let soonest = prompts.iter().map(|(_, prompt)| lead(prompt)).min();
     let soonest = soonest.unwrap_or_default();
-    let stays = placement == LegPlacement::Auto;
-    let streams = Shortlist::of(prospects, |p, at| {
+    let may_stay_whole = placement == LegPlacement::Auto;
+    let streams = Shortlist::of(workers, |p, at| {
         let takes = placement != LegPlacement::Whole && policy::takes_stream(&p.snapshot, ask);
-        let takes = takes && (!stays || p.has_slot_for_stream(need, soonest));
+        let takes = takes && (!may_stay_whole || p.has_slot_for_stream(need, soonest));
         takes.then(|| ranks[at].1)
     });
-    let streams = streams.legs(prospects, |d| Some(d.stream(need, soonest)));
+    let streams = streams.legs(workers, |d| Some(d.stream(need, soonest)));
     // Every pair of the two short lists, then every worker that could serve both legs.
     let mut pairs: Vec<(PlacementRank, TieBreak, PairForecast)> =
         Vec::with_capacity(prompts.len() * streams.len());
@@ -66,7 +66,7 @@ pub(crate) fn judge(
             }
         }
     }
-    for (p, prompt) in wholes.legs(prospects, prompt) {
+    for (p, prompt) in wholes.legs(workers, prompt) {
         let stream = p.stream(need, lead(&prompt));
         pairs.push(ranked_pair(p, prompt, p, stream, need));
     }
@@ -75,12 +75,12 @@ pub(crate) fn judge(
         pairs.retain(|(.., pair)| pair.breaks_nothing());
     }
     pairs.sort_unstable_by_key(|(rank, turn, _)| (*rank, *turn));
-    let kept = pairs.iter().take(FORECASTS_KEPT);
-    let outlooks: Vec<PlacementForecast> = kept.map(|(.., pair)| pair.forecast(need)).collect();
-    if outlooks.is_empty() {
+    let best = pairs.iter().take(FORECASTS_KEPT);
+    let forecasts: Vec<PlacementForecast> = best.map(|(.., pair)| pair.forecast(need)).collect();
+    if forecasts.is_empty() {
         Err(NoPlacement::Busy)
     } else {
-        Ok(outlooks)
+        Ok(forecasts)
     }
 }
 
@@ -117,15 +117,15 @@ struct Shortlist {
 
 impl Shortlist {
     fn of(
-        prospects: &[WorkerForecast],
+        workers: &[WorkerForecast],
         rank: impl Fn(&WorkerForecast, usize) -> Option<u64>,
     ) -> Self {
         let mut least: Vec<(u64, u64, usize)> = Vec::with_capacity(LEGS_MAX + 1);
-        for (index, prospect) in prospects.iter().enumerate() {
-            let Some(rank) = rank(prospect, index) else {
+        for (index, worker) in workers.iter().enumerate() {
+            let Some(rank) = rank(worker, index) else {
                 continue;
             };
-            let entry = (rank, prospect.snapshot.chosen, index);
+            let entry = (rank, worker.snapshot.chosen, index);
             if least.len() == LEGS_MAX && least.last().is_some_and(|last| *last <= entry) {
                 continue;
             }
@@ -139,12 +139,12 @@ impl Shortlist {
     /// Its workers with the forecast of `leg`, where there is one.
     fn legs<'a, T>(
         &self,
-        prospects: &'a [WorkerForecast<'a>],
+        workers: &'a [WorkerForecast<'a>],
         leg: impl Fn(&'a WorkerForecast<'a>) -> Option<T>,
     ) -> Vec<(&'a WorkerForecast<'a>, T)> {
         let leg = |(.., index): &(u64, u64, usize)| {
-            let prospect = &prospects[*index];
-            Some((prospect, leg(prospect)?))
+            let worker = &workers[*index];
+            Some((worker, leg(worker)?))
         };
         self.least.iter().filter_map(leg).collect()
     }

@@ -71,17 +71,17 @@ impl LegClaim {
     /// When its stream arrives, if it is still to come.
     fn arrives_at(&self) -> Option<Time> {
         let streams = self.blocks > 0 && self.tokens == 0;
-        let away = streams && !self.runs && self.span != StreamSpan::NONE;
-        away.then_some(self.span.from)
+        let arriving = streams && !self.runs && self.span != StreamSpan::NONE;
+        arriving.then_some(self.span.from)
     }
 
     /// Whether a load of a worker that had received so many orders includes it. A worker that
     /// counts no orders is assumed to include what it has answered, and prompts, which are not
     /// answered, at once.
-    fn is_in_load(&self, orders_heard: u64) -> bool {
-        match orders_heard {
+    fn is_in_load(&self, orders_received: u64) -> bool {
+        match orders_received {
             0 => self.answered || (self.ordered && self.blocks == 0),
-            heard => self.order.is_some_and(|order| order <= heard),
+            received => self.order.is_some_and(|order| order <= received),
         }
     }
 }
@@ -135,7 +135,7 @@ pub(crate) struct LedgerTotals {
     /// they are deferred where others' gaps need the step.
     pub(crate) without_tpot: u32,
     pub(crate) unpaced_blocks: u64,
-    pub(crate) unpaced_away: u32,
+    pub(crate) unpaced_arriving: u32,
     /// Work of prompts in nanoseconds, by urgency.
     pub(crate) work: [u64; URGENCIES],
     pub(crate) work_fresh: [u64; URGENCIES],
@@ -168,7 +168,7 @@ impl WorkerLedger {
     }
 
     pub(crate) fn handoffs(&self) -> impl Iterator<Item = (HandoffId, &LegClaim)> {
-        self.claims.iter().map(|(id, promise)| (*id, promise))
+        self.claims.iter().map(|(id, claim)| (*id, claim))
     }
 
     /// The tightest mean gap promised here that is no shorter than `step`: a gap that no step can
@@ -177,50 +177,50 @@ impl WorkerLedger {
         if self.tpot_first? >= step {
             return self.tpot_first;
         }
-        let mut kept = self.tpots.range((step, HandoffId::default())..);
-        kept.next().map(|(tpot, _)| *tpot)
+        let mut keepable = self.tpots.range((step, HandoffId::default())..);
+        keepable.next().map(|(tpot, _)| *tpot)
     }
 
-    pub(crate) fn open(&mut self, handoff: HandoffId, promise: LegClaim, now: Time) {
-        let before = self.claims.insert(handoff, promise);
+    pub(crate) fn open(&mut self, handoff: HandoffId, claim: LegClaim, now: Time) {
+        let before = self.claims.insert(handoff, claim);
         assert!(before.is_none(), "{handoff} was claimed twice");
         if self.totals.work.iter().all(|work| *work == 0) {
             self.at_work_since = now;
         }
-        self.totals.add(&promise);
-        self.index_arrival(handoff, None, promise.arrives_at());
-        if promise.unreported {
+        self.totals.add(&claim);
+        self.index_arrival(handoff, None, claim.arrives_at());
+        if claim.unreported {
             self.fresh.insert(handoff);
         }
-        if let Some(tpot) = promise.tpot {
+        if let Some(tpot) = claim.tpot {
             self.tpots.insert((tpot, handoff));
             self.tpot_first = self.tpots.first().map(|(tpot, _)| *tpot);
         }
     }
 
     pub(crate) fn close(&mut self, handoff: HandoffId, now: Time) -> Option<LegClaim> {
-        let promise = self.claims.remove(&handoff)?;
-        self.totals.take(&promise);
-        self.index_arrival(handoff, promise.arrives_at(), None);
+        let claim = self.claims.remove(&handoff)?;
+        self.totals.take(&claim);
+        self.index_arrival(handoff, claim.arrives_at(), None);
         self.fresh.remove(&handoff);
-        if let Some(tpot) = promise.tpot {
+        if let Some(tpot) = claim.tpot {
             self.tpots.remove(&(tpot, handoff));
             self.tpot_first = self.tpots.first().map(|(tpot, _)| *tpot);
         }
-        if !promise.work.is_zero() {
+        if !claim.work.is_zero() {
             self.at_work_since = now;
         }
-        Some(promise)
+        Some(claim)
     }
 
     /// Records that its stream runs here now.
     pub(crate) fn began(&mut self, handoff: HandoffId, now: Time) {
-        self.change(handoff, |promise| {
-            let lasts = promise.span.until.since(promise.span.from);
+        self.change(handoff, |claim| {
+            let lasts = claim.span.until.since(claim.span.from);
             if !lasts.is_zero() {
-                promise.span.from = now;
-                promise.span.until = now + lasts;
-                promise.runs = true;
+                claim.span.from = now;
+                claim.span.until = now + lasts;
+                claim.runs = true;
             }
         });
     }
@@ -251,10 +251,10 @@ impl WorkerLedger {
     /// Records that the prompt was computed.
     pub(crate) fn prompt_done(&mut self, handoff: HandoffId, now: Time) {
         let worked = self.get(handoff).is_some_and(|p| !p.work.is_zero());
-        self.change(handoff, |promise| {
-            promise.tokens = 0;
-            promise.work = Duration::ZERO;
-            promise.answered = true;
+        self.change(handoff, |claim| {
+            claim.tokens = 0;
+            claim.work = Duration::ZERO;
+            claim.answered = true;
         });
         if worked {
             self.at_work_since = now;
@@ -263,15 +263,15 @@ impl WorkerLedger {
 
     /// Changes a claim, if there is one; its `tpot` must stay.
     pub(crate) fn change(&mut self, handoff: HandoffId, edit: impl FnOnce(&mut LegClaim)) {
-        let Some(promise) = self.claims.get_mut(&handoff) else {
+        let Some(claim) = self.claims.get_mut(&handoff) else {
             return;
         };
-        self.totals.take(promise);
-        let before = promise.arrives_at();
-        edit(promise);
-        self.totals.add(promise);
-        let after = promise.arrives_at();
-        if promise.unreported {
+        self.totals.take(claim);
+        let before = claim.arrives_at();
+        edit(claim);
+        self.totals.add(claim);
+        let after = claim.arrives_at();
+        if claim.unreported {
             self.fresh.insert(handoff);
         } else {
             self.fresh.remove(&handoff);
@@ -281,42 +281,38 @@ impl WorkerLedger {
 
     /// Clears the mark of guests after a change of role: they were placed for another role.
     pub(crate) fn clear_guests(&mut self) {
-        for promise in self.claims.values_mut() {
-            promise.guest = false;
+        for claim in self.claims.values_mut() {
+            claim.guest = false;
         }
         self.totals.guests = 0;
     }
 
     /// Handles a load that includes so many orders: claims of these need not be added any more.
     /// Open claims still bound the load from below.
-    pub(crate) fn settle(&mut self, orders_heard: u64) {
-        for handoff in self.settled_by(orders_heard) {
-            self.change(handoff, |promise| promise.unreported = false);
+    pub(crate) fn settle(&mut self, orders_received: u64) {
+        for handoff in self.settled_by(orders_received) {
+            self.change(handoff, |claim| claim.unreported = false);
         }
     }
 
     /// The claims that a load with this many orders would include.
-    pub(crate) fn settled_by(&self, orders_heard: u64) -> Vec<HandoffId> {
-        let promise = |id: &&HandoffId| self.claims.get(id);
-        let heard = |id: &&HandoffId| promise(id).is_some_and(|p| p.is_in_load(orders_heard));
-        self.fresh.iter().filter(heard).copied().collect()
+    pub(crate) fn settled_by(&self, orders_received: u64) -> Vec<HandoffId> {
+        let claim = |id: &&HandoffId| self.claims.get(id);
+        let received = |id: &&HandoffId| claim(id).is_some_and(|p| p.is_in_load(orders_received));
+        self.fresh.iter().filter(received).copied().collect()
     }
 
     pub(crate) fn check(&self) {
         let mut totals = LedgerTotals::default();
-        for (handoff, promise) in &self.claims {
-            totals.add(promise);
-            assert_eq!(
-                promise.unreported,
-                self.fresh.contains(handoff),
-                "{handoff}"
-            );
-            let entry = promise.tpot.map(|tpot| (tpot, *handoff));
-            let kept = entry.is_none_or(|entry| self.tpots.contains(&entry));
-            assert!(kept, "the target gap of {handoff} is not indexed");
-            let comes = promise.arrives_at().map(|comes| (comes, *handoff));
-            let kept = comes.is_none_or(|comes| self.arriving.contains(&comes));
-            assert!(kept, "the arrival of {handoff} is not indexed");
+        for (handoff, claim) in &self.claims {
+            totals.add(claim);
+            assert_eq!(claim.unreported, self.fresh.contains(handoff), "{handoff}");
+            let entry = claim.tpot.map(|tpot| (tpot, *handoff));
+            let indexed = entry.is_none_or(|entry| self.tpots.contains(&entry));
+            assert!(indexed, "the target gap of {handoff} is not indexed");
+            let arrival = claim.arrives_at().map(|arrival| (arrival, *handoff));
+            let indexed = arrival.is_none_or(|arrival| self.arriving.contains(&arrival));
+            assert!(indexed, "the arrival of {handoff} is not indexed");
         }
         let paced = self.claims.values().filter(|p| p.tpot.is_some());
         assert_eq!(
@@ -324,9 +320,9 @@ impl WorkerLedger {
             self.tpots.len(),
             "a target gap outlived its flight"
         );
-        let away = totals.arriving as usize;
+        let arriving = totals.arriving as usize;
         assert_eq!(
-            away,
+            arriving,
             self.arriving.len(),
             "an arrival is indexed without a claim"
         );
@@ -337,50 +333,50 @@ impl WorkerLedger {
 }
 
 impl LedgerTotals {
-    fn add(&mut self, promise: &LegClaim) {
-        let fresh = u32::from(promise.unreported);
-        let sequence = u32::from(promise.blocks > 0);
-        let work = nanos(promise.work);
-        self.prompts += u32::from(promise.tokens > 0);
-        self.tokens += promise.tokens;
-        self.tokens_fresh += promise.tokens * u64::from(fresh);
+    fn add(&mut self, claim: &LegClaim) {
+        let fresh = u32::from(claim.unreported);
+        let sequence = u32::from(claim.blocks > 0);
+        let work = nanos(claim.work);
+        self.prompts += u32::from(claim.tokens > 0);
+        self.tokens += claim.tokens;
+        self.tokens_fresh += claim.tokens * u64::from(fresh);
         self.sequences += sequence;
         self.sequences_fresh += sequence * fresh;
-        self.guests += sequence * u32::from(promise.guest);
-        self.blocks += u64::from(promise.blocks);
-        self.blocks_fresh += promise.blocks * fresh;
-        self.streams += u32::from(promise.blocks > 0 && promise.tokens == 0);
-        self.arriving += u32::from(promise.is_arriving());
-        if promise.tpot.is_none() {
+        self.guests += sequence * u32::from(claim.guest);
+        self.blocks += u64::from(claim.blocks);
+        self.blocks_fresh += claim.blocks * fresh;
+        self.streams += u32::from(claim.blocks > 0 && claim.tokens == 0);
+        self.arriving += u32::from(claim.is_arriving());
+        if claim.tpot.is_none() {
             self.without_tpot += sequence;
-            self.unpaced_away += u32::from(promise.is_arriving());
-            self.unpaced_blocks += u64::from(promise.blocks);
+            self.unpaced_arriving += u32::from(claim.is_arriving());
+            self.unpaced_blocks += u64::from(claim.blocks);
         }
-        self.work[promise.urgency] += work;
-        self.work_fresh[promise.urgency] += work * u64::from(fresh);
+        self.work[claim.urgency] += work;
+        self.work_fresh[claim.urgency] += work * u64::from(fresh);
     }
 
-    fn take(&mut self, promise: &LegClaim) {
-        let fresh = u32::from(promise.unreported);
-        let sequence = u32::from(promise.blocks > 0);
-        let work = nanos(promise.work);
-        self.prompts -= u32::from(promise.tokens > 0);
-        self.tokens -= promise.tokens;
-        self.tokens_fresh -= promise.tokens * u64::from(fresh);
+    fn take(&mut self, claim: &LegClaim) {
+        let fresh = u32::from(claim.unreported);
+        let sequence = u32::from(claim.blocks > 0);
+        let work = nanos(claim.work);
+        self.prompts -= u32::from(claim.tokens > 0);
+        self.tokens -= claim.tokens;
+        self.tokens_fresh -= claim.tokens * u64::from(fresh);
         self.sequences -= sequence;
         self.sequences_fresh -= sequence * fresh;
-        self.guests -= sequence * u32::from(promise.guest);
-        self.blocks -= u64::from(promise.blocks);
-        self.blocks_fresh -= promise.blocks * fresh;
-        self.streams -= u32::from(promise.blocks > 0 && promise.tokens == 0);
-        self.arriving -= u32::from(promise.is_arriving());
-        if promise.tpot.is_none() {
+        self.guests -= sequence * u32::from(claim.guest);
+        self.blocks -= u64::from(claim.blocks);
+        self.blocks_fresh -= claim.blocks * fresh;
+        self.streams -= u32::from(claim.blocks > 0 && claim.tokens == 0);
+        self.arriving -= u32::from(claim.is_arriving());
+        if claim.tpot.is_none() {
             self.without_tpot -= sequence;
-            self.unpaced_away -= u32::from(promise.is_arriving());
-            self.unpaced_blocks -= u64::from(promise.blocks);
+            self.unpaced_arriving -= u32::from(claim.is_arriving());
+            self.unpaced_blocks -= u64::from(claim.blocks);
         }
-        self.work[promise.urgency] -= work;
-        self.work_fresh[promise.urgency] -= work * u64::from(fresh);
+        self.work[claim.urgency] -= work;
+        self.work_fresh[claim.urgency] -= work * u64::from(fresh);
     }
 }
 
@@ -429,7 +425,7 @@ mod tests {
     }
 
     /// A stream whose prompt runs elsewhere.
-    fn away(from: u32) -> LegClaim {
+    fn arriving_stream(from: u32) -> LegClaim {
         LegClaim {
             blocks: 5,
             span: span(from, from + 80),
@@ -438,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_should_be_over_goes_on_for_a_while() {
+    fn an_overdue_span_continues_for_an_eighth_of_its_length() {
         let late = |runs, now| {
             let span = span(100, 180).now(runs, at(now));
             (span.from, span.until, span.tokens)
@@ -452,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_follow_promises_that_open_change_and_close() {
+    fn sums_follow_claims_that_open_change_and_close() {
         let mut ledger = WorkerLedger::default();
         let guest = LegClaim {
             guest: true,
@@ -462,7 +458,7 @@ mod tests {
             ..LegClaim::NEW
         };
         ledger.open(handoff(1), whole(), at(1));
-        ledger.open(handoff(2), away(30), at(2));
+        ledger.open(handoff(2), arriving_stream(30), at(2));
         ledger.open(handoff(3), guest, at(3));
         let mut expected = LedgerTotals {
             prompts: 2,
@@ -477,13 +473,13 @@ mod tests {
             arriving: 1,
             without_tpot: 2,
             unpaced_blocks: 9,
-            unpaced_away: 1,
+            unpaced_arriving: 1,
             ..LedgerTotals::default()
         };
         (expected.work[2], expected.work_fresh[2]) = (7_000_000, 7_000_000);
         assert_eq!(*ledger.totals(), expected);
         ledger.check();
-        ledger.change(handoff(1), |promise| promise.unreported = false);
+        ledger.change(handoff(1), |claim| claim.unreported = false);
         expected.work_fresh[2] = 0;
         let expected = LedgerTotals {
             tokens_fresh: 0,
@@ -506,7 +502,7 @@ mod tests {
         let mut ledger = WorkerLedger::default();
         ledger.open(handoff(1), whole(), at(1));
         ledger.open(handoff(2), whole(), at(2));
-        ledger.open(handoff(3), away(30), at(3));
+        ledger.open(handoff(3), arriving_stream(30), at(3));
         assert_eq!(ledger.at_work_since, at(1));
         ledger.prompt_done(handoff(1), at(4));
         assert_eq!(ledger.at_work_since, at(4));
@@ -524,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_settles_the_promises_that_it_includes() {
+    fn a_load_settles_the_claims_that_it_includes() {
         let mut ledger = WorkerLedger::default();
         let order = |order| LegClaim {
             order: Some(order),
@@ -571,10 +567,10 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_are_away_come_later_or_run() {
+    fn streams_of_other_workers_arrive_later_or_run() {
         let mut ledger = WorkerLedger::default();
         for (number, from) in [(1, 30), (2, 40), (3, 40)] {
-            ledger.open(handoff(number), away(from), at(0));
+            ledger.open(handoff(number), arriving_stream(from), at(0));
         }
         let later = |ledger: &WorkerLedger, by| {
             let all = (1..=4).take_while(|count| ledger.arrive_after(at(by), *count));
@@ -589,7 +585,7 @@ mod tests {
         ledger.check();
         let paced = LegClaim {
             tpot: Some(MS),
-            ..away(90)
+            ..arriving_stream(90)
         };
         ledger.open(handoff(4), paced, at(60));
         let spans = |paced| ledger.spans(paced, at(60)).map(|span| span.from);

@@ -49,7 +49,7 @@ impl RouterBrain {
     }
 
     /// Ends a flight whose client is connected but has not read for too long.
-    pub(crate) fn reader_stayed_away(&mut self, id: FlightId) {
+    pub(crate) fn reader_timed_out(&mut self, id: FlightId) {
         self.drop_legs(id, Failure::SlowReader);
         self.end(id, Ending::Failed(Failure::SlowReader));
     }
@@ -67,7 +67,7 @@ impl RouterBrain {
 
     /// The attempt that moved here from `handoff` and whose sender has not reported its last token
     /// yet.
-    pub(crate) fn heir(&self, worker: WorkerRef, handoff: HandoffId) -> Option<HandoffId> {
+    pub(crate) fn successor(&self, worker: WorkerRef, handoff: HandoffId) -> Option<HandoffId> {
         let attempt = self.flights.get(&handoff.flight)?.attempt()?;
         let waits = attempt.of == Some(handoff) && !attempt.prefilled;
         (waits && attempt.prefill.worker == worker.worker).then_some(attempt.handoff)
@@ -83,11 +83,11 @@ impl RouterBrain {
         if let Some(attempt) = flight.attempt() {
             let (handoff, sending) = (attempt.handoff, attempt.sending());
             let (decode, prefill) = (attempt.decode, attempt.prefill);
-            self.part(decode, handoff, LegRelease::Cancel);
-            self.part(prefill, sending, LegRelease::Cancel);
+            self.release_leg(decode, handoff, LegRelease::Cancel);
+            self.release_leg(prefill, sending, LegRelease::Cancel);
         }
         if let Some(leg) = leg {
-            self.part(leg.decode, leg.handoff, LegRelease::Cancel);
+            self.release_leg(leg.decode, leg.handoff, LegRelease::Cancel);
             self.note(RouterNote::MigrationAborted {
                 handoff: leg.handoff,
                 failure: why,
@@ -95,17 +95,22 @@ impl RouterBrain {
         }
     }
 
-    pub(crate) fn part(&mut self, worker: WorkerRef, handoff: HandoffId, parting: LegRelease) {
-        let Some(promise) = self.fleet.claim(worker, handoff).copied() else {
+    pub(crate) fn release_leg(
+        &mut self,
+        worker: WorkerRef,
+        handoff: HandoffId,
+        release: LegRelease,
+    ) {
+        let Some(claim) = self.fleet.claim(worker, handoff).copied() else {
             return;
         };
-        if !promise.ordered {
-            self.let_go(worker, handoff);
+        if !claim.ordered {
+            self.drop_claim(worker, handoff);
             return;
         }
-        if promise.renewed {
+        if claim.renewed {
             self.fleet.change(worker, handoff, |p| p.renewed = false);
-            if parting == LegRelease::Cancel {
+            if release == LegRelease::Cancel {
                 self.send_order(worker, Order::Cancel { handoff });
             }
         }
@@ -113,7 +118,7 @@ impl RouterBrain {
 
     /// Drops a claim without the worker's `Released`: the room is offered to waiting flights at the
     /// end of this fact.
-    pub(crate) fn let_go(&mut self, worker: WorkerRef, handoff: HandoffId) {
+    pub(crate) fn drop_claim(&mut self, worker: WorkerRef, handoff: HandoffId) {
         if self.fleet.release(worker, handoff).is_some() {
             self.leg_closed(handoff.flight);
             let own = self.current(handoff).map(|a| a.handoff.flight);

@@ -125,7 +125,7 @@ impl RouterBrain {
         if self.find(id).is_err() {
             self.reconsider(id, |_| false);
         }
-        self.serve_line();
+        self.serve_queue();
         // The queue placed others first: from now on any worker will do.
         if self.is_waiting(id) {
             self.reconsider(id, |_| false);

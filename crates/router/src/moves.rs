@@ -37,7 +37,7 @@ impl RouterBrain {
     /// Moves sequences away from every leaving worker, as far as possible. `news` names the one
     /// worker where room may have appeared; without it all targets are tried.
     pub(crate) fn evacuate(&mut self, news: Option<WorkerRef>) {
-        for (source, why) in self.fleet.leaving() {
+        for (source, why) in self.fleet.workers_to_leave() {
             self.evacuate_from(source, why, news);
         }
     }
@@ -56,7 +56,7 @@ impl RouterBrain {
                 return;
             }
             let id = handoff.flight;
-            let helps = |who| self.could_move_to(id, who);
+            let helps = |worker| self.could_move_to(id, worker);
             if self.may_move(source, handoff)
                 && news.is_none_or(helps)
                 && self.target(id, why).is_ok()
@@ -70,7 +70,7 @@ impl RouterBrain {
     /// Handles a worker's request to have a sequence moved. The request stands until another
     /// replaces it, the sequence is gone, or there is room; meanwhile no further sequence is placed
     /// there.
-    pub(crate) fn crowded(&mut self, worker: WorkerRef, handoff: HandoffId) {
+    pub(crate) fn memory_pressure(&mut self, worker: WorkerRef, handoff: HandoffId) {
         if self.current(handoff).is_none_or(|a| a.decode != worker) {
             return self.note(RouterNote::Stale { worker });
         }
@@ -79,9 +79,9 @@ impl RouterBrain {
     }
 
     /// Serves workers' requests to have sequences moved; `news` as in [`RouterBrain::evacuate`].
-    pub(crate) fn grant_wishes(&mut self, news: Option<WorkerRef>) {
+    pub(crate) fn grant_migration_requests(&mut self, news: Option<WorkerRef>) {
         for (source, handoff) in self.fleet.migration_requests() {
-            if news.is_none_or(|who| self.could_move_to(handoff.flight, who)) {
+            if news.is_none_or(|worker| self.could_move_to(handoff.flight, worker)) {
                 self.grant(source, handoff);
             }
         }
@@ -97,7 +97,7 @@ impl RouterBrain {
 
     /// Drops a worker's request once its load shows room for the expected output of one more
     /// sequence.
-    pub(crate) fn settle_wish(&mut self, worker: WorkerRef, load: &WorkerLoad) {
+    pub(crate) fn settle_migration_request(&mut self, worker: WorkerRef, load: &WorkerLoad) {
         let tokens = self.limits.expected_output_tokens;
         let blocks = self.fleet.blocks(worker, tokens);
         if blocks.is_some_and(|blocks| load.blocks_free >= blocks) {
@@ -108,13 +108,13 @@ impl RouterBrain {
     /// How many more sequences may leave the worker now.
     fn moves_free(&self, source: WorkerRef) -> u32 {
         let generates = |a: &FlightAttempt| {
-            let promise = self.fleet.claim(source, a.handoff);
-            a.decode == source && promise.is_some_and(|promise| promise.blocks > 0)
+            let claim = self.fleet.claim(source, a.handoff);
+            a.decode == source && claim.is_some_and(|claim| claim.blocks > 0)
         };
         let attempts = self.moving.iter();
         let attempts = attempts.filter_map(|id| self.flights.get(id)?.attempt());
-        let under_way = attempts.filter(|attempt| generates(attempt)).count();
-        self.limits.moves_max.saturating_sub(under_way as u32)
+        let moving_now = attempts.filter(|attempt| generates(attempt)).count();
+        self.limits.moves_max.saturating_sub(moving_now as u32)
     }
 
     fn may_move(&self, source: WorkerRef, handoff: HandoffId) -> bool {
@@ -157,15 +157,15 @@ impl RouterBrain {
         among(&flight.avoided).or_else(|_| among(&BTreeSet::new()))
     }
 
-    /// Whether news of `who` could give the sequence a target.
-    fn could_move_to(&self, id: FlightId, who: WorkerRef) -> bool {
+    /// Whether news of `worker` could give the sequence a target.
+    fn could_move_to(&self, id: FlightId, worker: WorkerRef) -> bool {
         let Some(flight) = self.flights.get(&id) else {
             return false;
         };
         let ask = self.move_ask(flight, MoveReason::Drain);
         let query = self.query(flight, None);
         self.fleet
-            .could_take(who, &query.asking(ask, &BTreeSet::new()))
+            .could_take(worker, &query.asking(ask, &BTreeSet::new()))
     }
 
     // === a move ===
@@ -250,7 +250,7 @@ impl RouterBrain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let burden = MigrationCost {
+        let cost = MigrationCost {
             ask: self.move_ask(flight, why),
             tpot: flight
                 .request
@@ -286,7 +286,7 @@ impl RouterBrain {
             leg: Some(leg),
         };
         self.set_move(id, moving);
-        self.fleet.claim_move_target(handoff, target, &burden);
+        self.fleet.claim_move_target(handoff, target, &cost);
         let until = self.now + self.limits.reserve_timeout;
         self.timers.set(id, FlightTimer::StepTimeout, Some(until));
         self.note(RouterNote::Moving {
@@ -350,7 +350,7 @@ impl RouterBrain {
         self.note(RouterNote::Moved { handoff, took });
         // The target informs the source too, but it may be lost before. The source paused before it
         // sealed, so it has no further reports than those on their way.
-        self.part(source, of, LegRelease::Cancel);
+        self.release_leg(source, of, LegRelease::Cancel);
         self.next_from(source);
     }
 
@@ -379,7 +379,7 @@ impl RouterBrain {
         if leg.leg_failure.is_none() {
             leg.leg_failure = Some(failure);
             let (source, target) = (leg.prefill, leg.decode);
-            self.part(target, handoff, LegRelease::Cancel);
+            self.release_leg(target, handoff, LegRelease::Cancel);
             self.send_order(source, Order::Cancel { handoff });
         }
     }
@@ -411,7 +411,7 @@ impl RouterBrain {
         let current = flight.attempt().map(|a| a.handoff);
         self.timers.set(id, FlightTimer::StepTimeout, None);
         self.timers.set(id, FlightTimer::MoveBackoff, Some(until));
-        self.part(leg.decode, leg.handoff, LegRelease::Cancel);
+        self.release_leg(leg.decode, leg.handoff, LegRelease::Cancel);
         let handoff = leg.handoff;
         self.note(RouterNote::MigrationAborted { handoff, failure });
         match doubt.zip(current) {
@@ -435,16 +435,16 @@ impl RouterBrain {
     /// Starts another move from this worker, after one is over or may be tried again.
     fn next_from(&mut self, source: WorkerRef) {
         self.evacuate_one(source);
-        self.grant_wishes(None);
+        self.grant_migration_requests(None);
     }
 
     /// Handles the source's report that the move was aborted.
-    pub(crate) fn stayed(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
+    pub(crate) fn move_aborted(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
         let moves = |a: &FlightAttempt| a.of.is_some() && a.reserved && a.prefill == worker;
         if self.leg(handoff).is_some_and(moves) {
             // The target's failure is more specific.
-            let said = self.leg(handoff).and_then(|leg| leg.leg_failure.clone());
-            return self.move_over(handoff.flight, said.unwrap_or(failure));
+            let target_failure = self.leg(handoff).and_then(|leg| leg.leg_failure.clone());
+            return self.move_over(handoff.flight, target_failure.unwrap_or(failure));
         }
         match self.current(handoff) {
             // It landed, and its last tokens will not come.

@@ -43,13 +43,13 @@ impl RouterBrain {
     pub(crate) fn find(&self, id: FlightId) -> Result<ChosenPlacement, NoPlacement> {
         let flight = self.flights.get(&id).ok_or(NoPlacement::NoWorker)?;
         let need = self.need(flight);
-        let placing = self.fleet.choose(&self.query(flight, need.as_ref()))?;
+        let placement = self.fleet.choose(&self.query(flight, need.as_ref()))?;
         // A request for one token has no gap.
         let gaps = flight.request.stop.max_tokens > 1;
         let tpot = flight.request.slo.tpot.filter(|_| gaps);
         Ok(ChosenPlacement {
             tpot: tpot.filter(|_| self.limits.mode == RoutingMode::Slo),
-            ..placing
+            ..placement
         })
     }
 
@@ -91,17 +91,17 @@ impl RouterBrain {
     }
 
     /// Begins an attempt: both legs are claimed, and the decode leg is ordered first.
-    pub(crate) fn start(&mut self, id: FlightId, placing: &ChosenPlacement) {
-        let choice = &placing.choice;
+    pub(crate) fn start(&mut self, id: FlightId, placement: &ChosenPlacement) {
+        let choice = &placement.choice;
         self.decide(
             id,
             DecisionOutcome::Placed(choice.reason),
-            placing.considered.clone(),
+            placement.considered.clone(),
         );
         self.charge(id);
         let context_tokens_max = self.fleet.context_tokens_max(choice.decode);
         let fingerprint = self.fleet.fingerprint(choice.decode).cloned();
-        let due = self.due_at(id, placing.outlook.as_ref());
+        let due = self.due_at(id, placement.forecast.as_ref());
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
@@ -119,7 +119,7 @@ impl RouterBrain {
             landed: false,
             finished: None,
         });
-        flight.forecast = placing.outlook;
+        flight.forecast = placement.forecast;
         flight.due = due;
         flight.timestamps.began = Some(self.now);
         flight.pause_until = None;
@@ -129,7 +129,7 @@ impl RouterBrain {
         let waited = self.now.since(flight.submitted);
         let due = self.due(id);
         let ask = AttemptSize::of(&request, self.limits.expected_output_tokens);
-        self.fleet.claim_legs(handoff, placing, &ask);
+        self.fleet.claim_legs(handoff, placement, &ask);
         self.placement_rate.placed(self.now);
         let until = self.now + self.limits.reserve_timeout;
         self.timers.set(id, FlightTimer::StepTimeout, Some(until));
@@ -156,13 +156,13 @@ impl RouterBrain {
     }
 
     /// Deadline of the next token of an attempt that begins now.
-    fn due_at(&self, id: FlightId, outlook: Option<&PlacementForecast>) -> Option<Time> {
+    fn due_at(&self, id: FlightId, forecast: Option<&PlacementForecast>) -> Option<Time> {
         let flight = self.flights.get(&id)?;
         let slo = &flight.request.slo;
-        let tail = outlook.map_or(Duration::ZERO, |outlook| {
-            outlook.forecast.e2e.saturating_sub(outlook.forecast.ttft)
+        let after_first_token = forecast.map_or(Duration::ZERO, |forecast| {
+            forecast.forecast.e2e.saturating_sub(forecast.forecast.ttft)
         });
-        let by_end = slo.e2e.map(|e2e| e2e.saturating_sub(tail));
+        let by_end = slo.e2e.map(|e2e| e2e.saturating_sub(after_first_token));
         let left = slo.ttft.into_iter().chain(by_end).min()?;
         let queues = matches!(flight.on_miss, OnSloMiss::Queue(_));
         // A request that may wait, or goes on, has its deadline counted from now.
@@ -234,12 +234,12 @@ impl RouterBrain {
             .is_some_and(|max| self.queue.len_of(&flight.place.queue.class) >= max);
         let fresh = flight.failure.is_none();
         if fresh && full {
-            return self.give_up(id);
+            return self.end_without_place(id);
         }
         if fresh && self.queue.is_full() {
             match self.queue.last_behind(&flight.place) {
-                Some(last) => self.give_up(last),
-                None => return self.give_up(id),
+                Some(last) => self.end_without_place(last),
+                None => return self.end_without_place(id),
             }
         }
         let Some(flight) = self.flights.get(&id) else {
@@ -279,11 +279,11 @@ impl RouterBrain {
 
     /// Offers released or newly reported room to waiting flights. Streams that are to leave a
     /// worker go before new flights, and those that make room for others after them.
-    pub(crate) fn room_at(&mut self, worker: WorkerRef) {
-        self.rescue();
+    pub(crate) fn room_appeared(&mut self, worker: WorkerRef) {
+        self.fail_over_stuck();
         self.evacuate(Some(worker));
         self.news_of(worker);
-        self.grant_wishes(Some(worker));
+        self.grant_migration_requests(Some(worker));
     }
 
     /// Makes a pass over the queue after news of a worker, if that could help the first flight.
@@ -292,16 +292,16 @@ impl RouterBrain {
             return;
         }
         if self.overtakes() {
-            return self.look_soon();
+            return self.serve_queue_soon();
         }
         let head = self.head().and_then(|id| self.flights.get(&id));
         if head.is_some_and(|flight| self.fleet.could_help(worker, &self.query(flight, None))) {
-            self.serve_line();
+            self.serve_queue();
         }
     }
 
     /// Closes a worker for `wait`, and makes a pass over the queue then.
-    pub(crate) fn shut(&mut self, worker: WorkerRef, wait: Duration) {
+    pub(crate) fn close_worker(&mut self, worker: WorkerRef, wait: Duration) {
         let (least, _) = RETRY_AFTER;
         // A worker's own estimate may be long; another try each second costs nothing.
         let until = self.now + wait.clamp(least / 10, Duration::from_secs(1));

@@ -233,24 +233,24 @@ pub fn has_room(candidate: &WorkerSnapshot, ask: &AttemptSize, placement: LegPla
 
 /// Whether it could take the prompt for another worker.
 pub(crate) fn takes_prompt(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    c.role.prefills() && prompt_room(c, ask)
+    c.role.prefills() && has_prompt_room(c, ask)
 }
 
 /// Whether it could decode for another worker.
 pub(crate) fn takes_stream(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    c.role.decodes() && stream_room(c, ask)
+    c.role.decodes() && has_stream_room(c, ask)
 }
 
 /// Whether it could do both for itself, which any role permits.
 pub(crate) fn takes_whole(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    prompt_room(c, ask) && stream_room(c, ask)
+    has_prompt_room(c, ask) && has_stream_room(c, ask)
 }
 
-fn prompt_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
+fn has_prompt_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     !c.closed && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
 }
 
-fn stream_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
+fn has_stream_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     let able = !c.closed && fits_ever(c, ask) && has_blocks(c, ask);
     able && c.sequences < c.slots_overbooked()
 }
@@ -262,8 +262,8 @@ pub(crate) fn fits_ever(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
 
 /// Whether it has the blocks that the sequence is expected to take.
 pub(crate) fn has_blocks(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    let blocks_room = c.blocks_free.saturating_add(c.cached_blocks);
-    !c.memory_short && c.blocks(ask.tokens_expected) <= blocks_room
+    let blocks_usable = c.blocks_free.saturating_add(c.cached_blocks);
+    !c.memory_short && c.blocks(ask.tokens_expected) <= blocks_usable
 }
 
 /// Whether the request could ever be placed.

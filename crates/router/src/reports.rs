@@ -37,8 +37,8 @@ impl RouterBrain {
     /// Forgets the known incarnation of the worker, and fails over all that it held.
     fn forget(&mut self, worker: WorkerRef) {
         // A worker that drained and then left is no loss: nothing failed.
-        let life = self.fleet.incarnation_of(worker.worker);
-        if life.is_some_and(|life| !self.fleet.has_drained(life)) {
+        let present = self.fleet.incarnation_of(worker.worker);
+        if present.is_some_and(|present| !self.fleet.has_drained(present)) {
             self.count_loss(worker.worker);
         }
         let held = self.fleet.leave(worker.worker);
@@ -49,12 +49,12 @@ impl RouterBrain {
             let decodes = |a: &FlightAttempt| a.decode.worker == worker.worker;
             if self.leg(handoff).is_some_and(decodes) {
                 self.move_broken(handoff, lost());
-            } else if let Some(heir) = self.heir(worker, handoff) {
-                self.fail(heir, lost(), worker);
+            } else if let Some(successor) = self.successor(worker, handoff) {
+                self.fail(successor, lost(), worker);
             } else {
                 match self.current(handoff) {
-                    Some(a) if decodes(a) => self.decode_gone(handoff, lost(), worker),
-                    Some(_) => self.prefill_gone(handoff, lost(), worker),
+                    Some(a) if decodes(a) => self.decode_lost(handoff, lost(), worker),
+                    Some(_) => self.prefill_lost(handoff, lost(), worker),
                     None => {}
                 }
             }
@@ -80,7 +80,7 @@ impl RouterBrain {
 
     // === reports ===
 
-    pub(crate) fn told(&mut self, worker: WorkerRef, report: Report) {
+    pub(crate) fn reported(&mut self, worker: WorkerRef, report: Report) {
         if self.fleet.get(worker).is_none() {
             self.note(RouterNote::Stale { worker });
             return;
@@ -91,15 +91,15 @@ impl RouterBrain {
         match report {
             Report::Load(load) => {
                 let load = load.bounded();
-                let eased = self.fleet.shows_room(worker, &load);
+                let eased = self.fleet.load_eased(worker, &load);
                 self.fleet.update_worker(worker, &Report::Load(load));
                 match load.progress {
                     StepProgress::Moving => self.moves_again(worker),
                     StepProgress::Stuck => self.stuck(worker),
                 }
-                self.settle_wish(worker, &load);
+                self.settle_migration_request(worker, &load);
                 if eased {
-                    self.room_at(worker);
+                    self.room_appeared(worker);
                 }
             }
             Report::Prices(_) => self.fleet.update_worker(worker, &report),
@@ -113,7 +113,7 @@ impl RouterBrain {
                 }
             }
             Report::Draining => self.drains(worker),
-            Report::Relayed(voice) => self.passed_on(voice),
+            Report::Relayed(gossip) => self.handle_gossip(gossip),
             Report::Serves { role } => {
                 self.fleet.set_role(worker, role);
                 self.evacuate_one(worker);
@@ -133,8 +133,10 @@ impl RouterBrain {
             Report::Refused { handoff, refusal } => self.refused(worker, handoff, refusal),
             Report::Prefilled { handoff, timing } => self.prefilled(worker, handoff, timing),
             Report::Landed { handoff } => self.landed(worker, handoff),
-            Report::MigrationAborted { handoff, failure } => self.stayed(worker, handoff, failure),
-            Report::MemoryPressure { handoff } => self.crowded(worker, handoff),
+            Report::MigrationAborted { handoff, failure } => {
+                self.move_aborted(worker, handoff, failure)
+            }
+            Report::MemoryPressure { handoff } => self.memory_pressure(worker, handoff),
             Report::Finished {
                 handoff,
                 reason,
@@ -166,11 +168,11 @@ impl RouterBrain {
         };
         let request = Arc::clone(&flight.request);
         let waited = self.now.since(flight.submitted);
-        let asked = |a: &&mut FlightAttempt| a.decode == worker && !a.reserved;
-        if flight.leg_mut(handoff).filter(asked).is_some() {
+        let awaits_answer = |a: &&mut FlightAttempt| a.decode == worker && !a.reserved;
+        if flight.leg_mut(handoff).filter(awaits_answer).is_some() {
             return self.move_reserved(handoff, target);
         }
-        let Some(attempt) = flight.attempt_mut(handoff).filter(asked) else {
+        let Some(attempt) = flight.attempt_mut(handoff).filter(awaits_answer) else {
             return self.note(RouterNote::Stale { worker });
         };
         let sender = attempt.prefill;
@@ -253,11 +255,11 @@ impl RouterBrain {
             .set(handoff.flight, FlightTimer::StepTimeout, None);
         // The receiver informs the sender too, but it may be lost before.
         if sender != worker {
-            self.part(sender, handoff, LegRelease::Cancel);
+            self.release_leg(sender, handoff, LegRelease::Cancel);
         }
         self.evacuate_one(worker);
         if self.failing_over.remove(&handoff.flight).is_some() {
-            self.rescue();
+            self.fail_over_stuck();
         }
     }
 
@@ -300,7 +302,7 @@ impl RouterBrain {
         self.clock_last(handoff.flight, began);
         self.timers
             .set(handoff.flight, FlightTimer::StepTimeout, None);
-        self.part(worker, handoff, LegRelease::AlreadyEnded);
+        self.release_leg(worker, handoff, LegRelease::AlreadyEnded);
         self.finish_if_done(handoff.flight);
     }
 
@@ -314,13 +316,13 @@ impl RouterBrain {
     }
 
     fn leg_failed(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
-        self.part(worker, handoff, LegRelease::AlreadyEnded);
+        self.release_leg(worker, handoff, LegRelease::AlreadyEnded);
         if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
             return self.move_broken(handoff, failure);
         }
         match self.current(handoff) {
-            Some(a) if a.decode == worker => self.decode_gone(handoff, failure, worker),
-            Some(a) if a.prefill == worker => self.prefill_gone(handoff, failure, worker),
+            Some(a) if a.decode == worker => self.decode_lost(handoff, failure, worker),
+            Some(a) if a.prefill == worker => self.prefill_lost(handoff, failure, worker),
             _ => self.note(RouterNote::Stale { worker }),
         }
     }
@@ -341,15 +343,15 @@ impl RouterBrain {
         let failure = Failure::Rejected;
         if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
             self.move_broken(handoff, failure);
-        } else if let Some(heir) = self.heir(worker, handoff) {
-            self.fail(heir, failure, worker);
+        } else if let Some(successor) = self.successor(worker, handoff) {
+            self.fail(successor, failure, worker);
         } else {
             match self.current(handoff) {
                 Some(a) if a.decode == worker && a.finished.is_none() => {
                     if a.reserved && !a.landed && a.prefill != worker {
                         self.trouble(handoff, failure);
                     } else {
-                        self.decode_gone(handoff, failure, worker);
+                        self.decode_lost(handoff, failure, worker);
                     }
                 }
                 Some(a) if a.prefill == worker && !a.prefilled => {
@@ -360,7 +362,7 @@ impl RouterBrain {
         }
         // Each sequence that left a draining worker lets the next one move.
         self.evacuate_one(worker);
-        self.room_at(worker);
+        self.room_appeared(worker);
     }
 
     fn refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
@@ -368,11 +370,11 @@ impl RouterBrain {
         let held = |p: &LegClaim| p.blocks > 0 && p.answered;
         let keeps = self.fleet.claim(worker, handoff).is_some_and(held);
         if !keeps {
-            self.let_go(worker, handoff);
+            self.drop_claim(worker, handoff);
         }
         match &refusal {
             Refusal::QueueFull { retry_after } | Refusal::NoBlocks { retry_after } => {
-                self.shut(worker, *retry_after);
+                self.close_worker(worker, *retry_after);
             }
             Refusal::Draining => self.drains(worker),
             // It may take the next request; this one tries another worker.
@@ -389,7 +391,7 @@ impl RouterBrain {
             .leg(handoff)
             .is_some_and(|leg| leg.reserved && leg.prefill == worker)
         {
-            return self.stayed(worker, handoff, Failure::Rejected);
+            return self.move_aborted(worker, handoff, Failure::Rejected);
         }
         let Some(attempt) = self.current(handoff) else {
             return self.note(RouterNote::Stale { worker });

@@ -77,7 +77,7 @@ impl RouterBrain {
         }
         // The stream has a token outside the vocabulary, which every worker would refuse.
         if foreign {
-            return self.give_up(id);
+            return self.end_without_place(id);
         }
         // One worker's draining, or a routing mistake, replaces no answer of another worker.
         let is_answer = !matches!(refusal, Some(Refusal::Draining | Refusal::WrongWorker));
@@ -92,25 +92,25 @@ impl RouterBrain {
         // After a full round the flight waits for news instead of trying every worker of a large
         // fleet.
         let round_over = flight.refusals >= ROUND_WORKERS;
-        let told = flight.failure.is_none().then_some(late).flatten();
+        let refused_late = flight.failure.is_none().then_some(late).flatten();
         let found = self.seek(id);
-        if let Some(placing) = found.as_ref().ok().filter(|p| p.miss().is_none())
+        if let Some(placement) = found.as_ref().ok().filter(|p| p.miss().is_none())
             && !round_over
         {
-            return self.start(id, placing);
+            return self.start(id, placement);
         }
         let considered = match &found {
-            Ok(placing) => placing.considered.clone(),
+            Ok(placement) => placement.considered.clone(),
             Err(_) => Vec::new(),
         };
         let missed = found.as_ref().ok().and_then(ChosenPlacement::miss);
-        match missed.or(told) {
+        match missed.or(refused_late) {
             // Workers refused for lateness, or it is predicted of all that remain.
             Some(miss) => self.unmet(id, miss, considered),
             None => {
                 // A worker that did not even answer is closed for a moment, or the first flight of
                 // the queue would be sent straight back.
-                self.shut(worker, Duration::ZERO);
+                self.close_worker(worker, Duration::ZERO);
                 self.wait(id);
             }
         }
@@ -120,12 +120,12 @@ impl RouterBrain {
 
     /// Handles a prefill worker that cannot go on. That does not matter if the decode worker has
     /// everything, and while it may have, it is given a moment to report it.
-    pub(crate) fn prefill_gone(&mut self, handoff: HandoffId, failure: Failure, who: WorkerRef) {
+    pub(crate) fn prefill_lost(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         let Some(attempt) = self.current(handoff) else {
             return;
         };
         if !attempt.prefilled {
-            self.fail(handoff, failure, who);
+            self.fail(handoff, failure, worker);
         } else if !attempt.landed {
             self.trouble(handoff, failure);
         }
@@ -133,11 +133,11 @@ impl RouterBrain {
 
     /// Handles a decode worker that cannot go on. If the sequence is sealed on its way to another,
     /// that one may have it, and is given a moment to report it.
-    pub(crate) fn decode_gone(&mut self, handoff: HandoffId, failure: Failure, who: WorkerRef) {
+    pub(crate) fn decode_lost(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         if self.is_sealed(handoff.flight) {
             self.trouble(handoff, failure);
         } else {
-            self.fail(handoff, failure, who);
+            self.fail(handoff, failure, worker);
         }
     }
 
@@ -260,7 +260,7 @@ impl RouterBrain {
         } else {
             self.try_again(id, broken.handoff, broken.peer_in_doubt);
         }
-        self.rescue();
+        self.fail_over_stuck();
     }
 
     /// Begins a new attempt after one that failed, or gives up.
@@ -273,7 +273,7 @@ impl RouterBrain {
         let failure = flight.failure.clone().filter(|_| !spent);
         let generated_tokens = flight.request.generated.len() as u32;
         let Some(failure) = failure else {
-            return self.give_up(id);
+            return self.end_without_place(id);
         };
         let pause = self.pause_for(flight, &failure);
         self.note(RouterNote::Retried {
@@ -297,7 +297,7 @@ impl RouterBrain {
             choice = self.seek(id);
         }
         match choice {
-            Ok(placing) => self.start(id, &placing),
+            Ok(placement) => self.start(id, &placement),
             Err(NoPlacement::NoWorker | NoPlacement::TooLong { .. } | NoPlacement::Busy) => {
                 self.wait(id)
             }
@@ -313,7 +313,7 @@ impl RouterBrain {
 
     /// Ends a flight without a place: refused if it never ran, failed if it did. One that only
     /// waited too long after a failure had retries left, so its last failure is the reason.
-    pub(crate) fn give_up(&mut self, id: FlightId) {
+    pub(crate) fn end_without_place(&mut self, id: FlightId) {
         let exists = !matches!(self.find(id), Err(NoPlacement::NoWorker));
         let full = self.full();
         let Some(flight) = self.flights.get(&id) else {

@@ -50,11 +50,11 @@ impl RouterBrain {
     }
 
     /// Counts an arrival. A request that no worker could ever hold creates no demand.
-    pub(crate) fn came(&mut self, request: &Request) {
+    pub(crate) fn count_arrival(&mut self, request: &Request) {
         if self.scaler.is_some() && !self.fleet.is_too_long(request.prompt.len()) {
             let class = request.slo.class.clone();
             let prompt_tokens = request.prompt.len() as u32;
-            self.scaler_hears(ScalerInput::Arrived {
+            self.feed_scaler(ScalerInput::Arrived {
                 class,
                 prompt_tokens,
             });
@@ -64,7 +64,7 @@ impl RouterBrain {
     /// Counts a placement. Only the first attempt reflects new demand.
     pub(crate) fn was_placed(&mut self, handoff: HandoffId, cached_tokens: u32) {
         if handoff.attempt == 0 {
-            self.scaler_hears(ScalerInput::Placed { cached_tokens });
+            self.feed_scaler(ScalerInput::Placed { cached_tokens });
         }
     }
 
@@ -85,24 +85,24 @@ impl RouterBrain {
             Ending::Refused(Refusal::QueueFull { .. }) => Some(SloMetric::Ttft),
             _ => None,
         };
-        self.scaler_hears(ScalerInput::Ended {
+        self.feed_scaler(ScalerInput::Ended {
             class: flight.request.slo.class.clone(),
-            came: PromiseOutcome::from_verdict(verdict, plain, aim),
+            outcome: PromiseOutcome::from_verdict(verdict, plain, aim),
             output_tokens: answer.unwrap_or(0),
         });
     }
 
-    pub(crate) fn passed_on(&mut self, voice: Arc<ScalingGossip>) {
-        self.scaler_hears(ScalerInput::GossipReceived(voice));
+    pub(crate) fn handle_gossip(&mut self, gossip: Arc<ScalingGossip>) {
+        self.feed_scaler(ScalerInput::GossipReceived(gossip));
     }
 
     pub(crate) fn wait_outside(&mut self, place: OutsideQueue, count: u32) {
-        let nobody_did = self.waiting_outside() == 0;
+        let none_waited = self.waiting_outside() == 0;
         match place {
             OutsideQueue::Here => self.outside_queues.here = count,
             OutsideQueue::Elsewhere => self.outside_queues.elsewhere = count,
         }
-        if nobody_did && self.waiting_outside() > 0 {
+        if none_waited && self.waiting_outside() > 0 {
             self.scale(true);
         }
     }
@@ -117,7 +117,7 @@ impl RouterBrain {
         }
     }
 
-    fn scaler_hears(&mut self, input: ScalerInput) {
+    fn feed_scaler(&mut self, input: ScalerInput) {
         if let Some(scaler) = &mut self.scaler {
             scaler.handle(self.now, input);
         }
@@ -126,7 +126,7 @@ impl RouterBrain {
     // === waiting for workers to start ===
 
     /// How long a started worker may take to join; none where the autoscaler starts none.
-    pub(crate) fn hope(&self) -> Option<Duration> {
+    pub(crate) fn workers_expected(&self) -> Option<Duration> {
         let scaling = self.limits.policy.scaling.as_ref()?;
         let hopes = scaling.mode == ScalingMode::Act && scaling.can_serve();
         hopes.then_some(scaling.start_max)
@@ -134,12 +134,13 @@ impl RouterBrain {
 
     /// The same where no pair is there now; zero otherwise.
     pub(crate) fn start_awaited(&self) -> Duration {
-        let hope = self.hope().unwrap_or_default();
-        if hope.is_zero() || self.fleet.readiness(self.now, self.terms()) == RouterReadiness::Ready
+        let expected = self.workers_expected().unwrap_or_default();
+        if expected.is_zero()
+            || self.fleet.readiness(self.now, self.terms()) == RouterReadiness::Ready
         {
             Duration::ZERO
         } else {
-            hope
+            expected
         }
     }
 
@@ -169,10 +170,10 @@ impl RouterBrain {
             return;
         }
         let fleet = self.fleet_facts();
-        self.scaler_hears(ScalerInput::FleetChanged(fleet));
-        while let Some(said) = self.scaler.as_mut().and_then(|scaler| scaler.poll()) {
-            match said {
-                Said::SendGossip(voice) => self.pass_on(&Arc::new(voice)),
+        self.feed_scaler(ScalerInput::FleetChanged(fleet));
+        while let Some(output) = self.scaler.as_mut().and_then(|scaler| scaler.poll()) {
+            match output {
+                Said::SendGossip(gossip) => self.relay_gossip(&Arc::new(gossip)),
                 Said::Flip { worker, role } => self.commanded(worker, OperatorRequest::Serve(role)),
                 Said::Decided(decision) => self.emit_output(RouterOutput::WorkersWanted(decision)),
             }
@@ -180,11 +181,11 @@ impl RouterBrain {
     }
 
     /// Relays gossip over the same workers as every router with the same fleet.
-    fn pass_on(&mut self, voice: &Arc<ScalingGossip>) {
+    fn relay_gossip(&mut self, gossip: &Arc<ScalingGossip>) {
         let able = self.fleet.workers().filter(|worker| !worker.stuck());
         let carriers: Vec<WorkerRef> = able.map(|worker| worker.me).take(RELAYS).collect();
         for carrier in carriers {
-            self.send_order(carrier, Order::Relay(Arc::clone(voice)));
+            self.send_order(carrier, Order::Relay(Arc::clone(gossip)));
         }
     }
 
@@ -247,7 +248,7 @@ mod tests {
     struct ScalerHarness {
         brain: RouterBrain,
         second: u64,
-        said: Option<u32>,
+        waiting: Option<u32>,
     }
 
     impl ScalerHarness {
@@ -270,7 +271,7 @@ mod tests {
                     ..RouterLimits::default()
                 }),
                 second: 0,
-                said: None,
+                waiting: None,
             };
             for _ in 0..30 {
                 played.handle(Fact::Woke);
@@ -284,7 +285,7 @@ mod tests {
             self.brain.handle(now, fact);
             while let Some(output) = self.brain.poll() {
                 if let RouterOutput::WorkersWanted(decision) = output {
-                    self.said = Some(decision.waiting);
+                    self.waiting = Some(decision.waiting);
                 }
             }
             self.brain.check();
@@ -294,12 +295,12 @@ mod tests {
         fn waiting_after(&mut self, fact: Fact) -> u32 {
             self.handle(fact);
             self.handle(Fact::Woke);
-            self.said.unwrap()
+            self.waiting.unwrap()
         }
     }
 
     #[test]
-    fn requests_waiting_elsewhere_count_once() {
+    fn requests_waiting_at_other_routers_count_once() {
         let mut played = ScalerHarness::begin();
         let wait = |place, count| Fact::Waiting { place, count };
         assert_eq!(played.waiting_after(wait(OutsideQueue::Elsewhere, 3)), 3);

@@ -194,8 +194,8 @@ impl ServiceTally {
 
     /// The largest correction of gaps between tokens, of any class.
     pub(crate) fn tpot_worst(&self, now: Time) -> PredictionStretch {
-        let known = self.scores.values().filter(|s| s.tpot.samples >= ENOUGH);
-        let all = known.map(|score| score.tpot).chain([self.fleet.tpot]);
+        let sampled = self.scores.values().filter(|s| s.tpot.samples >= ENOUGH);
+        let all = sampled.map(|score| score.tpot).chain([self.fleet.tpot]);
         let all = all.map(|factor| factor.now(now));
         all.max_by_key(|stretch| stretch.0)
             .unwrap_or(PredictionStretch::NONE)

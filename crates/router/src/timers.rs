@@ -36,18 +36,18 @@ pub(crate) struct FlightTimers {
 
 impl FlightTimers {
     /// Replaces the time of a timer; `None` stops it.
-    pub(crate) fn set(&mut self, flight: FlightId, alarm: FlightTimer, at: Option<Time>) {
-        if let Some(old) = self.by_flight.remove(&(flight, alarm)) {
-            self.by_time.remove(&(old, flight, alarm));
+    pub(crate) fn set(&mut self, flight: FlightId, timer: FlightTimer, at: Option<Time>) {
+        if let Some(old) = self.by_flight.remove(&(flight, timer)) {
+            self.by_time.remove(&(old, flight, timer));
         }
         if let Some(at) = at {
-            self.by_flight.insert((flight, alarm), at);
-            self.by_time.insert((at, flight, alarm));
+            self.by_flight.insert((flight, timer), at);
+            self.by_time.insert((at, flight, timer));
         }
     }
 
-    pub(crate) fn get(&self, flight: FlightId, alarm: FlightTimer) -> Option<Time> {
-        self.by_flight.get(&(flight, alarm)).copied()
+    pub(crate) fn get(&self, flight: FlightId, timer: FlightTimer) -> Option<Time> {
+        self.by_flight.get(&(flight, timer)).copied()
     }
 
     pub(crate) fn first(&self) -> Option<Time> {
@@ -56,17 +56,17 @@ impl FlightTimers {
 
     /// Removes and returns the first timer that is due.
     pub(crate) fn due(&mut self, now: Time) -> Option<(FlightId, FlightTimer)> {
-        let (at, flight, alarm) = self.by_time.first().copied()?;
+        let (at, flight, timer) = self.by_time.first().copied()?;
         if at > now {
             return None;
         }
-        self.set(flight, alarm, None);
-        Some((flight, alarm))
+        self.set(flight, timer, None);
+        Some((flight, timer))
     }
 
     pub(crate) fn remove_flight(&mut self, flight: FlightId) {
-        for alarm in FlightTimer::ALL {
-            self.set(flight, alarm, None);
+        for timer in FlightTimer::ALL {
+            self.set(flight, timer, None);
         }
     }
 
@@ -80,8 +80,8 @@ impl FlightTimers {
             self.by_flight.len(),
             "the two indices of timers differ"
         );
-        for (at, flight, alarm) in &self.by_time {
-            assert_eq!(self.get(*flight, *alarm), Some(*at), "{flight}");
+        for (at, flight, timer) in &self.by_time {
+            assert_eq!(self.get(*flight, *timer), Some(*at), "{flight}");
         }
     }
 }

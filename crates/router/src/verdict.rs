@@ -39,8 +39,8 @@ fn most(target: Option<Duration>) -> Duration {
 }
 
 /// Takes as much as is left of the time wanted.
-fn take_part(left: &mut Duration, wanted: Duration) -> Duration {
-    let part = wanted.min(*left);
+fn take_part(left: &mut Duration, requested: Duration) -> Duration {
+    let part = requested.min(*left);
     *left -= part;
     part
 }
@@ -117,7 +117,7 @@ impl FlightRecord {
         };
         let in_time =
             |stages: &RequestStageTimes| aim == SloMetric::Tpot || stages.ttft() <= target;
-        let predicted = self.forecast.map(|outlook| outlook.stages);
+        let predicted = self.forecast.map(|forecast| forecast.stages);
         let predicted = predicted.filter(in_time);
         let predicted = predicted.unwrap_or_default();
         let beyond =
@@ -168,7 +168,7 @@ impl RouterBrain {
             verdict,
             timing,
             output_tokens,
-            forecast: flight.forecast.map(|outlook| Box::new(outlook.forecast)),
+            forecast: flight.forecast.map(|forecast| Box::new(forecast.forecast)),
         });
         timing
     }
@@ -237,15 +237,15 @@ impl RouterBrain {
             // A prompt without a deadline runs behind those with one, so its time teaches nothing.
             return;
         }
-        let Some(((first, _), outlook)) = flight.timestamps.first.zip(flight.forecast) else {
+        let Some(((first, _), forecast)) = flight.timestamps.first.zip(flight.forecast) else {
             return;
         };
         // The time that it waited for a place is known, not predicted.
-        let before = outlook.stages.router_queue;
+        let before = forecast.stages.router_queue;
         let (class, goal_permille) = self.class_goal(flight);
         let sample = PredictionSample {
             real: first.since(flight.submitted).saturating_sub(before),
-            predicted: outlook.forecast.ttft.saturating_sub(before),
+            predicted: forecast.forecast.ttft.saturating_sub(before),
             target: slo.ttft.map(|ttft| ttft.saturating_sub(before)),
             goal_permille,
             at: self.now,
@@ -259,7 +259,7 @@ impl RouterBrain {
         timing: &RequestStageTimes,
         output_tokens: u32,
     ) {
-        let Some(outlook) = flight.forecast.filter(|_| Self::is_plain(flight)) else {
+        let Some(forecast) = flight.forecast.filter(|_| Self::is_plain(flight)) else {
             return;
         };
         let (class, goal_permille) = self.class_goal(flight);
@@ -270,8 +270,8 @@ impl RouterBrain {
             // teaches nothing.
             return;
         }
-        let gap = most(flight.request.slo.tpot.filter(|_| self.anybody_gives_way()));
-        if let Some(predicted) = outlook.tpot_of(output_tokens).map(|tpot| tpot.max(gap)) {
+        let gap = most(flight.request.slo.tpot.filter(|_| self.some_class_yields()));
+        if let Some(predicted) = forecast.tpot_of(output_tokens).map(|tpot| tpot.max(gap)) {
             let sample = PredictionSample {
                 real: timing.total() - timing.ttft(),
                 predicted: predicted * (output_tokens - 1),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stage_is_cut_from_what_the_others_left() {
+    fn each_stage_takes_from_the_time_that_others_left() {
         let clock = FlightTimestamps {
             lost: MS * 5,
             first: first(150, 10, 20),
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn a_part_takes_no_more_than_is_left() {
         let mut left = MS * 10;
-        let parts = [3, 0, 9, 1].map(|wanted| take_part(&mut left, MS * wanted));
+        let parts = [3, 0, 9, 1].map(|requested| take_part(&mut left, MS * requested));
         let none = Duration::ZERO;
         assert_eq!(parts, [MS * 3, none, MS * 7, none]);
         assert_eq!(left, none);

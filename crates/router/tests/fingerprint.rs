@@ -110,7 +110,7 @@ fn inputs(world: &FingerprintWorld) -> Vec<Option<RouterInput>> {
     if !world.submitted {
         inputs.push(Some(submitted(FLIGHT.0)));
     }
-    let told = |worker, report| Some(RouterInput::WorkerReported { worker, report });
+    let report_input = |worker, report| Some(RouterInput::WorkerReported { worker, report });
     for (id, role) in roles {
         let me = worker(id);
         inputs.push(Some(joined(id, role)));
@@ -121,26 +121,29 @@ fn inputs(world: &FingerprintWorld) -> Vec<Option<RouterInput>> {
                 progress,
                 ..WorkerLoad::default()
             };
-            inputs.push(told(me, Report::Load(load)));
+            inputs.push(report_input(me, Report::Load(load)));
         }
         if id > 1 {
-            inputs.push(told(me, Report::Draining));
+            inputs.push(report_input(me, Report::Draining));
         }
         for attempt in 0..3 {
             let handoff = handoff(attempt);
             let failure = Failure::LinkLost;
             let reason = FinishReason::Stop;
-            inputs.push(told(me, prefilled(attempt)));
-            inputs.push(told(me, Report::Released { handoff }));
+            inputs.push(report_input(me, prefilled(attempt)));
+            inputs.push(report_input(me, Report::Released { handoff }));
             if id == 1 {
                 let generated = (0..attempt + 1).collect();
                 inputs.push(Some(RouterInput::Counted { handoff, generated }));
                 continue;
             }
-            inputs.push(told(me, reserved(attempt)));
-            inputs.push(told(me, landed(attempt)));
-            inputs.push(told(me, Report::MigrationAborted { handoff, failure }));
-            inputs.push(told(
+            inputs.push(report_input(me, reserved(attempt)));
+            inputs.push(report_input(me, landed(attempt)));
+            inputs.push(report_input(
+                me,
+                Report::MigrationAborted { handoff, failure },
+            ));
+            inputs.push(report_input(
                 me,
                 Report::Finished {
                     handoff,
@@ -195,7 +198,7 @@ fn fingerprint(brain: &RouterBrain) -> u64 {
     hasher.finish()
 }
 
-fn newborn() -> FingerprintWorld {
+fn new_world() -> FingerprintWorld {
     let mut world = FingerprintWorld {
         brain: RouterBrain::new(RouterLimits {
             failures_max: 1,
@@ -213,9 +216,9 @@ fn newborn() -> FingerprintWorld {
 #[test]
 fn equal_fingerprints_have_equal_futures() {
     let (mut states, mut pairs) = (0, 0);
-    for world in [newborn(), running(), moving()] {
-        let (seen, compared) = explore(world);
-        states += seen;
+    for world in [new_world(), running(), moving()] {
+        let (count, compared) = explore(world);
+        states += count;
         pairs += compared;
     }
     assert!(states > 500, "only {states} states");
@@ -224,7 +227,7 @@ fn equal_fingerprints_have_equal_futures() {
 
 /// A flight on workers 1 and 2.
 fn running() -> FingerprintWorld {
-    let mut world = newborn();
+    let mut world = new_world();
     step(&mut world, Some(submitted(FLIGHT.0)));
     for (id, report) in [(2, reserved(0)), (1, prefilled(0)), (2, landed(0))] {
         let worker = worker(id);
@@ -259,21 +262,21 @@ fn moving() -> FingerprintWorld {
 
 /// States seen from here on, and how many more were equal to one of them.
 fn explore(begin: FingerprintWorld) -> (usize, usize) {
-    let mut seen: BTreeMap<(u64, bool), FingerprintWorld> = BTreeMap::new();
+    let mut visited: BTreeMap<(u64, bool), FingerprintWorld> = BTreeMap::new();
     let mut open: VecDeque<FingerprintWorld> = VecDeque::from([begin]);
     let mut compared = 0;
     while let Some(world) = open.pop_front() {
         let key = (fingerprint(&world.brain), world.submitted);
-        let Some(known) = seen.get(&key) else {
+        let Some(visited_world) = visited.get(&key) else {
             let successors = inputs(&world).into_iter().map(|input| {
                 let mut next = world.clone();
                 step(&mut next, input);
                 next
             });
-            if seen.len() + open.len() < 1_500 {
+            if visited.len() + open.len() < 1_500 {
                 open.extend(successors);
             }
-            seen.insert(key, world);
+            visited.insert(key, world);
             continue;
         };
         // Most are equal in everything; a sample of the pairs covers the others.
@@ -282,21 +285,21 @@ fn explore(begin: FingerprintWorld) -> (usize, usize) {
             continue;
         }
         for input in inputs(&world) {
-            let (mut one, mut other) = (known.clone(), world.clone());
-            let says = step(&mut one, input.clone());
-            assert_eq!(says, step(&mut other, input.clone()), "{input:?}");
+            let (mut one, mut other) = (visited_world.clone(), world.clone());
+            let outputs = step(&mut one, input.clone());
+            assert_eq!(outputs, step(&mut other, input.clone()), "{input:?}");
             let prints = [&one, &other].map(|world| fingerprint(&world.brain));
             assert_eq!(prints[0], prints[1], "after {input:?}");
         }
     }
-    (seen.len(), compared)
+    (visited.len(), compared)
 }
 
 /// The time of an event, and the number of earlier flights, create no state of their own.
 #[test]
 fn clock_time_and_counters_create_no_new_state() {
     let after = |now: u64, flights: u64| {
-        let mut world = newborn();
+        let mut world = new_world();
         for number in 2..2 + flights {
             let flight = FlightId(number);
             step(&mut world, Some(submitted(number)));

@@ -217,13 +217,13 @@ impl PricedWorker {
         // A part of the gap is left to make up for time lost between steps.
         let gap = self.streams.iter().filter_map(|s| s.tpot).min();
         let gap = gap.map(|gap| gap - gap / 8);
-        let mut room = 512;
+        let mut tokens_left = 512;
         let mut order: Vec<usize> = (0..self.prompts.len()).collect();
         order.sort_by_key(|index| self.key(*index, now));
         for index in order {
             let prompt = &mut self.prompts[index];
             let left = prompt.request.prompt.len() as u32 - prompt.done;
-            let mut tokens = left.min(room);
+            let mut tokens = left.min(tokens_left);
             if let Some(gap) = gap {
                 let fits = |tokens: u32| {
                     let piece = StepWork::prefill(prompt.done, tokens);
@@ -241,7 +241,7 @@ impl PricedWorker {
             work.draws += u32::from(tokens == left);
             prompt.begun.get_or_insert(now);
             chunks.push((prompt.handoff, tokens));
-            room -= tokens;
+            tokens_left -= tokens;
         }
         self.step = Some((now, now + self.prices.step(&work), chunks));
     }
@@ -276,7 +276,7 @@ impl PricedWorker {
             let slowed = |span: Duration| span * self.slowed_permille() / 1000;
             let (before, with) = (now + slowed(ahead), now + slowed(ahead + run));
             ahead += work;
-            latest.is_some_and(|mine| mine < at) && before <= at && with > at + run / 4
+            latest.is_some_and(|own_latest| own_latest < at) && before <= at && with > at + run / 4
         })
     }
 
@@ -477,25 +477,25 @@ impl PricedWorld {
         }
     }
 
-    fn order(&mut self, router: usize, who: WorkerRef, order: Order) {
-        let worker = self.workers.get_mut(&who.worker).expect("exists");
+    fn order(&mut self, router: usize, worker_ref: WorkerRef, order: Order) {
+        let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
         worker.orders_received[router] += 1;
         match order {
-            Order::Reserve(order) => self.reserve(router, who, order),
-            Order::Prefill(order) => self.prefill(router, who, order),
+            Order::Reserve(order) => self.reserve(router, worker_ref, order),
+            Order::Prefill(order) => self.prefill(router, worker_ref, order),
             Order::Cancel { handoff } => {
                 worker.prompts.retain(|prompt| prompt.handoff != handoff);
                 worker.streams.retain(|stream| stream.handoff != handoff);
                 worker.reserved.remove(&handoff);
-                self.send_report(router, who, Report::Released { handoff });
+                self.send_report(router, worker_ref, Report::Released { handoff });
             }
             Order::Renew { .. } => {}
             other => panic!("{other:?} in a world without faults"),
         }
     }
 
-    fn reserve(&mut self, router: usize, who: WorkerRef, order: ReserveOrder) {
-        let worker = self.workers.get_mut(&who.worker).expect("exists");
+    fn reserve(&mut self, router: usize, worker_ref: WorkerRef, order: ReserveOrder) {
+        let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
         let handoff = order.handoff;
         self.slo_received
             .insert(handoff.flight, order.request.slo.clone());
@@ -516,12 +516,12 @@ impl PricedWorld {
                 blocks: Vec::new(),
             }
         };
-        self.send_report(router, who, report);
+        self.send_report(router, worker_ref, report);
     }
 
-    fn prefill(&mut self, router: usize, who: WorkerRef, order: PrefillOrder) {
+    fn prefill(&mut self, router: usize, worker_ref: WorkerRef, order: PrefillOrder) {
         let now = self.now;
-        let worker = self.workers.get_mut(&who.worker).expect("exists");
+        let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
         let run = worker
             .prices
             .prefill(0, order.request.prompt.len() as u32, 512);
@@ -548,7 +548,7 @@ impl PricedWorld {
                 predicted: predicted.since(now),
                 retry_after: millis(50),
             };
-            return self.send_report(router, who, Report::Refused { handoff, refusal });
+            return self.send_report(router, worker_ref, Report::Refused { handoff, refusal });
         }
         worker.prompts.push(PricedPrompt {
             handoff: order.handoff,
@@ -592,9 +592,9 @@ impl PricedWorld {
             let blocks = u64::from(length.div_ceil(BLOCK_TOKENS));
             let chunks = u64::from(length.div_ceil(512));
             let bytes = blocks * u64::from(capacity().block_bytes) / chunks;
-            let way = worker.prices.transfer(prompt.to.worker, bytes);
+            let transfer = worker.prices.transfer(prompt.to.worker, bytes);
             self.landings
-                .insert((now + way, prompt.to.worker, prompt.handoff));
+                .insert((now + transfer, prompt.to.worker, prompt.handoff));
         }
         None
     }
@@ -637,11 +637,11 @@ impl PricedWorld {
         }
         worker.begin(now);
         let load = worker.load(now, 0);
-        let heard = worker.orders_received.clone();
+        let received = worker.orders_received.clone();
         for (handoff, report) in words {
             self.send_report_of(me, handoff, report);
         }
-        for (router, orders_heard) in heard.into_iter().enumerate() {
+        for (router, orders_heard) in received.into_iter().enumerate() {
             let load = WorkerLoad {
                 orders_heard,
                 ..load

@@ -63,19 +63,19 @@ struct ArrivalBurst {
 
 impl ArrivalBurst {
     fn arrive(&self, world: &mut PricedWorld, of: impl Fn(u64) -> RequestSlo) {
-        let mut dice = PricedRng(self.seed);
+        let mut rng = PricedRng(self.seed);
         let mut at = 0;
         let mut within = |(least, most): (u32, u32)| {
             (
-                least + dice.below(u64::from(most - least) + 1) as u32,
-                dice.below(1000),
+                least + rng.below(u64::from(most - least) + 1) as u32,
+                rng.below(1000),
             )
         };
         for number in 0..self.count {
-            let (prompt, luck) = within(self.prompt);
+            let (prompt, chance) = within(self.prompt);
             let (output, _) = within(self.output);
             // Exponential gaps would do as well; these have the same mean and some bursts.
-            at += self.gap_micros * luck * luck / 333_000;
+            at += self.gap_micros * chance * chance / 333_000;
             let request = request(prompt, output, of(number));
             world.arrive(Time::from_nanos(at * 1000), request);
         }
@@ -93,14 +93,14 @@ fn admitted_requests_meet_their_targets() {
     for seed in 1..4 {
         let chat = class("chat", Some(600), Some(12));
         let mut world = PricedWorld::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
-        let crowd = ArrivalBurst {
+        let burst = ArrivalBurst {
             seed,
             count: 600,
             gap_micros: 6_000,
             prompt: (100, 2000),
             output: (20, 100),
         };
-        crowd.arrive(&mut world, |_| slo(&chat, ""));
+        burst.arrive(&mut world, |_| slo(&chat, ""));
         world.run(end());
         let (good, late) = (world.good(), world.late());
         let refused = world.count(|o| o.refused.is_some());
@@ -133,8 +133,8 @@ fn retry_after_leads_to_admission() {
     for _ in 0..60 {
         world.submit(0, request(2000, 20, slo(&chat, "")));
     }
-    let told = world.outcomes.values().find_map(|o| o.refused.clone());
-    let (at, refusal) = told.expect("sixty at once are too many");
+    let first_refusal = world.outcomes.values().find_map(|o| o.refused.clone());
+    let (at, refusal) = first_refusal.expect("sixty at once are too many");
     assert_eq!(at, Time::ZERO);
     let Refusal::Late {
         retry_after,
@@ -186,14 +186,14 @@ fn tenants_are_served_by_their_shares() {
         });
     }
     let mut world = PricedWorld::new(&limits(policy), 1, &[Role::Prefill, Role::Decode]);
-    let crowd = ArrivalBurst {
+    let burst = ArrivalBurst {
         seed: 5,
         count: 900,
         gap_micros: 100,
         prompt: (200, 1000),
         output: (40, 160),
     };
-    crowd.arrive(&mut world, |number| {
+    burst.arrive(&mut world, |number| {
         let tenant = if number % 2 == 0 { "one" } else { "three" };
         slo(&batch, tenant)
     });
@@ -216,23 +216,23 @@ fn batch_work_leaves_interactive_goodput_intact() {
     let both = policy(vec![chat.clone(), batch.clone()]);
     let good = |with_batch: bool| {
         let mut world = PricedWorld::new(&limits(both.clone()), 1, &TWO_AND_TWO);
-        let crowd = ArrivalBurst {
+        let burst = ArrivalBurst {
             seed: 7,
             count: 400,
             gap_micros: 25_000,
             prompt: (100, 1500),
             output: (20, 80),
         };
-        crowd.arrive(&mut world, |_| slo(&chat, ""));
+        burst.arrive(&mut world, |_| slo(&chat, ""));
         if with_batch {
-            let crowd = ArrivalBurst {
+            let burst = ArrivalBurst {
                 seed: 8,
                 count: 300,
                 gap_micros: 10_000,
                 prompt: (500, 3000),
                 output: (50, 150),
             };
-            crowd.arrive(&mut world, |_| slo(&batch, ""));
+            burst.arrive(&mut world, |_| slo(&batch, ""));
         }
         world.run(end());
         let chats = world.count(|o| o.class == "chat" && o.verdict == Some(SloVerdict::Good));
@@ -248,7 +248,7 @@ fn batch_work_leaves_interactive_goodput_intact() {
 
 /// A yielding stream would have to yield all the time where prompts run.
 #[test]
-fn batch_streams_never_stay_on_a_prefill_worker() {
+fn batch_streams_never_run_on_a_prefill_worker() {
     let chat = class("chat", Some(500), Some(40));
     let batch = class("batch", None, None);
     let both = policy(vec![chat.clone(), batch.clone()]);
@@ -292,7 +292,7 @@ fn an_unmet_target_queues_or_downgrades_by_its_class() {
 #[test]
 fn a_downgrade_respects_the_tenants_priority_limit() {
     // A class with lower targets that is served before all others.
-    let errand = SloClass {
+    let one_off = SloClass {
         priority: -10,
         ..class("errand", None, None)
     };
@@ -312,14 +312,14 @@ fn a_downgrade_respects_the_tenants_priority_limit() {
     };
     let policy = SloPolicy {
         tenants: vec![tenant("capped", Some(-2)), tenant("free", None)],
-        ..policy(vec![hasty.clone(), errand])
+        ..policy(vec![hasty.clone(), one_off])
     };
     let mut world = PricedWorld::new(&limits(policy), 1, &TWO_AND_TWO);
     for (tenant, priority) in [("capped", -2), ("free", -10)] {
         let flight = world.submit(0, request(1000, 5, slo(&hasty, tenant)));
         world.run(end());
-        let told = &world.slo_received[&flight];
-        assert_eq!((&*told.class, told.priority), ("errand", priority));
+        let received = &world.slo_received[&flight];
+        assert_eq!((&*received.class, received.priority), ("errand", priority));
     }
 }
 
@@ -331,14 +331,14 @@ fn two_routers_never_overbook_a_worker() {
     let good = |routers: usize| {
         let limits = limits(policy(vec![chat.clone()]));
         let mut world = PricedWorld::new(&limits, routers, &TWO_AND_TWO);
-        let crowd = ArrivalBurst {
+        let burst = ArrivalBurst {
             seed: 3,
             count: 600,
             gap_micros: 14_000,
             prompt: (100, 2000),
             output: (20, 100),
         };
-        crowd.arrive(&mut world, |_| slo(&chat, ""));
+        burst.arrive(&mut world, |_| slo(&chat, ""));
         world.run(end());
         world.good()
     };
@@ -356,7 +356,7 @@ fn automatic_placement_is_never_worse_than_a_fixed_one() {
         ("long and short", (1000, 4000), (5, 20), 40_000),
         ("long and long", (1000, 4000), (100, 400), 70_000),
     ];
-    let mut seen = std::collections::BTreeSet::new();
+    let mut reasons = std::collections::BTreeSet::new();
     let mut worst = (100, "");
     for (name, prompt, output, gap_micros) in shapes {
         let chat = class("chat", Some(1000), Some(14));
@@ -367,17 +367,17 @@ fn automatic_placement_is_never_worse_than_a_fixed_one() {
                 ..limits(policy(vec![chat.clone()]))
             };
             let mut world = PricedWorld::new(&limits, 1, &TWO_AND_TWO);
-            let crowd = ArrivalBurst {
+            let burst = ArrivalBurst {
                 seed: 11,
                 count: 400,
                 gap_micros,
                 prompt,
                 output,
             };
-            crowd.arrive(&mut world, |_| slo(&chat, ""));
+            burst.arrive(&mut world, |_| slo(&chat, ""));
             world.run(end());
             if placement == LegPlacement::Auto {
-                seen.extend(world.outcomes.values().filter_map(|o| o.placed));
+                reasons.extend(world.outcomes.values().filter_map(|o| o.placed));
             }
             (world.good(), world.late())
         };
@@ -389,8 +389,8 @@ fn automatic_placement_is_never_worse_than_a_fixed_one() {
         worst = worst.min((auto.0 * 100 / best, name));
     }
     assert!(worst.0 >= 97, "{worst:?} % of the best");
-    assert!(seen.contains(&PlacementReason::Split), "{seen:?}");
-    assert!(seen.contains(&PlacementReason::OnDecode), "{seen:?}");
+    assert!(reasons.contains(&PlacementReason::Split), "{reasons:?}");
+    assert!(reasons.contains(&PlacementReason::OnDecode), "{reasons:?}");
 }
 
 /// A request that is longer than its policy considered is refused by its own target, not by

@@ -98,9 +98,9 @@ struct DrivenFlight {
     /// Lowest attempt that is not fenced.
     unfenced: u32,
     /// Tokens the client was given.
-    given: u32,
+    tokens_given: u32,
     /// The last question to the client; the brain waits for an answer to this one only.
-    asked: Option<HandoffId>,
+    count_requested: Option<HandoffId>,
 }
 
 /// Drives a brain, and records its orders and the flights that ended.
@@ -108,7 +108,7 @@ struct RandomDriver {
     brain: RouterBrain,
     now: u64,
     next: u64,
-    lives: [u64; 5],
+    incarnations: [u64; 5],
     orders_sent: Vec<(WorkerRef, HandoffId)>,
     open: BTreeSet<FlightId>,
     flights: BTreeMap<FlightId, DrivenFlight>,
@@ -116,7 +116,7 @@ struct RandomDriver {
     counts: VecDeque<(HandoffId, u32)>,
     chance: u64,
     /// Source of the workers' absurd reports, if they send such.
-    lies: Option<AbsurdReports>,
+    absurd_reports: Option<AbsurdReports>,
 }
 
 impl RandomDriver {
@@ -125,25 +125,25 @@ impl RandomDriver {
             brain: RouterBrain::new(limits),
             now: 0,
             next: 0,
-            lives: [1; 5],
+            incarnations: [1; 5],
             orders_sent: Vec::new(),
             open: BTreeSet::new(),
             flights: BTreeMap::new(),
             counts: VecDeque::new(),
             chance: 0,
-            lies: None,
+            absurd_reports: None,
         }
     }
 
     /// Workers report absurd numbers, and clients have targets of any size.
     fn lying(seed: u64) -> Self {
-        let mut lies = AbsurdReports(seed);
+        let mut absurd_reports = AbsurdReports(seed);
         let limits = RouterLimits {
-            policy: lies.policy(),
+            policy: absurd_reports.policy(),
             ..limits()
         };
         Self {
-            lies: Some(lies),
+            absurd_reports: Some(absurd_reports),
             ..Self::new(limits)
         }
     }
@@ -151,7 +151,7 @@ impl RandomDriver {
     fn me(&self, worker: usize) -> WorkerRef {
         WorkerRef {
             worker: WorkerId(worker as u64 + 1),
-            incarnation: Incarnation(self.lives[worker]),
+            incarnation: Incarnation(self.incarnations[worker]),
         }
     }
 
@@ -177,9 +177,9 @@ impl RandomDriver {
                     .flights
                     .values_mut()
                     .flat_map(|f| f.attempts.values_mut());
-                for told in attempts.filter(|told| told.decode.worker == worker.worker) {
-                    told.over |=
-                        matches!(input, RouterInput::WorkerJoined { .. }) || told.decode == *worker;
+                for attempt in attempts.filter(|attempt| attempt.decode.worker == worker.worker) {
+                    attempt.over |= matches!(input, RouterInput::WorkerJoined { .. })
+                        || attempt.decode == *worker;
                 }
             }
             RouterInput::WorkerReported { worker, report } => {
@@ -190,10 +190,10 @@ impl RandomDriver {
                 else {
                     return;
                 };
-                let known = self.flights.get_mut(&handoff.flight);
-                let told = known.and_then(|f| f.attempts.get_mut(&handoff.attempt));
-                if let Some(told) = told.filter(|told| told.decode == *worker) {
-                    told.over = true;
+                let driven = self.flights.get_mut(&handoff.flight);
+                let attempt = driven.and_then(|f| f.attempts.get_mut(&handoff.attempt));
+                if let Some(attempt) = attempt.filter(|attempt| attempt.decode == *worker) {
+                    attempt.over = true;
                 }
             }
             _ => {}
@@ -207,15 +207,15 @@ impl RandomDriver {
             }
             RouterOutput::Fence { handoff } => {
                 assert!(self.open.contains(&handoff.flight), "{handoff} is over");
-                let known = self
+                let driven = self
                     .flights
                     .get_mut(&handoff.flight)
                     .expect("was submitted");
                 assert!(
-                    known.unfenced <= handoff.attempt,
+                    driven.unfenced <= handoff.attempt,
                     "{handoff} is fenced twice"
                 );
-                known.unfenced = handoff.attempt + 1;
+                driven.unfenced = handoff.attempt + 1;
                 self.count(handoff);
             }
             RouterOutput::Count { handoff } => self.count(handoff),
@@ -234,31 +234,41 @@ impl RandomDriver {
             .wrapping_mul(6364136223846793005)
             .wrapping_add(1);
         let more = (self.chance >> 33) as u32 % 4;
-        let known = self
+        let driven = self
             .flights
             .get_mut(&handoff.flight)
             .expect("was submitted");
-        assert_ne!(known.asked, Some(handoff), "{handoff} is asked for twice");
-        let ordered = known.attempts.values().any(|told| told.ordered);
-        known.given = (known.given + if ordered { more } else { 0 }).min(20);
-        known.asked = Some(handoff);
-        self.counts.push_back((handoff, known.given));
+        assert_ne!(
+            driven.count_requested,
+            Some(handoff),
+            "{handoff} is asked for twice"
+        );
+        let ordered = driven.attempts.values().any(|attempt| attempt.ordered);
+        driven.tokens_given = (driven.tokens_given + if ordered { more } else { 0 }).min(20);
+        driven.count_requested = Some(handoff);
+        self.counts.push_back((handoff, driven.tokens_given));
     }
 
     fn order(&mut self, worker: WorkerRef, order: Order) {
         match order {
             Order::Reserve(order) => {
-                let known = self.flights.entry(order.handoff.flight).or_default();
+                let driven = self.flights.entry(order.handoff.flight).or_default();
                 // No attempt begins while the client's tokens are being counted.
-                assert_eq!(known.asked, None, "{}", order.handoff);
+                assert_eq!(driven.count_requested, None, "{}", order.handoff);
                 let generated = order.request.generated.len() as u32;
-                assert!(generated <= known.given, "{} has too many", order.handoff);
-                let of = known
+                assert!(
+                    generated <= driven.tokens_given,
+                    "{} has too many",
+                    order.handoff
+                );
+                let of = driven
                     .attempts
                     .iter()
-                    .rfind(|(_, told)| order.ahead_tokens > 0 && told.decode == order.sender)
+                    .rfind(|(_, ordered_attempt)| {
+                        order.ahead_tokens > 0 && ordered_attempt.decode == order.sender
+                    })
                     .map(|(attempt, _)| *attempt);
-                let told = OrderedAttempt {
+                let ordered_attempt = OrderedAttempt {
                     sender: order.sender,
                     decode: worker,
                     of,
@@ -267,7 +277,9 @@ impl RandomDriver {
                     prefilled: false,
                     landed: false,
                 };
-                let before = known.attempts.insert(order.handoff.attempt, told);
+                let before = driven
+                    .attempts
+                    .insert(order.handoff.attempt, ordered_attempt);
                 assert!(before.is_none(), "{} means two pairs", order.handoff);
                 self.orders_sent.push((worker, order.handoff));
             }
@@ -276,22 +288,30 @@ impl RandomDriver {
                 self.orders_sent.push((worker, order.handoff));
             }
             Order::Migrate(order) => {
-                let known = &self.flights[&order.handoff.flight];
-                let told = &known.attempts[&order.handoff.attempt];
-                assert_eq!(told.of, Some(order.of.attempt), "{}", order.handoff);
+                let driven = &self.flights[&order.handoff.flight];
+                let ordered_attempt = &driven.attempts[&order.handoff.attempt];
+                assert_eq!(
+                    ordered_attempt.of,
+                    Some(order.of.attempt),
+                    "{}",
+                    order.handoff
+                );
                 self.begun(worker, order.handoff);
                 self.orders_sent.push((worker, order.handoff));
             }
             Order::Cancel { handoff } => {
-                let known = self
+                let driven = self
                     .flights
                     .get_mut(&handoff.flight)
                     .expect("was submitted");
-                let told = known.attempts.get_mut(&handoff.attempt).expect("was told");
-                if told.decode == worker {
-                    told.over = true;
+                let ordered_attempt = driven
+                    .attempts
+                    .get_mut(&handoff.attempt)
+                    .expect("was ordered");
+                if ordered_attempt.decode == worker {
+                    ordered_attempt.over = true;
                 } else {
-                    assert_eq!(told.sender, worker, "{handoff} was never there");
+                    assert_eq!(ordered_attempt.sender, worker, "{handoff} was never there");
                 }
             }
             Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::Relay(_) => {}
@@ -301,39 +321,41 @@ impl RandomDriver {
     /// Asserts that among all attempts whose tokens the client may still be given one runs, or two
     /// during a move.
     fn begun(&mut self, sender: WorkerRef, handoff: HandoffId) {
-        let known = self
+        let driven = self
             .flights
             .get_mut(&handoff.flight)
             .expect("was submitted");
-        let told = known
+        let ordered_attempt = driven
             .attempts
             .get_mut(&handoff.attempt)
             .expect("was reserved for");
-        assert_eq!(told.sender, sender, "{handoff}");
-        told.ordered = true;
-        let of = told.of;
-        let runs = |(attempt, told): &(&u32, &OrderedAttempt)| {
-            **attempt >= known.unfenced && told.ordered && !told.over
+        assert_eq!(ordered_attempt.sender, sender, "{handoff}");
+        ordered_attempt.ordered = true;
+        let of = ordered_attempt.of;
+        let runs = |(attempt, ordered_attempt): &(&u32, &OrderedAttempt)| {
+            **attempt >= driven.unfenced && ordered_attempt.ordered && !ordered_attempt.over
         };
-        for (attempt, _) in known.attempts.iter().filter(runs) {
+        for (attempt, _) in driven.attempts.iter().filter(runs) {
             let expected = *attempt == handoff.attempt || of == Some(*attempt);
             assert!(expected, "{handoff} begins while attempt {attempt} runs");
         }
     }
 
     fn answer_counts(&mut self) {
-        while let Some((handoff, given)) = self.counts.pop_front() {
-            let known = self
+        while let Some((handoff, tokens_given)) = self.counts.pop_front() {
+            let driven = self
                 .flights
                 .get_mut(&handoff.flight)
                 .expect("was submitted");
-            known.asked.take_if(|asked| *asked == handoff);
-            let generated = (1000..1000 + given).collect();
+            driven
+                .count_requested
+                .take_if(|count_requested| *count_requested == handoff);
+            let generated = (1000..1000 + tokens_given).collect();
             self.handle(RouterInput::Counted { handoff, generated });
         }
     }
 
-    fn act(&mut self, [what, a, b, c]: [u8; 4]) {
+    fn act(&mut self, [action, a, b, c]: [u8; 4]) {
         // Most actions take next to no time, some as long as a time limit.
         self.now += u64::from(c) * if b % 16 == 0 { 300_000 } else { 5_000 };
         self.chance ^= u64::from(a) << 40 | u64::from(b) << 20;
@@ -343,9 +365,9 @@ impl RandomDriver {
         }
         let worker = usize::from(a % 5);
         let me = self.me(worker);
-        match what % 40 {
+        match action % 40 {
             0 => {
-                self.lives[worker] += u64::from(b % 2);
+                self.incarnations[worker] += u64::from(b % 2);
                 self.handle(RouterInput::WorkerJoined {
                     worker: self.me(worker),
                     description: description(a, b),
@@ -358,8 +380,8 @@ impl RandomDriver {
                 self.open.insert(flight);
                 self.flights.insert(flight, DrivenFlight::default());
                 let mut request = request(a, b);
-                if let Some(lies) = &mut self.lies {
-                    lies.falsify_request(&mut request);
+                if let Some(absurd_reports) = &mut self.absurd_reports {
+                    absurd_reports.falsify_request(&mut request);
                 }
                 let request = Arc::new(request);
                 self.handle(RouterInput::Submitted { flight, request });
@@ -391,8 +413,8 @@ impl RandomDriver {
 
     /// Sends a report, falsified if workers are not honest.
     fn send_report(&mut self, worker: WorkerRef, mut report: Report) {
-        if let Some(lies) = &mut self.lies {
-            lies.falsify(&mut report);
+        if let Some(absurd_reports) = &mut self.absurd_reports {
+            absurd_reports.falsify(&mut report);
         }
         self.handle(RouterInput::WorkerReported { worker, report });
     }
@@ -454,30 +476,32 @@ impl RandomDriver {
             return;
         };
         let flight = *self.open.iter().nth(index).expect("is within");
-        let known = self.flights.get_mut(&flight).expect("was submitted");
-        let Some(mut entry) = known.attempts.last_entry() else {
+        let driven = self.flights.get_mut(&flight).expect("was submitted");
+        let Some(mut entry) = driven.attempts.last_entry() else {
             return;
         };
         let handoff = HandoffId {
             flight,
             attempt: *entry.key(),
         };
-        let told = entry.get_mut();
-        let (sender, decode) = (told.sender, told.decode);
+        let ordered_attempt = entry.get_mut();
+        let (sender, decode) = (ordered_attempt.sender, ordered_attempt.decode);
         let failure = Failure::LinkLost;
-        let (worker, report) = if !told.ordered {
+        let (worker, report) = if !ordered_attempt.ordered {
             (decode, reserved(handoff))
-        } else if !told.prefilled && a % 8 > 1 {
-            told.prefilled = true;
+        } else if !ordered_attempt.prefilled && a % 8 > 1 {
+            ordered_attempt.prefilled = true;
             (sender, prefilled(handoff))
-        } else if !told.landed && a % 8 > 2 {
-            told.landed = true;
+        } else if !ordered_attempt.landed && a % 8 > 2 {
+            ordered_attempt.landed = true;
             (decode, Report::Landed { handoff })
         } else {
-            let attempt = told.of.unwrap_or(handoff.attempt);
+            let attempt = ordered_attempt.of.unwrap_or(handoff.attempt);
             let old = HandoffId { flight, attempt };
             match a % 8 {
-                0 if told.of.is_some() => (sender, Report::MigrationAborted { handoff, failure }),
+                0 if ordered_attempt.of.is_some() => {
+                    (sender, Report::MigrationAborted { handoff, failure })
+                }
                 1 => (sender, Report::Released { handoff: old }),
                 2 => (sender, finished(old)),
                 3..=5 if self.chance.is_multiple_of(3) => (decode, Report::Draining),

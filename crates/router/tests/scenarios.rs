@@ -27,7 +27,7 @@ const BLOCK_TOKENS: u32 = 4;
 /// Plays one script; returns it with the real outputs.
 fn play(script: &str) -> String {
     let mut brain = RouterBrain::new(limits(script));
-    let mut said = ScriptState {
+    let mut state = ScriptState {
         policy: policy(script),
         requests: BTreeMap::new(),
     };
@@ -47,7 +47,7 @@ fn play(script: &str) -> String {
         let words: Vec<&str> = happens.split_whitespace().collect();
         let millis = words[0].strip_suffix("ms").expect("a time in ms");
         let now = Time::from_nanos(millis.parse::<u64>().unwrap() * 1_000_000);
-        brain.handle(now, input(&words[1..], &mut said));
+        brain.handle(now, input(&words[1..], &mut state));
         while let Some(output) = brain.poll() {
             check_moves(&mut moving, &output);
             let hidden = matches!(
@@ -200,10 +200,10 @@ fn number(words: &[&str], key: &str) -> Option<u32> {
 }
 
 fn worker(word: &str) -> WorkerRef {
-    let (worker, life) = word.split_once("/i").unwrap_or((word, "1"));
+    let (worker, incarnation) = word.split_once("/i").unwrap_or((word, "1"));
     WorkerRef {
         worker: WorkerId(worker[1..].parse().unwrap()),
-        incarnation: Incarnation(life.parse().unwrap()),
+        incarnation: Incarnation(incarnation.parse().unwrap()),
     }
 }
 
@@ -242,7 +242,7 @@ fn failure(word: &str) -> Failure {
     }
 }
 
-fn input(words: &[&str], said: &mut ScriptState) -> RouterInput {
+fn input(words: &[&str], state: &mut ScriptState) -> RouterInput {
     match words[0] {
         "join" => RouterInput::WorkerJoined {
             worker: worker(words[1]),
@@ -253,8 +253,8 @@ fn input(words: &[&str], said: &mut ScriptState) -> RouterInput {
         },
         "submit" => {
             let number = words[1][1..].parse().unwrap();
-            let request = Arc::new(request(&words[2..], &said.policy));
-            said.requests.insert(number, Arc::clone(&request));
+            let request = Arc::new(request(&words[2..], &state.policy));
+            state.requests.insert(number, Arc::clone(&request));
             RouterInput::Submitted {
                 flight: FlightId(number),
                 request,
@@ -290,19 +290,19 @@ fn input(words: &[&str], said: &mut ScriptState) -> RouterInput {
             match words[1] {
                 "class" => {
                     let class = class(&words[2..]);
-                    said.policy.classes.retain(|old| old.name != class.name);
-                    said.policy.classes.push(class);
+                    state.policy.classes.retain(|old| old.name != class.name);
+                    state.policy.classes.push(class);
                 }
                 _ => panic!("no policy of {}", words[1]),
             }
-            let policy = Arc::new(said.policy.clone());
+            let policy = Arc::new(state.policy.clone());
             RouterInput::PolicyChanged { policy }
         }
         "woke" => RouterInput::Woke,
         "drain" => RouterInput::Draining,
-        who => RouterInput::WorkerReported {
-            worker: worker(who),
-            report: report(&words[1..], &said.requests),
+        name => RouterInput::WorkerReported {
+            worker: worker(name),
+            report: report(&words[1..], &state.requests),
         },
     }
 }

@@ -37,10 +37,10 @@ impl WorkerBrain {
         if self.sequences.contains_key(&handoff) || self.was_here(handoff) {
             return self.note(WorkerNote::Repeated { handoff });
         }
-        let taken = self
+        let accepted = self
             .may_reserve(&order)
             .and_then(|()| self.take_reservation(router, order));
-        match taken {
+        match accepted {
             Ok(reserved) => self.report(router, reserved),
             Err(refusal) => self.report(router, Report::Refused { handoff, refusal }),
         }
@@ -51,8 +51,8 @@ impl WorkerBrain {
         // Any worker may serve both legs of one request; the role limits hand-offs from others. A
         // sender that is an earlier incarnation of this worker, or is fenced, will never write.
         let served = self.limits.role.decodes() && order.sender.worker != me.worker;
-        let severed = self.fenced.covers(order.sender);
-        if order.sender != me && (!served || severed) {
+        let is_fenced = self.fenced.covers(order.sender);
+        if order.sender != me && (!served || is_fenced) {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
@@ -157,7 +157,7 @@ impl WorkerBrain {
 
     pub(crate) fn prefill(&mut self, router: RouterId, order: PrefillOrder) {
         let handoff = order.handoff;
-        let taken = match self.sequences.get(&handoff) {
+        let accepted = match self.sequences.get(&handoff) {
             None if self.was_here(handoff) => return self.note(WorkerNote::Repeated { handoff }),
             None => self
                 .may_prefill(&order)
@@ -166,7 +166,7 @@ impl WorkerBrain {
             Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
             Some(_) => return self.note(WorkerNote::Repeated { handoff }),
         };
-        if let Err(refusal) = taken {
+        if let Err(refusal) = accepted {
             self.report(router, Report::Refused { handoff, refusal });
         }
     }
@@ -198,10 +198,10 @@ impl WorkerBrain {
         let target = &order.target;
         let tokens = order.request.prompt.len() + order.request.generated.len();
         let blocks = tokens.div_ceil(self.limits.capacity.block_tokens as usize);
-        let room = target.present as usize + target.blocks.len();
+        let blocks_reserved = target.present as usize + target.blocks.len();
         if !self.limits.role.prefills()
             || target.worker.worker == self.limits.me.worker
-            || room < blocks
+            || blocks_reserved < blocks
             || target.present as usize > blocks
         {
             return Err(Refusal::WrongWorker);
@@ -352,8 +352,8 @@ impl WorkerBrain {
         sequence.table = held.collect();
         sequence.published = hits.blocks;
         sequence.computed = hits.blocks * size;
-        let promise = self.pool.reserve(blocks - hits.blocks);
-        sequence.reservation = promise.expect("room was counted");
+        let reservation = self.pool.reserve(blocks - hits.blocks);
+        sequence.reservation = reservation.expect("room was counted");
         true
     }
 

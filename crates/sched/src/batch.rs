@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn a_lax_stream_counts_as_part_of_a_tight_one() {
         let streams = [(MS * 20, 100), (MS * 40, 100), (MS * 40, 100)];
-        let crowded = step_of_all_streams(&prices(), streams.into_iter());
-        assert_eq!(crowded, Some((MS * 20, MS * 12)));
+        let all_streams = step_of_all_streams(&prices(), streams.into_iter());
+        assert_eq!(all_streams, Some((MS * 20, MS * 12)));
         assert_eq!(step_of_all_streams(&prices(), [].into_iter()), None);
     }
 }

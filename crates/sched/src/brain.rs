@@ -249,7 +249,7 @@ impl WorkerBrain {
                 content,
                 outcome,
                 took,
-            } => self.shelved(content, outcome, took),
+            } => self.offloaded(content, outcome, took),
             WorkerInput::SpilledToDisk {
                 content,
                 outcome,
@@ -257,26 +257,26 @@ impl WorkerBrain {
             } => self.written_on(content, outcome, took),
             WorkerInput::Fetched {
                 handoff,
-                came,
+                came: blocks_fetched,
                 outcome,
                 took,
                 worked,
-            } => self.fetched(handoff, came, outcome, took, worked),
+            } => self.fetched(handoff, blocks_fetched, outcome, took, worked),
         }
         self.expire();
         if self.dirty {
             self.dirty = false;
             self.plan();
-            self.shelve();
+            self.offload();
             self.report_changes();
         }
     }
 
     fn handle_order(&mut self, router: RouterId, order: Order) {
         if self.learner.has_prices()
-            && let Some(heard) = self.routers.get_mut(&router)
+            && let Some(orders_received) = self.routers.get_mut(&router)
         {
-            *heard += 1;
+            *orders_received += 1;
         }
         match order {
             Order::Reserve(reserve) => self.reserve(router, reserve),
@@ -286,15 +286,15 @@ impl WorkerBrain {
             Order::Drain => self.drain(),
             Order::Migrate(migrate) => self.migrate(router, migrate),
             Order::Serve { role } => self.change_role(role),
-            Order::Relay(voice) => self.relay(router, &voice),
+            Order::Relay(gossip) => self.relay(router, &gossip),
         }
     }
 
     /// Relays a message between routers, which reach each other over the workers that they share.
-    fn relay(&mut self, from: RouterId, voice: &Arc<ScalingGossip>) {
+    fn relay(&mut self, from: RouterId, gossip: &Arc<ScalingGossip>) {
         let others: Vec<RouterId> = self.routers.keys().copied().collect();
         for router in others.into_iter().filter(|router| *router != from) {
-            self.report(router, Report::Relayed(Arc::clone(voice)));
+            self.report(router, Report::Relayed(Arc::clone(gossip)));
         }
     }
 
@@ -345,7 +345,7 @@ impl WorkerBrain {
         if self.steps_in_flight.is_empty() {
             self.report_prefix_changes();
         }
-        let load = self.say_load();
+        let load = self.report_load();
         let pool = self.audit(load);
         if self.pool_noted.as_ref() != Some(&pool) {
             self.pool_noted = Some(pool.clone());

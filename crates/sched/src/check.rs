@@ -17,18 +17,18 @@ impl WorkerBrain {
             .sequences
             .values()
             .flat_map(|s| s.table.iter().copied());
-        let tables = tables.chain(self.tiers.offloading().map(|lent| lent.held));
-        let promised = self.sequences.values().map(|s| s.reservation.count()).sum();
+        let tables = tables.chain(self.tiers.offloading().map(|pin| pin.held));
+        let reserved = self.sequences.values().map(|s| s.reservation.count()).sum();
         // Every held block is in the table of a holder, and every reservation belongs to a
         // sequence.
-        self.pool.check(tables, promised);
+        self.pool.check(tables, reserved);
         self.check_lists();
         for (handoff, sequence) in &self.sequences {
             assert_eq!(*handoff, sequence.rank.handoff);
             check_sequence(sequence, size);
-            let kept = !sequence.settled() || self.read_for_a_move(*handoff);
+            let may_remain = !sequence.settled() || self.read_for_a_move(*handoff);
             assert!(
-                !sequence.closing() || kept,
+                !sequence.closing() || may_remain,
                 "a closing sequence was not released although nothing touches its blocks"
             );
         }
@@ -48,20 +48,20 @@ impl WorkerBrain {
     /// Asserts that a move is open exactly as long as its sequence names it, and is dropped once
     /// nothing is left of it.
     fn check_moves(&self) {
-        for (handoff, leaving) in &self.moves {
-            assert_eq!(*handoff, leaving.order.handoff);
-            leaving.sender.check();
-            let sequence = self.sequences.get(&leaving.order.of);
+        for (handoff, outbound) in &self.moves {
+            assert_eq!(*handoff, outbound.order.handoff);
+            outbound.sender.check();
+            let sequence = self.sequences.get(&outbound.order.of);
             let named = sequence.is_some_and(|s| s.moving == Some(*handoff));
             assert_eq!(
                 named,
-                leaving.sender.is_open(),
-                "a move is open without its sequence, or the reverse: {leaving:?}"
+                outbound.sender.is_open(),
+                "a move is open without its sequence, or the reverse: {outbound:?}"
             );
-            let read = !leaving.sender.is_settled();
+            let read = !outbound.sender.is_settled();
             assert!(
                 named || read,
-                "a finished move was not dropped: {leaving:?}"
+                "a finished move was not dropped: {outbound:?}"
             );
             assert!(
                 sequence.is_some() || !read,
@@ -69,9 +69,9 @@ impl WorkerBrain {
             );
         }
         for sequence in self.sequences.values() {
-            let known = |handoff| self.moves.contains_key(&handoff);
+            let is_known = |handoff| self.moves.contains_key(&handoff);
             assert!(
-                sequence.moving.is_none_or(known),
+                sequence.moving.is_none_or(is_known),
                 "a sequence names a move that does not exist"
             );
         }
@@ -94,17 +94,17 @@ impl WorkerBrain {
         assert_eq!(slots.len(), count, "a slot is neither free nor in use");
         let living = self.sequences.iter().filter(|(_, s)| !s.closing());
         self.leases.check(living.map(|(handoff, _)| *handoff));
-        let known: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
+        let known_handoffs: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
         assert_eq!(
-            known.len(),
+            known_handoffs.len(),
             self.sequences.len() + self.moves.len(),
             "a hand-off is both a sequence and a move"
         );
-        let waiting = known.into_iter().copied();
+        let waiting = known_handoffs.into_iter().copied();
         self.stalls
             .check(waiting.filter(|handoff| self.waits_for_peer(*handoff)));
-        let known: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
-        let asking = known.into_iter().copied();
+        let known_handoffs: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
+        let asking = known_handoffs.into_iter().copied();
         self.resends
             .check(asking.filter(|handoff| self.awaits_answer(*handoff)));
         let queue = capacity.slots_count + self.limits.queue_max;
@@ -177,7 +177,7 @@ impl WorkerBrain {
                 || self
                     .moves
                     .values()
-                    .any(|leaving| !leaving.sender.is_settled())
+                    .any(|outbound| !outbound.sender.is_settled())
                 || self.tiers.offloading().len() > 0;
             assert!(
                 copied || active.all(WorkerSequence::starved),
@@ -203,9 +203,12 @@ impl WorkerBrain {
             "a step writes to a published block"
         );
         let of = sequence.rank.handoff;
-        let moves = self.moves.values().filter(|leaving| leaving.order.of == of);
+        let moves = self
+            .moves
+            .values()
+            .filter(|outbound| outbound.order.of == of);
         let mut senders = moves
-            .map(|leaving| &leaving.sender)
+            .map(|outbound| &outbound.sender)
             .chain(&sequence.outgoing);
         let read = senders.any(|sender| (first..end).any(|ordinal| sender.is_reading(ordinal)));
         assert!(
@@ -242,9 +245,9 @@ fn check_sequence(sequence: &WorkerSequence, block_tokens: u32) {
             );
         }
         SequenceStage::Paused => {
-            let leaves = sequence.slot.is_none() && sequence.moving.is_some();
+            let is_paused = sequence.slot.is_none() && sequence.moving.is_some();
             assert!(
-                leaves && !sequence.stepping(),
+                is_paused && !sequence.stepping(),
                 "a paused sequence has a slot, no move, or a step"
             );
         }

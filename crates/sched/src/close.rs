@@ -84,7 +84,7 @@ impl WorkerBrain {
         while let Some(handoff) = self.resends.next_due(self.now, self.limits.stall_max) {
             self.resend(handoff);
         }
-        self.lose_patience();
+        self.stop_late_fetches();
         self.detect_stuck_step();
     }
 
@@ -136,7 +136,7 @@ impl WorkerBrain {
             CloseReason::HandedOff | CloseReason::FinishedAtPeer | CloseReason::Cancelled => {}
         }
         // A move, swap or fetch of it ends with it; each of them settles by its own answer.
-        self.part_move(handoff, cause.clone());
+        self.close_move(handoff, cause.clone());
         self.drop_swap(handoff);
         self.stop_fetch(handoff);
         if peered {

@@ -15,29 +15,29 @@ const KEPT_MAX: usize = 1024;
 /// The workers that were fenced last.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FencedPeers {
-    lives: BTreeMap<WorkerId, Incarnation>,
+    incarnations: BTreeMap<WorkerId, Incarnation>,
     by_age: VecDeque<WorkerId>,
 }
 
 impl FencedPeers {
     /// Remembers one, and forgets the oldest if there are too many.
     pub(crate) fn add(&mut self, peer: WorkerRef) {
-        if let Some(life) = self.lives.get_mut(&peer.worker) {
-            *life = (*life).max(peer.incarnation);
+        if let Some(last) = self.incarnations.get_mut(&peer.worker) {
+            *last = (*last).max(peer.incarnation);
             return;
         }
-        self.lives.insert(peer.worker, peer.incarnation);
+        self.incarnations.insert(peer.worker, peer.incarnation);
         self.by_age.push_back(peer.worker);
         if self.by_age.len() > KEPT_MAX
             && let Some(oldest) = self.by_age.pop_front()
         {
-            self.lives.remove(&oldest);
+            self.incarnations.remove(&oldest);
         }
     }
 
     /// Whether this incarnation, or a later one of the same worker, was fenced.
     pub(crate) fn covers(&self, peer: WorkerRef) -> bool {
-        let last = self.lives.get(&peer.worker);
+        let last = self.incarnations.get(&peer.worker);
         last.is_some_and(|last| peer.incarnation <= *last)
     }
 }
@@ -46,7 +46,7 @@ impl Hash for FencedPeers {
     /// Leaves out the order, which only says which one is forgotten first, hundreds of workers
     /// later.
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.lives.hash(hasher);
+        self.incarnations.hash(hasher);
     }
 }
 
@@ -55,7 +55,7 @@ mod tests {
     use super::{FencedPeers, KEPT_MAX};
     use cleave_domain::{Incarnation, WorkerId, WorkerRef};
 
-    fn life(worker: u64, incarnation: u64) -> WorkerRef {
+    fn peer(worker: u64, incarnation: u64) -> WorkerRef {
         WorkerRef {
             worker: WorkerId(worker),
             incarnation: Incarnation(incarnation),
@@ -64,22 +64,22 @@ mod tests {
 
     #[test]
     fn a_fenced_incarnation_covers_earlier_ones_only() {
-        let mut severed = FencedPeers::default();
-        severed.add(life(1, 5));
-        severed.add(life(1, 3));
-        assert!(severed.covers(life(1, 4)) && severed.covers(life(1, 5)));
-        assert!(!severed.covers(life(1, 6)) && !severed.covers(life(2, 1)));
+        let mut fenced = FencedPeers::default();
+        fenced.add(peer(1, 5));
+        fenced.add(peer(1, 3));
+        assert!(fenced.covers(peer(1, 4)) && fenced.covers(peer(1, 5)));
+        assert!(!fenced.covers(peer(1, 6)) && !fenced.covers(peer(2, 1)));
     }
 
     #[test]
     fn fenced_peers_are_bounded_in_number() {
-        let mut severed = FencedPeers::default();
+        let mut fenced = FencedPeers::default();
         for worker in 0..10 * KEPT_MAX as u64 {
-            severed.add(life(worker, 1));
-            severed.add(life(worker, 2));
+            fenced.add(peer(worker, 1));
+            fenced.add(peer(worker, 2));
         }
-        let kept = (severed.lives.len(), severed.by_age.len());
-        assert_eq!(kept, (KEPT_MAX, KEPT_MAX));
-        assert!(severed.covers(life(10 * KEPT_MAX as u64 - 1, 2)));
+        let counts = (fenced.incarnations.len(), fenced.by_age.len());
+        assert_eq!(counts, (KEPT_MAX, KEPT_MAX));
+        assert!(fenced.covers(peer(10 * KEPT_MAX as u64 - 1, 2)));
     }
 }

@@ -28,7 +28,7 @@ impl WorkerBrain {
             now,
             pool,
             sequences,
-            recently_ended: past,
+            recently_ended,
             moves,
             // Derived from the sequences.
             active: _,
@@ -36,9 +36,9 @@ impl WorkerBrain {
             leases,
             stalls,
             resends,
-            steps_in_flight: under_way,
+            steps_in_flight,
             routers,
-            fenced: severed,
+            fenced,
             steps,
             arrivals: _,
             step_mean: _,
@@ -46,14 +46,14 @@ impl WorkerBrain {
             acceptance,
             tiers,
             learner,
-            last_report: told,
+            last_report,
             // Derived from the prices.
             quantum: _,
-            last_chunk_at: chunked,
+            last_chunk_at,
             draining,
-            migration_request: wish,
-            dirty: stirred,
-            load_reported: load_told,
+            migration_request,
+            dirty,
+            load_reported,
             pool_noted: _,
             outputs,
         } = self;
@@ -66,11 +66,11 @@ impl WorkerBrain {
         tiers.fingerprint(*now, |touched| pool.count_older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
-        for (handoff, leaving) in moves {
-            (handoff, &leaving.order, &leaving.sender).hash(hasher);
-            (leaving.exported, leaving.paused_since.is_some()).hash(hasher);
+        for (handoff, outbound) in moves {
+            (handoff, &outbound.order, &outbound.sender).hash(hasher);
+            (outbound.exported, outbound.paused_since.is_some()).hash(hasher);
         }
-        past.hash(hasher);
+        recently_ended.hash(hasher);
         for deadlines in [leases, stalls, tiers.fetch_deadlines()] {
             for (handoff, until) in deadlines.iter() {
                 (handoff, until.since(*now)).hash(hasher);
@@ -79,26 +79,26 @@ impl WorkerBrain {
         for (handoff, due, span) in resends.iter() {
             (handoff, due.map(|due| due.since(*now)), span).hash(hasher);
         }
-        under_way.len().hash(hasher);
-        for step in under_way {
+        steps_in_flight.len().hash(hasher);
+        for step in steps_in_flight {
             let left = (step.started_at + limits.step_max).since(*now);
             (step.stuck, step.unusable, left).hash(hasher);
             (&step.segments, &step.drafts).hash(hasher);
         }
         if let Some(MigrationRequest {
             handoff,
-            asked_at: said,
-        }) = wish
+            requested_at,
+        }) = migration_request
         {
-            (handoff, now.since(*said)).hash(hasher);
+            (handoff, now.since(*requested_at)).hash(hasher);
         }
-        (routers, severed, swap_prices, stirred).hash(hasher);
+        (routers, fenced, swap_prices, dirty).hash(hasher);
         (learner.prices(), learner.fingerprint(), acceptance).hash(hasher);
         if learner.has_prices() {
-            told.fingerprint(*now).hash(hasher);
-            (chunked.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
+            last_report.fingerprint(*now).hash(hasher);
+            (last_chunk_at.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
         }
-        hash_load(load_told, hasher);
+        hash_load(load_reported, hasher);
     }
 
     /// In the order of rank, by which earlier arrivals come first.
@@ -141,7 +141,7 @@ impl WorkerSequence {
             rank,
             router,
             request,
-            on_miss: unmet,
+            on_miss,
             stage,
             phase,
             incoming,
@@ -149,11 +149,11 @@ impl WorkerSequence {
             moving,
             swap,
             fetch,
-            peer_state_open: peered,
+            peer_state_open,
             tokens,
             computed,
             table,
-            reservation: promise,
+            reservation,
             // Derived from the tokens.
             hashes: _,
             published,
@@ -185,8 +185,17 @@ impl WorkerSequence {
             SequenceStage::Closing { cancelled: None } => 4,
             SequenceStage::Closing { cancelled: Some(_) } => 5,
         };
-        (stage, unmet, phase, incoming, outgoing, moving).hash(hasher);
-        (swap, fetch, peered, tokens, computed, table, promise).hash(hasher);
+        (stage, on_miss, phase, incoming, outgoing, moving).hash(hasher);
+        (
+            swap,
+            fetch,
+            peer_state_open,
+            tokens,
+            computed,
+            table,
+            reservation,
+        )
+            .hash(hasher);
         (published, exported, slot, opened, steps_count).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
         speculating.fingerprint().hash(hasher);

@@ -33,18 +33,18 @@ impl WorkerBrain {
         }
         let size = self.limits.capacity.block_tokens;
         // Blocks in the pool, and those worth fetching from a tier, need no prefill.
-        let known = if self.limits.prefix_cache {
+        let in_pool = if self.limits.prefix_cache {
             self.pool.prefix_hits(sequence.reusable(size)).blocks
         } else {
             0
         };
-        let kept = self.kept_below(sequence, known).if_cheaper();
-        let cached = (known + kept.blocks) * size;
+        let in_tiers = self.tier_match(sequence, in_pool).if_cheaper();
+        let cached = (in_pool + in_tiers.blocks) * size;
         let prices = self.learner.prices();
         let (rest, rank) = (sequence.len() - cached, sequence.rank);
         // Beside running streams a prompt takes longer than alone.
         let slowed = self.slowed_permille();
-        let takes = prices.prefill(cached, rest, self.quantum) * slowed / 1000 + kept.takes;
+        let takes = prices.prefill(cached, rest, self.quantum) * slowed / 1000 + in_tiers.takes;
         let adds = prices.prefill_added(cached, rest, self.quantum) * slowed / 1000;
         let (ahead, over) = self.demand(rank, adds);
         let left = rank.due.since(self.now);
@@ -86,8 +86,8 @@ impl WorkerBrain {
                 continue;
             }
             let left = other.due.since(self.now);
-            let kept = sequence.on_miss.is_some() && !clearly_over(work, left);
-            if kept && clearly_over(work + adds, left) {
+            let is_in_time = sequence.on_miss.is_some() && !clearly_over(work, left);
+            if is_in_time && clearly_over(work + adds, left) {
                 over = over.max(work + adds - left);
             }
         }
@@ -98,10 +98,10 @@ impl WorkerBrain {
     fn slowed_permille(&self) -> u32 {
         let mut streams = StepWork::default();
         let mut spare: Option<Duration> = None;
-        let stays = |s: &&WorkerSequence| s.slot.is_some() && s.decodes_next();
-        for stream in self.sequences.values().filter(stays) {
+        let runs = |s: &&WorkerSequence| s.slot.is_some() && s.decodes_next();
+        for stream in self.sequences.values().filter(runs) {
             streams += StepWork::decode(u64::from(stream.len()));
-            spare = spare.into_iter().chain(self.gap_kept(stream)).min();
+            spare = spare.into_iter().chain(self.keepable_gap(stream)).min();
         }
         let block_tokens = self.limits.capacity.block_tokens;
         let prices = self.learner.prices();
@@ -119,13 +119,13 @@ impl WorkerBrain {
             return Ok(());
         }
         let here = self.sequences.values().filter(|s| {
-            let stays = matches!(s.stage, SequenceStage::Active | SequenceStage::Reserved);
-            stays && s.decodes_here()
+            let admitted = matches!(s.stage, SequenceStage::Active | SequenceStage::Reserved);
+            admitted && s.decodes_here()
         });
-        let here = here.filter_map(|s| Some((self.gap_kept(s)?, u64::from(s.len()))));
+        let here = here.filter_map(|s| Some((self.keepable_gap(s)?, u64::from(s.len()))));
         let own = (tpot, request.prompt.len() as u64);
-        let crowded = batch::step_of_all_streams(self.learner.prices(), here.chain([own]));
-        match crowded {
+        let all_streams = batch::step_of_all_streams(self.learner.prices(), here.chain([own]));
+        match all_streams {
             Some((target, predicted)) if clearly_over(predicted, target) => Err(Refusal::Late {
                 aim: SloMetric::Tpot,
                 predicted,

@@ -87,7 +87,7 @@ impl WorkerBrain {
                 let ends_soon = |gap: &Duration| {
                     sequence.decodes_next() && *gap * sequence.tokens_left() < GONE_SOON
                 };
-                let gap = self.gap_kept(sequence).filter(|gap| !ends_soon(gap));
+                let gap = self.keepable_gap(sequence).filter(|gap| !ends_soon(gap));
                 load.tpot_least = load.tpot_least.into_iter().chain(gap).min();
                 load.context_tokens += u64::from(sequence.len());
                 load.streams += 1;
@@ -151,7 +151,7 @@ impl WorkerBrain {
     }
 
     /// The mean gap with which a stream keeps its target, if it still can.
-    pub(crate) fn gap_kept(&self, sequence: &WorkerSequence) -> Option<Duration> {
+    pub(crate) fn keepable_gap(&self, sequence: &WorkerSequence) -> Option<Duration> {
         let gap = sequence.gap_left(self.now)?;
         let context = u64::from(sequence.len());
         (gap >= self.learner.prices().decode(1, context)).then_some(gap)
@@ -159,7 +159,7 @@ impl WorkerBrain {
 
     /// Whether routers should receive this load now.
     fn noticeable(&self, load: &WorkerLoad) -> bool {
-        let told = &self.load_reported;
+        let reported = &self.load_reported;
         // Counts that differ are reported at once; the fields copied here change with every token.
         let coarse = WorkerLoad {
             queue_tokens: load.queue_tokens,
@@ -167,30 +167,30 @@ impl WorkerBrain {
             backlog: load.backlog,
             step_left: load.step_left,
             tpot_least: load.tpot_least,
-            ..*told
+            ..*reported
         };
-        if coarse != *load || gap_moved(told.tpot_least, load.tpot_least) {
+        if coarse != *load || gap_moved(reported.tpot_least, load.tpot_least) {
             return true;
         }
         if !self.learner.has_prices() {
-            return told.queue_tokens != load.queue_tokens;
+            return reported.queue_tokens != load.queue_tokens;
         }
         // With prices, a backlog that moved by more than a step changes placements, so it is sent
         // now; smaller changes are bundled.
         let work = |load: &WorkerLoad| load.backlog.work_ahead(i32::MAX, None);
-        let moved = work(told).abs_diff(work(load));
+        let moved = work(reported).abs_diff(work(load));
         let step = self.steps_in_flight.front().map(|step| step.predicted);
-        let coarsely = moved > step.unwrap_or_default().max(work(told) / BACKLOG_PARTS);
-        let said = self.last_report.load_at;
-        let fresh = said.is_some_and(|at| self.now < at + LOAD_AFTER);
-        let step_left = told.step_left;
-        coarsely || !fresh && WorkerLoad { step_left, ..*load } != *told
+        let coarsely = moved > step.unwrap_or_default().max(work(reported) / BACKLOG_PARTS);
+        let reported_at = self.last_report.load_at;
+        let fresh = reported_at.is_some_and(|at| self.now < at + LOAD_AFTER);
+        let step_left = reported.step_left;
+        coarsely || !fresh && WorkerLoad { step_left, ..*load } != *reported
     }
 
     /// Reports a new load and new prices to routers, if there are any.
-    pub(crate) fn say_load(&mut self) -> WorkerLoad {
-        let said = self.last_report.prices_at;
-        let fresh = said.is_some_and(|at| self.now < at + PRICES_AFTER);
+    pub(crate) fn report_load(&mut self) -> WorkerLoad {
+        let reported_at = self.last_report.prices_at;
+        let fresh = reported_at.is_some_and(|at| self.now < at + PRICES_AFTER);
         if self.learner.has_prices()
             && !fresh
             && prices_moved(&self.last_report.prices, self.learner.prices())
@@ -205,14 +205,14 @@ impl WorkerBrain {
             self.load_reported = load;
             self.last_report.load_at = Some(self.now);
             for router in self.routers.keys().copied().collect::<Vec<_>>() {
-                self.tell_load(router);
+                self.send_load(router);
             }
         }
         load
     }
 
     /// Sends the last load, with the number of the router's own orders that it includes.
-    fn tell_load(&mut self, router: RouterId) {
+    fn send_load(&mut self, router: RouterId) {
         let orders_heard = self.routers.get(&router).copied().unwrap_or_default();
         let load = WorkerLoad {
             orders_heard,
@@ -230,7 +230,7 @@ impl WorkerBrain {
         }
         let role = self.limits.role;
         self.report(router, Report::Serves { role });
-        self.tell_load(router);
+        self.send_load(router);
     }
 
     // === links ===
@@ -260,33 +260,38 @@ impl WorkerBrain {
     }
 }
 
-fn moved(told: u64, is: u64, parts: u64) -> bool {
-    told.abs_diff(is) > told.max(is) / parts
+fn moved(reported: u64, current: u64, parts: u64) -> bool {
+    reported.abs_diff(current) > reported.max(current) / parts
 }
 
 /// A relative limit, because the mean gap left changes with each token of a stream.
-fn gap_moved(told: Option<Duration>, is: Option<Duration>) -> bool {
+fn gap_moved(reported: Option<Duration>, current: Option<Duration>) -> bool {
     let nanos = |gap: Duration| u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX);
-    match (told, is) {
-        (Some(told), Some(is)) => moved(nanos(told), nanos(is), PRICE_PARTS),
-        (told, is) => told != is,
+    match (reported, current) {
+        (Some(reported), Some(current)) => moved(nanos(reported), nanos(current), PRICE_PARTS),
+        (reported, current) => reported != current,
     }
 }
 
 /// Whether a router that uses the reported prices would predict badly.
-fn prices_moved(told: &Prices, is: &Prices) -> bool {
+fn prices_moved(reported: &Prices, current: &Prices) -> bool {
     let amounts = |prices: &Prices| [prices.pair_picos, prices.context_picos, prices.draw_nanos];
-    let changed = |(told, is): (u64, u64)| moved(told, is, PRICE_PARTS);
-    let rows = told.rows.iter().zip(&is.rows);
-    let rows = rows.map(|(told, is)| (told.nanos, is.nanos));
-    let links = told.links.iter().zip(&is.links);
-    let links = links.map(|(told, is)| (told.1.byte_picos, is.1.byte_picos));
-    let (told_to, is_to) = (told.links.iter(), is.links.iter());
-    told.rows.len() != is.rows.len()
-        || told_to.map(|(to, _)| to).ne(is_to.map(|(to, _)| to))
-        || told.error_permille.abs_diff(is.error_permille) > ERROR_PERMILLE
+    let changed = |(reported, current): (u64, u64)| moved(reported, current, PRICE_PARTS);
+    let rows = reported.rows.iter().zip(&current.rows);
+    let rows = rows.map(|(reported, current)| (reported.nanos, current.nanos));
+    let links = reported.links.iter().zip(&current.links);
+    let links = links.map(|(reported, current)| (reported.1.byte_picos, current.1.byte_picos));
+    let (reported_to, current_to) = (reported.links.iter(), current.links.iter());
+    reported.rows.len() != current.rows.len()
+        || reported_to
+            .map(|(to, _)| to)
+            .ne(current_to.map(|(to, _)| to))
+        || reported.error_permille.abs_diff(current.error_permille) > ERROR_PERMILLE
         || rows.chain(links).any(changed)
-        || amounts(told).into_iter().zip(amounts(is)).any(changed)
+        || amounts(reported)
+            .into_iter()
+            .zip(amounts(current))
+            .any(changed)
 }
 
 #[cfg(test)]

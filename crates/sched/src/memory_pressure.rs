@@ -21,14 +21,14 @@ const REPEATED_AFTER: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MigrationRequest {
     pub(crate) handoff: HandoffId,
-    pub(crate) asked_at: Time,
+    pub(crate) requested_at: Time,
 }
 
 impl WorkerBrain {
     /// Asks a router to move a sequence if running ones may run out of blocks within the next
     /// steps: of the least important ones that can move, the one with the most slack.
-    pub(crate) fn wish(&mut self) {
-        if !self.crowded() {
+    pub(crate) fn request_migration(&mut self) {
+        if !self.memory_is_short() {
             self.migration_request = None;
             return;
         }
@@ -40,14 +40,14 @@ impl WorkerBrain {
             return;
         };
         let (router, handoff) = (sequence.router, sequence.rank.handoff);
-        let said = self.now;
-        let known = |wish: MigrationRequest| {
-            wish.handoff == handoff && said < wish.asked_at + REPEATED_AFTER
+        let now = self.now;
+        let is_repetition = |request: MigrationRequest| {
+            request.handoff == handoff && now < request.requested_at + REPEATED_AFTER
         };
-        if !self.migration_request.is_some_and(known) {
+        if !self.migration_request.is_some_and(is_repetition) {
             self.migration_request = Some(MigrationRequest {
                 handoff,
-                asked_at: said,
+                requested_at: now,
             });
             self.report(router, Report::MemoryPressure { handoff });
         }
@@ -55,17 +55,17 @@ impl WorkerBrain {
 
     /// Whether the free blocks, and those about to leave, do not cover the growth of the running
     /// sequences.
-    fn crowded(&self) -> bool {
+    fn memory_is_short(&self) -> bool {
         let size = self.limits.capacity.block_tokens;
-        let (mut lacking, mut leaving) = (0, 0);
+        let (mut lacking, mut leaving_blocks) = (0, 0);
         for sequence in self.sequences.values() {
             if sequence.moving.is_some() || sequence.swap.is_some() {
-                leaving += sequence.table.len();
+                leaving_blocks += sequence.table.len();
             } else if sequence.slot.is_some() && sequence.decodes_next() {
                 lacking += sequence.lacks(STEPS_AHEAD, size);
             }
         }
-        lacking > leaving as u64 + u64::from(self.pool.blocks_available())
+        lacking > leaving_blocks as u64 + u64::from(self.pool.blocks_available())
     }
 }
 

@@ -43,12 +43,12 @@ enum ReceiverDoubt {
 
 impl OutboundMigration {
     /// Blocks of the sequence that fit at the receiver.
-    fn room(&self) -> u32 {
-        room(&self.order)
+    fn blocks_max(&self) -> u32 {
+        blocks_max(&self.order)
     }
 }
 
-fn room(order: &MigrateOrder) -> u32 {
+fn blocks_max(order: &MigrateOrder) -> u32 {
     let blocks = u32::try_from(order.target.blocks.len()).unwrap_or(u32::MAX);
     order.target.present.saturating_add(blocks)
 }
@@ -58,8 +58,8 @@ impl WorkerBrain {
 
     pub(crate) fn migrate(&mut self, router: RouterId, order: MigrateOrder) {
         let handoff = order.handoff;
-        let known = self.moves.get(&handoff);
-        let repeated = known.is_some_and(|known| known.order == order)
+        let existing = self.moves.get(&handoff);
+        let repeated = existing.is_some_and(|existing| existing.order == order)
             || self.recently_ended.trace(handoff) == Some(EndedHandoff::Ended);
         let own = handoff.flight.router() == router;
         if own && repeated {
@@ -68,10 +68,10 @@ impl WorkerBrain {
         if self.may_move(router, &order) {
             return self.start_move(order);
         }
-        if own && known.is_none() {
+        if own && existing.is_none() {
             self.recently_ended.add(handoff, EndedHandoff::Ended);
         }
-        self.say_stayed(router, handoff, Failure::Rejected);
+        self.report_move_aborted(router, handoff, Failure::Rejected);
     }
 
     /// Whether the sequence can move as the order says.
@@ -83,19 +83,19 @@ impl WorkerBrain {
             tokens,
         } = *order;
         let size = self.limits.capacity.block_tokens;
-        let known = self.moves.contains_key(&handoff) || self.sequences.contains_key(&handoff);
+        let is_taken = self.moves.contains_key(&handoff) || self.sequences.contains_key(&handoff);
         let sequence = self.sequences.get(&of).filter(|s| s.router == router);
         sequence.is_some_and(|sequence| {
             // A token that is drawn but not run needs no block there.
             let needed = tokens.max(sequence.len() - 1).div_ceil(size);
-            !known
+            !is_taken
                 && self.recently_ended.trace(handoff).is_none()
                 && target.worker.worker != self.limits.me.worker
                 && sequence.decodes_next()
                 && sequence.moving.is_none()
                 && (sequence.prompt_count()..=sequence.len()).contains(&tokens)
                 && u64::from(target.present) * u64::from(size) <= u64::from(tokens)
-                && needed <= room(order)
+                && needed <= blocks_max(order)
         })
     }
 
@@ -113,17 +113,17 @@ impl WorkerBrain {
             paused_since: None,
         };
         self.moves.insert(handoff, started);
-        self.leave(of);
+        self.advance_move(of);
     }
 
     // === leaving ===
 
     /// Sends the blocks of a moving sequence that will not change any more, and pauses it when it
     /// is time.
-    pub(crate) fn leave(&mut self, of: HandoffId) {
+    pub(crate) fn advance_move(&mut self, of: HandoffId) {
         self.export_move(of, ReadyBlocks::FullBlocks);
-        if self.may_stand_still(of) {
-            self.stand_still(of);
+        if self.may_pause(of) {
+            self.pause(of);
         }
     }
 
@@ -135,13 +135,13 @@ impl WorkerBrain {
         let Some(handoff) = sequence.moving else {
             return;
         };
-        let Some(leaving) = self.moves.get_mut(&handoff) else {
+        let Some(outbound) = self.moves.get_mut(&handoff) else {
             return;
         };
         // A paused sequence has sent its last block too.
-        let done = ready.blocks(sequence.computed, size).max(leaving.exported);
-        let new = leaving.exported..done;
-        leaving.exported = done;
+        let done = ready.blocks(sequence.computed, size).max(outbound.exported);
+        let new = outbound.exported..done;
+        outbound.exported = done;
         let table = &sequence.table[new.start as usize..new.end as usize];
         let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
         for (ordinal, from) in blocks {
@@ -151,35 +151,35 @@ impl WorkerBrain {
 
     /// Whether to pause now: all full blocks have left, or the next token would need a block that
     /// the receiver did not reserve; and there is a token for the seal.
-    fn may_stand_still(&self, of: HandoffId) -> bool {
+    fn may_pause(&self, of: HandoffId) -> bool {
         let size = self.limits.capacity.block_tokens;
         self.sequence_that_moves(of)
-            .is_some_and(|(sequence, leaving)| {
+            .is_some_and(|(sequence, outbound)| {
                 let full = sequence.computed / size;
-                let left = leaving.exported >= full && leaving.sender.is_settled();
-                let no_room = sequence.len().div_ceil(size) > leaving.room();
-                sequence.len() > leaving.order.tokens && (left || no_room)
+                let left = outbound.exported >= full && outbound.sender.is_settled();
+                let is_full = sequence.len().div_ceil(size) > outbound.blocks_max();
+                sequence.len() > outbound.order.tokens && (left || is_full)
             })
     }
 
     /// A sequence that moves and could be paused now.
     fn sequence_that_moves(&self, of: HandoffId) -> Option<(&WorkerSequence, &OutboundMigration)> {
         let sequence = self.sequences.get(&of)?;
-        let leaving = self.moves.get(&sequence.moving?)?;
-        (sequence.decodes_next() && !sequence.stepping()).then_some((sequence, leaving))
+        let outbound = self.moves.get(&sequence.moving?)?;
+        (sequence.decodes_next() && !sequence.stepping()).then_some((sequence, outbound))
     }
 
     /// Pauses a moving sequence that would have to take another's block: it leaves anyway.
-    pub(crate) fn stand_still_early(&mut self, of: HandoffId) -> bool {
+    pub(crate) fn pause_early(&mut self, of: HandoffId) -> bool {
         let able = self.sequence_that_moves(of);
-        let able = able.is_some_and(|(s, leaving)| s.len() > leaving.order.tokens);
+        let able = able.is_some_and(|(s, outbound)| s.len() > outbound.order.tokens);
         if able {
-            self.stand_still(of);
+            self.pause(of);
         }
         able
     }
 
-    fn stand_still(&mut self, of: HandoffId) {
+    fn pause(&mut self, of: HandoffId) {
         let now = self.now;
         let Some(sequence) = self.sequences.get_mut(&of) else {
             return;
@@ -187,12 +187,12 @@ impl WorkerBrain {
         let Some(handoff) = sequence.moving else {
             return;
         };
-        let Some(leaving) = self.moves.get_mut(&handoff) else {
+        let Some(outbound) = self.moves.get_mut(&handoff) else {
             return;
         };
-        leaving.paused_since = Some(now);
-        let (told, drawn) = sequence.tokens.split_at(leaving.order.tokens as usize);
-        let content = block_hash(sequence.request.cache_salt, None, told);
+        outbound.paused_since = Some(now);
+        let (received, drawn) = sequence.tokens.split_at(outbound.order.tokens as usize);
+        let content = block_hash(sequence.request.cache_salt, None, received);
         let output = drawn.to_vec();
         let router = sequence.router;
         sequence.stage = SequenceStage::Paused;
@@ -214,7 +214,7 @@ impl WorkerBrain {
 
     /// Feeds the sending end of a move; the caller then calls [`WorkerBrain::forget_move`].
     pub(crate) fn send_move(&mut self, handoff: HandoffId, input: sender::SenderInput) {
-        let Some(leaving) = self.moves.get_mut(&handoff) else {
+        let Some(outbound) = self.moves.get_mut(&handoff) else {
             return;
         };
         // A receiver that does not know the seal may have forgotten that the sequence landed.
@@ -226,15 +226,15 @@ impl WorkerBrain {
                     ..
                 }
         );
-        let doubt = if leaving.sender.is_sealed() && unknown {
+        let doubt = if outbound.sender.is_sealed() && unknown {
             ReceiverDoubt::MayRunThere
         } else {
             ReceiverDoubt::NotThere
         };
-        let since = leaving.ordered;
-        leaving.sender.handle(input);
-        let said = self.say_sent(handoff, since);
-        match said {
+        let since = outbound.ordered;
+        outbound.sender.handle(input);
+        let outcome = self.emit_sender_outputs(handoff, since);
+        match outcome {
             Some(sender::SenderOutput::Done) => self.moved(handoff),
             Some(sender::SenderOutput::Ended(cause)) => self.ended_move(handoff, doubt, cause),
             _ => {}
@@ -243,13 +243,13 @@ impl WorkerBrain {
     }
 
     fn moved(&mut self, handoff: HandoffId) {
-        let Some(leaving) = self.moves.get(&handoff) else {
+        let Some(outbound) = self.moves.get(&handoff) else {
             return;
         };
-        let of = leaving.order.of;
-        let took = self.now.since(leaving.ordered);
-        let still = self.now.since(leaving.paused_since.unwrap_or(self.now));
-        let (bytes, blocks) = (leaving.sender.bytes(), leaving.sender.blocks_count());
+        let of = outbound.order.of;
+        let took = self.now.since(outbound.ordered);
+        let paused_for = self.now.since(outbound.paused_since.unwrap_or(self.now));
+        let (bytes, blocks) = (outbound.sender.bytes(), outbound.sender.blocks_count());
         if let Some(sequence) = self.sequences.get_mut(&of) {
             sequence.moving = None;
         }
@@ -259,14 +259,14 @@ impl WorkerBrain {
             bytes,
             blocks,
             took,
-            still,
+            still: paused_for,
         });
         self.close(of, CloseReason::HandedOff);
     }
 
     /// Resumes the sequence here, unless the receiver may run it.
     fn ended_move(&mut self, handoff: HandoffId, doubt: ReceiverDoubt, cause: AbandonCause) {
-        let Some(of) = self.moves.get(&handoff).map(|leaving| leaving.order.of) else {
+        let Some(of) = self.moves.get(&handoff).map(|outbound| outbound.order.of) else {
             return;
         };
         let Some(sequence) = self.sequences.get_mut(&of) else {
@@ -291,11 +291,11 @@ impl WorkerBrain {
             AbandonCause::Finished | AbandonCause::Cancelled => Failure::Rejected,
         };
         self.emit_output(WorkerOutput::Forget { handoff });
-        self.say_stayed(router, handoff, failure);
+        self.report_move_aborted(router, handoff, failure);
     }
 
     /// Aborts a move, if there is one and its seal is not sent.
-    pub(crate) fn stay(&mut self, of: HandoffId, failure: Failure) {
+    pub(crate) fn abort_move(&mut self, of: HandoffId, failure: Failure) {
         let moving = self.sequences.get(&of).and_then(|s| s.moving);
         let unsealed = |handoff: &HandoffId| !self.moves[handoff].sender.is_sealed();
         if let Some(handoff) = moving.filter(unsealed) {
@@ -306,19 +306,19 @@ impl WorkerBrain {
 
     /// Handles a router's cancel of a move. Once the seal is sent, only the receiver can decline.
     pub(crate) fn cancel_move(&mut self, router: RouterId, handoff: HandoffId) {
-        let of = self.moves.get(&handoff).map(|leaving| leaving.order.of);
+        let of = self.moves.get(&handoff).map(|outbound| outbound.order.of);
         let own = |of: &HandoffId| {
             let sequence = self.sequences.get(of);
             sequence.is_some_and(|s| s.router == router && s.moving == Some(handoff))
         };
         if let Some(of) = of.filter(own) {
-            self.stay(of, Failure::Rejected);
+            self.abort_move(of, Failure::Rejected);
         }
     }
 
     /// Ends the move of a sequence that is over here. A sealed move may have landed, so it is not
     /// reported as aborted.
-    pub(crate) fn part_move(&mut self, of: HandoffId, cause: AbandonCause) {
+    pub(crate) fn close_move(&mut self, of: HandoffId, cause: AbandonCause) {
         let Some(sequence) = self.sequences.get_mut(&of) else {
             return;
         };
@@ -332,29 +332,29 @@ impl WorkerBrain {
         self.send_move(handoff, sender::SenderInput::GiveUp { cause });
         self.emit_output(WorkerOutput::Forget { handoff });
         if !sealed {
-            self.say_stayed(router, handoff, Failure::Rejected);
+            self.report_move_aborted(router, handoff, Failure::Rejected);
         }
         self.forget_move(handoff);
     }
 
-    fn say_stayed(&mut self, router: RouterId, handoff: HandoffId, failure: Failure) {
-        let known = failure.clone();
+    fn report_move_aborted(&mut self, router: RouterId, handoff: HandoffId, failure: Failure) {
+        let noted_failure = failure.clone();
         self.report(router, Report::MigrationAborted { handoff, failure });
         self.note(WorkerNote::MigrationAborted {
             handoff,
-            failure: known,
+            failure: noted_failure,
         });
     }
 
     /// Drops the state of a move that is over, once no block is being read for it.
     pub(crate) fn forget_move(&mut self, handoff: HandoffId) {
-        let Some(leaving) = self.moves.get(&handoff) else {
+        let Some(outbound) = self.moves.get(&handoff) else {
             return;
         };
-        if leaving.sender.is_open() || !leaving.sender.is_settled() {
+        if outbound.sender.is_open() || !outbound.sender.is_settled() {
             return;
         }
-        let of = leaving.order.of;
+        let of = outbound.order.of;
         self.moves.remove(&handoff);
         self.recently_ended.add(handoff, EndedHandoff::Ended);
         self.dirty = true;
@@ -366,24 +366,23 @@ impl WorkerBrain {
     /// Whether a block of the sequence is being read for a move, which may be over.
     pub(crate) fn read_for_a_move(&self, of: HandoffId) -> bool {
         let mut moves = self.moves.values();
-        moves.any(|leaving| leaving.order.of == of && !leaving.sender.is_settled())
+        moves.any(|outbound| outbound.order.of == of && !outbound.sender.is_settled())
     }
 
     /// Whether the block that the sequence writes to next is being read for a move that is over.
     pub(crate) fn last_block_is_read(&self, sequence: &WorkerSequence) -> bool {
         let ordinal = sequence.computed / self.limits.capacity.block_tokens;
         let mut moves = self.moves.values();
-        moves.any(|leaving| {
-            leaving.order.of == sequence.rank.handoff && leaving.sender.is_reading(ordinal)
+        moves.any(|outbound| {
+            outbound.order.of == sequence.rank.handoff && outbound.sender.is_reading(ordinal)
         })
     }
 
     /// Open moves to `peer`.
     pub(crate) fn moves_to(&self, peer: WorkerRef) -> Vec<HandoffId> {
-        let open = self
-            .moves
-            .iter()
-            .filter(|(_, leaving)| leaving.sender.is_open() && leaving.sender.receiver() == peer);
+        let open = self.moves.iter().filter(|(_, outbound)| {
+            outbound.sender.is_open() && outbound.sender.receiver() == peer
+        });
         open.map(|(handoff, _)| *handoff).collect()
     }
 }

@@ -49,15 +49,15 @@ impl WorkerBrain {
                 if !self.receive(handoff, input) {
                     self.discard(handoff, part);
                     if self.recently_ended.trace(handoff) != Some(EndedHandoff::Landed) {
-                        self.turn_away(handoff, from);
+                        self.answer_ended_handoff(handoff, from);
                     }
                 }
-                self.frames_come(from);
+                self.frames_arrived(from);
             }
             Packet::Seal(seal) => {
                 if !self.receive(handoff, receiver::ReceiverInput::Seal { from, seal }) {
                     match self.recently_ended.trace(handoff) {
-                        Some(_) => self.turn_away(handoff, from),
+                        Some(_) => self.answer_ended_handoff(handoff, from),
                         None => self.abandon(handoff, from, AbandonCause::Finished),
                     }
                 }
@@ -139,9 +139,9 @@ impl WorkerBrain {
             ExportOutcome::Broken => Err(Failure::Engine("a block could not be read".into())),
         };
         self.send(handoff, sender::SenderInput::Exported { ordinal, outcome });
-        match self.moves.get(&handoff).map(|leaving| leaving.order.of) {
+        match self.moves.get(&handoff).map(|outbound| outbound.order.of) {
             // The export may have been the last full block.
-            Some(of) => self.leave(of),
+            Some(of) => self.advance_move(of),
             None => self.release_if_settled(handoff),
         }
     }
@@ -219,7 +219,7 @@ impl WorkerBrain {
         };
         sender.handle(input);
         let since = sequence.times.sending.unwrap_or(self.now);
-        match self.say_sent(handoff, since) {
+        match self.emit_sender_outputs(handoff, since) {
             Some(sender::SenderOutput::Done) => self.close(handoff, CloseReason::HandedOff),
             Some(sender::SenderOutput::Ended(cause)) => {
                 self.close(handoff, CloseReason::from_peer_cause(cause))
@@ -232,7 +232,7 @@ impl WorkerBrain {
 
     /// Emits the outputs of a hand-off's sending end; returns how it ended, if it did. `since` is
     /// the time at which it began.
-    pub(crate) fn say_sent(
+    pub(crate) fn emit_sender_outputs(
         &mut self,
         handoff: HandoffId,
         since: Time,
@@ -281,14 +281,14 @@ impl WorkerBrain {
 
     fn sender(&self, handoff: HandoffId) -> Option<&sender::HandoffSender> {
         match self.moves.get(&handoff) {
-            Some(leaving) => Some(&leaving.sender),
+            Some(outbound) => Some(&outbound.sender),
             None => self.sequences.get(&handoff)?.outgoing.as_ref(),
         }
     }
 
     fn sender_mut(&mut self, handoff: HandoffId) -> Option<&mut sender::HandoffSender> {
         match self.moves.get_mut(&handoff) {
-            Some(leaving) => Some(&mut leaving.sender),
+            Some(outbound) => Some(&mut outbound.sender),
             None => self.sequences.get_mut(&handoff)?.outgoing.as_mut(),
         }
     }
@@ -335,7 +335,7 @@ impl WorkerBrain {
 
     /// Answers a peer about a hand-off that is over or unknown here. One that had landed is
     /// confirmed as landed: a sender with another answer might run the sequence again.
-    fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
+    fn answer_ended_handoff(&mut self, handoff: HandoffId, to: WorkerRef) {
         match self.recently_ended.trace(handoff) {
             Some(EndedHandoff::Landed) => {
                 let packet = Packet::Landed { handoff };
@@ -371,14 +371,14 @@ impl WorkerBrain {
         // The reads of a paused sequence may queue behind a step, and the longest legal step is no
         // reason to abort its move; but they may also wait for credit that never comes, so they
         // have a limit.
-        let unread = |leaving: &OutboundMigration| !leaving.sender.is_settled();
+        let unread = |outbound: &OutboundMigration| !outbound.sender.is_settled();
         let own = if self.moves.get(&handoff).is_some_and(unread) {
             self.limits.step_max
         } else {
             Duration::ZERO
         };
-        let patience = self.frames_wait(handoff).unwrap_or(self.limits.stall_max);
-        self.stalls.set(handoff, self.now + patience + own);
+        let wait = self.frames_wait(handoff).unwrap_or(self.limits.stall_max);
+        self.stalls.set(handoff, self.now + wait + own);
     }
 
     /// How long to wait for frames of a hand-off whose seal is here; `None` if it waits for
@@ -400,16 +400,16 @@ impl WorkerBrain {
         let Some(wait) = self.frames_wait(handoff) else {
             return false;
         };
-        let stood_still = self.now.since(due) >= wait / 4;
-        if stood_still {
+        let was_suspended = self.now.since(due) >= wait / 4;
+        if was_suspended {
             self.stalls.set(handoff, self.now + wait);
         }
-        stood_still
+        was_suspended
     }
 
     /// Extends the deadlines of a peer's sealed hand-offs after a frame: its link works, and their
     /// frames may be behind this one.
-    fn frames_come(&mut self, peer: WorkerRef) {
+    fn frames_arrived(&mut self, peer: WorkerRef) {
         let waits = |handoff: &HandoffId| {
             let receiver = self
                 .sequences
@@ -426,8 +426,8 @@ impl WorkerBrain {
 
     /// Whether the last packet that this end sent is one that the other end answers.
     pub(crate) fn awaits_answer(&self, handoff: HandoffId) -> bool {
-        if let Some(leaving) = self.moves.get(&handoff) {
-            return leaving.sender.is_sealed();
+        if let Some(outbound) = self.moves.get(&handoff) {
+            return outbound.sender.is_sealed();
         }
         self.sequences.get(&handoff).is_some_and(|sequence| {
             let sealed = sequence.outgoing.as_ref().is_some_and(|s| s.is_sealed());
@@ -464,8 +464,8 @@ impl WorkerBrain {
     }
 
     pub(crate) fn waits_for_peer(&self, handoff: HandoffId) -> bool {
-        if let Some(leaving) = self.moves.get(&handoff) {
-            return leaving.sender.is_open() && leaving.paused_since.is_some();
+        if let Some(outbound) = self.moves.get(&handoff) {
+            return outbound.sender.is_open() && outbound.paused_since.is_some();
         }
         self.sequences.get(&handoff).is_some_and(|sequence| {
             if sequence.closing() {
@@ -482,8 +482,8 @@ impl WorkerBrain {
         match self.moves.get(&handoff) {
             // The seal was sent, so the receiver may be running the sequence: ending it here is the
             // only way that never runs it twice.
-            Some(leaving) if leaving.sender.is_sealed() => self.close(leaving.order.of, lost),
-            Some(leaving) => self.stay(leaving.order.of, Failure::LinkLost),
+            Some(outbound) if outbound.sender.is_sealed() => self.close(outbound.order.of, lost),
+            Some(outbound) => self.abort_move(outbound.order.of, Failure::LinkLost),
             None if self.sequences.get(&handoff).is_some_and(|s| s.closing()) => {
                 self.receive(handoff, receiver::ReceiverInput::Stalled);
             }

@@ -25,7 +25,7 @@ pub(crate) struct StepBuilder {
     /// In the order of the plan's segments.
     pub(crate) segments: Vec<SegmentInFlight>,
     /// Tokens that the step still has room for.
-    room: u32,
+    tokens_left: u32,
     /// Work in the step, with the targets of its streams.
     pub(crate) held: batch::BatchLoad,
     /// Sequences that must wait for a copy to end.
@@ -68,7 +68,7 @@ impl WorkerBrain {
         let mut draft = StepBuilder {
             plan: StepPlan::default(),
             segments: Vec::new(),
-            room: self.limits.capacity.step_tokens_max,
+            tokens_left: self.limits.capacity.step_tokens_max,
             held: batch::BatchLoad::default(),
             waiting: Vec::new(),
             deferred: Vec::new(),
@@ -81,12 +81,12 @@ impl WorkerBrain {
         self.place_chunks(&mut draft);
         let drafting = self.place_drafts(&mut draft);
         if !draft.segments.is_empty() {
-            self.say_step(draft.plan, draft.segments, drafting);
+            self.emit_step(draft.plan, draft.segments, drafting);
         }
     }
 
     /// Emits the step and records it as under way; `placed` is in the order of the plan's segments.
-    pub(crate) fn say_step(
+    pub(crate) fn emit_step(
         &mut self,
         mut plan: StepPlan,
         placed: Vec<SegmentInFlight>,
@@ -109,22 +109,22 @@ impl WorkerBrain {
         });
         self.fetches_wait_for_step();
         self.emit_output(WorkerOutput::Step(plan));
-        self.wish();
+        self.request_migration();
     }
 
     /// Ranks of the active sequences for which `pick` holds, the most important first.
-    fn those(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
+    fn active_where(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
         let picked = |rank: &&ServiceRank| pick(&self.sequences[&rank.handoff]);
         self.active.iter().filter(picked).copied().collect()
     }
 
     /// Gives free slots to sequences whose KV is here before prompts get any: their clients already
     /// read a stream.
-    fn seat_landed(&mut self) {
+    fn give_slots_to_landed(&mut self) {
         if self.slots_free.is_empty() {
             return;
         }
-        for rank in self.those(WorkerSequence::awaits_slot) {
+        for rank in self.active_where(WorkerSequence::awaits_slot) {
             let Some(sequence) = self.sequences.get_mut(&rank.handoff) else {
                 continue;
             };
@@ -140,8 +140,8 @@ impl WorkerBrain {
     fn place_decodes(&mut self, draft: &mut StepBuilder) {
         // A sequence that gives up its slot makes room for another that landed, hence the loop.
         loop {
-            self.seat_landed();
-            let one = self.those(|s| {
+            self.give_slots_to_landed();
+            let one = self.active_where(|s| {
                 let handoff = &s.rank.handoff;
                 let waits = draft.waiting.contains(handoff) || draft.deferred.contains(handoff);
                 s.slot.is_some() && s.tokens_to_run() == 1 && !s.stepping() && !waits
@@ -168,7 +168,7 @@ impl WorkerBrain {
 
     pub(crate) fn candidate(&self, rank: ServiceRank) -> Option<DecodeCandidate> {
         let sequence = self.sequences.get(&rank.handoff)?;
-        let gap = self.gap_kept(sequence);
+        let gap = self.keepable_gap(sequence);
         Some(DecodeCandidate {
             rank,
             context_tokens: u64::from(sequence.len()),
@@ -222,7 +222,7 @@ impl WorkerBrain {
             }
             // No block is left. A moving sequence pauses a little early instead of taking another's
             // block.
-            if self.stand_still_early(handoff) {
+            if self.pause_early(handoff) {
                 return;
             }
             // Blocks of earlier victims are already being freed, and not all are spoken for: wait
@@ -234,22 +234,23 @@ impl WorkerBrain {
             // Otherwise a victim gives up its blocks; it may be this sequence itself.
             let candidates = self.sequences.values().filter(|s| s.preemptible());
             let victim = policy::victim(rank, candidates.map(|s| (s.rank, s.token_due())));
-            let (PreemptionVictim::LessImportant(gives) | PreemptionVictim::Itself(gives)) = victim;
+            let (PreemptionVictim::LessImportant(victim_handoff)
+            | PreemptionVictim::Itself(victim_handoff)) = victim;
             // A fetch writes to the victim's blocks, so they are free only after it has stopped.
             if self
                 .sequences
-                .get(&gives)
+                .get(&victim_handoff)
                 .is_some_and(|s| s.fetch.is_some())
             {
-                self.stop_fetch(gives);
+                self.stop_fetch(victim_handoff);
                 return draft.waiting.push(handoff);
             }
-            match self.give_way(gives) {
+            match self.preempt_now(victim_handoff) {
                 BlockRelease::Later => {
                     draft.blocks_awaited += 1;
                     return draft.waiting.push(handoff);
                 }
-                BlockRelease::Now if gives == handoff => return,
+                BlockRelease::Now if victim_handoff == handoff => return,
                 BlockRelease::Now => {}
             }
         }
@@ -265,7 +266,7 @@ impl WorkerBrain {
     /// Prompts to continue, in order of service: by rank, and those that will miss their deadline
     /// whatever is done after those that can meet it.
     fn prompts(&self) -> Vec<ServiceRank> {
-        let mut prompts = self.those(|s| !s.stepping() && !s.swapping());
+        let mut prompts = self.active_where(|s| !s.stepping() && !s.swapping());
         if self.learner.has_prices() {
             prompts.sort_by_key(|rank| (rank.priority, self.hopeless(*rank)));
         }
@@ -310,16 +311,16 @@ impl WorkerBrain {
             draft.held.slack_least = None;
         }
         // A step longer than the quantum costs every stream in it a longer gap.
-        draft.room = draft.room.min(self.quantum);
+        draft.tokens_left = draft.tokens_left.min(self.quantum);
         for rank in prompts {
-            if draft.room == 0 {
+            if draft.tokens_left == 0 {
                 return;
             }
             let Some(sequence) = self.sequences.get(&rank.handoff) else {
                 continue;
             };
             // Skip what a copy or a deferral holds back, and what needs a slot that nobody frees in
-            // this step; landed sequences got their slots in `seat_landed`.
+            // this step; landed sequences got their slots in `give_slots_to_landed`.
             let no_slot = sequence.slot.is_none() && self.slots_free.is_empty();
             let waits =
                 draft.waiting.contains(&rank.handoff) || draft.deferred.contains(&rank.handoff);
@@ -333,7 +334,7 @@ impl WorkerBrain {
                 starved = !self.swap_in(rank.handoff);
                 continue;
             }
-            match self.seat(rank.handoff) {
+            match self.make_ready(rank.handoff) {
                 ChunkReadiness::Ready => self.place_chunk(rank.handoff, draft),
                 ChunkReadiness::Fetching => {}
                 ChunkReadiness::NoBlocks => starved = true,
@@ -343,7 +344,7 @@ impl WorkerBrain {
 
     /// Gives a sequence new blocks if it lost its own, and a slot if it has none. The caller
     /// ensures that it has a slot or one is free.
-    fn seat(&mut self, handoff: HandoffId) -> ChunkReadiness {
+    fn make_ready(&mut self, handoff: HandoffId) -> ChunkReadiness {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return ChunkReadiness::NoBlocks;
         };
@@ -360,16 +361,16 @@ impl WorkerBrain {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return ChunkReadiness::NoBlocks;
         };
-        let seat = match sequence.fetch {
+        let readiness = match sequence.fetch {
             Some(_) => ChunkReadiness::Fetching,
             None => ChunkReadiness::Ready,
         };
-        if seat == ChunkReadiness::Ready && sequence.slot.is_none() {
+        if readiness == ChunkReadiness::Ready && sequence.slot.is_none() {
             sequence.slot = self.slots_free.pop_first();
             self.adopt(&mut sequence);
         }
         self.sequences.insert(handoff, sequence);
-        seat
+        readiness
     }
 
     /// Replaces blocks still to be computed by blocks that other sequences have completed
@@ -379,9 +380,9 @@ impl WorkerBrain {
         if !self.limits.prefix_cache || sequence.computed != sequence.published * size {
             return;
         }
-        let known = sequence.published as usize;
+        let published = sequence.published as usize;
         let hashes = sequence.reusable(size).to_vec();
-        for (i, hash) in hashes.into_iter().enumerate().skip(known) {
+        for (i, hash) in hashes.into_iter().enumerate().skip(published) {
             if self.pool.prefix_hits(&[hash]).blocks == 0 {
                 return;
             }
@@ -409,20 +410,25 @@ impl WorkerBrain {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        let room = ChunkRoom {
+        let chunk_room = ChunkRoom {
             computed: sequence.computed,
             rest: sequence.tokens_to_run(),
-            tokens: draft.room,
+            tokens: draft.tokens_left,
         };
-        let room = self.affordable(handoff, room, draft);
+        let chunk_room = self.affordable(handoff, chunk_room, draft);
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         // A chunk of less than a block is not worth a step, unless it is all that is left.
-        if room < sequence.tokens_to_run() && room < size.min(draft.room) {
+        if chunk_room < sequence.tokens_to_run() && chunk_room < size.min(draft.tokens_left) {
             return;
         }
-        let chunk = policy::chunk(sequence.computed, sequence.tokens_to_run(), room, size);
+        let chunk = policy::chunk(
+            sequence.computed,
+            sequence.tokens_to_run(),
+            chunk_room,
+            size,
+        );
         draft.held.work += StepWork::prefill(sequence.computed, chunk.tokens());
         draft.held.work.draws += u32::from(chunk.tokens() == sequence.tokens_to_run());
         self.last_chunk_at = Some(self.now);
@@ -438,12 +444,17 @@ impl WorkerBrain {
 
     /// Tokens of the room for which the streams in the draft have slack; at least a block, once in
     /// a step, for a prompt that must run now.
-    fn affordable(&self, handoff: HandoffId, room: ChunkRoom, draft: &mut StepBuilder) -> u32 {
-        let most = room.tokens.min(room.rest);
+    fn affordable(
+        &self,
+        handoff: HandoffId,
+        chunk_room: ChunkRoom,
+        draft: &mut StepBuilder,
+    ) -> u32 {
+        let most = chunk_room.tokens.min(chunk_room.rest);
         let Some(spare) = draft.held.slack_least else {
             return most;
         };
-        let fits = chunk_tokens_within(self.learner.prices(), &draft.held.work, room, spare);
+        let fits = chunk_tokens_within(self.learner.prices(), &draft.held.work, chunk_room, spare);
         let block = self.limits.capacity.block_tokens.min(most);
         if fits >= block || draft.late_prompt_placed {
             return fits;
@@ -512,7 +523,7 @@ impl WorkerBrain {
             phase: sequence.phase,
             samples: tokens == sequence.tokens_to_run(),
         });
-        draft.room -= tokens;
+        draft.tokens_left -= tokens;
         sequence.steps_count += 1;
         sequence.client_timing.step_started(self.now);
     }

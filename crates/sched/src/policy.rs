@@ -144,16 +144,16 @@ impl ChunkSize {
 }
 
 /// Cuts a chunk from a sequence with `computed` tokens done and `rest` tokens left, for a step with
-/// room for `room` tokens. All in tokens; `rest` and `room` are at least 1.
-pub(crate) fn chunk(computed: u32, rest: u32, room: u32, block_tokens: u32) -> ChunkSize {
-    if rest <= room {
+/// room for `tokens_max` tokens. All in tokens; `rest` and `tokens_max` are at least 1.
+pub(crate) fn chunk(computed: u32, rest: u32, tokens_max: u32, block_tokens: u32) -> ChunkSize {
+    if rest <= tokens_max {
         return ChunkSize::Rest(rest);
     }
-    let end = (computed + room) / block_tokens * block_tokens;
+    let end = (computed + tokens_max) / block_tokens * block_tokens;
     if end > computed {
         ChunkSize::Blocks(end - computed)
     } else {
-        ChunkSize::PartOfBlock(room)
+        ChunkSize::PartOfBlock(tokens_max)
     }
 }
 

@@ -20,7 +20,7 @@ const LANDED_MAX: usize = 65_536;
 /// The hand-offs that ended last.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecentlyEnded {
-    known: BTreeMap<HandoffId, EndedHandoff>,
+    ended: BTreeMap<HandoffId, EndedHandoff>,
     by_age: VecDeque<HandoffId>,
     landed_by_age: VecDeque<(Time, HandoffId)>,
 }
@@ -40,37 +40,37 @@ impl RecentlyEnded {
     /// Remembers one that landed and ended now. Above the limit, the oldest is forgotten once it is
     /// older than `keep`, or if there are [`LANDED_MAX`].
     pub(crate) fn add_landed(&mut self, handoff: HandoffId, now: Time, keep: Duration) {
-        if self.known.contains_key(&handoff) {
+        if self.ended.contains_key(&handoff) {
             return;
         }
-        self.known.insert(handoff, EndedHandoff::Landed);
+        self.ended.insert(handoff, EndedHandoff::Landed);
         self.landed_by_age.push_back((now, handoff));
         while self.landed_by_age.len() > KEPT_MAX
             && let Some((ended, oldest)) = self.landed_by_age.front().copied()
             && (now.since(ended) > keep || self.landed_by_age.len() > LANDED_MAX)
         {
             self.landed_by_age.pop_front();
-            self.known.remove(&oldest);
+            self.ended.remove(&oldest);
         }
     }
 
     /// Remembers one that did not land, and forgets the oldest if there are too many.
     pub(crate) fn add(&mut self, handoff: HandoffId, trace: EndedHandoff) {
-        if self.known.contains_key(&handoff) {
+        if self.ended.contains_key(&handoff) {
             return;
         }
-        self.known.insert(handoff, trace);
+        self.ended.insert(handoff, trace);
         self.by_age.push_back(handoff);
         if self.by_age.len() > KEPT_MAX
             && let Some(oldest) = self.by_age.pop_front()
         {
-            self.known.remove(&oldest);
+            self.ended.remove(&oldest);
         }
     }
 
     /// How the hand-off ended, if it was here lately.
     pub(crate) fn trace(&self, handoff: HandoffId) -> Option<EndedHandoff> {
-        self.known.get(&handoff).copied()
+        self.ended.get(&handoff).copied()
     }
 }
 
@@ -78,7 +78,7 @@ impl Hash for RecentlyEnded {
     /// Leaves out the order, which only says which one is forgotten first, thousands of hand-offs
     /// later.
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.known.hash(hasher);
+        self.ended.hash(hasher);
     }
 }
 
@@ -89,28 +89,28 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn landed_hand_offs_are_kept_while_their_seals_repeat() {
+    fn landed_hand_offs_are_remembered_while_seals_repeat() {
         let handoff = |flight| HandoffId {
             flight: FlightId(flight),
             attempt: 0,
         };
         let keep = Duration::from_secs(40);
-        let mut past = RecentlyEnded::default();
-        past.add_landed(handoff(0), Time::ZERO, keep);
+        let mut recently_ended = RecentlyEnded::default();
+        recently_ended.add_landed(handoff(0), Time::ZERO, keep);
         for flight in 1..=2 * KEPT_MAX as u64 {
-            past.add_landed(handoff(flight), Time::ZERO + keep, keep);
-            past.add(handoff(1_000_000 + flight), EndedHandoff::Ended);
+            recently_ended.add_landed(handoff(flight), Time::ZERO + keep, keep);
+            recently_ended.add(handoff(1_000_000 + flight), EndedHandoff::Ended);
         }
-        assert_eq!(past.trace(handoff(0)), Some(EndedHandoff::Landed));
+        assert_eq!(recently_ended.trace(handoff(0)), Some(EndedHandoff::Landed));
         let later = Time::ZERO + keep + Duration::from_nanos(1);
-        past.add_landed(handoff(900_000), later, keep);
-        assert_eq!(past.trace(handoff(0)), None);
-        assert_eq!(past.trace(handoff(1)), Some(EndedHandoff::Landed));
+        recently_ended.add_landed(handoff(900_000), later, keep);
+        assert_eq!(recently_ended.trace(handoff(0)), None);
+        assert_eq!(recently_ended.trace(handoff(1)), Some(EndedHandoff::Landed));
         for flight in 0..=LANDED_MAX as u64 {
-            past.add_landed(handoff(2_000_000 + flight), later, keep);
+            recently_ended.add_landed(handoff(2_000_000 + flight), later, keep);
         }
-        assert_eq!(past.landed_by_age.len(), LANDED_MAX);
-        assert_eq!(past.known.len(), LANDED_MAX + KEPT_MAX);
+        assert_eq!(recently_ended.landed_by_age.len(), LANDED_MAX);
+        assert_eq!(recently_ended.ended.len(), LANDED_MAX + KEPT_MAX);
     }
 
     #[test]
@@ -119,13 +119,13 @@ mod tests {
             flight: FlightId(flight),
             attempt: 0,
         };
-        let mut past = RecentlyEnded::default();
+        let mut recently_ended = RecentlyEnded::default();
         for flight in 0..=KEPT_MAX as u64 {
-            past.add(handoff(flight), EndedHandoff::Ended);
-            past.add(handoff(flight), EndedHandoff::Landed);
+            recently_ended.add(handoff(flight), EndedHandoff::Ended);
+            recently_ended.add(handoff(flight), EndedHandoff::Landed);
         }
-        assert_eq!(past.trace(handoff(0)), None);
-        assert_eq!(past.trace(handoff(1)), Some(EndedHandoff::Ended));
-        assert_eq!(past.known.len(), KEPT_MAX);
+        assert_eq!(recently_ended.trace(handoff(0)), None);
+        assert_eq!(recently_ended.trace(handoff(1)), Some(EndedHandoff::Ended));
+        assert_eq!(recently_ended.ended.len(), KEPT_MAX);
     }
 }

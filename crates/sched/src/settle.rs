@@ -193,11 +193,11 @@ impl WorkerBrain {
             self.publish(handoff);
             self.advance(handoff, token);
         }
-        let goes_on = |s: &WorkerSequence| {
+        let continues = |s: &WorkerSequence| {
             placed.phase == SequencePhase::Decode && s.stage == SequenceStage::Active
         };
-        if self.sequences.get(&handoff).is_some_and(goes_on) {
-            self.leave(handoff);
+        if self.sequences.get(&handoff).is_some_and(continues) {
+            self.advance_move(handoff);
         }
     }
 
@@ -247,8 +247,8 @@ impl WorkerBrain {
             return;
         }
         // The receiver knows all tokens but the one just drawn.
-        let told = &sequence.tokens[..sequence.tokens.len() - 1];
-        let told = block_hash(sequence.request.cache_salt, None, told);
+        let received = &sequence.tokens[..sequence.tokens.len() - 1];
+        let received = block_hash(sequence.request.cache_salt, None, received);
         sequence.stage = SequenceStage::Sending;
         let bytes = sequence
             .outgoing
@@ -259,7 +259,7 @@ impl WorkerBrain {
         sequence.free_slot(&mut self.slots_free);
         self.report(router, Report::Prefilled { handoff, timing });
         self.export(handoff, ReadyBlocks::All);
-        let (content, output) = (told, vec![token]);
+        let (content, output) = (received, vec![token]);
         self.send(handoff, sender::SenderInput::Sampled { content, output });
     }
 
@@ -357,14 +357,14 @@ impl StepInFlight {
             let count = own.count();
             let (own, rest) = drawn.split_at(count);
             drawn = rest;
-            let asked = if placed.samples {
+            let expected_counts = if placed.samples {
                 1..=guessed.len() + 1
             } else {
                 0..=0
             };
             let verified = own.iter().map(|(_, sampled)| sampled.token).zip(guessed);
             let all_but_last = count.saturating_sub(1);
-            if !asked.contains(&count)
+            if !expected_counts.contains(&count)
                 || verified
                     .take(all_but_last)
                     .any(|(token, guess)| token != *guess)

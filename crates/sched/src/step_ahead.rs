@@ -50,7 +50,7 @@ impl WorkerBrain {
         // planner's choice, which this step must not anticipate.
         let slots_freed = step.segments.len() - ranks.len();
         let placeable = !ranks.is_empty() && !self.others_wait(slots_freed);
-        if !placeable || !self.has_blocks(&ranks) || !self.keeps_promises(&ranks) {
+        if !placeable || !self.has_blocks(&ranks) || !self.all_run_together(&ranks) {
             return;
         }
         let (mut plan, mut placed) = (StepPlan::default(), Vec::new());
@@ -59,7 +59,7 @@ impl WorkerBrain {
             plan.segments.push(segment);
             placed.push(place);
         }
-        self.say_step(plan, placed, None);
+        self.emit_step(plan, placed, None);
     }
 
     /// Ranks of the sequences of the step that will draw once more, whatever they draw in it;
@@ -89,9 +89,10 @@ impl WorkerBrain {
     /// Whether the planner might place a sequence that is in no step: it has a slot, or will find
     /// one.
     fn others_wait(&self, slots_freed: usize) -> bool {
-        let seats = slots_freed > 0 || !self.slots_free.is_empty();
-        let waiting =
-            |sequence: &WorkerSequence| !sequence.stepping() && (seats || sequence.slot.is_some());
+        let slot_free = slots_freed > 0 || !self.slots_free.is_empty();
+        let waiting = |sequence: &WorkerSequence| {
+            !sequence.stepping() && (slot_free || sequence.slot.is_some())
+        };
         let mut active = self.active.iter();
         active.any(|rank| waiting(&self.sequences[&rank.handoff]))
     }
@@ -107,7 +108,7 @@ impl WorkerBrain {
     }
 
     /// Whether all of them would run together by the planner's rule.
-    fn keeps_promises(&self, ranks: &[ServiceRank]) -> bool {
+    fn all_run_together(&self, ranks: &[ServiceRank]) -> bool {
         let candidates = ranks.iter().filter_map(|rank| {
             let mut candidate = self.candidate(*rank)?;
             candidate.context_tokens += 1;

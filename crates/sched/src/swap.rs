@@ -46,8 +46,8 @@ impl WorkerBrain {
     // === the way out ===
 
     /// Takes a sequence's blocks, by the cheaper method. It continues when there is room.
-    pub(crate) fn give_way(&mut self, handoff: HandoffId) -> BlockRelease {
-        self.stay(handoff, Failure::OutOfBlocks);
+    pub(crate) fn preempt_now(&mut self, handoff: HandoffId) -> BlockRelease {
+        self.abort_move(handoff, Failure::OutOfBlocks);
         let Some(sequence) = self.sequences.get(&handoff) else {
             return BlockRelease::Now;
         };
@@ -59,8 +59,9 @@ impl WorkerBrain {
         let blocks = sequence
             .computed
             .div_ceil(self.limits.capacity.block_tokens);
-        let room = self.blocks_swapped() + u64::from(blocks) <= u64::from(self.limits.swap_blocks);
-        let able = sequence.decodes_next() && blocks > 0 && room;
+        let fits_host =
+            self.blocks_swapped() + u64::from(blocks) <= u64::from(self.limits.swap_blocks);
+        let able = sequence.decodes_next() && blocks > 0 && fits_host;
         if able
             && policy::preemption_method(&self.swap_prices, blocks, sequence.computed)
                 == PreemptionMethod::Swap
@@ -227,6 +228,6 @@ impl WorkerBrain {
             .values()
             .filter(|s| s.swap.is_some_and(|swap| swap.stage == SwapStage::Out));
         let out: u64 = out.map(|s| s.table.len() as u64).sum();
-        out + self.blocks_lent()
+        out + self.blocks_pinned()
     }
 }

@@ -133,7 +133,7 @@ pub(crate) struct TestWorker {
     pub(crate) brain: WorkerBrain,
     pub(crate) now: Time,
     /// Every report that was sent to a router.
-    pub(crate) told: Vec<(RouterId, Report)>,
+    pub(crate) reports: Vec<(RouterId, Report)>,
     /// Outputs other than reports and steps.
     pub(crate) outputs: Vec<WorkerOutput>,
     pub(crate) steps: VecDeque<StepPlan>,
@@ -144,20 +144,20 @@ impl TestWorker {
         let mut worker = Self {
             brain: WorkerBrain::new(limits),
             now: Time::ZERO,
-            told: Vec::new(),
+            reports: Vec::new(),
             outputs: Vec::new(),
             steps: VecDeque::new(),
         };
-        worker.tell(WorkerInput::RouterJoined { router: ROUTER });
+        worker.handle(WorkerInput::RouterJoined { router: ROUTER });
         worker
     }
 
-    pub(crate) fn tell(&mut self, input: WorkerInput) {
+    pub(crate) fn handle(&mut self, input: WorkerInput) {
         self.brain.handle(self.now, input);
         while let Some(output) = self.brain.poll() {
             match output {
                 WorkerOutput::Step(plan) => self.steps.push_back(plan),
-                WorkerOutput::Report { router, report } => self.told.push((router, report)),
+                WorkerOutput::Report { router, report } => self.reports.push((router, report)),
                 other => self.outputs.push(other),
             }
         }
@@ -165,12 +165,12 @@ impl TestWorker {
     }
 
     pub(crate) fn order(&mut self, router: RouterId, order: Order) {
-        self.tell(WorkerInput::Ordered { router, order });
+        self.handle(WorkerInput::Ordered { router, order });
     }
 
     /// The decode leg; the answer.
     pub(crate) fn reserve(&mut self, number: u64, want: Want, sender: WorkerRef) -> Report {
-        let before = self.told.len();
+        let before = self.reports.len();
         let order = Order::Reserve(ReserveOrder {
             handoff: handoff(number),
             request: want.request(),
@@ -181,7 +181,7 @@ impl TestWorker {
             due: want.due(),
         });
         self.order(ROUTER, order);
-        self.told[before].1.clone()
+        self.reports[before].1.clone()
     }
 
     pub(crate) fn prefill(&mut self, number: u64, want: Want, target: HandoffTarget) {
@@ -229,7 +229,7 @@ impl TestWorker {
             sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
             prompt_scores: Vec::new(),
         };
-        self.tell(WorkerInput::Stepped { result, took });
+        self.handle(WorkerInput::Stepped { result, took });
     }
 
     /// All steps, until there is nothing to run.

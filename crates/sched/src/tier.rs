@@ -105,8 +105,8 @@ impl OffloadTiers {
         hasher: &mut impl Hasher,
     ) {
         self.index.fingerprint(hasher);
-        for (content, lent) in &self.offloading {
-            (content, lent.held, older(lent.touched)).hash(hasher);
+        for (content, pin) in &self.offloading {
+            (content, pin.held, older(pin.touched)).hash(hasher);
         }
         let wrote = (self.writing > 0).then(|| now.since(self.last_write_at).min(WRITE_MAX));
         (self.writing, wrote, self.from_host, self.from_disk).hash(hasher);
@@ -117,7 +117,7 @@ impl WorkerBrain {
     // === out ===
 
     /// Copies the blocks that will be evicted next to host memory, some at a time.
-    pub(crate) fn shelve(&mut self) {
+    pub(crate) fn offload(&mut self) {
         if self.limits.host_blocks == 0 || self.draining() {
             return;
         }
@@ -130,17 +130,17 @@ impl WorkerBrain {
         } else {
             water.saturating_sub(self.pool.blocks_free())
         };
-        let kept_max = self
+        let tier_blocks = self
             .limits
             .host_blocks
             .saturating_add(self.limits.disk_blocks);
-        let depth = depth.min(kept_max.div_ceil(DUPLICATE_PARTS));
-        let leaving = self.tiers.offloading_count();
+        let depth = depth.min(tier_blocks.div_ceil(DUPLICATE_PARTS));
+        let offloading = self.tiers.offloading_count();
         // A block being copied out cannot be taken, so only a part of the available blocks leaves
         // at a time.
-        let most = (self.pool.blocks_available() + leaving) / OFFLOADING_PARTS;
-        let room = most.min(OFFLOADING_MAX).saturating_sub(leaving);
-        if room == 0 {
+        let most = (self.pool.blocks_available() + offloading) / OFFLOADING_PARTS;
+        let offloads_max = most.min(OFFLOADING_MAX).saturating_sub(offloading);
+        if offloads_max == 0 {
             return;
         }
         let next = self.pool.next_to_evict(depth);
@@ -148,14 +148,14 @@ impl WorkerBrain {
         let mut unknown = 0;
         let next: Vec<_> = next
             .map(|(touched, content)| (touched, content, self.tiers.index.contains(content)))
-            .take_while(|(.., known)| {
-                unknown += u32::from(!known);
-                unknown <= room
+            .take_while(|(.., in_tier)| {
+                unknown += u32::from(!in_tier);
+                unknown <= offloads_max
             })
             .collect();
-        for (touched, content, known) in next {
+        for (touched, content, in_tier) in next {
             // Where the tiers are full, the block is considered again later.
-            if !known && self.worth_keeping() && !self.shelve_one(content) {
+            if !in_tier && self.worth_keeping() && !self.offload_one(content) {
                 return;
             }
             self.pool.mark_inspected(touched);
@@ -163,27 +163,31 @@ impl WorkerBrain {
     }
 
     /// False if no more can be stored.
-    fn shelve_one(&mut self, content: BlockHash) -> bool {
+    fn offload_one(&mut self, content: BlockHash) -> bool {
         // While the disk keeps up, host memory drops only blocks that are also on disk.
         let writes = self.tiers.writing > 0 && self.now < self.tiers.last_write_at + WRITE_MAX;
-        let gives = if writes {
+        let evictable = if writes {
             EvictableContents::WrittenOnly
         } else {
             EvictableContents::Any
         };
-        let Ok(dropped) = self.tiers.index.begin_copy(content, TierLevel::Host, gives) else {
+        let Ok(dropped) = self
+            .tiers
+            .index
+            .begin_copy(content, TierLevel::Host, evictable)
+        else {
             return false;
         };
         if let Some(content) = dropped {
             let place = TierLevel::Host;
             self.emit_output(WorkerOutput::TierDrop { content, place });
         }
-        let Some(lent) = self.pool.pin_for_read(content) else {
+        let Some(pin) = self.pool.pin_for_read(content) else {
             self.tiers.index.abort_copy(content, TierLevel::Host);
             return false;
         };
-        self.tiers.offloading.insert(content, lent);
-        let block = lent.held.block;
+        self.tiers.offloading.insert(content, pin);
+        let block = pin.held.block;
         self.emit_output(WorkerOutput::Offload { content, block });
         true
     }
@@ -201,11 +205,16 @@ impl WorkerBrain {
         worth
     }
 
-    pub(crate) fn shelved(&mut self, content: BlockHash, outcome: OffloadOutcome, took: Duration) {
-        let Some(lent) = self.tiers.offloading.remove(&content) else {
+    pub(crate) fn offloaded(
+        &mut self,
+        content: BlockHash,
+        outcome: OffloadOutcome,
+        took: Duration,
+    ) {
+        let Some(pin) = self.tiers.offloading.remove(&content) else {
             return;
         };
-        self.pool.unpin(lent);
+        self.pool.unpin(pin);
         match outcome {
             OffloadOutcome::Copied => self.tiers.index.finish_copy(content, TierLevel::Host),
             OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Host),
@@ -285,9 +294,9 @@ impl WorkerBrain {
         } = self.pool.take_changes();
         let (gained, lost) = self.tiers.index.take_changes();
         evicted.retain(|hash| self.tiers.index.level_of(*hash).is_none());
-        let elsewhere = |hash: &BlockHash| !self.pool.contains(*hash);
-        evicted.extend(lost.into_iter().filter(elsewhere));
-        stored.extend(gained.into_iter().filter(elsewhere));
+        let not_in_pool = |hash: &BlockHash| !self.pool.contains(*hash);
+        evicted.extend(lost.into_iter().filter(not_in_pool));
+        stored.extend(gained.into_iter().filter(not_in_pool));
         (stored, evicted)
     }
 
@@ -300,9 +309,9 @@ impl WorkerBrain {
 
     pub(crate) fn note_tiers(&mut self) {
         let blocks = |place| self.tiers.index.blocks_in(place);
-        let told = (blocks(TierLevel::Host), blocks(TierLevel::Disk));
-        if std::mem::replace(&mut self.tiers.last_noted, told) != told {
-            let (host_blocks, disk_blocks) = told;
+        let blocks_now = (blocks(TierLevel::Host), blocks(TierLevel::Disk));
+        if std::mem::replace(&mut self.tiers.last_noted, blocks_now) != blocks_now {
+            let (host_blocks, disk_blocks) = blocks_now;
             self.note(WorkerNote::Tiers {
                 host_blocks,
                 disk_blocks,
@@ -311,8 +320,8 @@ impl WorkerBrain {
     }
 
     /// Blocks that only a copy to a tier holds, and that will be cached once it ends.
-    pub(crate) fn blocks_lent(&self) -> u64 {
-        let alone = |lent: &ReadPin| self.pool.has_one_holder(lent.held);
+    pub(crate) fn blocks_pinned(&self) -> u64 {
+        let alone = |pin: &ReadPin| self.pool.has_one_holder(pin.held);
         self.tiers.offloading().filter(alone).count() as u64
     }
 

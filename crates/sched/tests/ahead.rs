@@ -4,8 +4,8 @@
 use crate::stage::script::play;
 
 /// The clients' tokens, as `flight token`.
-fn emitted(said: &str) -> Vec<&str> {
-    let tokens = said.lines().filter_map(|line| line.split_once("EMIT "));
+fn emitted(log: &str) -> Vec<&str> {
+    let tokens = log.lines().filter_map(|line| line.split_once("EMIT "));
     let mut tokens: Vec<_> = tokens.map(|(_, token)| token).collect();
     tokens.sort_unstable();
     tokens
@@ -32,7 +32,7 @@ fn overlapping_steps_change_no_token() {
     let (one, two) = (play(&script(1)), play(&script(2)));
     assert_eq!(emitted(&one), emitted(&two));
     assert_eq!(emitted(&one).len(), 12 + 9 + 9);
-    let steps = |said: &str| said.matches("STEP").count();
+    let steps = |log: &str| log.matches("STEP").count();
     assert!(steps(&two) > steps(&one), "nothing was drawn in vain");
 }
 
@@ -63,21 +63,21 @@ fn a_step_that_fails_for_one_slot_fails_that_sequence_alone() {
         assert_eq!(expected.len(), 8 * 9);
         let mut failed = 0;
         for (step, slot) in (0..12).flat_map(|step| (0..8).map(move |slot| (step, slot))) {
-            let said = eight(flying, Some((step, slot)));
-            let ended = |words: &str| said.matches(words).count();
+            let log = eight(flying, Some((step, slot)));
+            let ended = |words: &str| log.matches(words).count();
             let case = format!("{flying} steps, step {step} fails for slot {slot}");
             // If the slot is not in the step, the whole step fails.
             if ended("tell leg failed") != 1 {
                 continue;
             }
             failed += 1;
-            let lost = said.split("tell leg failed #").nth(1).expect("one failed");
+            let lost = log.split("tell leg failed #").nth(1).expect("one failed");
             let lost = format!("#{} ", lost.split(' ').next().expect("a hand-off"));
             let others = |tokens: &[&str]| -> Vec<String> {
                 let others = tokens.iter().filter(|token| !token.starts_with(&lost));
                 others.map(|token| (*token).to_owned()).collect()
             };
-            let given = emitted(&said);
+            let given = emitted(&log);
             assert_eq!(others(&given), others(&expected), "{case}");
             assert_eq!(others(&given).len(), 7 * 9, "{case}");
             assert!(given.iter().all(|token| expected.contains(token)), "{case}");
@@ -98,7 +98,7 @@ fn a_step_that_fails_for_several_slots_runs_again_once() {
     let broken = play(&format!(
         "{script}step b\nstep b slot=1 also=2 fail\nrun 2000\nempty"
     ));
-    let count = |said: &str, words: &str| said.matches(words).count();
+    let count = |log: &str, words: &str| log.matches(words).count();
     assert_eq!(count(&broken, "tell leg failed"), 2, "{broken}");
     assert_eq!(count(&broken, "tell finished"), 2, "{broken}");
     assert_eq!(count(&broken, "STEP"), count(&whole, "STEP") + 1);

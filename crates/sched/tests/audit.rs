@@ -3,8 +3,8 @@
 use crate::stage::script::play;
 
 /// One sum of the last audit in a script's output.
-fn sum(said: &str, name: &str) -> u32 {
-    let pool = said.rsplit("pool ").next().expect("an audit");
+fn sum(log: &str, name: &str) -> u32 {
+    let pool = log.rsplit("pool ").next().expect("an audit");
     let sum = pool.split(name).nth(1).expect("a sum");
     let number = sum.trim_start_matches(": ").split([',', '\n']).next();
     number.expect("a number").parse().expect("a number")
@@ -14,7 +14,7 @@ fn sum(said: &str, name: &str) -> u32 {
 /// leased, quarantined, leaked, swapped.
 #[track_caller]
 fn audited(script: &str, expected: [u32; 6]) {
-    let said = play(script);
+    let log = play(script);
     let names = [
         "blocks_held",
         "blocks_reserved",
@@ -23,7 +23,7 @@ fn audited(script: &str, expected: [u32; 6]) {
         "blocks_leaked",
         "blocks_swapped",
     ];
-    assert_eq!(names.map(|name| sum(&said, name)), expected, "{said}");
+    assert_eq!(names.map(|name| sum(&log, name)), expected, "{log}");
 }
 
 #[test]

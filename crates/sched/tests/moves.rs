@@ -28,10 +28,10 @@ fn only_the_owning_router_moves_a_sequence() {
         waited: Duration::ZERO,
         due: None,
     });
-    let tell = |world: &mut StageWorld, router, order| {
+    let send = |world: &mut StageWorld, router, order| {
         world.feed(at, WorkerInput::Ordered { router, order });
     };
-    tell(&mut world, ROUTER, reserve);
+    send(&mut world, ROUTER, reserve);
     let blocks = |first| -> Vec<_> {
         let block = |i| BlockRef {
             block: BlockIndex(first + i),
@@ -50,7 +50,7 @@ fn only_the_owning_router_moves_a_sequence() {
         waited: Duration::ZERO,
         due: None,
     });
-    tell(&mut world, ROUTER, prefill);
+    send(&mut world, ROUTER, prefill);
     world.run(Duration::from_millis(30));
     let migrate = Order::Migrate(MigrateOrder {
         handoff: moved,
@@ -65,20 +65,20 @@ fn only_the_owning_router_moves_a_sequence() {
         },
         tokens: 10,
     });
-    let said = |world: &mut StageWorld| std::mem::take(&mut world.log).join("\n");
-    said(&mut world);
+    let log = |world: &mut StageWorld| std::mem::take(&mut world.log).join("\n");
+    log(&mut world);
     let foreign = RouterId(9);
-    tell(&mut world, foreign, migrate.clone());
-    assert!(said(&mut world).contains("tell stayed #1.1 Rejected"));
+    send(&mut world, foreign, migrate.clone());
+    assert!(log(&mut world).contains("tell stayed #1.1 Rejected"));
     // An order of another router must not make the attempt count as known.
-    tell(&mut world, ROUTER, migrate.clone());
-    assert!(said(&mut world).contains("export #1.1 0"));
-    tell(&mut world, foreign, Order::Cancel { handoff: moved });
-    tell(&mut world, foreign, migrate);
-    let after = said(&mut world);
+    send(&mut world, ROUTER, migrate.clone());
+    assert!(log(&mut world).contains("export #1.1 0"));
+    send(&mut world, foreign, Order::Cancel { handoff: moved });
+    send(&mut world, foreign, migrate);
+    let after = log(&mut world);
     assert!(!after.contains("abandoned"), "{after}");
-    tell(&mut world, ROUTER, Order::Cancel { handoff: moved });
-    assert!(said(&mut world).contains("send abandoned #1.1"));
+    send(&mut world, ROUTER, Order::Cancel { handoff: moved });
+    assert!(log(&mut world).contains("send abandoned #1.1"));
 }
 
 scenarios! {

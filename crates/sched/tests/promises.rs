@@ -70,7 +70,7 @@ struct PricedWorkerHarness {
     /// Work and prediction of every step, with the tightest gap promised to a stream in it.
     steps: Vec<(StepWork, Duration)>,
     wants: BTreeMap<HandoffId, PricedRequest>,
-    seen: BTreeMap<HandoffId, ObservedRequest>,
+    requests: BTreeMap<HandoffId, ObservedRequest>,
     load: WorkerLoad,
     loads_reported: u32,
     prices_reported: u32,
@@ -87,7 +87,7 @@ fn handoff(number: u64) -> HandoffId {
 
 impl PricedWorkerHarness {
     fn new(steps_in_flight: u32) -> Self {
-        let mut bench = Self {
+        let mut harness = Self {
             brain: WorkerBrain::new(WorkerLimits {
                 me: ME,
                 role: Role::Both,
@@ -118,14 +118,14 @@ impl PricedWorkerHarness {
             ahead_count: 0,
             steps: Vec::new(),
             wants: BTreeMap::new(),
-            seen: BTreeMap::new(),
+            requests: BTreeMap::new(),
             load: WorkerLoad::default(),
             loads_reported: 0,
             prices_reported: 0,
             links: Vec::new(),
         };
-        bench.handle(WorkerInput::RouterJoined { router: ROUTER });
-        bench
+        harness.handle(WorkerInput::RouterJoined { router: ROUTER });
+        harness
     }
 
     fn handle(&mut self, input: WorkerInput) {
@@ -184,7 +184,7 @@ impl PricedWorkerHarness {
     }
 
     fn of(&mut self, handoff: HandoffId) -> &mut ObservedRequest {
-        self.seen.entry(handoff).or_default()
+        self.requests.entry(handoff).or_default()
     }
 
     fn begin(&mut self, plan: StepPlan) {
@@ -261,24 +261,24 @@ impl PricedWorkerHarness {
 
     fn finish(&mut self) {
         self.run(Time::from_nanos(u64::MAX));
-        for (handoff, seen) in &self.seen {
+        for (handoff, request) in &self.requests {
             let want = self.wants[handoff];
-            let done = seen.ended && seen.tokens.len() == want.output as usize;
+            let done = request.ended && request.tokens.len() == want.output as usize;
             assert!(
-                done || seen.refused.is_some(),
-                "{handoff} is not done: {seen:?}"
+                done || request.refused.is_some(),
+                "{handoff} is not done: {request:?}"
             );
         }
     }
 
     fn ttft(&self, number: u64) -> Duration {
-        let seen = &self.seen[&handoff(number)];
-        seen.tokens[0].since(seen.submitted)
+        let request = &self.requests[&handoff(number)];
+        request.tokens[0].since(request.submitted)
     }
 
     /// Mean gap between tokens.
     fn tpot(&self, number: u64) -> Duration {
-        let tokens = &self.seen[&handoff(number)].tokens;
+        let tokens = &self.requests[&handoff(number)].tokens;
         let gaps = u32::try_from(tokens.len() - 1).expect("few");
         tokens[tokens.len() - 1].since(tokens[0]) / gaps
     }
@@ -323,30 +323,30 @@ fn at(span: Duration) -> Time {
 fn a_short_urgent_prompt_passes_a_very_long_one() {
     for steps_in_flight in STEPS_IN_FLIGHT {
         for long_due in [None, Some(Duration::from_secs(3000))] {
-            let mut bench = PricedWorkerHarness::new(steps_in_flight);
+            let mut harness = PricedWorkerHarness::new(steps_in_flight);
             let long = PricedRequest {
                 prompt: 100_000,
                 output: 2,
                 due: long_due,
                 ..PricedRequest::default()
             };
-            bench.submit(1, long);
-            bench.run(at(MS * 3333));
+            harness.submit(1, long);
+            harness.run(at(MS * 3333));
             let urgent = PricedRequest {
                 prompt: 100,
                 output: 2,
                 due: Some(MS * 1000),
                 ..PricedRequest::default()
             };
-            bench.submit(2, urgent);
-            let longest = bench.steps.last().unwrap().1;
-            bench.run(at(Duration::from_secs(5)));
+            harness.submit(2, urgent);
+            let longest = harness.steps.last().unwrap().1;
+            harness.run(at(Duration::from_secs(5)));
             // The step under way, and its own: a hundred tokens.
             let own = prices().step(&StepWork::prefill(0, 512));
-            assert!(bench.ttft(2) <= longest + own, "{:?}", bench.ttft(2));
+            assert!(harness.ttft(2) <= longest + own, "{:?}", harness.ttft(2));
             let most = quantum(&prices(), 512, 16);
-            assert!(bench.steps.iter().all(|(work, _)| work.rows <= most + 2));
-            bench.finish();
+            assert!(harness.steps.iter().all(|(work, _)| work.rows <= most + 2));
+            harness.finish();
         }
     }
 }
@@ -356,7 +356,7 @@ fn a_short_urgent_prompt_passes_a_very_long_one() {
 #[test]
 fn a_long_prompt_breaks_no_stream_target_beside_it() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         for number in 0..8 {
             let stream = PricedRequest {
                 prompt: 50,
@@ -364,28 +364,28 @@ fn a_long_prompt_breaks_no_stream_target_beside_it() {
                 tpot: Some(MS * 15),
                 ..PricedRequest::default()
             };
-            bench.submit(number, stream);
+            harness.submit(number, stream);
         }
-        bench.run(at(MS * 100));
+        harness.run(at(MS * 100));
         let long = PricedRequest {
             prompt: 4000,
             output: 2,
             due: Some(Duration::from_secs(20)),
             ..PricedRequest::default()
         };
-        bench.submit(100, long);
-        bench.finish();
+        harness.submit(100, long);
+        harness.finish();
         for number in 0..8 {
-            let tpot = bench.tpot(number);
+            let tpot = harness.tpot(number);
             assert!(tpot <= MS * 15, "stream {number}: {tpot:?}");
-            let tokens = &bench.seen[&handoff(number)].tokens;
+            let tokens = &harness.requests[&handoff(number)].tokens;
             let gaps = tokens.windows(2).map(|two| two[1].since(two[0]));
             assert!(gaps.max().unwrap() <= MS * 46, "no standstill");
         }
         assert!(
-            bench.ttft(100) < Duration::from_secs(4),
+            harness.ttft(100) < Duration::from_secs(4),
             "{:?}",
-            bench.ttft(100)
+            harness.ttft(100)
         );
     }
 }
@@ -394,7 +394,7 @@ fn a_long_prompt_breaks_no_stream_target_beside_it() {
 #[test]
 fn streams_never_starve_a_prompt() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         // The streams alone take longer than their target, so they have no slack.
         for number in 0..24 {
             let stream = PricedRequest {
@@ -403,9 +403,9 @@ fn streams_never_starve_a_prompt() {
                 tpot: Some(MS * 12),
                 ..PricedRequest::default()
             };
-            bench.submit(number, stream);
+            harness.submit(number, stream);
         }
-        bench.run(at(Duration::from_secs(4)));
+        harness.run(at(Duration::from_secs(4)));
         let late = PricedRequest {
             prompt: 2000,
             output: 2,
@@ -413,18 +413,21 @@ fn streams_never_starve_a_prompt() {
             serve: true,
             ..PricedRequest::default()
         };
-        bench.submit(100, late);
+        harness.submit(100, late);
         let free = PricedRequest {
             prompt: 2000,
             output: 2,
             ..PricedRequest::default()
         };
-        bench.submit(101, free);
-        bench.run(at(Duration::from_secs(25)));
+        harness.submit(101, free);
+        harness.run(at(Duration::from_secs(25)));
         for number in [100, 101] {
-            assert!(!bench.seen[&handoff(number)].tokens.is_empty(), "{number}");
+            assert!(
+                !harness.requests[&handoff(number)].tokens.is_empty(),
+                "{number}"
+            );
         }
-        bench.finish();
+        harness.finish();
     }
 }
 
@@ -432,25 +435,25 @@ fn streams_never_starve_a_prompt() {
 #[test]
 fn streams_without_targets_progress_beside_a_tight_one() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         for number in 0..100 {
             let free = PricedRequest {
                 prompt: 200,
                 output: 30,
                 ..PricedRequest::default()
             };
-            bench.submit(number, free);
+            harness.submit(number, free);
         }
-        bench.run(at(Duration::from_secs(5)));
+        harness.run(at(Duration::from_secs(5)));
         let tight = PricedRequest {
             prompt: 20,
             output: 400,
             tpot: Some(MS * 12),
             ..PricedRequest::default()
         };
-        bench.submit(200, tight);
-        bench.finish();
-        assert!(bench.tpot(200) <= MS * 12, "{:?}", bench.tpot(200));
+        harness.submit(200, tight);
+        harness.finish();
+        assert!(harness.tpot(200) <= MS * 12, "{:?}", harness.tpot(200));
     }
 }
 
@@ -459,24 +462,24 @@ fn streams_without_targets_progress_beside_a_tight_one() {
 #[test]
 fn grown_streams_are_deferred_beside_a_tight_target() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let long = PricedRequest {
             prompt: 1500,
             output: 600,
             ..PricedRequest::default()
         };
-        bench.submit(1, long);
-        bench.run(at(MS * 500));
+        harness.submit(1, long);
+        harness.run(at(MS * 500));
         let tight = PricedRequest {
             prompt: 50,
             output: 600,
             tpot: Some(MS * 7),
             ..PricedRequest::default()
         };
-        bench.submit(2, tight);
-        bench.finish();
-        assert!(bench.tpot(2) <= MS * 7, "{:?}", bench.tpot(2));
-        assert!(bench.tpot(1) > bench.tpot(2), "{:?}", bench.tpot(1));
+        harness.submit(2, tight);
+        harness.finish();
+        assert!(harness.tpot(2) <= MS * 7, "{:?}", harness.tpot(2));
+        assert!(harness.tpot(1) > harness.tpot(2), "{:?}", harness.tpot(1));
     }
 }
 
@@ -485,26 +488,26 @@ fn grown_streams_are_deferred_beside_a_tight_target() {
 #[test]
 fn a_prompt_arriving_mid_step_is_in_the_next_step() {
     let [one, two] = STEPS_IN_FLIGHT.map(|steps_in_flight| {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let stream = PricedRequest {
             prompt: 50,
             output: 600,
             ..PricedRequest::default()
         };
-        bench.submit(1, stream);
-        bench.run(at(MS * 200));
-        let (ends, plan) = bench.steps_in_flight[0].clone();
+        harness.submit(1, stream);
+        harness.run(at(MS * 200));
+        let (ends, plan) = harness.steps_in_flight[0].clone();
         let took = prices().step(&StepWork::of_plan(&plan));
         assert!(
             took > MS * 4,
             "the middle comes before a step ahead: {took:?}"
         );
         // The middle of the next step.
-        bench.run(ends + took / 2);
-        bench.submit(2, stream);
-        bench.finish();
-        assert_eq!(bench.ahead_count > 0, steps_in_flight > 1);
-        bench.ttft(2)
+        harness.run(ends + took / 2);
+        harness.submit(2, stream);
+        harness.finish();
+        assert_eq!(harness.ahead_count > 0, steps_in_flight > 1);
+        harness.ttft(2)
     });
     assert_eq!(one, two);
 }
@@ -513,21 +516,24 @@ fn a_prompt_arriving_mid_step_is_in_the_next_step() {
 /// planned nothing.
 #[test]
 fn an_import_at_its_due_time_delays_no_step_ahead() {
-    let mut bench = PricedWorkerHarness::new(2);
+    let mut harness = PricedWorkerHarness::new(2);
     let stream = PricedRequest {
         prompt: 50,
         output: 600,
         ..PricedRequest::default()
     };
-    bench.submit(1, stream);
-    bench.run(at(MS * 200));
-    while bench.steps_in_flight.len() > 1 {
-        bench.end_step();
+    harness.submit(1, stream);
+    harness.run(at(MS * 200));
+    while harness.steps_in_flight.len() > 1 {
+        harness.end_step();
     }
-    let due = bench.brain.deadline().expect("a step ahead is to come");
-    assert!(due < bench.steps_in_flight[0].0, "while the first one runs");
-    bench.now = due;
-    bench.handle(WorkerInput::Imported {
+    let due = harness.brain.deadline().expect("a step ahead is to come");
+    assert!(
+        due < harness.steps_in_flight[0].0,
+        "while the first one runs"
+    );
+    harness.now = due;
+    harness.handle(WorkerInput::Imported {
         handoff: handoff(9),
         part: BlockPart {
             ordinal: 0,
@@ -536,34 +542,35 @@ fn an_import_at_its_due_time_delays_no_step_ahead() {
         },
         outcome: ImportOutcome::Written,
     });
-    assert_eq!(bench.steps_in_flight.len(), 2);
+    assert_eq!(harness.steps_in_flight.len(), 2);
 }
 
 // Invariant: I27.
 #[test]
 fn an_order_that_cannot_be_in_time_is_refused() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let long = PricedRequest {
             prompt: 4000,
             output: 2,
             due: Some(Duration::from_millis(2200)),
             ..PricedRequest::default()
         };
-        bench.submit(1, long);
+        harness.submit(1, long);
         // It takes one of its two seconds; a second one fits behind it, a third does not.
-        bench.submit(2, long);
-        bench.submit(3, long);
-        let refused =
-            |bench: &PricedWorkerHarness, number| bench.seen[&handoff(number)].refused.clone();
-        assert_eq!([refused(&bench, 1), refused(&bench, 2)], [None, None]);
+        harness.submit(2, long);
+        harness.submit(3, long);
+        let refused = |harness: &PricedWorkerHarness, number| {
+            harness.requests[&handoff(number)].refused.clone()
+        };
+        assert_eq!([refused(&harness, 1), refused(&harness, 2)], [None, None]);
         let Some(Refusal::Late {
             aim: SloMetric::Ttft,
             predicted,
             retry_after,
-        }) = refused(&bench, 3)
+        }) = refused(&harness, 3)
         else {
-            panic!("{:?}", refused(&bench, 3));
+            panic!("{:?}", refused(&harness, 3));
         };
         assert!(predicted > Duration::from_millis(2700) && retry_after > MS * 100);
         // A prompt that would make another late is refused too, though it could be in time itself.
@@ -571,20 +578,20 @@ fn an_order_that_cannot_be_in_time_is_refused() {
             due: Some(Duration::from_millis(1100)),
             ..long
         };
-        bench.submit(4, pushes);
-        assert!(matches!(refused(&bench, 4), Some(Refusal::Late { .. })));
+        harness.submit(4, pushes);
+        assert!(matches!(refused(&harness, 4), Some(Refusal::Late { .. })));
         // An order whose router wants it served is accepted.
         let serve = PricedRequest {
             serve: true,
             ..long
         };
-        bench.submit(5, serve);
+        harness.submit(5, serve);
         let plain = PricedRequest { due: None, ..long };
-        bench.submit(6, plain);
-        bench.finish();
-        assert_eq!([refused(&bench, 5), refused(&bench, 6)], [None, None]);
+        harness.submit(6, plain);
+        harness.finish();
+        assert_eq!([refused(&harness, 5), refused(&harness, 6)], [None, None]);
         let limit = Duration::from_millis(2200);
-        assert!(bench.ttft(1) <= limit && bench.ttft(2) <= limit);
+        assert!(harness.ttft(1) <= limit && harness.ttft(2) <= limit);
     }
 }
 
@@ -592,7 +599,7 @@ fn an_order_that_cannot_be_in_time_is_refused() {
 #[test]
 fn a_stream_that_breaks_others_gaps_is_refused() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let stream = PricedRequest {
             prompt: 1000,
             output: 50,
@@ -600,31 +607,31 @@ fn a_stream_that_breaks_others_gaps_is_refused() {
             due: Some(Duration::from_secs(100)),
             ..PricedRequest::default()
         };
-        let mut taken = 0;
+        let mut accepted = 0;
         for number in 0..40 {
-            bench.submit(number, stream);
-            taken += u64::from(bench.seen[&handoff(number)].refused.is_none());
+            harness.submit(number, stream);
+            accepted += u64::from(harness.requests[&handoff(number)].refused.is_none());
         }
         // A step takes 5 ms, and 1.05 ms for each stream, with a quarter of tolerance.
-        assert!((4..=7).contains(&taken), "{taken}");
+        assert!((4..=7).contains(&accepted), "{accepted}");
         let lax = PricedRequest {
             tpot: Some(MS * 1000),
             ..stream
         };
-        bench.submit(50, lax);
+        harness.submit(50, lax);
         assert_eq!(
-            bench.seen[&handoff(50)].refused,
+            harness.requests[&handoff(50)].refused,
             None,
             "it draws now and then"
         );
-        bench.finish();
+        harness.finish();
     }
 }
 
 #[test]
 fn a_prompt_late_anyway_makes_no_other_late() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let hopeless = PricedRequest {
             prompt: 8000,
             output: 2,
@@ -632,23 +639,23 @@ fn a_prompt_late_anyway_makes_no_other_late() {
             serve: true,
             ..PricedRequest::default()
         };
-        bench.submit(1, hopeless);
+        harness.submit(1, hopeless);
         let good = PricedRequest {
             prompt: 2000,
             output: 2,
             due: Some(MS * 800),
             ..PricedRequest::default()
         };
-        bench.submit(2, good);
-        bench.finish();
-        assert!(bench.ttft(2) <= MS * 800, "{:?}", bench.ttft(2));
+        harness.submit(2, good);
+        harness.finish();
+        assert!(harness.ttft(2) <= MS * 800, "{:?}", harness.ttft(2));
     }
 }
 
 /// Sixteen streams whose gap leaves no room for a block of a prompt in their steps, and after some
 /// time a prompt of one block with the deadline `due`.
 fn tight_streams_and_prompt(due: Duration, steps_in_flight: u32) -> (PricedWorkerHarness, u64) {
-    let mut bench = PricedWorkerHarness::new(steps_in_flight);
+    let mut harness = PricedWorkerHarness::new(steps_in_flight);
     for number in 0..16 {
         let tight = PricedRequest {
             prompt: 20,
@@ -656,9 +663,9 @@ fn tight_streams_and_prompt(due: Duration, steps_in_flight: u32) -> (PricedWorke
             tpot: Some(MS * 64 / 10),
             ..PricedRequest::default()
         };
-        bench.submit(number, tight);
+        harness.submit(number, tight);
     }
-    bench.run(at(MS * 100));
+    harness.run(at(MS * 100));
     let prompt = PricedRequest {
         prompt: 16,
         output: 1,
@@ -666,17 +673,21 @@ fn tight_streams_and_prompt(due: Duration, steps_in_flight: u32) -> (PricedWorke
         serve: true,
         ..PricedRequest::default()
     };
-    bench.submit(100, prompt);
-    bench.finish();
-    (bench, 100)
+    harness.submit(100, prompt);
+    harness.finish();
+    (harness, 100)
 }
 
 // Invariant: I29.
 #[test]
 fn a_prompt_that_can_be_in_time_is_not_deferred() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let (bench, prompt) = tight_streams_and_prompt(MS * 22, steps_in_flight);
-        assert!(bench.ttft(prompt) <= MS * 22, "{:?}", bench.ttft(prompt));
+        let (harness, prompt) = tight_streams_and_prompt(MS * 22, steps_in_flight);
+        assert!(
+            harness.ttft(prompt) <= MS * 22,
+            "{:?}",
+            harness.ttft(prompt)
+        );
     }
 }
 
@@ -684,44 +695,47 @@ fn a_prompt_that_can_be_in_time_is_not_deferred() {
 #[test]
 fn a_prompt_late_anyway_takes_no_time_of_streams() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let (bench, prompt) = tight_streams_and_prompt(MS, steps_in_flight);
+        let (harness, prompt) = tight_streams_and_prompt(MS, steps_in_flight);
         for number in 0..16 {
-            assert!(bench.tpot(number) <= MS * 64 / 10, "{number}");
+            assert!(harness.tpot(number) <= MS * 64 / 10, "{number}");
         }
-        assert!(bench.ttft(prompt) > MS * 20, "{:?}", bench.ttft(prompt));
+        assert!(harness.ttft(prompt) > MS * 20, "{:?}", harness.ttft(prompt));
     }
 }
 
 #[test]
 fn small_load_changes_are_reported_at_intervals() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let stream = PricedRequest {
             prompt: 20,
             output: 400,
             tpot: Some(MS * 20),
             ..PricedRequest::default()
         };
-        bench.submit(1, stream);
-        bench.run(at(MS * 500));
+        harness.submit(1, stream);
+        harness.run(at(MS * 500));
         // A step takes three seconds: the stream is behind, and the gap that keeps its target grows
         // with every token from there.
-        for (ends, _) in &mut bench.steps_in_flight {
+        for (ends, _) in &mut harness.steps_in_flight {
             *ends = *ends + MS * 3000;
         }
-        let before = bench.loads_reported;
-        bench.finish();
-        let told = bench.loads_reported - before;
+        let before = harness.loads_reported;
+        harness.finish();
+        let loads_sent = harness.loads_reported - before;
         // Two seconds, ten times a second.
-        assert!((15..30).contains(&told), "{told} for 300 tokens");
+        assert!(
+            (15..30).contains(&loads_sent),
+            "{loads_sent} for 300 tokens"
+        );
     }
 }
 
 #[test]
 fn loads_and_prices_report_what_a_router_needs() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
-        assert_eq!(bench.prices_reported, 1, "to a router that joins");
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
+        assert_eq!(harness.prices_reported, 1, "to a router that joins");
         let due = |millis| PricedRequest {
             prompt: 1000,
             output: 20,
@@ -729,9 +743,9 @@ fn loads_and_prices_report_what_a_router_needs() {
             tpot: Some(MS * 40),
             ..PricedRequest::default()
         };
-        bench.submit(1, due(400));
-        bench.submit(2, due(6000));
-        let load = bench.load;
+        harness.submit(1, due(400));
+        harness.submit(2, due(6000));
+        let load = harness.load;
         assert_eq!(load.orders_heard, 4, "two for each");
         assert_eq!(load.tpot_least, Some(MS * 40));
         assert!(load.context_tokens >= 2000);
@@ -742,48 +756,48 @@ fn loads_and_prices_report_what_a_router_needs() {
         assert!(urgent > MS * 100 && all > urgent + MS * 150, "{load:?}");
         let others = load.backlog.work_ahead(-1, None);
         assert_eq!(others, Duration::ZERO, "nothing more urgent");
-        bench.finish();
-        assert_eq!(bench.load.backlog.work_ahead(1, None), Duration::ZERO);
-        assert_eq!(bench.prices_reported, 1, "they have not changed");
+        harness.finish();
+        assert_eq!(harness.load.backlog.work_ahead(1, None), Duration::ZERO);
+        assert_eq!(harness.prices_reported, 1, "they have not changed");
     }
 }
 
 #[test]
 fn a_stream_about_to_end_leaves_the_reported_gap() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let of = |output, gap| PricedRequest {
             prompt: 100,
             output,
             tpot: Some(MS * gap),
             ..PricedRequest::default()
         };
-        bench.submit(1, of(200, 40));
-        bench.submit(2, of(20, 20));
-        assert_eq!(bench.load.streams, 2);
-        assert_eq!(bench.load.tpot_least, Some(MS * 20), "it is yet to come");
-        while bench.of(handoff(2)).tokens.is_empty() {
-            bench.run(bench.now + MS);
+        harness.submit(1, of(200, 40));
+        harness.submit(2, of(20, 20));
+        assert_eq!(harness.load.streams, 2);
+        assert_eq!(harness.load.tpot_least, Some(MS * 20), "it is yet to come");
+        while harness.of(handoff(2)).tokens.is_empty() {
+            harness.run(harness.now + MS);
         }
-        assert_eq!(bench.load.tpot_least, Some(MS * 40));
+        assert_eq!(harness.load.tpot_least, Some(MS * 40));
     }
 }
 
 /// A day of short and long prompts, half of them with targets, by a seed; all are done or refused.
 fn random_day(seed: u64) -> PricedWorkerHarness {
-    let mut dice = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut rng = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut draw = |bound: u64| {
-        dice = dice
+        rng = rng
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) % bound
+        (rng >> 33) % bound
     };
-    let mut bench = PricedWorkerHarness::new(1 + u32::from(seed % 2 == 1));
+    let mut harness = PricedWorkerHarness::new(1 + u32::from(seed % 2 == 1));
     let mut now = Duration::ZERO;
     let count = 20 + draw(60);
     for number in 0..count {
         now += MS * u32::try_from(draw(250)).expect("small");
-        bench.run(at(now));
+        harness.run(at(now));
         let mut upto = |bound| u32::try_from(draw(bound)).expect("small");
         let long = upto(5) == 0;
         let prompt = 1 + upto(if long { 3000 } else { 300 });
@@ -797,10 +811,10 @@ fn random_day(seed: u64) -> PricedWorkerHarness {
             tpot: (upto(3) > 0).then(|| MS * (12 + upto(100))),
             priority: 0,
         };
-        bench.submit(number, want);
+        harness.submit(number, want);
     }
-    bench.finish();
-    bench
+    harness.finish();
+    harness
 }
 
 // Invariant: I27.
@@ -811,20 +825,20 @@ fn admitted_requests_are_in_time() {
     let (mut first, mut late) = (0, 0);
     let (mut gaps, mut longer) = (0, 0);
     let mut refused = 0;
-    for bench in (0..200).map(random_day) {
-        for (handoff, want) in &bench.wants {
+    for harness in (0..200).map(random_day) {
+        for (handoff, want) in &harness.wants {
             let number = handoff.flight.0 & 0xffff;
-            if bench.seen[handoff].refused.is_some() {
+            if harness.requests[handoff].refused.is_some() {
                 refused += 1;
                 continue;
             }
             if let Some(due) = want.due {
                 first += 1;
-                late += u32::from(bench.ttft(number) > due + due / 4 + MS * 50);
+                late += u32::from(harness.ttft(number) > due + due / 4 + MS * 50);
             }
             if let Some(tpot) = want.tpot {
                 gaps += 1;
-                longer += u32::from(bench.tpot(number) > tpot);
+                longer += u32::from(harness.tpot(number) > tpot);
             }
         }
     }
@@ -837,7 +851,7 @@ fn admitted_requests_are_in_time() {
 #[test]
 fn a_lost_links_price_is_forgotten() {
     for steps_in_flight in STEPS_IN_FLIGHT {
-        let mut bench = PricedWorkerHarness::new(steps_in_flight);
+        let mut harness = PricedWorkerHarness::new(steps_in_flight);
         let peer = |number| WorkerRef {
             worker: WorkerId(number),
             incarnation: Incarnation(1),
@@ -846,12 +860,12 @@ fn a_lost_links_price_is_forgotten() {
             latency_nanos: 1000,
             byte_picos: 100,
         };
-        let told = |bench: &mut PricedWorkerHarness, input| {
-            bench.handle(input);
+        let links_after = |harness: &mut PricedWorkerHarness, input| {
+            harness.handle(input);
             // Prices are reported once a second, together with a load.
-            bench.now = bench.now + Duration::from_secs(2);
-            let number = u64::from(bench.prices_reported);
-            bench.submit(
+            harness.now = harness.now + Duration::from_secs(2);
+            let number = u64::from(harness.prices_reported);
+            harness.submit(
                 number,
                 PricedRequest {
                     prompt: 20,
@@ -859,20 +873,20 @@ fn a_lost_links_price_is_forgotten() {
                     ..PricedRequest::default()
                 },
             );
-            bench.finish();
-            bench.links.clone()
+            harness.finish();
+            harness.links.clone()
         };
         for number in [7, 8] {
             let peer = peer(number);
-            told(&mut bench, WorkerInput::LinkMeasured { peer, price });
+            links_after(&mut harness, WorkerInput::LinkMeasured { peer, price });
         }
-        assert_eq!(bench.links, [WorkerId(7), WorkerId(8)]);
-        let links = told(&mut bench, WorkerInput::LinkLost { peer: peer(7) });
+        assert_eq!(harness.links, [WorkerId(7), WorkerId(8)]);
+        let links = links_after(&mut harness, WorkerInput::LinkLost { peer: peer(7) });
         assert_eq!(links, [WorkerId(8)]);
         // The same number of links, but one to another worker.
-        bench.handle(WorkerInput::LinkLost { peer: peer(8) });
-        let links = told(
-            &mut bench,
+        harness.handle(WorkerInput::LinkLost { peer: peer(8) });
+        let links = links_after(
+            &mut harness,
             WorkerInput::LinkMeasured {
                 peer: peer(9),
                 price,

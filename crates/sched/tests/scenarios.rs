@@ -6,7 +6,7 @@ use crate::stage::script::play;
 
 #[test]
 fn a_joining_router_receives_a_large_cache_in_parts() {
-    let said = play(
+    let log = play(
         "worker b both blocks=17000 step=70000 context=70000
         reserve 1 on b from b prompt=66000 max=1
         prefill 1 on b to b
@@ -14,7 +14,7 @@ fn a_joining_router_receives_a_large_cache_in_parts() {
         router joined b
         empty",
     );
-    let joined = said.rsplit("router joined b").next().expect("a last part");
+    let joined = log.rsplit("router joined b").next().expect("a last part");
     assert!(joined.contains("tell prefix +16384 -0"));
     assert!(joined.contains("tell prefix +116 -0"));
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The clients' tokens, as `(flight, index, token)`, of any attempt.
-fn emitted(said: &str) -> Vec<(u32, u32, TokenId)> {
+fn emitted(log: &str) -> Vec<(u32, u32, TokenId)> {
     let number = |text: &str| text.parse().expect("a number");
     let token = |line: &str| {
         let (_, token) = line.split_once("EMIT #")?;
@@ -23,13 +23,13 @@ fn emitted(said: &str) -> Vec<(u32, u32, TokenId)> {
         next();
         Some((flight, next(), next()))
     };
-    let mut tokens: Vec<_> = said.lines().filter_map(token).collect();
+    let mut tokens: Vec<_> = log.lines().filter_map(token).collect();
     tokens.sort_unstable();
     tokens
 }
 
-fn steps(said: &str) -> usize {
-    said.matches("> STEP").count()
+fn steps(log: &str) -> usize {
+    log.matches("> STEP").count()
 }
 
 // Invariant: I48.
@@ -62,7 +62,7 @@ fn speculation_changes_no_token() {
     assert_eq!(emitted(&none), emitted(&one));
     assert_eq!(emitted(&none), emitted(&six));
     assert!(none.contains("note moved out") && six.contains("note moved out"));
-    let all = [&none, &one, &six].map(|said| steps(said));
+    let all = [&none, &one, &six].map(|log| steps(log));
     assert!(
         all[0] > all[1] && all[1] > all[2],
         "{all:?}: nothing was guessed"
@@ -151,9 +151,9 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
         ("more than was guessed", |tokens| tokens.extend([7; 8])),
         ("no token", Vec::clear),
     ];
-    for (number, (what, spoil)) in spoils.into_iter().enumerate() {
-        let (mut bench, plan) = SpeculationHarness::at_a_guess();
-        let mut result = bench.engine.step(&plan);
+    for (number, (case, spoil)) in spoils.into_iter().enumerate() {
+        let (mut harness, plan) = SpeculationHarness::at_first_draft();
+        let mut result = harness.engine.step(&plan);
         let (slot, _) = result.sampled[0];
         let mut tokens = result
             .sampled
@@ -167,8 +167,8 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
         };
         result.sampled = tokens.into_iter().map(sampled).collect();
         let took = Duration::from_millis(1);
-        let said = bench.handle(WorkerInput::Stepped { result, took });
-        let failed = said.iter().any(|one| {
+        let outputs = harness.handle(WorkerInput::Stepped { result, took });
+        let failed = outputs.iter().any(|one| {
             matches!(
                 one,
                 WorkerOutput::Report {
@@ -177,7 +177,7 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
                 }
             )
         });
-        assert_eq!(failed, number > 0, "{what}: {said:?}");
+        assert_eq!(failed, number > 0, "{case}: {outputs:?}");
     }
 }
 
@@ -191,17 +191,17 @@ struct SpeculationHarness {
 
 impl SpeculationHarness {
     /// A harness that was just given a step with a draft.
-    fn at_a_guess() -> (Self, StepPlan) {
+    fn at_first_draft() -> (Self, StepPlan) {
         let mut limits = limits(1, Role::Both);
         limits.speculation = guessing(4);
         let me = limits.me;
-        let mut bench = Self {
+        let mut harness = Self {
             engine: CheckedEngine::new(limits.capacity),
             brain: WorkerBrain::new(limits),
         };
         let (request, handoff) = (Arc::new(plain(prompt(900, 7))), handoff(1, 0));
-        bench.handle(WorkerInput::RouterJoined { router: ROUTER });
-        let said = bench.order(Order::Reserve(ReserveOrder {
+        harness.handle(WorkerInput::RouterJoined { router: ROUTER });
+        let outputs = harness.order(Order::Reserve(ReserveOrder {
             handoff,
             request: Arc::clone(&request),
             sender: me,
@@ -211,7 +211,7 @@ impl SpeculationHarness {
             due: None,
         }));
         let mut target = None;
-        for output in said {
+        for output in outputs {
             if let WorkerOutput::Report {
                 report: Report::Reserved {
                     present, blocks, ..
@@ -226,7 +226,7 @@ impl SpeculationHarness {
                 });
             }
         }
-        let mut said = bench.order(Order::Prefill(PrefillOrder {
+        let mut outputs = harness.order(Order::Prefill(PrefillOrder {
             handoff,
             request,
             target: target.expect("it is reserved"),
@@ -234,16 +234,16 @@ impl SpeculationHarness {
             due: None,
         }));
         loop {
-            let plan = said.into_iter().find_map(|output| match output {
+            let plan = outputs.into_iter().find_map(|output| match output {
                 WorkerOutput::Step(plan) => Some(plan),
                 _ => None,
             });
             let plan = plan.expect("it runs until it guesses");
             if plan.segments[0].drafts.len() > 1 {
-                return (bench, plan);
+                return (harness, plan);
             }
-            let (result, took) = (bench.engine.step(&plan), Duration::from_millis(1));
-            said = bench.handle(WorkerInput::Stepped { result, took });
+            let (result, took) = (harness.engine.step(&plan), Duration::from_millis(1));
+            outputs = harness.handle(WorkerInput::Stepped { result, took });
         }
     }
 

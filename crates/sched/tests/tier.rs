@@ -57,16 +57,14 @@ fn a_fetch_deadline_includes_one_later_step_only() {
 #[test]
 fn a_fetching_victim_yields_to_a_more_important_stream() {
     let steps = "\nstep b".repeat(4);
-    let said = play(&format!("{BROUGHT_BACK}{steps}"));
-    let (_, since) = said.rsplit_once("> fetch #3.0").expect("it begins");
+    let log = play(&format!("{BROUGHT_BACK}{steps}"));
+    let (_, since) = log.rsplit_once("> fetch #3.0").expect("it begins");
     assert!(!since.contains("> note preempted #1.0"), "{since}");
     assert!(since.ends_with("> fetch stop #3.0\n"), "{since}");
     // Fetched KV is written where no other sequence is until the fetch ends; then the block is the
     // stream's.
-    let said = play(&format!("{BROUGHT_BACK}{steps}\nfetches b\nrun 10"));
-    let (_, since) = said
-        .rsplit_once("> fetch stop #3.0")
-        .expect("it is stopped");
+    let log = play(&format!("{BROUGHT_BACK}{steps}\nfetches b\nrun 10"));
+    let (_, since) = log.rsplit_once("> fetch stop #3.0").expect("it is stopped");
     let (_, since) = since
         .split_once("> note preempted #3.0")
         .expect("it gives way");
@@ -90,9 +88,9 @@ fn turns(before: &str, count: u32) -> Vec<bool> {
             run 900"
         );
     }
-    let said = play(&format!("{script}\nempty"));
+    let log = play(&format!("{script}\nempty"));
     let earlier = before.matches("reserve ").count();
-    let turns = said.split("\nreserve ").skip(1 + earlier);
+    let turns = log.split("\nreserve ").skip(1 + earlier);
     turns.map(|turn| turn.contains("> fetch #")).collect()
 }
 
@@ -150,14 +148,14 @@ fn a_slow_disk_is_avoided_then_tried_again() {
 /// Contents are not offloaded where fetching them takes longer than computing them.
 #[test]
 fn contents_too_slow_to_fetch_are_not_offloaded() {
-    let said = play(&format!(
+    let log = play(&format!(
         "{DEAR}
         reserve 4 on b from b prompt=68 max=1 family=3
         prefill 4 on b to b
         run 400
         empty"
     ));
-    let (before, after) = said.split_once("\nreserve 4 ").expect("it is asked for");
+    let (before, after) = log.split_once("\nreserve 4 ").expect("it is asked for");
     assert!(before.contains("> shelve "));
     assert!(!after.contains("> shelve "), "{after}");
 }

@@ -48,13 +48,13 @@ const FLIP_SEED_SALT: u64 = 0x9fb2_1c65_1e98_df25;
 
 impl BitFlipRates {
     /// Drawn from its own generator, so that the rest of a seed's world stays the same.
-    pub(crate) fn draw(seed: u64, weather: FaultPlan) -> Self {
-        let dice = &mut flip_rng(seed);
+    pub(crate) fn draw(seed: u64, fault_plan: FaultPlan) -> Self {
+        let rng = &mut flip_rng(seed);
         let mut rate = |most: u32| {
-            if weather == FaultPlan::NoFaults || dice.chance(500) {
+            if fault_plan == FaultPlan::NoFaults || rng.chance(500) {
                 0
             } else {
-                dice.count(0, most)
+                rng.count(0, most)
             }
         };
         Self {
@@ -77,14 +77,14 @@ pub(crate) fn flip_rng(seed: u64) -> SimRng {
 }
 
 /// Whether this message is one of the `rate` of 100,000.
-pub(crate) fn is_hit(dice: &mut SimRng, rate: u32) -> bool {
-    rate > 0 && dice.range(0, 99_999) < u64::from(rate)
+pub(crate) fn is_hit(rng: &mut SimRng, rate: u32) -> bool {
+    rate > 0 && rng.range(0, 99_999) < u64::from(rate)
 }
 
 /// Flips one random bit of a message's bytes or checksum, and decodes the result.
 pub(crate) fn flip_random_bit<M: Serialize + DeserializeOwned>(
     message: &M,
-    dice: &mut SimRng,
+    rng: &mut SimRng,
     checks: LinkChecks,
 ) -> MessageArrival<M> {
     let mut bytes = encode_with_checksum(message);
@@ -92,7 +92,7 @@ pub(crate) fn flip_random_bit<M: Serialize + DeserializeOwned>(
         LinkChecks::Verify => 8 * bytes.len(),
         LinkChecks::Trust => 8 * (bytes.len() - CHECK_BYTES),
     };
-    flip_bit(&mut bytes, dice.next() as usize % bits);
+    flip_bit(&mut bytes, rng.next() as usize % bits);
     decode(&bytes, checks)
 }
 
@@ -115,8 +115,8 @@ pub(crate) fn check_every_flip_is_detected<M: Serialize + DeserializeOwned>(
 }
 
 /// A seal with one bit flipped behind the link's check; `None` if the result is no other seal.
-pub(crate) fn flip_seal(seal: &Seal, dice: &mut SimRng) -> Option<Packet> {
-    match flip_random_bit(seal, dice, LinkChecks::Trust) {
+pub(crate) fn flip_seal(seal: &Seal, rng: &mut SimRng) -> Option<Packet> {
+    match flip_random_bit(seal, rng, LinkChecks::Trust) {
         MessageArrival::Received(other) if other != *seal => Some(Packet::Seal(other)),
         _ => None,
     }
@@ -195,15 +195,15 @@ mod tests {
 
     #[test]
     fn links_without_checksums_accept_changed_messages() {
-        let dice = &mut SimRng::new(1);
+        let rng = &mut SimRng::new(1);
         for packet in packets() {
-            let flips = (0..500).map(|_| flip_random_bit(&packet, dice, LinkChecks::Trust));
+            let flips = (0..500).map(|_| flip_random_bit(&packet, rng, LinkChecks::Trust));
             let others = flips.filter(|arrival| match arrival {
                 MessageArrival::Received(other) => *other != packet,
                 MessageArrival::Damaged => false,
             });
             assert!(others.count() > 50, "{packet:?}");
-            let checked = flip_random_bit(&packet, dice, LinkChecks::Verify);
+            let checked = flip_random_bit(&packet, rng, LinkChecks::Verify);
             assert_eq!(checked, MessageArrival::Damaged);
         }
     }

@@ -190,7 +190,7 @@ impl ChaosClients {
         let whole = client.reference.tokens.len() as u32;
         match &ending {
             Ending::Done { reason } => {
-                if output_tokens.is_some_and(|told| told != count) {
+                if output_tokens.is_some_and(|reported| reported != count) {
                     return Err(format!(
                         "{flight} is done with {output_tokens:?} tokens, but {count} came"
                     ));
@@ -260,14 +260,14 @@ impl ChaosClient {
         if cached_tokens as usize >= prompt.len() {
             return Err(format!("{} had its whole prompt cached", self.flight));
         }
-        let wanted = match self.request.sampling.prompt_logprobs {
+        let requested = match self.request.sampling.prompt_logprobs {
             Some(_) => &prompt[1..],
             None => &[],
         };
         let scored: Vec<TokenId> = scores.iter().map(|s| s.token).collect();
-        if scored != wanted {
+        if scored != requested {
             return Err(format!(
-                "{} got scores of {scored:?}, not {wanted:?}",
+                "{} got scores of {scored:?}, not {requested:?}",
                 self.flight
             ));
         }

@@ -26,13 +26,13 @@ pub(crate) struct TierSettings {
 impl TierSettings {
     /// Drawn from its own generator, so that the rest of a seed's world stays the same.
     pub(crate) fn draw(seed: u64) -> Self {
-        let dice = &mut SimRng::new(seed ^ TIER_SEED_SALT);
-        let blocks = if dice.chance(500) {
-            (dice.count(1, 60), *dice.pick(&[0, 0, 8, 100]))
+        let rng = &mut SimRng::new(seed ^ TIER_SEED_SALT);
+        let blocks = if rng.chance(500) {
+            (rng.count(1, 60), *rng.pick(&[0, 0, 8, 100]))
         } else {
             (0, 0)
         };
-        let takes = (dice.micros(50, 20_000), dice.micros(100, 3_000_000));
+        let takes = (rng.micros(50, 20_000), rng.micros(100, 3_000_000));
         Self {
             blocks,
             block_times: takes,
@@ -41,19 +41,19 @@ impl TierSettings {
 }
 
 impl ChaosRun<'_> {
-    pub(crate) fn write_on(&mut self, who: WorkerRef, content: BlockHash) {
+    pub(crate) fn spill(&mut self, worker: WorkerRef, content: BlockHash) {
         let at = self.now + self.disk_takes(content);
-        self.schedule(at, ChaosEvent::DiskWrote(who, content));
+        self.schedule(at, ChaosEvent::DiskWrote(worker, content));
     }
 
     pub(crate) fn read_disk(
         &mut self,
-        who: WorkerRef,
+        worker: WorkerRef,
         handoff: HandoffId,
         first: Option<BlockHash>,
     ) {
         let at = self.now + self.disk_takes(first.unwrap_or_default());
-        self.schedule(at, ChaosEvent::DiskRead(who, handoff));
+        self.schedule(at, ChaosEvent::DiskRead(worker, handoff));
     }
 
     /// One block in eight takes the world's long disk time.
@@ -69,7 +69,7 @@ impl ChaosRun<'_> {
     /// A disk write ends; the brain gets the outcome: whether the content is on disk.
     pub(crate) fn disk_wrote(
         &mut self,
-        who: WorkerRef,
+        worker: WorkerRef,
         content: BlockHash,
     ) -> Result<Option<String>, String> {
         let broken = if self.faults_over {
@@ -79,19 +79,19 @@ impl ChaosRun<'_> {
         };
         let breaks = broken > 0 && self.rng.chance(10 * broken);
         let took = self.disk_takes(content);
-        let Some(body) = self.workers[worker_index(who)]
+        let Some(body) = self.workers[worker_index(worker)]
             .body
             .as_mut()
-            .filter(|b| b.worker == who)
+            .filter(|b| b.worker == worker)
         else {
             return Ok(None);
         };
-        let luck = if breaks {
+        let device_faults = if breaks {
             DeviceFaults::Failing
         } else {
             DeviceFaults::None
         };
-        let outcome = body.disk_wrote(content, luck);
+        let outcome = body.disk_wrote(content, device_faults);
         body.check_below()?;
         let input = cleave_sched::WorkerInput::SpilledToDisk {
             content,
@@ -99,26 +99,26 @@ impl ChaosRun<'_> {
             took,
         };
         let words = log_text::input(&input);
-        self.worker_hears(worker_index(who), input)?;
-        Ok(Some(format!("{} {words}", who.worker)))
+        self.feed_worker(worker_index(worker), input)?;
+        Ok(Some(format!("{} {words}", worker.worker)))
     }
 
     /// A disk read ends; the engine copies the blocks next.
     pub(crate) fn disk_read(
         &mut self,
-        who: WorkerRef,
+        worker: WorkerRef,
         handoff: HandoffId,
     ) -> Result<Option<String>, String> {
-        let Some(body) = self.workers[worker_index(who)]
+        let Some(body) = self.workers[worker_index(worker)]
             .body
             .as_mut()
-            .filter(|b| b.worker == who)
+            .filter(|b| b.worker == worker)
         else {
             return Ok(None);
         };
         body.disk_read(self.now, handoff);
-        self.next_op(who);
-        Ok(Some(format!("{} disk read   {handoff}", who.worker)))
+        self.next_op(worker);
+        Ok(Some(format!("{} disk read   {handoff}", worker.worker)))
     }
 
     pub(crate) fn note_below(&mut self, note: &WorkerNote) {
@@ -131,7 +131,11 @@ impl ChaosRun<'_> {
                 TierLevel::Host => "kept in memory",
                 TierLevel::Disk => "kept on disk",
             }),
-            WorkerNote::Fetched { came, outcome, .. } => {
+            WorkerNote::Fetched {
+                came: blocks_fetched,
+                outcome,
+                ..
+            } => {
                 self.count(match outcome {
                     FetchOutcome::Copied => "fetched",
                     FetchOutcome::Stopped => "fetches stopped",
@@ -140,7 +144,7 @@ impl ChaosRun<'_> {
                     | FetchOutcome::Unreadable
                     | FetchOutcome::Broken => "fetches failed",
                 });
-                if *came > 0 && *outcome != FetchOutcome::Copied {
+                if *blocks_fetched > 0 && *outcome != FetchOutcome::Copied {
                     self.count("fetched in part");
                 }
             }

@@ -55,9 +55,9 @@ struct SimEngineSlot {
 }
 
 impl SimEngine {
-    pub(crate) fn new(blocks_count: u32, block_tokens: u32, voice: u64) -> Self {
+    pub(crate) fn new(blocks_count: u32, block_tokens: u32, draw_salt: u64) -> Self {
         Self {
-            draw_salt: voice,
+            draw_salt,
             block_tokens: block_tokens as usize,
             cells: vec![None; blocks_count as usize * block_tokens as usize],
             slots: BTreeMap::new(),
@@ -80,40 +80,40 @@ impl SimEngine {
             step: plan.step,
             ..StepResult::default()
         };
-        let mut seen: Vec<SlotIndex> = Vec::new();
+        let mut slots_seen: Vec<SlotIndex> = Vec::new();
         for segment in &plan.segments {
-            if seen.contains(&segment.slot) {
+            if slots_seen.contains(&segment.slot) {
                 return Err(format!("{} is twice in {}", segment.slot, plan.step));
             }
-            seen.push(segment.slot);
+            slots_seen.push(segment.slot);
             self.run(segment, &mut result)?;
         }
         Ok(result)
     }
 
     fn run(&mut self, segment: &Segment, result: &mut StepResult) -> Result<(), String> {
-        let Some(seat) = self.slots.get(&segment.slot) else {
+        let Some(engine_slot) = self.slots.get(&segment.slot) else {
             return Err(format!("{} was never opened", segment.slot));
         };
-        let salt = seat.salt;
-        let history = seat.history();
-        let (known, end) = (history.len(), (segment.position + segment.len) as usize);
-        let told = (segment.position + segment.history_len()) as usize;
-        if segment.history_len() == 0 || told > known {
+        let salt = engine_slot.salt;
+        let history = engine_slot.history();
+        let (history_len, end) = (history.len(), (segment.position + segment.len) as usize);
+        let sent_len = (segment.position + segment.history_len()) as usize;
+        if segment.history_len() == 0 || sent_len > history_len {
             return Err(format!(
                 "{} runs {}+{} of {} tokens",
-                segment.slot, segment.position, segment.len, known
+                segment.slot, segment.position, segment.len, history_len
             ));
         }
         // Drafts are written like tokens, whether they are accepted or not.
-        let run = [&history[..told], &segment.drafts].concat();
-        let (mut last, mut last_told) = (KvHash::default(), KvHash::default());
+        let run = [&history[..sent_len], &segment.drafts].concat();
+        let (mut last, mut last_sent) = (KvHash::default(), KvHash::default());
         // Every position before the segment must hold the cell of this very sequence; the
         // positions of the segment are written.
         for (position, token) in run.iter().enumerate() {
             last = last.extend(*token);
-            if position < told {
-                last_told = last;
+            if position < sent_len {
+                last_sent = last;
             }
             let place = self.cell_index(&segment.blocks, position)?;
             if position >= segment.position as usize {
@@ -141,10 +141,10 @@ impl SimEngine {
             segment.logits,
             LogitsWanted::Sample | LogitsWanted::ScoreAndSample
         ) {
-            if told != known {
+            if sent_len != history_len {
                 return Err(format!("{} samples before its end", segment.slot));
             }
-            self.draw(segment, last_told, result)?;
+            self.draw(segment, last_sent, result)?;
         }
         Ok(())
     }
@@ -173,8 +173,8 @@ impl SimEngine {
     }
 
     fn sample(&mut self, slot: SlotIndex, position: u32, last: KvHash) -> Result<TokenId, String> {
-        let seat = self.slots.get_mut(&slot).ok_or("no such slot")?;
-        let open = &mut seat.open;
+        let engine_slot = self.slots.get_mut(&slot).ok_or("no such slot")?;
+        let open = &mut engine_slot.open;
         let banned: &[TokenId] = if (open.output.len() as u32) < open.min_tokens {
             &open.stop_tokens
         } else {
@@ -213,10 +213,10 @@ impl SimEngine {
     /// Hashes the state of this engine.
     pub(crate) fn hash_into(&self, print: &mut impl Hasher) {
         self.cells.hash(print);
-        for (slot, seat) in &self.slots {
+        for (slot, engine_slot) in &self.slots {
             slot.hash(print);
-            seat.open.prompt.hash(print);
-            seat.open.output.hash(print);
+            engine_slot.open.prompt.hash(print);
+            engine_slot.open.output.hash(print);
         }
     }
 
@@ -232,12 +232,12 @@ impl SimEngine {
     }
 
     /// Writes garbage where the step was to write: a failed step leaves undefined KV.
-    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, dice: &mut SimRng) {
+    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, rng: &mut SimRng) {
         let size = self.block_tokens as u32;
         for segment in &plan.segments {
             for position in segment.position..segment.position + segment.len {
                 let cell = KvCell {
-                    kv: KvHash(dice.next()),
+                    kv: KvHash(rng.next()),
                     salt: 0,
                 };
                 if let Some(block) = segment.blocks.get((position / size) as usize) {

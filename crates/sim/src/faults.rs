@@ -37,18 +37,18 @@ impl ChaosRun<'_> {
             }
             ChaosFault::Freeze { worker, span } => {
                 let until = self.now + span;
-                let seat = &mut self.workers[worker];
-                seat.frozen_until = seat.frozen_until.max(until);
-                if let Some(me) = seat.body.as_ref().map(|body| body.worker) {
+                let process = &mut self.workers[worker];
+                process.frozen_until = process.frozen_until.max(until);
+                if let Some(me) = process.body.as_ref().map(|body| body.worker) {
                     let silent = self.now + self.world.silence_max;
                     self.schedule(silent, ChaosEvent::WorkerSilent(me));
                 }
             }
             ChaosFault::Drain { worker, back } => {
-                let seat = &mut self.workers[worker];
-                if let Some(body) = seat.body.as_mut().filter(|body| !body.draining) {
+                let process = &mut self.workers[worker];
+                if let Some(body) = process.body.as_mut().filter(|body| !body.draining) {
                     body.draining = true;
-                    seat.restart_after = back;
+                    process.restart_after = back;
                     let me = body.worker;
                     let input = cleave_sched::WorkerInput::Draining;
                     self.schedule(self.now, ChaosEvent::WorkerInput(me, input));
@@ -56,8 +56,8 @@ impl ChaosRun<'_> {
             }
             ChaosFault::Hang { worker, span } => {
                 let until = self.now + span;
-                let seat = &mut self.workers[worker];
-                seat.hung_until = seat.hung_until.max(until);
+                let process = &mut self.workers[worker];
+                process.hung_until = process.hung_until.max(until);
             }
             ChaosFault::Isolate { worker, span } => {
                 for other in (0..self.workers.len()).filter(|other| *other != worker) {
@@ -65,10 +65,10 @@ impl ChaosRun<'_> {
                     self.lose_each_other(worker, other);
                 }
                 for router in 0..self.routers.len() {
-                    self.part(router, worker, span);
+                    self.cut_stream(router, worker, span);
                 }
             }
-            ChaosFault::Restart { router, back } => self.router_dies(router, back),
+            ChaosFault::Restart { router, back } => self.exit_router(router, back),
             ChaosFault::Cut { pair: (a, b), span } => {
                 if a != b {
                     let until = self.now + span;
@@ -80,7 +80,7 @@ impl ChaosRun<'_> {
                 router,
                 worker,
                 span,
-            } => self.part(router, worker, span),
+            } => self.cut_stream(router, worker, span),
             // `delay` reads these faults from the world.
             ChaosFault::Slow { .. } => {}
         }
@@ -134,13 +134,14 @@ impl ChaosRun<'_> {
             return None;
         }
         let span = self.flip_rng.micros(100, 200_000);
-        self.part(router, worker, span);
+        self.cut_stream(router, worker, span);
         self.count("streams ended by damage");
         Some(format!("r{:x} damaged     w{:x}", router + 1, worker + 1))
     }
 
     fn lose_each_other(&mut self, a: usize, b: usize) {
-        let alive = |seat: &crate::run::SimProcess| seat.body.as_ref().map(|body| body.worker);
+        let alive =
+            |process: &crate::run::SimProcess| process.body.as_ref().map(|body| body.worker);
         let sides = (alive(&self.workers[a]), alive(&self.workers[b]));
         if let (Some(a), Some(b)) = sides {
             self.lose(a, b);
@@ -148,7 +149,7 @@ impl ChaosRun<'_> {
         }
     }
 
-    fn part(&mut self, router: usize, worker: usize, span: Duration) {
+    fn cut_stream(&mut self, router: usize, worker: usize, span: Duration) {
         let Some(me) = self.net.stream(router, worker).worker else {
             return;
         };
@@ -156,12 +157,9 @@ impl ChaosRun<'_> {
         let router_notices = self.notice();
         let worker_notices = self.notice();
         let lost = cleave_router::RouterInput::WorkerLost { worker: me };
-        let life = self.routers[router].id;
-        self.schedule(
-            self.now + router_notices,
-            ChaosEvent::RouterInput(life, lost),
-        );
-        let lost = cleave_sched::WorkerInput::RouterLost { router: life };
+        let id = self.routers[router].id;
+        self.schedule(self.now + router_notices, ChaosEvent::RouterInput(id, lost));
+        let lost = cleave_sched::WorkerInput::RouterLost { router: id };
         self.schedule(self.now + worker_notices, ChaosEvent::WorkerInput(me, lost));
         let again = self.now + router_notices.max(worker_notices) + span;
         let epoch = self.net.stream(router, worker).epoch;
@@ -176,41 +174,41 @@ impl ChaosRun<'_> {
     }
 
     /// A frozen worker's routers take it for lost after the silence limit.
-    pub(crate) fn silent(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
-        let worker = worker_index(who);
+    pub(crate) fn silent(&mut self, worker_ref: WorkerRef) -> Result<Option<String>, String> {
+        let worker = worker_index(worker_ref);
         let until = self.workers[worker].frozen_until;
-        if self.body(who).is_none() || until <= self.now {
+        if self.body(worker_ref).is_none() || until <= self.now {
             return Ok(None);
         }
         for router in 0..self.routers.len() {
-            self.part(router, worker, until.since(self.now));
+            self.cut_stream(router, worker, until.since(self.now));
         }
         self.count("silent");
-        Ok(Some(format!("{} is silent", who.worker)))
+        Ok(Some(format!("{} is silent", worker_ref.worker)))
     }
 
     /// A drain begins, by order or signal; the process starts again once it is done.
     pub(crate) fn begins_to_drain(&mut self, worker: usize) {
         let back = self.rng.micros(100, 100_000);
-        let seat = &mut self.workers[worker];
-        if let Some(body) = seat.body.as_mut().filter(|body| !body.draining) {
+        let process = &mut self.workers[worker];
+        if let Some(body) = process.body.as_mut().filter(|body| !body.draining) {
             body.draining = true;
-            seat.restart_after = back;
+            process.restart_after = back;
         }
     }
 
     /// A router's process ends, and with it the connections of its clients and workers.
-    fn router_dies(&mut self, router: usize, back: Duration) {
+    fn exit_router(&mut self, router: usize, back: Duration) {
         let until = self.now + back;
-        let seat = &mut self.routers[router];
-        if seat.down_until.is_some() {
+        let process = &mut self.routers[router];
+        if process.down_until.is_some() {
             return;
         }
-        let old = seat.id;
-        seat.down_until = Some(until);
-        seat.wakeup_at = None;
+        let old = process.id;
+        process.down_until = Some(until);
+        process.wakeup_at = None;
         // Inputs for the old life are dropped, and none reaches the next one.
-        seat.id = router_id(router, (old.0 >> 8) + 1);
+        process.id = router_id(router, (old.0 >> 8) + 1);
         self.schedule(until, ChaosEvent::RouterStarts(router));
         // The clients' connections end with the process.
         for client in 0..self.clients.all.len() {
@@ -241,26 +239,26 @@ impl ChaosRun<'_> {
 
     pub(crate) fn router_starts(&mut self, router: usize) -> Result<String, String> {
         let limits = self.world.router.clone();
-        let seat = &mut self.routers[router];
-        self.tapes.extend(seat.tape.take());
-        seat.brain = cleave_router::RouterBrain::new(limits.clone());
-        seat.down_until = None;
-        seat.readiness = RouterReadiness::NONE;
-        seat.workers = 0;
-        seat.tape = (self.taping == TapeMode::On)
+        let process = &mut self.routers[router];
+        self.tapes.extend(process.tape.take());
+        process.brain = cleave_router::RouterBrain::new(limits.clone());
+        process.down_until = None;
+        process.readiness = RouterReadiness::NONE;
+        process.workers = 0;
+        process.tape = (self.taping == TapeMode::On)
             .then(|| vec![tape::write(&Tape::Router(TapeRecord::Started { limits }))]);
-        let words = format!("r{:x} starts      {}", router + 1, seat.id);
+        let words = format!("r{:x} starts      {}", router + 1, process.id);
         self.count("routers restarted");
         Ok(words)
     }
 
     /// Notifies `side` that `dead` is fenced, once no write of the dead life is in flight to it.
-    pub(crate) fn sever(&mut self, side: WorkerRef, dead: WorkerRef) {
+    pub(crate) fn notify_fenced(&mut self, side: WorkerRef, dead: WorkerRef) {
         if self.world.writer == PoolWriter::Sender {
             let landed = self.net.last_arrival_max(dead, side, &self.world.links);
             let at = landed.max(self.now + self.world.links.notice_max) + self.notice();
-            let severed = cleave_sched::WorkerInput::Fenced { peer: dead };
-            self.schedule(at, ChaosEvent::WorkerInput(side, severed));
+            let fenced = cleave_sched::WorkerInput::Fenced { peer: dead };
+            self.schedule(at, ChaosEvent::WorkerInput(side, fenced));
         }
     }
 
@@ -278,7 +276,7 @@ impl ChaosRun<'_> {
             }
             if let Some(peer) = self.workers[other].body.as_ref().map(|body| body.worker) {
                 self.lose(peer, me);
-                self.sever(peer, me);
+                self.notify_fenced(peer, me);
             }
         }
         for router in 0..self.routers.len() {
@@ -295,8 +293,8 @@ impl ChaosRun<'_> {
                 }
             };
             let lost = cleave_router::RouterInput::WorkerLost { worker: me };
-            let life = self.routers[router].id;
-            self.schedule(noticed, ChaosEvent::RouterInput(life, lost));
+            let id = self.routers[router].id;
+            self.schedule(noticed, ChaosEvent::RouterInput(id, lost));
         }
     }
 
@@ -308,8 +306,8 @@ impl ChaosRun<'_> {
             body.exiting = true;
             // Blocks in quarantine end with the process, so it may drain with some.
             if body.quarantined == 0 {
-                let what = body.check_empty();
-                what.map_err(|what| format!("drained, but {what}"))?;
+                let empty = body.check_empty();
+                empty.map_err(|problem| format!("drained, but {problem}"))?;
             }
         }
         self.count("drained");
@@ -318,9 +316,9 @@ impl ChaosRun<'_> {
 
     /// Ends a drained process, once its last messages are out.
     pub(crate) fn exit_if_done(&mut self, worker: usize) {
-        let seat = &self.workers[worker];
-        let back = seat.restart_after;
-        if !(seat.body.as_ref()).is_some_and(|body| body.exiting && body.is_idle()) {
+        let process = &self.workers[worker];
+        let back = process.restart_after;
+        if !(process.body.as_ref()).is_some_and(|body| body.exiting && body.is_idle()) {
             return;
         }
         self.exit(worker, ProcessExit::Clean);
@@ -332,12 +330,12 @@ impl ChaosRun<'_> {
     // === starting and meeting ===
 
     pub(crate) fn start(&mut self, worker: usize) -> Result<Option<String>, String> {
-        let seat = &mut self.workers[worker];
-        if seat.body.is_some() {
+        let process = &mut self.workers[worker];
+        if process.body.is_some() {
             return Ok(None);
         }
-        seat.incarnation += 1;
-        let me = worker_ref(worker, seat.incarnation);
+        process.incarnation += 1;
+        let me = worker_ref(worker, process.incarnation);
         let about = self.world.workers[worker].clone();
         let limits = cleave_sched::WorkerLimits {
             me,
@@ -358,16 +356,16 @@ impl ChaosRun<'_> {
             speculation: self.world.speculation,
         };
         let mut body = SimWorker::new(limits, about, self.taping);
-        body.tiers.disk = std::mem::take(&mut seat.disk_left);
+        body.tiers.disk = std::mem::take(&mut process.disk_left);
         let contents: Vec<_> = body.tiers.disk.keys().copied().collect();
-        seat.body = Some(body);
+        process.body = Some(body);
         if !contents.is_empty() {
             let found = cleave_sched::WorkerInput::FoundOnDisk { contents };
-            self.worker_hears(worker, found)?;
+            self.feed_worker(worker, found)?;
             self.count("found on disk");
         }
         for router in 0..self.routers.len() {
-            self.meet(router, worker)?;
+            self.connect(router, worker)?;
         }
         Ok(Some(format!(
             "{} starts      life {}",
@@ -376,7 +374,11 @@ impl ChaosRun<'_> {
     }
 
     /// Router and worker get a new connection, if the worker runs and they have none.
-    pub(crate) fn meet(&mut self, router: usize, worker: usize) -> Result<Option<String>, String> {
+    pub(crate) fn connect(
+        &mut self,
+        router: usize,
+        worker: usize,
+    ) -> Result<Option<String>, String> {
         let Some(body) = &self.workers[worker].body else {
             return Ok(None);
         };
@@ -399,7 +401,7 @@ impl ChaosRun<'_> {
             worker: me,
             description,
         };
-        self.router_hears(router, joined)?;
+        self.feed_router(router, joined)?;
         let joined = cleave_sched::WorkerInput::RouterJoined {
             router: self.routers[router].id,
         };
@@ -414,8 +416,8 @@ impl ChaosRun<'_> {
         if !waiting.is_empty() {
             return Err(format!("at rest, but flights have not ended: {waiting:?}"));
         }
-        for seat in &self.workers {
-            let Some(body) = &seat.body else {
+        for process in &self.workers {
+            let Some(body) = &process.body else {
                 return Err("a worker never came back".to_owned());
             };
             body.check_empty()?;
@@ -429,16 +431,22 @@ impl ChaosRun<'_> {
                 return Err(format!("{} is at rest with work queued", body.worker));
             }
         }
-        for (router, seat) in self.routers.iter().enumerate() {
-            if seat.workers as usize != self.workers.len() {
-                return Err(format!("r{:x} knows {} workers", router + 1, seat.workers));
+        for (router, process) in self.routers.iter().enumerate() {
+            if process.workers as usize != self.workers.len() {
+                return Err(format!(
+                    "r{:x} knows {} workers",
+                    router + 1,
+                    process.workers
+                ));
             }
             let expected = self.readiness();
-            if seat.readiness != expected {
-                let (r, said) = (router + 1, seat.readiness);
-                return Err(format!("r{r:x} reports {said:?}, expected {expected:?}"));
+            if process.readiness != expected {
+                let (r, reported) = (router + 1, process.readiness);
+                return Err(format!(
+                    "r{r:x} reports {reported:?}, expected {expected:?}"
+                ));
             }
-            let open = seat.brain.legs_open();
+            let open = process.brain.legs_open();
             if open > 0 {
                 return Err(format!("r{:x} still counts {open} legs", router + 1));
             }
@@ -448,7 +456,11 @@ impl ChaosRun<'_> {
 
     /// The readiness that every router reports once all workers are back.
     fn readiness(&self) -> RouterReadiness {
-        let workers = || self.workers.iter().filter_map(|seat| seat.body.as_ref());
+        let workers = || {
+            self.workers
+                .iter()
+                .filter_map(|process| process.body.as_ref())
+        };
         let role = |body: &SimWorker| body.brain.limits().role;
         let prefill = || workers().filter(|body| role(body).prefills());
         let decode = || workers().filter(|body| role(body).decodes());
@@ -467,7 +479,7 @@ impl ChaosRun<'_> {
     pub(crate) fn drain_all(&mut self) -> Result<(), String> {
         for router in 0..self.routers.len() {
             let input = cleave_router::RouterInput::Draining;
-            self.router_hears(router, input)?;
+            self.feed_router(router, input)?;
         }
         for worker in 0..self.workers.len() {
             if let Some(body) = self.workers[worker].body.as_mut() {
@@ -484,15 +496,15 @@ impl ChaosRun<'_> {
     }
 
     pub(crate) fn check_drained(&self) -> Result<(), String> {
-        if self.routers.iter().any(|seat| !seat.drained) {
+        if self.routers.iter().any(|process| !process.drained) {
             return Err("a router never drained".to_owned());
         }
-        let said =
-            |seat: &crate::run::SimRouterProcess| seat.readiness == RouterReadiness::Draining;
-        if !self.routers.iter().all(said) {
+        let reports_draining =
+            |process: &crate::run::SimRouterProcess| process.readiness == RouterReadiness::Draining;
+        if !self.routers.iter().all(reports_draining) {
             return Err("a drained router does not report Draining".to_owned());
         }
-        if self.workers.iter().any(|seat| seat.body.is_some()) {
+        if self.workers.iter().any(|process| process.body.is_some()) {
             return Err("a worker never drained".to_owned());
         }
         Ok(())

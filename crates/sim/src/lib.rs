@@ -121,10 +121,10 @@ pub fn run_chaos(seed: u64, options: &ChaosOptions) -> Result<ChaosReport, Box<V
             counts: run.counts,
             tapes: run.tapes,
         }),
-        Err(what) => Err(Box::new(Violation {
+        Err(problem) => Err(Box::new(Violation {
             seed,
             at: run.now,
-            problem: what,
+            problem,
             world: world.to_string(),
             log: run.log.text(),
         })),

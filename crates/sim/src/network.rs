@@ -140,10 +140,10 @@ impl SimNetwork {
         self.streams.get(&key).copied().unwrap_or_default()
     }
 
-    pub(crate) fn connect(&mut self, router: usize, worker: usize, life: WorkerRef) {
+    pub(crate) fn connect(&mut self, router: usize, worker: usize, worker_ref: WorkerRef) {
         let stream = self.streams.entry((router, worker)).or_default();
         stream.epoch += 1;
-        stream.worker = Some(life);
+        stream.worker = Some(worker_ref);
     }
 
     /// Messages in flight are lost.
@@ -165,11 +165,11 @@ impl SimNetwork {
         &mut self,
         router: usize,
         worker: usize,
-        way: StreamDirection,
+        direction: StreamDirection,
         due: Time,
     ) -> Time {
         let stream = self.streams.entry((router, worker)).or_default();
-        let last = match way {
+        let last = match direction {
             StreamDirection::ToRouter => &mut stream.last_to_router,
             StreamDirection::ToWorker => &mut stream.last_to_worker,
         };

@@ -18,7 +18,7 @@ impl ChaosRun<'_> {
             return Ok(None);
         };
         let router = self.clients.all[client].router;
-        self.router_hears(router, cleave_router::RouterInput::ReaderStalled { flight })?;
+        self.feed_router(router, cleave_router::RouterInput::ReaderStalled { flight })?;
         self.count("stalled");
         Ok(Some(format!("r{:x} stalled     {flight}", router + 1)))
     }
@@ -36,23 +36,23 @@ impl ChaosRun<'_> {
             ));
         }
         let router = self.clients.all[client].router;
-        self.router_hears(router, cleave_router::RouterInput::ReaderResumed { flight })?;
+        self.feed_router(router, cleave_router::RouterInput::ReaderResumed { flight })?;
         Ok(Some(format!("r{:x} flowing     {flight}", router + 1)))
     }
 
-    pub(crate) fn wish(&mut self, wish: usize) -> Result<Option<String>, String> {
+    pub(crate) fn perform_command(&mut self, index: usize) -> Result<Option<String>, String> {
         let TimedCommand {
             router,
             worker,
             command,
             ..
-        } = self.world.commands[wish];
+        } = self.world.commands[index];
         if self.routers[router].down_until.is_some() {
             return Ok(None);
         }
         let worker = crate::run::worker_ref(worker, 0).worker;
         let input = cleave_router::RouterInput::Commanded { worker, command };
-        self.router_hears(router, input)?;
+        self.feed_router(router, input)?;
         self.count("wishes");
         Ok(Some(format!(
             "r{:x} commanded   {worker} {command:?}",
@@ -62,13 +62,13 @@ impl ChaosRun<'_> {
 
     // === the brain ===
 
-    pub(crate) fn router_told(
+    pub(crate) fn deliver_to_router(
         &mut self,
         router: usize,
         from: WorkerRef,
-        word: WorkerMessage,
+        message: WorkerMessage,
     ) -> Result<String, String> {
-        match word {
+        match message {
             WorkerMessage::Token(handoff, emission) => {
                 let words = format!(
                     "r{:x} token       {handoff} #{} = {} from {}",
@@ -90,49 +90,49 @@ impl ChaosRun<'_> {
                     worker: from,
                     report,
                 };
-                self.router_hears(router, input)?;
+                self.feed_router(router, input)?;
                 Ok(words)
             }
         }
     }
 
-    pub(crate) fn router_hears(
+    pub(crate) fn feed_router(
         &mut self,
         router: usize,
         input: cleave_router::RouterInput,
     ) -> Result<(), String> {
-        let seat = &mut self.routers[router];
+        let process = &mut self.routers[router];
         let at = self.now;
-        let asked = matches!(input, cleave_router::RouterInput::Submitted { .. });
-        if seat.tape.is_some() {
+        let is_submission = matches!(input, cleave_router::RouterInput::Submitted { .. });
+        if process.tape.is_some() {
             let input = input.clone();
-            seat.record(&Tape::Router(TapeRecord::Received { at, input }));
+            process.record(&Tape::Router(TapeRecord::Received { at, input }));
         }
-        seat.brain.handle(at, input);
+        process.brain.handle(at, input);
         let mut outputs = Vec::new();
-        while let Some(output) = seat.brain.poll() {
-            if seat.tape.is_some() {
+        while let Some(output) = process.brain.poll() {
+            if process.tape.is_some() {
                 let output = output.clone();
-                seat.record(&Tape::Router(TapeRecord::Emitted { output }));
+                process.record(&Tape::Router(TapeRecord::Emitted { output }));
             }
             outputs.push(output);
         }
-        seat.brain.check();
-        let wake = seat.brain.deadline();
-        if let Some(wake) = wake.filter(|w| seat.wakeup_at.is_none_or(|planned| *w < planned)) {
-            seat.wakeup_at = Some(wake);
+        process.brain.check();
+        let wake = process.brain.deadline();
+        if let Some(wake) = wake.filter(|w| process.wakeup_at.is_none_or(|planned| *w < planned)) {
+            process.wakeup_at = Some(wake);
             self.schedule(wake, ChaosEvent::WakeRouter(router));
         }
         for output in outputs {
-            let seat = &self.routers[router];
-            let is_served = seat.readiness == RouterReadiness::Ready && seat.brain.answers();
-            if asked && is_served && refuses_for_no_worker(&output) {
+            let process = &self.routers[router];
+            let is_served = process.readiness == RouterReadiness::Ready && process.brain.answers();
+            if is_submission && is_served && refuses_for_no_worker(&output) {
                 return Err(format!(
                     "r{:x} is ready, its workers answer, and it refuses a request for want of them",
                     router + 1
                 ));
             }
-            self.router_says(router, output)?;
+            self.perform_router_output(router, output)?;
         }
         Ok(())
     }
@@ -140,11 +140,11 @@ impl ChaosRun<'_> {
     /// Answers a question about a client's stream soon; other inputs may come before the answer.
     fn counted(&mut self, router: usize, counted: cleave_router::RouterInput) {
         let soon = self.now + self.rng.micros(0, 500);
-        let life = self.routers[router].id;
-        self.schedule(soon, ChaosEvent::RouterInput(life, counted));
+        let id = self.routers[router].id;
+        self.schedule(soon, ChaosEvent::RouterInput(id, counted));
     }
 
-    fn router_says(
+    fn perform_router_output(
         &mut self,
         router: usize,
         output: cleave_router::RouterOutput,
@@ -211,13 +211,13 @@ impl ChaosRun<'_> {
     }
 
     pub(crate) fn wake_router(&mut self, router: usize) -> Result<Option<String>, String> {
-        let seat = &mut self.routers[router];
+        let process = &mut self.routers[router];
         // A deadline may move later after its wake-up was scheduled.
-        if seat.wakeup_at.is_none_or(|at| at > self.now) {
+        if process.wakeup_at.is_none_or(|at| at > self.now) {
             return Ok(None);
         }
-        seat.wakeup_at = None;
-        self.router_hears(router, cleave_router::RouterInput::Woke)?;
+        process.wakeup_at = None;
+        self.feed_router(router, cleave_router::RouterInput::Woke)?;
         Ok(Some(format!("r{:x} woke", router + 1)))
     }
 }

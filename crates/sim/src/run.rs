@@ -43,7 +43,7 @@ pub(crate) enum ChaosEvent {
         worker: usize,
         epoch: u64,
         from: WorkerRef,
-        word: WorkerMessage,
+        message: WorkerMessage,
     },
     /// An order reaches a worker.
     ToWorker {
@@ -253,8 +253,8 @@ impl<'a> ChaosRun<'a> {
                 self.schedule(at + span, ChaosEvent::ClientReadsAgain(index));
             }
         }
-        for (index, wish) in self.world.commands.iter().enumerate() {
-            self.schedule(wish.at, ChaosEvent::OperatorCommands(index));
+        for (index, command) in self.world.commands.iter().enumerate() {
+            self.schedule(command.at, ChaosEvent::OperatorCommands(index));
         }
         for (index, (at, _)) in self.world.faults.iter().enumerate() {
             self.schedule(*at, ChaosEvent::Fault(index));
@@ -268,8 +268,8 @@ impl<'a> ChaosRun<'a> {
             .insert((at.max(self.now), self.scheduled_count), event);
     }
 
-    pub(crate) fn count(&mut self, what: &'static str) {
-        *self.counts.entry(what).or_default() += 1;
+    pub(crate) fn count(&mut self, name: &'static str) {
+        *self.counts.entry(name).or_default() += 1;
     }
 
     /// Runs the world to its end: faults, recovery, rest, and a drained fleet.
@@ -306,22 +306,22 @@ impl<'a> ChaosRun<'a> {
     fn delayed_until(&self, event: &ChaosEvent) -> Option<Time> {
         let worker = match event {
             ChaosEvent::ToWorker { worker, .. } => *worker,
-            ChaosEvent::WorkerInput(who, _)
-            | ChaosEvent::EngineDone(who)
-            | ChaosEvent::DiskWrote(who, _)
-            | ChaosEvent::DiskRead(who, _)
-            | ChaosEvent::WakeWorker(who) => worker_index(*who),
-            ChaosEvent::Packet(parcel) => worker_index(parcel.to),
+            ChaosEvent::WorkerInput(worker_ref, _)
+            | ChaosEvent::EngineDone(worker_ref)
+            | ChaosEvent::DiskWrote(worker_ref, _)
+            | ChaosEvent::DiskRead(worker_ref, _)
+            | ChaosEvent::WakeWorker(worker_ref) => worker_index(*worker_ref),
+            ChaosEvent::Packet(envelope) => worker_index(envelope.to),
             ChaosEvent::LinkDamaged { to, .. } => worker_index(*to),
             ChaosEvent::LinkLost { side, .. } | ChaosEvent::BlockSent { side, .. } => {
                 worker_index(*side)
             }
             _ => return None,
         };
-        let seat = &self.workers[worker];
+        let process = &self.workers[worker];
         let until = match event {
-            ChaosEvent::EngineDone(_) => seat.frozen_until.max(seat.hung_until),
-            _ => seat.frozen_until,
+            ChaosEvent::EngineDone(_) => process.frozen_until.max(process.hung_until),
+            _ => process.frozen_until,
         };
         (until > self.now).then_some(until)
     }
@@ -336,12 +336,12 @@ impl<'a> ChaosRun<'a> {
                 worker,
                 epoch,
                 from,
-                word,
+                message,
             } => {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                self.router_told(router, from, word).map(Some)
+                self.deliver_to_router(router, from, message).map(Some)
             }
             ChaosEvent::ToWorker {
                 router,
@@ -354,9 +354,11 @@ impl<'a> ChaosRun<'a> {
                 }
                 self.deliver_order(worker, router, order).map(Some)
             }
-            ChaosEvent::RouterInput(life, input) => self.router_input_if_alive(life, input),
-            ChaosEvent::WorkerInput(who, input) => self.worker_input_if_alive(who, "hears", input),
-            ChaosEvent::Packet(parcel) => self.packet(*parcel),
+            ChaosEvent::RouterInput(id, input) => self.router_input_if_alive(id, input),
+            ChaosEvent::WorkerInput(worker_ref, input) => {
+                self.worker_input_if_alive(worker_ref, "hears", input)
+            }
+            ChaosEvent::Packet(envelope) => self.packet(*envelope),
             ChaosEvent::LinkDamaged { from, to, epoch } => Ok(self.link_damaged(from, to, epoch)),
             ChaosEvent::StreamDamaged {
                 router,
@@ -364,12 +366,12 @@ impl<'a> ChaosRun<'a> {
                 epoch,
             } => Ok(self.stream_damaged(router, worker, epoch)),
             ChaosEvent::LinkLost { side, peer } => self.link_lost(side, peer),
-            ChaosEvent::EngineDone(who) => self.engine_done(who),
-            ChaosEvent::DiskWrote(who, content) => self.disk_wrote(who, content),
-            ChaosEvent::DiskRead(who, handoff) => self.disk_read(who, handoff),
+            ChaosEvent::EngineDone(worker_ref) => self.engine_done(worker_ref),
+            ChaosEvent::DiskWrote(worker_ref, content) => self.disk_wrote(worker_ref, content),
+            ChaosEvent::DiskRead(worker_ref, handoff) => self.disk_read(worker_ref, handoff),
             ChaosEvent::BlockSent { side, exported } => self.shipped(side, *exported),
             ChaosEvent::WakeRouter(router) => self.wake_router(router),
-            ChaosEvent::WakeWorker(who) => self.wake_worker(who),
+            ChaosEvent::WakeWorker(worker_ref) => self.wake_worker(worker_ref),
             ChaosEvent::Fault(fault) => self.fault(fault).map(Some),
             ChaosEvent::WorkerStarts(worker) => self.start(worker),
             ChaosEvent::Reconnects {
@@ -380,13 +382,13 @@ impl<'a> ChaosRun<'a> {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                self.meet(router, worker)
+                self.connect(router, worker)
             }
             ChaosEvent::ClientStalls(client) => self.stall(client),
             ChaosEvent::ClientReadsAgain(client) => self.flow(client),
-            ChaosEvent::OperatorCommands(wish) => self.wish(wish),
+            ChaosEvent::OperatorCommands(command) => self.perform_command(command),
             ChaosEvent::RouterStarts(router) => self.router_starts(router).map(Some),
-            ChaosEvent::WorkerSilent(who) => self.silent(who),
+            ChaosEvent::WorkerSilent(worker_ref) => self.silent(worker_ref),
             ChaosEvent::WriteLands(write) => self.lands(*write),
             ChaosEvent::FaultsEnd => {
                 self.faults_over = true;
@@ -407,17 +409,17 @@ impl<'a> ChaosRun<'a> {
             self.begins_to_drain(worker);
         }
         let input = cleave_sched::WorkerInput::Ordered { router, order };
-        self.worker_hears(worker, input)?;
+        self.feed_worker(worker, input)?;
         Ok(words)
     }
 
     /// Gives a router an input, if it is still in this life.
     fn router_input_if_alive(
         &mut self,
-        life: RouterId,
+        id: RouterId,
         input: cleave_router::RouterInput,
     ) -> Result<Option<String>, String> {
-        let Some(router) = self.router_index(life) else {
+        let Some(router) = self.router_index(id) else {
             return Ok(None);
         };
         let words = format!(
@@ -425,21 +427,21 @@ impl<'a> ChaosRun<'a> {
             router + 1,
             log_text::router_input(&input)
         );
-        self.router_hears(router, input)?;
+        self.feed_router(router, input)?;
         Ok(Some(words))
     }
 
     pub(crate) fn worker_input_if_alive(
         &mut self,
-        who: WorkerRef,
+        worker: WorkerRef,
         verb: &str,
         input: cleave_sched::WorkerInput,
     ) -> Result<Option<String>, String> {
-        if self.body(who).is_none() {
+        if self.body(worker).is_none() {
             return Ok(None);
         }
-        let words = format!("{} {verb:<11} {}", who.worker, log_text::input(&input));
-        self.worker_hears(worker_index(who), input)?;
+        let words = format!("{} {verb:<11} {}", worker.worker, log_text::input(&input));
+        self.feed_worker(worker_index(worker), input)?;
         Ok(Some(words))
     }
 
@@ -466,7 +468,7 @@ impl<'a> ChaosRun<'a> {
             return Ok(format!("r{:x} asked       and is not there", router + 1));
         }
         let flight = self.clients.ask(index, self.routers[router].id);
-        self.router_hears(
+        self.feed_router(
             router,
             cleave_router::RouterInput::Submitted { flight, request },
         )?;
@@ -479,7 +481,7 @@ impl<'a> ChaosRun<'a> {
         }
         let client = &self.clients.all[client];
         let (router, flight) = (client.router, client.flight);
-        self.router_hears(
+        self.feed_router(
             router,
             cleave_router::RouterInput::Cancelled {
                 flight,
@@ -500,16 +502,16 @@ impl<'a> ChaosRun<'a> {
             .filter(|c| c.submitted && c.ending.is_none())
             .count();
         let mut state = format!("{under_way:>3}");
-        for (seat, about) in self.workers.iter().zip(&self.world.workers) {
+        for (process, about) in self.workers.iter().zip(&self.world.workers) {
             let role = about.role.to_string();
             let role = &role[..1];
-            match &seat.body {
+            match &process.body {
                 None => state.push_str(&format!(" | {role}x {:>9}", "")),
                 Some(body) => {
                     let load = body.brain.load();
                     let all = about.capacity.blocks_count;
                     let held = all - load.blocks_free.min(all);
-                    let mark = if seat.frozen_until > self.now {
+                    let mark = if process.frozen_until > self.now {
                         'z'
                     } else {
                         body.state_symbol()
@@ -523,39 +525,39 @@ impl<'a> ChaosRun<'a> {
     }
 
     /// The index of a router, if it is in this life.
-    pub(crate) fn router_index(&self, life: RouterId) -> Option<usize> {
-        self.routers.iter().position(|seat| seat.id == life)
+    pub(crate) fn router_index(&self, id: RouterId) -> Option<usize> {
+        self.routers.iter().position(|process| process.id == id)
     }
 
     /// The worker in exactly this life, if it runs.
-    pub(crate) fn body(&self, who: WorkerRef) -> Option<&SimWorker> {
-        let body = self.workers.get(worker_index(who))?.body.as_ref()?;
-        (body.worker == who).then_some(body)
+    pub(crate) fn body(&self, worker: WorkerRef) -> Option<&SimWorker> {
+        let body = self.workers.get(worker_index(worker))?.body.as_ref()?;
+        (body.worker == worker).then_some(body)
     }
 
     pub(crate) fn take_tapes(&mut self) {
-        for seat in &mut self.routers {
-            self.tapes.extend(seat.tape.take());
+        for process in &mut self.routers {
+            self.tapes.extend(process.tape.take());
         }
-        for seat in &mut self.workers {
+        for process in &mut self.workers {
             self.tapes
-                .extend(seat.body.as_mut().and_then(SimWorker::take_tape));
+                .extend(process.body.as_mut().and_then(SimWorker::take_tape));
         }
     }
 }
 
-pub(crate) fn worker_index(who: WorkerRef) -> usize {
-    who.worker.0 as usize - 1
+pub(crate) fn worker_index(worker: WorkerRef) -> usize {
+    worker.worker.0 as usize - 1
 }
 
 /// The id of a router in one of its lives.
-pub(crate) fn router_id(router: usize, life: u64) -> RouterId {
-    RouterId(life << 8 | (router as u64 + 1))
+pub(crate) fn router_id(router: usize, incarnation: u64) -> RouterId {
+    RouterId(incarnation << 8 | (router as u64 + 1))
 }
 
-pub(crate) fn worker_ref(worker: usize, life: u64) -> WorkerRef {
+pub(crate) fn worker_ref(worker: usize, incarnation: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(worker as u64 + 1),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
     }
 }

@@ -15,19 +15,19 @@ const SPECULATION_SEED_SALT: u64 = 0x1b87_3593_cc9e_2d51;
 
 /// Draws the limits of speculation, and marks the requests that repeat their output.
 pub(crate) fn draw_speculation(seed: u64, requests: &mut [ChaosRequest]) -> Option<LookupLimits> {
-    let dice = &mut SimRng::new(mix(seed ^ SPECULATION_SEED_SALT));
-    if dice.chance(500) {
+    let rng = &mut SimRng::new(mix(seed ^ SPECULATION_SEED_SALT));
+    if rng.chance(500) {
         return None;
     }
     for arrival in requests {
-        if dice.chance(500) {
+        if rng.chance(500) {
             Arc::make_mut(&mut arrival.request).sampling.seed |= REPEATING_SEED_BIT;
         }
     }
-    let match_min = dice.count(1, 3);
+    let match_min = rng.count(1, 3);
     Some(LookupLimits {
-        drafts_max: dice.count(1, 6),
-        match_max: match_min + dice.count(0, 2),
+        drafts_max: rng.count(1, 6),
+        match_max: match_min + rng.count(0, 2),
         match_min,
     })
 }

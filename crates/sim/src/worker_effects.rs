@@ -39,7 +39,7 @@ fn is_device_failure(input: &WorkerInput) -> bool {
 impl ChaosRun<'_> {
     // === the brain's body ===
 
-    pub(crate) fn worker_hears(&mut self, worker: usize, input: WorkerInput) -> Result<(), String> {
+    pub(crate) fn feed_worker(&mut self, worker: usize, input: WorkerInput) -> Result<(), String> {
         let now = self.now;
         let Some(body) = self.workers[worker].body.as_mut() else {
             return Ok(());
@@ -51,7 +51,7 @@ impl ChaosRun<'_> {
         }
         body.brain.check();
         for output in outputs {
-            self.worker_says(worker, output)?;
+            self.perform_worker_output(worker, output)?;
         }
         let price = self.world.engine_costs;
         let Some(body) = self.workers[worker].body.as_mut() else {
@@ -75,7 +75,7 @@ impl ChaosRun<'_> {
         Ok(())
     }
 
-    fn worker_says(&mut self, worker: usize, output: WorkerOutput) -> Result<(), String> {
+    fn perform_worker_output(&mut self, worker: usize, output: WorkerOutput) -> Result<(), String> {
         let Some(body) = self.workers[worker].body.as_mut() else {
             return Ok(());
         };
@@ -84,11 +84,11 @@ impl ChaosRun<'_> {
             WorkerOutput::Step(plan) => body.step(plan)?,
             WorkerOutput::Report { router, report } => {
                 body.witness(&report)?;
-                self.say_to_router(me, router, WorkerMessage::Report(report));
+                self.send_to_router(me, router, WorkerMessage::Report(report));
             }
             WorkerOutput::Emit { handoff, emission } => {
                 let router = handoff.flight.router();
-                self.say_to_router(me, router, WorkerMessage::Token(handoff, emission));
+                self.send_to_router(me, router, WorkerMessage::Token(handoff, emission));
             }
             WorkerOutput::Export(export) => body.export(export)?,
             WorkerOutput::Send { to, packet } => {
@@ -114,8 +114,8 @@ impl ChaosRun<'_> {
                     self.schedule(self.now, ChaosEvent::WorkerInput(me, answer));
                 }
             }
-            WorkerOutput::Offload { content, block } => body.shelve(content, block)?,
-            WorkerOutput::SpillToDisk { content } => self.write_on(me, content),
+            WorkerOutput::Offload { content, block } => body.offload(content, block)?,
+            WorkerOutput::SpillToDisk { content } => self.spill(me, content),
             WorkerOutput::Fetch { handoff, blocks } => {
                 let first = blocks.first().map(|(content, _)| *content);
                 if body.fetch(self.now, handoff, blocks)? == FetchSource::Disk {
@@ -127,7 +127,7 @@ impl ChaosRun<'_> {
                     self.schedule(self.now, ChaosEvent::WorkerInput(me, answer));
                 }
             }
-            WorkerOutput::TierDrop { content, place } => body.drop_kept(content, place)?,
+            WorkerOutput::TierDrop { content, place } => body.drop_from_tier(content, place)?,
             WorkerOutput::Forget { handoff } => {
                 for answer in body.forget(handoff) {
                     self.schedule(self.now, ChaosEvent::WorkerInput(me, answer));
@@ -181,11 +181,11 @@ impl ChaosRun<'_> {
         }
     }
 
-    pub(crate) fn wake_worker(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
-        let Some(body) = self.workers[worker_index(who)]
+    pub(crate) fn wake_worker(&mut self, worker: WorkerRef) -> Result<Option<String>, String> {
+        let Some(body) = self.workers[worker_index(worker)]
             .body
             .as_mut()
-            .filter(|b| b.worker == who)
+            .filter(|b| b.worker == worker)
         else {
             return Ok(None);
         };
@@ -194,13 +194,13 @@ impl ChaosRun<'_> {
             return Ok(None);
         }
         body.wakeup_at = None;
-        self.worker_hears(worker_index(who), WorkerInput::Woke)?;
-        Ok(Some(format!("{} woke", who.worker)))
+        self.feed_worker(worker_index(worker), WorkerInput::Woke)?;
+        Ok(Some(format!("{} woke", worker.worker)))
     }
 
     // === to and from the engine ===
 
-    pub(crate) fn engine_done(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
+    pub(crate) fn engine_done(&mut self, worker: WorkerRef) -> Result<Option<String>, String> {
         let broken = if self.faults_over {
             0
         } else {
@@ -212,10 +212,10 @@ impl ChaosRun<'_> {
                 .request
                 .cache_salt
         };
-        let Some(body) = self.workers[worker_index(who)]
+        let Some(body) = self.workers[worker_index(worker)]
             .body
             .as_mut()
-            .filter(|b| b.worker == who)
+            .filter(|b| b.worker == worker)
         else {
             return Ok(None);
         };
@@ -224,9 +224,9 @@ impl ChaosRun<'_> {
             EngineOpResult::Answer(input) => {
                 let words = log_text::input(&input);
                 let broke = is_device_failure(&input);
-                self.worker_hears(worker_index(who), input)?;
+                self.feed_worker(worker_index(worker), input)?;
                 if broke && self.rng.chance(ENGINE_LOST) {
-                    self.lose_engine(who)?;
+                    self.lose_engine(worker)?;
                 }
                 words
             }
@@ -234,44 +234,44 @@ impl ChaosRun<'_> {
                 let words = format!("read {} block {}", export.handoff, export.ordinal);
                 match self.world.writer {
                     PoolWriter::Receiver => {
-                        self.ship(who, &export, &payload);
+                        self.send_block(worker, &export, &payload);
                     }
-                    PoolWriter::Sender => self.write(who, export, payload),
+                    PoolWriter::Sender => self.write(worker, export, payload),
                 }
-                self.next_op(who);
+                self.next_op(worker);
                 words
             }
         };
-        Ok(Some(format!("{} engine      {words}", who.worker)))
+        Ok(Some(format!("{} engine      {words}", worker.worker)))
     }
 
     /// The engine breaks for good: the brain drains, and the process starts again.
-    fn lose_engine(&mut self, who: WorkerRef) -> Result<(), String> {
+    fn lose_engine(&mut self, worker: WorkerRef) -> Result<(), String> {
         let back = self.rng.micros(0, 100_000);
-        let seat = &mut self.workers[worker_index(who)];
-        let body = seat.body.as_mut().filter(|body| body.worker == who);
+        let process = &mut self.workers[worker_index(worker)];
+        let body = process.body.as_mut().filter(|body| body.worker == worker);
         let Some(body) = body.filter(|body| !body.draining) else {
             return Ok(());
         };
         body.draining = true;
-        seat.restart_after = back;
+        process.restart_after = back;
         self.count("engines lost");
         let reason = "injected fault".to_owned();
-        self.worker_hears(worker_index(who), WorkerInput::EngineLost { reason })
+        self.feed_worker(worker_index(worker), WorkerInput::EngineLost { reason })
     }
 
-    pub(crate) fn next_op(&mut self, who: WorkerRef) {
+    pub(crate) fn next_op(&mut self, worker: WorkerRef) {
         let (now, price) = (self.now, self.world.engine_costs);
-        let body = self.workers[worker_index(who)].body.as_mut();
+        let body = self.workers[worker_index(worker)].body.as_mut();
         if let Some(done) = body.and_then(|body| body.begin_next_op(now, &price)) {
-            self.schedule(done, ChaosEvent::EngineDone(who));
+            self.schedule(done, ChaosEvent::EngineDone(worker));
         }
-        self.exit_if_done(worker_index(who));
+        self.exit_if_done(worker_index(worker));
     }
 
     // === to and from routers ===
 
-    fn say_to_router(&mut self, me: WorkerRef, router: RouterId, word: WorkerMessage) {
+    fn send_to_router(&mut self, me: WorkerRef, router: RouterId, message: WorkerMessage) {
         let worker = worker_index(me);
         let Some(router) = self.router_index(router) else {
             return;
@@ -284,13 +284,13 @@ impl ChaosRun<'_> {
             .net
             .deliver_at(router, worker, StreamDirection::ToRouter, due);
         let epoch = self.net.stream(router, worker).epoch;
-        let event = match self.transmit(word, self.world.flips.worker_messages) {
-            MessageArrival::Received(word) => ChaosEvent::ToRouter {
+        let event = match self.transmit(message, self.world.flips.worker_messages) {
+            MessageArrival::Received(message) => ChaosEvent::ToRouter {
                 router,
                 worker,
                 epoch,
                 from: me,
-                word,
+                message,
             },
             MessageArrival::Damaged => ChaosEvent::StreamDamaged {
                 router,

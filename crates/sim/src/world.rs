@@ -144,25 +144,25 @@ pub(crate) enum ChaosFault {
 
 impl ChaosWorld {
     pub(crate) fn draw(seed: u64) -> Self {
-        let dice = &mut SimRng::new(seed);
+        let rng = &mut SimRng::new(seed);
         // In a world without faults every request must be done.
-        let weather = if dice.chance(200) {
+        let fault_plan = if rng.chance(200) {
             FaultPlan::NoFaults
         } else {
             FaultPlan::Faults
         };
-        let window = *dice.pick(&[2_000, 50_000, 300_000, 1_000_000, 3_000_000]);
-        let capacity = draw_capacity(dice);
-        let workers = draw_workers(dice, capacity);
-        let routers_count = if dice.chance(250) { 2 } else { 1 };
-        let mut requests = draw_requests(dice, &capacity, routers_count, window);
-        let faults = match weather {
+        let window = *rng.pick(&[2_000, 50_000, 300_000, 1_000_000, 3_000_000]);
+        let capacity = draw_capacity(rng);
+        let workers = draw_workers(rng, capacity);
+        let routers_count = if rng.chance(250) { 2 } else { 1 };
+        let mut requests = draw_requests(rng, &capacity, routers_count, window);
+        let faults = match fault_plan {
             FaultPlan::NoFaults => Vec::new(),
-            FaultPlan::Faults => draw_faults(dice, workers.len(), routers_count, window),
+            FaultPlan::Faults => draw_faults(rng, workers.len(), routers_count, window),
         };
-        let wishes = draw_commands(dice, &workers, routers_count, window, weather);
-        let lease_max = *dice.pick(&[60_000, 500_000, 3_000_000]);
-        let lease = dice.micros(30_000, lease_max);
+        let commands = draw_commands(rng, &workers, routers_count, window, fault_plan);
+        let lease_max = *rng.pick(&[60_000, 500_000, 3_000_000]);
+        let lease = rng.micros(30_000, lease_max);
         // Recovery begins after the last fault, arrival, stall and command.
         let ends = faults.iter().map(|(at, fault)| *at + fault.duration());
         let heal_at = ends
@@ -173,34 +173,34 @@ impl ChaosWorld {
                     .filter_map(|r| r.stalls)
                     .map(|(at, span)| at + span),
             )
-            .chain(wishes.iter().map(|wish| wish.at))
+            .chain(commands.iter().map(|command| command.at))
             .max()
             .unwrap_or_default();
         let speculation = draw_speculation(seed, &mut requests);
         Self {
             seed,
-            fault_plan: weather,
+            fault_plan,
             routers_count,
-            engine_costs: draw_price(dice),
-            links: draw_links(dice, weather),
-            flips: BitFlipRates::draw(seed, weather),
-            router: draw_router(dice, lease, u32::from(weather == FaultPlan::NoFaults)),
+            engine_costs: draw_price(rng),
+            links: draw_links(rng, fault_plan),
+            flips: BitFlipRates::draw(seed, fault_plan),
+            router: draw_router(rng, lease, u32::from(fault_plan == FaultPlan::NoFaults)),
             lease,
-            stall_max: dice.micros(300_000, 2_000_000),
-            prefix_cache: dice.chance(800),
-            step_max: dice.micros(20_000, 500_000),
+            stall_max: rng.micros(300_000, 2_000_000),
+            prefix_cache: rng.chance(800),
+            step_max: rng.micros(20_000, 500_000),
             // Drawn from its own generator, so that the rest of a seed's world stays the same.
             steps_in_flight: 1 + (mix(seed ^ STEPS_SEED_SALT) & 1) as u32,
             speculation,
-            swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
+            swap_blocks: *rng.pick(&[0, 0, 2, 8, 64]),
             tiers: TierSettings::draw(seed),
-            writer: if dice.chance(250) {
+            writer: if rng.chance(250) {
                 PoolWriter::Sender
             } else {
                 PoolWriter::Receiver
             },
-            silence_max: dice.micros(50_000, 1_000_000),
-            commands: wishes,
+            silence_max: rng.micros(50_000, 1_000_000),
+            commands,
             faults_end_at: heal_at + Duration::from_millis(1),
             workers,
             requests,
@@ -268,43 +268,39 @@ impl ChaosFault {
     }
 }
 
-fn draw_capacity(dice: &mut SimRng) -> Capacity {
-    let block_tokens = *dice.pick(&[1, 2, 4, 8, 16]);
-    let context_tokens_max = dice.count(16, 120);
+fn draw_capacity(rng: &mut SimRng) -> Capacity {
+    let block_tokens = *rng.pick(&[1, 2, 4, 8, 16]);
+    let context_tokens_max = rng.count(16, 120);
     let whole = context_tokens_max.div_ceil(block_tokens);
     // From a pool that cannot hold one longest sequence to one that holds six.
-    let tenths = *dice.pick(&[8, 10, 13, 20, 30, 60]);
+    let tenths = *rng.pick(&[8, 10, 13, 20, 30, 60]);
     let blocks_count = (whole * tenths / 10).max(2);
     Capacity {
         block_tokens,
         block_bytes: block_tokens * 8,
         blocks_count,
-        slots_count: dice.count(1, 8),
-        step_tokens_max: dice.count(8, 64),
+        slots_count: rng.count(1, 8),
+        step_tokens_max: rng.count(8, 64),
         context_tokens_max,
     }
 }
 
-fn draw_workers(dice: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription> {
+fn draw_workers(rng: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription> {
     let mut roles = Vec::new();
-    let shape = dice.count(0, 9);
-    if shape < 7 {
-        roles.extend((0..dice.count(1, 3)).map(|_| Role::Prefill));
-        roles.extend((0..dice.count(1, 3)).map(|_| Role::Decode));
+    let draw = rng.count(0, 9);
+    if draw < 7 {
+        roles.extend((0..rng.count(1, 3)).map(|_| Role::Prefill));
+        roles.extend((0..rng.count(1, 3)).map(|_| Role::Decode));
     }
-    if shape >= 5 {
-        roles.extend((0..dice.count(1, 3)).map(|_| Role::Both));
+    if draw >= 5 {
+        roles.extend((0..rng.count(1, 3)).map(|_| Role::Both));
     }
-    let queue_max = dice.count(1, 16);
-    let upgrade = dice.chance(150);
+    let queue_max = rng.count(1, 16);
+    let upgrade = rng.chance(150);
     let mut workers = Vec::new();
     for role in roles {
         // A rolling upgrade: old and new weights side by side.
-        let revision = if upgrade && dice.chance(500) {
-            "b"
-        } else {
-            "a"
-        };
+        let revision = if upgrade && rng.chance(500) { "b" } else { "a" };
         workers.push(WorkerDescription {
             role,
             home: role,
@@ -319,69 +315,69 @@ fn draw_workers(dice: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription>
 }
 
 fn draw_requests(
-    dice: &mut SimRng,
+    rng: &mut SimRng,
     capacity: &Capacity,
     routers: usize,
     window: u64,
 ) -> Vec<ChaosRequest> {
     let context = capacity.context_tokens_max;
-    let count = dice.count(3, 40);
-    let tokens = |dice: &mut SimRng, count: u32| -> Vec<TokenId> {
+    let count = rng.count(3, 40);
+    let tokens = |rng: &mut SimRng, count: u32| -> Vec<TokenId> {
         (0..count)
-            .map(|_| dice.count(0, crate::model::VOCAB_SIZE as u32 - 1))
+            .map(|_| rng.count(0, crate::model::VOCAB_SIZE as u32 - 1))
             .collect()
     };
     let beginnings: Vec<Vec<TokenId>> = (0..3)
         .map(|_| {
-            let len = dice.count(1, context / 2);
-            tokens(dice, len)
+            let len = rng.count(1, context / 2);
+            tokens(rng, len)
         })
         .collect();
-    let leavers = *dice.pick(&[0, 0, 100, 400]);
-    let stallers = *dice.pick(&[0, 0, 50, 300]);
-    let longest = *dice.pick(&[1, 5, 20, 60]);
+    let leave_rate = *rng.pick(&[0, 0, 100, 400]);
+    let stallers = *rng.pick(&[0, 0, 50, 300]);
+    let longest = *rng.pick(&[1, 5, 20, 60]);
     let mut arrivals = Vec::new();
     for index in 0..count {
-        let mut prompt = if dice.chance(600) {
-            dice.pick(&beginnings).clone()
+        let mut prompt = if rng.chance(600) {
+            rng.pick(&beginnings).clone()
         } else {
             Vec::new()
         };
-        let own = dice.count(1, (context - 1 - prompt.len() as u32).min(60));
-        prompt.extend(tokens(dice, own));
+        let own = rng.count(1, (context - 1 - prompt.len() as u32).min(60));
+        prompt.extend(tokens(rng, own));
         let mut sampling = SamplingParams::greedy();
         sampling.seed = u64::from(index);
-        if dice.chance(50) {
+        if rng.chance(50) {
             sampling.prompt_logprobs = Some(0);
         }
-        let stops = dice.count(0, 2);
-        let max_tokens = dice.count(1, longest);
+        let stops = rng.count(0, 2);
+        let max_tokens = rng.count(1, longest);
         let request = Request {
             prompt: prompt.into(),
             generated: Arc::new([]),
             sampling,
             stop: StopRules {
                 max_tokens,
-                min_tokens: dice.count(0, 3).min(max_tokens),
-                stop_tokens: tokens(dice, stops).into(),
+                min_tokens: rng.count(0, 3).min(max_tokens),
+                stop_tokens: tokens(rng, stops).into(),
             },
-            priority: dice.count(0, 2) as i32 - 1,
-            cache_salt: u64::from(dice.chance(300)),
+            priority: rng.count(0, 2) as i32 - 1,
+            cache_salt: u64::from(rng.chance(300)),
             slo: RequestSlo::default(),
         };
-        let at = Time::from_nanos(dice.range(0, window) * 1000);
-        let leaves = dice
-            .chance(leavers)
-            .then(|| at + dice.micros(0, window.max(2) / 2));
-        let stalls = dice.chance(stallers).then(|| {
-            let from = at + dice.micros(0, window.max(2));
-            (from, dice.micros(1_000, 3_000_000))
+        let at = Time::from_nanos(rng.range(0, window) * 1000);
+        let leaves_at = rng
+            .chance(leave_rate)
+            .then(|| at + rng.micros(0, window.max(2) / 2));
+        let stalls = rng.chance(stallers).then(|| {
+            let from = at + rng.micros(0, window.max(2));
+            (from, rng.micros(1_000, 3_000_000))
         });
         arrivals.push(ChaosRequest {
             at,
-            router: dice.next() as usize % routers,
+            router: rng.next() as usize % routers,
             request: Arc::new(request),
-            leaves_at: leaves,
+            leaves_at,
             stalls,
         });
     }
@@ -389,22 +385,22 @@ fn draw_requests(
 }
 
 fn draw_faults(
-    dice: &mut SimRng,
+    rng: &mut SimRng,
     workers: usize,
     routers: usize,
     window: u64,
 ) -> Vec<(Time, ChaosFault)> {
-    let count = dice.count(0, 10);
+    let count = rng.count(0, 10);
     // Faults long after the last arrival disturb little.
     let until = window + 500_000;
     let mut faults = Vec::new();
     for _ in 0..count {
-        let at = Time::from_nanos(dice.range(0, until) * 1000);
-        let span = dice.micros(100, 2_000_000);
-        let worker = dice.next() as usize % workers;
-        let other = (worker + 1 + dice.next() as usize % workers.max(2)) % workers;
-        let router = dice.next() as usize % routers;
-        let fault = match dice.count(0, 14) {
+        let at = Time::from_nanos(rng.range(0, until) * 1000);
+        let span = rng.micros(100, 2_000_000);
+        let worker = rng.next() as usize % workers;
+        let other = (worker + 1 + rng.next() as usize % workers.max(2)) % workers;
+        let router = rng.next() as usize % routers;
+        let fault = match rng.count(0, 14) {
             10..=11 => ChaosFault::Hang { worker, span },
             12 => ChaosFault::Isolate { worker, span },
             13 => ChaosFault::Restart { router, back: span },
@@ -421,7 +417,7 @@ fn draw_faults(
                 span,
             },
             _ => ChaosFault::Slow {
-                extra: dice.micros(100, 300_000),
+                extra: rng.micros(100, 300_000),
                 span,
             },
         };
@@ -433,27 +429,27 @@ fn draw_faults(
 
 /// A world without faults has at most one command, and only where another worker can take over.
 fn draw_commands(
-    dice: &mut SimRng,
+    rng: &mut SimRng,
     workers: &[WorkerDescription],
     routers: usize,
     window: u64,
     plan: FaultPlan,
 ) -> Vec<TimedCommand> {
-    let count = match (dice.chance(400), plan) {
+    let count = match (rng.chance(400), plan) {
         (false, _) => 0,
         (true, FaultPlan::NoFaults) => 1,
-        (true, FaultPlan::Faults) => dice.count(1, 4),
+        (true, FaultPlan::Faults) => rng.count(1, 4),
     };
-    let mut wishes = Vec::new();
+    let mut commands = Vec::new();
     for _ in 0..count {
-        let worker = dice.next() as usize % workers.len();
-        let command = match dice.count(0, 4) {
+        let worker = rng.next() as usize % workers.len();
+        let command = match rng.count(0, 4) {
             0..=2 => OperatorRequest::Drain,
             3 => OperatorRequest::Serve(Role::Prefill),
-            _ => OperatorRequest::Serve(*dice.pick(&[Role::Decode, Role::Both])),
+            _ => OperatorRequest::Serve(*rng.pick(&[Role::Decode, Role::Both])),
         };
-        let at = Time::from_nanos(dice.range(0, window + 100_000) * 1000);
-        let router = dice.next() as usize % routers;
+        let at = Time::from_nanos(rng.range(0, window + 100_000) * 1000);
+        let router = rng.next() as usize % routers;
         let about = &workers[worker];
         let others = || {
             let others = workers.iter().enumerate().filter(|(at, _)| *at != worker);
@@ -462,7 +458,7 @@ fn draw_commands(
         let replaced = others().any(|(_, other)| other.role.prefills())
             && others().any(|(_, other)| other.role.decodes());
         if replaced || plan == FaultPlan::Faults {
-            wishes.push(TimedCommand {
+            commands.push(TimedCommand {
                 at,
                 router,
                 worker,
@@ -470,27 +466,27 @@ fn draw_commands(
             });
         }
     }
-    wishes.sort_by_key(|wish| wish.at);
-    wishes
+    commands.sort_by_key(|timed| timed.at);
+    commands
 }
 
-fn draw_price(dice: &mut SimRng) -> EngineCosts {
+fn draw_price(rng: &mut SimRng) -> EngineCosts {
     EngineCosts {
-        step: dice.range(100_000, 5_000_000),
-        prefill_token: dice.range(2_000, 100_000),
-        decode_sequence: dice.range(2_000, 100_000),
-        context_token: dice.range(10, 1_000),
-        copy: dice.range(500, 50_000),
-        write_bytes: *dice.pick(&[1, 100, 1_000, 1 << 20]),
+        step: rng.range(100_000, 5_000_000),
+        prefill_token: rng.range(2_000, 100_000),
+        decode_sequence: rng.range(2_000, 100_000),
+        context_token: rng.range(10, 1_000),
+        copy: rng.range(500, 50_000),
+        write_bytes: *rng.pick(&[1, 100, 1_000, 1 << 20]),
     }
 }
 
-fn draw_links(dice: &mut SimRng, weather: FaultPlan) -> LinkBehaviour {
+fn draw_links(rng: &mut SimRng, fault_plan: FaultPlan) -> LinkBehaviour {
     let mut rate = |most: u32| {
-        if weather == FaultPlan::NoFaults || dice.chance(500) {
+        if fault_plan == FaultPlan::NoFaults || rng.chance(500) {
             0
         } else {
-            dice.count(0, most)
+            rng.count(0, most)
         }
     };
     let (damage, loss, broken, stray) = (rate(20), rate(10), rate(5), rate(5));
@@ -499,33 +495,33 @@ fn draw_links(dice: &mut SimRng, weather: FaultPlan) -> LinkBehaviour {
         loss,
         broken,
         stale_blocks: stray,
-        duplicates: dice.count(0, 30),
-        overtake: dice.count(0, 100),
-        latency: dice.micros(10, 2_000),
-        jitter: dice.micros(0, 2_000),
-        nanos_per_byte: dice.range(0, 5_000),
-        notice_max: dice.micros(10, 500_000),
+        duplicates: rng.count(0, 30),
+        overtake: rng.count(0, 100),
+        latency: rng.micros(10, 2_000),
+        jitter: rng.micros(0, 2_000),
+        nanos_per_byte: rng.range(0, 5_000),
+        notice_max: rng.micros(10, 500_000),
     }
 }
 
 fn draw_router(
-    dice: &mut SimRng,
+    rng: &mut SimRng,
     lease: Duration,
     failures_min: u32,
 ) -> cleave_router::RouterLimits {
     cleave_router::RouterLimits {
-        flights_max: dice.count(10, 60),
-        queue_max: dice.count(1, 40),
-        queue_wait_max: dice.micros(500_000, 10_000_000),
+        flights_max: rng.count(10, 60),
+        queue_max: rng.count(1, 40),
+        queue_wait_max: rng.micros(500_000, 10_000_000),
         // A worker that drains may be gone before an order reaches it.
-        failures_max: dice.count(failures_min, 3),
+        failures_max: rng.count(failures_min, 3),
         renew_every: lease / 3,
-        reserve_timeout: dice.micros(20_000, 500_000),
-        expected_output_tokens: *dice.pick(&[1, 4, 16, 60]),
-        moves_max: dice.count(1, 4),
-        move_ahead_tokens: dice.count(0, 16),
-        reader_wait_max: dice.micros(50_000, 2_000_000),
-        stuck_max: dice.micros(100_000, 5_000_000),
+        reserve_timeout: rng.micros(20_000, 500_000),
+        expected_output_tokens: *rng.pick(&[1, 4, 16, 60]),
+        moves_max: rng.count(1, 4),
+        move_ahead_tokens: rng.count(0, 16),
+        reader_wait_max: rng.micros(50_000, 2_000_000),
+        stuck_max: rng.micros(100_000, 5_000_000),
         ..cleave_router::RouterLimits::default()
     }
 }

@@ -24,8 +24,8 @@ fn seeded_worlds_break_no_property() {
     for seed in from..from + count {
         match run_chaos(seed, &options) {
             Ok(report) => {
-                for (what, times) in report.counts {
-                    *sums.entry(what).or_default() += times;
+                for (name, times) in report.counts {
+                    *sums.entry(name).or_default() += times;
                 }
                 let endings = report.endings;
                 *sums.entry("ended done").or_default() += u64::from(endings.done);
@@ -94,7 +94,7 @@ fn without_link_checksums_clients_get_wrong_tokens() {
     };
     let broken = (0..300).filter_map(|seed| run_chaos(seed, &options).err());
     let broken: Vec<_> = broken.map(|violation| violation.problem).collect();
-    let wrong = |what: &&String| what.contains("the reference is");
+    let wrong = |name: &&String| name.contains("the reference is");
     let wrong = broken.iter().filter(wrong).count();
     println!(
         "{} of 300 worlds break, {wrong} by wrong tokens",

@@ -53,7 +53,7 @@ const WITHOUT: [(Guard, &str, &str); 12] = [
 #[test]
 fn removing_any_guard_breaks_a_property() {
     let only = variable("EXPLORE_GUARD");
-    for (guard, world, promise) in WITHOUT {
+    for (guard, world, property) in WITHOUT {
         if only.as_ref().is_some_and(|only| *only != guard.to_string()) {
             continue;
         }
@@ -64,12 +64,12 @@ fn removing_any_guard_breaks_a_property() {
         let broken = explore(world, &scope).expect_err("a guard that nobody needs");
         println!(
             "without {guard}: {world}, {} states: {}",
-            broken.states, broken.what
+            broken.states, broken.problem
         );
         if only.is_some() {
             println!("{broken}");
         }
-        assert!(broken.what.starts_with(promise), "{broken}");
+        assert!(broken.problem.starts_with(property), "{broken}");
     }
 }
 
@@ -96,5 +96,5 @@ fn exploration_is_deterministic() {
     let explored = explore("drain", &scope).expect("nothing breaks");
     assert_eq!(Ok(explored), explore("drain", &scope));
     let unknown = explore("no such world", &scope).expect_err("there is none");
-    assert!(unknown.what.contains("drains"), "{unknown}");
+    assert!(unknown.problem.contains("drains"), "{unknown}");
 }

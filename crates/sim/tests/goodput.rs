@@ -21,7 +21,7 @@ fn policy(ttft: u64, tpot: u64) -> Arc<SloPolicy> {
     })
 }
 
-fn contest(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
+fn comparison(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
     RoutingComparison {
         fleet: fleet.parse().expect("it is there"),
         policy: Arc::clone(policy),
@@ -30,11 +30,11 @@ fn contest(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
     }
 }
 
-fn score(fleet: &str, workload: &str, way: RoutingScheme) -> GoodputOutcome {
+fn score(fleet: &str, workload: &str, scheme: RoutingScheme) -> GoodputOutcome {
     let policy = policy(500, 40);
     let workload: SyntheticWorkload = workload.parse().expect("it is there");
-    let contest = contest(fleet, &policy);
-    run(&contest.scenario(way, workload.arrivals(&policy)))
+    let comparison = comparison(fleet, &policy);
+    run(&comparison.scenario(scheme, workload.arrivals(&policy)))
 }
 
 const FLEET: &str = "prefill=2,decode=2,profile=h100-llama-3-8b";
@@ -64,29 +64,29 @@ fn the_same_seed_gives_the_same_score() {
 #[test]
 fn reserved_slots_do_not_keep_prompts_off_decode_workers() {
     let workload = "light-light,rate=720,seconds=4";
-    let good = |way| score(FLEET, workload, way).score.all.good;
+    let good = |scheme| score(FLEET, workload, scheme).score.all.good;
     let (auto, whole) = (good(RoutingScheme::Auto), good(RoutingScheme::Whole));
     assert!(auto * 100 >= whole * 98, "{auto} in time, and {whole}");
 }
 
 #[test]
 fn every_arrival_ends_once_under_any_routing_and_load() {
-    for way in RoutingScheme::ALL {
+    for scheme in RoutingScheme::ALL {
         for workload in [
             "conversation+long,rate=10,seconds=10,seed=1",
             "heavy-heavy,rate=60,seconds=10,cv=3,shared=512,groups=4,seed=2",
         ] {
-            let GoodputOutcome { score, clients, .. } = score(FLEET, workload, way);
+            let GoodputOutcome { score, clients, .. } = score(FLEET, workload, scheme);
             let all = &score.all;
             let late: u64 = all.late.iter().sum();
             let ended = all.good + late + all.refused + all.failed;
-            assert_eq!((ended, all.unfinished), (all.arrivals, 0), "{way:?}");
-            assert_eq!(all.failed, 0, "{way:?}: nothing breaks here");
+            assert_eq!((ended, all.unfinished), (all.arrivals, 0), "{scheme:?}");
+            assert_eq!(all.failed, 0, "{scheme:?}: nothing breaks here");
             assert_eq!(clients.len() as u64, all.arrivals);
             let silent = clients
                 .iter()
                 .filter(|c| c.tokens == 0 && c.end != Some(ArrivalEnd::Refused));
-            assert_eq!(silent.count(), 0, "{way:?}");
+            assert_eq!(silent.count(), 0, "{scheme:?}");
         }
     }
 }
@@ -132,13 +132,13 @@ fn with_round_prices(mut scenario: Scenario) -> Scenario {
 #[test]
 fn a_tiny_world_scores_as_computed_by_hand() {
     let policy = policy(130, 20);
-    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison("both=1,profile=h100-llama-3-8b", &policy);
     let mut arrivals = vec![alone(0, 90, 3, &policy), alone(50, 90, 3, &policy)];
     // A TPOT target would keep the other's prompt out of the step.
     arrivals
         .iter_mut()
         .for_each(|arrival| arrival.slo.tpot = None);
-    let scenario = with_round_prices(contest.scenario(RoutingScheme::LoadWhole, arrivals));
+    let scenario = with_round_prices(comparison.scenario(RoutingScheme::LoadWhole, arrivals));
     let GoodputOutcome { score, clients, .. } = run(&scenario);
     let millis = |time: Time| time.as_nanos() / 1_000_000;
     // First: 100, then its second token in the second's prompt step at 201, its third at 201 + 12.
@@ -175,13 +175,13 @@ fn in_flight(mut scenario: Scenario, steps: u32) -> Scenario {
 #[test]
 fn a_second_step_in_flight_delays_only_late_prompts() {
     let policy = policy(1000, 1000);
-    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison("both=1,profile=h100-llama-3-8b", &policy);
     let waits = |at: u64| {
         let mut arrivals = vec![alone(0, 90, 30, &policy), alone(at, 90, 2, &policy)];
         arrivals
             .iter_mut()
             .for_each(|arrival| arrival.slo.tpot = None);
-        let scenario = with_round_prices(contest.scenario(RoutingScheme::LoadWhole, arrivals));
+        let scenario = with_round_prices(comparison.scenario(RoutingScheme::LoadWhole, arrivals));
         let [one, two] = [1, 2].map(|steps| run(&in_flight(scenario.clone(), steps)).clients);
         // A stream that has drawn one token more by then ends at the same time.
         assert_eq!(one[0].last, two[0].last);
@@ -205,35 +205,35 @@ fn a_second_step_in_flight_delays_only_late_prompts() {
 #[test]
 fn two_steps_in_flight_change_no_stream() {
     let policy = policy(60_000, 10_000);
-    for (fleet, way) in [
+    for (fleet, scheme) in [
         (FLEET, RoutingScheme::Auto),
         (FLEET, RoutingScheme::LoadSplit),
         (FLEET, RoutingScheme::Whole),
     ] {
-        let contest = contest(fleet, &policy);
+        let comparison = comparison(fleet, &policy);
         let workload: SyntheticWorkload = "conversation,rate=12,seconds=20,seed=5"
             .parse()
             .expect("it is there");
-        let scenario = contest.scenario(way, workload.arrivals(&policy));
+        let scenario = comparison.scenario(scheme, workload.arrivals(&policy));
         let [one, two] = [1, 2].map(|steps| run(&in_flight(scenario.clone(), steps)));
         let tokens = |outcome: &GoodputOutcome| -> Vec<u32> {
             outcome.clients.iter().map(|client| client.tokens).collect()
         };
-        assert_eq!(tokens(&one), tokens(&two), "{way:?}");
+        assert_eq!(tokens(&one), tokens(&two), "{scheme:?}");
         let (one, two) = (one.score.all, two.score.all);
-        assert_eq!((one.failed, two.failed), (0, 0), "{way:?}");
+        assert_eq!((one.failed, two.failed), (0, 0), "{scheme:?}");
         // The duration of a step of this fleet.
         let step = Duration::from_millis(20);
-        assert!(two.ttft.p50 <= one.ttft.p50 + step, "{way:?}");
+        assert!(two.ttft.p50 <= one.ttft.p50 + step, "{scheme:?}");
     }
 }
 
 #[test]
 fn hand_offs_take_their_links_time() {
     let policy = policy(1000, 1000);
-    let contest = contest("prefill=1,decode=1,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison("prefill=1,decode=1,profile=h100-llama-3-8b", &policy);
     let arrivals = vec![alone(0, 6400, 2, &policy)];
-    let mut scenario = contest.scenario(RoutingScheme::LoadSplit, arrivals);
+    let mut scenario = comparison.scenario(RoutingScheme::LoadSplit, arrivals);
     scenario.noise_permille = 0;
     let fast = run(&scenario);
     assert_eq!(fast.score.split, 1);
@@ -267,8 +267,8 @@ fn attainment_by_placement(workload: &str) -> [u64; 3] {
         RoutingScheme::Split,
         RoutingScheme::Whole,
     ]
-    .map(|way| {
-        let all = score(FLEET, workload, way).score.all;
+    .map(|scheme| {
+        let all = score(FLEET, workload, scheme).score.all;
         all.attainment_permille()
     })
 }
@@ -298,20 +298,20 @@ fn auto_placement_matches_the_better_of_split_and_whole() {
 #[test]
 fn slo_routing_beats_load_and_turns_under_overload() {
     let workload = "conversation,rate=125,seconds=8,seed=0";
-    let good = |way| score(FLEET, workload, way).score.all.good;
+    let good = |scheme| score(FLEET, workload, scheme).score.all.good;
     let auto = good(RoutingScheme::Auto);
-    for way in [
+    for scheme in [
         RoutingScheme::LoadSplit,
         RoutingScheme::LoadWhole,
         RoutingScheme::RoundRobinSplit,
         RoutingScheme::RoundRobinWhole,
     ] {
-        let other = good(way);
-        println!("{}: {other}, slo auto: {auto}", way.name());
+        let other = good(scheme);
+        println!("{}: {other}, slo auto: {auto}", scheme.name());
         assert!(
             auto * 100 >= other * 103,
             "{}: {other}, slo auto only {auto}",
-            way.name()
+            scheme.name()
         );
     }
 }

@@ -146,7 +146,7 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> RelativeError {
         priority: 0,
     };
     let arrivals: Vec<RequestArrival> = measured.iter().enumerate().map(arrival).collect();
-    let contest = RoutingComparison {
+    let comparison = RoutingComparison {
         fleet: FleetSpec::aggregated(
             WorkerProfile::named("h100-llama-3-8b").expect("a profile"),
             1,
@@ -155,7 +155,7 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> RelativeError {
         noise_permille: 0,
         seed: 0,
     };
-    let mut scenario = contest.scenario(RoutingScheme::LoadWhole, arrivals);
+    let mut scenario = comparison.scenario(RoutingScheme::LoadWhole, arrivals);
     let device = &mut scenario.devices[0];
     device.limits.role = Role::Both;
     device.limits.capacity = Capacity {
@@ -252,7 +252,7 @@ fn ttft_matches_the_md1_queue() {
                 priority: 0,
             }
         });
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: FleetSpec::aggregated(
                 WorkerProfile::named("h100-llama-3-8b").expect("a profile"),
                 1,
@@ -261,7 +261,7 @@ fn ttft_matches_the_md1_queue() {
             noise_permille: 0,
             seed: 0,
         };
-        let mut scenario = contest.scenario(RoutingScheme::LoadWhole, arrivals.collect());
+        let mut scenario = comparison.scenario(RoutingScheme::LoadWhole, arrivals.collect());
         scenario.message_time = Duration::ZERO;
         let device = &mut scenario.devices[0];
         device.limits.capacity.step_tokens_max = 512;
@@ -346,7 +346,7 @@ fn chat(rate: f64, count: u64) -> Vec<RequestArrival> {
 fn distserve_attainment_matches_its_paper() {
     let prefill = WorkerProfile::named("a100x2-opt-13b").unwrap();
     let decode = WorkerProfile::named("a100-opt-13b").unwrap();
-    let contest = RoutingComparison {
+    let comparison = RoutingComparison {
         fleet: FleetSpec::aggregated(decode.clone(), 2),
         policy: Arc::new(SloPolicy::default()),
         noise_permille: 0,
@@ -354,7 +354,7 @@ fn distserve_attainment_matches_its_paper() {
     };
     let published = [(0.5, 100.0), (1.0, 100.0), (1.5, 100.0)];
     for (rate, attained) in published {
-        let mut scenario = contest.scenario(RoutingScheme::LoadSplit, chat(rate * 3.0, 2000));
+        let mut scenario = comparison.scenario(RoutingScheme::LoadSplit, chat(rate * 3.0, 2000));
         scenario.devices = vec![
             prefill.device(0, Role::Prefill),
             decode.device(1, Role::Decode),

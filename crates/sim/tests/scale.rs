@@ -49,12 +49,12 @@ fn policy(scaling: Option<ScalingPolicy>) -> Arc<SloPolicy> {
     })
 }
 
-fn starter(who: ScalingAuthority, first: PoolCounts) -> Orchestrator {
+fn starter(authority: ScalingAuthority, first: PoolCounts) -> Orchestrator {
     Orchestrator {
         profile: WorkerProfile::named(PROFILE).expect("it is in the table"),
         workers_first: first,
         start_time: Duration::from_secs(30),
-        authority: who,
+        authority,
         kill_times: Vec::new(),
         tail: Duration::from_secs(30),
     }
@@ -70,7 +70,7 @@ fn world(
     scaling: Option<ScalingPolicy>,
     arrivals: Vec<RequestArrival>,
 ) -> Scenario {
-    let contest = RoutingComparison {
+    let comparison = RoutingComparison {
         fleet: FleetSpec {
             profile: starter.profile.clone(),
             prefill: 1,
@@ -83,7 +83,7 @@ fn world(
     };
     Scenario {
         orchestrator: Some(starter),
-        ..contest.scenario(RoutingScheme::Auto, arrivals)
+        ..comparison.scenario(RoutingScheme::Auto, arrivals)
     }
 }
 
@@ -116,14 +116,18 @@ const CURVE: [(u64, u32); 5] = [
 /// A day's load curve in twenty minutes. Existing autoscalers use queues and occupancy, so their
 /// router refuses no request.
 #[test]
-fn scaling_keeps_promises_with_fewer_devices_than_the_peak() {
+fn scaling_meets_targets_with_fewer_devices_than_the_peak() {
     let load = arrivals("heavy-heavy,rate=8,seconds=1200,seed=3", &CURVE, 1);
     let scaling = scaling(pools(8, 8), 16);
     let most = pools(8, 8);
-    let of = |name: &str, who, first, way| {
-        let mut scenario = world(starter(who, first), Some(scaling.clone()), load.clone());
+    let of = |name: &str, authority, first, scheme| {
+        let mut scenario = world(
+            starter(authority, first),
+            Some(scaling.clone()),
+            load.clone(),
+        );
         let policy = Arc::clone(&scenario.router.policy);
-        scenario.router = RoutingScheme::router_limits(way, &policy);
+        scenario.router = RoutingScheme::router_limits(scheme, &policy);
         let outcome = run(&scenario);
         let (growth, all) = (growth(&outcome), &outcome.score.all);
         println!(
@@ -156,14 +160,19 @@ fn scaling_keeps_promises_with_fewer_devices_than_the_peak() {
         RoutingScheme::Auto,
     );
     let devices_max = scaling.devices_max;
-    let who = ScalingAuthority::Thresholds { most, devices_max };
-    let naive = of("thresholds", who, pools(1, 1), RoutingScheme::LoadSplit);
+    let authority = ScalingAuthority::Thresholds { most, devices_max };
+    let naive = of(
+        "thresholds",
+        authority,
+        pools(1, 1),
+        RoutingScheme::LoadSplit,
+    );
     check(&router, &scaling);
-    let kept = |outcome: &GoodputOutcome| outcome.score.all.attainment_permille();
-    assert!(kept(&router) >= 970, "{}", kept(&router));
-    assert!(kept(&router) > kept(&mean) && kept(&router) > kept(&naive));
-    let (ours, fixed) = (growth(&router).device_time, growth(&peak).device_time);
-    assert!(ours * 10 < fixed * 7, "{ours:?} of {fixed:?}");
+    let attainment = |outcome: &GoodputOutcome| outcome.score.all.attainment_permille();
+    assert!(attainment(&router) >= 970, "{}", attainment(&router));
+    assert!(attainment(&router) > attainment(&mean) && attainment(&router) > attainment(&naive));
+    let (scaled, fixed) = (growth(&router).device_time, growth(&peak).device_time);
+    assert!(scaled * 10 < fixed * 7, "{scaled:?} of {fixed:?}");
 }
 
 /// The baseline once used devices that the compared fleet may not use.
@@ -171,11 +180,11 @@ fn scaling_keeps_promises_with_fewer_devices_than_the_peak() {
 fn threshold_scaling_keeps_the_device_limit() {
     let load = arrivals("heavy-heavy,rate=8,seconds=600,seed=3", &[(0, 1000)], 1);
     let most = |devices_max| {
-        let who = ScalingAuthority::Thresholds {
+        let authority = ScalingAuthority::Thresholds {
             most: pools(8, 8),
             devices_max,
         };
-        let mut scenario = world(starter(who, pools(1, 1)), None, load.clone());
+        let mut scenario = world(starter(authority, pools(1, 1)), None, load.clone());
         let policy = Arc::clone(&scenario.router.policy);
         scenario.router = RoutingScheme::router_limits(RoutingScheme::LoadSplit, &policy);
         growth(&run(&scenario)).devices_most

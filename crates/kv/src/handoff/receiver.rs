@@ -202,7 +202,7 @@ impl HandoffReceiver {
             ReceiverInput::Seal { .. } | ReceiverInput::Abandoned { .. } => {}
             ReceiverInput::Imported { part, outcome } => self.handle_imported(part, outcome),
             ReceiverInput::LinkLost => self.end(AbandonCause::Failed(Failure::LinkLost)),
-            ReceiverInput::GiveUp { cause } => self.give_up(cause),
+            ReceiverInput::GiveUp { cause } => self.abandon(cause),
             // A `Stopped` that was not requested refers to something else.
             ReceiverInput::Stopped { from } if from == sender && !self.is_open() => {
                 self.sender_may_write = false
@@ -261,7 +261,7 @@ impl HandoffReceiver {
             }
             (FramePlacement::Invalid, _) | (FramePlacement::New(_), None) => {
                 self.outputs.push_back(ReceiverOutput::Discard { part });
-                self.give_up(AbandonCause::Failed(Failure::Corrupt));
+                self.abandon(AbandonCause::Failed(Failure::Corrupt));
             }
         }
     }
@@ -308,12 +308,16 @@ impl HandoffReceiver {
 
     fn handle_seal(&mut self, seal: Seal) {
         match &mut self.state {
-            ReceiverState::Receiving { seal: known @ None } => {
-                *known = Some(seal);
+            ReceiverState::Receiving {
+                seal: received @ None,
+            } => {
+                *received = Some(seal);
                 self.land_or_fail();
             }
-            ReceiverState::Receiving { seal: Some(known) } if *known != seal => {
-                self.give_up(AbandonCause::Failed(Failure::Corrupt));
+            ReceiverState::Receiving {
+                seal: Some(received),
+            } if *received != seal => {
+                self.abandon(AbandonCause::Failed(Failure::Corrupt));
             }
             // The sender repeats a seal if the answer may be lost.
             ReceiverState::Landed => self.send_landed(),
@@ -326,7 +330,7 @@ impl HandoffReceiver {
         self.importing.remove(&part);
         match outcome {
             Ok(()) => self.land_or_fail(),
-            Err(failure) => self.give_up(AbandonCause::Failed(failure)),
+            Err(failure) => self.abandon(AbandonCause::Failed(failure)),
         }
     }
 
@@ -338,17 +342,17 @@ impl HandoffReceiver {
         let vocab_size = self.expected.vocab_size;
         let foreign = seal.output.iter().any(|token| *token >= vocab_size);
         let Some(blocks) = self.sealed_blocks(seal).filter(|_| !foreign) else {
-            return self.give_up(AbandonCause::Failed(Failure::Corrupt));
+            return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         };
         let (due, rest) = self.accepted_bytes.split_at(blocks);
         if rest.iter().any(|bytes| *bytes > 0) {
-            return self.give_up(AbandonCause::Failed(Failure::Corrupt));
+            return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         }
         if due.iter().any(|bytes| *bytes < self.expected.block_bytes) {
             return;
         }
         if seal.digest != self.expected_digest(seal) || seal.content != self.expected.content {
-            return self.give_up(AbandonCause::Failed(Failure::Corrupt));
+            return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         }
         if self.is_settled() {
             let output = seal.output.clone();
@@ -390,7 +394,7 @@ impl HandoffReceiver {
         self.outputs.push_back(ReceiverOutput::Send(packet));
     }
 
-    fn give_up(&mut self, cause: AbandonCause) {
+    fn abandon(&mut self, cause: AbandonCause) {
         if self.is_open() {
             self.send_abandoned(cause.clone());
             self.end(cause);

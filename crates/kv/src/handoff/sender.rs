@@ -187,7 +187,7 @@ impl HandoffSender {
                 }
             }
             SenderInput::LinkLost => self.end(AbandonCause::Failed(Failure::LinkLost)),
-            SenderInput::GiveUp { cause } => self.give_up(cause),
+            SenderInput::GiveUp { cause } => self.abandon(cause),
         }
     }
 
@@ -226,7 +226,7 @@ impl HandoffSender {
                 });
             }
             // More blocks than reserved, or out of order.
-            _ => self.give_up(AbandonCause::Failed(Failure::Rejected)),
+            _ => self.abandon(AbandonCause::Failed(Failure::Rejected)),
         }
     }
 
@@ -241,7 +241,7 @@ impl HandoffSender {
                 self.bytes += bytes;
                 self.send_seal_if_exported();
             }
-            Err(failure) => self.give_up(AbandonCause::Failed(failure)),
+            Err(failure) => self.abandon(AbandonCause::Failed(failure)),
         }
     }
 
@@ -270,7 +270,7 @@ impl HandoffSender {
             }
             // A hand-off cannot land before its seal.
             SenderState::Computing | SenderState::Exporting { .. } => {
-                self.give_up(AbandonCause::Failed(Failure::Corrupt));
+                self.abandon(AbandonCause::Failed(Failure::Corrupt));
             }
             SenderState::Closed => {}
         }
@@ -297,7 +297,7 @@ impl HandoffSender {
         }
     }
 
-    fn give_up(&mut self, cause: AbandonCause) {
+    fn abandon(&mut self, cause: AbandonCause) {
         if self.is_open() {
             let handoff = self.handoff;
             let packet = Packet::Abandoned {

@@ -19,10 +19,10 @@ const HANDOFF: HandoffId = HandoffId {
     attempt: 0,
 };
 
-fn worker(id: u64, life: u64) -> WorkerRef {
+fn worker(id: u64, incarnation: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(id),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
     }
 }
 
@@ -128,11 +128,11 @@ fn written(part: BlockPart) -> receiver::ReceiverInput {
 
 /// Feeds inputs and lists the outputs; imports complete at once.
 fn feed(receiver: &mut HandoffReceiver, inputs: &[receiver::ReceiverInput]) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut outputs = Vec::new();
     for input in inputs {
         receiver.handle(input.clone());
         while let Some(output) = receiver.poll() {
-            said.push(match &output {
+            outputs.push(match &output {
                 receiver::ReceiverOutput::Import { part, block } => {
                     let (from, to) = (part.offset, part.offset + part.len);
                     format!("import {}[{from}..{to}] to {}", part.ordinal, block.block)
@@ -153,7 +153,7 @@ fn feed(receiver: &mut HandoffReceiver, inputs: &[receiver::ReceiverInput]) -> V
         }
         receiver.check();
     }
-    said
+    outputs
 }
 
 const CORRUPT: [&str; 2] = ["send abandoned Failed(Corrupt)", "ended Failed(Corrupt)"];
@@ -192,10 +192,10 @@ fn frames_and_seal_land_in_any_order() {
             number /= base;
         }
         let (_, mut receiver) = pair();
-        let said = feed(&mut receiver, &order);
-        let imports = said.iter().filter(|said| said.starts_with("import"));
+        let outputs = feed(&mut receiver, &order);
+        let imports = outputs.iter().filter(|output| output.starts_with("import"));
         assert_eq!(imports.count(), 4);
-        assert_eq!(said[4..], ["send landed", "landed [42]"]);
+        assert_eq!(outputs[4..], ["send landed", "landed [42]"]);
     }
 }
 
@@ -213,8 +213,8 @@ fn nothing_lands_before_the_last_import() {
         assert!(feed(&mut receiver, &[written(part)]).is_empty());
     }
     assert!(!receiver.is_settled());
-    let said = feed(&mut receiver, &[written(part(2, 0, 6))]);
-    assert_eq!(said, ["send landed", "landed [42]"]);
+    let outputs = feed(&mut receiver, &[written(part(2, 0, 6))]);
+    assert_eq!(outputs, ["send landed", "landed [42]"]);
 }
 
 // Invariant: I2.
@@ -268,13 +268,13 @@ fn an_invalid_frame_fails_the_hand_off() {
         ("nothing", frame(part(1, 0, 0), block(5, 3))),
         ("damage", damaged),
     ];
-    for (what, input) in cases {
+    for (case, input) in cases {
         let (_, mut receiver) = pair();
         feed(&mut receiver, &[frame(part(2, 2, 4), block(7, 0))]);
-        let said = feed(&mut receiver, &[input]);
-        assert_eq!(said, ["discard", CORRUPT[0], CORRUPT[1]], "{what}");
+        let outputs = feed(&mut receiver, &[input]);
+        assert_eq!(outputs, ["discard", CORRUPT[0], CORRUPT[1]], "{case}");
         let late = frame(good, block(5, 3));
-        assert_eq!(feed(&mut receiver, &[late]), ["discard"], "{what}");
+        assert_eq!(feed(&mut receiver, &[late]), ["discard"], "{case}");
     }
 }
 
@@ -284,12 +284,12 @@ fn giving_up_is_sent_to_the_other_end_once() {
     let (_, mut receiver) = pair();
     feed(&mut receiver, &[]);
     let up = receiver::ReceiverInput::GiveUp { cause };
-    let said = feed(
+    let outputs = feed(
         &mut receiver,
         &[up.clone(), up, receiver::ReceiverInput::LinkLost],
     );
     assert_eq!(
-        said,
+        outputs,
         [
             "send abandoned Failed(LeaseExpired)",
             "ended Failed(LeaseExpired)"
@@ -301,8 +301,8 @@ fn giving_up_is_sent_to_the_other_end_once() {
     let cause = AbandonCause::Cancelled;
     sender.handle(sender::SenderInput::GiveUp { cause });
     let cause = AbandonCause::Failed(Failure::LinkLost);
-    let said: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
-    assert_eq!(said, [sender::SenderOutput::Ended(cause)]);
+    let outputs: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
+    assert_eq!(outputs, [sender::SenderOutput::Ended(cause)]);
 }
 
 // Lesson: 5.
@@ -341,15 +341,15 @@ fn landed_counts_only_from_the_receiver_after_the_seal() {
     sender.handle(landed(worker(2, 2)));
     assert_eq!(sender.poll(), None);
     sender.handle(landed(worker(2, 1)));
-    let said: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
+    let outputs: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
     let cause = AbandonCause::Failed(Failure::Corrupt);
-    assert_eq!(said.last(), Some(&sender::SenderOutput::Ended(cause)));
+    assert_eq!(outputs.last(), Some(&sender::SenderOutput::Ended(cause)));
 }
 
 /// A migrated sequence also seals the tokens drawn during the migration: for every number of them,
 /// with room for eight more than the ten known to the receiver.
 #[test]
-fn blocks_reserved_for_growth_may_stay_unused() {
+fn blocks_reserved_for_growth_may_be_unused() {
     for present in 0..3 {
         for drawn in 1..=9_u32 {
             let blocks: Vec<_> = (present..5).map(|i| block(i, 0)).collect();
@@ -379,14 +379,14 @@ fn blocks_reserved_for_growth_may_stay_unused() {
             }
             let (content, output) = (CONTENT, vec![7; drawn as usize]);
             sender.handle(sender::SenderInput::Sampled { content, output });
-            let mut said = Vec::new();
+            let mut outputs = Vec::new();
             while let Some(output) = sender.poll() {
                 match output {
                     sender::SenderOutput::Export { ordinal, block, .. } => {
                         let whole = part(ordinal, 0, 8);
                         let mut digest = HandoffDigest::default();
                         digest.add_frame(whole, checksum(whole));
-                        said.extend(feed(&mut receiver, &[frame(whole, block)]));
+                        outputs.extend(feed(&mut receiver, &[frame(whole, block)]));
                         let outcome = Ok((digest.value(), 8));
                         sender.handle(sender::SenderInput::Exported { ordinal, outcome });
                     }
@@ -394,17 +394,17 @@ fn blocks_reserved_for_growth_may_stay_unused() {
                         for off in [-1_i32, 1] {
                             let mut wrong = sealed.clone();
                             wrong.blocks_count = sealed.blocks_count.wrapping_add_signed(off);
-                            let said = feed(&mut receiver.clone(), &[seal(wrong)]);
-                            assert_eq!(said, CORRUPT, "{present} {drawn} {off}");
+                            let outputs = feed(&mut receiver.clone(), &[seal(wrong)]);
+                            assert_eq!(outputs, CORRUPT, "{present} {drawn} {off}");
                         }
-                        said.extend(feed(&mut receiver, &[seal(sealed)]));
+                        outputs.extend(feed(&mut receiver, &[seal(sealed)]));
                     }
                     other => panic!("unexpected {other:?}"),
                 }
             }
-            let imports = said.iter().filter(|said| said.starts_with("import"));
+            let imports = outputs.iter().filter(|output| output.starts_with("import"));
             assert_eq!(imports.count() as u32, due - present, "{present} {drawn}");
-            assert!(receiver.has_landed(), "{present} {drawn}: {said:?}");
+            assert!(receiver.has_landed(), "{present} {drawn}: {outputs:?}");
         }
     }
 }
@@ -468,18 +468,18 @@ fn blocks_stay_in_quarantine_until_the_sender_stopped() {
 fn stopped_is_sent_only_after_the_last_export() {
     let (mut sender, _) = pair();
     let stop = |from| sender::SenderInput::Stop { from };
-    let said = |sender: &mut HandoffSender| -> Vec<_> {
+    let emitted = |sender: &mut HandoffSender| -> Vec<_> {
         sender.check();
         std::iter::from_fn(|| sender.poll()).collect()
     };
     let (ordinal, from) = (1, BlockIndex(0));
     sender.handle(sender::SenderInput::Computed { ordinal, from });
-    said(&mut sender);
+    emitted(&mut sender);
     sender.handle(stop(worker(2, 2)));
     assert!(sender.is_open());
     sender.handle(stop(worker(2, 1)));
     assert_eq!(
-        said(&mut sender),
+        emitted(&mut sender),
         [sender::SenderOutput::Ended(AbandonCause::Cancelled)],
         "a block is being written"
     );
@@ -487,7 +487,11 @@ fn stopped_is_sent_only_after_the_last_export() {
     sender.handle(sender::SenderInput::Exported { ordinal, outcome });
     let handoff = HANDOFF;
     let stopped = [sender::SenderOutput::Send(Packet::Stopped { handoff })];
-    assert_eq!(said(&mut sender), stopped);
+    assert_eq!(emitted(&mut sender), stopped);
     sender.handle(stop(worker(2, 1)));
-    assert_eq!(said(&mut sender), stopped, "the answer may have been lost");
+    assert_eq!(
+        emitted(&mut sender),
+        stopped,
+        "the answer may have been lost"
+    );
 }

@@ -84,18 +84,18 @@ pub(super) fn workers_to_start(
     }
     // Only the sum matters where workers flip: a missing one is added where it is missed most, a
     // superfluous one removed where it is missed least.
-    let wanted = legs.prefill + legs.decode;
+    let needed = legs.prefill + legs.decode;
     loop {
         let have = workers.prefill + workers.decode;
         let lacks = |role: Role| i64::from(legs.for_role(role)) - i64::from(workers.for_role(role));
         let legs = [Role::Prefill, Role::Decode].into_iter();
-        if have < wanted {
+        if have < needed {
             let open = legs.filter(|role| workers.for_role(*role) < scaling.pool(*role).max);
             let Some(role) = open.max_by_key(|role| lacks(*role)) else {
                 return workers;
             };
             *workers.for_role_mut(role) += 1;
-        } else if have > wanted {
+        } else if have > needed {
             let open = legs.filter(|role| workers.for_role(*role) > scaling.pool(*role).min);
             let Some(role) = open.min_by_key(|role| lacks(*role)) else {
                 return workers;
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_counted_by_what_a_worker_takes() {
+    fn devices_are_counted_by_those_of_each_worker() {
         let mut scaling = scaling(8, 8, 16);
         (scaling.decode.devices, scaling.both.devices) = (2, 4);
         assert_eq!(devices(&counts(1, 2, 3), &scaling), 1 + 4 + 12);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_leg_gives_its_devices_first() {
+    fn the_largest_leg_loses_its_devices_first() {
         let of = |legs, devices| within_devices(legs, &scaling(8, 8, devices));
         assert_eq!(of(counts(6, 3, 0), 9), counts(6, 3, 0));
         assert_eq!(of(counts(6, 3, 0), 7), counts(4, 3, 0));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_serve_the_leg_they_are_wanted_for() {
+    fn workers_serve_the_leg_of_the_target() {
         let scaling = scaling(8, 8, 16);
         let of = |legs, workers| legs_served(legs, workers, &scaling);
         assert_eq!(of(counts(2, 6, 0), counts(4, 4, 3)), counts(2, 6, 3));

@@ -32,7 +32,7 @@ impl Scaler {
         // The lower bound of a short time's rate, so that chance alone starts no worker.
         let sure = (1.0 - (2.0 / quick.max(2.0)).sqrt()) * quick / span(FleetDemand::QUICK);
         let steady = slow.arrivals as f64 / span(FleetDemand::SLOW);
-        let mut rate = steady.max(sure) * self.habits.forecast_growth();
+        let mut rate = steady.max(sure) * self.trends.forecast_growth();
         // While workers are still starting, the backlog is already accounted for.
         if self.missing() == 0 {
             rate += f64::from(demand.waiting) / BACKLOG_SECONDS;
@@ -46,18 +46,18 @@ impl Scaler {
             prompt,
             fresh: (prompt - cached).max(1.0),
             pairs: slow.pairs as f64 / arrivals * (1.0 - share * share),
-            output: self.habits.output(OUTPUT_TOKENS_DEFAULT),
+            output: self.trends.output(OUTPUT_TOKENS_DEFAULT),
         }
     }
 
     /// The tightest targets of the classes with a sufficient share.
     fn aims(&self, demand: &FleetDemand) -> LegTargets {
         // Reports of other routers may hold any number, hence 128 bits.
-        let arrivals = |kept: &SloOutcomes| u128::from(kept.arrivals);
+        let arrivals = |outcomes: &SloOutcomes| u128::from(outcomes.arrivals);
         let all: u128 = demand.classes.iter().map(arrivals).sum();
         let mut aims = LegTargets::default();
-        for (class, kept) in self.policy.classes.iter().zip(&demand.classes) {
-            if kept.arrivals == 0 || arrivals(kept) * CLASS_SHARE_PARTS < all {
+        for (class, outcomes) in self.policy.classes.iter().zip(&demand.classes) {
+            if outcomes.arrivals == 0 || arrivals(outcomes) * CLASS_SHARE_PARTS < all {
                 continue;
             }
             let tighter =
@@ -72,7 +72,7 @@ impl Scaler {
     pub(super) fn needs(&mut self, demand: &FleetDemand) -> (LegNeeds, ScalerDecision) {
         let classes = self.policy.classes.iter();
         let goals: Vec<u32> = classes.map(|class| class.attainment_permille).collect();
-        self.habits.learn(self.now, demand, &goals);
+        self.trends.learn(self.now, demand, &goals);
         let traffic = self.traffic(demand);
         let aims = self.aims(demand);
         let fuller = Traffic {
@@ -97,7 +97,7 @@ impl Scaler {
         }
         self.hold_memory(&mut needs);
         let decision = ScalerDecision {
-            wanted: self.wanted,
+            wanted: self.target,
             own: true,
             rate: round_to_hundredths(traffic.rate),
             prefill_load: round_to_hundredths(loads.0),
@@ -112,7 +112,7 @@ impl Scaler {
         match role {
             _ if idle => ScalingReason::Idle,
             _ if demand.waiting > 0 && self.fleet.members.is_empty() => ScalingReason::First,
-            Role::Prefill | Role::Decode if self.habits.correction(role) > 1.0 => {
+            Role::Prefill | Role::Decode if self.trends.correction(role) > 1.0 => {
                 ScalingReason::Missed
             }
             Role::Decode => ScalingReason::Streams,
@@ -130,12 +130,12 @@ impl Scaler {
 
     /// Workers of each leg for this traffic, and the load of prompts and of streams in workers.
     fn legs(&self, traffic: &Traffic, aims: &LegTargets) -> (PoolCounts, (f64, f64)) {
-        let known = self.prefill.as_ref().or(self.decode.as_ref());
-        let Some(prefill) = known else {
+        let any_leg = self.prefill.as_ref().or(self.decode.as_ref());
+        let Some(prefill) = any_leg else {
             return (PoolCounts::default(), (0.0, 0.0));
         };
         let decode = self.decode.as_ref().unwrap_or(prefill);
-        let factor = |role| self.habits.correction(role);
+        let factor = |role| self.trends.correction(role);
         let work = need::prompt_work(traffic, &prefill.0, &prefill.1) * factor(Role::Prefill);
         let servers = need::prefill_workers(traffic, aims, prefill, factor(Role::Prefill));
         let streams = need::decode_workers(traffic, aims, decode, factor(Role::Decode));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_the_mean_of_what_arrived() {
+    fn traffic_is_the_mean_of_arrivals() {
         let traffic = scaler(scaling(8, 8, 0), 100).traffic(&demand());
         let expected = Traffic {
             rate: 2.0,
@@ -342,7 +342,7 @@ mod tests {
         };
         let mut scaler = scaler(scaling(8, 8, 0), 100);
         assert_eq!(scaler.traffic(&waiting).rate, 2.0 + 60.0 / 30.0);
-        scaler.wanted.workers = counts(1, 0, 0);
+        scaler.target.workers = counts(1, 0, 0);
         assert_eq!(scaler.traffic(&waiting).rate, 2.0);
     }
 
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_with_a_share_decide_how_tight_promises_are() {
+    fn classes_with_a_share_decide_the_tightest_targets() {
         let millis = |millis| Some(Duration::from_millis(millis));
         let class = |ttft, e2e, tpot, attainment_permille| SloClass {
             ttft,
@@ -376,11 +376,11 @@ mod tests {
             ..SloPolicy::default()
         });
         let of = |arrivals: [u64; 3]| {
-            let kept = |arrivals| SloOutcomes {
+            let outcomes = |arrivals| SloOutcomes {
                 arrivals,
                 ..SloOutcomes::default()
             };
-            let classes = arrivals.map(kept).to_vec();
+            let classes = arrivals.map(outcomes).to_vec();
             let aims = scaler.aims(&FleetDemand {
                 classes,
                 ..FleetDemand::default()
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn each_leg_gets_what_its_formula_says() {
+    fn each_leg_gets_the_workers_of_its_formula() {
         let of = |scaling: ScalingPolicy, rate| {
             let scaler = scaler(scaling, 100);
             scaler.legs(&traffic(rate), &aims(3000, 20)).0
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_are_told_as_real_numbers() {
+    fn loads_are_real_numbers() {
         let mut scaler = scaler(scaling(8, 8, 0), 100);
         let (_, loads) = scaler.legs(&traffic(20.0), &aims(3000, 20));
         assert_eq!(
@@ -488,7 +488,7 @@ mod tests {
             }],
             ..FleetDemand::default()
         };
-        scaler.habits.learn(at(100), &missed, &[900]);
+        scaler.trends.learn(at(100), &missed, &[900]);
         let [prefill, decode, both] = of(&scaler, &waiting);
         assert_eq!([prefill, both], [ScalingReason::Prompts; 2]);
         assert_eq!(decode, ScalingReason::Missed);
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_fleet_needs_nobody_and_a_used_one_a_tenth_more() {
+    fn an_idle_fleet_needs_none_and_a_busy_one_a_tenth_more() {
         let mut scaler = scaler(scaling(8, 8, 0), 599);
         scaler.last_demand_at = at(0);
         let (needs, decision) = scaler.needs(&demand());
@@ -547,10 +547,10 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_tells_who_waits_and_who_is_missing() {
+    fn a_decision_counts_waiting_requests_and_missing_workers() {
         let mut scaler = scaler(scaling(8, 8, 0), 100);
         scaler.last_demand_at = scaler.now;
-        scaler.wanted = FleetTarget {
+        scaler.target = FleetTarget {
             workers: counts(2, 3, 0),
             ..FleetTarget::default()
         };
@@ -561,7 +561,7 @@ mod tests {
         };
         let (_, decision) = scaler.needs(&waiting);
         assert_eq!((decision.waiting, decision.starting), (7, 4));
-        assert_eq!(decision.wanted, scaler.wanted);
+        assert_eq!(decision.wanted, scaler.target);
         assert_eq!(
             [round_to_hundredths(2.344), round_to_hundredths(2.346)],
             [2.34, 2.35]

@@ -51,7 +51,7 @@ pub enum ScalerInput {
     },
     Ended {
         class: String,
-        came: PromiseOutcome,
+        outcome: PromiseOutcome,
         /// Tokens of its answer if it was completed; otherwise zero.
         output_tokens: u32,
     },
@@ -161,7 +161,7 @@ mod tests {
     use cleave_domain::RequestStage;
 
     #[test]
-    fn a_missed_promise_is_its_leg_s_unless_it_was_tried_again() {
+    fn a_missed_target_counts_for_its_leg_unless_retried() {
         let late =
             |aim, stage| PromiseOutcome::from_verdict(SloVerdict::Late { aim, stage }, true, None);
         let (prefill, decode) = (

@@ -130,12 +130,12 @@ fn streams_per_worker(
     let context = traffic.prompt + traffic.output / 2.0;
     let held = (traffic.prompt + traffic.output).max(1.0);
     let tokens = f64::from(capacity.blocks_count) * f64::from(capacity.block_tokens);
-    let room = (tokens * USABLE_SHARE / held) as u32;
-    let most = capacity.slots_count.min(room).max(1);
+    let by_blocks = (tokens * USABLE_SHARE / held) as u32;
+    let most = capacity.slots_count.min(by_blocks).max(1);
     let Some(gap) = aims.tpot.map(|tpot| tpot.as_secs_f64() * USABLE_SHARE) else {
         return most;
     };
-    let keeps = |seats: u32| step(prices, seats, context) <= gap;
+    let keeps = |streams: u32| step(prices, streams, context) <= gap;
     let (mut keeps_at, mut breaks_at) = (1, most + 1);
     while breaks_at - keeps_at > 1 {
         let middle = keeps_at + (breaks_at - keeps_at) / 2;
@@ -148,9 +148,9 @@ fn streams_per_worker(
     keeps_at
 }
 
-fn step(prices: &Prices, seats: u32, context: f64) -> f64 {
-    let tokens = (f64::from(seats) * context) as u64;
-    prices.decode(seats, tokens).as_secs_f64()
+fn step(prices: &Prices, streams: u32, context: f64) -> f64 {
+    let tokens = (f64::from(streams) * context) as u64;
+    prices.decode(streams, tokens).as_secs_f64()
 }
 
 /// Decode workers, as a real number, for the streams of this traffic.
@@ -160,10 +160,10 @@ pub(super) fn decode_workers(
     (prices, capacity): &(Prices, Capacity),
     factor: f64,
 ) -> f64 {
-    let seats = streams_per_worker(traffic, aims, prices, capacity);
+    let per_worker = streams_per_worker(traffic, aims, prices, capacity);
     let context = traffic.prompt + traffic.output / 2.0;
-    let streams = traffic.rate * traffic.output * step(prices, seats, context) * factor;
-    (streams + DEVIATIONS * streams.sqrt()) / f64::from(seats)
+    let streams = traffic.rate * traffic.output * step(prices, per_worker, context) * factor;
+    (streams + DEVIATIONS * streams.sqrt()) / f64::from(per_worker)
 }
 
 /// Decode workers whose pools hold so many tokens.
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_bound_by_slots_by_blocks_and_by_the_gap() {
+    fn streams_are_limited_by_slots_blocks_and_the_gap() {
         let (prices, capacity) = worker();
         let of = |aims: &LegTargets, capacity: &Capacity| {
             streams_per_worker(&traffic(1.0), aims, &prices, capacity)
@@ -365,12 +365,12 @@ mod tests {
             output: 1800.0,
             ..traffic(1.0)
         };
-        let room = streams_per_worker(&held, &none, &prices, &capacity);
-        assert_eq!(room, 60, "the whole answer is held in the end");
+        let per_worker = streams_per_worker(&held, &none, &prices, &capacity);
+        assert_eq!(per_worker, 60, "the whole answer is held in the end");
     }
 
     #[test]
-    fn decode_workers_seat_the_mean_and_two_spreads() {
+    fn decode_workers_fit_the_mean_and_two_deviations() {
         let of = |rate, factor| decode_workers(&traffic(rate), &aims(500, 20), &worker(), factor);
         // 79 seats; a step with all of them taken lasts 17.9869 ms.
         let streams: f64 = 20.0 * 200.0 * 0.0179869;

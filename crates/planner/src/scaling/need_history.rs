@@ -104,7 +104,7 @@ mod tests {
             ..PoolScaling::absent(Role::Prefill)
         };
         let (mut steady, mut current) = (NeedHistory::default(), 0);
-        let mut seen = Vec::new();
+        let mut counts = Vec::new();
         let ends = needs.iter().map(|(until, _)| *until).max().unwrap_or(0);
         for second in 0..ends {
             let now = Time::from_nanos(second * 1_000_000_000);
@@ -118,11 +118,11 @@ mod tests {
                 pool.down_after,
             );
             current = steady.stabilised(now, current, &pool);
-            if seen.last() != Some(&current) {
-                seen.push(current);
+            if counts.last() != Some(&current) {
+                counts.push(current);
             }
         }
-        seen
+        counts
     }
 
     // Lesson: 29.

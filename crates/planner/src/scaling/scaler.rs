@@ -39,7 +39,7 @@ pub struct Scaler {
     pub(super) window: DemandWindow,
     pub(super) fleet: ScalerFleet,
     pub(super) peer_routers: BTreeMap<RouterId, (Time, Arc<ScalingGossip>)>,
-    pub(super) habits: LearnedTrends,
+    pub(super) trends: LearnedTrends,
     pub(super) steady: [NeedHistory; 3],
     pub(super) turns: [Reversals; 3],
     pub(super) flips: Reversals,
@@ -85,7 +85,7 @@ impl Scaler {
             window: DemandWindow::default(),
             fleet: ScalerFleet::default(),
             peer_routers: BTreeMap::new(),
-            habits: LearnedTrends::default(),
+            trends: LearnedTrends::default(),
             steady: Default::default(),
             turns: Default::default(),
             flips: Reversals::default(),
@@ -119,10 +119,10 @@ impl Scaler {
             ScalerInput::Placed { cached_tokens } => self.window.placed(self.now, cached_tokens),
             ScalerInput::Ended {
                 class,
-                came,
+                outcome,
                 output_tokens,
-            } => self.ended(&class, came, output_tokens),
-            ScalerInput::GossipReceived(voice) => self.handle_gossip(voice),
+            } => self.ended(&class, outcome, output_tokens),
+            ScalerInput::GossipReceived(gossip) => self.handle_gossip(gossip),
             ScalerInput::FleetChanged(fleet) => self.handle_fleet(fleet),
         }
     }
@@ -138,7 +138,7 @@ impl Scaler {
     }
 
     pub fn check(&self) {
-        let workers = &self.wanted.workers;
+        let workers = &self.target.workers;
         let devices = bounds::devices(workers, &self.scaling);
         let most = u64::from(self.scaling.devices_max);
         assert!(devices <= most, "{workers:?} are more than {most} devices");
@@ -182,34 +182,34 @@ impl Scaler {
         if self.scaling != scaling {
             self.turns = Default::default();
             self.flips = Reversals::default();
-            self.wanted = bounded(&self.wanted, &scaling);
+            self.target = bounded(&self.target, &scaling);
         }
         (self.scaling, self.policy) = (scaling, policy);
         self.next_evaluation = self.now;
     }
 
-    fn ended(&mut self, class: &str, came: PromiseOutcome, output_tokens: u32) {
+    fn ended(&mut self, class: &str, outcome: PromiseOutcome, output_tokens: u32) {
         let short = self
             .last_short_at
             .is_some_and(|at| self.now < at + SHORTAGE_RECOVERY);
-        let came = if short {
+        let outcome = if short {
             PromiseOutcome::NotCounted
         } else {
-            came
+            outcome
         };
         let class = self.class(class);
-        self.window.judged(self.now, class, came);
+        self.window.judged(self.now, class, outcome);
         // Any completed answer teaches its length, whatever its outcome.
         if output_tokens > 0 {
             self.window.answered(self.now, output_tokens);
         }
     }
 
-    fn handle_gossip(&mut self, voice: Arc<ScalingGossip>) {
-        let known = self.peer_routers.get(&voice.router);
-        let newer = known.is_none_or(|(_, known)| known.number < voice.number);
-        if voice.router != self.me && newer {
-            self.peer_routers.insert(voice.router, (self.now, voice));
+    fn handle_gossip(&mut self, gossip: Arc<ScalingGossip>) {
+        let newest = self.peer_routers.get(&gossip.router);
+        let newer = newest.is_none_or(|(_, newest)| newest.number < gossip.number);
+        if gossip.router != self.me && newer {
+            self.peer_routers.insert(gossip.router, (self.now, gossip));
         }
     }
 
@@ -217,7 +217,7 @@ impl Scaler {
         let present = |fleet: &ScalerFleet| fleet.members.iter().filter(|m| !m.leaving).count();
         let joined = present(&fleet).saturating_sub(present(&self.fleet));
         let most = self.scaling.start_max;
-        self.habits.workers_joined(self.now, joined as u32, most);
+        self.trends.workers_joined(self.now, joined as u32, most);
         self.fleet = fleet;
         // Known prices stay known.
         self.prefill = self.fleet.prefill.take().or(self.prefill.take());
@@ -240,8 +240,8 @@ impl Scaler {
             ..self.window.demand(self.now)
         };
         let mut demand = own.clone();
-        for (_, voice) in self.peer_routers.values() {
-            demand += &voice.demand;
+        for (_, gossip) in self.peer_routers.values() {
+            demand += &gossip.demand;
         }
         if demand.has_requests() {
             self.last_demand_at = self.now;
@@ -252,12 +252,12 @@ impl Scaler {
         let listening = self.now < self.started_at + LISTENING_TIME;
         let leader = self.peer_routers.first_key_value();
         let leader = leader.filter(|(router, _)| listening || **router < self.me);
-        let leader = leader.map(|(_, (_, voice))| Arc::clone(voice));
+        let leader = leader.map(|(_, (_, gossip))| Arc::clone(gossip));
         let decision = match &leader {
             // The leader's answer wins; without a leader a listening router keeps what is present,
             // since workers may not have found it yet; otherwise it decides.
-            Some(voice) => self.follow_leader(&voice.wanted, &demand),
-            None if listening => self.follow_leader(&self.wanted_as_present(), &demand),
+            Some(gossip) => self.follow_leader(&gossip.wanted, &demand),
+            None if listening => self.follow_leader(&self.present_as_target(), &demand),
             None => self.decide(&demand),
         };
         self.saw_waiting = decision.own && demand.waiting > 0;
@@ -270,7 +270,7 @@ impl Scaler {
                 router: self.me,
                 number: self.gossip_count,
                 demand: own,
-                wanted: self.wanted,
+                wanted: self.target,
             }));
         if leader.is_none() && self.scaling.mode == ScalingMode::Act {
             self.flip_one_worker();
@@ -282,7 +282,7 @@ impl Scaler {
     }
 
     /// The present workers as the wanted ones, as long as the demand is unknown.
-    fn wanted_as_present(&self) -> FleetTarget {
+    fn present_as_target(&self) -> FleetTarget {
         let (mut workers, mut legs) = (PoolCounts::default(), PoolCounts::default());
         for member in self.fleet.members.iter().filter(|member| !member.leaving) {
             *workers.for_role_mut(member.home_role) += 1;
@@ -300,27 +300,27 @@ impl Scaler {
         let of = |role: Role| {
             let there = self.fleet.members.iter();
             let there = there.filter(|member| member.home_role == role && !member.leaving);
-            let wanted = self.wanted.workers.for_role(role);
-            wanted.saturating_sub(there.count() as u32)
+            let target = self.target.workers.for_role(role);
+            target.saturating_sub(there.count() as u32)
         };
         POOLS.into_iter().map(of).sum()
     }
 
     fn note_missing(&mut self) {
         match self.missing() {
-            0 => self.habits.none_missing(),
+            0 => self.trends.none_missing(),
             _ => self.last_short_at = Some(self.now),
         }
     }
 
     /// Repeats the leader's answer, and still learns from the demand.
-    fn follow_leader(&mut self, wanted: &FleetTarget, demand: &FleetDemand) -> ScalerDecision {
+    fn follow_leader(&mut self, target: &FleetTarget, demand: &FleetDemand) -> ScalerDecision {
         let (needs, decision) = self.needs(demand);
         self.record_needs(&needs);
         // The leader may have an earlier or a later policy.
-        self.wanted = bounded(wanted, &self.scaling);
+        self.target = bounded(target, &self.scaling);
         ScalerDecision {
-            wanted: self.wanted,
+            wanted: self.target,
             own: false,
             ..decision
         }
@@ -336,41 +336,44 @@ impl Scaler {
     fn decide(&mut self, demand: &FleetDemand) -> ScalerDecision {
         let (needs, decision) = self.needs(demand);
         self.record_needs(&needs);
-        let mut wanted = FleetTarget::default();
+        let mut target = FleetTarget::default();
         for role in POOLS {
-            let current = self.wanted.legs.for_role(role);
+            let current = self.target.legs.for_role(role);
             let pool = self.scaling.pool(role);
             let steady = &self.steady[pool_index(role)];
             let settled = steady.stabilised(self.now, current, pool);
-            *wanted.legs.for_role_mut(role) = settled;
+            *target.legs.for_role_mut(role) = settled;
             let settles = settled > needs.legs[pool_index(role)].down;
             // A count above the present need is held only by the shrink delay.
-            *wanted.reasons.for_role_mut(role) = if settles {
+            *target.reasons.for_role_mut(role) = if settles {
                 ScalingReason::Settling
             } else {
                 needs.reasons[pool_index(role)]
             };
         }
-        self.take_from_spare_leg(&mut wanted.legs);
-        self.fit(&mut wanted);
-        self.wanted = wanted;
-        ScalerDecision { wanted, ..decision }
+        self.take_from_spare_leg(&mut target.legs);
+        self.fit(&mut target);
+        self.target = target;
+        ScalerDecision {
+            wanted: target,
+            ..decision
+        }
     }
 
     /// Reduces a leg with spare workers where the other one is to grow: flipping is quicker than
     /// starting.
     fn take_from_spare_leg(&mut self, legs: &mut PoolCounts) {
         let may = bounds::can_flip(&self.scaling) && self.flips_left() > 0;
-        for (grows, gives) in [(Role::Decode, Role::Prefill), (Role::Prefill, Role::Decode)] {
+        for (to, from) in [(Role::Decode, Role::Prefill), (Role::Prefill, Role::Decode)] {
             let more = legs
-                .for_role(grows)
-                .saturating_sub(self.wanted.legs.for_role(grows));
-            let current = legs.for_role(gives);
-            let within = SPARE_AFTER[pool_index(gives)];
-            let spare = self.steady[pool_index(gives)].spare(self.now, current, within);
-            let lent = more.min(spare).min(current.saturating_sub(1));
-            if may && lent > 0 {
-                *legs.for_role_mut(gives) -= lent;
+                .for_role(to)
+                .saturating_sub(self.target.legs.for_role(to));
+            let current = legs.for_role(from);
+            let within = SPARE_AFTER[pool_index(from)];
+            let spare = self.steady[pool_index(from)].spare(self.now, current, within);
+            let moved = more.min(spare).min(current.saturating_sub(1));
+            if may && moved > 0 {
+                *legs.for_role_mut(from) -= moved;
             }
         }
     }
@@ -382,18 +385,18 @@ impl Scaler {
 
     /// Applies bounds, devices, limits on reversals, and chooses the pools in which workers are
     /// started.
-    fn fit(&mut self, wanted: &mut FleetTarget) {
-        let legs = bounds::within_bounds(wanted.legs, &self.scaling);
+    fn fit(&mut self, target: &mut FleetTarget) {
+        let legs = bounds::within_bounds(target.legs, &self.scaling);
         let afforded = bounds::within_devices(legs, &self.scaling);
         for role in POOLS {
-            if legs.for_role(role) != wanted.legs.for_role(role) {
-                *wanted.reasons.for_role_mut(role) = ScalingReason::Bounds;
+            if legs.for_role(role) != target.legs.for_role(role) {
+                *target.reasons.for_role_mut(role) = ScalingReason::Bounds;
             }
             if afforded.for_role(role) != legs.for_role(role) {
-                *wanted.reasons.for_role_mut(role) = ScalingReason::Devices;
+                *target.reasons.for_role_mut(role) = ScalingReason::Devices;
             }
         }
-        let before = self.wanted.workers;
+        let before = self.target.workers;
         let mut workers = bounds::workers_to_start(before, afforded, &self.scaling);
         self.start_for_short_leg(&afforded, &mut workers);
         // A pool that has reversed too often keeps its workers, within its maximum.
@@ -416,7 +419,7 @@ impl Scaler {
                 .next()
                 .expect("the previous numbers were within bounds");
             *workers.for_role_mut(role) -= 1;
-            *wanted.reasons.for_role_mut(role) = ScalingReason::Devices;
+            *target.reasons.for_role_mut(role) = ScalingReason::Devices;
         }
         for role in POOLS {
             let (old, new) = (before.for_role(role), workers.for_role(role));
@@ -424,13 +427,13 @@ impl Scaler {
                 self.turns[pool_index(role)].record_change(self.now, new > old);
             }
             if held.contains(&role) {
-                *wanted.reasons.for_role_mut(role) = ScalingReason::Turns;
+                *target.reasons.for_role_mut(role) = ScalingReason::Turns;
             }
-            self.habits
-                .workers_wanted(self.now, new.saturating_sub(old));
+            self.trends
+                .starts_requested(self.now, new.saturating_sub(old));
         }
-        wanted.workers = workers;
-        wanted.legs = bounds::legs_served(afforded, workers, &self.scaling);
+        target.workers = workers;
+        target.legs = bounds::legs_served(afforded, workers, &self.scaling);
     }
 
     /// Starts a worker of the lacking leg where no more flips are allowed.
@@ -463,20 +466,19 @@ impl Scaler {
             let members = self.fleet.members.iter();
             members.filter(|m| !m.leaving && of(m) == role).count() as u32
         };
-        for (gives, gets) in [(Role::Prefill, Role::Decode), (Role::Decode, Role::Prefill)] {
-            let legs = &self.wanted.legs;
-            let coming = self.wanted.workers.for_role(gets);
-            let coming = coming.saturating_sub(there(gets, |m| m.home_role));
-            let lacks = there(gets, |m| m.role) + coming < legs.for_role(gets);
-            if !lacks || there(gives, |m| m.role) <= legs.for_role(gives).max(1) {
+        for (from, to) in [(Role::Prefill, Role::Decode), (Role::Decode, Role::Prefill)] {
+            let legs = &self.target.legs;
+            let coming = self.target.workers.for_role(to);
+            let coming = coming.saturating_sub(there(to, |m| m.home_role));
+            let lacks = there(to, |m| m.role) + coming < legs.for_role(to);
+            if !lacks || there(from, |m| m.role) <= legs.for_role(from).max(1) {
                 continue;
             }
             let members = self.fleet.members.iter();
-            let can =
-                members.filter(|m| !m.leaving && m.role == gives && m.home_role != Role::Both);
-            let chosen = can.min_by_key(|m| (m.home_role != gets, m.busy_tokens, m.worker));
+            let can = members.filter(|m| !m.leaving && m.role == from && m.home_role != Role::Both);
+            let chosen = can.min_by_key(|m| (m.home_role != to, m.busy_tokens, m.worker));
             if let Some(worker) = chosen.map(|member| member.worker) {
-                self.record_flip(worker, gets);
+                self.record_flip(worker, to);
                 return;
             }
         }
@@ -494,21 +496,21 @@ impl Scaler {
 }
 
 /// The same within these bounds; unchanged if it is within them already.
-fn bounded(wanted: &FleetTarget, scaling: &ScalingPolicy) -> FleetTarget {
-    let fits = |role| wanted.workers.for_role(role) <= scaling.pool(role).max;
-    let devices = bounds::devices(&wanted.workers, scaling);
+fn bounded(target: &FleetTarget, scaling: &ScalingPolicy) -> FleetTarget {
+    let fits = |role| target.workers.for_role(role) <= scaling.pool(role).max;
+    let devices = bounds::devices(&target.workers, scaling);
     let fits = POOLS.into_iter().all(fits) && devices <= u64::from(scaling.devices_max);
-    let above = |role| wanted.workers.for_role(role) >= scaling.pool(role).min;
+    let above = |role| target.workers.for_role(role) >= scaling.pool(role).min;
     if fits && POOLS.into_iter().all(above) {
-        return *wanted;
+        return *target;
     }
-    let legs = bounds::within_bounds(wanted.legs, scaling);
+    let legs = bounds::within_bounds(target.legs, scaling);
     let legs = bounds::within_devices(legs, scaling);
-    let workers = bounds::workers_to_start(wanted.workers, legs, scaling);
+    let workers = bounds::workers_to_start(target.workers, legs, scaling);
     FleetTarget {
         workers,
         legs: bounds::legs_served(legs, workers, scaling),
-        ..*wanted
+        ..*target
     }
 }
 
@@ -567,20 +569,20 @@ mod tests {
 
     /// Evaluates once a second; returns the last wanted numbers, if any were emitted.
     fn run(scaler: &mut Scaler, from: u64, until: u64, fleet: &ScalerFleet) -> Option<FleetTarget> {
-        let mut wanted = None;
+        let mut target = None;
         for second in from..until {
             scaler.handle(at(second), ScalerInput::FleetChanged(fleet.clone()));
             scaler.check();
             while let Some(output) = scaler.poll() {
                 if let ScalerOutput::Decided(decision) = output {
-                    wanted = Some(decision.wanted);
+                    target = Some(decision.wanted);
                 }
             }
         }
-        wanted
+        target
     }
 
-    fn voice(router: u64, number: u64, prefill: u32, decode: u32) -> ScalerInput {
+    fn gossip(router: u64, number: u64, prefill: u32, decode: u32) -> ScalerInput {
         let counts = PoolCounts {
             prefill,
             decode,
@@ -606,8 +608,8 @@ mod tests {
             None,
             "it answers nothing while listening"
         );
-        let wanted = run(&mut scaler, BEGUN, 60, &fleet(3, 4, 0)).expect("it says something");
-        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (3, 4));
+        let target = run(&mut scaler, BEGUN, 60, &fleet(3, 4, 0)).expect("it decides");
+        assert_eq!((target.workers.prefill, target.workers.decode), (3, 4));
     }
 
     #[test]
@@ -615,11 +617,11 @@ mod tests {
         let mut scaler = scaler(1);
         // A request waits already. Workers look up routers every ten seconds.
         for (from, until, there) in [(0, 9, 0), (9, 12, 2), (12, BEGUN, 3)] {
-            let said = run(&mut scaler, from, until, &fleet(there, there, 3));
-            assert_eq!(said, None, "of {there} prefill workers that it knew of");
+            let decision = run(&mut scaler, from, until, &fleet(there, there, 3));
+            assert_eq!(decision, None, "of {there} prefill workers that it knew of");
         }
-        let wanted = run(&mut scaler, BEGUN, 40, &fleet(3, 3, 0)).expect("it says something");
-        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (3, 3));
+        let target = run(&mut scaler, BEGUN, 40, &fleet(3, 3, 0)).expect("it decides");
+        assert_eq!((target.workers.prefill, target.workers.decode), (3, 3));
     }
 
     #[test]
@@ -628,25 +630,25 @@ mod tests {
         // Two of the workers that router 5 wants have not started yet, and router 1 has the smaller
         // id.
         for second in 0..=BEGUN {
-            scaler.handle(at(second), voice(5, second + 1, 4, 5));
+            scaler.handle(at(second), gossip(5, second + 1, 4, 5));
             run(&mut scaler, second, second + 1, &fleet(3, 4, 0));
         }
         run(&mut scaler, BEGUN + 1, 45, &fleet(3, 4, 0));
         assert!(scaler.last_decision.expect("it leads now").own);
-        let wanted = scaler.wanted;
-        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (4, 5));
+        let target = scaler.target;
+        assert_eq!((target.workers.prefill, target.workers.decode), (4, 5));
     }
 
     #[test]
     fn the_leader_is_followed_within_bounds_until_silent() {
         let mut scaler = scaler(9);
         run(&mut scaler, 0, 21, &fleet(1, 1, 0));
-        scaler.handle(at(21), voice(2, 1, 5, 5));
-        let wanted = run(&mut scaler, 21, 23, &fleet(1, 1, 0)).expect("another answer");
-        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (5, 5));
-        scaler.handle(at(23), voice(2, 2, 8, 8));
+        scaler.handle(at(21), gossip(2, 1, 5, 5));
+        let target = run(&mut scaler, 21, 23, &fleet(1, 1, 0)).expect("another answer");
+        assert_eq!((target.workers.prefill, target.workers.decode), (5, 5));
+        scaler.handle(at(23), gossip(2, 2, 8, 8));
         run(&mut scaler, 23, 24, &fleet(1, 1, 0));
-        let total = scaler.wanted.workers.total();
+        let total = scaler.target.workers.total();
         assert_eq!(total, 10, "it wants sixteen, of ten devices");
         run(&mut scaler, 24, 55, &fleet(1, 1, 0));
         assert!(
@@ -672,7 +674,7 @@ mod tests {
             step_tokens_max: 512,
             context_tokens_max: 1600,
         };
-        let known = ScalerFleet {
+        let present = ScalerFleet {
             prefill: Some((prices.clone(), capacity)),
             decode: Some((prices, capacity)),
             ..fleet(2, 2, 0)
@@ -701,13 +703,13 @@ mod tests {
                 decode: small(),
                 both: small(),
             };
-            let wanted = FleetTarget {
+            let target = FleetTarget {
                 workers: counts(),
                 legs: counts(),
                 ..FleetTarget::default()
             };
             let (waiting, open) = (small(), small());
-            let kept = SloOutcomes {
+            let outcomes = SloOutcomes {
                 arrivals: draw(),
                 judged: draw(),
                 missed_prefill: draw(),
@@ -716,34 +718,37 @@ mod tests {
             let demand = FleetDemand {
                 slow,
                 quick,
-                classes: vec![kept; 2],
+                classes: vec![outcomes; 2],
                 waiting,
                 waiting_tokens: draw(),
                 open,
             };
-            let voice = |router, number| ScalingGossip {
+            let gossip = |router, number| ScalingGossip {
                 router: RouterId(router),
                 number,
                 demand: demand.clone(),
-                wanted,
+                wanted: target,
             };
             // Once from the leader, and once from two followers.
             for (me, others) in [(9, [2, 3]), (1, [2, 3])] {
                 let mut scaler = scaler(me);
-                run(&mut scaler, 0, BEGUN, &known);
+                run(&mut scaler, 0, BEGUN, &present);
                 for number in 1..=10 {
                     let second = BEGUN + 4 * number;
                     for other in others {
-                        let voice = voice(other, number);
-                        scaler.handle(at(second), ScalerInput::GossipReceived(Arc::new(voice)));
+                        let gossip = gossip(other, number);
+                        scaler.handle(at(second), ScalerInput::GossipReceived(Arc::new(gossip)));
                     }
-                    run(&mut scaler, second, second + 4, &known);
-                    let said = scaler.last_decision.as_ref().expect("it has heard enough");
-                    assert_eq!(said.own, me == 1, "turn {turn}");
-                    let wanted = &scaler.wanted.workers;
+                    run(&mut scaler, second, second + 4, &present);
+                    let decision = scaler
+                        .last_decision
+                        .as_ref()
+                        .expect("it has received enough");
+                    assert_eq!(decision.own, me == 1, "turn {turn}");
+                    let target = &scaler.target.workers;
                     assert!(
-                        wanted.total() <= 10,
-                        "turn {turn}: {wanted:?} of ten devices"
+                        target.total() <= 10,
+                        "turn {turn}: {target:?} of ten devices"
                     );
                 }
             }
@@ -760,7 +765,7 @@ mod tests {
             scaler.missing() > 0,
             "the wanted workers have not joined yet"
         );
-        for (came, output_tokens) in [
+        for (outcome, output_tokens) in [
             (PromiseOutcome::Met, 700),
             (PromiseOutcome::Missed(Role::Decode), 500),
             (PromiseOutcome::NotCounted, 300),
@@ -770,14 +775,14 @@ mod tests {
                 at(25),
                 ScalerInput::Ended {
                     class: String::new(),
-                    came,
+                    outcome,
                     output_tokens,
                 },
             );
         }
         let demand = scaler.window.demand(at(25));
         assert_eq!((demand.slow.answers, demand.slow.output_tokens), (3, 1500));
-        let judged = demand.classes.iter().map(|kept| kept.judged);
+        let judged = demand.classes.iter().map(|outcomes| outcomes.judged);
         assert_eq!(
             judged.sum::<u64>(),
             0,
@@ -788,10 +793,10 @@ mod tests {
     #[test]
     fn a_request_at_an_empty_fleet_starts_workers() {
         let mut scaler = scaler(1);
-        let wanted = run(&mut scaler, 0, 25, &fleet(0, 0, 1)).expect("somebody waits");
-        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (1, 1));
-        assert_eq!(wanted.reasons.prefill, ScalingReason::First);
-        let wanted = run(&mut scaler, 25, 1500, &fleet(1, 1, 0)).expect("idle in the end");
-        assert_eq!(wanted.workers.total(), 0, "{wanted:?}");
+        let target = run(&mut scaler, 0, 25, &fleet(0, 0, 1)).expect("somebody waits");
+        assert_eq!((target.workers.prefill, target.workers.decode), (1, 1));
+        assert_eq!(target.reasons.prefill, ScalingReason::First);
+        let target = run(&mut scaler, 25, 1500, &fleet(1, 1, 0)).expect("idle in the end");
+        assert_eq!(target.workers.total(), 0, "{target:?}");
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct LearnedTrends {
     rates: VecDeque<f64>,
     startup_time: Duration,
     /// Times at which workers were wanted that have not joined yet.
-    wanted_at: VecDeque<Time>,
+    start_requested_at: VecDeque<Time>,
 }
 
 impl Default for LearnedTrends {
@@ -47,7 +47,7 @@ impl Default for LearnedTrends {
             sampled_at: Time::ZERO,
             rates: VecDeque::new(),
             startup_time: STARTUP_TIME_DEFAULT,
-            wanted_at: VecDeque::new(),
+            start_requested_at: VecDeque::new(),
         }
     }
 }
@@ -66,8 +66,8 @@ impl LearnedTrends {
         let flow = &demand.slow;
         if flow.answers >= 8 {
             let mean = flow.output_tokens as f64 / flow.answers as f64;
-            let known = self.output.unwrap_or(mean);
-            self.output = Some(known + GAIN * (mean - known));
+            let mean_before = self.output.unwrap_or(mean);
+            self.output = Some(mean_before + GAIN * (mean - mean_before));
         }
         if now.since(self.sampled_at) < SAMPLE_INTERVAL {
             return;
@@ -80,11 +80,11 @@ impl LearnedTrends {
         let mut missed = [false; 2];
         // A leg is corrected only if a class missed more targets than its goal allows, among enough
         // judged requests for that to mean something.
-        for (kept, goal) in demand.classes.iter().zip(goals) {
-            let may = u128::from(kept.judged) * u128::from(1000 - goal.min(&1000)) / 1000;
-            let enough = kept.judged >= JUDGED_MIN;
-            missed[0] |= enough && u128::from(kept.missed_prefill) > may;
-            missed[1] |= enough && u128::from(kept.missed_decode) > may;
+        for (outcomes, goal) in demand.classes.iter().zip(goals) {
+            let may = u128::from(outcomes.judged) * u128::from(1000 - goal.min(&1000)) / 1000;
+            let enough = outcomes.judged >= JUDGED_MIN;
+            missed[0] |= enough && u128::from(outcomes.missed_prefill) > may;
+            missed[1] |= enough && u128::from(outcomes.missed_decode) > may;
         }
         for (factor, missed) in self.factors.iter_mut().zip(missed) {
             let by = if missed { RISE } else { FALL };
@@ -116,15 +116,16 @@ impl LearnedTrends {
     }
 
     /// Records that `count` more workers are wanted.
-    pub(super) fn workers_wanted(&mut self, now: Time, count: u32) {
-        self.wanted_at.extend((0..count.min(64)).map(|_| now));
+    pub(super) fn starts_requested(&mut self, now: Time, count: u32) {
+        self.start_requested_at
+            .extend((0..count.min(64)).map(|_| now));
     }
 
     /// Records that `count` workers have joined; a start that took longer than `most` had failed,
     /// and teaches nothing.
     pub(super) fn workers_joined(&mut self, now: Time, count: u32, most: Duration) {
         for _ in 0..count {
-            let Some(at) = self.wanted_at.pop_front() else {
+            let Some(at) = self.start_requested_at.pop_front() else {
                 return;
             };
             let took = now.since(at);
@@ -136,7 +137,7 @@ impl LearnedTrends {
 
     /// Forgets pending starts, as no worker is missing.
     pub(super) fn none_missing(&mut self) {
-        self.wanted_at.clear();
+        self.start_requested_at.clear();
     }
 }
 
@@ -150,35 +151,35 @@ mod tests {
     use super::*;
     use cleave_domain::{RequestFlow, SloOutcomes};
 
-    fn look(habits: &mut LearnedTrends, tick: u64, arrivals: u64, kept: SloOutcomes) {
+    fn look(trends: &mut LearnedTrends, tick: u64, arrivals: u64, outcomes: SloOutcomes) {
         let demand = FleetDemand {
             slow: RequestFlow {
                 arrivals,
                 ..RequestFlow::default()
             },
-            classes: vec![kept],
+            classes: vec![outcomes],
             ..FleetDemand::default()
         };
         let now = Time::from_nanos(tick * 15_000_000_000);
-        habits.learn(now, &demand, &[900]);
+        trends.learn(now, &demand, &[900]);
     }
 
     // Lesson: 28.
     #[test]
     fn missed_targets_raise_only_their_legs_correction() {
-        let mut habits = LearnedTrends::default();
-        let kept = SloOutcomes {
+        let mut trends = LearnedTrends::default();
+        let outcomes = SloOutcomes {
             judged: 100,
             missed_decode: 30,
             missed_prefill: 10,
             ..SloOutcomes::default()
         };
         for tick in 1..40 {
-            look(&mut habits, tick, 0, kept);
+            look(&mut trends, tick, 0, outcomes);
         }
-        assert_eq!(habits.correction(Role::Decode), FACTOR_MAX);
+        assert_eq!(trends.correction(Role::Decode), FACTOR_MAX);
         assert_eq!(
-            habits.correction(Role::Prefill),
+            trends.correction(Role::Prefill),
             1.0,
             "ten of a hundred may"
         );
@@ -187,11 +188,11 @@ mod tests {
     // Lesson: 29.
     #[test]
     fn growth_is_forecast_for_trends_and_not_for_noise() {
-        let mut habits = LearnedTrends::default();
+        let mut trends = LearnedTrends::default();
         for tick in 1..=20 {
-            look(&mut habits, tick, 600 + tick * 30, SloOutcomes::default());
+            look(&mut trends, tick, 600 + tick * 30, SloOutcomes::default());
         }
-        let grown = habits.forecast_growth();
+        let grown = trends.forecast_growth();
         assert!((1.05..1.3).contains(&grown), "{grown}");
         let mut level = LearnedTrends::default();
         for tick in 1..=20 {
@@ -207,8 +208,8 @@ mod tests {
 
     #[test]
     fn answers_move_their_mean_by_a_twentieth() {
-        let mut habits = LearnedTrends::default();
-        let hear = |habits: &mut LearnedTrends, answers, output_tokens| {
+        let mut trends = LearnedTrends::default();
+        let learn = |trends: &mut LearnedTrends, answers, output_tokens| {
             let slow = RequestFlow {
                 answers,
                 output_tokens,
@@ -218,95 +219,95 @@ mod tests {
                 slow,
                 ..FleetDemand::default()
             };
-            habits.learn(Time::ZERO, &demand, &[]);
+            trends.learn(Time::ZERO, &demand, &[]);
         };
-        hear(&mut habits, 7, 7000);
-        assert_eq!(habits.output(256.0), 256.0, "seven answers say too little");
-        hear(&mut habits, 8, 800);
-        assert_eq!(habits.output(256.0), 100.0);
-        hear(&mut habits, 10, 3000);
-        assert_eq!(habits.output(256.0), 110.0);
+        learn(&mut trends, 7, 7000);
+        assert_eq!(trends.output(256.0), 256.0, "seven answers say too little");
+        learn(&mut trends, 8, 800);
+        assert_eq!(trends.output(256.0), 100.0);
+        learn(&mut trends, 10, 3000);
+        assert_eq!(trends.output(256.0), 110.0);
     }
 
     #[test]
     fn a_factor_rises_by_a_tenth_and_falls_by_a_hundredth() {
-        let mut habits = LearnedTrends::default();
-        let kept = |judged, missed_prefill| SloOutcomes {
+        let mut trends = LearnedTrends::default();
+        let outcomes = |judged, missed_prefill| SloOutcomes {
             judged,
             missed_prefill,
             ..SloOutcomes::default()
         };
-        look(&mut habits, 1, 0, kept(19, 19));
+        look(&mut trends, 1, 0, outcomes(19, 19));
         assert_eq!(
-            habits.correction(Role::Prefill),
+            trends.correction(Role::Prefill),
             1.0,
             "nineteen are too few"
         );
-        look(&mut habits, 2, 0, kept(20, 2));
-        assert_eq!(habits.correction(Role::Prefill), 1.0, "two of twenty may");
-        look(&mut habits, 3, 0, kept(20, 3));
-        assert_eq!(habits.correction(Role::Prefill), 1.1);
-        look(&mut habits, 3, 0, kept(20, 3));
-        assert_eq!(habits.correction(Role::Prefill), 1.1, "it has just looked");
-        look(&mut habits, 4, 0, kept(20, 2));
-        assert_eq!(habits.correction(Role::Prefill), 1.1 * 0.99);
-        assert_eq!(habits.correction(Role::Decode), 1.0);
+        look(&mut trends, 2, 0, outcomes(20, 2));
+        assert_eq!(trends.correction(Role::Prefill), 1.0, "two of twenty may");
+        look(&mut trends, 3, 0, outcomes(20, 3));
+        assert_eq!(trends.correction(Role::Prefill), 1.1);
+        look(&mut trends, 3, 0, outcomes(20, 3));
+        assert_eq!(trends.correction(Role::Prefill), 1.1, "it has just looked");
+        look(&mut trends, 4, 0, outcomes(20, 2));
+        assert_eq!(trends.correction(Role::Prefill), 1.1 * 0.99);
+        assert_eq!(trends.correction(Role::Decode), 1.0);
     }
 
     #[test]
-    fn growth_reaches_as_far_as_a_start_takes() {
-        let mut habits = LearnedTrends::default();
+    fn growth_is_forecast_over_the_start_up_time() {
+        let mut trends = LearnedTrends::default();
         let none = SloOutcomes::default();
         for tick in 1..=20 {
-            assert_eq!(habits.forecast_growth(), 1.0, "half of it is not known");
-            look(&mut habits, tick, if tick > 10 { 1200 } else { 600 }, none);
+            assert_eq!(trends.forecast_growth(), 1.0, "half of it is not known");
+            look(&mut trends, tick, if tick > 10 { 1200 } else { 600 }, none);
         }
         let close = |is: f64, expected: f64| {
             assert!((is - expected).abs() < 1e-9, "{is}, and not {expected}");
         };
         // Ten more in a second in 150 s; half of these and a start of 30 s lie ahead.
         close(
-            habits.forecast_growth(),
+            trends.forecast_growth(),
             (20.0 + 10.0 / 150.0 * 105.0) / 20.0,
         );
         let at = |second: u64| Time::from_nanos(second * 1_000_000_000);
-        habits.workers_wanted(at(0), 3);
-        habits.workers_joined(at(10), 1, Duration::from_secs(100));
+        trends.starts_requested(at(0), 3);
+        trends.workers_joined(at(10), 1, Duration::from_secs(100));
         // A start took 10 s: a quarter of the way from 30 s.
         close(
-            habits.forecast_growth(),
+            trends.forecast_growth(),
             (20.0 + 10.0 / 150.0 * 100.0) / 20.0,
         );
-        habits.workers_joined(at(101), 1, Duration::from_secs(100));
+        trends.workers_joined(at(101), 1, Duration::from_secs(100));
         close(
-            habits.forecast_growth(),
+            trends.forecast_growth(),
             (20.0 + 10.0 / 150.0 * 100.0) / 20.0,
         );
-        habits.none_missing();
-        habits.workers_joined(at(1), 1, Duration::from_secs(100));
+        trends.none_missing();
+        trends.workers_joined(at(1), 1, Duration::from_secs(100));
         close(
-            habits.forecast_growth(),
+            trends.forecast_growth(),
             (20.0 + 10.0 / 150.0 * 100.0) / 20.0,
         );
         for tick in 21..=30 {
-            look(&mut habits, tick, 6000, none);
+            look(&mut trends, tick, 6000, none);
         }
-        assert_eq!(habits.forecast_growth(), GROWTH_MAX);
+        assert_eq!(trends.forecast_growth(), GROWTH_MAX);
         for tick in 31..=40 {
-            look(&mut habits, tick, 600, none);
+            look(&mut trends, tick, 600, none);
         }
-        assert_eq!(habits.forecast_growth(), 1.0, "it falls");
+        assert_eq!(trends.forecast_growth(), 1.0, "it falls");
     }
 
     #[test]
-    fn a_rise_within_three_spreads_is_chance() {
+    fn a_rise_within_three_deviations_is_ignored() {
         let growth = |late| {
-            let mut habits = LearnedTrends::default();
+            let mut trends = LearnedTrends::default();
             for tick in 1..=20 {
                 let arrivals = if tick > 10 { late } else { 600 };
-                look(&mut habits, tick, arrivals, SloOutcomes::default());
+                look(&mut trends, tick, arrivals, SloOutcomes::default());
             }
-            habits.forecast_growth()
+            trends.forecast_growth()
         };
         // From ten in a second in 150 s: a spread is about 0.38.
         assert_eq!(growth(660), 1.0);

@@ -28,7 +28,7 @@ fn second(at: Time) -> u64 {
 impl DemandWindow {
     pub(super) fn arrived(&mut self, now: Time, class: usize, prompt_tokens: u32) {
         let second = self.second(now);
-        second.kept(class).arrivals += 1;
+        second.outcomes(class).arrivals += 1;
         second.flow += RequestFlow {
             arrivals: 1,
             prompt_tokens: u64::from(prompt_tokens),
@@ -53,15 +53,15 @@ impl DemandWindow {
         };
     }
 
-    pub(super) fn judged(&mut self, now: Time, class: usize, came: PromiseOutcome) {
-        let kept = self.second(now).kept(class);
-        match came {
+    pub(super) fn judged(&mut self, now: Time, class: usize, outcome: PromiseOutcome) {
+        let outcomes = self.second(now).outcomes(class);
+        match outcome {
             PromiseOutcome::NotCounted => return,
             PromiseOutcome::Met => {}
-            PromiseOutcome::Missed(Role::Decode) => kept.missed_decode += 1,
-            PromiseOutcome::Missed(Role::Prefill | Role::Both) => kept.missed_prefill += 1,
+            PromiseOutcome::Missed(Role::Decode) => outcomes.missed_decode += 1,
+            PromiseOutcome::Missed(Role::Prefill | Role::Both) => outcomes.missed_prefill += 1,
         }
-        kept.judged += 1;
+        outcomes.judged += 1;
     }
 
     /// The demand counted in the window.
@@ -116,7 +116,7 @@ impl DemandWindow {
 }
 
 impl SecondCounts {
-    fn kept(&mut self, class: usize) -> &mut SloOutcomes {
+    fn outcomes(&mut self, class: usize) -> &mut SloOutcomes {
         if self.classes.len() <= class {
             self.classes.resize(class + 1, SloOutcomes::default());
         }
@@ -188,7 +188,7 @@ mod tests {
         window.judged(at(2), 0, PromiseOutcome::Missed(Role::Prefill));
         window.judged(at(2), 0, PromiseOutcome::Missed(Role::Both));
         window.judged(at(2), 2, PromiseOutcome::NotCounted);
-        let kept = |arrivals, judged, missed_prefill, missed_decode| SloOutcomes {
+        let outcomes = |arrivals, judged, missed_prefill, missed_decode| SloOutcomes {
             arrivals,
             judged,
             missed_prefill,
@@ -196,7 +196,7 @@ mod tests {
         };
         let classes = window.demand(at(3)).classes;
         let none = SloOutcomes::default();
-        assert_eq!(classes, [kept(0, 4, 2, 1), none, kept(1, 0, 0, 0)]);
+        assert_eq!(classes, [outcomes(0, 4, 2, 1), none, outcomes(1, 0, 0, 0)]);
         window.forget_classes();
         let demand = window.demand(at(3));
         assert_eq!((demand.classes.len(), demand.slow.arrivals), (0, 1));

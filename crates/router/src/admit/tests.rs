@@ -99,12 +99,12 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (RouterBrain, FlightRe
 #[test]
 fn classes_yield_only_where_some_have_targets() {
     let (chat, batch) = (class("chat", None, Some(40)), class("batch", None, None));
-    let gives_way = |classes: &[SloClass]| brain(classes).anybody_gives_way();
-    assert!(gives_way(&[chat.clone(), batch.clone()]));
-    assert!(gives_way(&[class("end", Some(9), None), batch.clone()]));
-    assert!(!gives_way(std::slice::from_ref(&chat)));
-    assert!(!gives_way(&[batch.clone(), class("rest", None, None)]));
-    assert!(!gives_way(&[chat, class("fast", Some(9), None)]));
+    let yields = |classes: &[SloClass]| brain(classes).some_class_yields();
+    assert!(yields(&[chat.clone(), batch.clone()]));
+    assert!(yields(&[class("end", Some(9), None), batch.clone()]));
+    assert!(!yields(std::slice::from_ref(&chat)));
+    assert!(!yields(&[batch.clone(), class("rest", None, None)]));
+    assert!(!yields(&[chat, class("fast", Some(9), None)]));
 }
 
 #[test]

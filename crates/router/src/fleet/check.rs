@@ -29,7 +29,7 @@ impl RouterFleet {
                 self.stuck.contains(id),
                 "the list of stuck workers is wrong about {id}"
             );
-            let is_left = self.leaving.contains(id);
+            let is_left = self.to_leave.contains(id);
             assert!(
                 is_left || !worker.draining,
                 "{id} drains but is not listed as leaving"
@@ -39,10 +39,10 @@ impl RouterFleet {
                 "{id} is listed as leaving without a reason"
             );
         }
-        let known = |id: &WorkerId| self.workers.contains_key(id);
-        let lists = self.leaving.iter().chain(&self.stuck);
+        let is_member = |id: &WorkerId| self.workers.contains_key(id);
+        let lists = self.to_leave.iter().chain(&self.stuck);
         assert!(
-            lists.into_iter().all(known),
+            lists.into_iter().all(is_member),
             "a list holds a worker that is gone"
         );
         let mut devices = SharedDevices::default();

@@ -20,40 +20,40 @@ impl RouterFleet {
     pub(crate) fn claim_legs(
         &mut self,
         handoff: HandoffId,
-        placing: &ChosenPlacement,
+        placement: &ChosenPlacement,
         ask: &AttemptSize,
     ) {
         self.placements += 1;
         let ChosenPlacement {
-            choice, outlook, ..
-        } = placing;
-        let work = outlook.map_or(Duration::ZERO, |outlook| outlook.work);
-        let urgency = outlook.map_or(0, |outlook| outlook.urgency);
+            choice, forecast, ..
+        } = placement;
+        let work = forecast.map_or(Duration::ZERO, |forecast| forecast.work);
+        let urgency = forecast.map_or(0, |forecast| forecast.urgency);
         let tokens = u64::from(ask.prompt_tokens - choice.cached_tokens);
         let mut legs = vec![choice.decode];
         if choice.prefill != choice.decode {
             legs.push(choice.prefill);
         }
-        for who in legs {
-            let decodes = who == choice.decode;
-            let computes = who == choice.prefill;
-            let blocks = self.blocks(who, ask.tokens_expected).unwrap_or(0);
-            let role = self.get(who).map(|worker| worker.description.role);
+        for worker_ref in legs {
+            let decodes = worker_ref == choice.decode;
+            let computes = worker_ref == choice.prefill;
+            let blocks = self.blocks(worker_ref, ask.tokens_expected).unwrap_or(0);
+            let role = self.get(worker_ref).map(|worker| worker.description.role);
             let part = LegClaim {
                 tokens: if computes { tokens } else { 0 },
                 blocks: if decodes { blocks } else { 0 },
                 ordered: decodes,
                 work: if computes { work } else { Duration::ZERO },
                 urgency: if computes { urgency } else { 0 },
-                tpot: placing.tpot.filter(|_| decodes),
-                span: match outlook.filter(|_| decodes) {
-                    Some(outlook) => outlook.span(self.now, placing.tpot.unwrap_or_default()),
+                tpot: placement.tpot.filter(|_| decodes),
+                span: match forecast.filter(|_| decodes) {
+                    Some(forecast) => forecast.span(self.now, placement.tpot.unwrap_or_default()),
                     None => StreamSpan::NONE,
                 },
                 guest: decodes && role.is_some_and(|role| !role.decodes()),
                 ..LegClaim::NEW
             };
-            self.add_claim(who, handoff, part);
+            self.add_claim(worker_ref, handoff, part);
         }
     }
 
@@ -62,45 +62,45 @@ impl RouterFleet {
         &mut self,
         handoff: HandoffId,
         target: WorkerRef,
-        burden: &MigrationCost,
+        cost: &MigrationCost,
     ) {
         self.placements += 1;
         let part = LegClaim {
-            blocks: self.blocks(target, burden.ask.tokens_expected).unwrap_or(0),
+            blocks: self.blocks(target, cost.ask.tokens_expected).unwrap_or(0),
             ordered: true,
-            tpot: burden.tpot,
+            tpot: cost.tpot,
             ..LegClaim::NEW
         };
         self.add_claim(target, handoff, part);
     }
 
-    fn add_claim(&mut self, who: WorkerRef, handoff: HandoffId, promise: LegClaim) {
+    fn add_claim(&mut self, worker_ref: WorkerRef, handoff: HandoffId, claim: LegClaim) {
         let (placements, now) = (self.placements, self.now);
-        if let Some(worker) = self.get_mut(who) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.chosen = placements;
-            worker.ledger.open(handoff, promise, now);
+            worker.ledger.open(handoff, claim, now);
             *self.legs.entry(handoff.flight).or_default() += 1;
         }
     }
 
-    pub(crate) fn claim(&self, who: WorkerRef, handoff: HandoffId) -> Option<&LegClaim> {
-        self.get(who)?.ledger.get(handoff)
+    pub(crate) fn claim(&self, worker: WorkerRef, handoff: HandoffId) -> Option<&LegClaim> {
+        self.get(worker)?.ledger.get(handoff)
     }
 
     pub(crate) fn change(
         &mut self,
-        who: WorkerRef,
+        worker_ref: WorkerRef,
         handoff: HandoffId,
         edit: impl FnOnce(&mut LegClaim),
     ) {
-        if let Some(worker) = self.get_mut(who) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.ledger.change(handoff, edit);
         }
     }
 
     /// Counts an order to the worker; `last` names the hand-off whose last order this is.
-    pub(crate) fn count_order(&mut self, who: WorkerRef, last: Option<HandoffId>) {
-        if let Some(worker) = self.get_mut(who) {
+    pub(crate) fn count_order(&mut self, worker_ref: WorkerRef, last: Option<HandoffId>) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.orders += 1;
             let number = worker.orders;
             if let Some(handoff) = last {
@@ -111,30 +111,30 @@ impl RouterFleet {
     }
 
     /// Records that the hand-off's stream runs there now.
-    pub(crate) fn stream_began(&mut self, who: WorkerRef, handoff: HandoffId) {
+    pub(crate) fn stream_began(&mut self, worker_ref: WorkerRef, handoff: HandoffId) {
         let now = self.now;
-        if let Some(worker) = self.get_mut(who) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.ledger.began(handoff, now);
         }
     }
 
     /// Records that the worker computed the prompt.
-    pub(crate) fn prompt_done(&mut self, who: WorkerRef, handoff: HandoffId) {
+    pub(crate) fn prompt_done(&mut self, worker_ref: WorkerRef, handoff: HandoffId) {
         let now = self.now;
-        if let Some(worker) = self.get_mut(who) {
+        if let Some(worker) = self.get_mut(worker_ref) {
             worker.ledger.prompt_done(handoff, now);
         }
     }
 
     /// Removes the hand-off's claim on this worker, and returns it, if there was one.
-    pub(crate) fn release(&mut self, who: WorkerRef, handoff: HandoffId) -> Option<LegClaim> {
+    pub(crate) fn release(&mut self, worker: WorkerRef, handoff: HandoffId) -> Option<LegClaim> {
         let now = self.now;
-        let promise = self.get_mut(who)?.ledger.close(handoff, now)?;
-        if self.migration_requests.get(&who.worker) == Some(&handoff) {
-            self.migration_requests.remove(&who.worker);
+        let claim = self.get_mut(worker)?.ledger.close(handoff, now)?;
+        if self.migration_requests.get(&worker.worker) == Some(&handoff) {
+            self.migration_requests.remove(&worker.worker);
         }
         self.drop_leg(handoff.flight);
-        Some(promise)
+        Some(claim)
     }
 
     pub(super) fn drop_leg(&mut self, flight: FlightId) {

@@ -59,10 +59,10 @@ impl PairForecast<'_> {
             .min();
         let plain = transfer + decode_wait + step * gaps;
         // Assumes that the worker keeps the gap, as precisely as it did lately.
-        let kept = |gap: Duration| need.shrink_tpot(gap - gap / 64) * gaps;
+        let within_gap = |gap: Duration| need.shrink_tpot(gap - gap / 64) * gaps;
         // The backlog delays the stream only up to the time that its gap still permits.
-        let room = gap.map_or(Duration::MAX, |gap| kept(gap).saturating_sub(plain));
-        let behind = self.decode.backlog.min(room);
+        let time_left = gap.map_or(Duration::MAX, |gap| within_gap(gap).saturating_sub(plain));
+        let behind = self.decode.backlog.min(time_left);
         let (first_decode, decode) = match gaps {
             0 => (Duration::ZERO, Duration::ZERO),
             gaps => (step, step * (gaps - 1) + behind),

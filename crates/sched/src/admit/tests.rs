@@ -6,7 +6,7 @@ use crate::test_worker::{ME, PEER, ROUTER, TestWorker, Want, handoff, limits};
 use cleave_domain::{BlockRef, Capacity, HandoffTarget, Order, Role};
 
 fn refusal(worker: &TestWorker) -> Option<Refusal> {
-    match worker.told.last() {
+    match worker.reports.last() {
         Some((_, Report::Refused { refusal, .. })) => Some(refusal.clone()),
         _ => None,
     }
@@ -21,7 +21,7 @@ fn target(worker: cleave_domain::WorkerRef, present: u32, blocks: usize) -> Hand
 }
 
 /// A prompt of 32 tokens that is handed on; why it is refused.
-fn hands_on(limits: WorkerLimits, target: HandoffTarget) -> Option<Refusal> {
+fn refusal_of(limits: WorkerLimits, target: HandoffTarget) -> Option<Refusal> {
     let mut worker = TestWorker::new(limits);
     worker.prefill(1, Want::tokens(32), target);
     refusal(&worker)
@@ -29,7 +29,7 @@ fn hands_on(limits: WorkerLimits, target: HandoffTarget) -> Option<Refusal> {
 
 #[test]
 fn a_prefill_needs_a_peer_with_room_for_the_prompt() {
-    let of = |target| hands_on(limits(), target);
+    let of = |target| refusal_of(limits(), target);
     assert_eq!(of(target(PEER, 0, 2)), None);
     assert_eq!(of(target(PEER, 1, 1)), None);
     assert_eq!(of(target(PEER, 2, 0)), None);
@@ -41,7 +41,7 @@ fn a_prefill_needs_a_peer_with_room_for_the_prompt() {
         role: Role::Decode,
         ..limits()
     };
-    assert_eq!(hands_on(decodes, target(PEER, 0, 2)), wrong);
+    assert_eq!(refusal_of(decodes, target(PEER, 0, 2)), wrong);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_prompt_runs_where_its_blocks_were_reserved() {
 }
 
 #[test]
-fn what_comes_from_another_worker_is_not_computed_here() {
+fn a_prompt_of_another_worker_is_not_computed_here() {
     let mut worker = TestWorker::new(limits());
     let want = Want::tokens(32);
     let Report::Reserved { blocks, .. } = worker.reserve(1, want, PEER) else {
@@ -115,7 +115,7 @@ fn a_reservation_is_for_another_worker_that_may_write() {
     earlier.incarnation = cleave_domain::Incarnation(0);
     assert_eq!(of(Role::Both, earlier), wrong);
     let mut worker = TestWorker::new(limits());
-    worker.tell(crate::WorkerInput::Fenced { peer: PEER });
+    worker.handle(crate::WorkerInput::Fenced { peer: PEER });
     worker.reserve(1, Want::tokens(32), PEER);
     assert_eq!(refusal(&worker), wrong, "it can reach nothing here");
 }
@@ -153,7 +153,7 @@ fn a_request_fits_the_vocabulary_and_the_context() {
     worker.reserve(1, Want::tokens(10), ME);
     let vocabulary = Some(Refusal::OutOfVocabulary { vocab_size: 9 });
     assert_eq!(refusal(&worker), vocabulary);
-    worker.tell(crate::WorkerInput::Draining);
+    worker.handle(crate::WorkerInput::Draining);
     worker.reserve(2, Want::tokens(9), ME);
     assert_eq!(refusal(&worker), Some(Refusal::Draining));
 }
@@ -185,7 +185,7 @@ fn a_full_queue_takes_no_further_order() {
 }
 
 #[test]
-fn blocks_are_held_for_what_an_answer_is_expected_to_take() {
+fn blocks_are_reserved_for_the_expected_answer() {
     let free = |prompt, output| {
         let mut worker = TestWorker::new(limits());
         let want = Want {
@@ -206,7 +206,7 @@ fn a_repeated_order_is_noted_and_not_answered() {
     let mut worker = TestWorker::new(limits());
     let want = Want::tokens(32);
     worker.submit(1, want).expect("there is room");
-    let told = worker.told.len();
+    let reports_count = worker.reports.len();
     let repeated = |worker: &TestWorker| {
         let notes = worker.outputs.iter();
         let repeated = |output: &&crate::WorkerOutput| {
@@ -218,9 +218,15 @@ fn a_repeated_order_is_noted_and_not_answered() {
         notes.filter(repeated).count()
     };
     worker.prefill(1, want, target(ME, 0, 2));
-    assert_eq!((worker.told.len(), repeated(&worker)), (told, 1));
+    assert_eq!(
+        (worker.reports.len(), repeated(&worker)),
+        (reports_count, 1)
+    );
     worker.finish();
-    let told = worker.told.len();
+    let reports_count = worker.reports.len();
     worker.prefill(1, want, target(PEER, 0, 2));
-    assert_eq!((worker.told.len(), repeated(&worker)), (told, 2));
+    assert_eq!(
+        (worker.reports.len(), repeated(&worker)),
+        (reports_count, 2)
+    );
 }

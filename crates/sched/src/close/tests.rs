@@ -5,7 +5,7 @@ use crate::{PoolWriter, WorkerInput, WorkerLimits};
 use cleave_domain::{HandoffId, Order, Report, RouterId, WorkerId};
 
 fn released(worker: &TestWorker) -> Vec<HandoffId> {
-    let reports = worker.told.iter();
+    let reports = worker.reports.iter();
     let released = reports.filter_map(|(_, report)| match report {
         Report::Released { handoff } => Some(*handoff),
         _ => None,
@@ -19,7 +19,7 @@ fn cancel(worker: &mut TestWorker, router: RouterId, number: u64) {
 }
 
 #[test]
-fn blocks_in_a_step_go_when_the_step_is_over() {
+fn blocks_in_a_step_are_freed_after_the_step() {
     let mut worker = TestWorker::new(limits());
     worker.submit(1, Want::tokens(160)).expect("there is room");
     cancel(&mut worker, RouterId(9), 1);
@@ -37,7 +37,7 @@ fn blocks_in_a_step_go_when_the_step_is_over() {
 }
 
 #[test]
-fn a_severed_sender_frees_its_own_blocks_alone() {
+fn a_fenced_sender_frees_its_own_blocks_alone() {
     let mut worker = TestWorker::new(WorkerLimits {
         writer: PoolWriter::Sender,
         ..limits()
@@ -53,10 +53,10 @@ fn a_severed_sender_frees_its_own_blocks_alone() {
     // Both senders may still write to theirs.
     assert_eq!(released(&worker), [handoff(3)]);
     assert_eq!(worker.brain.load().blocks_free, 80);
-    worker.tell(WorkerInput::Fenced { peer: PEER });
+    worker.handle(WorkerInput::Fenced { peer: PEER });
     assert_eq!(released(&worker), [handoff(3), handoff(1)]);
     assert_eq!(worker.brain.load().blocks_free, 90);
-    worker.tell(WorkerInput::Fenced { peer: other });
+    worker.handle(WorkerInput::Fenced { peer: other });
     assert_eq!(worker.brain.load().blocks_free, 100);
 }
 
@@ -64,16 +64,16 @@ fn a_severed_sender_frees_its_own_blocks_alone() {
 fn a_lost_router_takes_only_its_own_sequences() {
     let mut worker = TestWorker::new(limits());
     worker.reserve(1, Want::tokens(32), ME);
-    worker.tell(WorkerInput::RouterLost {
+    worker.handle(WorkerInput::RouterLost {
         router: RouterId(9),
     });
     assert_eq!(worker.brain.load().blocks_free, 98);
-    worker.tell(WorkerInput::RouterLost { router: ROUTER });
+    worker.handle(WorkerInput::RouterLost { router: ROUTER });
     assert_eq!(worker.brain.load().blocks_free, 100);
 }
 
 #[test]
-fn a_lease_that_nobody_renews_ends_a_hand_off() {
+fn an_expired_lease_ends_a_hand_off() {
     let mut worker = TestWorker::new(limits());
     worker.reserve(1, Want::tokens(32), ME);
     let lease = worker.brain.limits().lease;
@@ -88,6 +88,6 @@ fn a_lease_that_nobody_renews_ends_a_hand_off() {
     renew(&mut worker, RouterId(9));
     assert_eq!(released(&worker), []);
     worker.now = begun + lease / 2 + lease;
-    worker.tell(WorkerInput::Woke);
+    worker.handle(WorkerInput::Woke);
     assert_eq!(released(&worker), [handoff(1)]);
 }

@@ -76,7 +76,7 @@ fn a_prompt_that_makes_another_late_is_refused() {
 }
 
 #[test]
-fn only_what_is_not_cached_takes_time() {
+fn only_uncached_tokens_take_time() {
     let mut worker = TestWorker::new(WorkerLimits {
         prefix_cache: true,
         ..limits()
@@ -112,7 +112,7 @@ fn streams_make_prompts_beside_them_take_longer() {
 }
 
 #[test]
-fn a_gap_that_no_step_keeps_is_refused() {
+fn an_infeasible_gap_is_refused() {
     let of = |left: Option<u64>, tpot| {
         let want = Want {
             due: left.map(nanos),

@@ -18,7 +18,7 @@ fn backlog(later: u32, soon: u32) -> PrefillBacklog {
     backlog
 }
 
-fn promised(prompt: u32, due: Duration, tpot: Duration) -> Want {
+fn with_targets(prompt: u32, due: Duration, tpot: Duration) -> Want {
     Want {
         due: Some(due),
         tpot: Some(tpot),
@@ -68,7 +68,7 @@ fn a_load_follows_the_time_and_the_steps() {
     let mut worker = TestWorker::new(limits());
     worker.submit(1, Want::tokens(160)).expect("there is room");
     worker.now = Time::from_nanos(400_000);
-    let urgent = promised(32, MS * 10, MS * 20);
+    let urgent = with_targets(32, MS * 10, MS * 20);
     worker.submit(2, urgent).expect("it can be in time");
     let load = WorkerLoad {
         blocks_free: 88,
@@ -98,7 +98,7 @@ fn a_load_follows_the_time_and_the_steps() {
 }
 
 #[test]
-fn a_prompt_that_is_handed_on_is_no_stream_here() {
+fn a_prompt_for_another_worker_is_no_stream_here() {
     let mut worker = TestWorker::new(limits());
     let target = HandoffTarget {
         worker: PEER,
@@ -122,7 +122,7 @@ fn a_load_without_prices_predicts_nothing() {
         },
         ..limits()
     });
-    let want = promised(160, MS * 10, MS * 20);
+    let want = with_targets(160, MS * 10, MS * 20);
     worker.submit(1, want).expect("nothing is known");
     let load = WorkerLoad {
         blocks_free: 90,
@@ -138,29 +138,29 @@ fn a_load_without_prices_predicts_nothing() {
         queue_tokens: 161,
         ..load
     };
-    assert!(brain.noticeable(&more), "told exactly");
+    assert!(brain.noticeable(&more), "reported exactly");
 }
 
 #[test]
-fn a_step_that_takes_too_long_is_told_as_stuck() {
+fn a_step_that_takes_too_long_is_reported_stuck() {
     let mut worker = TestWorker::new(limits());
     worker.submit(1, Want::tokens(160)).expect("there is room");
     worker.now = Time::ZERO + worker.brain.limits.step_max;
-    worker.tell(crate::WorkerInput::Woke);
+    worker.handle(crate::WorkerInput::Woke);
     let load = worker.brain.load();
     assert_eq!(
         (load.progress, load.step_left),
         (StepProgress::Stuck, Duration::ZERO)
     );
-    let told = worker.told.last().map(|(_, report)| report.clone());
-    let Some(Report::Load(told)) = told else {
-        panic!("{told:?}");
+    let last_load = worker.reports.last().map(|(_, report)| report.clone());
+    let Some(Report::Load(last_load)) = last_load else {
+        panic!("{last_load:?}");
     };
-    assert_eq!(told.progress, StepProgress::Stuck);
+    assert_eq!(last_load.progress, StepProgress::Stuck);
 }
 
 #[test]
-fn of_a_step_ahead_nothing_has_passed() {
+fn a_step_ahead_counts_in_full() {
     let mut brain = WorkerBrain::new(limits());
     let step = |since, predicted| StepInFlight {
         id: StepId(1),
@@ -184,7 +184,7 @@ fn of_a_step_ahead_nothing_has_passed() {
 }
 
 #[test]
-fn a_gap_that_cannot_be_kept_binds_no_other_stream() {
+fn an_infeasible_gap_binds_no_other_stream() {
     let mut worker = TestWorker::new(limits());
     let gap = |tpot| Want {
         tpot: Some(tpot),
@@ -218,9 +218,9 @@ fn a_stream_that_ends_soon_binds_no_other_stream() {
 }
 
 /// A worker that has just reported its load, and that load.
-fn told() -> (TestWorker, WorkerLoad) {
+fn worker_with_prompt() -> (TestWorker, WorkerLoad) {
     let mut worker = TestWorker::new(limits());
-    let want = promised(320, MS * 200, MS * 20);
+    let want = with_targets(320, MS * 200, MS * 20);
     worker.submit(1, want).expect("it can be in time");
     let load = worker.brain.load();
     worker.brain.load_reported = load;
@@ -229,8 +229,8 @@ fn told() -> (TestWorker, WorkerLoad) {
 }
 
 #[test]
-fn counts_of_a_load_are_told_at_once() {
-    let (worker, load) = told();
+fn counts_of_a_load_are_reported_at_once() {
+    let (worker, load) = worker_with_prompt();
     assert!(!worker.brain.noticeable(&load));
     let changes: [fn(&mut WorkerLoad); 5] = [
         |load| load.sequences_waiting += 1,
@@ -247,8 +247,8 @@ fn counts_of_a_load_are_told_at_once() {
 }
 
 #[test]
-fn amounts_of_a_load_are_told_ten_times_a_second() {
-    let (mut worker, load) = told();
+fn amounts_of_a_load_are_reported_ten_times_a_second() {
+    let (mut worker, load) = worker_with_prompt();
     let changes: [fn(&mut WorkerLoad); 4] = [
         |load| load.queue_tokens -= 1,
         |load| load.context_tokens += 1,
@@ -275,8 +275,8 @@ fn amounts_of_a_load_are_told_ten_times_a_second() {
 }
 
 #[test]
-fn work_is_told_at_once_if_it_moved_by_more_than_a_step() {
-    let (mut worker, load) = told();
+fn work_is_reported_at_once_if_it_moved_over_a_step() {
+    let (mut worker, load) = worker_with_prompt();
     let moved = |worker: &TestWorker, micros: u32| {
         let mut other = load;
         other.backlog.micros[1][8] += micros;
@@ -300,17 +300,17 @@ fn work_is_told_at_once_if_it_moved_by_more_than_a_step() {
 }
 
 #[test]
-fn a_gap_is_told_at_once_if_it_moved_by_a_tenth() {
-    let (worker, load) = told();
-    let told = |tpot_least| worker.brain.noticeable(&WorkerLoad { tpot_least, ..load });
-    assert!(!told(Some(MS * 18)), "a tenth less");
-    assert!(told(Some(MS * 18 - nanos(1))));
-    assert!(told(None));
+fn a_gap_is_reported_at_once_if_it_moved_by_a_tenth() {
+    let (worker, load) = worker_with_prompt();
+    let is_noticeable = |tpot_least| worker.brain.noticeable(&WorkerLoad { tpot_least, ..load });
+    assert!(!is_noticeable(Some(MS * 18)), "a tenth less");
+    assert!(is_noticeable(Some(MS * 18 - nanos(1))));
+    assert!(is_noticeable(None));
     assert!(gap_moved(None, Some(MS)) && !gap_moved(None, None));
 }
 
 #[test]
-fn a_number_has_moved_by_more_than_its_part() {
+fn a_change_counts_above_its_share() {
     assert!(!moved(100, 90, 10) && moved(100, 89, 10));
     assert!(!moved(100, 111, 10) && moved(100, 112, 10));
     assert!(!moved(0, 0, 10) && moved(0, 1, 10));
@@ -325,35 +325,37 @@ fn prices_have_moved_where_a_router_would_predict_badly() {
         };
         (WorkerId(to), price)
     };
-    let told = Prices {
+    let reported = Prices {
         links: vec![link(2, 1000)],
         error_permille: 100,
         ..prices()
     };
     let changed = |change: fn(&mut Prices)| {
-        let mut is = told.clone();
-        change(&mut is);
-        prices_moved(&told, &is)
+        let mut current = reported.clone();
+        change(&mut current);
+        prices_moved(&reported, &current)
     };
     assert!(!changed(|_| ()));
-    assert!(!changed(|is| is.rows[0].nanos = 900_000));
-    assert!(changed(|is| is.rows[0].nanos = 899_999));
-    assert!(changed(|is| is.pair_picos = 899));
-    assert!(changed(|is| is.context_picos = 1799));
-    assert!(changed(|is| is.draw_nanos = 4499));
-    assert!(changed(|is| is.links[0].1.byte_picos = 899));
-    assert!(changed(|is| is.links[0].0 = WorkerId(3)));
-    assert!(changed(|is| is.links.clear()));
-    assert!(!changed(|is| is.error_permille = 150));
-    assert!(changed(|is| is.error_permille = 151));
-    assert!(changed(|is| is.rows.push(RowPrice { rows: 9, nanos: 9 })));
+    assert!(!changed(|current| current.rows[0].nanos = 900_000));
+    assert!(changed(|current| current.rows[0].nanos = 899_999));
+    assert!(changed(|current| current.pair_picos = 899));
+    assert!(changed(|current| current.context_picos = 1799));
+    assert!(changed(|current| current.draw_nanos = 4499));
+    assert!(changed(|current| current.links[0].1.byte_picos = 899));
+    assert!(changed(|current| current.links[0].0 = WorkerId(3)));
+    assert!(changed(|current| current.links.clear()));
+    assert!(!changed(|current| current.error_permille = 150));
+    assert!(changed(|current| current.error_permille = 151));
+    assert!(changed(|current| current
+        .rows
+        .push(RowPrice { rows: 9, nanos: 9 })));
 }
 
 #[test]
-fn prices_are_told_once_a_second_at_most() {
+fn prices_are_reported_once_a_second_at_most() {
     let mut worker = TestWorker::new(limits());
-    let prices_told = |worker: &TestWorker| {
-        let reports = worker.told.iter();
+    let price_reports = |worker: &TestWorker| {
+        let reports = worker.reports.iter();
         let prices = reports.filter(|(_, report)| matches!(report, Report::Prices(_)));
         prices.count()
     };
@@ -365,10 +367,10 @@ fn prices_are_told_once_a_second_at_most() {
             latency_nanos: 10,
             byte_picos: 10,
         };
-        worker.tell(crate::WorkerInput::LinkMeasured { peer, price });
-        prices_told(worker)
+        worker.handle(crate::WorkerInput::LinkMeasured { peer, price });
+        price_reports(worker)
     };
-    assert_eq!(prices_told(&worker), 1, "to a router that joins");
+    assert_eq!(price_reports(&worker), 1, "to a router that joins");
     assert_eq!(measured(&mut worker, 2, Time::from_nanos(5)), 2);
     assert_eq!(measured(&mut worker, 3, Time::from_nanos(1_000_000_004)), 2);
     assert_eq!(measured(&mut worker, 3, Time::from_nanos(1_000_000_005)), 3);
@@ -376,29 +378,29 @@ fn prices_are_told_once_a_second_at_most() {
 }
 
 #[test]
-fn each_router_hears_how_many_of_its_orders_are_in_a_load() {
+fn each_router_receives_its_own_order_count_with_a_load() {
     let mut worker = TestWorker::new(limits());
-    worker.tell(crate::WorkerInput::RouterJoined { router: OTHER });
+    worker.handle(crate::WorkerInput::RouterJoined { router: OTHER });
     worker.submit(1, Want::tokens(160)).expect("there is room");
-    let heard = |worker: &TestWorker, to: RouterId| {
+    let last_load = |worker: &TestWorker, to: RouterId| {
         let mut loads = worker
-            .told
+            .reports
             .iter()
             .filter_map(|(router, report)| match report {
                 Report::Load(load) if *router == to => Some(load),
                 _ => None,
             });
-        let last = loads.next_back().expect("it was told");
+        let last = loads.next_back().expect("it was reported");
         (last.orders_heard, last.queue_tokens)
     };
-    assert_eq!(heard(&worker, ROUTER), (2, 160));
-    assert_eq!(heard(&worker, OTHER), (0, 160));
+    assert_eq!(last_load(&worker, ROUTER), (2, 160));
+    assert_eq!(last_load(&worker, OTHER), (0, 160));
 }
 
 #[test]
-fn a_router_that_joins_hears_prices_before_a_load() {
+fn a_joining_router_receives_prices_before_a_load() {
     let worker = TestWorker::new(limits());
-    let reports: Vec<_> = worker.told.iter().map(|(_, report)| report).collect();
+    let reports: Vec<_> = worker.reports.iter().map(|(_, report)| report).collect();
     assert!(matches!(
         reports[..],
         [Report::Prices(_), Report::Serves { .. }, Report::Load(_)]
@@ -407,7 +409,7 @@ fn a_router_that_joins_hears_prices_before_a_load() {
         prices: Prices::default(),
         ..limits()
     });
-    let first = unknown.told.first().map(|(_, report)| report);
+    let first = unknown.reports.first().map(|(_, report)| report);
     assert!(matches!(first, Some(Report::Serves { .. })));
 }
 
@@ -419,7 +421,7 @@ fn slack_is_the_time_until_a_prompt_must_begin() {
         worker.brain.prompt_slack(sequence)
     };
     worker
-        .submit(1, promised(160, MS * 10, MS * 20))
+        .submit(1, with_targets(160, MS * 10, MS * 20))
         .expect("in time");
     // Two whole chunks, the rest, 12880 pairs and a draw take 3.01788 ms.
     assert_eq!(slack(&worker, 1), Some(nanos(10_000_000 - 3_017_880)));

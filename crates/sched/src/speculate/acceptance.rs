@@ -41,9 +41,9 @@ impl DraftAcceptance {
     pub(crate) fn probability(&self, worker: Self) -> f64 {
         // Without any history, a draft is as likely accepted as not.
         let prior = share_of(worker.true_parts + ONE, worker.all_parts + 2 * ONE);
-        let known = f64::from(PRIOR * ONE);
-        let right = f64::from(self.true_parts) + prior * known;
-        right / (f64::from(self.all_parts) + known)
+        let prior_weight = f64::from(PRIOR * ONE);
+        let right = f64::from(self.true_parts) + prior * prior_weight;
+        right / (f64::from(self.all_parts) + prior_weight)
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct DraftCosts<'a> {
     pub(crate) decode: StepWork,
     pub(crate) held: batch::BatchLoad,
     /// Rows that still fit.
-    pub(crate) room: u32,
+    pub(crate) rows_left: u32,
 }
 
 /// One more draft for a sequence.
@@ -66,11 +66,11 @@ pub(crate) fn draft_counts(
         return (none, DraftOutcome::NoGuess);
     }
     let list = candidate_drafts(drafters);
-    let fitting = &list[..list.len().min(costs.room as usize)];
+    let fitting = &list[..list.len().min(costs.rows_left as usize)];
     if fitting.is_empty() {
         return (none, DraftOutcome::NoRoom);
     }
-    let (taken, otherwise) = match costs.prices {
+    let (draft_count, no_draft_reason) = match costs.prices {
         Some(prices) => best(costs, prices, fitting),
         None => {
             let likely = fitting
@@ -80,13 +80,13 @@ pub(crate) fn draft_counts(
         }
     };
     let mut counts = none;
-    for one in &fitting[..taken] {
+    for one in &fitting[..draft_count] {
         counts[one.drafter] += 1;
     }
-    let drafting = if taken > 0 {
+    let drafting = if draft_count > 0 {
         DraftOutcome::Drafted
     } else {
-        otherwise
+        no_draft_reason
     };
     (counts, drafting)
 }
@@ -124,7 +124,7 @@ fn best(costs: &DraftCosts<'_>, prices: &Prices, list: &[NextDraft]) -> (usize, 
     // Without drafts the streams draw this many tokens a second; drafts must gain more than the
     // error of prices.
     let mut most = streams / plain.as_secs_f64() * GAIN_LEAST;
-    let (mut taken, mut otherwise) = (0, DraftOutcome::NoGain);
+    let (mut draft_count, mut no_draft_reason) = (0, DraftOutcome::NoGain);
     let (mut drafts, mut gained) = (StepWork::default(), 0.0);
     for (place, one) in list.iter().enumerate() {
         drafts += StepWork::drafts(one.tokens_before, 1);
@@ -135,8 +135,8 @@ fn best(costs: &DraftCosts<'_>, prices: &Prices, list: &[NextDraft]) -> (usize, 
         );
         // A prefix that breaks a target ends the search: longer ones break it too.
         if exceeds(streams_take, held.tpot_least) || exceeds(all_take, held.slack_least) {
-            if taken == 0 {
-                otherwise = DraftOutcome::NoTime;
+            if draft_count == 0 {
+                no_draft_reason = DraftOutcome::NoTime;
             }
             break;
         }
@@ -145,10 +145,10 @@ fn best(costs: &DraftCosts<'_>, prices: &Prices, list: &[NextDraft]) -> (usize, 
         let rate = (streams + gained) / takes.as_secs_f64();
         // A later prefix may be better although this one is not: the cost of rows has steps.
         if rate > most {
-            (most, taken) = (rate, place + 1);
+            (most, draft_count) = (rate, place + 1);
         }
     }
-    (taken, otherwise)
+    (draft_count, no_draft_reason)
 }
 
 fn exceeds(takes: Duration, most: Option<Duration>) -> bool {
@@ -204,7 +204,7 @@ mod tests {
             streams_count: held.work.rows as usize,
             decode: held.work,
             held,
-            room: 64,
+            rows_left: 64,
         };
         draft_counts(&costs, &drafters)
     }
@@ -243,7 +243,7 @@ mod tests {
     /// With one row the step takes 10.1 ms, with five 10.5.
     #[test]
     fn drafts_never_break_a_stream_target() {
-        let promised = |tpot, spare| {
+        let drafts_for = |tpot, spare| {
             let held = batch::BatchLoad {
                 tpot_least: Some(tpot),
                 slack_least: Some(spare),
@@ -252,10 +252,10 @@ mod tests {
             chosen(&prices(100), held, &[0.9])
         };
         let (tight, lax) = (MS * 103 / 10, MS * 11);
-        assert_eq!(promised(lax, lax), (vec![4], DraftOutcome::Drafted));
-        assert_eq!(promised(tight, lax), (vec![2], DraftOutcome::Drafted));
-        assert_eq!(promised(lax, tight), (vec![2], DraftOutcome::Drafted));
-        assert_eq!(promised(MS * 10, lax), (vec![0], DraftOutcome::NoTime));
+        assert_eq!(drafts_for(lax, lax), (vec![4], DraftOutcome::Drafted));
+        assert_eq!(drafts_for(tight, lax), (vec![2], DraftOutcome::Drafted));
+        assert_eq!(drafts_for(lax, tight), (vec![2], DraftOutcome::Drafted));
+        assert_eq!(drafts_for(MS * 10, lax), (vec![0], DraftOutcome::NoTime));
     }
 
     /// A step with a prompt is long anyhow, which makes no draft worth more.
@@ -275,7 +275,7 @@ mod tests {
             streams_count: 1,
             decode: streams(1).work,
             held,
-            room: 64,
+            rows_left: 64,
         };
         assert_eq!(draft_counts(&costs, &[drafter]).1, DraftOutcome::NoGain);
     }
@@ -293,11 +293,14 @@ mod tests {
             streams_count: 1,
             decode: StepWork::default(),
             held: batch::BatchLoad::default(),
-            room: 0,
+            rows_left: 0,
         };
         assert_eq!(draft_counts(&costs, &[drafter]).1, DraftOutcome::NoRoom);
         assert_eq!(draft_counts(&costs, &[]).1, DraftOutcome::NoGuess);
-        let costs = DraftCosts { room: 9, ..costs };
+        let costs = DraftCosts {
+            rows_left: 9,
+            ..costs
+        };
         // 0.8, 0.64, 0.51, 0.41
         assert_eq!(draft_counts(&costs, &[drafter]).0, [3]);
     }

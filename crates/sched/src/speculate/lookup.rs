@@ -90,8 +90,8 @@ impl NgramIndex {
 
     /// Ends of earlier places whose run has the hash of the last one, the latest first.
     fn places<'a>(&'a self, tokens: &[TokenId], least: usize) -> impl Iterator<Item = usize> + 'a {
-        let known = run(tokens, tokens.len(), least).is_some();
-        let mut end = if known { tokens.len() } else { 0 };
+        let is_found = run(tokens, tokens.len(), least).is_some();
+        let mut end = if is_found { tokens.len() } else { 0 };
         std::iter::from_fn(move || {
             end = self.before[end] as usize;
             (end > 0).then_some(end)

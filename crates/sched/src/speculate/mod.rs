@@ -82,7 +82,7 @@ impl WorkerBrain {
             streams_count,
             decode: decode_work(draft),
             held: draft.held,
-            room: self.limits.capacity.step_tokens_max - rows,
+            rows_left: self.limits.capacity.step_tokens_max - rows,
         };
         let (counts, drafting) = choose::draft_counts(&costs, &drafters);
         for (drafter, count) in drafters.iter().zip(counts) {
@@ -106,20 +106,22 @@ impl WorkerBrain {
                 0 => Vec::new(),
                 most => PromptLookup { index, bounds }.draft(&sequence.tokens, most as usize),
             };
-            let wanted = u32::try_from(guess.len()).expect("a guess is short");
+            let guessed = u32::try_from(guess.len()).expect("a guess is short");
             sequence.speculating.drafts = guess;
-            if wanted == 0 {
+            if guessed == 0 {
                 continue;
             }
             // A draft that needs more blocks than are free is cut to those that it gets.
             let own = sequence.table.len() as u32 + sequence.reservation.count();
-            let lacks = (sequence.len() + wanted).div_ceil(size).saturating_sub(own);
-            let taken = lacks.min(blocks_free);
-            blocks_free -= taken;
+            let lacks = (sequence.len() + guessed)
+                .div_ceil(size)
+                .saturating_sub(own);
+            let extra_blocks = lacks.min(blocks_free);
+            blocks_free -= extra_blocks;
             drafters.push(DraftCandidate {
                 place,
                 tokens: sequence.len(),
-                most: wanted.min((own + taken) * size - sequence.len()),
+                most: guessed.min((own + extra_blocks) * size - sequence.len()),
                 probability: sequence.speculating.acceptance.probability(self.acceptance),
             });
         }

@@ -68,52 +68,57 @@ impl OffloadTiers {
         Some(of(self.from_host, blocks - on_disk)? + of(self.from_disk, on_disk)?)
     }
 
-    /// Learns the price of a fetch of which `came` blocks arrived, from the time worked on it. Time
-    /// spent waiting for steps and for other fetches does not count: otherwise a busy engine would
-    /// make tiers look too dear to use.
-    fn measure(&mut self, came: u32, fetch: TierFetch, worked: Duration) {
-        if came == 0 && worked.is_zero() {
+    /// Learns the price of a fetch of which `blocks_fetched` blocks arrived, from the time worked
+    /// on it. Time spent waiting for steps and for other fetches does not count: otherwise a busy
+    /// engine would make tiers look too dear to use.
+    fn measure(&mut self, blocks_fetched: u32, fetch: TierFetch, worked: Duration) {
+        if blocks_fetched == 0 && worked.is_zero() {
             return;
         }
         // A fetch without result still took the time of one block at least.
-        let (from_host, count) = (fetch.blocks - fetch.on_disk, came.max(1));
+        let (from_host, count) = (fetch.blocks - fetch.on_disk, blocks_fetched.max(1));
         if fetch.on_disk == 0 {
             return mean(&mut self.from_host, worked / count);
         }
-        let host = self.from_host.unwrap_or_default() * from_host.min(came);
-        let count = came.saturating_sub(from_host).max(1);
+        let host = self.from_host.unwrap_or_default() * from_host.min(blocks_fetched);
+        let count = blocks_fetched.saturating_sub(from_host).max(1);
         mean(&mut self.from_disk, worked.saturating_sub(host) / count);
     }
 }
 
 impl WorkerBrain {
-    /// Contents in the tiers that follow a sequence's first `known` blocks.
-    pub(crate) fn kept_below(&self, sequence: &mut WorkerSequence, known: u32) -> TierMatch {
+    /// Contents in the tiers that follow a sequence's first `blocks_known` blocks.
+    pub(crate) fn tier_match(&self, sequence: &mut WorkerSequence, blocks_known: u32) -> TierMatch {
         let size = self.limits.capacity.block_tokens;
-        let mut kept = TierMatch::default();
+        let mut found = TierMatch::default();
         if self.limits.host_blocks == 0 || !self.limits.prefix_cache {
-            return kept;
+            return found;
         }
-        for hash in sequence.reusable(size).iter().skip(known as usize) {
+        for hash in sequence.reusable(size).iter().skip(blocks_known as usize) {
             let place = self.tiers.index.level_of(*hash);
             let Some(place) = place.filter(|_| !self.pool.contains(*hash)) else {
                 break;
             };
-            kept.blocks += 1;
-            kept.on_disk += u32::from(place == TierLevel::Disk);
+            found.blocks += 1;
+            found.on_disk += u32::from(place == TierLevel::Disk);
         }
-        kept.takes = self
+        found.takes = self
             .tiers
-            .price(kept.blocks, kept.on_disk)
+            .price(found.blocks, found.on_disk)
             .unwrap_or_default();
-        kept.recompute = self.compute_price(known * size, kept.blocks * size);
-        kept
+        found.recompute = self.compute_price(blocks_known * size, found.blocks * size);
+        found
     }
 
-    /// Time to compute so many tokens after the first `known`; `None` before anything was measured.
-    fn compute_price(&self, known: u32, tokens: u32) -> Option<Duration> {
+    /// Time to compute so many tokens after the first `tokens_known`; `None` before anything was
+    /// measured.
+    fn compute_price(&self, tokens_known: u32, tokens: u32) -> Option<Duration> {
         if self.learner.has_prices() {
-            Some(self.learner.prices().prefill(known, tokens, self.quantum))
+            Some(
+                self.learner
+                    .prices()
+                    .prefill(tokens_known, tokens, self.quantum),
+            )
         } else {
             Some(self.swap_prices.recompute_token()?.saturating_mul(tokens))
         }
@@ -127,20 +132,20 @@ impl WorkerBrain {
             return;
         };
         let size = self.limits.capacity.block_tokens;
-        let known = sequence.published;
-        let kept = if sequence.computed == known * size {
-            self.kept_below(&mut sequence, known)
+        let blocks_known = sequence.published;
+        let found = if sequence.computed == blocks_known * size {
+            self.tier_match(&mut sequence, blocks_known)
         } else {
             TierMatch::default()
         };
-        if !kept.is_cheaper() {
+        if !found.is_cheaper() {
             self.tiers.lower_prices(PRICE_DECAY_PARTS[0]);
-        } else if kept.blocks > 0 {
-            let patience = kept.recompute.unwrap_or(self.limits.step_max);
-            let patience = patience.max(FETCH_LEAST);
-            let until = self.now + self.step_left() + patience;
+        } else if found.blocks > 0 {
+            let wait_max = found.recompute.unwrap_or(self.limits.step_max);
+            let wait_max = wait_max.max(FETCH_LEAST);
+            let until = self.now + self.step_left() + wait_max;
             self.tiers.fetch_deadlines.set(handoff, until);
-            self.begin_fetch(&mut sequence, kept);
+            self.begin_fetch(&mut sequence, found);
         }
         self.sequences.insert(handoff, sequence);
     }
@@ -167,8 +172,8 @@ impl WorkerBrain {
         }
     }
 
-    fn begin_fetch(&mut self, sequence: &mut WorkerSequence, kept: TierMatch) {
-        let (from, to) = (sequence.published, sequence.published + kept.blocks);
+    fn begin_fetch(&mut self, sequence: &mut WorkerSequence, found: TierMatch) {
+        let (from, to) = (sequence.published, sequence.published + found.blocks);
         while sequence.table.len() < to as usize {
             let block = self.pool.take_reserved(&mut sequence.reservation);
             sequence
@@ -183,8 +188,8 @@ impl WorkerBrain {
             self.tiers.index.begin_read(*content);
         }
         sequence.fetch = Some(TierFetch {
-            blocks: kept.blocks,
-            on_disk: kept.on_disk,
+            blocks: found.blocks,
+            on_disk: found.on_disk,
             stopped: false,
             counts_step: false,
         });
@@ -205,17 +210,18 @@ impl WorkerBrain {
     }
 
     /// Stops fetches that take longer than their deadline.
-    pub(crate) fn lose_patience(&mut self) {
+    pub(crate) fn stop_late_fetches(&mut self) {
         while let Some(handoff) = self.tiers.fetch_deadlines.pop_passed(self.now) {
             self.stop_fetch(handoff);
         }
     }
 
-    /// Handles the end of a fetch: its first `came` blocks are in the pool; the rest is computed.
+    /// Handles the end of a fetch: its first `blocks_fetched` blocks are in the pool; the rest is
+    /// computed.
     pub(crate) fn fetched(
         &mut self,
         handoff: HandoffId,
-        came: u32,
+        blocks_fetched: u32,
         outcome: FetchOutcome,
         took: Duration,
         worked: Duration,
@@ -226,29 +232,29 @@ impl WorkerBrain {
         let Some(fetch) = sequence.fetch.take() else {
             return;
         };
-        let came = came.min(fetch.blocks);
+        let blocks_fetched = blocks_fetched.min(fetch.blocks);
         let from = sequence.published as usize;
-        let asked = sequence.hashes[from..from + fetch.blocks as usize].to_vec();
+        let contents = sequence.hashes[from..from + fetch.blocks as usize].to_vec();
         let closing = sequence.closing();
         if !closing {
-            sequence.computed += came * self.limits.capacity.block_tokens;
+            sequence.computed += blocks_fetched * self.limits.capacity.block_tokens;
         }
         self.tiers.fetch_deadlines.remove(handoff);
-        self.forget_spoiled(asked.get(came as usize), outcome);
-        for content in asked {
+        self.forget_spoiled(contents.get(blocks_fetched as usize), outcome);
+        for content in contents {
             self.tiers.index.end_read(content);
         }
         self.note(WorkerNote::Fetched {
             handoff,
             asked: fetch.blocks,
-            came,
+            came: blocks_fetched,
             outcome,
             took,
         });
         if closing {
             return self.release_if_settled(handoff);
         }
-        self.tiers.measure(came, fetch, worked);
+        self.tiers.measure(blocks_fetched, fetch, worked);
         self.publish(handoff);
     }
 

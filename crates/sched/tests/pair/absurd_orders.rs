@@ -33,15 +33,15 @@ impl PairRng {
 }
 
 /// A client's targets, as its router states them.
-pub(crate) fn slo(dice: &mut PairRng) -> RequestSlo {
-    let mut some = || dice.percent(60).then(|| dice.span());
+pub(crate) fn slo(rng: &mut PairRng) -> RequestSlo {
+    let mut some = || rng.percent(60).then(|| rng.span());
     let [ttft, tpot, e2e] = [some(), some(), some()];
     let priorities = [i32::MIN, -1, 0, 1, i32::MAX];
     RequestSlo {
         ttft,
         tpot,
         e2e,
-        priority: priorities[dice.index(priorities.len())],
+        priority: priorities[rng.index(priorities.len())],
         ..RequestSlo::default()
     }
 }
@@ -49,7 +49,7 @@ pub(crate) fn slo(dice: &mut PairRng) -> RequestSlo {
 impl PairWorld {
     /// Sends the order, with other numbers in a world of absurd orders.
     pub(crate) fn order(&mut self, to: usize, mut order: Order) {
-        if let Some(dice) = &mut self.absurd_orders {
+        if let Some(rng) = &mut self.absurd_orders {
             match &mut order {
                 Order::Reserve(ReserveOrder {
                     expected_output_tokens,
@@ -58,15 +58,15 @@ impl PairWorld {
                     due,
                     ..
                 }) => {
-                    *expected_output_tokens = dice.number();
+                    *expected_output_tokens = rng.number();
                     // A prompt has no tokens drawn ahead.
                     if *ahead_tokens > 0 {
-                        *ahead_tokens = dice.number();
+                        *ahead_tokens = rng.number();
                     }
-                    (*waited, *due) = (dice.span(), lied(dice, *due));
+                    (*waited, *due) = (rng.span(), lied(rng, *due));
                 }
                 Order::Prefill(PrefillOrder { waited, due, .. }) => {
-                    (*waited, *due) = (dice.span(), lied(dice, *due));
+                    (*waited, *due) = (rng.span(), lied(rng, *due));
                 }
                 _ => {}
             }
@@ -76,8 +76,8 @@ impl PairWorld {
 }
 
 /// Another time; as before, only a first attempt may be refused for it.
-fn lied(dice: &mut PairRng, due: Option<Deadline>) -> Option<Deadline> {
+fn lied(rng: &mut PairRng, due: Option<Deadline>) -> Option<Deadline> {
     let unmet = due.map_or(OnDeadlineMiss::Serve, |due| due.unmet);
-    let left = dice.percent(80).then(|| dice.span())?;
+    let left = rng.percent(80).then(|| rng.span())?;
     Some(Deadline { left, unmet })
 }

@@ -3,7 +3,7 @@
 use super::router_stub::{MoveVerdict, StubFlight};
 use super::{PairRng, PairWorld, RouterStub, StageWorld};
 use crate::stage::script::prompt;
-use crate::stage::{ROUTER, StageEvent, StageEventFate, limits};
+use crate::stage::{ROUTER, StageEvent, StageEventOutcome, limits};
 use cleave_domain::{Order, Role};
 use cleave_sched::{PoolWriter, WorkerInput};
 use std::collections::BTreeMap;
@@ -65,7 +65,7 @@ const TARGET: usize = 1;
 impl MoveFaultCase {
     fn world(self) -> PairWorld {
         let mut chaos = PairWorld {
-            dice: PairRng(7),
+            rng: PairRng(7),
             world: StageWorld::default(),
             router: RouterStub::default(),
             faults: false,
@@ -175,14 +175,16 @@ impl MoveFaultCase {
             }
             MoveFault::SourceDrains => chaos.world.feed(SOURCE, WorkerInput::Draining),
             MoveFault::PacketLost => {
-                let packet = |what: &StageEvent| matches!(what, StageEvent::Packet { .. });
+                let packet = |event: &StageEvent| matches!(event, StageEvent::Packet { .. });
                 let mut pending = chaos.world.pending.iter();
-                let first = pending.find(|(_, what)| packet(what)).map(|(key, _)| *key);
+                let first = pending
+                    .find(|(_, event)| packet(event))
+                    .map(|(key, _)| *key);
                 first.map(|key| chaos.world.pending.remove(&key));
             }
             MoveFault::PacketsDoubled => {
                 let pending = chaos.world.pending.values();
-                let packets = pending.filter(|what| matches!(what, StageEvent::Packet { .. }));
+                let packets = pending.filter(|event| matches!(event, StageEvent::Packet { .. }));
                 for packet in packets.cloned().collect::<Vec<_>>() {
                     for late in [0, 5, 60, 400] {
                         let late = Duration::from_millis(late);
@@ -193,7 +195,7 @@ impl MoveFaultCase {
             MoveFault::NextFails => {
                 let first = chaos.world.pending.keys().next().copied();
                 if let Some(key) = first {
-                    chaos.perform(key, StageEventFate::Damaged);
+                    chaos.perform(key, StageEventOutcome::Damaged);
                 }
             }
             MoveFault::BlocksRunOut => {
@@ -209,8 +211,8 @@ impl MoveFaultCase {
 /// Lengths on both sides of a block's end; room for no token, for some and for more than are drawn.
 #[test]
 fn a_move_survives_one_fault_at_any_point() {
-    let mut seen: BTreeMap<(MoveFault, Option<&str>), u32> = BTreeMap::new();
-    for blow in BLOWS {
+    let mut verdicts: BTreeMap<(MoveFault, Option<&str>), u32> = BTreeMap::new();
+    for fault in BLOWS {
         for (prompt, ahead) in [(3, 0), (4, 9), (5, 1), (6, 3), (7, 9), (8, 0), (9, 20)] {
             for (cached, writer, steps_in_flight) in [
                 (false, PoolWriter::Receiver, 1),
@@ -226,7 +228,7 @@ fn a_move_survives_one_fault_at_any_point() {
                         cached,
                         writer,
                         steps_in_flight,
-                        fault: blow,
+                        fault,
                         after,
                     };
                     let (fell, verdict) = case.play();
@@ -234,26 +236,29 @@ fn a_move_survives_one_fault_at_any_point() {
                         MoveVerdict::Stayed => "stayed",
                         MoveVerdict::Landed => "landed",
                     });
-                    *seen.entry((blow, verdict)).or_default() += 1;
-                    if !fell || blow == MoveFault::Nothing {
+                    *verdicts.entry((fault, verdict)).or_default() += 1;
+                    if !fell || fault == MoveFault::Nothing {
                         break;
                     }
                 }
             }
         }
     }
-    for blow in BLOWS {
-        let landed = seen.get(&(blow, Some("landed")));
-        assert!(landed.is_some(), "{blow:?} let no move land: {seen:?}");
+    for fault in BLOWS {
+        let landed = verdicts.get(&(fault, Some("landed")));
+        assert!(landed.is_some(), "{fault:?} let no move land: {verdicts:?}");
     }
-    for blow in [
+    for fault in [
         MoveFault::MoveDropped,
         MoveFault::TargetCancelled,
         MoveFault::LinkCut,
         MoveFault::NextFails,
         MoveFault::BlocksRunOut,
     ] {
-        let stayed = seen.get(&(blow, Some("stayed")));
-        assert!(stayed.is_some(), "{blow:?} made no sequence stay: {seen:?}");
+        let aborted = verdicts.get(&(fault, Some("stayed")));
+        assert!(
+            aborted.is_some(),
+            "{fault:?} made no sequence stay: {verdicts:?}"
+        );
     }
 }

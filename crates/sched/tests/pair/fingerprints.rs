@@ -15,7 +15,7 @@ fn print(brain: &WorkerBrain) -> u64 {
 }
 
 /// Everything that is visible of a brain from outside.
-fn face(brain: &WorkerBrain, now: Time) -> String {
+fn visible_state(brain: &WorkerBrain, now: Time) -> String {
     let handoffs: Vec<_> = brain.handoffs().collect();
     let due = brain.deadline().map(|due| due.since(now));
     let (load, draining) = (brain.load(), brain.draining());
@@ -52,7 +52,7 @@ fn equal_fingerprints_mean_equal_behaviour_at_any_time() {
         let tape = chaos.world.tape.take().expect("kept");
         for (at, limits) in limits.into_iter().enumerate() {
             let (mut one, mut other) = (WorkerBrain::new(limits.clone()), WorkerBrain::new(limits));
-            let mut faces: BTreeMap<u64, (String, WorkerBrain)> = BTreeMap::new();
+            let mut states_seen: BTreeMap<u64, (String, WorkerBrain)> = BTreeMap::new();
             for (machine, now, input) in &tape {
                 if *machine != at {
                     continue;
@@ -61,10 +61,15 @@ fn equal_fingerprints_mean_equal_behaviour_at_any_time() {
                 other.handle(*now + late, input.clone());
                 assert_eq!(outputs(&mut one), outputs(&mut other));
                 assert_eq!(print(&one), print(&other), "told by the clock: {input:?}");
-                let known = faces.insert(print(&one), (face(&one, *now), one.clone()));
+                let visible_before =
+                    states_seen.insert(print(&one), (visible_state(&one, *now), one.clone()));
                 states += 1;
-                if let Some((known, before)) = known {
-                    assert_eq!(known, face(&one, *now), "one fingerprint, two faces");
+                if let Some((visible_before, before)) = visible_before {
+                    assert_eq!(
+                        visible_before,
+                        visible_state(&one, *now),
+                        "one fingerprint, two faces"
+                    );
                     same_future(&before, &one, *now);
                 }
             }
@@ -81,14 +86,14 @@ fn same_future(before: &WorkerBrain, after: &WorkerBrain, now: Time) {
         WorkerInput::RouterJoined { router },
         WorkerInput::RouterLost { router },
     ] {
-        let said = |brain: &WorkerBrain| {
+        let notes_of = |brain: &WorkerBrain| {
             let mut brain = brain.clone();
             brain.handle(now, input.clone());
             let notes = |output: &WorkerOutput| !matches!(output, WorkerOutput::Note(_));
-            let said: Vec<_> = outputs(&mut brain).into_iter().filter(notes).collect();
-            (said, print(&brain))
+            let notes_of: Vec<_> = outputs(&mut brain).into_iter().filter(notes).collect();
+            (notes_of, print(&brain))
         };
         // The earlier one is behind its own clock, and catches up.
-        assert_eq!(said(before).0, said(after).0);
+        assert_eq!(notes_of(before).0, notes_of(after).0);
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// load.
 fn world(seed: u64) -> PairWorld {
     let mut chaos = PairWorld {
-        dice: PairRng(seed),
+        rng: PairRng(seed),
         world: StageWorld::default(),
         router: RouterStub::default(),
         faults: false,
@@ -20,15 +20,15 @@ fn world(seed: u64) -> PairWorld {
         absurd_orders: None,
         draft_rng: None,
     };
-    let dice = &mut chaos.dice;
-    let swap_blocks = [0, 6, 20][dice.index(3)];
-    let more = dice.percent(50);
+    let rng = &mut chaos.rng;
+    let swap_blocks = [0, 6, 20][rng.index(3)];
+    let more = rng.percent(50);
     let roles = [Role::Prefill, Role::Decode, Role::Decode];
     for i in 0..if more { 3 } else { 2 } {
         let mut limits = limits(i as u64 + 1, roles[i]);
         limits.capacity.blocks_count = match roles[i] {
             Role::Prefill => 4,
-            _ => dice.between(6, 9),
+            _ => rng.between(6, 9),
         };
         limits.swap_blocks = swap_blocks;
         limits.queue_max = 8;
@@ -54,28 +54,28 @@ fn full_pools_make_progress() {
         };
         while whole(&chaos) < 30 {
             let going = chaos.router.flights.iter().filter(|of| !of.ended).count();
-            if going < 8 && chaos.dice.percent(20) {
-                let dice = &mut chaos.dice;
-                let family = dice.between(1, 9);
-                let text = prompt(family, dice.between(2, 15));
-                let max_tokens = dice.between(1, 12);
+            if going < 8 && chaos.rng.percent(20) {
+                let rng = &mut chaos.rng;
+                let family = rng.between(1, 9);
+                let text = prompt(family, rng.between(2, 15));
+                let max_tokens = rng.between(1, 12);
                 chaos.router.flights.push(StubFlight::new(text, max_tokens));
                 chaos.attempt(chaos.router.flights.len() - 1);
             }
-            if chaos.dice.percent(5) {
+            if chaos.rng.percent(5) {
                 chaos.move_any();
             }
             chaos.advance();
             for (at, machine) in chaos.world.machines.iter().enumerate() {
                 full[at] |= machine.brain.pool().blocks_available() == 0;
             }
-            let patience = Duration::from_secs(60);
-            let late = chaos.world.now.since(cleave_domain::Time::ZERO) > patience;
+            let deadline = Duration::from_secs(60);
+            let late = chaos.world.now.since(cleave_domain::Time::ZERO) > deadline;
             assert!(!late, "seed {seed}: {} of 30 came through", whole(&chaos));
         }
         chaos.heal();
         assert!(full.iter().all(|full| *full), "seed {seed}: {full:?}");
-        let count = |what: &str| chaos.world.log.iter().filter(|l| l.contains(what)).count();
+        let count = |part: &str| chaos.world.log.iter().filter(|l| l.contains(part)).count();
         swaps += count("swapped in");
         preempted += count("note preempted");
     }

@@ -13,7 +13,7 @@ mod router_stub;
 mod tiers;
 
 use crate::stage::script::guessing;
-use crate::stage::{ROUTER, StageEvent, StageEventFate, StageWorld, limits};
+use crate::stage::{ROUTER, StageEvent, StageEventOutcome, StageWorld, limits};
 use cleave_domain::{Order, Prices, Role, RowPrice, Time};
 use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
@@ -47,7 +47,7 @@ impl PairRng {
 }
 
 struct PairWorld {
-    dice: PairRng,
+    rng: PairRng,
     world: StageWorld,
     router: RouterStub,
     faults: bool,
@@ -76,7 +76,7 @@ fn prices() -> Prices {
 impl PairWorld {
     fn new(seed: u64) -> Self {
         let mut chaos = Self {
-            dice: PairRng(seed),
+            rng: PairRng(seed),
             world: StageWorld::default(),
             router: RouterStub::default(),
             faults: true,
@@ -85,50 +85,50 @@ impl PairWorld {
             absurd_orders: None,
             draft_rng: None,
         };
-        let dice = &mut chaos.dice;
+        let rng = &mut chaos.rng;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
-        chaos.faults = dice.percent(60);
-        let shape = dice.roll(4);
-        let count = dice.between(1, 5);
-        let cache = dice.percent(70);
-        let swap = dice.between(0, 1);
-        let writer = if dice.percent(40) {
+        chaos.faults = rng.percent(60);
+        let roles_draw = rng.roll(4);
+        let count = rng.between(1, 5);
+        let cache = rng.percent(70);
+        let swap = rng.between(0, 1);
+        let writer = if rng.percent(40) {
             PoolWriter::Sender
         } else {
             PoolWriter::Receiver
         };
         // Drawn separately: in half of the worlds work has prices, and flights have targets.
-        let mut promises = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
-        let priced = promises.percent(50);
-        chaos.slo_rng = priced.then_some(promises);
-        let mut lies = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
-        chaos.absurd_orders = lies.percent(25).then_some(lies);
+        let mut slo_rng = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
+        let priced = slo_rng.percent(50);
+        chaos.slo_rng = priced.then_some(slo_rng);
+        let mut absurd_rng = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
+        chaos.absurd_orders = absurd_rng.percent(25).then_some(absurd_rng);
         // Drawn separately too.
         let steps_in_flight = PairRng(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
         let mut guesses = PairRng(seed ^ 0x1b87_3593_cc9e_2d51);
         chaos.draft_rng = guesses.percent(50).then_some(guesses);
         // The tiers too: half of the worlds have some.
-        let mut kept = PairRng(seed ^ 0x1405_7b7e_f767_814f);
-        let below = if kept.percent(50) {
-            (kept.between(1, 16), kept.between(0, 20))
+        let mut tier_rng = PairRng(seed ^ 0x1405_7b7e_f767_814f);
+        let below = if tier_rng.percent(50) {
+            (tier_rng.between(1, 16), tier_rng.between(0, 20))
         } else {
             (0, 0)
         };
         for i in 0..count {
-            let role = match (shape, i % 2) {
+            let role = match (roles_draw, i % 2) {
                 (0, _) => Role::Both,
                 (_, 0) if count > 1 => Role::Prefill,
                 (_, 1) => Role::Decode,
                 _ => Role::Both,
             };
             let mut limits = limits(u64::from(i) + 1, role);
-            limits.capacity.blocks_count = dice.between(3, 24);
-            limits.capacity.slots_count = dice.between(1, 4);
-            limits.capacity.step_tokens_max = dice.between(3, 12);
-            limits.capacity.context_tokens_max = dice.between(20, 64);
-            limits.queue_max = dice.between(1, 5);
+            limits.capacity.blocks_count = rng.between(3, 24);
+            limits.capacity.slots_count = rng.between(1, 4);
+            limits.capacity.step_tokens_max = rng.between(3, 12);
+            limits.capacity.context_tokens_max = rng.between(20, 64);
+            limits.queue_max = rng.between(1, 5);
             limits.prefix_cache = cache;
-            limits.swap_blocks = swap * dice.between(0, 12);
+            limits.swap_blocks = swap * rng.between(0, 12);
             limits.writer = writer;
             if priced {
                 limits.prices = prices();
@@ -149,7 +149,7 @@ impl PairWorld {
 
     /// Lets a disk take longer than any fetch deadline.
     fn hold_up_fetch(&mut self) {
-        let fetches = |what: &StageEvent| matches!(what, StageEvent::Fetch { .. });
+        let fetches = |event: &StageEvent| matches!(event, StageEvent::Fetch { .. });
         let fetched = self.world.pending.values().any(fetches);
         if self.faults && fetched && self.slow_disks.percent(10) {
             self.pass(Duration::from_millis(300));
@@ -158,22 +158,22 @@ impl PairWorld {
 
     fn act(&mut self) {
         self.hold_up_fetch();
-        match self.dice.roll(100) {
+        match self.rng.roll(100) {
             0..=9 if self.router.flights.len() < 20 => self.submit(),
             0..=9 => self.move_any(),
             10..=81 => self.perform_any(),
             82..=84 => self.move_any(),
-            85 if self.dice.percent(30) => self.drop_any_move(),
+            85 if self.rng.percent(30) => self.drop_any_move(),
             85..=94 => {
-                let millis = u64::from(self.dice.between(1, 40));
-                let millis = if self.dice.percent(1) { 1100 } else { millis };
+                let millis = u64::from(self.rng.between(1, 40));
+                let millis = if self.rng.percent(1) { 1100 } else { millis };
                 self.pass(Duration::from_millis(millis));
             }
             95 => self.cancel_any(),
-            96 if self.faults && self.dice.percent(30) => self.cut_any(),
-            97 if self.faults && self.dice.percent(20) => self.restart_any(),
-            98 if self.faults && self.dice.percent(10) => {
-                let at = self.dice.index(self.world.machines.len());
+            96 if self.faults && self.rng.percent(30) => self.cut_any(),
+            97 if self.faults && self.rng.percent(20) => self.restart_any(),
+            98 if self.faults && self.rng.percent(10) => {
+                let at = self.rng.index(self.world.machines.len());
                 self.world
                     .feed(at, WorkerInput::RouterLost { router: ROUTER });
                 self.world
@@ -181,10 +181,10 @@ impl PairWorld {
                 self.listen();
                 self.retry_all_on(at);
             }
-            99 if self.dice.percent(20) => {
-                let to = self.dice.index(self.world.machines.len());
+            99 if self.rng.percent(20) => {
+                let to = self.rng.index(self.world.machines.len());
                 let roles = [Role::Prefill, Role::Decode, Role::Both];
-                let role = roles[self.dice.index(roles.len())];
+                let role = roles[self.rng.index(roles.len())];
                 self.world.order(to, Order::Serve { role });
             }
             _ => {}
@@ -196,9 +196,9 @@ impl PairWorld {
     /// Performs one of the things under way; orders of one router to one worker keep their
     /// sequence, as on one stream.
     fn perform_any(&mut self) {
-        let mut seen = BTreeSet::new();
-        let first = |(key, what): (&(Time, u64), &StageEvent)| match what {
-            StageEvent::Order { to, .. } => seen.insert(*to).then_some(*key),
+        let mut ordered_to = BTreeSet::new();
+        let first = |(key, event): (&(Time, u64), &StageEvent)| match event {
+            StageEvent::Order { to, .. } => ordered_to.insert(*to).then_some(*key),
             _ => Some(*key),
         };
         let mut in_order: Vec<_> = self.world.pending.iter().collect();
@@ -207,33 +207,33 @@ impl PairWorld {
         if able.is_empty() {
             return;
         }
-        let key = able[self.dice.index(able.len())];
-        let what = self.world.pending[&key].clone();
-        let packet = matches!(what, StageEvent::Packet { .. });
-        let doubles = packet || matches!(what, StageEvent::Order { .. });
-        if self.faults && packet && self.dice.percent(3) {
+        let key = able[self.rng.index(able.len())];
+        let event = self.world.pending[&key].clone();
+        let packet = matches!(event, StageEvent::Packet { .. });
+        let doubles = packet || matches!(event, StageEvent::Order { .. });
+        if self.faults && packet && self.rng.percent(3) {
             self.world.pending.remove(&key);
             return;
         }
-        if self.faults && doubles && self.dice.percent(4) {
-            self.world.later(Duration::from_millis(3), what.clone());
+        if self.faults && doubles && self.rng.percent(4) {
+            self.world.later(Duration::from_millis(3), event.clone());
         }
-        let damaged = self.faults && self.dice.percent(2);
-        let fetched = matches!(what, StageEvent::Fetch { .. });
+        let damaged = self.faults && self.rng.percent(2);
+        let fetched = matches!(event, StageEvent::Fetch { .. });
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
-        let fate = if damaged {
-            StageEventFate::Damaged
+        let event_outcome = if damaged {
+            StageEventOutcome::Damaged
         } else {
-            StageEventFate::Well
+            StageEventOutcome::Well
         };
-        self.perform(key, fate);
+        self.perform(key, event_outcome);
     }
 
-    fn perform(&mut self, key: (Time, u64), fate: StageEventFate) {
-        let what = self.world.pending[&key].clone();
+    fn perform(&mut self, key: (Time, u64), event_outcome: StageEventOutcome) {
+        let event = self.world.pending[&key].clone();
         self.listen();
-        self.world.perform(key, fate);
-        self.ordered(&what);
+        self.world.perform(key, event_outcome);
+        self.ordered(&event);
         self.listen();
     }
 
@@ -242,7 +242,7 @@ impl PairWorld {
         for at in 0..self.world.machines.len() {
             let due = self.world.machines[at].brain.deadline();
             // An early wake-up is harmless.
-            if due.is_some_and(|due| due <= self.world.now) || self.dice.percent(10) {
+            if due.is_some_and(|due| due <= self.world.now) || self.rng.percent(10) {
                 self.world.feed(at, WorkerInput::Woke);
             }
         }
@@ -252,7 +252,7 @@ impl PairWorld {
 
     fn cut_any(&mut self) {
         let count = self.world.machines.len();
-        let (a, b) = (self.dice.index(count), self.dice.index(count));
+        let (a, b) = (self.rng.index(count), self.rng.index(count));
         if a != b {
             self.world.cut(a, b);
             self.listen();
@@ -260,7 +260,7 @@ impl PairWorld {
     }
 
     fn restart_any(&mut self) {
-        let at = self.dice.index(self.world.machines.len());
+        let at = self.rng.index(self.world.machines.len());
         self.restart(at);
     }
 
@@ -268,9 +268,9 @@ impl PairWorld {
         let old = self.world.me(at);
         self.listen();
         self.world.restart(at);
-        self.router
-            .open
-            .retain(|(worker, life, _)| (*worker, *life) != (old.worker.0, old.incarnation.0));
+        self.router.open.retain(|(worker, incarnation, _)| {
+            (*worker, *incarnation) != (old.worker.0, old.incarnation.0)
+        });
         self.router
             .unanswered
             .retain(|_, at| *at != (old.worker.0, old.incarnation.0));
@@ -283,7 +283,7 @@ impl PairWorld {
         let next = self.world.pending.first_key_value().map(|(key, _)| *key);
         let soon = self.world.now + Duration::from_millis(20);
         match next {
-            Some(key) if key.0 <= soon => self.perform(key, StageEventFate::Well),
+            Some(key) if key.0 <= soon => self.perform(key, StageEventOutcome::Well),
             _ => self.pass(Duration::from_millis(20)),
         }
     }
@@ -291,8 +291,8 @@ impl PairWorld {
     /// Ends the faults: everything under way happens in its time, and every flight ends.
     fn heal(&mut self) {
         self.faults = false;
-        let patience = self.world.now + Duration::from_secs(60);
-        while self.world.now < patience {
+        let deadline = self.world.now + Duration::from_secs(60);
+        while self.world.now < deadline {
             self.advance();
             let quiet =
                 self.router.open.is_empty() && self.router.flights.iter().all(|of| of.ended);

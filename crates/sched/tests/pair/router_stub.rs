@@ -73,12 +73,12 @@ pub(crate) enum MoveVerdict {
 
 impl PairWorld {
     pub(crate) fn submit(&mut self) {
-        let dice = &mut self.dice;
-        let guessed = self.draft_rng.as_mut().is_some_and(|dice| dice.percent(70));
-        let family = dice.between(1, 3) + if guessed { 900 } else { 0 };
-        let prompt = prompt(family, dice.between(1, 24));
-        let max_tokens = dice.between(1, 30);
-        let stop_at = dice.index(50);
+        let rng = &mut self.rng;
+        let guessed = self.draft_rng.as_mut().is_some_and(|rng| rng.percent(70));
+        let family = rng.between(1, 3) + if guessed { 900 } else { 0 };
+        let prompt = prompt(family, rng.between(1, 24));
+        let max_tokens = rng.between(1, 30);
+        let stop_at = rng.index(50);
         let mut flight = StubFlight::new(prompt, max_tokens);
         let stop_tokens = flight.expected.get(stop_at).copied();
         flight.stop.stop_tokens = stop_tokens.into_iter().collect();
@@ -88,21 +88,21 @@ impl PairWorld {
         flight
             .expected
             .truncate(stop_at.map_or(usize::MAX, |at| at + 1));
-        flight.priority = i32::try_from(dice.roll(3)).expect("small") - 1;
-        flight.scores = dice.percent(10);
-        if let Some(promises) = &mut self.slo_rng {
+        flight.priority = i32::try_from(rng.roll(3)).expect("small") - 1;
+        flight.scores = rng.percent(10);
+        if let Some(slo_rng) = &mut self.slo_rng {
             let mut span = |chance, low, high| {
-                let millis = u64::from(promises.between(low, high));
-                promises
+                let millis = u64::from(slo_rng.between(low, high));
+                slo_rng
                     .percent(chance)
                     .then(|| Duration::from_millis(millis))
             };
             flight.slo.ttft = span(60, 1, 400);
             flight.slo.tpot = span(60, 5, 80);
-            flight.slo.priority = i32::try_from(promises.roll(3)).expect("small") - 1;
+            flight.slo.priority = i32::try_from(slo_rng.roll(3)).expect("small") - 1;
         }
-        if let Some(lies) = &mut self.absurd_orders {
-            flight.slo = super::absurd_orders::slo(lies);
+        if let Some(absurd_rng) = &mut self.absurd_orders {
+            flight.slo = super::absurd_orders::slo(absurd_rng);
         }
         self.router.flights.push(flight);
         self.attempt(self.router.flights.len() - 1);
@@ -169,15 +169,15 @@ impl PairWorld {
 
     pub(crate) fn attempt(&mut self, flight: usize) {
         let (prefills, decodes) = (self.serving(Role::prefills), self.serving(Role::decodes));
-        let any = |of: &[usize], dice: &mut super::PairRng| match of.len() {
+        let any = |of: &[usize], rng: &mut super::PairRng| match of.len() {
             0 => None,
-            count => Some(of[dice.index(count)]),
+            count => Some(of[rng.index(count)]),
         };
-        let decode = any(&decodes, &mut self.dice);
-        let prefill = any(&prefills, &mut self.dice).or(decode).unwrap_or(0);
+        let decode = any(&decodes, &mut self.rng);
+        let prefill = any(&prefills, &mut self.rng).or(decode).unwrap_or(0);
         let decode = decode.unwrap_or(prefill);
         // Sometimes the decode worker runs the prompt itself.
-        let prefill = if self.dice.percent(20) {
+        let prefill = if self.rng.percent(20) {
             decode
         } else {
             prefill
@@ -201,7 +201,7 @@ impl PairWorld {
             handoff: self.id(flight),
             request: self.request(flight),
             sender: self.world.me(prefill),
-            expected_output_tokens: self.dice.between(0, 12),
+            expected_output_tokens: self.rng.between(0, 12),
             ahead_tokens: 0,
             waited: Duration::ZERO,
             due: self.due(flight),
@@ -223,9 +223,9 @@ impl PairWorld {
         if able.is_empty() || targets.is_empty() {
             return;
         }
-        let flight = able[self.dice.index(able.len())];
-        let target = targets[self.dice.index(targets.len())];
-        let ahead_tokens = self.dice.between(0, 24);
+        let flight = able[self.rng.index(able.len())];
+        let target = targets[self.rng.index(targets.len())];
+        let ahead_tokens = self.rng.between(0, 24);
         self.move_to(flight, target, ahead_tokens);
     }
 
@@ -250,7 +250,7 @@ impl PairWorld {
             handoff: self.id_of(flight, attempt),
             request: self.request(flight),
             sender: self.world.me(decode),
-            expected_output_tokens: self.dice.between(0, 12),
+            expected_output_tokens: self.rng.between(0, 12),
             ahead_tokens,
             waited: Duration::ZERO,
             due: self.due(flight),
@@ -278,7 +278,7 @@ impl PairWorld {
     }
 
     /// Ends an aborted move.
-    fn stayed(&mut self, flight: usize) {
+    fn drop_move(&mut self, flight: usize) {
         if let Some(moving) = self.router.flights[flight].moving.take() {
             let handoff = self.id_of(flight, moving.attempt);
             self.order(moving.target, Order::Cancel { handoff });
@@ -305,7 +305,7 @@ impl PairWorld {
         if moving.is_empty() {
             return;
         }
-        let (flight, source, moving) = moving[self.dice.index(moving.len())].clone();
+        let (flight, source, moving) = moving[self.rng.index(moving.len())].clone();
         let handoff = self.id_of(flight, moving.attempt);
         if moving.ordered {
             self.order(source, Order::Cancel { handoff });
@@ -316,9 +316,9 @@ impl PairWorld {
 
     /// Handles every report, and answers it.
     pub(crate) fn listen(&mut self) {
-        for (at, heard) in std::mem::take(&mut self.world.reports) {
-            match heard {
-                StageReport::Reported(report) => self.told(at, report),
+        for (at, stage_report) in std::mem::take(&mut self.world.reports) {
+            match stage_report {
+                StageReport::Reported(report) => self.reported(at, report),
                 StageReport::Emitted(handoff, emission) => self.emitted(handoff, &emission),
                 StageReport::Repeated(_) | StageReport::Drained => {}
             }
@@ -369,7 +369,7 @@ impl PairWorld {
         assert!(same, "{handoff} stayed and landed");
     }
 
-    fn told(&mut self, at: usize, report: Report) {
+    fn reported(&mut self, at: usize, report: Report) {
         let me = self.world.me(at);
         let key = |handoff| (me.worker.0, me.incarnation.0, handoff);
         match report {
@@ -403,7 +403,7 @@ impl PairWorld {
                 self.router.unanswered.remove(&handoff);
                 self.judge(handoff, MoveVerdict::Stayed);
                 if let Some(flight) = self.moving(handoff) {
-                    self.stayed(flight);
+                    self.drop_move(flight);
                 }
             }
             Report::Finished {
@@ -468,7 +468,7 @@ impl PairWorld {
             .into_iter()
             .any(|at| of.prompt.len() + of.got >= context(at).context_tokens_max as usize);
         assert!(of.got == of.expected.len() || full, "{handoff}: too short");
-        self.stayed(flight);
+        self.drop_move(flight);
         self.router.flights[flight].ended = true;
     }
 
@@ -532,7 +532,7 @@ impl PairWorld {
     }
 
     fn cancel(&mut self, flight: usize) {
-        self.stayed(flight);
+        self.drop_move(flight);
         let handoff = self.id(flight);
         let of = &self.router.flights[flight];
         let (prefill, decode) = (of.prefill, of.decode);
@@ -547,7 +547,7 @@ impl PairWorld {
 
     pub(crate) fn cancel_any(&mut self) {
         if !self.router.flights.is_empty() {
-            let flight = self.dice.index(self.router.flights.len());
+            let flight = self.rng.index(self.router.flights.len());
             if !self.router.flights[flight].ended {
                 self.end(flight);
             }
@@ -577,8 +577,8 @@ impl PairWorld {
     }
 
     /// Asserts that an order that was just performed was answered or accepted.
-    pub(crate) fn ordered(&mut self, what: &StageEvent) {
-        let (to, handoff, kind) = match what {
+    pub(crate) fn ordered(&mut self, event: &StageEvent) {
+        let (to, handoff, kind) = match event {
             StageEvent::Order {
                 to,
                 order: Order::Prefill(prefill),
@@ -589,7 +589,7 @@ impl PairWorld {
             } => (*to, migrate.handoff, false),
             _ => return,
         };
-        let answered = |(_, heard): &(usize, StageReport)| match heard {
+        let answered = |(_, report): &(usize, StageReport)| match report {
             StageReport::Reported(
                 Report::Refused { handoff: of, .. }
                 | Report::MigrationAborted { handoff: of, .. }
@@ -602,12 +602,14 @@ impl PairWorld {
             return;
         }
         let me = self.world.me(to);
-        let (worker, life) = (me.worker.0, me.incarnation.0);
+        let (worker, incarnation) = (me.worker.0, me.incarnation.0);
         if kind {
-            let key = (worker, life, handoff);
+            let key = (worker, incarnation, handoff);
             assert!(self.router.open.insert(key), "prefill accepted twice");
         } else {
-            self.router.unanswered.insert(handoff, (worker, life));
+            self.router
+                .unanswered
+                .insert(handoff, (worker, incarnation));
         }
     }
 }

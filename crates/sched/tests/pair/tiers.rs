@@ -8,7 +8,7 @@ use cleave_domain::Role;
 
 fn world(seed: u64) -> PairWorld {
     let mut chaos = PairWorld {
-        dice: PairRng(seed),
+        rng: PairRng(seed),
         world: StageWorld::default(),
         router: RouterStub::default(),
         faults: false,
@@ -17,22 +17,19 @@ fn world(seed: u64) -> PairWorld {
         absurd_orders: None,
         draft_rng: None,
     };
-    let dice = &mut chaos.dice;
-    chaos.faults = dice.percent(70);
-    let below = (
-        dice.between(2, 20),
-        dice.between(0, 1) * dice.between(1, 30),
-    );
-    let roles: &[Role] = match dice.roll(3) {
+    let rng = &mut chaos.rng;
+    chaos.faults = rng.percent(70);
+    let below = (rng.between(2, 20), rng.between(0, 1) * rng.between(1, 30));
+    let roles: &[Role] = match rng.roll(3) {
         0 => &[Role::Both],
         1 => &[Role::Both, Role::Both],
         _ => &[Role::Prefill, Role::Decode],
     };
     for (i, role) in roles.iter().enumerate() {
         let mut limits = limits(i as u64 + 1, *role);
-        limits.capacity.blocks_count = dice.between(8, 16);
+        limits.capacity.blocks_count = rng.between(8, 16);
         (limits.host_blocks, limits.disk_blocks) = below;
-        limits.swap_blocks = dice.between(0, 4);
+        limits.swap_blocks = rng.between(0, 4);
         limits.queue_max = 8;
         limits.steps_in_flight = 1 + u32::from(seed % 2 == 1);
         chaos.world.add(['a', 'b'][i], limits);
@@ -44,17 +41,17 @@ fn live(seed: u64, acts: u32) -> Vec<String> {
     let mut chaos = world(seed);
     for _ in 0..acts {
         let going = chaos.router.flights.iter().filter(|of| !of.ended).count();
-        if going < 4 && chaos.dice.percent(15) {
-            let dice = &mut chaos.dice;
-            let family = dice.between(1, 4);
-            let text = prompt(family, dice.between(6, 30));
-            let max_tokens = dice.between(1, 6);
+        if going < 4 && chaos.rng.percent(15) {
+            let rng = &mut chaos.rng;
+            let family = rng.between(1, 4);
+            let text = prompt(family, rng.between(6, 30));
+            let max_tokens = rng.between(1, 6);
             chaos.router.flights.push(StubFlight::new(text, max_tokens));
             chaos.attempt(chaos.router.flights.len() - 1);
         }
-        match chaos.dice.roll(100) {
+        match chaos.rng.roll(100) {
             0..=1 => chaos.cancel_any(),
-            2 if chaos.faults && chaos.dice.percent(20) => chaos.restart_any(),
+            2 if chaos.faults && chaos.rng.percent(20) => chaos.restart_any(),
             _ => {
                 chaos.hold_up_fetch();
                 chaos.perform_any();
@@ -97,8 +94,8 @@ fn fetched_kv_is_always_the_sequences_own() {
         let count = lines.iter().filter(|line| line.contains(corner)).count();
         assert!(count > 0, "no world had {corner:?}");
     }
-    let brought = |line: &&String| line.contains("< fetched #") && line.ends_with("Copied");
-    assert!(lines.iter().filter(brought).count() > 300);
+    let is_fetch = |line: &&String| line.contains("< fetched #") && line.ends_with("Copied");
+    assert!(lines.iter().filter(is_fetch).count() > 300);
 }
 
 #[test]

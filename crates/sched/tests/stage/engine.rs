@@ -75,10 +75,10 @@ impl CheckedEngine {
             ..StepResult::default()
         };
         let mut tokens = 0;
-        let mut seen = Vec::new();
+        let mut slots = Vec::new();
         for segment in &plan.segments {
-            assert!(!seen.contains(&segment.slot), "a slot twice in a step");
-            seen.push(segment.slot);
+            assert!(!slots.contains(&segment.slot), "a slot twice in a step");
+            slots.push(segment.slot);
             tokens += segment.len;
             let history = self.slots.get_mut(&segment.slot).expect("an open slot");
             let (from, to) = (
@@ -98,8 +98,8 @@ impl CheckedEngine {
                 if position >= from {
                     *cell = *kv;
                 }
-                let whose = "the KV of another sequence, or none";
-                assert_eq!(*cell, *kv, "{whose}, at {position} in {block}: {segment:?}");
+                let owner = "the KV of another sequence, or none";
+                assert_eq!(*cell, *kv, "{owner}, at {position} in {block}: {segment:?}");
             }
             let score = |token: &TokenId| sampled(*token);
             if matches!(

@@ -3,7 +3,7 @@
 //! Owns: the copies out and back. Never: accepts that a block was given away while it was read.
 
 use super::{
-    BlockIndex, Duration, HandoffId, StageEvent, StageEventFate, StageWorld, SwapOutcome,
+    BlockIndex, Duration, HandoffId, StageEvent, StageEventOutcome, StageWorld, SwapOutcome,
     WorkerInput, whole,
 };
 
@@ -11,7 +11,7 @@ impl StageWorld {
     /// Drops the swapped blocks of a sequence, also those being copied.
     pub fn drop_swap(&mut self, at: usize, of: HandoffId) {
         self.machines[at].host.remove(&of);
-        for what in self.pending.values_mut() {
+        for event in self.pending.values_mut() {
             if let StageEvent::SwapOut {
                 at: machine,
                 handoff,
@@ -23,7 +23,7 @@ impl StageWorld {
                 handoff,
                 dropped,
                 ..
-            } = what
+            } = event
                 && (*machine, *handoff) == (at, of)
             {
                 assert!(!*dropped, "dropped twice");
@@ -32,14 +32,19 @@ impl StageWorld {
         }
     }
 
-    pub fn perform_swap_out(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+    pub fn perform_swap_out(
+        &mut self,
+        at: usize,
+        event: StageEvent,
+        event_outcome: StageEventOutcome,
+    ) {
         let StageEvent::SwapOut {
             handoff,
             blocks,
             content,
             dropped,
             ..
-        } = what
+        } = event
         else {
             panic!("a swap")
         };
@@ -47,10 +52,10 @@ impl StageWorld {
         let read = |block: &BlockIndex| machine.engine.read(*block, whole(0));
         let now: Vec<_> = blocks.iter().map(read).collect();
         assert_eq!(now, content, "given away while it was to be swapped out");
-        let outcome = match fate {
-            StageEventFate::Damaged => SwapOutcome::Broken,
-            StageEventFate::Well if dropped => SwapOutcome::Dropped,
-            StageEventFate::Well => {
+        let outcome = match event_outcome {
+            StageEventOutcome::Damaged => SwapOutcome::Broken,
+            StageEventOutcome::Well if dropped => SwapOutcome::Dropped,
+            StageEventOutcome::Well => {
                 let before = machine.host.insert(handoff, content);
                 assert_eq!(before, None, "swapped out twice");
                 SwapOutcome::Copied
@@ -65,24 +70,29 @@ impl StageWorld {
         self.feed(at, input);
     }
 
-    pub fn perform_swap_in(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+    pub fn perform_swap_in(
+        &mut self,
+        at: usize,
+        event: StageEvent,
+        event_outcome: StageEventOutcome,
+    ) {
         let StageEvent::SwapIn {
             handoff,
             blocks,
             dropped,
             ..
-        } = what
+        } = event
         else {
             panic!("a swap")
         };
         let machine = &mut self.machines[at];
-        let outcome = match fate {
-            StageEventFate::Damaged => SwapOutcome::Broken,
-            StageEventFate::Well if dropped => SwapOutcome::Dropped,
-            StageEventFate::Well => {
-                let kept = machine.host.remove(&handoff).expect("kept before");
-                assert_eq!(kept.len(), blocks.len(), "as many as there were");
-                for (block, cells) in blocks.iter().zip(kept) {
+        let outcome = match event_outcome {
+            StageEventOutcome::Damaged => SwapOutcome::Broken,
+            StageEventOutcome::Well if dropped => SwapOutcome::Dropped,
+            StageEventOutcome::Well => {
+                let swapped = machine.host.remove(&handoff).expect("kept before");
+                assert_eq!(swapped.len(), blocks.len(), "as many as there were");
+                for (block, cells) in blocks.iter().zip(swapped) {
                     machine.engine.write(*block, whole(0), &cells);
                 }
                 SwapOutcome::Copied

@@ -144,10 +144,10 @@ pub fn input(input: &WorkerInput) -> String {
         } => format!("written on {} {outcome:?}", short(*content)),
         WorkerInput::Fetched {
             handoff,
-            came,
+            came: blocks_fetched,
             outcome,
             ..
-        } => format!("fetched {} {came} {outcome:?}", id(*handoff)),
+        } => format!("fetched {} {blocks_fetched} {outcome:?}", id(*handoff)),
         WorkerInput::EngineLost { reason } => format!("engine lost: {reason}"),
         WorkerInput::Draining => "draining".into(),
     }
@@ -285,7 +285,7 @@ fn report(report: &Report) -> String {
         }
         Report::MemoryPressure { handoff } => format!("crowded {}", id(*handoff)),
         Report::Serves { role } => format!("serves {role}"),
-        Report::Relayed(voice) => format!("passed on {}", voice.number),
+        Report::Relayed(gossip) => format!("passed on {}", gossip.number),
         Report::Draining => "draining".into(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
@@ -312,9 +312,9 @@ fn note(note: &WorkerNote) -> String {
             bytes,
             blocks,
             took,
-            still,
+            still: paused_for,
         } => format!(
-            "note moved out {} bytes {bytes} blocks {blocks} took {took:?} still {still:?}",
+            "note moved out {} bytes {bytes} blocks {blocks} took {took:?} still {paused_for:?}",
             id(*handoff)
         ),
         WorkerNote::Drafted {

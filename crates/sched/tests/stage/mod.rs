@@ -40,11 +40,11 @@ pub struct StageWorker {
     pub pool: Option<WorkerNote>,
     pub engine: CheckedEngine,
     /// Steps emitted and not over, the oldest first. The second one is lost if the first breaks.
-    steps: VecDeque<(StepPlan, StageEventFate)>,
+    steps: VecDeque<(StepPlan, StageEventOutcome)>,
     /// Swapped blocks in host memory, with their cells.
     host: BTreeMap<HandoffId, Vec<Vec<u64>>>,
     /// Contents of the tiers, with their cells.
-    pub kept: BTreeMap<(BlockHash, TierLevel), Vec<u64>>,
+    pub in_tiers: BTreeMap<(BlockHash, TierLevel), Vec<u64>>,
 }
 
 /// An event that will happen. A step event stands for the oldest step.
@@ -82,14 +82,14 @@ pub enum StageEvent {
         blocks: Vec<BlockIndex>,
         dropped: bool,
     },
-    Shelve {
+    Offload {
         at: usize,
         content: BlockHash,
         block: BlockIndex,
         /// Cells to be read; nothing may write to the block before.
         cells: Vec<u64>,
     },
-    WriteOn {
+    Spill {
         at: usize,
         content: BlockHash,
     },
@@ -115,7 +115,7 @@ pub enum StageEvent {
 
 /// The outcome of a pending event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StageEventFate {
+pub enum StageEventOutcome {
     Well,
     Damaged,
 }
@@ -196,7 +196,7 @@ impl StageWorld {
             engine,
             steps: VecDeque::new(),
             host: BTreeMap::new(),
-            kept: BTreeMap::new(),
+            in_tiers: BTreeMap::new(),
         });
         let machine = self.machines.len() - 1;
         self.feed(machine, WorkerInput::RouterJoined { router: ROUTER });
@@ -248,17 +248,18 @@ impl StageWorld {
         self.machines[machine].brain.check();
     }
 
-    fn write(&mut self, machine: usize, way: char, said: &str) {
-        if !said.is_empty() {
+    fn write(&mut self, machine: usize, direction: char, text: &str) {
+        if !text.is_empty() {
             let millis = self.now.as_nanos() / 1_000_000;
             let name = self.machines[machine].name;
-            self.log.push(format!("{millis:>5} {name} {way} {said}"));
+            self.log
+                .push(format!("{millis:>5} {name} {direction} {text}"));
         }
     }
 
-    pub fn later(&mut self, wait: Duration, what: StageEvent) {
+    pub fn later(&mut self, wait: Duration, event: StageEvent) {
         self.made += 1;
-        self.pending.insert((self.now + wait, self.made), what);
+        self.pending.insert((self.now + wait, self.made), event);
     }
 
     fn perform_output(&mut self, at: usize, output: WorkerOutput, payload: &mut Option<Vec<u64>>) {
@@ -267,7 +268,7 @@ impl StageWorld {
                 let machine = &mut self.machines[at];
                 let most = machine.brain.limits().steps_in_flight as usize;
                 assert!(machine.steps.len() < most, "too many steps at a time");
-                machine.steps.push_back((plan, StageEventFate::Well));
+                machine.steps.push_back((plan, StageEventOutcome::Well));
                 if machine.steps.len() == 1 {
                     self.later(STEP_TAKES, StageEvent::Step(at));
                 }
@@ -326,16 +327,13 @@ impl StageWorld {
                 );
             }
             WorkerOutput::SwapDrop { handoff } => self.drop_swap(at, handoff),
-            WorkerOutput::Offload { content, block } => self.shelve(at, content, block),
+            WorkerOutput::Offload { content, block } => self.offload(at, content, block),
             WorkerOutput::SpillToDisk { content } => {
-                self.later(
-                    Duration::from_millis(6),
-                    StageEvent::WriteOn { at, content },
-                );
+                self.later(Duration::from_millis(6), StageEvent::Spill { at, content });
             }
             WorkerOutput::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
             WorkerOutput::FetchStop { handoff } => self.stop_fetch(at, handoff),
-            WorkerOutput::TierDrop { content, place } => self.drop_kept(at, content, place),
+            WorkerOutput::TierDrop { content, place } => self.drop_from_tier(at, content, place),
             WorkerOutput::Note(pool @ WorkerNote::Pool { blocks_leaked, .. }) => {
                 assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
                 self.machines[at].pool = Some(pool);
@@ -385,12 +383,12 @@ impl StageWorld {
     }
 
     /// Performs one pending event now.
-    pub fn perform(&mut self, key: (Time, u64), fate: StageEventFate) {
-        let what = self.pending.remove(&key).expect("pending");
+    pub fn perform(&mut self, key: (Time, u64), event_outcome: StageEventOutcome) {
+        let event = self.pending.remove(&key).expect("pending");
         self.now = self.now.max(key.0);
-        match what {
-            StageEvent::Step(at) => self.perform_step(at, fate),
-            StageEvent::Export { at, .. } => self.perform_export(at, &what, fate),
+        match event {
+            StageEvent::Step(at) => self.perform_step(at, event_outcome),
+            StageEvent::Export { at, .. } => self.perform_export(at, &event, event_outcome),
             StageEvent::Import {
                 at,
                 handoff,
@@ -398,12 +396,12 @@ impl StageWorld {
                 block,
                 payload,
             } => {
-                let outcome = match fate {
-                    StageEventFate::Well => {
+                let outcome = match event_outcome {
+                    StageEventOutcome::Well => {
                         self.import(at, block, part, &payload);
                         ImportOutcome::Written
                     }
-                    StageEventFate::Damaged => ImportOutcome::Broken,
+                    StageEventOutcome::Damaged => ImportOutcome::Broken,
                 };
                 let input = WorkerInput::Imported {
                     handoff,
@@ -422,8 +420,8 @@ impl StageWorld {
                     return;
                 };
                 let frame = matches!(packet, Packet::Frame { .. });
-                let condition = match fate {
-                    StageEventFate::Damaged if frame => PayloadCondition::Damaged,
+                let condition = match event_outcome {
+                    StageEventOutcome::Damaged if frame => PayloadCondition::Damaged,
                     _ => PayloadCondition::Intact,
                 };
                 let input = WorkerInput::Arrived {
@@ -433,11 +431,11 @@ impl StageWorld {
                 };
                 self.feed_frame(at, input, frame.then_some(payload));
             }
-            StageEvent::SwapOut { at, .. } => self.perform_swap_out(at, what, fate),
-            StageEvent::SwapIn { at, .. } => self.perform_swap_in(at, what, fate),
-            StageEvent::Shelve { at, .. } => self.perform_shelve(at, what, fate),
-            StageEvent::WriteOn { at, content } => self.perform_write_on(at, content, fate),
-            StageEvent::Fetch { at, .. } => self.perform_fetch(at, what, fate),
+            StageEvent::SwapOut { at, .. } => self.perform_swap_out(at, event, event_outcome),
+            StageEvent::SwapIn { at, .. } => self.perform_swap_in(at, event, event_outcome),
+            StageEvent::Offload { at, .. } => self.perform_offload(at, event, event_outcome),
+            StageEvent::Spill { at, content } => self.perform_spill(at, content, event_outcome),
+            StageEvent::Fetch { at, .. } => self.perform_fetch(at, event, event_outcome),
             StageEvent::Order { to, order } => {
                 let router = ROUTER;
                 self.feed(to, WorkerInput::Ordered { router, order });
@@ -445,24 +443,24 @@ impl StageWorld {
         }
     }
 
-    fn perform_step(&mut self, at: usize, fate: StageEventFate) {
+    fn perform_step(&mut self, at: usize, event_outcome: StageEventOutcome) {
         let machine = &mut self.machines[at];
-        let (plan, known) = machine.steps.pop_front().expect("a step is under way");
+        let (plan, earlier_outcome) = machine.steps.pop_front().expect("a step is under way");
         let took = STEP_TAKES;
-        let fate = if known == StageEventFate::Damaged {
-            known
+        let event_outcome = if earlier_outcome == StageEventOutcome::Damaged {
+            earlier_outcome
         } else {
-            fate
+            event_outcome
         };
         if let Some((_, next)) = machine.steps.front_mut() {
-            *next = fate;
+            *next = event_outcome;
         }
-        let input = match fate {
-            StageEventFate::Well => {
+        let input = match event_outcome {
+            StageEventOutcome::Well => {
                 let result = machine.engine.step(&plan);
                 WorkerInput::Stepped { result, took }
             }
-            StageEventFate::Damaged => {
+            StageEventOutcome::Damaged => {
                 machine.engine.spoil(&plan);
                 WorkerInput::StepFailed {
                     step: plan.step,
@@ -490,7 +488,7 @@ impl StageWorld {
     }
 
     /// Sends two frames for each block; the block is read only now.
-    fn perform_export(&mut self, at: usize, what: &StageEvent, fate: StageEventFate) {
+    fn perform_export(&mut self, at: usize, event: &StageEvent, event_outcome: StageEventOutcome) {
         let StageEvent::Export {
             handoff,
             to,
@@ -499,7 +497,7 @@ impl StageWorld {
             block,
             ref content,
             ..
-        } = *what
+        } = *event
         else {
             panic!("an export")
         };
@@ -515,7 +513,7 @@ impl StageWorld {
                 target.engine.write(block.block, whole(ordinal), content);
             }
         }
-        if fate == StageEventFate::Damaged {
+        if event_outcome == StageEventOutcome::Damaged {
             let outcome = match ordinal % 2 {
                 0 => ExportOutcome::Dropped,
                 _ => ExportOutcome::Broken,
@@ -562,7 +560,7 @@ impl StageWorld {
     /// Breaks the link between two machines: everything on it is gone, and both ends are informed.
     pub fn cut(&mut self, a: usize, b: usize) {
         let (one, other) = (self.me(a), self.me(b));
-        self.pending.retain(|_, what| match what {
+        self.pending.retain(|_, event| match event {
             StageEvent::Packet { from, to, .. } => {
                 (*from, *to) != (one, other) && (*to, *from) != (one, other)
             }
@@ -577,21 +575,21 @@ impl StageWorld {
         let old = self.me(at);
         let mut limits = self.machines[at].brain.limits().clone();
         limits.me.incarnation.0 += 1;
-        self.pending.retain(|_, what| match what {
+        self.pending.retain(|_, event| match event {
             StageEvent::Step(machine) => *machine != at,
             StageEvent::Export { at: machine, .. }
             | StageEvent::Import { at: machine, .. }
             | StageEvent::SwapOut { at: machine, .. }
             | StageEvent::SwapIn { at: machine, .. }
-            | StageEvent::Shelve { at: machine, .. }
-            | StageEvent::WriteOn { at: machine, .. }
+            | StageEvent::Offload { at: machine, .. }
+            | StageEvent::Spill { at: machine, .. }
             | StageEvent::Fetch { at: machine, .. } => *machine != at,
             StageEvent::Packet { from, to, .. } => *from != old && *to != old,
             StageEvent::Order { to, .. } => *to != at,
         });
-        let kept = self.on_disk(at);
+        let on_disk = self.on_disk(at);
         self.stopped.retain(|(machine, _)| *machine != at);
-        let contents: Vec<BlockHash> = kept.keys().map(|(content, _)| *content).collect();
+        let contents: Vec<BlockHash> = on_disk.keys().map(|(content, _)| *content).collect();
         self.machines[at] = StageWorker {
             name: self.machines[at].name,
             engine: CheckedEngine::new(limits.capacity),
@@ -599,7 +597,7 @@ impl StageWorld {
             pool: None,
             steps: VecDeque::new(),
             host: BTreeMap::new(),
-            kept,
+            in_tiers: on_disk,
         };
         if !contents.is_empty() {
             self.feed(at, WorkerInput::FoundOnDisk { contents });
@@ -624,7 +622,7 @@ impl StageWorld {
             return false;
         };
         match self.pending.first_key_value() {
-            Some((key, _)) if key.0 <= next => self.perform(*key, StageEventFate::Well),
+            Some((key, _)) if key.0 <= next => self.perform(*key, StageEventOutcome::Well),
             _ => {
                 self.now = self.now.max(next);
                 for machine in 0..self.machines.len() {

@@ -15,7 +15,7 @@
 //! · `restart W` · `pool W` (the audit's last sums) · `empty` (asserts that nothing is held
 //! anywhere)
 
-use super::{ROUTER, StageEvent, StageEventFate, StageReport, StageWorld, engine, limits};
+use super::{ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits};
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
     Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, SamplingParams, SlotIndex,
@@ -31,7 +31,7 @@ use std::time::Duration;
 struct ScriptPlayer {
     world: StageWorld,
     requests: BTreeMap<HandoffId, Arc<Request>>,
-    kept: Option<StageEvent>,
+    held_back: Option<StageEvent>,
 }
 
 /// A command's words: the plain ones in order, the `key=value` ones by key.
@@ -67,19 +67,19 @@ impl<'a> CommandWords<'a> {
 /// Plays a script; returns it with the outputs after each line.
 pub fn play(script: &str) -> String {
     let mut play = ScriptPlayer::default();
-    let mut said = String::new();
+    let mut text = String::new();
     for line in script
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
     {
-        said.push_str(&format!("{line}\n"));
+        text.push_str(&format!("{line}\n"));
         play.command(&CommandWords::of(line));
         for line in play.world.log.drain(..) {
-            said.push_str(&format!("    {line}\n"));
+            text.push_str(&format!("    {line}\n"));
         }
     }
-    said
+    text
 }
 
 pub fn handoff(flight: u32, attempt: u32) -> HandoffId {
@@ -184,16 +184,16 @@ impl ScriptPlayer {
             ["step", ..] => {
                 let at = words.machine(&self.world, 1);
                 self.perform(
-                    |what| matches!(what, StageEvent::Step(of) if *of == at),
+                    |event| matches!(event, StageEvent::Step(of) if *of == at),
                     words,
                 );
             }
             ["shelves" | "writes" | "fetches", ..] => {
                 let (word, of) = (words.plain[0], words.machine(&self.world, 1));
                 self.perform(
-                    move |what| match what {
-                        StageEvent::Shelve { at, .. } => word == "shelves" && *at == of,
-                        StageEvent::WriteOn { at, .. } => word == "writes" && *at == of,
+                    move |event| match event {
+                        StageEvent::Offload { at, .. } => word == "shelves" && *at == of,
+                        StageEvent::Spill { at, .. } => word == "writes" && *at == of,
                         StageEvent::Fetch { at, .. } => word == "fetches" && *at == of,
                         _ => false,
                     },
@@ -210,9 +210,9 @@ impl ScriptPlayer {
                 self.world.cut(a, b);
             }
             ["restart", ..] => self.world.restart(words.machine(&self.world, 1)),
-            ["router", what, ..] => {
+            ["router", event, ..] => {
                 let (at, router) = (words.machine(&self.world, 2), ROUTER);
-                let input = match *what {
+                let input = match *event {
                     "lost" => WorkerInput::RouterLost { router },
                     "joined" => WorkerInput::RouterJoined { router },
                     other => panic!("no router is {other}"),
@@ -237,21 +237,21 @@ impl ScriptPlayer {
     /// Performs copies between blocks of a machine and its peers, or its host memory.
     fn copies(&mut self, words: &CommandWords) {
         let (swaps, of) = (words.plain[0] == "swaps", words.machine(&self.world, 1));
-        let mine = move |what: &StageEvent| match what {
+        let is_meant = move |event: &StageEvent| match event {
             StageEvent::SwapOut { at, .. } | StageEvent::SwapIn { at, .. } => swaps && *at == of,
             StageEvent::Export { at, .. } | StageEvent::Import { at, .. } => !swaps && *at == of,
             _ => false,
         };
-        self.perform(mine, words);
+        self.perform(is_meant, words);
     }
 
     /// Delivers the packet that was kept.
     fn replay(&mut self) {
-        let kept = self.kept.clone().expect("kept before");
-        self.world.later(Duration::ZERO, kept);
+        let held_back = self.held_back.clone().expect("kept before");
+        self.world.later(Duration::ZERO, held_back);
         let newest = self.world.pending.keys().max_by_key(|(_, made)| *made);
         let newest = *newest.expect("just added");
-        self.world.perform(newest, StageEventFate::Well);
+        self.world.perform(newest, StageEventOutcome::Well);
     }
 
     fn worker(&mut self, words: &CommandWords) {
@@ -340,8 +340,8 @@ impl ScriptPlayer {
     }
 
     fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>) {
-        let mut heard = self.world.reports.iter().rev();
-        let reserved = heard.find_map(|(_, heard)| match heard {
+        let mut newest_first = self.world.reports.iter().rev();
+        let reserved = newest_first.find_map(|(_, report)| match report {
             StageReport::Reported(Report::Reserved {
                 handoff,
                 present,
@@ -359,7 +359,7 @@ impl ScriptPlayer {
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
         let (present, blocks) = self.reserved(handoff);
         let request = &self.requests[&handoff];
-        let told = request.prompt.len() + request.generated.len();
+        let tokens_sent = request.prompt.len() + request.generated.len();
         let order = Order::Migrate(MigrateOrder {
             handoff,
             of,
@@ -368,35 +368,39 @@ impl ScriptPlayer {
                 present,
                 blocks,
             },
-            tokens: words.number("told", u32::try_from(told).expect("small")),
+            tokens: words.number("told", u32::try_from(tokens_sent).expect("small")),
         });
         self.order(at, order);
     }
 
     /// Performs the events pending now, not those that they cause.
     fn perform(&mut self, pick: impl Fn(&StageEvent) -> bool, words: &CommandWords) {
-        let fate = if words.plain.last() == Some(&"fail") {
-            StageEventFate::Damaged
+        let event_outcome = if words.plain.last() == Some(&"fail") {
+            StageEventOutcome::Damaged
         } else {
-            StageEventFate::Well
+            StageEventOutcome::Well
         };
         let named = ["slot", "also"].iter();
         let named = named.filter_map(|key| words.keyed.get(*key));
         let slots = named.map(|slot| SlotIndex(u32::try_from(*slot).expect("not negative")));
         self.world.fails_for = slots.collect();
-        let picked = self.world.pending.iter().filter(|(_, what)| pick(what));
+        let picked = self.world.pending.iter().filter(|(_, event)| pick(event));
         let keys: Vec<_> = picked.map(|(key, _)| *key).collect();
         assert!(!keys.is_empty(), "nothing to do: {:?}", words.plain);
         for key in keys {
-            self.world.perform(key, fate);
+            self.world.perform(key, event_outcome);
         }
     }
 
     fn packets(&mut self, words: &CommandWords) {
         let (from, to) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
         let (from, to) = (self.world.me(from), self.world.me(to));
-        let way = |what: &StageEvent| matches!(what, StageEvent::Packet { from: a, to: b, .. } if (*a, *b) == (from, to));
-        let picked = self.world.pending.iter().filter(|(_, what)| way(what));
+        let is_on_link = |event: &StageEvent| matches!(event, StageEvent::Packet { from: a, to: b, .. } if (*a, *b) == (from, to));
+        let picked = self
+            .world
+            .pending
+            .iter()
+            .filter(|(_, event)| is_on_link(event));
         let count = words
             .plain
             .get(3)
@@ -430,11 +434,11 @@ impl ScriptPlayer {
                     self.world.feed(sender, input);
                 }
             }
-            "keep" => self.kept = Some(self.world.pending[&keys[0]].clone()),
-            "damage" => self.world.perform(keys[0], StageEventFate::Damaged),
+            "keep" => self.held_back = Some(self.world.pending[&keys[0]].clone()),
+            "damage" => self.world.perform(keys[0], StageEventOutcome::Damaged),
             "repeat" => {
                 let copy = self.world.pending[&keys[0]].clone();
-                self.world.perform(keys[0], StageEventFate::Well);
+                self.world.perform(keys[0], StageEventOutcome::Well);
                 self.world.later(Duration::ZERO, copy);
             }
             how => {
@@ -442,7 +446,7 @@ impl ScriptPlayer {
                     keys.reverse();
                 }
                 for key in keys {
-                    self.world.perform(key, StageEventFate::Well);
+                    self.world.perform(key, StageEventOutcome::Well);
                 }
             }
         }

@@ -5,14 +5,14 @@
 
 use super::{
     BlockHash, BlockIndex, Duration, FetchOutcome, HandoffId, OffloadOutcome, StageEvent,
-    StageEventFate, StageWorld, TierLevel, WorkerInput, whole,
+    StageEventOutcome, StageWorld, TierLevel, WorkerInput, whole,
 };
 use std::collections::BTreeMap;
 
 type StoredBlocks = BTreeMap<(BlockHash, TierLevel), Vec<u64>>;
 
-fn count(kept: &StoredBlocks, place: TierLevel) -> usize {
-    kept.keys().filter(|(_, at)| *at == place).count()
+fn count(in_tiers: &StoredBlocks, place: TierLevel) -> usize {
+    in_tiers.keys().filter(|(_, at)| *at == place).count()
 }
 
 /// Disks are slower, and some of their contents take very long to read.
@@ -25,11 +25,11 @@ fn takes(content: BlockHash, place: TierLevel) -> Duration {
 }
 
 impl StageWorld {
-    pub fn shelve(&mut self, at: usize, content: BlockHash, block: BlockIndex) {
+    pub fn offload(&mut self, at: usize, content: BlockHash, block: BlockIndex) {
         let cells = self.machines[at].engine.read(block, whole(0));
         self.later(
             Duration::from_millis(2),
-            StageEvent::Shelve {
+            StageEvent::Offload {
                 at,
                 content,
                 block,
@@ -39,9 +39,9 @@ impl StageWorld {
     }
 
     pub fn fetch(&mut self, at: usize, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
-        let kept = &self.machines[at].kept;
+        let in_tiers = &self.machines[at].in_tiers;
         let place = |content: &BlockHash| {
-            if kept.contains_key(&(*content, TierLevel::Host)) {
+            if in_tiers.contains_key(&(*content, TierLevel::Host)) {
                 TierLevel::Host
             } else {
                 TierLevel::Disk
@@ -68,34 +68,42 @@ impl StageWorld {
         assert!(self.stopped.insert((at, of)), "stopped twice");
     }
 
-    pub fn drop_kept(&mut self, at: usize, content: BlockHash, place: TierLevel) {
-        let dropped = self.machines[at].kept.remove(&(content, place));
+    pub fn drop_from_tier(&mut self, at: usize, content: BlockHash, place: TierLevel) {
+        let dropped = self.machines[at].in_tiers.remove(&(content, place));
         assert!(dropped.is_some(), "{content} is not kept in {place:?}");
     }
 
-    pub fn perform_shelve(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
-        let StageEvent::Shelve {
+    pub fn perform_offload(
+        &mut self,
+        at: usize,
+        event: StageEvent,
+        event_outcome: StageEventOutcome,
+    ) {
+        let StageEvent::Offload {
             content,
             block,
             cells,
             ..
-        } = what
+        } = event
         else {
             panic!("a copy out")
         };
         let machine = &mut self.machines[at];
         let now = machine.engine.read(block, whole(0));
         assert_eq!(now, cells, "given away while it was to be copied out");
-        let outcome = match fate {
-            StageEventFate::Damaged => OffloadOutcome::Broken,
-            StageEventFate::Well => {
-                let before = machine.kept.insert((content, TierLevel::Host), cells);
+        let outcome = match event_outcome {
+            StageEventOutcome::Damaged => OffloadOutcome::Broken,
+            StageEventOutcome::Well => {
+                let before = machine.in_tiers.insert((content, TierLevel::Host), cells);
                 assert_eq!(before, None, "kept twice");
                 OffloadOutcome::Copied
             }
         };
         let most = machine.brain.limits().host_blocks as usize;
-        assert!(count(&machine.kept, TierLevel::Host) <= most, "host memory");
+        assert!(
+            count(&machine.in_tiers, TierLevel::Host) <= most,
+            "host memory"
+        );
         let took = takes(content, TierLevel::Host);
         self.feed(
             at,
@@ -107,19 +115,24 @@ impl StageWorld {
         );
     }
 
-    pub fn perform_write_on(&mut self, at: usize, content: BlockHash, fate: StageEventFate) {
+    pub fn perform_spill(
+        &mut self,
+        at: usize,
+        content: BlockHash,
+        event_outcome: StageEventOutcome,
+    ) {
         let machine = &mut self.machines[at];
-        let cells = machine.kept.get(&(content, TierLevel::Host)).cloned();
-        let outcome = match (fate, cells) {
-            (StageEventFate::Well, Some(cells)) => {
-                machine.kept.insert((content, TierLevel::Disk), cells);
+        let cells = machine.in_tiers.get(&(content, TierLevel::Host)).cloned();
+        let outcome = match (event_outcome, cells) {
+            (StageEventOutcome::Well, Some(cells)) => {
+                machine.in_tiers.insert((content, TierLevel::Disk), cells);
                 OffloadOutcome::Copied
             }
             // The copy was found to be damaged, or the disk is full.
             _ => OffloadOutcome::Broken,
         };
         let most = machine.brain.limits().disk_blocks as usize;
-        assert!(count(&machine.kept, TierLevel::Disk) <= most, "disk");
+        assert!(count(&machine.in_tiers, TierLevel::Disk) <= most, "disk");
         let took = takes(content, TierLevel::Disk);
         self.feed(
             at,
@@ -131,23 +144,28 @@ impl StageWorld {
         );
     }
 
-    pub fn perform_fetch(&mut self, at: usize, what: StageEvent, fate: StageEventFate) {
+    pub fn perform_fetch(
+        &mut self,
+        at: usize,
+        event: StageEvent,
+        event_outcome: StageEventOutcome,
+    ) {
         let StageEvent::Fetch {
             handoff,
             blocks,
             since,
             work,
             ..
-        } = what
+        } = event
         else {
             panic!("a fetch")
         };
         let stopped = self.stopped.remove(&(at, handoff));
         let half = blocks.len() / 2;
-        let (came, outcome) = match (stopped, fate) {
+        let (blocks_fetched, outcome) = match (stopped, event_outcome) {
             (true, _) => (half, FetchOutcome::Stopped),
-            (false, StageEventFate::Well) => (blocks.len(), FetchOutcome::Copied),
-            (false, StageEventFate::Damaged) => match blocks[half].0.0[0] % 4 {
+            (false, StageEventOutcome::Well) => (blocks.len(), FetchOutcome::Copied),
+            (false, StageEventOutcome::Damaged) => match blocks[half].0.0[0] % 4 {
                 0 => (half, FetchOutcome::Missing),
                 1 => (half, FetchOutcome::Corrupt),
                 2 => (half, FetchOutcome::Unreadable),
@@ -155,9 +173,9 @@ impl StageWorld {
             },
         };
         let machine = &mut self.machines[at];
-        for (content, block) in &blocks[..came] {
+        for (content, block) in &blocks[..blocks_fetched] {
             let places = [TierLevel::Host, TierLevel::Disk].into_iter();
-            let mut found = places.filter_map(|place| machine.kept.get(&(*content, place)));
+            let mut found = places.filter_map(|place| machine.in_tiers.get(&(*content, place)));
             let cells = found.next();
             let cells = cells.expect("what is brought back was not dropped");
             machine.engine.write(*block, whole(0), &cells.clone());
@@ -166,12 +184,12 @@ impl StageWorld {
         // A fetch that was ordered to stop did nothing else until then; others may have waited for
         // steps.
         let worked = if stopped { took } else { took.min(work) };
-        let came = u32::try_from(came).expect("few");
+        let blocks_fetched = u32::try_from(blocks_fetched).expect("few");
         self.feed(
             at,
             WorkerInput::Fetched {
                 handoff,
-                came,
+                came: blocks_fetched,
                 outcome,
                 took,
                 worked,
@@ -181,8 +199,8 @@ impl StageWorld {
 
     /// The contents that outlive a machine.
     pub fn on_disk(&self, at: usize) -> StoredBlocks {
-        let kept = self.machines[at].kept.iter();
-        let on_disk = kept.filter(|((_, place), _)| *place == TierLevel::Disk);
+        let in_tiers = self.machines[at].in_tiers.iter();
+        let on_disk = in_tiers.filter(|((_, place), _)| *place == TierLevel::Disk);
         on_disk.map(|(key, cells)| (*key, cells.clone())).collect()
     }
 }

@@ -16,7 +16,7 @@ impl SimWorker {
         let op = self.take_next_op(price.write_bytes)?;
         let takes = match &op {
             EngineOp::Step(plan) => price.step_time(plan),
-            EngineOp::Export(_) | EngineOp::Import { .. } | EngineOp::Shelve { .. } => {
+            EngineOp::Export(_) | EngineOp::Import { .. } | EngineOp::Offload { .. } => {
                 Duration::from_nanos(price.copy)
             }
             EngineOp::Fetch { blocks, .. } => {
@@ -34,7 +34,7 @@ impl SimWorker {
         let is_write = |op: &&EngineOp| {
             matches!(
                 op,
-                EngineOp::Import { .. } | EngineOp::Shelve { .. } | EngineOp::Fetch { .. }
+                EngineOp::Import { .. } | EngineOp::Offload { .. } | EngineOp::Fetch { .. }
             )
         };
         // As in the real worker: once enough bytes were written since the last step, the next step
@@ -50,7 +50,7 @@ impl SimWorker {
         match &op {
             EngineOp::Step(_) => self.written_bytes = 0,
             EngineOp::Import { part, .. } => self.written_bytes += u64::from(part.len),
-            EngineOp::Shelve { .. } => {
+            EngineOp::Offload { .. } => {
                 self.written_bytes += u64::from(self.limits.capacity.block_bytes)
             }
             EngineOp::Fetch { blocks, .. } => {
@@ -67,7 +67,7 @@ impl SimWorker {
         &mut self,
         now: Time,
         salt_of: impl Fn(u64) -> u64,
-        dice: &mut SimRng,
+        rng: &mut SimRng,
         broken: u32,
     ) -> Result<EngineOpResult, String> {
         let (op, since) = self
@@ -79,8 +79,8 @@ impl SimWorker {
             EngineOp::Fetch { .. } => 100 * broken,
             _ => broken,
         };
-        let breaks = broken > 0 && dice.chance(broken);
-        let luck = if breaks {
+        let breaks = broken > 0 && rng.chance(broken);
+        let device_faults = if breaks {
             DeviceFaults::Failing
         } else {
             DeviceFaults::None
@@ -90,12 +90,12 @@ impl SimWorker {
                 // The step behind continues this step's tokens, so it fails with it.
                 let behind = self.steps().next().map(|behind| behind.step);
                 self.failing_step = behind;
-                EngineOpResult::Answer(self.fail_step(&plan, dice))
+                EngineOpResult::Answer(self.fail_step(&plan, rng))
             }
             EngineOp::Step(plan) => {
                 self.check_no_reserved_write(&plan)?;
                 let result = self.engine.step(&plan, salt_of);
-                let result = result.map_err(|what| format!("{}: {what}", self.worker))?;
+                let result = result.map_err(|problem| format!("{}: {problem}", self.worker))?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::Stepped { result, took })
             }
@@ -113,7 +113,7 @@ impl SimWorker {
                 block,
                 payload,
             } => {
-                let outcome = match luck {
+                let outcome = match device_faults {
                     DeviceFaults::Failing => ImportOutcome::Broken,
                     DeviceFaults::None => self.import_frame(part.offset, block.block, &payload),
                 };
@@ -123,8 +123,8 @@ impl SimWorker {
                     outcome,
                 })
             }
-            EngineOp::Shelve { content, block } => {
-                let outcome = self.shelved(content, block, luck)?;
+            EngineOp::Offload { content, block } => {
+                let outcome = self.offloaded(content, block, device_faults)?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::Offloaded {
                     content,
@@ -132,11 +132,15 @@ impl SimWorker {
                     took,
                 })
             }
-            EngineOp::Fetch { handoff, blocks } => {
-                EngineOpResult::Answer(self.finish_fetch(since, now, handoff, &blocks, luck)?)
-            }
+            EngineOp::Fetch { handoff, blocks } => EngineOpResult::Answer(self.finish_fetch(
+                since,
+                now,
+                handoff,
+                &blocks,
+                device_faults,
+            )?),
             EngineOp::SwapOut { handoff, blocks } => {
-                let outcome = self.swap_out(handoff, &blocks, luck);
+                let outcome = self.swap_out(handoff, &blocks, device_faults);
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::SwappedOut {
                     handoff,
@@ -145,7 +149,7 @@ impl SimWorker {
                 })
             }
             EngineOp::SwapIn { handoff, blocks } => {
-                let outcome = self.swap_in(handoff, &blocks, luck)?;
+                let outcome = self.swap_in(handoff, &blocks, device_faults)?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::SwappedIn {
                     handoff,
@@ -177,16 +181,16 @@ impl SimWorker {
         }
     }
 
-    fn fail_step(&mut self, plan: &StepPlan, dice: &mut SimRng) -> WorkerInput {
-        if dice.chance(500) {
-            self.engine.write_garbage(plan, dice);
+    fn fail_step(&mut self, plan: &StepPlan, rng: &mut SimRng) -> WorkerInput {
+        if rng.chance(500) {
+            self.engine.write_garbage(plan, rng);
         }
         // Half of the failed steps fail for one or two of their sequences only.
         let mut slots = Vec::new();
-        if dice.chance(500) {
-            slots.push(dice.pick(&plan.segments).slot);
-            if dice.chance(300) {
-                slots.push(dice.pick(&plan.segments).slot);
+        if rng.chance(500) {
+            slots.push(rng.pick(&plan.segments).slot);
+            if rng.chance(300) {
+                slots.push(rng.pick(&plan.segments).slot);
             }
         }
         WorkerInput::StepFailed {

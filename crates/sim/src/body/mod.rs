@@ -48,7 +48,7 @@ pub(crate) enum EngineOp {
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
     },
-    Shelve {
+    Offload {
         content: BlockHash,
         block: BlockIndex,
     },
@@ -81,7 +81,7 @@ impl EngineOp {
             } => (handoff, part, block, payload).hash(print),
             Self::SwapOut { handoff, blocks } => ("out", handoff, blocks).hash(print),
             Self::SwapIn { handoff, blocks } => ("in", handoff, blocks).hash(print),
-            Self::Shelve { content, block } => ("shelve", content, block).hash(print),
+            Self::Offload { content, block } => ("shelve", content, block).hash(print),
             Self::Fetch { handoff, blocks } => ("fetch", handoff, blocks).hash(print),
         }
     }
@@ -334,7 +334,7 @@ impl SimWorker {
     /// Drops a hand-off's operations that have not begun; gives the answers that the brain is owed.
     pub(crate) fn forget(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
         let mut answers = Vec::new();
-        let mut kept = VecDeque::new();
+        let mut remaining = VecDeque::new();
         for op in self.ops.drain(..) {
             match op {
                 EngineOp::Export(export) if export.handoff == handoff => {
@@ -348,10 +348,10 @@ impl SimWorker {
                     part,
                     outcome: ImportOutcome::Dropped,
                 }),
-                other => kept.push_back(other),
+                other => remaining.push_back(other),
             }
         }
-        self.ops = kept;
+        self.ops = remaining;
         answers
     }
 

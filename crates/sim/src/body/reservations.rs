@@ -89,8 +89,8 @@ impl SimWorker {
     }
 
     /// Sets the salt of the engine's draws, so that its tokens differ from other workers'.
-    pub(crate) fn give_voice(&mut self, voice: u64) {
-        self.engine.draw_salt = voice;
+    pub(crate) fn set_draw_salt(&mut self, salt: u64) {
+        self.engine.draw_salt = salt;
     }
 
     /// Hashes the state of this worker without its brain.

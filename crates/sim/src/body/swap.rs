@@ -48,13 +48,15 @@ impl SimWorker {
         &mut self,
         handoff: HandoffId,
         blocks: &[BlockIndex],
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> SwapOutcome {
         if self.dropped_swaps.remove(&handoff) {
             return SwapOutcome::Dropped;
         }
-        let kept: usize = self.swapped_blocks.values().map(Vec::len).sum();
-        if luck == DeviceFaults::Failing || kept + blocks.len() > self.limits.swap_blocks as usize {
+        let swapped: usize = self.swapped_blocks.values().map(Vec::len).sum();
+        if device_faults == DeviceFaults::Failing
+            || swapped + blocks.len() > self.limits.swap_blocks as usize
+        {
             return SwapOutcome::Broken;
         }
         let read = |block: &BlockIndex| self.engine.read(*block).to_vec();
@@ -67,13 +69,13 @@ impl SimWorker {
         &mut self,
         handoff: HandoffId,
         blocks: &[BlockIndex],
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> Result<SwapOutcome, String> {
         let Some(content) = self.swapped_blocks.remove(&handoff) else {
             // The brain dropped the content while the copy was in progress.
             return Ok(SwapOutcome::Dropped);
         };
-        if luck == DeviceFaults::Failing {
+        if device_faults == DeviceFaults::Failing {
             return Ok(SwapOutcome::Broken);
         }
         if content.len() != blocks.len() {

@@ -33,9 +33,9 @@ pub(crate) enum FetchSource {
 }
 
 impl SimWorker {
-    pub(crate) fn shelve(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
+    pub(crate) fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
         self.check_no_step_writes(std::iter::once(block))?;
-        self.ops.push_back(EngineOp::Shelve { content, block });
+        self.ops.push_back(EngineOp::Offload { content, block });
         Ok(())
     }
 
@@ -91,21 +91,25 @@ impl SimWorker {
         begun: Time,
         now: Time,
         handoff: HandoffId,
-        came: u32,
+        blocks_fetched: u32,
         outcome: FetchOutcome,
     ) -> WorkerInput {
         let since = self.tiers.requested_at.remove(&handoff).unwrap_or(now);
         let read = self.tiers.disk_time.remove(&handoff).unwrap_or_default();
         WorkerInput::Fetched {
             handoff,
-            came,
+            came: blocks_fetched,
             outcome,
             took: now.since(since),
             worked: read + now.since(begun),
         }
     }
 
-    pub(crate) fn drop_kept(&mut self, content: BlockHash, place: TierLevel) -> Result<(), String> {
+    pub(crate) fn drop_from_tier(
+        &mut self,
+        content: BlockHash,
+        place: TierLevel,
+    ) -> Result<(), String> {
         let dropped = match place {
             TierLevel::Host => self.tiers.host.remove(&content),
             TierLevel::Disk => self.tiers.disk.remove(&content),
@@ -120,26 +124,30 @@ impl SimWorker {
     }
 
     /// Ends a disk write: the content is on disk, or the device failed.
-    pub(crate) fn disk_wrote(&mut self, content: BlockHash, luck: DeviceFaults) -> OffloadOutcome {
-        let kept = self
+    pub(crate) fn disk_wrote(
+        &mut self,
+        content: BlockHash,
+        device_faults: DeviceFaults,
+    ) -> OffloadOutcome {
+        let in_host = self
             .tiers
             .host
             .get(&content)
-            .filter(|_| luck == DeviceFaults::None);
-        let Some(cells) = kept.cloned() else {
+            .filter(|_| device_faults == DeviceFaults::None);
+        let Some(cells) = in_host.cloned() else {
             return OffloadOutcome::Broken;
         };
         self.tiers.disk.insert(content, cells);
         OffloadOutcome::Copied
     }
 
-    pub(super) fn shelved(
+    pub(super) fn offloaded(
         &mut self,
         content: BlockHash,
         block: BlockIndex,
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> Result<OffloadOutcome, String> {
-        if luck == DeviceFaults::Failing {
+        if device_faults == DeviceFaults::Failing {
             return Ok(OffloadOutcome::Broken);
         }
         let cells = self.engine.read(block).to_vec();
@@ -155,23 +163,24 @@ impl SimWorker {
         now: Time,
         handoff: HandoffId,
         blocks: &[(BlockHash, BlockIndex)],
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> Result<WorkerInput, String> {
         let half = blocks.len() / 2;
-        let (came, outcome) = match (self.tiers.stop_requested.remove(&handoff), luck) {
-            (true, _) => (half, FetchOutcome::Stopped),
-            (false, DeviceFaults::None) => (blocks.len(), FetchOutcome::Copied),
-            (false, DeviceFaults::Failing) => {
-                let outcomes = [
-                    FetchOutcome::Missing,
-                    FetchOutcome::Corrupt,
-                    FetchOutcome::Unreadable,
-                    FetchOutcome::Broken,
-                ];
-                (half, outcomes[blocks.len() % outcomes.len()])
-            }
-        };
-        for (content, block) in &blocks[..came] {
+        let (blocks_fetched, outcome) =
+            match (self.tiers.stop_requested.remove(&handoff), device_faults) {
+                (true, _) => (half, FetchOutcome::Stopped),
+                (false, DeviceFaults::None) => (blocks.len(), FetchOutcome::Copied),
+                (false, DeviceFaults::Failing) => {
+                    let outcomes = [
+                        FetchOutcome::Missing,
+                        FetchOutcome::Corrupt,
+                        FetchOutcome::Unreadable,
+                        FetchOutcome::Broken,
+                    ];
+                    (half, outcomes[blocks.len() % outcomes.len()])
+                }
+            };
+        for (content, block) in &blocks[..blocks_fetched] {
             let below = &self.tiers;
             let cells = below.host.get(content).or_else(|| below.disk.get(content));
             let cells = cells.cloned();
@@ -179,16 +188,19 @@ impl SimWorker {
                 .ok_or_else(|| format!("{} has dropped {content} of {handoff}", self.worker))?;
             self.engine.write(*block, 0, &cells);
         }
-        let came = u32::try_from(came).map_err(|error| error.to_string())?;
-        Ok(self.fetched(begun, now, handoff, came, outcome))
+        let blocks_fetched = u32::try_from(blocks_fetched).map_err(|error| error.to_string())?;
+        Ok(self.fetched(begun, now, handoff, blocks_fetched, outcome))
     }
 
     /// Checks that no tier holds more blocks than its limit.
     pub(crate) fn check_below(&self) -> Result<(), String> {
-        let kept = (self.tiers.host.len(), self.tiers.disk.len());
+        let blocks_count = (self.tiers.host.len(), self.tiers.disk.len());
         let most = (self.limits.host_blocks, self.limits.disk_blocks);
-        if kept.0 > most.0 as usize || kept.1 > most.1 as usize {
-            return Err(format!("{} keeps {kept:?} blocks of {most:?}", self.worker));
+        if blocks_count.0 > most.0 as usize || blocks_count.1 > most.1 as usize {
+            return Err(format!(
+                "{} keeps {blocks_count:?} blocks of {most:?}",
+                self.worker
+            ));
         }
         Ok(())
     }

@@ -28,14 +28,18 @@ impl SmallWorldState {
         for worker in 0..small.roles.len() {
             state.start(small, worker)?;
         }
-        let greets =
-            |what: &Transition| matches!(what, Transition::ToRouter(_) | Transition::ToWorker(_));
-        while let Some((what, _)) = state
+        let greets = |transition: &Transition| {
+            matches!(
+                transition,
+                Transition::ToRouter(_) | Transition::ToWorker(_)
+            )
+        };
+        while let Some((transition, _)) = state
             .moves(small)
             .into_iter()
-            .find(|(what, _)| greets(what))
+            .find(|(transition, _)| greets(transition))
         {
-            state.take(small, what, TransitionCost::Free)?;
+            state.take(small, transition, TransitionCost::Free)?;
         }
         Ok(state)
     }
@@ -43,7 +47,7 @@ impl SmallWorldState {
     pub(super) fn take(
         &mut self,
         small: &SmallWorld,
-        what: Transition,
+        transition: Transition,
         cost: TransitionCost,
     ) -> PropertyCheck {
         match cost {
@@ -52,18 +56,18 @@ impl SmallWorldState {
             TransitionCost::Fault => {
                 self.surprises_left -= 1;
                 self.faults += 1;
-                self.failures_possible += match what {
+                self.failures_possible += match transition {
                     // The two ends notice the loss at different times, and the second notice may
                     // hit the next attempt.
                     Transition::Cut(..) | Transition::Flip(_) => 2,
                     // A flight may also have waited for longer than it may.
                     Transition::TimePassesEarly => 2,
-                    Transition::Expire(who) if who == self.workers.len() => 2,
+                    Transition::Expire(worker) if worker == self.workers.len() => 2,
                     _ => 1,
                 };
             }
         }
-        self.make(small, what)?;
+        self.make(small, transition)?;
         // A worker that holds nothing loses nothing by a link loss, so it is notified at once: this
         // saves states.
         while let Some(notice) = self.notices.iter().copied().find(|n| self.is_idle_news(*n)) {
@@ -81,19 +85,19 @@ impl SmallWorldState {
         self.may_notice(notice) && self.body(side).is_some_and(|body| body.brain.idle())
     }
 
-    pub(super) fn make(&mut self, small: &SmallWorld, what: Transition) -> PropertyCheck {
-        match what {
+    pub(super) fn make(&mut self, small: &SmallWorld, transition: Transition) -> PropertyCheck {
+        match transition {
             Transition::Submit => self.submit(small),
             Transition::Notice(notice) => self.notice(small, notice),
             Transition::ToWorker(worker) => self.order_arrives(small, worker),
-            Transition::ToRouter(worker) => self.word_arrives(small, worker),
+            Transition::ToRouter(worker) => self.message_arrives(small, worker),
             Transition::Packet(index) => {
                 let sent = self.packets.remove(index);
-                self.arrive(small, sent.parcel.clone())
+                self.arrive(small, sent.envelope.clone())
             }
             Transition::Counted(index) => {
                 let (handoff, generated) = self.count_answers.remove(index);
-                self.router_hears(
+                self.feed_router(
                     small,
                     cleave_router::RouterInput::Counted { handoff, generated },
                 )
@@ -101,52 +105,52 @@ impl SmallWorldState {
             Transition::Late(index) => self.land_late(index),
             Transition::Engine(worker) => self.engine(small, worker, DeviceFaults::None),
             Transition::EngineFault(worker) => self.engine(small, worker, DeviceFaults::Failing),
-            Transition::Exit(worker) => self.die(worker),
+            Transition::Exit(worker) => self.exit(worker),
             Transition::Command => {
                 let (worker, command) = small.commands[self.commanded];
                 self.commanded += 1;
                 let worker = crate::run::worker_ref(worker, 1).worker;
                 let input = cleave_router::RouterInput::Commanded { worker, command };
-                self.router_hears(small, input)
+                self.feed_router(small, input)
             }
             Transition::TimePasses | Transition::TimePassesEarly => self.tick(small),
             Transition::Lose(index) => {
                 let lost = self.packets.remove(index);
-                match lost.parcel.packet {
+                match lost.envelope.packet {
                     Packet::Landed { .. } => self.landed_lost = true,
                     _ => self.needs_timer = true,
                 }
                 Ok(())
             }
             Transition::Duplicate(index) => {
-                let again = self.packets[index].parcel.clone();
+                let again = self.packets[index].envelope.clone();
                 self.add_packet(again);
                 Ok(())
             }
             Transition::Damage(index) => {
-                let mut parcel = self.packets.remove(index).parcel.clone();
-                parcel.condition = PayloadCondition::Damaged;
-                parcel.payload.fill(None);
-                self.add_packet(parcel);
+                let mut envelope = self.packets.remove(index).envelope.clone();
+                envelope.condition = PayloadCondition::Damaged;
+                envelope.payload.fill(None);
+                self.add_packet(envelope);
                 Ok(())
             }
             Transition::Flip(at) => {
-                let parcel = &self.packets[at].parcel;
-                check_every_flip_is_detected(&parcel.packet)?;
-                let (from, to) = (worker_index(parcel.from), worker_index(parcel.to));
+                let envelope = &self.packets[at].envelope;
+                check_every_flip_is_detected(&envelope.packet)?;
+                let (from, to) = (worker_index(envelope.from), worker_index(envelope.to));
                 self.cut(from, to);
                 Ok(())
             }
             Transition::FlipReport(worker) => {
-                let word = self.workers[worker].to_router.front();
-                word.map_or(Ok(()), |word| check_every_flip_is_detected(&word.0))?;
-                self.part(worker);
+                let message = self.workers[worker].to_router.front();
+                message.map_or(Ok(()), |message| check_every_flip_is_detected(&message.0))?;
+                self.cut_stream(worker);
                 Ok(())
             }
             Transition::FlipOrder(worker) => {
                 let order = self.workers[worker].to_worker.front();
                 order.map_or(Ok(()), |order| check_every_flip_is_detected(&order.0))?;
-                self.part(worker);
+                self.cut_stream(worker);
                 Ok(())
             }
             Transition::ChangeSeal(index, field) => {
@@ -158,14 +162,14 @@ impl SmallWorldState {
                 Ok(())
             }
             Transition::Cancel(index) => self.cancel(small, index),
-            Transition::Crash(worker) => self.die(worker),
+            Transition::Crash(worker) => self.exit(worker),
             Transition::Expire(worker) => self.expire(small, worker),
             Transition::Cut(a, b) => {
                 self.cut(a, b);
                 Ok(())
             }
             Transition::Disconnect(worker) => {
-                self.part(worker);
+                self.cut_stream(worker);
                 Ok(())
             }
         }
@@ -173,8 +177,8 @@ impl SmallWorldState {
 
     /// Flips one bit of a seal's field where no link checks it.
     fn change(&mut self, at: usize, field: SealField) {
-        let mut parcel = self.packets.remove(at).parcel.clone();
-        if let Packet::Seal(seal) = &mut parcel.packet {
+        let mut envelope = self.packets.remove(at).envelope.clone();
+        if let Packet::Seal(seal) = &mut envelope.packet {
             match field {
                 SealField::Handoff => {
                     seal.handoff.attempt ^= 1 << 20;
@@ -188,7 +192,7 @@ impl SmallWorldState {
                 SealField::TokensCount => seal.output.push(0),
             }
         }
-        self.add_packet(parcel);
+        self.add_packet(envelope);
     }
 
     // === clients and the router ===
@@ -198,7 +202,7 @@ impl SmallWorldState {
         self.submitted += 1;
         self.client_mut(index).submit();
         let (flight, request) = (small.flight(index), small.request(index));
-        self.router_hears(
+        self.feed_router(
             small,
             cleave_router::RouterInput::Submitted { flight, request },
         )
@@ -208,7 +212,7 @@ impl SmallWorldState {
         let reader = self.client_mut(index);
         reader.leave();
         let flight = reader.flight;
-        self.router_hears(
+        self.feed_router(
             small,
             cleave_router::RouterInput::Cancelled {
                 flight,
@@ -223,62 +227,64 @@ impl SmallWorldState {
         }
     }
 
-    pub(super) fn word_arrives(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
-        let seat = self.worker_mut(worker);
-        let (Some(from), Some(word)) = (seat.connected, seat.to_router.pop_front()) else {
+    pub(super) fn message_arrives(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
+        let process = self.worker_mut(worker);
+        let (Some(from), Some(message)) = (process.connected, process.to_router.pop_front()) else {
             return Err("no message to deliver".to_owned());
         };
-        match &word.0 {
+        match &message.0 {
             SmallWorldMessage::Token(handoff, emission) => {
                 let at = self.reader_of(handoff.flight)?;
                 self.client_mut(at).receive_token(*handoff, emission)
             }
             SmallWorldMessage::Report(report) => {
                 let report = report.clone();
-                let told = cleave_router::RouterInput::WorkerReported {
+                let input = cleave_router::RouterInput::WorkerReported {
                     worker: from,
                     report,
                 };
-                self.router_hears(small, told)
+                self.feed_router(small, input)
             }
         }?;
         // Load and cache reports arrive with the message before them: alone they decide little, and
         // every moment of their arrival would be a state.
-        let seat = &self.workers[worker];
+        let process = &self.workers[worker];
         let is_news = |report: &Report| matches!(report, Report::Load(_) | Report::Prefix { .. });
-        match seat.to_router.front().map(|word| &word.0) {
+        match process.to_router.front().map(|message| &message.0) {
             Some(SmallWorldMessage::Report(report)) if is_news(report) => {
-                self.word_arrives(small, worker)
+                self.message_arrives(small, worker)
             }
             _ => Ok(()),
         }
     }
 
-    pub(super) fn router_hears(
+    pub(super) fn feed_router(
         &mut self,
         small: &SmallWorld,
         input: cleave_router::RouterInput,
     ) -> PropertyCheck {
-        let input = self.router_heard(small, input);
+        let input = self.filter_router_input(small, input);
         let after = match &input {
             cleave_router::RouterInput::WorkerReported { report, .. } => Some(report.clone()),
             _ => None,
         };
         let now = self.now;
-        let desk = self.router_mut();
-        let at = now + desk.skew;
-        desk.last_input_at = at;
-        desk.brain.handle(at, input);
+        let router = self.router_mut();
+        let at = now + router.skew;
+        router.last_input_at = at;
+        router.brain.handle(at, input);
         let mut outputs = Vec::new();
-        while let Some(output) = desk.brain.poll() {
+        while let Some(output) = router.brain.poll() {
             outputs.push(output);
         }
-        desk.brain.check();
+        router.brain.check();
         for output in outputs {
             match output {
                 cleave_router::RouterOutput::Order { worker, order } => {
-                    if Self::order_leaves(small, after.as_ref(), &order) == MessageFate::Delivered {
-                        self.say_to_worker(worker, order);
+                    if Self::filter_sent_order(small, after.as_ref(), &order)
+                        == MessageFate::Delivered
+                    {
+                        self.send_order(worker, order);
                     }
                 }
                 cleave_router::RouterOutput::Fence { handoff } => {
@@ -332,13 +338,13 @@ impl SmallWorldState {
         &mut self,
         flight: FlightId,
         ending: Ending,
-        told: Option<u32>,
+        output_tokens: Option<u32>,
     ) -> PropertyCheck {
         let at = self.reader_of(flight)?;
         let count = self.clients[at].delivered().len() as u32;
-        if told.is_some_and(|told| told != count) {
+        if output_tokens.is_some_and(|reported| reported != count) {
             return Err(format!(
-                "S6: {flight} is done with {told:?} tokens, but {count} came"
+                "S6: {flight} is done with {output_tokens:?} tokens, but {count} came"
             ));
         }
         if self.faults == 0 && !matches!(ending, Ending::Done { .. }) {
@@ -356,19 +362,19 @@ impl SmallWorldState {
 
     // === streams ===
 
-    pub(super) fn say_to_router(&mut self, worker: usize, word: SmallWorldMessage) {
-        let print = StateHasher::of_debug(&word);
-        let seat = self.worker_mut(worker);
-        if seat.connected.is_some() {
-            seat.to_router.push_back(Rc::new((word, print)));
+    pub(super) fn send_to_router(&mut self, worker: usize, message: SmallWorldMessage) {
+        let print = StateHasher::of_debug(&message);
+        let process = self.worker_mut(worker);
+        if process.connected.is_some() {
+            process.to_router.push_back(Rc::new((message, print)));
         }
     }
 
-    pub(super) fn say_to_worker(&mut self, to: WorkerRef, order: Order) {
+    pub(super) fn send_order(&mut self, to: WorkerRef, order: Order) {
         let print = StateHasher::of_debug(&order);
-        let seat = self.worker_mut(worker_index(to));
-        if seat.connected == Some(to) {
-            seat.to_worker.push_back(Rc::new((order, print)));
+        let process = self.worker_mut(worker_index(to));
+        if process.connected == Some(to) {
+            process.to_worker.push_back(Rc::new((order, print)));
         }
     }
 
@@ -377,10 +383,10 @@ impl SmallWorldState {
         let Some(order) = order.map(|order| order.0.clone()) else {
             return Err("no order to deliver".to_owned());
         };
-        let Some(order) = self.order_heard(small, worker, order) else {
+        let Some(order) = self.filter_order(small, worker, order) else {
             return Ok(());
         };
         let router = ROUTER;
-        self.worker_hears(small, worker, WorkerInput::Ordered { router, order })
+        self.feed_worker(small, worker, WorkerInput::Ordered { router, order })
     }
 }

@@ -11,7 +11,11 @@ impl SmallWorldState {
         if self.needs_timer || self.landed_lost && self.faults > 1 {
             return Ok(());
         }
-        for body in self.workers.iter().filter_map(|seat| seat.body.as_ref()) {
+        for body in self
+            .workers
+            .iter()
+            .filter_map(|process| process.body.as_ref())
+        {
             let held: Vec<_> = body.brain.handoffs().map(|h| h.to_string()).collect();
             if !held.is_empty() {
                 return Err(format!(
@@ -30,11 +34,12 @@ impl SmallWorldState {
                 return Err(format!("L1: at rest, but {} has not ended", reader.flight));
             }
         }
-        for seat in &self.workers {
-            let Some(body) = &seat.body else {
+        for process in &self.workers {
+            let Some(body) = &process.body else {
                 return Err("L1: a worker never came back".to_owned());
             };
-            body.check_empty().map_err(|what| format!("L1: {what}"))?;
+            body.check_empty()
+                .map_err(|problem| format!("L1: {problem}"))?;
             if !body.is_idle() {
                 return Err(format!("L1: {} is at rest with work queued", body.worker));
             }

@@ -112,7 +112,7 @@ impl SmallWorldClient {
         let position = (self.request.prompt.len() + self.delivered.len()) as u32;
         let seed = self.request.sampling.seed;
         (1..=self.draw_salts)
-            .any(|voice| draw_token(seed ^ voice << 32, position, last, &[]) == token)
+            .any(|salt| draw_token(seed ^ salt << 32, position, last, &[]) == token)
     }
 
     pub(super) fn end(&mut self, ending: Ending) -> Result<(), String> {

@@ -69,7 +69,7 @@ impl fmt::Display for Guard {
 
 impl SmallWorldState {
     /// Filters an order before a worker handles it; `None` if it never arrives.
-    pub(super) fn order_heard(
+    pub(super) fn filter_order(
         &mut self,
         small: &SmallWorld,
         worker: usize,
@@ -88,7 +88,7 @@ impl SmallWorldState {
                     present: 0,
                     blocks: (0..tokens.div_ceil(2) as u32).map(block).collect(),
                 };
-                self.say_to_router(worker, SmallWorldMessage::Report(report));
+                self.send_to_router(worker, SmallWorldMessage::Report(report));
                 None
             }
             _ => Some(order),
@@ -96,23 +96,23 @@ impl SmallWorldState {
     }
 
     /// Filters or alters a packet before a worker handles it.
-    pub(super) fn packet_heard(
+    pub(super) fn filter_packet(
         &self,
         small: &SmallWorld,
-        parcel: &mut SmallWorldPacket,
+        envelope: &mut SmallWorldPacket,
     ) -> MessageFate {
-        let Some(body) = self.body(parcel.to) else {
+        let Some(body) = self.body(envelope.to) else {
             return MessageFate::Delivered;
         };
-        let handoff = parcel.packet.handoff();
+        let handoff = envelope.packet.handoff();
         match small.missing_guard {
             Some(Guard::Sender) => {
                 if let Some(sender) = body.sender_of(handoff) {
-                    parcel.from = sender;
+                    envelope.from = sender;
                 }
             }
             Some(Guard::Generation) => {
-                if let Packet::Frame { block, .. } = &mut parcel.packet
+                if let Packet::Frame { block, .. } = &mut envelope.packet
                     && let Some((holder, generation)) = body.reserved_for(block.block)
                     && holder == handoff
                 {
@@ -120,16 +120,16 @@ impl SmallWorldState {
                 }
             }
             Some(Guard::Place) => {
-                if let Packet::Frame { block, part, .. } = &mut parcel.packet
+                if let Packet::Frame { block, part, .. } = &mut envelope.packet
                     && let Some(right) = body.reserved_at(handoff, part.ordinal)
                 {
                     *block = right;
                 }
             }
             Some(Guard::UnknownAnswered) => {
-                let known = body.brain.handoffs().any(|known| known == handoff);
-                let asks = matches!(parcel.packet, Packet::Frame { .. } | Packet::Seal(_));
-                if asks && !known {
+                let is_known = body.brain.handoffs().any(|held| held == handoff);
+                let asks = matches!(envelope.packet, Packet::Frame { .. } | Packet::Seal(_));
+                if asks && !is_known {
                     return MessageFate::Lost;
                 }
             }
@@ -139,7 +139,7 @@ impl SmallWorldState {
     }
 
     /// Filters another input of a worker; `None` if it never arrives.
-    pub(super) fn fact_heard(
+    pub(super) fn filter_input(
         &self,
         small: &SmallWorld,
         worker: usize,
@@ -155,7 +155,7 @@ impl SmallWorldState {
             (Some(Guard::RunOn), WorkerInput::LinkLost { peer }) => {
                 let body = self.workers[worker].body.as_ref()?;
                 // A migration's new attempt has no hand-off of its own at its source.
-                let moves = |handoff| !body.brain.handoffs().any(|known| known == handoff);
+                let moves = |handoff| !body.brain.handoffs().any(|held| held == handoff);
                 let mut sealed = body.sealed.iter();
                 let sealed = sealed.find(|(handoff, to)| *to == peer && moves(**handoff));
                 let Some((handoff, _)) = sealed else {
@@ -176,7 +176,11 @@ impl SmallWorldState {
     }
 
     /// A forged answer to a worker's output, if that disables the missing guard.
-    pub(super) fn said(&self, small: &SmallWorld, output: &WorkerOutput) -> Option<WorkerInput> {
+    pub(super) fn forged_answer(
+        &self,
+        small: &SmallWorld,
+        output: &WorkerOutput,
+    ) -> Option<WorkerInput> {
         match (small.missing_guard, output) {
             (Some(Guard::Quarantine), WorkerOutput::Send { to, packet }) => {
                 let Packet::Stop { handoff } = packet else {
@@ -193,7 +197,7 @@ impl SmallWorldState {
     }
 
     /// Filters an input of the router.
-    pub(super) fn router_heard(
+    pub(super) fn filter_router_input(
         &self,
         small: &SmallWorld,
         input: cleave_router::RouterInput,
@@ -208,7 +212,7 @@ impl SmallWorldState {
     }
 
     /// Whether the router's order after this report is sent.
-    pub(super) fn order_leaves(
+    pub(super) fn filter_sent_order(
         small: &SmallWorld,
         after: Option<&Report>,
         order: &Order,

@@ -82,7 +82,7 @@ pub struct ExploreReport {
 pub struct Counterexample {
     pub world: &'static str,
     /// The violation, with the number of the property.
-    pub what: String,
+    pub problem: String,
     /// The transitions of the path, one line each.
     pub path: String,
     /// Distinct states visited before the violation.
@@ -95,7 +95,7 @@ impl fmt::Display for Counterexample {
         writeln!(
             f,
             "world {} after {} states: {}",
-            self.world, self.states, self.what
+            self.world, self.states, self.problem
         )
     }
 }
@@ -169,7 +169,7 @@ pub fn explore(
     let Some(mut small) = found else {
         return Err(Box::new(Counterexample {
             world: "",
-            what: format!("no world is called {world}; there are {:?}", worlds()),
+            problem: format!("no world is called {world}; there are {:?}", worlds()),
             path: String::new(),
             states: 0,
         }));
@@ -205,9 +205,9 @@ fn explore_small(
             deepest: search.deepest,
             whole: extent == SearchExtent::Whole,
         }),
-        Err(what) => Err(Box::new(Counterexample {
+        Err(problem) => Err(Box::new(Counterexample {
             world: small.name,
-            what,
+            problem,
             path: path_text::path_text(small, &search.path),
             states: search.states(),
         })),

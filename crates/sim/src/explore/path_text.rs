@@ -20,16 +20,16 @@ pub(super) fn path_text(small: &SmallWorld, path: &[(Transition, TransitionCost)
     let Ok(mut state) = SmallWorldState::first(small) else {
         return text;
     };
-    for (number, (what, cost)) in path.iter().enumerate() {
+    for (number, (transition, cost)) in path.iter().enumerate() {
         let mark = match cost {
             TransitionCost::Free => ' ',
             TransitionCost::Reorder => '~',
             TransitionCost::Fault => '!',
         };
-        let words = transition_text(&state, small, *what);
+        let words = transition_text(&state, small, *transition);
         // The last transition violates a property, perhaps by a panic, so it is not applied again.
         if number + 1 < path.len() {
-            let _ = state.take(small, *what, *cost);
+            let _ = state.take(small, *transition, *cost);
         }
         let columns = columns(&state);
         let _ = writeln!(text, "{:>7} {mark}{words:<70} {columns}", number + 1);
@@ -37,13 +37,13 @@ pub(super) fn path_text(small: &SmallWorld, path: &[(Transition, TransitionCost)
     text
 }
 
-fn transition_text(state: &SmallWorldState, small: &SmallWorld, what: Transition) -> String {
+fn transition_text(state: &SmallWorldState, small: &SmallWorld, transition: Transition) -> String {
     let packet = |index: usize| {
-        let parcel = &state.packets[index].parcel;
-        let words = log_text::packet(&parcel.packet);
-        format!("{} {words} from {}", parcel.to.worker, parcel.from)
+        let envelope = &state.packets[index].envelope;
+        let words = log_text::packet(&envelope.packet);
+        format!("{} {words} from {}", envelope.to.worker, envelope.from)
     };
-    match what {
+    match transition {
         Transition::Submit => format!("r1 asked       {}", small.flight(state.submitted)),
         Transition::Notice(notice) => notice_text(notice),
         Transition::ToWorker(worker) => {
@@ -52,8 +52,8 @@ fn transition_text(state: &SmallWorldState, small: &SmallWorld, what: Transition
             format!("w{:x} ordered     {words}", worker + 1)
         }
         Transition::ToRouter(worker) => {
-            let word = state.workers[worker].to_router.front();
-            let words = match word.map(|word| &word.0) {
+            let message = state.workers[worker].to_router.front();
+            let words = match message.map(|message| &message.0) {
                 Some(SmallWorldMessage::Report(report)) => log_text::report(report),
                 Some(SmallWorldMessage::Token(handoff, emission)) => {
                     let token = emission.sampled.token;
@@ -114,16 +114,16 @@ fn notice_text(notice: PendingNotice) -> String {
 fn columns(state: &SmallWorldState) -> String {
     let ended = state.clients.iter().filter(|r| r.ending.is_some()).count();
     let mut columns = format!("{ended:>2}");
-    for seat in &state.workers {
-        let _ = match &seat.body {
-            None => write!(columns, " | {}x    ", seat.incarnation),
+    for process in &state.workers {
+        let _ = match &process.body {
+            None => write!(columns, " | {}x    ", process.incarnation),
             Some(body) => {
                 let pool = body.brain.pool();
                 let (all, free) = (pool.blocks_count(), pool.blocks_available());
                 write!(
                     columns,
                     " | {}{} {}/{all}",
-                    seat.incarnation,
+                    process.incarnation,
                     body.state_symbol(),
                     all - free
                 )

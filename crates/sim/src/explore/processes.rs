@@ -19,12 +19,12 @@ use std::time::Duration;
 impl SmallWorldState {
     /// The earliest deadline of any brain, by the common clock.
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        let desk = self.router.brain.deadline().map(|at| at - self.router.skew);
-        let workers = self.workers.iter().filter_map(|seat| {
-            let deadline = seat.body.as_ref()?.brain.deadline()?;
-            Some(deadline - seat.skew)
+        let router = self.router.brain.deadline().map(|at| at - self.router.skew);
+        let workers = self.workers.iter().filter_map(|process| {
+            let deadline = process.body.as_ref()?.brain.deadline()?;
+            Some(deadline - process.skew)
         });
-        workers.chain(desk).min()
+        workers.chain(router).min()
     }
 
     pub(super) fn tick(&mut self, small: &SmallWorld) -> PropertyCheck {
@@ -37,15 +37,15 @@ impl SmallWorldState {
     /// Wakes every brain whose deadline has passed.
     pub(super) fn wake_due(&mut self, small: &SmallWorld) -> PropertyCheck {
         for worker in 0..self.workers.len() {
-            let seat = &self.workers[worker];
-            let due = seat.body.as_ref().and_then(|body| body.brain.deadline());
-            if due.is_some_and(|at| at <= self.now + seat.skew) {
-                self.worker_hears(small, worker, WorkerInput::Woke)?;
+            let process = &self.workers[worker];
+            let due = process.body.as_ref().and_then(|body| body.brain.deadline());
+            if due.is_some_and(|at| at <= self.now + process.skew) {
+                self.feed_worker(small, worker, WorkerInput::Woke)?;
             }
         }
         let due = self.router.brain.deadline();
         if due.is_some_and(|at| at <= self.now + self.router.skew) {
-            self.router_hears(small, cleave_router::RouterInput::Woke)?;
+            self.feed_router(small, cleave_router::RouterInput::Woke)?;
         }
         Ok(())
     }
@@ -53,15 +53,15 @@ impl SmallWorldState {
     pub(super) fn expire(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
         let now = self.now;
         if worker == self.workers.len() {
-            let desk = self.router_mut();
-            if let Some(at) = desk.brain.deadline() {
-                desk.skew = desk.skew.max(at.since(now));
+            let router = self.router_mut();
+            if let Some(at) = router.brain.deadline() {
+                router.skew = router.skew.max(at.since(now));
             }
         } else {
-            let seat = self.worker_mut(worker);
-            let deadline = seat.body.as_ref().and_then(|body| body.brain.deadline());
+            let process = self.worker_mut(worker);
+            let deadline = process.body.as_ref().and_then(|body| body.brain.deadline());
             if let Some(at) = deadline {
-                seat.skew = seat.skew.max(at.since(now));
+                process.skew = process.skew.max(at.since(now));
             }
         }
         self.wake_due(small)
@@ -70,30 +70,30 @@ impl SmallWorldState {
     // === lives and links ===
 
     pub(super) fn start(&mut self, small: &SmallWorld, worker: usize) -> PropertyCheck {
-        let seat = self.worker_mut(worker);
-        seat.incarnation += 1;
-        let limits = small.worker_limits(worker, seat.incarnation);
+        let process = self.worker_mut(worker);
+        process.incarnation += 1;
+        let limits = small.worker_limits(worker, process.incarnation);
         let me = limits.me;
         let mut body = SimWorker::new(limits, small.description(worker), TapeMode::Off);
-        body.give_voice((worker as u64 + 1) << 32);
-        seat.body = Some(body);
-        self.meet(small, me)
+        body.set_draw_salt((worker as u64 + 1) << 32);
+        process.body = Some(body);
+        self.connect(small, me)
     }
 
-    pub(super) fn meet(&mut self, small: &SmallWorld, me: WorkerRef) -> PropertyCheck {
+    pub(super) fn connect(&mut self, small: &SmallWorld, me: WorkerRef) -> PropertyCheck {
         let worker = worker_index(me);
-        let seat = self.worker_mut(worker);
-        seat.connected = Some(me);
+        let process = self.worker_mut(worker);
+        process.connected = Some(me);
         let description = small.description(worker);
         let joined = cleave_router::RouterInput::WorkerJoined {
             worker: me,
             description,
         };
-        self.router_hears(small, joined)?;
-        self.worker_hears(small, worker, WorkerInput::RouterJoined { router: ROUTER })?;
+        self.feed_router(small, joined)?;
+        self.feed_worker(small, worker, WorkerInput::RouterJoined { router: ROUTER })?;
         // Router and worker exchange greetings at once: a slow greeting alone decides nothing.
         while !self.workers[worker].to_router.is_empty() {
-            self.word_arrives(small, worker)?;
+            self.message_arrives(small, worker)?;
         }
         Ok(())
     }
@@ -103,20 +103,20 @@ impl SmallWorldState {
         match notice {
             PendingNotice::LinkLost { side, peer } => {
                 self.links_lost.remove(&(side, peer));
-                self.worker_hears(small, worker_index(side), WorkerInput::LinkLost { peer })?;
+                self.feed_worker(small, worker_index(side), WorkerInput::LinkLost { peer })?;
                 let body = self.worker_mut(worker_index(side)).body.as_mut();
                 let answers = body.map_or(Vec::new(), |body| body.drop_exports(peer));
                 answers
                     .into_iter()
-                    .try_for_each(|answer| self.worker_hears(small, worker_index(side), answer))
+                    .try_for_each(|answer| self.feed_worker(small, worker_index(side), answer))
             }
             PendingNotice::PeerFenced { side, peer } => {
-                self.worker_hears(small, worker_index(side), WorkerInput::Fenced { peer })
+                self.feed_worker(small, worker_index(side), WorkerInput::Fenced { peer })
             }
             PendingNotice::WorkerLost(worker) => {
-                self.router_hears(small, cleave_router::RouterInput::WorkerLost { worker })
+                self.feed_router(small, cleave_router::RouterInput::WorkerLost { worker })
             }
-            PendingNotice::RouterLost(side) => self.worker_hears(
+            PendingNotice::RouterLost(side) => self.feed_worker(
                 small,
                 worker_index(side),
                 WorkerInput::RouterLost { router: ROUTER },
@@ -124,7 +124,7 @@ impl SmallWorldState {
             PendingNotice::WorkerStarts(worker) => self.start(small, worker),
             PendingNotice::Reconnects(worker) => {
                 let me = self.workers[worker].body.as_ref().map(|body| body.worker);
-                me.map_or(Ok(()), |me| self.meet(small, me))
+                me.map_or(Ok(()), |me| self.connect(small, me))
             }
         }
     }
@@ -138,7 +138,7 @@ impl SmallWorldState {
 
     /// `side` is to be notified that `peer`, which is dead, can write nothing any more. The notice
     /// comes each time `side` contacts the dead life.
-    pub(super) fn sever(&mut self, side: WorkerRef, peer: WorkerRef) {
+    pub(super) fn notify_fenced(&mut self, side: WorkerRef, peer: WorkerRef) {
         let body = self.body(side);
         if body.is_some_and(|body| body.limits.writer == PoolWriter::Sender) {
             self.notices
@@ -155,23 +155,23 @@ impl SmallWorldState {
         // The sender of these packets asks again after a timeout: no notice says that the link is
         // back.
         self.needs_timer |= (self.packets.iter())
-            .any(|sent| between(&sent.parcel) && sent.parcel.is_about_writes());
-        self.packets.retain(|sent| !between(&sent.parcel));
+            .any(|sent| between(&sent.envelope) && sent.envelope.is_about_writes());
+        self.packets.retain(|sent| !between(&sent.envelope));
         self.lose(a, b);
         self.lose(b, a);
     }
 
     pub(super) fn disconnect(&mut self, worker: usize) -> Option<WorkerRef> {
-        let seat = self.worker_mut(worker);
-        seat.to_worker.clear();
-        seat.to_router.clear();
-        let connected = seat.connected.take();
+        let process = self.worker_mut(worker);
+        process.to_worker.clear();
+        process.to_router.clear();
+        let connected = process.connected.take();
         self.notices
             .extend(connected.map(PendingNotice::WorkerLost));
         connected
     }
 
-    pub(super) fn part(&mut self, worker: usize) {
+    pub(super) fn cut_stream(&mut self, worker: usize) {
         if let Some(me) = self.disconnect(worker) {
             self.notices.insert(PendingNotice::RouterLost(me));
             self.notices.insert(PendingNotice::Reconnects(worker));
@@ -180,7 +180,7 @@ impl SmallWorldState {
 
     /// The process ends. Its packets in flight are lost, except writes that its device has already
     /// begun.
-    pub(super) fn die(&mut self, worker: usize) -> PropertyCheck {
+    pub(super) fn exit(&mut self, worker: usize) -> PropertyCheck {
         self.disconnect(worker);
         let Some(body) = self.worker_mut(worker).body.take() else {
             return Ok(());
@@ -196,7 +196,7 @@ impl SmallWorldState {
             self.late_writes.push(Rc::new(late));
         }
         self.packets
-            .retain(|sent| sent.parcel.from != me && sent.parcel.to != me);
+            .retain(|sent| sent.envelope.from != me && sent.envelope.to != me);
         self.links_lost.retain(|(side, _)| *side != me);
         self.notices.retain(|notice| match notice {
             PendingNotice::LinkLost { side, .. } | PendingNotice::PeerFenced { side, .. } => {
@@ -209,7 +209,7 @@ impl SmallWorldState {
         for other in (0..self.workers.len()).filter(|other| *other != worker) {
             if let Some(peer) = self.workers[other].body.as_ref().map(|body| body.worker) {
                 self.lose(peer, me);
-                self.sever(peer, me);
+                self.notify_fenced(peer, me);
             }
         }
         self.notices.insert(PendingNotice::WorkerStarts(worker));

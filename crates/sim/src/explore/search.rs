@@ -70,7 +70,7 @@ impl<'a> StateSearch<'a> {
         let first = SmallWorldState::first(self.world)?;
         self.visit(first, 0)?;
         while let Some(node) = self.stack.last_mut() {
-            let Some((what, cost)) = node.moves.get(node.next).copied() else {
+            let Some((transition, cost)) = node.moves.get(node.next).copied() else {
                 self.stack.pop();
                 self.path.pop();
                 continue;
@@ -90,9 +90,9 @@ impl<'a> StateSearch<'a> {
             let mut state = state.expect("a node has its state until its last move");
             // The first transition of a node is the usual one; any other starts a new count.
             let usual = if node.next == 1 { node.usual + 1 } else { 0 };
-            self.path.push((what, cost));
+            self.path.push((transition, cost));
             self.transitions += 1;
-            state.take(self.world, what, cost)?;
+            state.take(self.world, transition, cost)?;
             if !self.visit(state, usual)? {
                 self.path.pop();
             }
@@ -105,8 +105,8 @@ impl<'a> StateSearch<'a> {
         let print = state.fingerprint();
         let look = self.visited.record(print, state.surprises_left);
         if look == VisitOutcome::Known {
-            let mut way = self.stack.iter().rev().take(usual as usize);
-            if way.any(|node| node.print == print) {
+            let mut path_back = self.stack.iter().rev().take(usual as usize);
+            if path_back.any(|node| node.print == print) {
                 return Err("L1: the usual transitions form a cycle".to_owned());
             }
             return Ok(false);

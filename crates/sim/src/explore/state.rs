@@ -97,7 +97,7 @@ pub(super) struct SmallWorldPacket {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SortedPacket {
     key: PacketSortKey,
-    pub(super) parcel: SmallWorldPacket,
+    pub(super) envelope: SmallWorldPacket,
 }
 
 /// Receiver, sender, kind (frames first), hand-off, ordinal, hash.
@@ -131,14 +131,14 @@ pub(super) enum PendingNotice {
 impl SmallWorldState {
     /// The state before any worker has started.
     pub(super) fn new(small: &SmallWorld) -> Self {
-        let desk = SmallWorldRouter {
+        let router = SmallWorldRouter {
             brain: cleave_router::RouterBrain::new(small.router_limits()),
             skew: Duration::ZERO,
             last_input_at: Time::ZERO,
             workers: 0,
             print: 0,
         };
-        let seat = SmallWorldWorker {
+        let process = SmallWorldWorker {
             incarnation: 0,
             body: None,
             skew: Duration::ZERO,
@@ -150,9 +150,9 @@ impl SmallWorldState {
         };
         Self {
             now: Time::ZERO,
-            router: Rc::new(desk),
+            router: Rc::new(router),
             workers: (small.roles.iter())
-                .map(|_| Rc::new(seat.clone()))
+                .map(|_| Rc::new(process.clone()))
                 .collect(),
             packets: Vec::new(),
             late_writes: Vec::new(),
@@ -189,17 +189,19 @@ impl SmallWorldState {
     }
 
     /// The worker in exactly this life, if it runs.
-    pub(super) fn body(&self, who: WorkerRef) -> Option<&SimWorker> {
-        let body = self.workers[crate::run::worker_index(who)].body.as_ref()?;
-        (body.worker == who).then_some(body)
+    pub(super) fn body(&self, worker: WorkerRef) -> Option<&SimWorker> {
+        let body = self.workers[crate::run::worker_index(worker)]
+            .body
+            .as_ref()?;
+        (body.worker == worker).then_some(body)
     }
 
     /// Adds a packet to those in flight.
-    pub(super) fn add_packet(&mut self, parcel: SmallWorldPacket) {
-        let key = parcel.key();
+    pub(super) fn add_packet(&mut self, envelope: SmallWorldPacket) {
+        let key = envelope.key();
         let at = self.packets.partition_point(|other| other.key <= key);
         self.packets
-            .insert(at, Rc::new(SortedPacket { key, parcel }));
+            .insert(at, Rc::new(SortedPacket { key, envelope }));
     }
 
     /// Equal for equal states; distinct states collide only by chance.
@@ -215,24 +217,24 @@ impl SmallWorldState {
         self.dirty = 0;
         let mut print = StateHasher::default();
         // Of the time only the age of a waiting brain's last input matters.
-        let desk = &self.router;
-        desk.print.hash(&mut print);
-        if desk.brain.deadline().is_some() {
-            (self.now + desk.skew)
-                .since(desk.last_input_at)
+        let router = &self.router;
+        router.print.hash(&mut print);
+        if router.brain.deadline().is_some() {
+            (self.now + router.skew)
+                .since(router.last_input_at)
                 .hash(&mut print);
         }
-        for seat in &self.workers {
-            seat.print.hash(&mut print);
-            let deadline = seat.body.as_ref().and_then(|body| body.brain.deadline());
+        for process in &self.workers {
+            process.print.hash(&mut print);
+            let deadline = process.body.as_ref().and_then(|body| body.brain.deadline());
             if deadline.is_some() {
-                (self.now + seat.skew)
-                    .since(seat.last_input_at)
+                (self.now + process.skew)
+                    .since(process.last_input_at)
                     .hash(&mut print);
             }
         }
-        for parcel in &self.packets {
-            parcel.key.5.hash(&mut print);
+        for envelope in &self.packets {
+            envelope.key.5.hash(&mut print);
         }
         for late in &self.late_writes {
             let BlockExport { handoff, block, .. } = late.export;
@@ -277,8 +279,8 @@ impl SmallWorldWorker {
             order.1.hash(&mut print);
         }
         print.write_u64(0);
-        for word in &self.to_router {
-            word.1.hash(&mut print);
+        for message in &self.to_router {
+            message.1.hash(&mut print);
         }
         self.print = print.finish();
     }

@@ -126,14 +126,14 @@ impl SmallWorldState {
     /// Everything in flight, in the usual order.
     fn usual(&self, small: &SmallWorld) -> Vec<(Transition, TransitionCost)> {
         let mut moves = Vec::new();
-        let mut add = |what| moves.push((what, TransitionCost::Free));
+        let mut add = |transition| moves.push((transition, TransitionCost::Free));
         if self.submitted < small.requests.len() {
             add(Transition::Submit);
         }
         // The usual time of an operator's command is while a stream generates.
-        let wished = self.submitted > 0 && self.commanded < small.commands.len();
+        let command_due = self.submitted > 0 && self.commanded < small.commands.len();
         let generating = self.clients.iter().any(|reader| reader.generates());
-        if wished && generating {
+        if command_due && generating {
             add(Transition::Command);
         }
         for (index, _) in self.late_writes.iter().enumerate() {
@@ -147,13 +147,13 @@ impl SmallWorldState {
         for (index, _) in self.count_answers.iter().enumerate() {
             add(Transition::Counted(index));
         }
-        for (worker, seat) in self.workers.iter().enumerate() {
-            if !seat.to_worker.is_empty() && seat.body.is_some() {
+        for (worker, process) in self.workers.iter().enumerate() {
+            if !process.to_worker.is_empty() && process.body.is_some() {
                 add(Transition::ToWorker(worker));
             }
         }
-        for (worker, seat) in self.workers.iter().enumerate() {
-            if !seat.to_router.is_empty() {
+        for (worker, process) in self.workers.iter().enumerate() {
+            if !process.to_router.is_empty() {
                 add(Transition::ToRouter(worker));
             }
         }
@@ -162,15 +162,15 @@ impl SmallWorldState {
                 add(Transition::Packet(index));
             }
         }
-        for (worker, seat) in self.workers.iter().enumerate() {
-            let Some(body) = &seat.body else { continue };
+        for (worker, process) in self.workers.iter().enumerate() {
+            let Some(body) = &process.body else { continue };
             if !body.is_idle() {
                 add(Transition::Engine(worker));
-            } else if body.exiting && seat.to_router.is_empty() && !self.sends(worker) {
+            } else if body.exiting && process.to_router.is_empty() && !self.sends(worker) {
                 add(Transition::Exit(worker));
             }
         }
-        if wished && !generating {
+        if command_due && !generating {
             add(Transition::Command);
         }
         moves
@@ -183,8 +183,8 @@ impl SmallWorldState {
                 self.late_writes.iter().all(|late| late.from != peer)
             }
             PendingNotice::Reconnects(worker) => !self.notices.iter().any(|other| match other {
-                PendingNotice::WorkerLost(who) | PendingNotice::RouterLost(who) => {
-                    crate::run::worker_index(*who) == worker
+                PendingNotice::WorkerLost(worker_ref) | PendingNotice::RouterLost(worker_ref) => {
+                    crate::run::worker_index(*worker_ref) == worker
                 }
                 _ => false,
             }),
@@ -193,7 +193,7 @@ impl SmallWorldState {
     }
 
     fn sends(&self, worker: usize) -> bool {
-        let from = |sent: &SortedPacket| crate::run::worker_index(sent.parcel.from);
+        let from = |sent: &SortedPacket| crate::run::worker_index(sent.envelope.from);
         self.packets.iter().any(|sent| from(sent) == worker)
     }
 
@@ -205,12 +205,12 @@ impl SmallWorldState {
     fn faults(&self, small: &SmallWorld, moves: &mut Vec<(Transition, TransitionCost)>) {
         let workers = self.workers.len();
         let may = |fault| small.faults.contains(&fault);
-        let mut add = |what| moves.push((what, TransitionCost::Fault));
+        let mut add = |transition| moves.push((transition, TransitionCost::Fault));
         for index in 0..self.packets.len() {
             if !self.is_first_of_its_kind(index) {
                 continue;
             }
-            let is_frame = matches!(self.packets[index].parcel.packet, Packet::Frame { .. });
+            let is_frame = matches!(self.packets[index].envelope.packet, Packet::Frame { .. });
             if may(SmallWorldFault::Lose) {
                 add(Transition::Lose(index));
             }
@@ -223,7 +223,7 @@ impl SmallWorldState {
             if may(SmallWorldFault::Flip) {
                 add(Transition::Flip(index));
             }
-            let is_seal = matches!(self.packets[index].parcel.packet, Packet::Seal(_));
+            let is_seal = matches!(self.packets[index].envelope.packet, Packet::Seal(_));
             if may(SmallWorldFault::ChangeSeal) && is_seal {
                 let changes = SealField::ALL.map(|field| Transition::ChangeSeal(index, field));
                 changes.into_iter().for_each(&mut add);
@@ -245,11 +245,11 @@ impl SmallWorldState {
             let Some(body) = &self.workers[worker].body else {
                 continue;
             };
-            let seat = &self.workers[worker];
-            if may(SmallWorldFault::Flip) && !seat.to_worker.is_empty() {
+            let process = &self.workers[worker];
+            if may(SmallWorldFault::Flip) && !process.to_worker.is_empty() {
                 add(Transition::FlipOrder(worker));
             }
-            if may(SmallWorldFault::Flip) && !seat.to_router.is_empty() {
+            if may(SmallWorldFault::Flip) && !process.to_router.is_empty() {
                 add(Transition::FlipReport(worker));
             }
             if may(SmallWorldFault::Crash) {
@@ -284,7 +284,7 @@ impl SmallWorldState {
             body.is_some_and(|body| !body.brain.idle())
         };
         let between = |sent: &SortedPacket| {
-            let SmallWorldPacket { from, to, .. } = &sent.parcel;
+            let SmallWorldPacket { from, to, .. } = &sent.envelope;
             let (from, to) = (
                 crate::run::worker_index(*from),
                 crate::run::worker_index(*to),

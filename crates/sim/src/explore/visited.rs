@@ -83,16 +83,16 @@ mod tests {
 
     #[test]
     fn a_state_is_revisited_only_with_more_surprises_left() {
-        let mut seen = VisitedStates::new();
+        let mut visited = VisitedStates::new();
         for n in 0..200_000 {
-            assert_eq!(seen.record(mix(n), 1), VisitOutcome::New);
+            assert_eq!(visited.record(mix(n), 1), VisitOutcome::New);
         }
-        assert_eq!(seen.count, 200_000);
+        assert_eq!(visited.count, 200_000);
         for n in 0..200_000 {
-            assert_eq!(seen.record(mix(n), 1), VisitOutcome::Known);
-            assert_eq!(seen.record(mix(n), 2), VisitOutcome::Revisit);
-            assert_eq!(seen.record(mix(n), 1), VisitOutcome::Known);
+            assert_eq!(visited.record(mix(n), 1), VisitOutcome::Known);
+            assert_eq!(visited.record(mix(n), 2), VisitOutcome::Revisit);
+            assert_eq!(visited.record(mix(n), 1), VisitOutcome::Known);
         }
-        assert_eq!(seen.count, 200_000);
+        assert_eq!(visited.count, 200_000);
     }
 }

@@ -32,20 +32,20 @@ const NO_COSTS: EngineCosts = EngineCosts {
 };
 
 impl SmallWorldState {
-    pub(super) fn worker_hears(
+    pub(super) fn feed_worker(
         &mut self,
         small: &SmallWorld,
         worker: usize,
         input: WorkerInput,
     ) -> PropertyCheck {
-        let Some(input) = self.fact_heard(small, worker, input) else {
+        let Some(input) = self.filter_input(small, worker, input) else {
             return Ok(());
         };
         let now = self.now;
-        let seat = self.worker_mut(worker);
-        let at = now + seat.skew;
-        seat.last_input_at = at;
-        let Some(body) = &mut seat.body else {
+        let process = self.worker_mut(worker);
+        let at = now + process.skew;
+        process.last_input_at = at;
+        let Some(body) = &mut process.body else {
             return Ok(());
         };
         body.handle_input(at, input);
@@ -56,8 +56,8 @@ impl SmallWorldState {
         body.brain.check();
         let mut answers = Vec::new();
         for output in outputs {
-            answers.extend(self.said(small, &output));
-            answers.extend(self.worker_says(worker, output)?);
+            answers.extend(self.forged_answer(small, &output));
+            answers.extend(self.perform_worker_output(worker, output)?);
         }
         if let Some(body) = &self.workers[worker].body
             && let Some((handoff, part, _)) = &body.arriving
@@ -69,17 +69,17 @@ impl SmallWorldState {
         }
         answers
             .into_iter()
-            .try_for_each(|answer| self.worker_hears(small, worker, answer))
+            .try_for_each(|answer| self.feed_worker(small, worker, answer))
     }
 
     /// Performs an output; gives the answers that the brain is owed at once.
-    pub(super) fn worker_says(
+    pub(super) fn perform_worker_output(
         &mut self,
         worker: usize,
         output: WorkerOutput,
     ) -> Result<Vec<WorkerInput>, String> {
-        let seat = self.worker_mut(worker);
-        let Some(body) = &mut seat.body else {
+        let process = self.worker_mut(worker);
+        let Some(body) = &mut process.body else {
             return Ok(Vec::new());
         };
         let me = body.worker;
@@ -87,11 +87,11 @@ impl SmallWorldState {
             WorkerOutput::Step(plan) => body.step(plan)?,
             WorkerOutput::Report { router: _, report } => {
                 body.witness(&report)
-                    .map_err(|what| format!("S1: {what}"))?;
-                self.say_to_router(worker, SmallWorldMessage::Report(report));
+                    .map_err(|problem| format!("S1: {problem}"))?;
+                self.send_to_router(worker, SmallWorldMessage::Report(report));
             }
             WorkerOutput::Emit { handoff, emission } => {
-                self.say_to_router(worker, SmallWorldMessage::Token(handoff, emission));
+                self.send_to_router(worker, SmallWorldMessage::Token(handoff, emission));
             }
             WorkerOutput::Export(export) => body.export(export)?,
             WorkerOutput::Send { to, packet } => {
@@ -106,7 +106,7 @@ impl SmallWorldState {
                 block,
             } => body
                 .import(handoff, part, block)
-                .map_err(|what| format!("S2: {what}"))?,
+                .map_err(|problem| format!("S2: {problem}"))?,
             WorkerOutput::Discard { handoff, part } => {
                 body.take_arrived_frame(handoff, part)?;
             }
@@ -141,7 +141,7 @@ impl SmallWorldState {
         &mut self,
         small: &SmallWorld,
         worker: usize,
-        luck: DeviceFaults,
+        device_faults: DeviceFaults,
     ) -> PropertyCheck {
         let now = self.now;
         let Some(body) = &mut self.worker_mut(worker).body else {
@@ -155,32 +155,34 @@ impl SmallWorldState {
             // The one-sided write is in flight; it lands by a later transition.
             return Ok(());
         }
-        let dice = &mut SimRng::new(0);
-        let broken = match luck {
+        let rng = &mut SimRng::new(0);
+        let broken = match device_faults {
             DeviceFaults::None => 0,
             DeviceFaults::Failing => 1000,
         };
         let stepped = matches!(body.busy, Some((EngineOp::Step(_), _)));
         let done = body
-            .finish_op(now, |_| 0, dice, broken)
-            .map_err(|what| format!("S4: {what}"))?;
+            .finish_op(now, |_| 0, rng, broken)
+            .map_err(|problem| format!("S4: {problem}"))?;
         if stepped {
             self.now = self.now + small.step;
         }
         match done {
-            EngineOpResult::Answer(input) => self.worker_hears(small, worker, input)?,
+            EngineOpResult::Answer(input) => self.feed_worker(small, worker, input)?,
             EngineOpResult::Send(export, payload) if one_sided => {
                 self.land(&export, &payload)?;
-                self.ship(small, me, &export, payload)?;
+                self.send_block(small, me, &export, payload)?;
             }
-            EngineOpResult::Send(export, payload) => self.ship(small, me, &export, payload)?,
+            EngineOpResult::Send(export, payload) => {
+                self.send_block(small, me, &export, payload)?
+            }
         }
         self.wake_due(small)
     }
 
     /// Sends a block as one frame. If the link is lost, the answer comes with the notice of the
     /// loss; a one-sided write, which is over now, is answered at once.
-    pub(super) fn ship(
+    pub(super) fn send_block(
         &mut self,
         small: &SmallWorld,
         me: WorkerRef,
@@ -199,7 +201,7 @@ impl SmallWorldState {
             part,
             checksum,
         };
-        let parcel = SmallWorldPacket {
+        let envelope = SmallWorldPacket {
             to: export.to,
             from: me,
             packet,
@@ -207,7 +209,7 @@ impl SmallWorldState {
             condition: PayloadCondition::Intact,
             written_for: Some((me, export.block)),
         };
-        let nowhere = self.send_parcel(parcel) == MessageFate::Lost;
+        let nowhere = self.send_envelope(envelope) == MessageFate::Lost;
         if nowhere && small.writer == PoolWriter::Receiver {
             return Ok(());
         }
@@ -225,7 +227,7 @@ impl SmallWorldState {
                 bytes: u64::from(part.len),
             }
         });
-        self.worker_hears(small, worker_index(me), answer)
+        self.feed_worker(small, worker_index(me), answer)
     }
 
     /// A one-sided write reaches the other worker's pool, if that life still runs.
@@ -247,7 +249,7 @@ impl SmallWorldState {
     // === from worker to worker ===
 
     pub(super) fn send(&mut self, from: WorkerRef, to: WorkerRef, packet: Packet) {
-        self.send_parcel(SmallWorldPacket {
+        self.send_envelope(SmallWorldPacket {
             to,
             from,
             packet,
@@ -257,27 +259,27 @@ impl SmallWorldState {
         });
     }
 
-    pub(super) fn send_parcel(&mut self, parcel: SmallWorldPacket) -> MessageFate {
-        let (from, to) = (parcel.from, parcel.to);
+    pub(super) fn send_envelope(&mut self, envelope: SmallWorldPacket) -> MessageFate {
+        let (from, to) = (envelope.from, envelope.to);
         if self.links_lost.contains(&(from, to)) {
-            self.needs_timer |= parcel.is_about_writes();
+            self.needs_timer |= envelope.is_about_writes();
             return MessageFate::Lost;
         }
         if self.body(to).is_none() {
             self.lose(from, to);
-            self.sever(from, to);
+            self.notify_fenced(from, to);
             return MessageFate::Lost;
         }
-        self.add_packet(parcel);
+        self.add_packet(envelope);
         MessageFate::Delivered
     }
 
     pub(super) fn arrive(
         &mut self,
         small: &SmallWorld,
-        mut parcel: SmallWorldPacket,
+        mut envelope: SmallWorldPacket,
     ) -> PropertyCheck {
-        let (from, to) = (parcel.from, parcel.to);
+        let (from, to) = (envelope.from, envelope.to);
         // The loss of the old connection is reported before the first packet of the new one.
         let news = PendingNotice::LinkLost {
             side: to,
@@ -286,28 +288,28 @@ impl SmallWorldState {
         if self.notices.contains(&news) {
             self.notice(small, news)?;
         }
-        if self.packet_heard(small, &mut parcel) == MessageFate::Lost {
+        if self.filter_packet(small, &mut envelope) == MessageFate::Lost {
             return Ok(());
         }
         let Some(body) = &mut self.worker_mut(worker_index(to)).body else {
             return Ok(());
         };
-        if let Packet::Frame { handoff, part, .. } = &parcel.packet {
-            body.arriving = Some((*handoff, *part, parcel.payload.clone()));
+        if let Packet::Frame { handoff, part, .. } = &envelope.packet {
+            body.arriving = Some((*handoff, *part, envelope.payload.clone()));
         }
         let input = WorkerInput::Arrived {
-            from: parcel.from,
-            packet: parcel.packet.clone(),
-            condition: parcel.condition,
+            from: envelope.from,
+            packet: envelope.packet.clone(),
+            condition: envelope.condition,
         };
         let before = body.imports();
-        self.worker_hears(small, worker_index(to), input)?;
+        self.feed_worker(small, worker_index(to), input)?;
         let Some(body) = &self.workers[worker_index(to)].body else {
             return Ok(());
         };
         // The import is judged by the true writer and block, whatever the frame's header says.
         if let (Some((writer, block)), Packet::Frame { handoff, .. }) =
-            (parcel.written_for, &parcel.packet)
+            (envelope.written_for, &envelope.packet)
             && body.imports() > before
         {
             let meant = body.reserved_for(block.block) == Some((*handoff, block.generation));
@@ -322,28 +324,29 @@ impl SmallWorldState {
     }
 
     pub(super) fn go_astray(&mut self, small: &SmallWorld, at: usize, how: PacketFault) {
-        let mut parcel = self.packets[at].parcel.clone();
+        let mut envelope = self.packets[at].envelope.clone();
         match how {
             PacketFault::Sender => {
                 let others = (0..small.roles.len()).filter_map(|w| self.workers[w].body.as_ref());
                 let mut others = others.map(|body| body.worker);
-                let stranger = others.find(|who| *who != parcel.from && *who != parcel.to);
-                parcel.from = stranger.unwrap_or(parcel.from);
+                let third_worker =
+                    others.find(|worker| *worker != envelope.from && *worker != envelope.to);
+                envelope.from = third_worker.unwrap_or(envelope.from);
             }
             PacketFault::Generation => {
-                if let Packet::Frame { block, .. } = &mut parcel.packet {
+                if let Packet::Frame { block, .. } = &mut envelope.packet {
                     block.generation.0 = block.generation.0.wrapping_sub(1);
                 }
             }
             PacketFault::Block => {
-                if let Packet::Frame { block, .. } = &mut parcel.packet {
+                if let Packet::Frame { block, .. } = &mut envelope.packet {
                     block.block.0 = (block.block.0 + 1) % 3;
                 }
             }
         }
-        if let Packet::Frame { block, .. } = &parcel.packet {
-            parcel.written_for = Some((parcel.from, *block));
+        if let Packet::Frame { block, .. } = &envelope.packet {
+            envelope.written_for = Some((envelope.from, *block));
         }
-        self.add_packet(parcel);
+        self.add_packet(envelope);
     }
 }

@@ -221,9 +221,13 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
 
 impl SmallWorld {
     /// The limits of a worker's brain.
-    pub(super) fn worker_limits(&self, worker: usize, life: u64) -> cleave_sched::WorkerLimits {
+    pub(super) fn worker_limits(
+        &self,
+        worker: usize,
+        incarnation: u64,
+    ) -> cleave_sched::WorkerLimits {
         cleave_sched::WorkerLimits {
-            me: crate::run::worker_ref(worker, life),
+            me: crate::run::worker_ref(worker, incarnation),
             role: self.roles[worker],
             capacity: CAPACITY,
             vocab_size: crate::model::VOCAB_SIZE as u32,

@@ -58,27 +58,31 @@ impl MissKind {
 
 /// Runs the workload at the requested rate, then searches the highest rate that meets every goal.
 /// Every run but the first stops as soon as its rate is clearly too much.
-pub fn check(contest: &RoutingComparison, rate_milli: u64, at_rate: ArrivalsAtRate) -> PolicyCheck {
-    let outcome = run(&contest.scenario(RoutingScheme::Auto, at_rate(rate_milli)));
+pub fn check(
+    comparison: &RoutingComparison,
+    rate_milli: u64,
+    at_rate: ArrivalsAtRate,
+) -> PolicyCheck {
+    let outcome = run(&comparison.scenario(RoutingScheme::Auto, at_rate(rate_milli)));
     let first = RateTrial {
         rate_milli,
         outcome,
     };
-    let found = contest.search_from(&first, at_rate);
+    let found = comparison.search_from(&first, at_rate);
     PolicyCheck {
-        met: contest.meets_goals(&first.outcome),
+        met: comparison.meets_goals(&first.outcome),
         outcome: first.outcome,
         best: found.best,
         missed_first: found
             .broken
-            .and_then(|broken| worst_class(contest, &broken)),
+            .and_then(|broken| worst_class(comparison, &broken)),
     }
 }
 
 /// The class that is furthest below its goal.
-fn worst_class(contest: &RoutingComparison, broken: &RateTrial) -> Option<MissedGoal> {
+fn worst_class(comparison: &RoutingComparison, broken: &RateTrial) -> Option<MissedGoal> {
     let goal =
-        |class: &ClassScore| u64::from(contest.policy.class(&class.class).attainment_permille);
+        |class: &ClassScore| u64::from(comparison.policy.class(&class.class).attainment_permille);
     // A stopped run counts only the misses so far.
     let over = |class: &ClassScore| {
         let missed = (class.arrivals - class.good - class.unfinished) * 1000;

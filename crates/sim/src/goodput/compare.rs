@@ -80,13 +80,13 @@ impl RoutingScheme {
     /// The router limits of this scheme. A baseline refuses no request, as in the papers' systems.
     pub fn router_limits(self, policy: &Arc<SloPolicy>) -> RouterLimits {
         let baseline = self.mode() != RoutingMode::Slo;
-        let patience = Duration::from_secs(3600);
+        let run_max = Duration::from_secs(3600);
         let defaults = RouterLimits::default();
         RouterLimits {
             flights_max: 1 << 20,
             queue_max: 1 << 20,
             queue_wait_max: if baseline {
-                patience
+                run_max
             } else {
                 defaults.queue_wait_max
             },
@@ -153,11 +153,11 @@ impl RoutingComparison {
             both: 0,
         };
         let good = |prefill: u32| {
-            let contest = Self {
+            let comparison = Self {
                 fleet: divide(prefill, parts),
                 ..self.clone()
             };
-            let outcome = run(&contest.scenario(RoutingScheme::Split, fewer.clone()));
+            let outcome = run(&comparison.scenario(RoutingScheme::Split, fewer.clone()));
             let score = &outcome.score;
             // Ties go to the earlier first tokens.
             (score.all.good, std::cmp::Reverse(score.all.ttft.p90))
@@ -166,11 +166,11 @@ impl RoutingComparison {
         divide(prefill * workers / parts, workers)
     }
 
-    pub fn scenario(&self, way: RoutingScheme, arrivals: Vec<RequestArrival>) -> Scenario {
+    pub fn scenario(&self, scheme: RoutingScheme, arrivals: Vec<RequestArrival>) -> Scenario {
         Scenario {
-            devices: way.devices(&self.fleet),
+            devices: scheme.devices(&self.fleet),
             routers_count: 1,
-            router: way.router_limits(&self.policy),
+            router: scheme.router_limits(&self.policy),
             arrivals,
             message_time: Duration::from_micros(200),
             noise_permille: self.noise_permille,
@@ -185,11 +185,11 @@ impl RoutingComparison {
     /// `at_rate` makes for any rate; none if even a hundredth of `from_milli` is too much.
     pub fn search(
         &self,
-        way: RoutingScheme,
+        scheme: RoutingScheme,
         from_milli: u64,
         at_rate: ArrivalsAtRate,
     ) -> RateSearchResult {
-        let mut search = RateSearch::of(self, way, at_rate);
+        let mut search = RateSearch::of(self, scheme, at_rate);
         search.try_rate(from_milli);
         search.run(from_milli)
     }
@@ -234,17 +234,21 @@ pub type ArrivalsAtRate<'a> = &'a dyn Fn(u64) -> Vec<RequestArrival>;
 
 /// A search for the highest rate in progress.
 struct RateSearch<'a> {
-    contest: &'a RoutingComparison,
-    way: RoutingScheme,
+    comparison: &'a RoutingComparison,
+    scheme: RoutingScheme,
     at_rate: ArrivalsAtRate<'a>,
     found: RateSearchResult,
 }
 
 impl<'a> RateSearch<'a> {
-    fn of(contest: &'a RoutingComparison, way: RoutingScheme, at_rate: ArrivalsAtRate<'a>) -> Self {
+    fn of(
+        comparison: &'a RoutingComparison,
+        scheme: RoutingScheme,
+        at_rate: ArrivalsAtRate<'a>,
+    ) -> Self {
         Self {
-            contest,
-            way,
+            comparison,
+            scheme,
             at_rate,
             found: RateSearchResult::default(),
         }
@@ -279,8 +283,8 @@ impl<'a> RateSearch<'a> {
     /// Runs until everything is over or some class has missed its goal.
     fn try_rate(&mut self, rate_milli: u64) {
         let arrivals = (self.at_rate)(rate_milli);
-        let mut scenario = self.contest.scenario(self.way, arrivals);
-        scenario.misses_max = self.contest.misses_max(&scenario.arrivals);
+        let mut scenario = self.comparison.scenario(self.scheme, arrivals);
+        scenario.misses_max = self.comparison.misses_max(&scenario.arrivals);
         let outcome = run(&scenario);
         self.record(RateTrial {
             rate_milli,
@@ -290,7 +294,8 @@ impl<'a> RateSearch<'a> {
 
     /// An outcome without clients says nothing about the fleet, so it counts as not served.
     fn record(&mut self, tried: RateTrial) {
-        let served = self.contest.meets_goals(&tried.outcome) && !tried.outcome.clients.is_empty();
+        let served =
+            self.comparison.meets_goals(&tried.outcome) && !tried.outcome.clients.is_empty();
         if served {
             self.found.best = Some(tried)
         } else {
@@ -313,10 +318,10 @@ pub fn at_rate(arrivals: &[RequestArrival], rate_milli: u64) -> Vec<RequestArriv
     };
     let gaps = arrivals.len() as u128 - 1;
     let span = last.at.since(first.at).as_nanos().max(1);
-    let wanted = gaps * 1_000_000_000_000 / u128::from(rate_milli.max(1));
+    let new_span = gaps * 1_000_000_000_000 / u128::from(rate_milli.max(1));
     let moved = |arrival: &RequestArrival| {
         let since = arrival.at.since(first.at).as_nanos();
-        let nanos = u64::try_from(since * wanted / span).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(since * new_span / span).unwrap_or(u64::MAX);
         RequestArrival {
             at: Time::from_nanos(nanos),
             ..arrival.clone()
@@ -332,7 +337,7 @@ mod tests {
     use cleave_domain::{RequestSlo, ScalingPolicy, SloClass};
     use std::cell::Cell;
 
-    fn come(millis: &[u64]) -> Vec<RequestArrival> {
+    fn arrivals_at(millis: &[u64]) -> Vec<RequestArrival> {
         let arrival = |millis: &u64| RequestArrival {
             at: Time::ZERO + Duration::from_millis(*millis),
             prompt: PromptRecipe::unshared(*millis, 100),
@@ -349,7 +354,7 @@ mod tests {
             ttft: Some(Duration::from_secs(60)),
             ..SloClass::default()
         };
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
             policy: Arc::new(SloPolicy {
                 classes: vec![class],
@@ -358,20 +363,20 @@ mod tests {
             noise_permille: 0,
             seed: 1,
         };
-        let arrivals = come(&[0, 1000, 2000]);
-        let asked = Cell::new(0);
+        let arrivals = arrivals_at(&[0, 1000, 2000]);
+        let runs = Cell::new(0);
         let faster = |rate_milli| {
-            asked.set(asked.get() + 1);
+            runs.set(runs.get() + 1);
             at_rate(&arrivals, rate_milli)
         };
-        let checked = check(&contest, 1000, &faster);
+        let checked = check(&comparison, 1000, &faster);
         assert!(checked.met && checked.missed_first.is_none(), "{checked:?}");
         let best = checked.best.expect("one at a time is nothing");
         assert_eq!(
             best.rate_milli, 32_000,
             "the first at which all come at once"
         );
-        assert_eq!(asked.get(), 6);
+        assert_eq!(runs.get(), 6);
     }
 
     #[test]
@@ -380,7 +385,7 @@ mod tests {
             ttft: Some(Duration::from_secs(60)),
             ..SloClass::default()
         };
-        let contest = RoutingComparison {
+        let comparison = RoutingComparison {
             fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
             policy: Arc::new(SloPolicy {
                 classes: vec![class],
@@ -390,9 +395,9 @@ mod tests {
             noise_permille: 0,
             seed: 1,
         };
-        let arrivals = come(&[0, 1000]);
+        let arrivals = arrivals_at(&[0, 1000]);
         // Without a scaling policy left in it, the run ends.
-        let outcome = run(&contest.scenario(RoutingScheme::Auto, arrivals));
-        assert!(contest.meets_goals(&outcome), "{outcome:?}");
+        let outcome = run(&comparison.scenario(RoutingScheme::Auto, arrivals));
+        assert!(comparison.meets_goals(&outcome), "{outcome:?}");
     }
 }

@@ -56,12 +56,12 @@ impl<E> EventQueue<E> {
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Time, E)> {
-        let in_line = self.in_order.front().map(|(at, order, _)| (*at, *order));
+        let front = self.in_order.front().map(|(at, order, _)| (*at, *order));
         let in_heap = self
             .heap
             .peek()
             .map(|Reverse((at, order, _))| (*at, *order));
-        let from_heap = match (in_line, in_heap) {
+        let from_heap = match (front, in_heap) {
             (Some(line), Some(heap)) => heap < line,
             (None, Some(_)) => true,
             (_, None) => false,

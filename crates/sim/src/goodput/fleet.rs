@@ -125,9 +125,9 @@ mod tests {
             ("towers=1", "towers"),
             ("both", "name=value"),
         ];
-        for (text, says) in wrong {
+        for (text, message) in wrong {
             let error = text.parse::<FleetSpec>().unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
     }
 }

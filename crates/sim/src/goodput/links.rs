@@ -52,8 +52,8 @@ impl WorkerLinks {
 /// The price of the link from a device to a worker.
 pub(crate) fn link_price(from: &WorkerDevice, to: WorkerId) -> LinkPrice {
     let links = &from.real_prices.links;
-    let known = links.binary_search_by_key(&to, |(worker, _)| *worker);
-    known.map_or(from.real_prices.link, |found| links[found].1)
+    let position = links.binary_search_by_key(&to, |(worker, _)| *worker);
+    position.map_or(from.real_prices.link, |found| links[found].1)
 }
 
 pub(crate) fn latency(link: LinkPrice) -> Duration {

@@ -109,22 +109,22 @@ impl FleetHistory {
 /// The orchestrator's state during a run.
 #[derive(Debug)]
 pub(crate) struct OrchestratorState {
-    wanted: PoolCounts,
+    target: PoolCounts,
     history: FleetHistory,
     counted_until: Time,
-    dice: SimRng,
+    rng: SimRng,
 }
 
 impl OrchestratorState {
     pub(crate) fn new(starter: &Orchestrator, seed: u64) -> Self {
         Self {
-            wanted: starter.workers_first,
+            target: starter.workers_first,
             history: FleetHistory {
                 wanted: vec![(Time::ZERO, starter.workers_first)],
                 ..FleetHistory::default()
             },
             counted_until: Time::ZERO,
-            dice: SimRng::new(mix(seed)),
+            rng: SimRng::new(mix(seed)),
         }
     }
 
@@ -216,20 +216,20 @@ impl GoodputWorld<'_> {
     }
 
     /// A router decides the wanted size.
-    pub(crate) fn wants(&mut self, router: usize, decision: ScalerDecision) {
+    pub(crate) fn record_decision(&mut self, router: usize, decision: ScalerDecision) {
         let by_router = self
             .starter()
             .is_some_and(|s| s.authority == ScalingAuthority::Router);
-        let Some(works) = self.orchestrator.as_mut().filter(|_| by_router) else {
+        let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| by_router) else {
             return;
         };
-        let last = &mut works.history.last;
+        let last = &mut orchestrator.history.last;
         if last.len() <= router {
             last.resize(router + 1, ScalerDecision::default());
         }
         last[router] = decision;
         if router == 0 {
-            works.set_wanted(self.now, decision.wanted.workers);
+            orchestrator.set_target(self.now, decision.wanted.workers);
         }
     }
 
@@ -243,16 +243,16 @@ impl GoodputWorld<'_> {
             self.go_by_thresholds(&most, devices_max);
         }
         self.check_routers();
-        let Some(works) = &mut self.orchestrator else {
+        let Some(orchestrator) = &mut self.orchestrator else {
             return;
         };
-        let wanted = works.wanted;
-        let growth = &mut works.history;
+        let target = orchestrator.target;
+        let growth = &mut orchestrator.history;
         let same = |pair: &[ScalerDecision]| pair[0].wanted.workers == pair[1].wanted.workers;
         growth.looks += 1;
         growth.disputed += u64::from(!growth.last.windows(2).all(same));
         for role in POOLS {
-            self.reconcile(&starter, role, wanted.for_role(role));
+            self.reconcile(&starter, role, target.for_role(role));
         }
     }
 
@@ -268,12 +268,12 @@ impl GoodputWorld<'_> {
         (0..self.workers.len()).filter(there).collect()
     }
 
-    fn reconcile(&mut self, starter: &Orchestrator, role: Role, wanted: u32) {
+    fn reconcile(&mut self, starter: &Orchestrator, role: Role, target: u32) {
         let there = self.of_pool(role);
-        for _ in there.len()..wanted as usize {
+        for _ in there.len()..target as usize {
             self.start(starter, role);
         }
-        for _ in wanted as usize..there.len() {
+        for _ in target as usize..there.len() {
             self.stop_one(role);
         }
     }
@@ -281,10 +281,10 @@ impl GoodputWorld<'_> {
     fn start(&mut self, starter: &Orchestrator, role: Role) {
         let device = starter.profile.device(self.workers.len() as u32, role);
         let place = self.enrol(device);
-        if let Some(works) = &mut self.orchestrator {
-            works.history.started += 1;
+        if let Some(orchestrator) = &mut self.orchestrator {
+            orchestrator.history.started += 1;
         }
-        self.agenda.push(
+        self.event_queue.push(
             self.now + starter.start_time,
             GoodputEvent::WorkerJoins(place),
         );
@@ -300,11 +300,11 @@ impl GoodputWorld<'_> {
             self.workers[place].phase = WorkerPhase::Gone;
             return;
         }
-        let Some(works) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
+        let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
             return;
         };
-        let place = *works.dice.pick(&there);
-        works.history.drained += 1;
+        let place = *orchestrator.rng.pick(&there);
+        orchestrator.history.drained += 1;
         self.workers[place].phase = WorkerPhase::Leaving;
         self.handle_worker_input(place, WorkerInput::Draining);
     }
@@ -313,11 +313,11 @@ impl GoodputWorld<'_> {
     pub(crate) fn kill_one(&mut self) {
         let up = |place: &usize| self.workers[*place].phase == WorkerPhase::Up;
         let there: Vec<usize> = (0..self.workers.len()).filter(up).collect();
-        let Some(works) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
+        let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| !there.is_empty()) else {
             return;
         };
-        let place = *works.dice.pick(&there);
-        works.history.killed += 1;
+        let place = *orchestrator.rng.pick(&there);
+        orchestrator.history.killed += 1;
         self.count_devices();
         self.gone(place);
     }
@@ -331,15 +331,15 @@ impl GoodputWorld<'_> {
             }
         };
         let devices: u32 = self.workers.iter().enumerate().map(takes).sum();
-        let wanted = POOLS
+        let pool_sizes = POOLS
             .into_iter()
             .map(|role| self.of_pool(role).len() as u32);
-        let counted: u32 = wanted.sum::<u32>() * self.devices_of_each();
+        let counted: u32 = pool_sizes.sum::<u32>() * self.devices_of_each();
         let now = self.now;
-        if let Some(works) = &mut self.orchestrator {
-            works.history.device_time += now.since(works.counted_until) * devices;
-            works.history.devices_most = works.history.devices_most.max(counted);
-            works.counted_until = now;
+        if let Some(orchestrator) = &mut self.orchestrator {
+            orchestrator.history.device_time += now.since(orchestrator.counted_until) * devices;
+            orchestrator.history.devices_most = orchestrator.history.devices_most.max(counted);
+            orchestrator.counted_until = now;
         }
     }
 
@@ -366,31 +366,31 @@ impl GoodputWorld<'_> {
             }
             // Starting workers will take load soon, so a pool with one does not change again.
             let starting = there.len() as u64 > count;
-            let Some(works) = self.orchestrator.as_mut().filter(|_| count > 0) else {
+            let Some(orchestrator) = self.orchestrator.as_mut().filter(|_| count > 0) else {
                 continue;
             };
-            let mut wanted = works.wanted;
+            let mut target = orchestrator.target;
             // Whether the load would exceed the thresholds on `n` workers: 70 % of the blocks, or
             // two waiting sequences a worker.
             let fuller = |n: u64| held * 1000 > blocks * 700 * n / count || queue > 2 * n;
-            let has_room = wanted.total() < workers_max;
-            let pool = wanted.for_role_mut(role);
+            let has_room = target.total() < workers_max;
+            let pool = target.for_role_mut(role);
             if fuller(count) && !starting {
                 let more = u32::from(has_room);
                 *pool = (*pool + more).min(most.for_role(role));
             } else if count > 1 && !fuller(count - 1) && !starting {
                 *pool = (*pool - 1).max(1);
             }
-            works.set_wanted(self.now, wanted);
+            orchestrator.set_target(self.now, target);
         }
     }
 }
 
 impl OrchestratorState {
-    fn set_wanted(&mut self, now: Time, wanted: PoolCounts) {
-        if wanted != self.wanted {
-            self.wanted = wanted;
-            self.history.wanted.push((now, wanted));
+    fn set_target(&mut self, now: Time, target: PoolCounts) {
+        if target != self.target {
+            self.target = target;
+            self.history.wanted.push((now, target));
         }
     }
 

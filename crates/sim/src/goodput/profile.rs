@@ -158,8 +158,8 @@ mod tests {
             let same = all.iter().filter(|other| other.name == profile.name);
             assert_eq!(same.count(), 1, "{}", profile.name);
             let licensed = ["Apache-2.0", "MIT", "measured"];
-            let says = licensed.iter().any(|word| profile.source.contains(word));
-            assert!(says, "{} has no licence", profile.name);
+            let is_licensed = licensed.iter().any(|word| profile.source.contains(word));
+            assert!(is_licensed, "{} has no licence", profile.name);
             let rows = &profile.rows;
             assert!(rows.is_sorted(), "{}: {rows:?}", profile.name);
         }

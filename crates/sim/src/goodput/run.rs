@@ -113,7 +113,7 @@ pub(crate) struct GoodputWorld<'a> {
     pub(crate) worker_index: BTreeMap<WorkerId, usize>,
     pub(crate) links: WorkerLinks,
     pub(crate) clients: ClientResults<'a>,
-    arrivals_asked: usize,
+    arrivals_submitted: usize,
     events: u64,
     observer: Option<&'a mut dyn RouterObserver>,
     decisions: Option<Vec<RouterNote>>,
@@ -139,7 +139,7 @@ impl<'a> GoodputWorld<'a> {
         Self {
             scenario,
             now: Time::ZERO,
-            agenda: EventQueue::default(),
+            event_queue: EventQueue::default(),
             routers: (0..scenario.routers_count.max(1)).map(router).collect(),
             workers: devices
                 .iter()
@@ -157,7 +157,7 @@ impl<'a> GoodputWorld<'a> {
                 .map(|starter| OrchestratorState::new(starter, scenario.seed)),
             devices,
             clients: ClientResults::new(scenario),
-            arrivals_asked: 0,
+            arrivals_submitted: 0,
             events: 0,
             observer: None,
             decisions: None,
@@ -177,18 +177,19 @@ impl<'a> GoodputWorld<'a> {
     pub(crate) fn run(mut self) -> GoodputOutcome {
         self.connect_all();
         if let Some(starter) = &self.scenario.orchestrator {
-            self.agenda.push(
+            self.event_queue.push(
                 Time::ZERO + starter.look_interval(),
                 GoodputEvent::CheckFleet,
             );
             for at in &starter.kill_times {
-                self.agenda.push(Time::ZERO + *at, GoodputEvent::KillWorker);
+                self.event_queue
+                    .push(Time::ZERO + *at, GoodputEvent::KillWorker);
             }
         }
         if let Some(first) = self.scenario.arrivals.first() {
-            self.agenda.push(first.at, GoodputEvent::ClientAsks);
+            self.event_queue.push(first.at, GoodputEvent::ClientAsks);
         }
-        while let Some((at, event)) = self.agenda.pop() {
+        while let Some((at, event)) = self.event_queue.pop() {
             self.now = at;
             self.events += 1;
             self.apply(event);
@@ -302,7 +303,7 @@ impl<'a> GoodputWorld<'a> {
                     .as_ref()
                     .map(Orchestrator::look_interval);
                 let next = self.now + every.unwrap_or_default();
-                self.agenda.push(next, GoodputEvent::CheckFleet);
+                self.event_queue.push(next, GoodputEvent::CheckFleet);
             }
         }
     }
@@ -310,17 +311,17 @@ impl<'a> GoodputWorld<'a> {
     // === clients ===
 
     fn client_asks(&mut self) {
-        let number = self.arrivals_asked;
+        let number = self.arrivals_submitted;
         let arrival = &self.scenario.arrivals[number];
         let router = number % self.routers.len();
-        self.arrivals_asked += 1;
-        if let Some(next) = self.scenario.arrivals.get(self.arrivals_asked) {
-            self.agenda.push(next.at, GoodputEvent::ClientAsks);
+        self.arrivals_submitted += 1;
+        if let Some(next) = self.scenario.arrivals.get(self.arrivals_submitted) {
+            self.event_queue.push(next.at, GoodputEvent::ClientAsks);
         }
         let flight = FlightId::new(self.routers[router].id, number as u64);
         let request = Arc::new(arrival.request(number as u64));
         if let Some(observer) = &mut self.observer
-            && self.arrivals_asked == self.scenario.arrivals.len().div_ceil(2)
+            && self.arrivals_submitted == self.scenario.arrivals.len().div_ceil(2)
         {
             observer.half_arrived(&self.routers[router].brain);
         }
@@ -336,16 +337,16 @@ impl<'a> GoodputWorld<'a> {
         if let Some(observer) = &mut self.observer {
             observer.input_begins(&input);
         }
-        let seat = &mut self.routers[router];
-        seat.brain.handle(self.now, input);
+        let process = &mut self.routers[router];
+        process.brain.handle(self.now, input);
         if let Some(observer) = &mut self.observer {
             observer.input_ends();
         }
-        let wake = seat.brain.deadline();
-        if let Some(wake) = wake.filter(|wake| seat.wake.is_none_or(|planned| *wake < planned)) {
-            seat.wake = Some(wake);
+        let wake = process.brain.deadline();
+        if let Some(wake) = wake.filter(|wake| process.wake.is_none_or(|planned| *wake < planned)) {
+            process.wake = Some(wake);
             let at = self.scenario.timer_time(wake.max(self.now));
-            self.agenda.push(at, GoodputEvent::WakeRouter(router));
+            self.event_queue.push(at, GoodputEvent::WakeRouter(router));
         }
         while let Some(output) = self.routers[router].brain.poll() {
             self.perform_router_output(router, output);
@@ -356,9 +357,9 @@ impl<'a> GoodputWorld<'a> {
         match output {
             cleave_router::RouterOutput::Order { worker, order } => {
                 if matches!(order, Order::Serve { .. })
-                    && let Some(works) = &mut self.orchestrator
+                    && let Some(orchestrator) = &mut self.orchestrator
                 {
-                    works.count_role_change();
+                    orchestrator.count_role_change();
                 }
                 let worker = self.worker_index[&worker.worker];
                 let event = GoodputEvent::ToWorker {
@@ -367,15 +368,15 @@ impl<'a> GoodputWorld<'a> {
                     order,
                 };
                 let at = self.now + self.scenario.message_time;
-                self.agenda.push_in_order(at, event);
+                self.event_queue.push_in_order(at, event);
             }
             cleave_router::RouterOutput::Fence { handoff } => {
                 self.clients.fence(handoff);
-                self.agenda
+                self.event_queue
                     .push(self.now, GoodputEvent::Counted { router, handoff });
             }
             cleave_router::RouterOutput::Count { handoff } => {
-                self.agenda
+                self.event_queue
                     .push(self.now, GoodputEvent::Counted { router, handoff });
             }
             cleave_router::RouterOutput::End { flight, ending, .. } => {
@@ -383,7 +384,9 @@ impl<'a> GoodputWorld<'a> {
             }
             cleave_router::RouterOutput::Note(note) => self.handle_note(note),
             cleave_router::RouterOutput::Drained | cleave_router::RouterOutput::Readiness(_) => {}
-            cleave_router::RouterOutput::WorkersWanted(decision) => self.wants(router, decision),
+            cleave_router::RouterOutput::WorkersWanted(decision) => {
+                self.record_decision(router, decision)
+            }
         }
     }
 
@@ -397,8 +400,8 @@ impl<'a> GoodputWorld<'a> {
     }
 
     fn wake_router(&mut self, router: usize) {
-        let seat = &mut self.routers[router];
-        if seat.wake.take_if(|at| *at <= self.now).is_some() {
+        let process = &mut self.routers[router];
+        if process.wake.take_if(|at| *at <= self.now).is_some() {
             self.handle_router_input(router, cleave_router::RouterInput::Woke);
         }
     }

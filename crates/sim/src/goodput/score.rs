@@ -384,8 +384,8 @@ impl<'a> ClientResults<'a> {
         }
     }
 
-    fn count(&mut self, what: &'static str) {
-        *self.counts.entry(what).or_default() += 1;
+    fn count(&mut self, name: &'static str) {
+        *self.counts.entry(name).or_default() += 1;
     }
 
     // === the sum ===

@@ -41,7 +41,7 @@ pub(crate) struct GoodputWorker {
     pub(crate) free_at: Time,
     /// Sampling seeds of the slots' sequences.
     seeds: Vec<u64>,
-    dice: SimRng,
+    rng: SimRng,
 }
 
 /// The phase of a worker's life.
@@ -81,7 +81,7 @@ impl GoodputWorker {
             dropped_swaps: BTreeSet::new(),
             free_at: Time::ZERO,
             seeds: vec![0; device.limits.capacity.slots_count as usize],
-            dice: SimRng::new(mix(seed ^ device.worker_ref().worker.0)),
+            rng: SimRng::new(mix(seed ^ device.worker_ref().worker.0)),
         }
     }
 
@@ -111,7 +111,7 @@ impl GoodputWorker {
         let noise = flaws.noise_permille.min(999);
         let share = match noise {
             0 => 1000,
-            noise => self.dice.count(1000 - noise, 1000 + noise),
+            noise => self.rng.count(1000 - noise, 1000 + noise),
         };
         (result, whole_grains(takes * share / 1000, flaws.grain))
     }

@@ -139,16 +139,16 @@ pub struct SyntheticWorkload {
 impl SyntheticWorkload {
     /// The arrivals. Each has one of the policy's classes, drawn evenly.
     pub fn arrivals(&self, policy: &SloPolicy) -> Vec<RequestArrival> {
-        let mut dice = SimRng::new(mix(self.seed));
+        let mut rng = SimRng::new(mix(self.seed));
         let mut gaps = ArrivalGaps::new(self.rate_milli, self.cv_permille);
         let mut at = Time::ZERO;
         let mut all = Vec::new();
         loop {
-            at = at + gaps.draw(&mut dice);
+            at = at + gaps.draw(&mut rng);
             if at.since(Time::ZERO) >= self.span {
                 return all;
             }
-            let class = dice.pick(&policy.classes);
+            let class = rng.pick(&policy.classes);
             all.push(RequestArrival {
                 at,
                 prompt: PromptRecipe::unshared(0, 1),
@@ -156,21 +156,21 @@ impl SyntheticWorkload {
                 slo: slo_of_class(policy, &class.name),
                 priority: 0,
             });
-            let name: &&str = dice.pick(&self.shapes);
+            let name: &&str = rng.pick(&self.shapes);
             let shape = shape_named(name).expect("parsed");
             let last = all.last_mut().expect("one was pushed");
-            last.output_tokens = draw_length(shape.output, &mut dice).max(1);
-            let tokens = draw_length(shape.prompt, &mut dice).max(1);
-            last.prompt = self.prompt(tokens, &mut dice);
+            last.output_tokens = draw_length(shape.output, &mut rng).max(1);
+            let tokens = draw_length(shape.prompt, &mut rng).max(1);
+            last.prompt = self.prompt(tokens, &mut rng);
         }
     }
 
-    fn prompt(&self, tokens: u32, dice: &mut SimRng) -> PromptRecipe {
-        let own = dice.next();
+    fn prompt(&self, tokens: u32, rng: &mut SimRng) -> PromptRecipe {
+        let own = rng.next();
         if self.shared_tokens == 0 {
             return PromptRecipe::unshared(own, tokens);
         }
-        let group = dice.range(1, u64::from(self.groups.max(1)));
+        let group = rng.range(1, u64::from(self.groups.max(1)));
         let part = |name, tokens| RecipePart { name, tokens };
         PromptRecipe {
             parts: Arc::new([part(group, self.shared_tokens), part(own, tokens)]),
@@ -185,7 +185,7 @@ pub fn thinned_by_curve(
     curve: &[(u64, u32)],
     seed: u64,
 ) -> Vec<RequestArrival> {
-    let mut dice = SimRng::new(mix(seed));
+    let mut rng = SimRng::new(mix(seed));
     let share = |second: u64| {
         let above = curve.partition_point(|(at, _)| *at <= second);
         let left = curve[above.saturating_sub(1)];
@@ -196,9 +196,9 @@ pub fn thinned_by_curve(
         let (from, to) = (u64::from(left.1), u64::from(right.1));
         ((from * (run - along) + to * along) / run) as u32
     };
-    let mut stays =
-        |arrival: &RequestArrival| dice.chance(share(arrival.at.since(Time::ZERO).as_secs()));
-    arrivals.into_iter().filter(|one| stays(one)).collect()
+    let mut is_drawn =
+        |arrival: &RequestArrival| rng.chance(share(arrival.at.since(Time::ZERO).as_secs()));
+    arrivals.into_iter().filter(|one| is_drawn(one)).collect()
 }
 
 /// The targets of a policy's class, as a request that names it gets them.
@@ -218,8 +218,8 @@ fn shape_named(name: &str) -> Option<&'static RequestShape> {
     SHAPES.iter().find(|shape| shape.name == name)
 }
 
-fn draw_length(lengths: LengthQuantiles, dice: &mut SimRng) -> u32 {
-    let throw = dice.range(0, 999_999);
+fn draw_length(lengths: LengthQuantiles, rng: &mut SimRng) -> u32 {
+    let throw = rng.range(0, 999_999);
     let above = lengths.partition_point(|(permille, _)| u64::from(*permille) * 1000 <= throw);
     let (left, right) = (lengths[above - 1], lengths[above]);
     let run = u64::from(right.0 - left.0) * 1000;
@@ -248,9 +248,9 @@ impl ArrivalGaps {
         }
     }
 
-    fn draw(&mut self, dice: &mut SimRng) -> Duration {
-        let mean = self.means[usize::from(dice.range(0, 999_999) >= self.short_ppm)];
-        let uniform = ((dice.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+    fn draw(&mut self, rng: &mut SimRng) -> Duration {
+        let mean = self.means[usize::from(rng.range(0, 999_999) >= self.short_ppm)];
+        let uniform = ((rng.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         Duration::from_nanos((-ln(uniform) * mean) as u64)
     }
 }
@@ -280,13 +280,13 @@ impl FromStr for SyntheticWorkload {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',').map(str::trim);
         let names = parts.next().unwrap_or_default();
-        let known = || {
+        let names_text = || {
             let names: Vec<&str> = SHAPES.iter().map(|shape| shape.name).collect();
             names.join(", ")
         };
         let shapes = names.split('+').map(|name| {
             let shape = shape_named(name.trim());
-            let unknown = || format!("no workload `{name}`; there are {}", known());
+            let unknown = || format!("no workload `{name}`; there are {}", names_text());
             shape.map(|shape| shape.name).ok_or_else(unknown)
         });
         let mut workload = Self {
@@ -387,14 +387,14 @@ mod tests {
 
     #[test]
     fn synthetic_workload_mistakes_are_named() {
-        for (text, says) in [
+        for (text, message) in [
             ("tea", "conversation"),
             ("fixed,rate", "name=value"),
             ("fixed,rate=-1", "rate=-1"),
             ("fixed,sugar=1", "sugar"),
         ] {
             let error = text.parse::<SyntheticWorkload>().unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
         let workload: SyntheticWorkload = "code,rate=2.5,seconds=0.5".parse().unwrap();
         assert_eq!(workload.rate_milli, 2500);

@@ -20,7 +20,7 @@ pub(super) enum BlockSend {
 impl ChaosRun<'_> {
     /// Sends a block as frames; the brain is answered when the link has taken them. If the link is
     /// lost, the answer comes with the notice of the loss, or from the caller.
-    pub(super) fn ship(
+    pub(super) fn send_block(
         &mut self,
         me: WorkerRef,
         export: &BlockExport,
@@ -90,7 +90,7 @@ impl ChaosRun<'_> {
             return Ok(Some(words));
         }
         let stands = self.net.epoch(worker_index(from), worker_index(to)) == epoch;
-        if !stands || self.ship(from, &export, &payload) == BlockSend::NoLink {
+        if !stands || self.send_block(from, &export, &payload) == BlockSend::NoLink {
             let exported = Box::new(export.answer(ExportOutcome::Dropped));
             self.schedule(
                 self.now,
@@ -143,8 +143,8 @@ impl ChaosRun<'_> {
             return Ok(None);
         };
         let key: (HandoffId, u32) = (*handoff, *ordinal);
-        let seat = &mut self.workers[worker_index(side)];
-        let body = seat.body.as_mut().filter(|body| body.worker == side);
+        let process = &mut self.workers[worker_index(side)];
+        let body = process.body.as_mut().filter(|body| body.worker == side);
         // The loss of the link answered this export already.
         if body.and_then(|body| body.exporting.remove(&key)).is_none() {
             return Ok(None);
@@ -167,14 +167,14 @@ impl ChaosRun<'_> {
         if self.body(to).is_none() || self.net.is_down(a, b, self.now) {
             self.lose(me, to);
             if self.body(to).is_none() {
-                self.sever(me, to);
+                self.notify_fenced(me, to);
             }
             return None;
         }
         let bytes = payload.len() as u64 * 8 + 64;
         let wire = &self.world.links;
         let travel = self.net.send(me, to, bytes, self.now, wire, &mut self.rng);
-        let mut parcel = PacketInFlight {
+        let mut envelope = PacketInFlight {
             from: me,
             to,
             epoch: self.net.epoch(a, b),
@@ -188,23 +188,23 @@ impl ChaosRun<'_> {
             return Some(travel.sent);
         }
         let flips = self.world.flips;
-        match self.transmit(parcel.packet, flips.packets) {
-            MessageArrival::Received(packet) => parcel.packet = packet,
+        match self.transmit(envelope.packet, flips.packets) {
+            MessageArrival::Received(packet) => envelope.packet = packet,
             MessageArrival::Damaged => {
-                let epoch = parcel.epoch;
+                let epoch = envelope.epoch;
                 let from = me;
                 self.schedule(travel.arrives, ChaosEvent::LinkDamaged { from, to, epoch });
                 return Some(travel.sent);
             }
         }
-        self.change_seal(&mut parcel.packet);
+        self.change_seal(&mut envelope.packet);
         let wire = &self.world.links;
-        if !self.faults_over && !parcel.payload.is_empty() && self.rng.chance(wire.damage) {
+        if !self.faults_over && !envelope.payload.is_empty() && self.rng.chance(wire.damage) {
             self.count("frames damaged");
-            parcel.condition = PayloadCondition::Damaged;
-            parcel.payload.fill(None);
+            envelope.condition = PayloadCondition::Damaged;
+            envelope.payload.fill(None);
         }
-        if let Packet::Frame { block, .. } = &mut parcel.packet
+        if let Packet::Frame { block, .. } = &mut envelope.packet
             && !self.faults_over
             && self.rng.chance(wire.stale_blocks)
         {
@@ -221,9 +221,9 @@ impl ChaosRun<'_> {
         }
         if self.rng.chance(wire.duplicates) {
             let later = travel.arrives + self.rng.micros(0, 20_000);
-            self.schedule(later, ChaosEvent::Packet(Box::new(parcel.clone())));
+            self.schedule(later, ChaosEvent::Packet(Box::new(envelope.clone())));
         }
-        self.schedule(travel.arrives, ChaosEvent::Packet(Box::new(parcel)));
+        self.schedule(travel.arrives, ChaosEvent::Packet(Box::new(envelope)));
         Some(travel.sent)
     }
 
@@ -261,19 +261,19 @@ impl ChaosRun<'_> {
         if !self.net.take_loss(side, peer) || self.body(side).is_none() {
             return Ok(None);
         }
-        self.worker_hears(worker_index(side), WorkerInput::LinkLost { peer })?;
+        self.feed_worker(worker_index(side), WorkerInput::LinkLost { peer })?;
         let body = self.workers[worker_index(side)].body.as_mut();
         let answers = body.map_or(Vec::new(), |body| body.drop_exports(peer));
         for answer in answers {
-            self.worker_hears(worker_index(side), answer)?;
+            self.feed_worker(worker_index(side), answer)?;
         }
         Ok(Some(format!("{} lost link   to {peer}", side.worker)))
     }
 
-    pub(crate) fn packet(&mut self, parcel: PacketInFlight) -> Result<Option<String>, String> {
-        let (from, to) = (parcel.from, parcel.to);
+    pub(crate) fn packet(&mut self, envelope: PacketInFlight) -> Result<Option<String>, String> {
+        let (from, to) = (envelope.from, envelope.to);
         let epoch = self.net.epoch(worker_index(from), worker_index(to));
-        if self.body(to).is_none() || epoch != parcel.epoch {
+        if self.body(to).is_none() || epoch != envelope.epoch {
             return Ok(None);
         }
         // The loss of the old connection is reported before the first packet of the new one.
@@ -281,10 +281,10 @@ impl ChaosRun<'_> {
         let Some(body) = self.workers[worker_index(to)].body.as_mut() else {
             return Ok(None);
         };
-        if let Packet::Frame { handoff, part, .. } = &parcel.packet {
-            body.arriving = Some((*handoff, *part, parcel.payload));
+        if let Packet::Frame { handoff, part, .. } = &envelope.packet {
+            body.arriving = Some((*handoff, *part, envelope.payload));
         }
-        let packet = parcel.packet;
+        let packet = envelope.packet;
         let words = format!(
             "{} arrived     {} from {}",
             to.worker,
@@ -294,9 +294,9 @@ impl ChaosRun<'_> {
         let input = WorkerInput::Arrived {
             from,
             packet,
-            condition: parcel.condition,
+            condition: envelope.condition,
         };
-        self.worker_hears(worker_index(to), input)?;
+        self.feed_worker(worker_index(to), input)?;
         Ok(Some(words))
     }
 }

@@ -52,8 +52,8 @@ impl fmt::Display for ChaosWorld {
         for arrival in &self.requests {
             write_arrival(f, arrival)?;
         }
-        for wish in &self.commands {
-            writeln!(f, "  {} {wish:?}", millis(wish.at))?;
+        for command in &self.commands {
+            writeln!(f, "  {} {command:?}", millis(command.at))?;
         }
         for (at, fault) in &self.faults {
             writeln!(f, "  {} {fault:?}", millis(*at))?;

@@ -77,10 +77,10 @@ fn flipped(seal: &Seal) -> Vec<Seal> {
 fn a_flipped_bit_in_a_seal_fails_the_hand_off() {
     let (frames, sealed) = sent_handoff();
     for wrong in flipped(&sealed) {
-        let said = format!("{wrong:?}");
+        let mismatch = format!("{wrong:?}");
         let (_, mut receiver) = pair();
         feed(&mut receiver, &frames);
-        assert_eq!(feed(&mut receiver, &[seal(wrong)]), CORRUPT, "{said}");
+        assert_eq!(feed(&mut receiver, &[seal(wrong)]), CORRUPT, "{mismatch}");
     }
 }
 
@@ -90,10 +90,10 @@ fn a_token_outside_the_vocabulary_fails_the_hand_off() {
     for (token, lands) in [(VOCAB_SIZE - 1, true), (VOCAB_SIZE, false)] {
         let (mut sender, mut receiver) = pair();
         let (content, output) = (CONTENT, vec![token]);
-        let said = run_handoff(&mut sender, &mut receiver, (content, output));
-        assert_eq!(receiver.has_landed(), lands, "{token}: {said:?}");
+        let outputs = run_handoff(&mut sender, &mut receiver, (content, output));
+        assert_eq!(receiver.has_landed(), lands, "{token}: {outputs:?}");
         if !lands {
-            assert_eq!(said[said.len() - 2..], CORRUPT);
+            assert_eq!(outputs[outputs.len() - 2..], CORRUPT);
         }
     }
 }
@@ -130,8 +130,8 @@ fn a_receiver_that_ended_answers_a_repeated_seal() {
         cause: AbandonCause::Cancelled,
     };
     feed(&mut receiver, &[up]);
-    let said = feed(&mut receiver, &[seal(sealed)]);
-    assert_eq!(said, ["send abandoned Cancelled"]);
+    let outputs = feed(&mut receiver, &[seal(sealed)]);
+    assert_eq!(outputs, ["send abandoned Cancelled"]);
     assert!(!receiver.is_open() && !receiver.has_landed());
 }
 
@@ -147,24 +147,24 @@ fn run_handoff(
     }
     let (content, output) = drawn;
     sender.handle(sender::SenderInput::Sampled { content, output });
-    let mut said = Vec::new();
+    let mut outputs = Vec::new();
     while let Some(output) = sender.poll() {
         match output {
             sender::SenderOutput::Export { ordinal, block, .. } => {
                 let whole = part(ordinal, 0, 8);
                 let mut digest = HandoffDigest::default();
                 digest.add_frame(whole, checksum(whole));
-                said.extend(feed(receiver, &[frame(whole, block)]));
+                outputs.extend(feed(receiver, &[frame(whole, block)]));
                 let outcome = Ok((digest.value(), 8));
                 sender.handle(sender::SenderInput::Exported { ordinal, outcome });
             }
             sender::SenderOutput::Send(Packet::Seal(sealed)) => {
-                said.extend(feed(receiver, &[seal(sealed)]));
+                outputs.extend(feed(receiver, &[seal(sealed)]));
             }
             other => panic!("unexpected {other:?}"),
         }
     }
-    said
+    outputs
 }
 
 #[test]
@@ -175,8 +175,8 @@ fn a_repeated_seal_changes_nothing_while_frames_are_missing() {
     for _ in 0..3 {
         assert!(feed(&mut receiver, &[seal(sealed.clone())]).is_empty());
     }
-    let said = feed(&mut receiver, &frames[3..]);
-    assert_eq!(said[1..], ["send landed", "landed [42]"]);
+    let outputs = feed(&mut receiver, &frames[3..]);
+    assert_eq!(outputs[1..], ["send landed", "landed [42]"]);
 }
 
 #[test]

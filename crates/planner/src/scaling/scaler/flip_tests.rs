@@ -16,7 +16,7 @@ fn counts(prefill: u32, decode: u32) -> PoolCounts {
     }
 }
 
-fn wanted(workers: PoolCounts, legs: PoolCounts) -> FleetTarget {
+fn target(workers: PoolCounts, legs: PoolCounts) -> FleetTarget {
     FleetTarget {
         workers,
         legs,
@@ -67,7 +67,7 @@ fn flipped(
     members: Vec<ScalerMember>,
 ) -> Option<(u64, Role)> {
     let mut scaler = scaler();
-    scaler.wanted = wanted(workers, legs);
+    scaler.target = target(workers, legs);
     scaler.fleet.members = members;
     scaler.flip_one_worker();
     let ScalerOutput::Flip { worker, role } = scaler.poll()? else {
@@ -89,7 +89,7 @@ fn the_least_busy_worker_of_the_larger_leg_changes_it() {
 }
 
 #[test]
-fn a_worker_goes_home_before_another_leaves_its_own() {
+fn a_worker_flips_back_before_another_flips() {
     let mut there = members(3, 1);
     there[0].home_role = Role::Decode;
     let back = flipped(counts(2, 2), counts(2, 2), there);
@@ -107,7 +107,7 @@ fn no_worker_changes_a_leg_that_is_large_enough() {
 }
 
 #[test]
-fn workers_that_leave_are_neither_counted_nor_chosen() {
+fn leaving_workers_are_neither_counted_nor_chosen() {
     let mut there = members(3, 1);
     there[2].leaving = true;
     assert_eq!(
@@ -128,7 +128,7 @@ fn workers_that_leave_are_neither_counted_nor_chosen() {
 fn no_worker_changes_its_leg_once_the_hour_is_used_up() {
     let mut scaler = scaler();
     scaler.scaling.turns_max = 2;
-    scaler.wanted = wanted(counts(5, 1), counts(2, 4));
+    scaler.target = target(counts(5, 1), counts(2, 4));
     scaler.fleet.members = members(5, 1);
     assert_eq!(scaler.flips_left(), 2);
     for _ in 0..3 {
@@ -138,12 +138,12 @@ fn no_worker_changes_its_leg_once_the_hour_is_used_up() {
 }
 
 #[test]
-fn a_leg_lends_what_it_did_not_need_for_a_while() {
-    let lent = |turns_max, seconds, legs| {
+fn a_leg_gives_up_workers_it_did_not_need_for_a_while() {
+    let legs_after = |turns_max, seconds, legs| {
         let mut scaler = scaler();
         scaler.scaling.turns_max = turns_max;
         scaler.now = at(seconds);
-        scaler.wanted.legs = counts(4, 2);
+        scaler.target.legs = counts(4, 2);
         let need = WorkersNeeded { up: 2, down: 2 };
         let keep = Duration::from_secs(600);
         scaler.steady[pool_index(Role::Prefill)].record(at(0), need, keep);
@@ -151,18 +151,26 @@ fn a_leg_lends_what_it_did_not_need_for_a_while() {
         scaler.take_from_spare_leg(&mut legs);
         legs
     };
-    assert_eq!(lent(6, 60, counts(4, 3)), counts(3, 3));
-    assert_eq!(lent(6, 60, counts(4, 7)), counts(2, 7), "two are to spare");
-    assert_eq!(lent(6, 60, counts(4, 2)), counts(4, 2));
-    assert_eq!(lent(6, 59, counts(4, 3)), counts(4, 3), "for too short");
-    assert_eq!(lent(0, 60, counts(4, 3)), counts(4, 3));
+    assert_eq!(legs_after(6, 60, counts(4, 3)), counts(3, 3));
+    assert_eq!(
+        legs_after(6, 60, counts(4, 7)),
+        counts(2, 7),
+        "two are to spare"
+    );
+    assert_eq!(legs_after(6, 60, counts(4, 2)), counts(4, 2));
+    assert_eq!(
+        legs_after(6, 59, counts(4, 3)),
+        counts(4, 3),
+        "for too short"
+    );
+    assert_eq!(legs_after(0, 60, counts(4, 3)), counts(4, 3));
 }
 
 #[test]
-fn the_last_worker_of_a_leg_is_not_lent() {
+fn the_last_worker_of_a_leg_is_not_given_up() {
     let mut scaler = scaler();
     scaler.now = at(200);
-    scaler.wanted.legs = counts(1, 1);
+    scaler.target.legs = counts(1, 1);
     scaler.steady[0].record(at(0), WorkersNeeded::default(), Duration::from_secs(600));
     let mut legs = counts(2, 5);
     scaler.take_from_spare_leg(&mut legs);
@@ -201,11 +209,11 @@ fn a_leg_is_supplied_where_no_worker_may_change_it() {
 }
 
 #[test]
-fn more_than_there_may_be_is_cut_and_says_why() {
+fn a_target_above_a_limit_is_cut_with_its_reason() {
     let fit = |scaling: ScalingPolicy, legs| {
         let mut scaler = scaler();
         scaler.scaling = scaling;
-        let mut answer = wanted(PoolCounts::default(), legs);
+        let mut answer = target(PoolCounts::default(), legs);
         scaler.fit(&mut answer);
         let reasons = [answer.reasons.prefill, answer.reasons.decode];
         (answer.workers, answer.legs, reasons)
@@ -232,9 +240,9 @@ fn more_than_there_may_be_is_cut_and_says_why() {
 fn a_pool_that_turned_too_often_is_held() {
     let mut scaler = scaler();
     scaler.scaling.turns_max = 1;
-    scaler.wanted = wanted(counts(2, 2), counts(2, 2));
+    scaler.target = target(counts(2, 2), counts(2, 2));
     scaler.turns[pool_index(Role::Prefill)].record_change(at(0), true);
-    let mut answer = wanted(PoolCounts::default(), counts(1, 1));
+    let mut answer = target(PoolCounts::default(), counts(1, 1));
     scaler.fit(&mut answer);
     assert_eq!(answer.workers, counts(2, 1));
     assert_eq!(answer.reasons.prefill, ScalingReason::Turns);
@@ -247,9 +255,9 @@ fn growth_waits_for_devices_of_a_pool_that_is_held() {
     let mut scaler = scaler();
     scaler.scaling.flip = false;
     scaler.scaling.turns_max = 1;
-    scaler.wanted = wanted(counts(6, 2), counts(6, 2));
+    scaler.target = target(counts(6, 2), counts(6, 2));
     scaler.turns[pool_index(Role::Prefill)].record_change(at(0), true);
-    let mut answer = wanted(PoolCounts::default(), counts(2, 7));
+    let mut answer = target(PoolCounts::default(), counts(2, 7));
     scaler.fit(&mut answer);
     assert_eq!(answer.workers, counts(6, 4), "ten devices");
     assert_eq!(answer.reasons.prefill, ScalingReason::Turns);
@@ -257,25 +265,25 @@ fn growth_waits_for_devices_of_a_pool_that_is_held() {
 }
 
 #[test]
-fn an_answer_within_bounds_is_left_as_it_is() {
+fn a_target_within_bounds_is_unchanged() {
     let narrow = |min| {
         let mut scaling = scaling(8, 10);
         (scaling.prefill.min, scaling.decode.min) = (min, min);
         scaling
     };
-    let odd = wanted(counts(1, 1), counts(5, 4));
+    let odd = target(counts(1, 1), counts(5, 4));
     assert_eq!(bounded(&odd, &narrow(0)), odd);
     assert_eq!(bounded(&odd, &narrow(1)), odd);
-    let raised = bounded(&wanted(counts(1, 1), counts(1, 1)), &narrow(2));
-    assert_eq!(raised, wanted(counts(2, 2), counts(2, 2)));
-    let cut = bounded(&wanted(counts(9, 1), counts(1, 1)), &narrow(0));
-    assert_eq!(cut, wanted(counts(1, 1), counts(1, 1)));
-    let devices = bounded(&wanted(counts(8, 8), counts(8, 8)), &narrow(0));
-    assert_eq!(devices, wanted(counts(5, 5), counts(5, 5)));
+    let raised = bounded(&target(counts(1, 1), counts(1, 1)), &narrow(2));
+    assert_eq!(raised, target(counts(2, 2), counts(2, 2)));
+    let cut = bounded(&target(counts(9, 1), counts(1, 1)), &narrow(0));
+    assert_eq!(cut, target(counts(1, 1), counts(1, 1)));
+    let devices = bounded(&target(counts(8, 8), counts(8, 8)), &narrow(0));
+    assert_eq!(devices, target(counts(5, 5), counts(5, 5)));
 }
 
 #[test]
-fn a_look_is_due_each_second_and_at_once_for_the_first_request() {
+fn the_scaler_is_due_each_second_and_at_a_first_request() {
     let mut scaler = scaler();
     assert_eq!(scaler.deadline(), at(0));
     let stands = || {
@@ -299,9 +307,9 @@ fn a_look_is_due_each_second_and_at_once_for_the_first_request() {
 }
 
 #[test]
-fn the_latest_word_of_another_router_counts() {
+fn the_latest_gossip_of_each_router_counts() {
     let mut scaler = scaler();
-    let voice = |router, number, waiting| {
+    let gossip = |router, number, waiting| {
         let demand = FleetDemand {
             waiting,
             ..FleetDemand::default()
@@ -313,32 +321,32 @@ fn the_latest_word_of_another_router_counts() {
             ..ScalingGossip::default()
         }))
     };
-    let heard = [(7, 2, 1), (7, 1, 2), (7, 2, 3), (5, 9, 4), (8, 1, 5)];
-    for (router, number, waiting) in heard {
-        scaler.handle(at(1), voice(router, number, waiting));
+    let messages = [(7, 2, 1), (7, 1, 2), (7, 2, 3), (5, 9, 4), (8, 1, 5)];
+    for (router, number, waiting) in messages {
+        scaler.handle(at(1), gossip(router, number, waiting));
     }
-    let said = |scaler: &Scaler| {
+    let latest = |scaler: &Scaler| {
         let others = scaler.peer_routers.values();
-        let said = others.map(|(_, voice)| (voice.router.0, voice.demand.waiting));
-        said.collect::<Vec<_>>()
+        let latest = others.map(|(_, gossip)| (gossip.router.0, gossip.demand.waiting));
+        latest.collect::<Vec<_>>()
     };
-    assert_eq!(said(&scaler), [(7, 1), (8, 5)]);
-    scaler.handle(at(2), voice(7, 3, 6));
-    assert_eq!(said(&scaler), [(7, 6), (8, 5)]);
+    assert_eq!(latest(&scaler), [(7, 1), (8, 5)]);
+    scaler.handle(at(2), gossip(7, 3, 6));
+    assert_eq!(latest(&scaler), [(7, 6), (8, 5)]);
     scaler.handle(at(6), ScalerInput::FleetChanged(ScalerFleet::default()));
-    assert_eq!(said(&scaler), [(7, 6), (8, 5)], "silent for five seconds");
+    assert_eq!(latest(&scaler), [(7, 6), (8, 5)], "silent for five seconds");
     scaler.handle(at(7), ScalerInput::FleetChanged(ScalerFleet::default()));
-    assert_eq!(said(&scaler), [(7, 6)]);
+    assert_eq!(latest(&scaler), [(7, 6)]);
 }
 
 #[test]
-fn promises_are_judged_again_a_minute_after_a_shortage() {
+fn requests_are_judged_again_a_minute_after_a_shortage() {
     let judged = |short_at, second| {
         let mut scaler = scaler();
         scaler.last_short_at = short_at;
         let ended = ScalerInput::Ended {
             class: String::new(),
-            came: PromiseOutcome::Met,
+            outcome: PromiseOutcome::Met,
             output_tokens: 0,
         };
         scaler.handle(at(second), ended);
@@ -370,7 +378,7 @@ fn an_unknown_class_is_the_default_one() {
 }
 
 #[test]
-fn other_classes_begin_with_no_judgement() {
+fn changed_classes_start_without_outcomes() {
     let mut scaler = scaler();
     scaler.window.arrived(at(1), 0, 10);
     let (same, policy) = (scaler.scaling.clone(), Arc::clone(&scaler.policy));
@@ -396,7 +404,7 @@ fn other_classes_begin_with_no_judgement() {
 #[test]
 fn workers_are_missing_from_the_pool_they_start_in() {
     let mut scaler = scaler();
-    scaler.wanted.workers = counts(2, 3);
+    scaler.target.workers = counts(2, 3);
     let mut there = members(1, 3);
     there[0].leaving = true;
     there[1].home_role = Role::Prefill;
@@ -404,7 +412,7 @@ fn workers_are_missing_from_the_pool_they_start_in() {
     assert_eq!(scaler.missing(), 1 + 1);
     scaler.note_missing();
     assert_eq!(scaler.last_short_at, Some(at(0)));
-    let present = scaler.wanted_as_present();
+    let present = scaler.present_as_target();
     assert_eq!(
         (present.workers, present.legs),
         (counts(1, 2), counts(0, 3))
@@ -416,7 +424,7 @@ fn advice_changes_no_worker() {
     let run = |mode| {
         let mut scaler = scaler();
         scaler.scaling.mode = mode;
-        scaler.wanted = wanted(counts(3, 1), counts(2, 2));
+        scaler.target = target(counts(3, 1), counts(2, 2));
         scaler.handle(
             at(30),
             ScalerInput::FleetChanged(ScalerFleet {
@@ -433,7 +441,7 @@ fn advice_changes_no_worker() {
 }
 
 #[test]
-fn an_answer_is_told_as_it_is_wanted() {
+fn gossip_holds_the_demand_and_the_target() {
     let mut scaler = scaler();
     let fleet = || ScalerFleet {
         waiting: 3,
@@ -441,25 +449,25 @@ fn an_answer_is_told_as_it_is_wanted() {
         open: 4,
         ..ScalerFleet::default()
     };
-    let said = |scaler: &mut Scaler, second| {
+    let decide = |scaler: &mut Scaler, second| {
         scaler.handle(at(second), ScalerInput::FleetChanged(fleet()));
-        let (Some(ScalerOutput::SendGossip(voice)), Some(ScalerOutput::Decided(decision))) =
+        let (Some(ScalerOutput::SendGossip(gossip)), Some(ScalerOutput::Decided(decision))) =
             (scaler.poll(), scaler.poll())
         else {
-            panic!("a voice, and then an answer");
+            panic!("gossip, and then a decision");
         };
-        let demand = voice.demand;
-        let asked = (demand.waiting, demand.waiting_tokens, demand.open);
-        assert_eq!((asked, decision.wanted), ((3, 700, 4), voice.wanted));
-        (voice.number, decision.wanted.workers, decision.own)
+        let demand = gossip.demand;
+        let counts_sent = (demand.waiting, demand.waiting_tokens, demand.open);
+        assert_eq!((counts_sent, decision.wanted), ((3, 700, 4), gossip.wanted));
+        (gossip.number, decision.wanted.workers, decision.own)
     };
-    assert_eq!(said(&mut scaler, 20), (1, counts(1, 1), true));
+    assert_eq!(decide(&mut scaler, 20), (1, counts(1, 1), true));
     let other = ScalingGossip {
         router: RouterId(2),
         number: 1,
-        wanted: wanted(counts(3, 2), counts(3, 2)),
+        wanted: target(counts(3, 2), counts(3, 2)),
         ..ScalingGossip::default()
     };
     scaler.handle(at(21), ScalerInput::GossipReceived(Arc::new(other)));
-    assert_eq!(said(&mut scaler, 21), (2, counts(3, 2), false));
+    assert_eq!(decide(&mut scaler, 21), (2, counts(3, 2), false));
 }

@@ -36,7 +36,7 @@ impl GoodputWorld<'_> {
         if let Some(wake) = wake.filter(|wake| worker.wake.is_none_or(|planned| *wake < planned)) {
             worker.wake = Some(wake);
             let at = self.scenario.timer_time(wake.max(self.now));
-            self.agenda.push(at, GoodputEvent::WakeWorker(place));
+            self.event_queue.push(at, GoodputEvent::WakeWorker(place));
         }
     }
 
@@ -58,7 +58,7 @@ impl GoodputWorld<'_> {
                     result,
                     took,
                 };
-                self.agenda.push(at, event);
+                self.event_queue.push(at, event);
             }
             WorkerOutput::Report { router, report } => {
                 let event = GoodputEvent::ToRouter {
@@ -67,7 +67,7 @@ impl GoodputWorld<'_> {
                     report,
                 };
                 let at = self.now + self.scenario.message_time;
-                self.agenda.push_in_order(at, event);
+                self.event_queue.push_in_order(at, event);
             }
             WorkerOutput::Emit { handoff, emission } => {
                 let at = self.now + self.scenario.message_time;
@@ -115,7 +115,7 @@ impl GoodputWorld<'_> {
         match worker.brain.deadline() {
             Some(at) if at > self.now => {
                 worker.wake = Some(at);
-                self.agenda.push(at, GoodputEvent::WakeWorker(place));
+                self.event_queue.push(at, GoodputEvent::WakeWorker(place));
             }
             Some(_) => self.handle_worker_input(place, WorkerInput::Woke),
             None => {}
@@ -129,8 +129,8 @@ impl GoodputWorld<'_> {
     /// Sends the blocks exported by one input, as one transfer for each hand-off.
     fn send_blocks(&mut self, place: usize) {
         let device = &self.devices[place];
-        let leaving = std::mem::take(&mut self.workers[place].exports_pending);
-        for exports in leaving.chunk_by(|a, b| (a.handoff, a.to) == (b.handoff, b.to)) {
+        let pending = std::mem::take(&mut self.workers[place].exports_pending);
+        for exports in pending.chunk_by(|a, b| (a.handoff, a.to) == (b.handoff, b.to)) {
             let to = exports[0].to.worker;
             let worker = self.worker_index[&to];
             let bytes = u64::from(self.block_bytes(place)) * exports.len() as u64;
@@ -146,8 +146,8 @@ impl GoodputWorld<'_> {
                 from: device.worker_ref(),
                 exports,
             };
-            self.agenda.push(left, shipped);
-            self.agenda.push(arrives, frames);
+            self.event_queue.push(left, shipped);
+            self.event_queue.push(arrives, frames);
         }
     }
 
@@ -179,7 +179,7 @@ impl GoodputWorld<'_> {
             packet,
         };
         let takes = latency(link_price(device, to.worker));
-        self.agenda.push(self.now + takes, event);
+        self.event_queue.push(self.now + takes, event);
     }
 
     pub(super) fn packet_arrives(&mut self, place: usize, from: WorkerRef, packet: Packet) {
@@ -208,7 +208,7 @@ impl GoodputWorld<'_> {
             handoff,
             took,
         };
-        self.agenda.push(self.now + took, event);
+        self.event_queue.push(self.now + took, event);
     }
 
     pub(super) fn finish_swap_copy(

@@ -1,4 +1,4 @@
-//! Tests of what a placement promises to each worker, and of what a router counts of its fleet.
+//! Tests of the claims of a placement on each worker, and of the counts of the fleet.
 
 use super::*;
 use crate::candidates::{ChosenPlacement, MigrationCost};
@@ -10,7 +10,7 @@ use cleave_domain::{Capacity, DeviceId, Incarnation, PrefillBacklog, RequestStag
 
 const MS: Duration = Duration::from_millis(1);
 
-fn who(number: u64) -> WorkerRef {
+fn worker_ref(number: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(number),
         incarnation: Incarnation(1),
@@ -48,7 +48,7 @@ fn fleet() -> RouterFleet {
     let mut fleet = RouterFleet::default();
     let roles = [Role::Prefill, Role::Decode, Role::Both];
     for (number, role) in (1..).zip(roles) {
-        fleet.join(who(number), description(role));
+        fleet.join(worker_ref(number), description(role));
     }
     fleet
 }
@@ -59,25 +59,25 @@ const ASK: AttemptSize = AttemptSize {
     tokens_expected: 130,
 };
 
-fn placing(prefill: u64, decode: u64, outlook: Option<PlacementForecast>) -> ChosenPlacement {
+fn placement(prefill: u64, decode: u64, forecast: Option<PlacementForecast>) -> ChosenPlacement {
     ChosenPlacement {
         choice: LegChoice {
-            prefill: who(prefill),
-            decode: who(decode),
+            prefill: worker_ref(prefill),
+            decode: worker_ref(decode),
             cached_tokens: 32,
             cost: 0,
             reason: PlacementReason::Split,
         },
-        outlook,
+        forecast,
         considered: Vec::new(),
         tpot: Some(MS * 20),
     }
 }
 
-fn outlook() -> PlacementForecast {
+fn forecast() -> PlacementForecast {
     let forecast = RequestForecast {
-        prefill: who(1),
-        decode: who(2),
+        prefill: worker_ref(1),
+        decode: worker_ref(2),
         cached_tokens: 0,
         ttft: MS,
         tpot: MS,
@@ -104,17 +104,17 @@ fn outlook() -> PlacementForecast {
 }
 
 #[test]
-fn each_leg_is_promised_its_own_part() {
+fn each_leg_claims_its_own_part() {
     let mut fleet = fleet();
     fleet.now = Time::ZERO + MS * 100;
-    fleet.claim_legs(handoff(1), &placing(1, 2, Some(outlook())), &ASK);
+    fleet.claim_legs(handoff(1), &placement(1, 2, Some(forecast())), &ASK);
     let prompt = LegClaim {
         tokens: 68,
         work: MS * 4,
         urgency: 11,
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(who(1), handoff(1)), Some(&prompt));
+    assert_eq!(fleet.claim(worker_ref(1), handoff(1)), Some(&prompt));
     let from = fleet.now + MS * 12;
     let stream = LegClaim {
         // 130 tokens in blocks of 16.
@@ -129,25 +129,25 @@ fn each_leg_is_promised_its_own_part() {
         },
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(who(2), handoff(1)), Some(&stream));
+    assert_eq!(fleet.claim(worker_ref(2), handoff(1)), Some(&stream));
     fleet.check();
     assert_eq!(
         (fleet.legs_open(FlightId(1)), fleet.legs_open_in_all()),
         (2, 2)
     );
-    assert!(fleet.release(who(2), handoff(1)).is_some());
+    assert!(fleet.release(worker_ref(2), handoff(1)).is_some());
     assert_eq!(
         (fleet.legs_open(FlightId(1)), fleet.legs_open(FlightId(2))),
         (1, 0)
     );
-    assert!(fleet.release(who(2), handoff(1)).is_none());
+    assert!(fleet.release(worker_ref(2), handoff(1)).is_none());
     fleet.check();
 }
 
 #[test]
-fn a_whole_request_is_one_promise() {
+fn a_whole_request_is_one_claim() {
     let mut fleet = fleet();
-    fleet.claim_legs(handoff(1), &placing(3, 3, None), &ASK);
+    fleet.claim_legs(handoff(1), &placement(3, 3, None), &ASK);
     let whole = LegClaim {
         tokens: 68,
         blocks: 9,
@@ -155,34 +155,34 @@ fn a_whole_request_is_one_promise() {
         tpot: Some(MS * 20),
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(who(3), handoff(1)), Some(&whole));
-    fleet.claim_legs(handoff(2), &placing(1, 1, None), &ASK);
-    let guest = fleet.claim(who(1), handoff(2)).map(|p| p.guest);
-    assert_eq!(guest, Some(true), "its role is to run prompts");
-    assert_eq!(fleet.sequences_to_move(who(1), MoveReason::Role), []);
+    assert_eq!(fleet.claim(worker_ref(3), handoff(1)), Some(&whole));
+    fleet.claim_legs(handoff(2), &placement(1, 1, None), &ASK);
+    let is_guest = fleet.claim(worker_ref(1), handoff(2)).map(|p| p.guest);
+    assert_eq!(is_guest, Some(true), "its role is to run prompts");
+    assert_eq!(fleet.sequences_to_move(worker_ref(1), MoveReason::Role), []);
     assert_eq!(
-        fleet.sequences_to_move(who(1), MoveReason::Drain),
+        fleet.sequences_to_move(worker_ref(1), MoveReason::Drain),
         [handoff(2)]
     );
     fleet.check();
 }
 
 #[test]
-fn a_move_promises_room_and_pace_to_its_target() {
+fn a_move_claims_room_and_pace_at_its_target() {
     let mut fleet = fleet();
-    let burden = MigrationCost {
+    let cost = MigrationCost {
         ask: ASK,
         tpot: Some(MS * 30),
     };
-    fleet.claim_move_target(handoff(1), who(2), &burden);
+    fleet.claim_move_target(handoff(1), worker_ref(2), &cost);
     let moved = LegClaim {
         blocks: 9,
         ordered: true,
         tpot: Some(MS * 30),
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(who(2), handoff(1)), Some(&moved));
-    assert_eq!(fleet.sequences(who(2)), [handoff(1)]);
+    assert_eq!(fleet.claim(worker_ref(2), handoff(1)), Some(&moved));
+    assert_eq!(fleet.sequences(worker_ref(2)), [handoff(1)]);
     fleet.check();
 }
 
@@ -202,10 +202,10 @@ fn a_census_counts_roles_and_devices() {
             device,
             ..description(Role::Decode)
         };
-        fleet.join(who(number), shares);
+        fleet.join(worker_ref(number), shares);
     }
     assert_eq!(fleet.census(), census(1, 3, 1, 4));
-    fleet.set_role(who(3), Role::Decode);
+    fleet.set_role(worker_ref(3), Role::Decode);
     assert_eq!(fleet.census(), census(1, 4, 0, 4));
     let turns = fleet.version();
     assert_eq!(fleet.leave(WorkerId(5)), []);
@@ -217,21 +217,27 @@ fn a_census_counts_roles_and_devices() {
 #[test]
 fn a_new_worker_has_all_its_blocks_free() {
     let fleet = fleet();
-    let load = fleet.get(who(1)).map(|worker| worker.load.blocks_free);
+    let load = fleet
+        .get(worker_ref(1))
+        .map(|worker| worker.load.blocks_free);
     assert_eq!(load, Some(50));
-    let mut earlier = who(1);
+    let mut earlier = worker_ref(1);
     earlier.incarnation = Incarnation(0);
     assert!(fleet.get(earlier).is_none(), "it is another life");
-    let blocks = [16, 17, 0].map(|tokens| fleet.blocks(who(1), tokens));
+    let blocks = [16, 17, 0].map(|tokens| fleet.blocks(worker_ref(1), tokens));
     assert_eq!(blocks, [Some(1), Some(2), Some(0)]);
     assert!(fleet.is_too_long(500) && !fleet.is_too_long(499));
     assert!(
         !RouterFleet::default().is_too_long(500),
         "no worker is known"
     );
-    let context = [who(1), who(9)].map(|who| fleet.context_tokens_max(who));
+    let context =
+        [worker_ref(1), worker_ref(9)].map(|worker_ref| fleet.context_tokens_max(worker_ref));
     assert_eq!(context, [500, u32::MAX]);
-    assert_eq!(fleet.fingerprint(who(1)), Some(&Fingerprint::default()));
+    assert_eq!(
+        fleet.fingerprint(worker_ref(1)),
+        Some(&Fingerprint::default())
+    );
 }
 
 #[test]
@@ -250,11 +256,11 @@ fn a_load_eases_where_anything_became_less() {
         },
         ..WorkerLoad::default()
     };
-    fleet.update_worker(who(2), &Report::Load(load));
+    fleet.update_worker(worker_ref(2), &Report::Load(load));
     let eased = |change: fn(&mut WorkerLoad)| {
         let mut new = load;
         change(&mut new);
-        fleet.shows_room(who(2), &new)
+        fleet.load_eased(worker_ref(2), &new)
     };
     assert!(!eased(|_| ()));
     assert!(eased(|new| new.queue_tokens -= 1) && !eased(|new| new.queue_tokens += 1));
@@ -272,58 +278,70 @@ fn a_load_eases_where_anything_became_less() {
     assert!(eased(|new| new.progress = StepProgress::Stuck));
     assert!(eased(|new| new.backlog.micros[2][8] = 4));
     assert!(!eased(|new| new.backlog.micros[2][8] = 6));
-    assert!(!fleet.shows_room(who(9), &load), "it is not connected");
+    assert!(
+        !fleet.load_eased(worker_ref(9), &load),
+        "it is not connected"
+    );
 }
 
 #[test]
-fn a_worker_that_changes_its_role_is_left_by_its_streams() {
+fn streams_leave_a_worker_that_changes_its_role() {
     let mut fleet = fleet();
-    fleet.claim_legs(handoff(1), &placing(3, 3, None), &ASK);
-    assert_eq!(fleet.leaving(), []);
-    fleet.set_role(who(3), Role::Prefill);
-    assert_eq!(fleet.leaving(), [(who(3), MoveReason::Role)]);
-    fleet.set_role(who(3), Role::Both);
-    assert_eq!(fleet.leaving(), []);
-    fleet.drain(who(3));
-    assert_eq!(fleet.leaving(), [(who(3), MoveReason::Drain)]);
-    assert!(!fleet.has_drained(who(3)));
-    fleet.release(who(3), handoff(1));
-    assert!(fleet.has_drained(who(3)) && fleet.leaving().is_empty());
+    fleet.claim_legs(handoff(1), &placement(3, 3, None), &ASK);
+    assert_eq!(fleet.workers_to_leave(), []);
+    fleet.set_role(worker_ref(3), Role::Prefill);
+    assert_eq!(
+        fleet.workers_to_leave(),
+        [(worker_ref(3), MoveReason::Role)]
+    );
+    fleet.set_role(worker_ref(3), Role::Both);
+    assert_eq!(fleet.workers_to_leave(), []);
+    fleet.drain(worker_ref(3));
+    assert_eq!(
+        fleet.workers_to_leave(),
+        [(worker_ref(3), MoveReason::Drain)]
+    );
+    assert!(!fleet.has_drained(worker_ref(3)));
+    fleet.release(worker_ref(3), handoff(1));
+    assert!(fleet.has_drained(worker_ref(3)) && fleet.workers_to_leave().is_empty());
     fleet.check();
 }
 
 #[test]
-fn progress_is_news_when_it_changes() {
+fn progress_is_reported_when_it_changes() {
     let mut fleet = fleet();
     let turns = fleet.version();
-    assert!(!fleet.set_progress(who(1), StepProgress::Moving));
-    assert!(fleet.set_progress(who(1), StepProgress::Stuck));
-    assert!(!fleet.set_progress(who(1), StepProgress::Stuck));
-    assert_eq!((fleet.version(), fleet.stuck()), (turns + 1, vec![who(1)]));
-    assert!(fleet.is_stuck(who(1)) && fleet.is_stuck_worker(WorkerId(1)));
-    assert!(fleet.set_progress(who(1), StepProgress::Moving));
+    assert!(!fleet.set_progress(worker_ref(1), StepProgress::Moving));
+    assert!(fleet.set_progress(worker_ref(1), StepProgress::Stuck));
+    assert!(!fleet.set_progress(worker_ref(1), StepProgress::Stuck));
+    assert_eq!(
+        (fleet.version(), fleet.stuck()),
+        (turns + 1, vec![worker_ref(1)])
+    );
+    assert!(fleet.is_stuck(worker_ref(1)) && fleet.is_stuck_worker(WorkerId(1)));
+    assert!(fleet.set_progress(worker_ref(1), StepProgress::Moving));
     assert_eq!(fleet.stuck(), []);
     assert!(!fleet.is_stuck_worker(WorkerId(1)));
     fleet.check();
 }
 
 #[test]
-fn an_order_numbers_the_promise_that_it_tells() {
+fn an_order_numbers_its_claim() {
     let mut fleet = fleet();
-    fleet.claim_legs(handoff(1), &placing(3, 3, None), &ASK);
-    fleet.count_order(who(3), None);
-    fleet.count_order(who(3), Some(handoff(1)));
-    let order = fleet.claim(who(3), handoff(1)).and_then(|p| p.order);
+    fleet.claim_legs(handoff(1), &placement(3, 3, None), &ASK);
+    fleet.count_order(worker_ref(3), None);
+    fleet.count_order(worker_ref(3), Some(handoff(1)));
+    let order = fleet.claim(worker_ref(3), handoff(1)).and_then(|p| p.order);
     assert_eq!(order, Some(2));
-    let hear = |fleet: &mut RouterFleet, orders_heard| {
+    let unreported_after = |fleet: &mut RouterFleet, orders_heard| {
         let load = WorkerLoad {
             orders_heard,
             ..WorkerLoad::default()
         };
-        fleet.update_worker(who(3), &Report::Load(load));
-        fleet.claim(who(3), handoff(1)).map(|p| p.unreported)
+        fleet.update_worker(worker_ref(3), &Report::Load(load));
+        fleet.claim(worker_ref(3), handoff(1)).map(|p| p.unreported)
     };
-    assert_eq!(hear(&mut fleet, 1), Some(true));
-    assert_eq!(hear(&mut fleet, 2), Some(false));
+    assert_eq!(unreported_after(&mut fleet, 1), Some(true));
+    assert_eq!(unreported_after(&mut fleet, 2), Some(false));
     fleet.check();
 }
