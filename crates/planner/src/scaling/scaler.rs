@@ -43,7 +43,7 @@ pub struct Scaler {
     pub(super) steady: [NeedHistory; 3],
     pub(super) turns: [Reversals; 3],
     pub(super) flips: Reversals,
-    pub(super) wanted: FleetTarget,
+    pub(super) target: FleetTarget,
     /// Prices and capacity outlast the last worker of the leg.
     pub(super) prefill: Option<(Prices, Capacity)>,
     pub(super) decode: Option<(Prices, Capacity)>,
@@ -89,7 +89,7 @@ impl Scaler {
             steady: Default::default(),
             turns: Default::default(),
             flips: Reversals::default(),
-            wanted: FleetTarget::default(),
+            target: FleetTarget::default(),
             prefill: None,
             decode: None,
             last_demand_at: now,

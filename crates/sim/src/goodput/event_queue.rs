@@ -85,14 +85,14 @@ mod tests {
     #[test]
     fn events_are_ordered_by_time_then_insertion() {
         let at = Time::from_nanos;
-        let mut agenda = EventQueue::default();
-        agenda.push(at(5), "b");
-        agenda.push_in_order(at(3), "a");
-        agenda.push_in_order(at(5), "c");
-        agenda.push_in_order(at(4), "between");
-        agenda.push(at(5), "d");
+        let mut event_queue = EventQueue::default();
+        event_queue.push(at(5), "b");
+        event_queue.push_in_order(at(3), "a");
+        event_queue.push_in_order(at(5), "c");
+        event_queue.push_in_order(at(4), "between");
+        event_queue.push(at(5), "d");
         let mut order = Vec::new();
-        while let Some((_, event)) = agenda.pop() {
+        while let Some((_, event)) = event_queue.pop() {
             order.push(event);
         }
         assert_eq!(order, ["a", "between", "b", "c", "d"]);

@@ -103,7 +103,7 @@ pub(crate) struct GoodputRouter {
 pub(crate) struct GoodputWorld<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) now: Time,
-    pub(crate) agenda: EventQueue<GoodputEvent>,
+    pub(crate) event_queue: EventQueue<GoodputEvent>,
     pub(crate) routers: Vec<GoodputRouter>,
     pub(crate) workers: Vec<GoodputWorker>,
     pub(crate) devices: Vec<WorkerDevice>,
