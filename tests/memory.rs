@@ -53,7 +53,7 @@ fn hostile_bodies() -> Vec<(&'static str, String)> {
 /// Posts each hostile body from several clients at once; the memory of the process that reads them
 /// comes back.
 #[track_caller]
-fn check_memory_is_released(process: &mut CleaveProcess) {
+fn check_memory_is_released(name: &str, process: &mut CleaveProcess) {
     const CLIENTS: usize = 3;
     const LEFT_BYTES_MAX: u64 = 64 << 20;
     let address = process.address();
@@ -77,18 +77,24 @@ fn check_memory_is_released(process: &mut CleaveProcess) {
         });
     }
     let allowed = before + LEFT_BYTES_MAX;
+    let mut last = 0;
     wait_for("memory back from large bodies", || {
-        (resident_bytes(process) < allowed).then_some(())
+        let now = resident_bytes(process);
+        if now != last {
+            eprintln!("{name}: {} MiB, at first {}", now >> 20, before >> 20);
+            last = now;
+        }
+        (now < allowed).then_some(())
     });
 }
 
 #[test]
 fn memory_of_hostile_bodies_is_released() {
     let mut alone = CleaveProcess::start(&["serve", "--port", "0", "--threads", "1"]);
-    check_memory_is_released(&mut alone);
+    check_memory_is_released("serve", &mut alone);
     let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
     let address = router.address();
     let worker = ["worker", "--leg", "both", "--router", &address];
     let _worker = CleaveProcess::start(&[&worker[..], &["--threads", "1"]].concat());
-    check_memory_is_released(&mut router);
+    check_memory_is_released("router", &mut router);
 }

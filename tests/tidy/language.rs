@@ -179,7 +179,7 @@ fn comments_begin_with_their_subject_and_fit_a_line() {
 }
 
 #[test]
-fn docs_say_more_than_the_name() {
+fn docs_add_to_the_name() {
     let mut faults = Vec::new();
     for (path, text) in sources() {
         let lines: Vec<&str> = text.lines().map(str::trim_start).collect();

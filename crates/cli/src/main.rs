@@ -38,6 +38,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    cleave_cpu::limit_allocator_slack();
     let cli = Cli::parse();
     log::init(&cli.log);
     let done = match cli.command {

@@ -25,6 +25,24 @@ pub fn trim_allocator() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn trim_allocator() {}
 
+/// Limits the memory that the allocator holds after frees to a megabyte per arena. Otherwise glibc
+/// raises the limit to twice the largest block that was freed, up to 64 MiB, and [`trim_allocator`]
+/// leaves the free end of every arena but the main one as it is (mallopt(3), `M_TRIM_THRESHOLD`).
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub fn limit_allocator_slack() {
+    const SLACK_BYTES_MAX: libc::c_int = 1 << 20;
+    for limit in [libc::M_TRIM_THRESHOLD, libc::M_MMAP_THRESHOLD] {
+        // SAFETY: sets a number that the allocator reads; the allocator locks itself.
+        unsafe {
+            libc::mallopt(limit, SLACK_BYTES_MAX);
+        }
+    }
+}
+
+/// Other allocators hold little memory, or have no limit to set.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub fn limit_allocator_slack() {}
+
 /// Element types for which every bit pattern, all zeros included, is valid.
 ///
 /// # Safety

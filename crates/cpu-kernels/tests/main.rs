@@ -30,3 +30,37 @@ fn the_detected_isa_is_available() {
     assert!(Isa::detect().available());
     assert!(Isa::Plain.available());
 }
+
+/// Resident bytes of this process.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let resident = pages.split(' ').nth(1).unwrap();
+    resident.parse::<usize>().unwrap() * 4096
+}
+
+/// Threads other than the first one allocate from arenas of their own.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn memory_that_another_thread_freed_is_returned() {
+    const BLOCK_BYTES: usize = 400_000;
+    cleave_cpu_kernels::memory::limit_allocator_slack();
+    let before = resident_bytes();
+    let (freed_sender, freed) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(move || {
+        // A large block that is freed raises the allocator's own limits.
+        drop(std::hint::black_box(vec![1u8; 30 << 20]));
+        let blocks: Vec<_> = (0..120).map(|_| vec![1u8; BLOCK_BYTES]).collect();
+        assert!(resident_bytes() > before + 100 * BLOCK_BYTES);
+        drop(std::hint::black_box(blocks));
+        freed_sender.send(()).unwrap();
+        let _ = ended.recv();
+    });
+    freed.recv().unwrap();
+    cleave_cpu_kernels::memory::trim_allocator();
+    let left = resident_bytes().saturating_sub(before);
+    drop(end);
+    other.join().unwrap();
+    assert!(left < 8 << 20, "{left} bytes are left");
+}

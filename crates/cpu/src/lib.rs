@@ -27,7 +27,7 @@ pub use affinity::cores_count;
 pub use buffers::{CpuPool, CpuRows};
 pub use ceiling::{BandwidthReader, DotType, operations_per_second};
 pub use cleave_cpu_kernels::isa::Isa;
-pub use cleave_cpu_kernels::memory::trim_allocator;
+pub use cleave_cpu_kernels::memory::{limit_allocator_slack, trim_allocator};
 pub use ops::CpuOps;
 pub use options::{CpuError, CpuOptions, Quantize};
 pub use pack::{CpuMatrix, CpuRotary, CpuTable, CpuVector, CpuWeightLoader};

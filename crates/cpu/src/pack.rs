@@ -270,7 +270,7 @@ impl CpuWeightLoader {
 
     fn pack(
         &self,
-        stack_form: StackForm,
+        form: StackForm,
         stack: &[StoredMatrix],
         order: RowOrder,
     ) -> Result<PackedStack, EngineError> {
@@ -281,11 +281,10 @@ impl CpuWeightLoader {
             .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
             .collect();
         let panels = order.panels(rows.len());
-        let (steps, size) = (stack_form.steps(width), stack_form.panel_words(width));
+        let (steps, size) = (form.steps(width), stack_form.panel_words(width));
         let mut words = PageMemory::zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
-        let mut of_columns =
-            (stack_form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
+        let mut of_columns = (form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
         let sources: Vec<ColumnSource<'_>> = order
             .row_of_column(rows.len())
             .map(|place| place.map(|place| rows[place]))
@@ -308,7 +307,7 @@ impl CpuWeightLoader {
                         let sources = &sources[first..first + PANEL];
                         // SAFETY: only one thread takes a panel.
                         let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
-                        match (stack_form, &of_parts) {
+                        match (form, &of_parts) {
                             (StackForm::F32, _) => packer.pack_dense(Precision::F32, sources, to),
                             (StackForm::Bf16, _) => packer.pack_dense(Precision::Bf16, sources, to),
                             (StackForm::F16, _) => packer.pack_halves(sources, to),
@@ -331,7 +330,7 @@ impl CpuWeightLoader {
             }
         });
         Ok(PackedStack {
-            stack_form,
+            stack_form: form,
             words: WeightWords::Owned(words),
             column_scales: of_columns,
         })

@@ -111,7 +111,8 @@ pub struct WorkerLoad {
     /// The predicted rest of the current step; no new work begins before its end.
     pub step_left: Duration,
     /// Orders of this router, over this connection, that this load includes.
-    pub orders_heard: u64,
+    #[serde(rename = "orders_heard")]
+    pub orders_received: u64,
 }
 
 impl WorkerLoad {

@@ -198,7 +198,7 @@ impl RouterFleet {
             Report::Load(load) => {
                 worker.load = *load;
                 worker.load_received_at = self.now;
-                worker.ledger.settle(load.orders_heard);
+                worker.ledger.settle(load.orders_received);
             }
             Report::Prices(prices) => {
                 let news = worker.prices.rows.is_empty() != prices.rows.is_empty();
@@ -253,7 +253,7 @@ impl RouterFleet {
         let gap = |load: &WorkerLoad| load.tpot_least.unwrap_or(Duration::MAX);
         let new = load.backlog.micros.iter().flatten();
         let mut backlog = old.backlog.micros.iter().flatten().zip(new);
-        !worker.ledger.settled_by(load.orders_heard).is_empty()
+        !worker.ledger.settled_by(load.orders_received).is_empty()
             || load.blocks_free > old.blocks_free
             || sequences(load) < sequences(old)
             || load.queue_tokens < old.queue_tokens

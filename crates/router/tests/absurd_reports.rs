@@ -110,7 +110,7 @@ impl AbsurdReports {
             backlog,
             tpot_least: self.chance().then(|| self.span()),
             step_left: self.span(),
-            orders_heard: self.long(),
+            orders_received: self.long(),
         }
     }
 

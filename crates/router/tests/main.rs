@@ -5,6 +5,6 @@
 mod absurd_reports;
 mod fingerprint;
 mod priced_world;
-mod promises;
 mod random;
 mod scenarios;
+mod slo_targets;

@@ -280,7 +280,7 @@ impl PricedWorker {
         })
     }
 
-    fn load(&self, now: Time, orders_heard: u64) -> WorkerLoad {
+    fn load(&self, now: Time, orders_received: u64) -> WorkerLoad {
         let mut backlog = PrefillBacklog::default();
         let mut queue_tokens = 0;
         for prompt in &self.prompts {
@@ -313,7 +313,7 @@ impl PricedWorker {
                 .step
                 .as_ref()
                 .map_or(Duration::ZERO, |(_, end, _)| end.since(now)),
-            orders_heard,
+            orders_received,
             ..WorkerLoad::default()
         }
     }
@@ -641,9 +641,9 @@ impl PricedWorld {
         for (handoff, report) in words {
             self.send_report_of(me, handoff, report);
         }
-        for (router, orders_heard) in received.into_iter().enumerate() {
+        for (router, orders_received) in received.into_iter().enumerate() {
             let load = WorkerLoad {
-                orders_heard,
+                orders_received,
                 ..load
             };
             self.send_report(router, me, Report::Load(load));

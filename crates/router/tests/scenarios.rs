@@ -465,7 +465,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             backlog: backlog(words),
             tpot_least: millis(words, "tpot"),
             step_left: Duration::from_millis(number("step").into()),
-            orders_heard: number("heard").into(),
+            orders_received: number("heard").into(),
         }),
         // The first blocks of a flight's prompt and output.
         "stored" => Report::Prefix {

@@ -127,12 +127,12 @@ fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
         backlog,
         tpot_least,
         step_left,
-        orders_heard,
+        orders_received,
     } = load;
     let waiting = (sequences_waiting, sequences_running);
     (queue_tokens, waiting, blocks_free, progress).hash(hasher);
     (context_tokens, streams, backlog, tpot_least).hash(hasher);
-    (step_left, orders_heard).hash(hasher);
+    (step_left, orders_received).hash(hasher);
 }
 
 impl WorkerSequence {

@@ -213,9 +213,9 @@ impl WorkerBrain {
 
     /// Sends the last load, with the number of the router's own orders that it includes.
     fn send_load(&mut self, router: RouterId) {
-        let orders_heard = self.routers.get(&router).copied().unwrap_or_default();
+        let orders_received = self.routers.get(&router).copied().unwrap_or_default();
         let load = WorkerLoad {
-            orders_heard,
+            orders_received,
             ..self.load_reported
         };
         self.report(router, Report::Load(load));

@@ -426,7 +426,7 @@ scenarios! {
         run 100
         empty"
     // Lesson: 2.
-    a_sender_told_to_stop_first_never_writes: "
+    a_sender_stopped_first_never_writes: "
         worker p prefill
         worker d decode onesided
         reserve 1 on d from p prompt=10

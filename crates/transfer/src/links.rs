@@ -355,7 +355,7 @@ impl LinksState {
             Err(reason) => {
                 let refusal = LinkMessage::NoRing(reason.to_owned());
                 let reply = write_message(&mut identified.stream.writer, &refusal, &[]).await;
-                return warn!(%peer, reason, told = ?reply, "refused to create a ring for a NIXL link");
+                return warn!(%peer, reason, ?reply, "refused to create a ring for a NIXL link");
             }
         };
         let own = Arc::clone(&self);

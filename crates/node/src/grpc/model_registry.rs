@@ -95,7 +95,7 @@ impl ModelRegistry {
             warn!(
                 worker,
                 serving,
-                brought = arriving,
+                arriving,
                 "this worker has another chat template or other defaults than the workers before it: theirs serve until the last of them has left"
             );
         }

@@ -154,7 +154,7 @@ const WRONG: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_mistake_is_told_at_its_place() {
+fn every_mistake_is_reported_with_its_line() {
     let mut report = String::new();
     for (name, text) in WRONG {
         let diagnostics = parse(text).expect_err(name);

@@ -363,7 +363,7 @@ mod tests {
         let telemetry = Telemetry::default();
         let meters = RouterMeters::new(&telemetry.router);
         let flights = Arc::new(OpenFlights::new(meters, Traces::default()));
-        let (driver, _heard) = mpsc::unbounded_channel();
+        let (driver, _submissions) = mpsc::unbounded_channel();
         let frontend = RouterFrontend {
             router: RouterId(7),
             flights: Arc::clone(&flights),

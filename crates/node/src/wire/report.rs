@@ -183,7 +183,7 @@ impl From<WorkerLoad> for proto::Load {
             backlog: PrefillBacklog { micros },
             tpot_least,
             step_left,
-            orders_heard,
+            orders_received,
         } = load;
         let progress = match progress {
             StepProgress::Moving => proto::Progress::Moving,
@@ -200,7 +200,7 @@ impl From<WorkerLoad> for proto::Load {
             backlog_micros: micros.concat(),
             tpot_least_nanos: tpot_least.map(nanos),
             step_left_nanos: nanos(step_left),
-            orders_heard,
+            orders_received,
         }
     }
 }
@@ -225,7 +225,7 @@ impl TryFrom<proto::Load> for WorkerLoad {
             backlog_micros,
             tpot_least_nanos,
             step_left_nanos,
-            orders_heard,
+            orders_received,
         } = load;
         let bands = backlog_micros.as_chunks::<9>();
         let micros = match bands {
@@ -248,7 +248,7 @@ impl TryFrom<proto::Load> for WorkerLoad {
             backlog: PrefillBacklog { micros },
             tpot_least: tpot_least_nanos.map(Duration::from_nanos),
             step_left: Duration::from_nanos(step_left_nanos),
-            orders_heard,
+            orders_received,
         })
     }
 }

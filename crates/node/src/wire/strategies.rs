@@ -335,7 +335,7 @@ pub(super) fn load() -> impl Strategy<Value = WorkerLoad> {
     let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
     let step = (span(), any::<u64>());
     (counts, progress, work, step).prop_map(|(counts, progress, (micros, tpot_least), step)| {
-        let (step_left, orders_heard) = step;
+        let (step_left, orders_received) = step;
         let (queue_tokens, sequences_waiting, sequences_running, blocks_free, decode) = counts;
         let (context_tokens, streams) = decode;
         WorkerLoad {
@@ -349,7 +349,7 @@ pub(super) fn load() -> impl Strategy<Value = WorkerLoad> {
             backlog: PrefillBacklog { micros },
             tpot_least,
             step_left,
-            orders_heard,
+            orders_received,
         }
     })
 }

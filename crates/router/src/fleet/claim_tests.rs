@@ -333,9 +333,9 @@ fn an_order_numbers_its_claim() {
     fleet.count_order(worker_ref(3), Some(handoff(1)));
     let order = fleet.claim(worker_ref(3), handoff(1)).and_then(|p| p.order);
     assert_eq!(order, Some(2));
-    let unreported_after = |fleet: &mut RouterFleet, orders_heard| {
+    let unreported_after = |fleet: &mut RouterFleet, orders_received| {
         let load = WorkerLoad {
-            orders_heard,
+            orders_received,
             ..WorkerLoad::default()
         };
         fleet.update_worker(worker_ref(3), &Report::Load(load));

@@ -391,7 +391,7 @@ fn each_router_receives_its_own_order_count_with_a_load() {
                 _ => None,
             });
         let last = loads.next_back().expect("it was reported");
-        (last.orders_heard, last.queue_tokens)
+        (last.orders_received, last.queue_tokens)
     };
     assert_eq!(last_load(&worker, ROUTER), (2, 160));
     assert_eq!(last_load(&worker, OTHER), (0, 160));

@@ -746,7 +746,7 @@ fn loads_and_prices_report_what_a_router_needs() {
         harness.submit(1, due(400));
         harness.submit(2, due(6000));
         let load = harness.load;
-        assert_eq!(load.orders_heard, 4, "two for each");
+        assert_eq!(load.orders_received, 4, "two for each");
         assert_eq!(load.tpot_least, Some(MS * 40));
         assert!(load.context_tokens >= 2000);
         assert_eq!(load.streams, 2);
