@@ -281,7 +281,7 @@ impl CpuWeightLoader {
             .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
             .collect();
         let panels = order.panels(rows.len());
-        let (steps, size) = (form.steps(width), stack_form.panel_words(width));
+        let (steps, size) = (form.steps(width), form.panel_words(width));
         let mut words = PageMemory::zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
         let mut of_columns = (form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
