@@ -6,6 +6,7 @@
 
 mod cli_page;
 mod commands;
+mod names;
 mod pages;
 
 use crate::root;

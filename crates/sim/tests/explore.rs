@@ -50,6 +50,7 @@ const WITHOUT: [(Guard, &str, &str); 12] = [
     (Guard::RunOn, "drain", "S"),
 ];
 
+// Invariant: I2.
 #[test]
 fn removing_any_guard_breaks_a_property() {
     let only = variable("EXPLORE_GUARD");
