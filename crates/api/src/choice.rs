@@ -5,12 +5,11 @@
 //! the finish.
 
 use crate::error::ApiError;
-use crate::model::ModelText;
 use crate::request::{CompletionRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt};
-use crate::text::{StopStrings, TextStart, TextStream};
 use cleave_domain::{
     Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
 };
+use cleave_text::{ModelText, StopStrings, TextStart, TextStream};
 use std::sync::Arc;
 
 pub(crate) struct AnswerChoice {

@@ -1,7 +1,7 @@
 //! The HTTP side of a server.
 //!
-//! Owns: OpenAI-shaped JSON, validation, tokenizer, chat templates, detokenization, stop strings,
-//! server-sent events. Never: knows a router or a worker; it talks to a [`Frontend`]. Invariant:
+//! Owns: OpenAI-shaped JSON, validation, limits on memory and quotas, server-sent events. Never:
+//! knows a router or a worker; it talks to a [`Frontend`]. Text and tokens are the crate `text`'s. Invariant:
 //! bad input ends here with a 4xx that names the field, and leaves no state behind.
 
 mod admin;
@@ -18,17 +18,14 @@ mod frontend;
 pub mod fuzzing;
 mod gate;
 mod generate;
-mod json;
 mod memory_budget;
 mod metric_registry;
 mod metrics;
-mod model;
 mod openapi;
 mod quota;
 mod request;
 mod request_record;
 mod routes;
-mod text;
 mod timing;
 mod trace_parent;
 mod ui;
@@ -38,6 +35,7 @@ pub use admin::{
     WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App, PromptLog, ReleaseMemory};
+pub use cleave_text::{ModelFiles, ModelText};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,
@@ -46,10 +44,8 @@ pub use frontend::{
 pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};
 pub use metrics::metrics_described;
-pub use model::{ModelError, ModelFiles, ModelText, SpecialTokens};
 pub use request_record::RequestSpan;
 pub use routes::metrics_answer;
-pub use text::{TextStart, TextStream};
 pub use trace_parent::TraceParent;
 pub use ui::{
     ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,

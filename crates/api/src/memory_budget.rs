@@ -5,7 +5,7 @@
 
 use crate::body::SHORT_BYTES;
 use crate::error::ApiError;
-use crate::model::{ModelText, rendering_bytes_max};
+use cleave_text::{ModelText, rendering_bytes_max};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -131,7 +131,7 @@ impl TemplateMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ModelFiles;
+    use cleave_text::ModelFiles;
     use std::path::Path;
 
     const MIB: usize = 1 << 20;

@@ -8,9 +8,7 @@ use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::generate;
-use crate::json::Document;
 use crate::metric_registry::prometheus_text;
-use crate::model::ModelText;
 use crate::openapi::openapi;
 use crate::request;
 use crate::request_record::RequestMeta;
@@ -23,6 +21,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use cleave_text::ModelText;
+use cleave_text::json::Document;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::any::Any;

@@ -5,10 +5,10 @@
 use crate::args::GenerateArgs;
 use crate::{model, single_request};
 use anyhow::{Context, bail};
-use cleave_api::{ModelText, SpecialTokens, TextStart, TextStream};
 use cleave_domain::{
     Emission, FinishReason, Request, RequestSlo, SamplingParams, StopRules, TokenId,
 };
+use cleave_text::{ModelText, SpecialTokens, TextStart, TextStream};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;

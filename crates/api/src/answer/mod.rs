@@ -11,9 +11,9 @@ pub(crate) use sse::{StreamSetup, stream};
 
 use crate::choice::{ChoiceDelta, ChoiceFinish, StopCause};
 use crate::flights::{AnswerFlights, TokenCounts};
-use crate::model::ModelText;
 use crate::request::{RequestWarning, UsageShown};
 use crate::timing::TimingShown;
+use cleave_text::ModelText;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,8 +1,8 @@
 //! Log-probabilities in OpenAI's two shapes.
 
 use crate::choice::TokenScore;
-use crate::model::ModelText;
 use cleave_domain::TokenId;
+use cleave_text::ModelText;
 use serde_json::{Map, Value, json};
 
 /// Text of a token as a client sees it: its own bytes, with replacements for invalid UTF-8.

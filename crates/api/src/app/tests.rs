@@ -3,8 +3,8 @@
 use super::*;
 use crate::admin::{CommandError, WorkerCommand, WorkerView};
 use crate::frontend::FlightStream;
-use crate::model::ModelFiles;
 use cleave_domain::Request;
+use cleave_text::ModelFiles;
 use std::path::Path;
 
 struct WorkerlessFrontend;

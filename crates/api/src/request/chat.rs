@@ -9,8 +9,8 @@ use super::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling};
 use super::{CompletionRequest, OutputWanted, RequestWarning, TokenizedPrompt, UNSUPPORTED};
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
-use crate::json::{Document, Json, JsonShape};
-use crate::model::{ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, value_of};
+use cleave_text::json::{Document, Json, JsonShape};
+use cleave_text::{ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue};
 
 /// Warning of a request whose tools are shown to the model.
 const TOOLS_WARNING: RequestWarning = RequestWarning {
@@ -102,11 +102,11 @@ fn logprobs(fields: &JsonFields) -> Result<Option<u32>, ApiError> {
 }
 
 /// Reads the input of the chat template.
-pub(crate) fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
+pub(super) fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
     let messages = super::message::messages(fields)?;
     let end = render_end(fields)?;
     let documents = fields.array("documents")?.and(fields.any("documents"));
-    let value = |json: Json<'_>| value_of(&fields.part(json), json);
+    let value = |json: Json<'_>| TemplateValue::of_json(&fields.part(json), json);
     Ok(TemplateInput {
         last_content: (end == RenderEnd::LastMessage)
             .then(|| super::message::last_content(&messages))

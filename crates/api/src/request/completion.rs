@@ -4,9 +4,9 @@ use super::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling, 
 use super::{CompletionRequest, OutputWanted, TokenizedPrompt, UNSUPPORTED};
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
-use crate::json::{Document, Json, JsonItems, JsonShape};
-use crate::model::{ModelText, SpecialTokens};
 use cleave_domain::TokenId;
+use cleave_text::json::{Document, Json, JsonItems, JsonShape};
+use cleave_text::{ModelText, SpecialTokens};
 use std::borrow::Cow;
 
 /// Limit of output tokens if the client sets none, as in OpenAI's API.

@@ -2,10 +2,10 @@
 
 use super::CompletionRequest;
 use crate::error::ApiError;
-use crate::model::ModelText;
 use crate::timing::TimingShown;
 use axum::http::{HeaderMap, header};
 use cleave_domain::{RequestOrigin, RequestSlo, SloPolicy};
+use cleave_text::ModelText;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 

@@ -9,9 +9,8 @@
 
 use crate::error::ApiError;
 use crate::field::{JsonFields, clipped, wrong_type};
-use crate::json::{Document, Json, JsonPart, JsonShape};
-use crate::model::{list_of, record_value, value_of, value_with};
-use minijinja::Value;
+use cleave_text::TemplateValue;
+use cleave_text::json::{Document, Json, JsonPart, JsonShape};
 use std::borrow::Cow;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -37,8 +36,8 @@ pub(super) fn messages(fields: &JsonFields) -> Result<JsonPart, ApiError> {
 }
 
 /// Returns the list that templates read.
-pub(super) fn list(messages: JsonPart) -> Value {
-    list_of(messages, Some(message_value))
+pub(super) fn list(messages: JsonPart) -> TemplateValue {
+    TemplateValue::list(messages, message_value)
 }
 
 pub(super) fn last_content(messages: &JsonPart) -> Option<String> {
@@ -50,8 +49,8 @@ pub(super) fn last_content(messages: &JsonPart) -> Option<String> {
     content(&fields, &fields.text("role").ok()??).ok()
 }
 
-fn message_value(body: &JsonPart, message: Json<'_>) -> Value {
-    record_value(body.part(message), &NAMES, message_member)
+fn message_value(body: &JsonPart, message: Json<'_>) -> TemplateValue {
+    TemplateValue::record(body.part(message), &NAMES, message_member)
 }
 
 fn check_message(fields: &JsonFields) -> Result<(), ApiError> {
@@ -174,7 +173,7 @@ fn check_call(fields: &JsonFields) -> Result<(), ApiError> {
 }
 
 /// Value of a checked tool call: as it was sent, but with its arguments as an object.
-fn call_value(body: &JsonPart, call: Json<'_>) -> Value {
+fn call_value(body: &JsonPart, call: Json<'_>) -> TemplateValue {
     let part = body.part(call);
     let read = || {
         let call = JsonFields::of_part(&part).ok()?;
@@ -183,22 +182,22 @@ fn call_value(body: &JsonPart, call: Json<'_>) -> Value {
         Some((call.part(function), arguments))
     };
     let (function, arguments) = read().expect("a call that was checked");
-    value_with(
-        part,
-        "function",
-        value_with(function, "arguments", arguments),
-    )
+    let function = TemplateValue::with_member(function, "arguments", arguments);
+    TemplateValue::with_member(part, "function", function)
 }
 
-fn arguments_value(function: &JsonFields) -> Option<Value> {
+fn arguments_value(function: &JsonFields) -> Option<TemplateValue> {
     let empty = || Document::check("{}".to_owned()).ok();
     let document = match function.any("arguments").map(|json| (json, json.shape())) {
         None => empty()?,
         Some((_, JsonShape::String(text))) if text.get().trim().is_empty() => empty()?,
         Some((_, JsonShape::String(text))) => Document::check(text.get().into_owned()).ok()?,
-        Some((object, _)) => return Some(value_of(&function.part(object), object)),
+        Some((object, _)) => return Some(TemplateValue::of_json(&function.part(object), object)),
     };
-    Some(value_of(&document.part(document.root()), document.root()))
+    Some(TemplateValue::of_json(
+        &document.part(document.root()),
+        document.root(),
+    ))
 }
 
 /// Members of a message that templates read.
@@ -211,7 +210,7 @@ const NAMES: [&str; 6] = [
     "tool_calls",
 ];
 
-fn message_member(part: &JsonPart, name: &str) -> Option<Value> {
+fn message_member(part: &JsonPart, name: &str) -> Option<TemplateValue> {
     let fields = JsonFields::of_part(part).expect("a message that was checked");
     match name {
         "role" => {
@@ -221,24 +220,24 @@ fn message_member(part: &JsonPart, name: &str) -> Option<Value> {
             } else {
                 &*role
             };
-            Some(Value::from(role_name))
+            Some(TemplateValue::of_text(role_name))
         }
         "content" => {
             if let Some(JsonShape::String(text)) = fields.any("content").map(Json::shape) {
-                return Some(value_of(part, text.json()));
+                return Some(TemplateValue::of_json(part, text.json()));
             }
             let role = fields.text("role").ok()??;
-            Some(Value::from(content(&fields, &role).ok()?))
+            Some(TemplateValue::of_text(&content(&fields, &role).ok()?))
         }
         "tool_calls" => {
             let calls = fields.any("tool_calls")?;
             let mut given = fields.array("tool_calls").ok()??;
             given.next()?;
-            Some(list_of(part.part(calls), Some(call_value)))
+            Some(TemplateValue::list(part.part(calls), call_value))
         }
         name => {
             let name = TEXTS.iter().find(|text| **text == name)?;
-            Some(value_of(part, fields.any(name)?))
+            Some(TemplateValue::of_json(part, fields.any(name)?))
         }
     }
 }

@@ -22,10 +22,9 @@ pub(crate) use text::{detokenize, tokenize};
 
 use crate::error::ApiError;
 use crate::field::{JsonFields, clipped};
-use crate::json::{Json, JsonShape};
-use crate::model::{ModelText, SpecialTokens};
-use crate::text::TextStart;
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
+use cleave_text::json::{Json, JsonShape};
+use cleave_text::{ModelText, SpecialTokens, TextStart};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -298,4 +297,4 @@ fn text_start(model: &ModelText, prompt: &[TokenId], special: SpecialTokens) -> 
 }
 
 #[cfg(test)]
-pub(crate) use chat::template_input;
+mod reference;

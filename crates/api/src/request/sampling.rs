@@ -3,9 +3,9 @@
 use super::{LOGPROBS_MAX, OutputFormat, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX};
 use crate::error::ApiError;
 use crate::field::{JsonFields, integer, number, wrong_type};
-use crate::json::{Json, JsonItems, JsonShape};
-use crate::model::{ModelText, REPETITION_PENALTY, SpecialTokens};
 use cleave_domain::{SamplingParams, StopRules, TokenId};
+use cleave_text::json::{Json, JsonItems, JsonShape};
+use cleave_text::{ModelText, REPETITION_PENALTY, SpecialTokens};
 use std::borrow::Cow;
 use std::ops::Bound;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 use super::sampling::token_ids;
 use crate::error::ApiError;
 use crate::field::JsonFields;
-use crate::json::Document;
-use crate::model::{EncodedText, ModelText, SpecialTokens};
 use cleave_domain::TokenId;
+use cleave_text::json::Document;
+use cleave_text::{EncodedText, ModelError, ModelText, SpecialTokens};
 use serde::Serialize;
 
 /// Tokenizes a text. A text that cannot fit the context is refused first.
@@ -37,7 +37,7 @@ fn encode_within(
     param: &str,
     tokens_max: usize,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let failed = |error: crate::ModelError| ApiError::invalid(param, error.to_string());
+    let failed = |error: ModelError| ApiError::invalid(param, error.to_string());
     let encoded = model.encode_within(text, special, tokens_max);
     match encoded.map_err(failed)? {
         EncodedText::Tokens(tokens) => Ok(tokens),

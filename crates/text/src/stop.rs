@@ -8,30 +8,32 @@ use std::sync::Arc;
 
 /// Searches for stop strings in text that arrives in pieces.
 #[derive(Clone, Debug)]
-pub(crate) struct StopStrings {
+pub struct StopStrings {
     stops: Arc<[String]>,
     held: String,
 }
 
+/// The stop string that ended a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StopMatch {
-    pub(crate) index: usize,
+pub struct StopMatch {
+    index: usize,
 }
 
 impl StopStrings {
-    pub(crate) fn new(stops: Arc<[String]>) -> Self {
+    pub fn new(stops: Arc<[String]>) -> Self {
         Self {
             stops,
             held: String::new(),
         }
     }
 
-    pub(crate) fn get(&self, stopped: &StopMatch) -> &str {
+    /// Returns the stop string itself.
+    pub fn get(&self, stopped: &StopMatch) -> &str {
         &self.stops[stopped.index]
     }
 
     /// Takes the next text; returns the text that can be sent, up to and without a stop string.
-    pub(crate) fn push(&mut self, text: &str) -> (String, Option<StopMatch>) {
+    pub fn push(&mut self, text: &str) -> (String, Option<StopMatch>) {
         self.held.push_str(text);
         let found = self.stops.iter().enumerate().filter_map(|(index, stop)| {
             let start = self.held.find(stop.as_str())?;
@@ -55,7 +57,7 @@ impl StopStrings {
     }
 
     /// Returns the held text at the end: it was no stop string.
-    pub(crate) fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }

@@ -18,7 +18,7 @@ fn conversation(end: RenderEnd) -> TemplateInput {
         {"role": "assistant", "content": " Sure, Hi "},
     ]);
     TemplateInput {
-        messages: Value::from(Serde(messages)),
+        messages: TemplateValue(Value::from(Serde(messages))),
         body_bytes: 100,
         tools: None,
         documents: None,
@@ -185,13 +185,13 @@ fn body_lists_are_sliced_as_minijinja_slices() {
             messages[-9:2]] %}{{ part|length }}:{{ part|map(attribute='role')|join(',') }};{{ part }};\
             {% if part %}{{ part[-1].role }}{{ part[0]['role'] }}{{ part|last }}{% endif %} {% endfor %}";
     let document = crate::json::Document::check(text.to_owned()).unwrap();
-    let of_body = crate::model::value_of(&document.part(document.root()), document.root());
+    let of_body = json_value::value_of(&document.part(document.root()), document.root());
     let of_serde = Value::from(Serde(
         serde_json::from_str::<serde_json::Value>(text).unwrap(),
     ));
     let rendered = |messages| {
         let conversation = TemplateInput {
-            messages,
+            messages: TemplateValue(messages),
             ..conversation(RenderEnd::Closed)
         };
         templates(source).render(&conversation).unwrap()

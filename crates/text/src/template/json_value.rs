@@ -1,4 +1,4 @@
-//! Values of a request's body as templates read them.
+//! Values of a request's JSON as templates read them.
 //!
 //! Owns: lists and mappings that stay text until a template reads them. Never: checks anything; the
 //! body was checked before. Invariant: a value costs memory only for what a template reads of it,
@@ -6,15 +6,63 @@
 //! rendering's budget counts both.
 
 use super::budget::{charge, check_time};
-use crate::json::{Json, JsonPart, JsonShape, JsonString};
+use crate::json::{Json, JsonMembers, JsonPart, JsonShape, JsonString};
 use minijinja::Error;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Makes the template's value of a body's value.
-pub(crate) fn value_of(part: &JsonPart, json: Json<'_>) -> Value {
+/// A value that a template reads.
+#[derive(Clone, Debug)]
+pub struct TemplateValue(pub(super) Value);
+
+impl TemplateValue {
+    /// Makes the value of `json`, which lies in `part`.
+    pub fn of_json(part: &JsonPart, json: Json<'_>) -> Self {
+        Self(value_of(part, json))
+    }
+
+    /// Makes a value of a text, which is copied.
+    pub fn of_text(text: &str) -> Self {
+        Self(Value::from(text))
+    }
+
+    /// Makes the list of an array. `item_of` converts its items.
+    ///
+    /// # Panics
+    /// If `part` is no array.
+    pub fn list(part: JsonPart, item_of: ItemReader) -> Self {
+        Self(list_of(part, item_of))
+    }
+
+    /// Makes the mapping of an object in which one member is replaced or added.
+    pub fn with_member(part: JsonPart, name: &'static str, value: Self) -> Self {
+        Self(Value::from_object(BodyDict::new(
+            part,
+            Some((name, value.0)),
+        )))
+    }
+
+    /// Makes a mapping of an object whose members, of these names, `member` converts.
+    pub fn record(part: JsonPart, names: &'static [&'static str], member: MemberReader) -> Self {
+        Self(Value::from_object(BodyRecord {
+            part,
+            names,
+            member,
+            cache: names.iter().map(|_| OnceLock::new()).collect(),
+        }))
+    }
+}
+
+/// Converts an item of an array.
+type ItemReader = fn(&JsonPart, Json<'_>) -> TemplateValue;
+
+/// Converts a member of an object, by its name.
+type MemberReader = fn(&JsonPart, &str) -> Option<TemplateValue>;
+
+/// Makes the template's value of a value of the JSON.
+pub(super) fn value_of(part: &JsonPart, json: Json<'_>) -> Value {
     match json.shape() {
         JsonShape::Null => Value::from(()),
         JsonShape::Bool(flag) => Value::from(flag),
@@ -27,18 +75,12 @@ pub(crate) fn value_of(part: &JsonPart, json: Json<'_>) -> Value {
             Ok(()) => Value::from(&*text.get()),
             Err(error) => Value::from(error),
         },
-        JsonShape::Array(_) => list_of(part.part(json), None),
+        JsonShape::Array(_) => list_of(part.part(json), TemplateValue::of_json),
         JsonShape::Object(_) => Value::from_object(BodyDict::new(part.part(json), None)),
     }
 }
 
-/// Makes the mapping of an object in which one member is replaced or added.
-pub(crate) fn value_with(part: JsonPart, name: &'static str, value: Value) -> Value {
-    Value::from_object(BodyDict::new(part, Some((name, value))))
-}
-
-/// Makes the list of an array. `item_of` converts its items.
-pub(crate) fn list_of(part: JsonPart, item_of: Option<fn(&JsonPart, Json<'_>) -> Value>) -> Value {
+fn list_of(part: JsonPart, item_of: ItemReader) -> Value {
     if let Err(error) = check_time() {
         return Value::from(error);
     }
@@ -54,7 +96,6 @@ pub(crate) fn list_of(part: JsonPart, item_of: Option<fn(&JsonPart, Json<'_>) ->
     }
     let mut starts = Vec::with_capacity(count);
     starts.extend(items().map(|item| part.offset(item) as u32));
-    let item_of = item_of.unwrap_or(value_of);
     let list = BodyList {
         part: Arc::new(part),
         view: SliceView::whole(starts.len()),
@@ -65,12 +106,12 @@ pub(crate) fn list_of(part: JsonPart, item_of: Option<fn(&JsonPart, Json<'_>) ->
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct BodyList {
+pub(super) struct BodyList {
     part: Arc<JsonPart>,
     /// Offsets of the items in the text.
     starts: Arc<Box<[u32]>>,
     view: SliceView,
-    item_of: fn(&JsonPart, Json<'_>) -> Value,
+    item_of: ItemReader,
 }
 
 /// The items of an array that a list includes. A slice costs no memory for its items.
@@ -98,7 +139,7 @@ impl SliceView {
 
 impl BodyList {
     /// Slices as Python's `list[start:stop:step]`; `start` and `stop` are `None` or integers.
-    pub(crate) fn slice(&self, start: Option<i64>, stop: Option<i64>, step: i64) -> Value {
+    pub(super) fn slice(&self, start: Option<i64>, stop: Option<i64>, step: i64) -> Value {
         let indices = slice_indices(self.view.count, start, stop, step);
         let first = indices.first.and_then(|first| self.view.index(first));
         let view = SliceView {
@@ -114,14 +155,14 @@ impl BodyList {
 }
 
 /// The indices of a slice; see [`slice_indices`].
-pub(crate) struct SliceIndices {
+pub(super) struct SliceIndices {
     /// Index of the first item; `None` for an empty slice.
-    pub(crate) first: Option<usize>,
-    pub(crate) count: usize,
+    pub(super) first: Option<usize>,
+    pub(super) count: usize,
 }
 
 /// Returns the items that Python's slice of a list of `len` items has.
-pub(crate) fn slice_indices(
+pub(super) fn slice_indices(
     len: usize,
     start: Option<i64>,
     stop: Option<i64>,
@@ -159,7 +200,7 @@ impl Object for BodyList {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         let index = self.view.index(key.as_usize()?)?;
         let item = self.part.json_from(*self.starts.get(index)? as usize);
-        Some((self.item_of)(&self.part, item))
+        Some((self.item_of)(&self.part, item).0)
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
@@ -177,29 +218,12 @@ struct BodyDict {
     index: OnceLock<Box<[u32]>>,
 }
 
-/// Makes a mapping of an object whose members `member` converts.
-pub(crate) fn record_value(
-    part: JsonPart,
-    names: &'static [&'static str],
-    member: MemberReader,
-) -> Value {
-    Value::from_object(BodyRecord {
-        part,
-        names,
-        member,
-        cache: names.iter().map(|_| OnceLock::new()).collect(),
-    })
-}
-
-/// Converts a member of an object, by its name.
-pub(crate) type MemberReader = fn(&JsonPart, &str) -> Option<Value>;
-
 /// Longest text that is cached after it was read; longer ones would be in memory twice.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
-/// A mapping with converted members; see [`record_value`].
+/// A mapping with converted members; see [`TemplateValue::record`].
 #[derive(Debug)]
-pub(crate) struct BodyRecord {
+pub(super) struct BodyRecord {
     part: JsonPart,
     names: &'static [&'static str],
     member: MemberReader,
@@ -219,7 +243,7 @@ impl Object for BodyRecord {
         if let Err(error) = check_time() {
             return Some(Value::from(error));
         }
-        let member = (self.member)(&self.part, key);
+        let member = (self.member)(&self.part, key).map(|TemplateValue(value)| value);
         let text_bytes = member.as_ref().and_then(Value::as_str).map_or(0, str::len);
         if text_bytes <= KEPT_BYTES_MAX {
             self.cache[at].get_or_init(|| member).clone()
@@ -240,7 +264,7 @@ impl Object for BodyRecord {
 }
 
 /// Whether the value lies in a body, which limits its depth and excludes cycles.
-pub(crate) fn is_body_value(value: &Value) -> bool {
+pub(super) fn is_body_value(value: &Value) -> bool {
     value.downcast_object_ref::<BodyList>().is_some()
         || value.downcast_object_ref::<BodyDict>().is_some()
         || value.downcast_object_ref::<BodyRecord>().is_some()
@@ -289,7 +313,7 @@ impl BodyDict {
         self.key_at(at).get()
     }
 
-    fn members(&self) -> crate::json::JsonMembers<'_> {
+    fn members(&self) -> JsonMembers<'_> {
         match self.part.json().shape() {
             JsonShape::Object(members) => members,
             _ => unreachable!("made of an object"),
@@ -489,9 +513,10 @@ mod tests {
         let document = Document::check(text).unwrap();
         let member: MemberReader = |_, _| {
             READS.fetch_add(1, Ordering::Relaxed);
-            Some(Value::from("user"))
+            Some(TemplateValue::of_text("user"))
         };
-        let record = record_value(document.part(document.root()), &["role"], member);
+        let TemplateValue(record) =
+            TemplateValue::record(document.part(document.root()), &["role"], member);
         for _ in 0..5 {
             assert_eq!(record.get_attr("role").unwrap().as_str(), Some("user"));
         }

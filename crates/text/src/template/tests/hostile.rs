@@ -1,5 +1,5 @@
-//! Templates that would take gigabytes of memory or never end. tests/bodies.rs measures the memory
-//! of each.
+//! Templates that would take gigabytes of memory or never end. `tests/bodies.rs` of the crate `api`
+//! measures the memory of each.
 
 /// The limit that ends a rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

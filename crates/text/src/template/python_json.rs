@@ -239,7 +239,7 @@ fn float_repr(float: f64) -> String {
 mod tests {
     use super::*;
     use crate::json::Document;
-    use crate::model::value_of;
+    use crate::template::json_value::value_of;
 
     fn value(text: &str) -> Value {
         let document = Document::check(text.to_owned()).unwrap();

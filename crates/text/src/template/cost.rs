@@ -1,17 +1,27 @@
-//! Upper bounds for the memory of filters and methods of chat templates.
+//! Upper bounds for the memory of operators, filters and methods of chat templates.
 //!
-//! Owns: the cost of each, from its positional and keyword arguments. Never: runs a filter or
-//! method before its cost is charged.
+//! Owns: the cost of each, from its operands or its positional and keyword arguments. Never: runs a
+//! filter or method before its cost is charged.
 
-use super::super::budget::{charge, check_time};
-use super::{
-    ChargedWriter, DiscardWriter, HIDDEN, ITEM_BYTES, LIST_BYTES, charge_compared, charge_members,
-    charge_text, check_walkable,
-};
-use minijinja::value::Value;
-use minijinja::{Error, ErrorKind, State};
+use super::budget::{charge, check_time};
+use super::json_value::is_body_value;
+use minijinja::value::{ObjectRepr, Value, ValueKind};
+use minijinja::{Error, ErrorKind, State, tests};
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::{self, Write};
+
+/// Limit of the depth of a list or mapping that a template builds.
+const DEPTH_MAX: usize = 64;
+/// Limit of the values in one, each counted as often as it is reached.
+const NODES_MAX: usize = 200_000;
+/// Memory of an item of a list.
+pub(super) const ITEM_BYTES: usize = size_of::<Value>();
+/// Memory of a list without its items: its shared object and its allocation.
+const LIST_BYTES: usize = 4 * ITEM_BYTES;
+/// Memory of an entry of a mapping: key, value and index.
+pub(super) const ENTRY_BYTES: usize = 4 * ITEM_BYTES;
+/// First character of the names that only the sandbox uses.
+const HIDDEN: char = '\u{1}';
 
 /// Items for which the library reserves memory in an empty batch.
 const BATCH_ITEMS_RESERVED: usize = 1024;
@@ -297,4 +307,128 @@ pub(super) fn call_method(
     }
     args.iter().try_for_each(check_walkable)?;
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// A writer that charges each text before it writes it.
+pub(super) struct ChargedWriter<'a, W>(&'a mut W);
+
+impl<'a, W> ChargedWriter<'a, W> {
+    pub(super) fn new(out: &'a mut W) -> Self {
+        Self(out)
+    }
+}
+
+impl<W: Write> Write for ChargedWriter<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        charge(text.len()).map_err(|_| fmt::Error)?;
+        self.0.write_str(text)
+    }
+}
+
+/// A writer that drops all text.
+struct DiscardWriter;
+
+impl Write for DiscardWriter {
+    fn write_str(&mut self, _: &str) -> fmt::Result {
+        Ok(())
+    }
+}
+
+/// Charges the text of a value.
+pub(super) fn charge_text(value: &Value) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        return charge(text.len());
+    }
+    check_walkable(value)?;
+    write!(ChargedWriter(&mut DiscardWriter), "{value}").map_err(Error::from)
+}
+
+/// Charges a copy of a mapping's entries.
+pub(super) fn charge_members(mapping: &Value) -> Result<(), Error> {
+    check_time()?;
+    if mapping.kind() != ValueKind::Map {
+        return Ok(());
+    }
+    check_walkable(mapping)?;
+    charge(ENTRY_BYTES.saturating_mul(mapping.len().unwrap_or(0)))
+}
+
+/// Charges the text that a comparison may read: a list can contain one long text many times.
+pub(super) fn charge_compared(value: &Value) -> Result<(), Error> {
+    check_walkable(value)?;
+    if value.as_object().is_some() && !is_body_value(value) {
+        charge_text(value)
+    } else {
+        Ok(())
+    }
+}
+
+pub(super) fn charge_add(a: &Value, b: &Value) -> Result<(), Error> {
+    let len = |value: &Value| value.as_str().map_or(0, str::len);
+    charge(len(a) + len(b))
+}
+
+pub(super) fn charge_repeat(a: &Value, b: &Value) -> Result<(), Error> {
+    let size = |value: &Value| match value.as_str() {
+        Some(text) => text.len(),
+        None => value.len().unwrap_or(0) * ITEM_BYTES,
+    };
+    let times = |value: &Value| value.as_usize().unwrap_or(0);
+    charge(size(a).saturating_mul(times(b)))?;
+    charge(size(b).saturating_mul(times(a)))
+}
+
+/// Checks that iteration over a value ends, and within the limits.
+pub(super) fn check_walkable(value: &Value) -> Result<(), Error> {
+    walk(value, 0, &mut 0, None)
+}
+
+/// Checks a value before it is stored in a namespace: one that contains itself would never be
+/// freed.
+pub(super) fn check_stored(value: &Value, namespace: &Value) -> Result<(), Error> {
+    walk(value, 0, &mut 0, Some(namespace))
+}
+
+fn walk(
+    value: &Value,
+    depth: usize,
+    nodes: &mut usize,
+    forbidden: Option<&Value>,
+) -> Result<(), Error> {
+    let Some(object) = value.as_object() else {
+        return Ok(());
+    };
+    // Values of the body have limited depth, and charge what they make.
+    if is_body_value(value) {
+        return check_time();
+    }
+    if forbidden.is_some_and(|forbidden| tests::is_sameas(value, forbidden)) {
+        let reason = "a namespace cannot hold itself";
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    if depth > DEPTH_MAX || *nodes > NODES_MAX {
+        let reason = format!(
+            "a value is nested more than {DEPTH_MAX} levels deep or holds more than {NODES_MAX} values"
+        );
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    match object.repr() {
+        ObjectRepr::Plain => Ok(()),
+        ObjectRepr::Map => {
+            for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+                *nodes += 1;
+                walk(&key, depth + 1, nodes, forbidden)?;
+                walk(&value, depth + 1, nodes, forbidden)?;
+            }
+            check_time()
+        }
+        ObjectRepr::Seq | ObjectRepr::Iterable => {
+            for value in object.try_iter().into_iter().flatten() {
+                *nodes += 1;
+                walk(&value, depth + 1, nodes, forbidden)?;
+            }
+            check_time()
+        }
+        _ => Ok(()),
+    }
 }

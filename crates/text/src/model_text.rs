@@ -3,39 +3,22 @@
 //! Owns: everything between text and token ids. Never: generates. Invariant: it does not change
 //! after construction, so requests share it without a lock.
 
-mod body_value;
-mod budget;
-mod byte_level;
-mod calendar;
-mod files;
-mod piece;
-mod python_json;
-#[cfg(test)]
-mod reference;
-mod template;
-mod template_sandbox;
-
-pub(crate) use body_value::{list_of, record_value, value_of, value_with};
-pub use files::{ModelError, ModelFiles};
-pub(crate) use piece::{PieceEncoding, fallback_byte};
-pub(crate) use template::{RenderEnd, RenderError, TemplateInput, rendering_bytes_max};
-
-use byte_level::ByteLevelEncoder;
-pub(crate) use byte_level::EncodedText;
+use crate::model_files::{ModelError, ModelFiles};
+use crate::template::{ChatTemplates, RenderError, TemplateInput};
+use crate::tokenizer::{ByteLevelEncoder, EncodedText, PieceEncoding, SpecialTokens};
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use template::ChatTemplates;
 use tokenizers::{NormalizerWrapper, Tokenizer};
 
 /// A tokenizer with templates and defaults, ready to serve.
 pub struct ModelText {
     name: String,
-    tokenizer: Tokenizer,
+    pub(crate) tokenizer: Tokenizer,
     /// The fast encoder, if the tokenizer is of its kind.
-    byte_level: Option<ByteLevelEncoder>,
+    pub(crate) byte_level: Option<ByteLevelEncoder>,
     spelling: PieceEncoding,
     templates: Option<ChatTemplates>,
     bos: Option<TokenId>,
@@ -54,25 +37,17 @@ pub struct ModelText {
 /// Sampling defaults. As in vLLM, `generation_config.json` sets them, unless it says `do_sample:
 /// false`; then OpenAI's defaults apply.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct SamplingDefaults {
-    pub(crate) temperature: f32,
-    pub(crate) top_k: u32,
-    pub(crate) top_p: f32,
-    pub(crate) min_p: f32,
-    pub(crate) repetition_penalty: f32,
+pub struct SamplingDefaults {
+    pub temperature: f32,
+    /// Number of the likeliest tokens that are drawn from; 0 means all.
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
 }
 
 /// Repetition penalties that engines accept; nearer to 0 a division by the penalty overflows.
-pub(crate) const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=100.0;
-
-/// The treatment of special tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpecialTokens {
-    /// Special tokens are added to tokens, or shown in text.
-    Kept,
-    /// Special tokens are left out.
-    Skipped,
-}
+pub const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=100.0;
 
 impl ModelText {
     /// Checks and compiles everything; an error names its file.
@@ -184,7 +159,8 @@ impl ModelText {
         self.vocabulary_count
     }
 
-    pub(crate) fn defaults(&self) -> SamplingDefaults {
+    /// Sampling parameters of a request that sets none.
+    pub fn defaults(&self) -> SamplingDefaults {
         self.defaults
     }
 
@@ -198,10 +174,14 @@ impl ModelText {
         self.letter_token
     }
 
-    pub(crate) fn has_chat_template(&self) -> bool {
+    pub fn has_chat_template(&self) -> bool {
         self.templates.is_some()
     }
 
+    /// Tokenizes a text of any length.
+    ///
+    /// # Errors
+    /// As [`Self::encode_within`].
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, ModelError> {
         match self.encode_within(text, special, usize::MAX)? {
             EncodedText::Tokens(tokens) => Ok(tokens),
@@ -210,7 +190,10 @@ impl ModelText {
     }
 
     /// Tokenizes a text if it has `tokens_max` tokens at most, otherwise returns their number.
-    pub(crate) fn encode_within(
+    ///
+    /// # Errors
+    /// If the tokenizer fails, or has a token for the text that the model does not have.
+    pub fn encode_within(
         &self,
         text: &str,
         special: SpecialTokens,
@@ -269,25 +252,25 @@ impl ModelText {
     }
 
     /// Lower bound of a text's tokens; a prompt that cannot fit is refused before it is tokenized.
-    pub(crate) fn tokens_min(&self, text: &str) -> usize {
+    pub fn tokens_min(&self, text: &str) -> usize {
         text.len() / self.piece_bytes_max / self.shortening_max
     }
 
     /// Longest text, in bytes, that is tokenized before it is known to exceed the context.
-    pub(crate) fn text_bytes_max(&self) -> usize {
+    pub fn text_bytes_max(&self) -> usize {
         let pieces = self.piece_bytes_max.saturating_mul(self.shortening_max);
         pieces.saturating_mul(self.context_tokens_max as usize + 1)
     }
 
     /// Whether the fast encoder applies. Otherwise the library's record of the origin of each byte
     /// takes a hundred times the text's memory.
-    pub(crate) fn is_byte_level(&self) -> bool {
+    pub fn is_byte_level(&self) -> bool {
         self.byte_level.is_some()
     }
 
     /// Spelling of a token in the vocabulary; `None` for ids without one, and for special tokens if
     /// they are skipped.
-    pub(crate) fn piece(&self, token: TokenId, special: SpecialTokens) -> Option<String> {
+    pub fn piece(&self, token: TokenId, special: SpecialTokens) -> Option<String> {
         let piece = self.tokenizer.id_to_token(token)?;
         let skipped = special == SpecialTokens::Skipped
             && self
@@ -298,14 +281,18 @@ impl ModelText {
     }
 
     /// Bytes that a token stands for within a text.
-    pub(crate) fn bytes(&self, token: TokenId) -> Vec<u8> {
+    pub fn bytes(&self, token: TokenId) -> Vec<u8> {
         match self.piece(token, SpecialTokens::Kept) {
             Some(piece) => self.spelling.bytes(&piece),
             None => Vec::new(),
         }
     }
 
-    pub(crate) fn render(&self, conversation: &TemplateInput) -> Result<String, RenderError> {
+    /// Renders a conversation with the chat template.
+    ///
+    /// # Errors
+    /// If the template refuses the conversation or reaches a limit, or the model has no template.
+    pub fn render(&self, conversation: &TemplateInput) -> Result<String, RenderError> {
         match &self.templates {
             Some(templates) => templates.render(conversation),
             None => Err(RenderError::Refused(

@@ -1,4 +1,4 @@
-//! JSON of a request's body: checked once and read in place.
+//! JSON of a request: checked once and read in place.
 //!
 //! Owns: iteration over checked JSON without building values, so that unread parts cost nothing.
 //! Never: knows field names. Invariant: a [`Json`] is exactly one value of a text that the JSON
@@ -16,23 +16,25 @@ const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 
 /// A checked text. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Document(Arc<String>);
+pub struct Document(Arc<String>);
 
 impl Document {
     /// Checks a text without building a value.
     ///
     /// # Errors
     /// Those of the JSON library: not JSON, nested too deeply, or a number out of range.
-    pub(crate) fn check(text: String) -> Result<Self, serde_json::Error> {
+    pub fn check(text: String) -> Result<Self, serde_json::Error> {
         serde_json::from_str::<ValidJson>(&text)?;
         Ok(Self(Arc::new(text)))
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Length of the text in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a value has at least a byte")]
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(crate) fn root(&self) -> Json<'_> {
+    pub fn root(&self) -> Json<'_> {
         Json(self.0.trim_matches(BLANKS))
     }
 
@@ -40,7 +42,7 @@ impl Document {
     ///
     /// # Panics
     /// If the value belongs to another text.
-    pub(crate) fn part(&self, value: Json<'_>) -> JsonPart {
+    pub fn part(&self, value: Json<'_>) -> JsonPart {
         let start = (value.0.as_ptr() as usize).checked_sub(self.0.as_ptr() as usize);
         let start = start.expect("a value of this text");
         let at = start..start + value.0.len();
@@ -54,44 +56,45 @@ impl Document {
 
 /// A value together with the text that contains it.
 #[derive(Clone, Debug)]
-pub(crate) struct JsonPart {
+pub struct JsonPart {
     document: Document,
     at: Range<usize>,
 }
 
 impl JsonPart {
-    pub(crate) fn document(&self) -> &Document {
+    /// Returns the whole text that contains the value.
+    pub fn document(&self) -> &Document {
         &self.document
     }
 
-    pub(crate) fn json(&self) -> Json<'_> {
+    pub fn json(&self) -> Json<'_> {
         Json(&self.document.0[self.at.clone()])
     }
 
     /// Returns the value that begins at this byte of this value's text.
-    pub(crate) fn json_from(&self, at: usize) -> Json<'_> {
+    pub fn json_from(&self, at: usize) -> Json<'_> {
         let rest = &self.document.0[self.at.start + at..self.at.end];
         Json(&rest[..value_len(rest.as_bytes())])
     }
 
     /// Returns the offset of a value within this value's text.
-    pub(crate) fn offset(&self, value: Json<'_>) -> usize {
+    pub fn offset(&self, value: Json<'_>) -> usize {
         value.0.as_ptr() as usize - self.json().0.as_ptr() as usize
     }
 
     /// Returns a value within this one.
-    pub(crate) fn part(&self, value: Json<'_>) -> Self {
+    pub fn part(&self, value: Json<'_>) -> Self {
         self.document.part(value)
     }
 }
 
 /// One value, borrowed from its text.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Json<'a>(&'a str);
+pub struct Json<'a>(&'a str);
 
 /// The type of a value, with access to its contents.
 #[derive(Clone, Debug)]
-pub(crate) enum JsonShape<'a> {
+pub enum JsonShape<'a> {
     Null,
     Bool(bool),
     Number(Number),
@@ -101,7 +104,7 @@ pub(crate) enum JsonShape<'a> {
 }
 
 impl<'a> Json<'a> {
-    pub(crate) fn shape(self) -> JsonShape<'a> {
+    pub fn shape(self) -> JsonShape<'a> {
         match self.0.as_bytes()[0] {
             b'n' => JsonShape::Null,
             b't' => JsonShape::Bool(true),
@@ -113,30 +116,31 @@ impl<'a> Json<'a> {
         }
     }
 
-    pub(crate) fn is_null(self) -> bool {
+    pub fn is_null(self) -> bool {
         self.0.starts_with('n')
     }
 
-    pub(crate) fn text(self) -> &'a str {
+    /// Returns the value as it was written.
+    pub fn text(self) -> &'a str {
         self.0
     }
 }
 
 /// A string with its quotes and escapes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct JsonString<'a>(&'a str);
+pub struct JsonString<'a>(&'a str);
 
 impl<'a> JsonString<'a> {
     fn within(self) -> &'a str {
         &self.0[1..self.0.len() - 1]
     }
 
-    pub(crate) fn is_empty(self) -> bool {
+    pub fn is_empty(self) -> bool {
         self.0.len() == 2
     }
 
     /// Returns the text without quotes and escapes.
-    pub(crate) fn get(self) -> Cow<'a, str> {
+    pub fn get(self) -> Cow<'a, str> {
         let within = self.within();
         if within.contains('\\') {
             Cow::Owned(without_escapes(within))
@@ -146,13 +150,14 @@ impl<'a> JsonString<'a> {
     }
 
     /// Returns the string as a value, with its position in the text.
-    pub(crate) fn json(self) -> Json<'a> {
+    pub fn json(self) -> Json<'a> {
         Json(self.0)
     }
 }
 
+/// The values of an array.
 #[derive(Clone, Debug)]
-pub(crate) struct JsonItems<'a> {
+pub struct JsonItems<'a> {
     rest: &'a str,
 }
 
@@ -169,7 +174,7 @@ impl<'a> Iterator for JsonItems<'a> {
 
 /// The keys and values of an object, duplicates included.
 #[derive(Clone, Debug)]
-pub(crate) struct JsonMembers<'a> {
+pub struct JsonMembers<'a> {
     rest: &'a str,
 }
 

@@ -4,16 +4,25 @@
 //! `strftime_now`, Python's methods and `tojson`). Never: tokenizes, or trusts the template, whose
 //! work is limited. Invariant: the rendered text equals that of the reference.
 
-use super::budget::{BudgetLimit, with_budget};
-use super::calendar::strftime;
-use super::python_json::{JsonStyle, KeyOrder, NonAsciiStyle};
-use super::template_sandbox::{environment, steps};
+mod budget;
+mod calendar;
+mod cost;
+mod json_value;
+mod python_json;
+mod sandbox;
+
+pub use json_value::TemplateValue;
+
+use budget::{BudgetLimit, with_budget};
+use calendar::strftime;
 use minijinja::machinery::{
     Instruction, Instructions, Token, eval, get_compiled_template, make_string_output, tokenize,
 };
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Object, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Template};
+use python_json::{JsonStyle, KeyOrder, NonAsciiStyle};
+use sandbox::{environment, steps};
 use serde_json::Map;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +48,7 @@ const CONSTANT_BYTES_MAX: u64 = 1 << 20;
 const REASON_MAX: usize = 1000;
 
 /// Limit of the bytes that the rendering of a body of this size makes.
-pub(crate) fn rendering_bytes_max(body_bytes: usize) -> usize {
+pub fn rendering_bytes_max(body_bytes: usize) -> usize {
     BYTES_MAX.saturating_add(body_bytes.saturating_mul(BYTES_PER_BYTE))
 }
 
@@ -51,20 +60,21 @@ pub(crate) struct ChatTemplates {
 
 /// The input of a rendering.
 #[derive(Clone, Debug)]
-pub(crate) struct TemplateInput {
-    pub(crate) messages: Value,
+pub struct TemplateInput {
+    /// The messages: a list of mappings.
+    pub messages: TemplateValue,
     /// Size of the body from which the values were read.
-    pub(crate) body_bytes: usize,
+    pub body_bytes: usize,
     /// Tool descriptions, if any.
-    pub(crate) tools: Option<Value>,
+    pub tools: Option<TemplateValue>,
     /// Documents, for templates that use them.
-    pub(crate) documents: Option<Value>,
+    pub documents: Option<TemplateValue>,
     /// Further variables: a mapping.
-    pub(crate) variables: Option<Value>,
+    pub variables: Option<TemplateValue>,
     /// Text of the last message, if it is to be continued.
-    pub(crate) last_content: Option<String>,
+    pub last_content: Option<String>,
     /// End of the text.
-    pub(crate) end: RenderEnd,
+    pub end: RenderEnd,
 }
 
 /// The variables of a rendering.
@@ -96,7 +106,7 @@ impl Object for TemplateVariables {
 
 /// The end of a rendered conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RenderEnd {
+pub enum RenderEnd {
     /// The text ends after the last message.
     Closed,
     /// The text ends with the beginning of an answer.
@@ -107,7 +117,7 @@ pub(crate) enum RenderEnd {
 
 /// The reason why a conversation was not rendered.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RenderError {
+pub enum RenderError {
     /// The template called `raise_exception`, or failed on its input.
     #[error("{0}")]
     Refused(String),
@@ -183,10 +193,13 @@ impl ChatTemplates {
             last_content,
             body_bytes,
         } = conversation;
-        let or_none = |value: &Option<Value>| value.clone().unwrap_or(Value::from(()));
+        let or_none = |value: &Option<TemplateValue>| match value {
+            Some(TemplateValue(value)) => value.clone(),
+            None => Value::from(()),
+        };
         let root = TemplateVariables {
             server_variables: [
-                ("messages", messages.clone()),
+                ("messages", messages.0.clone()),
                 ("tools", or_none(tools)),
                 ("documents", or_none(documents)),
                 (
@@ -194,7 +207,7 @@ impl ChatTemplates {
                     (*end == RenderEnd::AnswerOpening).into(),
                 ),
             ],
-            variables: variables.clone(),
+            variables: variables.as_ref().map(|variables| variables.0.clone()),
             special_tokens: Arc::clone(&self.special_tokens),
         };
         let with_tools = self
@@ -210,7 +223,7 @@ impl ChatTemplates {
                 .map_err(|error| render_error(&error))?,
         };
         let bytes_max = rendering_bytes_max(*body_bytes);
-        let text_bytes = text_bytes(messages, *body_bytes);
+        let text_bytes = text_bytes(&messages.0, *body_bytes);
         let render = || self.run(&template, Value::from_object(root), text_bytes);
         let (rendered, spent) = with_budget(bytes_max, time_max, render);
         let rendered = match spent {

@@ -63,8 +63,9 @@ struct TokenWriter<'t> {
 
 /// The tokens of a text, or their number if there are too many.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum EncodedText {
+pub enum EncodedText {
     Tokens(Vec<TokenId>),
+    /// The text has this many tokens, more than the limit.
     TooMany(usize),
 }
 

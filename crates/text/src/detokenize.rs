@@ -9,13 +9,15 @@
 //! to [`HELD_TOKENS_MAX`] tokens: scripts that the vocabulary lacks are spelled in bytes throughout
 //! and would never be streamed. Text of a longer run that was sent is not corrected.
 
-use crate::model::{ModelText, PieceEncoding, SpecialTokens, fallback_byte};
+use crate::model_text::ModelText;
+use crate::tokenizer::{PieceEncoding, SpecialTokens, fallback_byte};
 use cleave_domain::TokenId;
 use std::sync::Arc;
 
 /// Limit of byte tokens held back: eight Chinese characters.
 const HELD_TOKENS_MAX: usize = 24;
 
+/// The text of one sequence, from its tokens.
 pub struct TextStream {
     model: Arc<ModelText>,
     special: SpecialTokens,

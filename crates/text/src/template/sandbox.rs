@@ -1,31 +1,19 @@
 //! Operators, filters and methods of chat templates that charge the budget before they run.
 //!
-//! Owns: the upper bound of each step's cost, charged to the rendering's budget before the library
-//! runs the step. Never: changes a result. Invariant: no single step of a template makes more than
+//! Owns: the environment in which each step's cost (see `cost`) is charged to the rendering's budget
+//! before the library runs the step. Never: changes a result. Invariant: no single step of a template makes more than
 //! the budget has left, builds a value of unlimited depth, or returns a list that is computed anew
 //! on each read.
 
-mod cost;
-
-use super::body_value::{BodyList, is_body_value, slice_indices};
 use super::budget::{charge, check_time};
-use cost::{call_method, charge_filter};
+use super::cost::{
+    ChargedWriter, ENTRY_BYTES, ITEM_BYTES, call_method, charge_add, charge_compared,
+    charge_filter, charge_members, charge_repeat, charge_text, check_stored, check_walkable,
+};
+use super::json_value::{BodyList, slice_indices};
 use minijinja::value::{Kwargs, ObjectRepr, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State, filters, functions, tests};
-use std::fmt::{self, Write};
-
-/// Limit of the depth of a list or mapping that a template builds.
-const DEPTH_MAX: usize = 64;
-/// Limit of the values in one, each counted as often as it is reached.
-const NODES_MAX: usize = 200_000;
-/// Memory of an item of a list.
-const ITEM_BYTES: usize = size_of::<Value>();
-/// Memory of a list without its items: its shared object and its allocation.
-const LIST_BYTES: usize = 4 * ITEM_BYTES;
-/// Memory of an entry of a mapping: key, value and index.
-const ENTRY_BYTES: usize = 4 * ITEM_BYTES;
-/// First character of the names that only the sandbox uses.
-const HIDDEN: char = '\u{1}';
+use std::fmt::Write;
 
 /// Names of the filters that wrap the library's instructions. No template can write them.
 pub(super) mod steps {
@@ -151,10 +139,7 @@ fn add_steps(environment: &mut Environment<'static>) {
             charge_compared(a)?;
             charge_compared(b)
         }),
-        // A namespace that contains itself would never be freed.
-        (steps::CHECK_STORED, |value, namespace| {
-            walk(value, 0, &mut 0, Some(namespace))
-        }),
+        (steps::CHECK_STORED, check_stored),
     ];
     for (name, check) in checks {
         // The two operands return as a list that is unpacked again, its first item on top of the
@@ -202,70 +187,7 @@ fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
         return out.write_str(text).map_err(Error::from);
     }
     check_walkable(value)?;
-    write!(ChargedWriter(out), "{value}").map_err(Error::from)
-}
-
-/// A writer that charges each text before it writes it.
-struct ChargedWriter<'a, W>(&'a mut W);
-
-impl<W: Write> Write for ChargedWriter<'_, W> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        charge(text.len()).map_err(|_| fmt::Error)?;
-        self.0.write_str(text)
-    }
-}
-
-/// A writer that drops all text.
-struct DiscardWriter;
-
-impl Write for DiscardWriter {
-    fn write_str(&mut self, _: &str) -> fmt::Result {
-        Ok(())
-    }
-}
-
-/// Charges the text of a value.
-fn charge_text(value: &Value) -> Result<(), Error> {
-    if let Some(text) = value.as_str() {
-        return charge(text.len());
-    }
-    check_walkable(value)?;
-    write!(ChargedWriter(&mut DiscardWriter), "{value}").map_err(Error::from)
-}
-
-/// Charges a copy of a mapping's entries.
-fn charge_members(mapping: &Value) -> Result<(), Error> {
-    check_time()?;
-    if mapping.kind() != ValueKind::Map {
-        return Ok(());
-    }
-    check_walkable(mapping)?;
-    charge(ENTRY_BYTES.saturating_mul(mapping.len().unwrap_or(0)))
-}
-
-/// Charges the text that a comparison may read: a list can contain one long text many times.
-fn charge_compared(value: &Value) -> Result<(), Error> {
-    check_walkable(value)?;
-    if value.as_object().is_some() && !is_body_value(value) {
-        charge_text(value)
-    } else {
-        Ok(())
-    }
-}
-
-fn charge_add(a: &Value, b: &Value) -> Result<(), Error> {
-    let len = |value: &Value| value.as_str().map_or(0, str::len);
-    charge(len(a) + len(b))
-}
-
-fn charge_repeat(a: &Value, b: &Value) -> Result<(), Error> {
-    let size = |value: &Value| match value.as_str() {
-        Some(text) => text.len(),
-        None => value.len().unwrap_or(0) * ITEM_BYTES,
-    };
-    let times = |value: &Value| value.as_usize().unwrap_or(0);
-    charge(size(a).saturating_mul(times(b)))?;
-    charge(size(b).saturating_mul(times(a)))
+    write!(ChargedWriter::new(out), "{value}").map_err(Error::from)
 }
 
 /// Returns the result of a step, with a lazy list replaced by its items.
@@ -285,55 +207,6 @@ fn materialize(value: Value) -> Result<Value, Error> {
         list.push(item);
     }
     Ok(Value::from(list))
-}
-
-/// Checks that iteration over a value ends, and within the limits.
-fn check_walkable(value: &Value) -> Result<(), Error> {
-    walk(value, 0, &mut 0, None)
-}
-
-fn walk(
-    value: &Value,
-    depth: usize,
-    nodes: &mut usize,
-    forbidden: Option<&Value>,
-) -> Result<(), Error> {
-    let Some(object) = value.as_object() else {
-        return Ok(());
-    };
-    // Values of the body have limited depth, and charge what they make.
-    if is_body_value(value) {
-        return check_time();
-    }
-    if forbidden.is_some_and(|forbidden| tests::is_sameas(value, forbidden)) {
-        let reason = "a namespace cannot hold itself";
-        return Err(Error::new(ErrorKind::InvalidOperation, reason));
-    }
-    if depth > DEPTH_MAX || *nodes > NODES_MAX {
-        let reason = format!(
-            "a value is nested more than {DEPTH_MAX} levels deep or holds more than {NODES_MAX} values"
-        );
-        return Err(Error::new(ErrorKind::InvalidOperation, reason));
-    }
-    match object.repr() {
-        ObjectRepr::Plain => Ok(()),
-        ObjectRepr::Map => {
-            for (key, value) in object.try_iter_pairs().into_iter().flatten() {
-                *nodes += 1;
-                walk(&key, depth + 1, nodes, forbidden)?;
-                walk(&value, depth + 1, nodes, forbidden)?;
-            }
-            check_time()
-        }
-        ObjectRepr::Seq | ObjectRepr::Iterable => {
-            for value in object.try_iter().into_iter().flatten() {
-                *nodes += 1;
-                walk(&value, depth + 1, nodes, forbidden)?;
-            }
-            check_time()
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Evaluates the slice `value[start:stop:step]`.
