@@ -113,7 +113,7 @@ impl TemplateMemory {
         } else {
             0
         };
-        let encoding = if model.is_byte_level() {
+        let encoding = if model.tokenizer().is_byte_level() {
             0
         } else {
             let text_bytes = body_bytes.min(model.text_bytes_max());

@@ -52,7 +52,7 @@ impl TextStream {
     pub fn new(model: Arc<ModelText>, special: SpecialTokens, start: TextStart) -> Self {
         let before = match start {
             TextStart::Fresh => None,
-            TextStart::Continued => model.letter_token(),
+            TextStart::Continued => model.tokenizer().letter_token(),
         };
         Self {
             model,
@@ -66,12 +66,13 @@ impl TextStream {
 
     /// Takes a token; returns the text that is now final.
     pub fn push(&mut self, token: TokenId) -> String {
-        let Some(piece) = self.model.piece(token, self.special) else {
+        let Some(piece) = self.model.tokenizer().piece(token, self.special) else {
             return String::new();
         };
-        match self.model.spelling() {
+        match self.model.tokenizer().spelling() {
             PieceEncoding::ByteLevel => {
-                self.bytes.extend(self.model.spelling().bytes(&piece));
+                self.bytes
+                    .extend(self.model.tokenizer().spelling().bytes(&piece));
                 complete_lossy(&mut self.bytes)
             }
             PieceEncoding::ByteFallback => match fallback_byte(&piece) {
@@ -84,7 +85,7 @@ impl TextStream {
 
     /// Ends the text; returns what was held back.
     pub fn finish(&mut self) -> String {
-        match self.model.spelling() {
+        match self.model.tokenizer().spelling() {
             PieceEncoding::ByteLevel => {
                 String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned()
             }
@@ -112,7 +113,7 @@ impl TextStream {
                 self.held.push(token);
                 if is_broken(&self.bytes) {
                     self.run = ByteRun::Damaged;
-                    self.context_token = self.model.letter_token();
+                    self.context_token = self.model.tokenizer().letter_token();
                     self.bytes.clear();
                     let count = std::mem::take(&mut self.held).len();
                     return char::REPLACEMENT_CHARACTER.to_string().repeat(count);
@@ -155,21 +156,25 @@ impl TextStream {
         };
         let held = std::mem::take(&mut self.held);
         let window: Vec<TokenId> = self.context_token.into_iter().chain(held).collect();
-        let with = self.model.decode(&window, SpecialTokens::Kept);
+        let with = self.model.tokenizer().decode(&window, SpecialTokens::Kept);
         let without = match self.context_token {
-            Some(before) => self.model.decode(&[before], SpecialTokens::Kept),
+            Some(before) => self
+                .model
+                .tokenizer()
+                .decode(&[before], SpecialTokens::Kept),
             None => String::new(),
         };
         self.context_token = Some(last);
         // A byte token as context would join with the bytes that follow.
         if self
             .model
+            .tokenizer()
             .piece(last, SpecialTokens::Kept)
             .as_deref()
             .and_then(fallback_byte)
             .is_some()
         {
-            self.context_token = self.model.letter_token();
+            self.context_token = self.model.tokenizer().letter_token();
         }
         match with.strip_prefix(&without) {
             Some(text) => text.to_owned(),

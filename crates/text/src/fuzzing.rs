@@ -27,11 +27,11 @@ pub fn text(bytes: &[u8]) {
     });
     let text = String::from_utf8_lossy(bytes);
     for (model, is_exact) in &*MODELS {
-        let tokens = model.encode(&text, SpecialTokens::Skipped);
+        let tokens = model.tokenizer().encode(&text, SpecialTokens::Skipped);
         let tokens = tokens.expect("a text has tokens");
         let count = model.vocabulary_count();
         assert!(tokens.iter().all(|token| *token < count), "{tokens:?}");
-        let whole = model.decode(&tokens, SpecialTokens::Kept);
+        let whole = model.tokenizer().decode(&tokens, SpecialTokens::Kept);
         if *is_exact {
             assert_eq!(whole, text);
         }

@@ -24,4 +24,4 @@ pub use model_files::{ModelError, ModelFiles};
 pub use model_text::{ModelText, REPETITION_PENALTY, SamplingDefaults};
 pub use stop::{StopMatch, StopStrings};
 pub use template::{RenderEnd, RenderError, TemplateInput, TemplateValue, rendering_bytes_max};
-pub use tokenizer::{EncodedText, SpecialTokens};
+pub use tokenizer::{EncodeError, EncodedText, ModelTokenizer, SpecialTokens};

@@ -41,19 +41,6 @@ pub enum ModelError {
     /// A file exists and cannot be read.
     #[error("{}: {reason}", .path.display())]
     Unreadable { path: PathBuf, reason: String },
-    /// A text has a token that the tokenizer has and the model does not.
-    #[error(
-        "the text has the token {token:?}, id {id}, which is not in the model's vocabulary of \
-         {vocab_size} tokens (`vocab_size` in config.json)"
-    )]
-    UnknownToken {
-        /// Spelling of the token in the tokenizer.
-        token: String,
-        /// Id of the token.
-        id: u32,
-        /// Vocabulary size in config.json.
-        vocab_size: u32,
-    },
     /// The content of a file is invalid.
     #[error("{file}: {reason}")]
     Invalid { file: &'static str, reason: String },

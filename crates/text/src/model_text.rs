@@ -1,37 +1,25 @@
 //! The text side of a model: tokenizer, chat templates, defaults.
 //!
-//! Owns: everything between text and token ids. Never: generates. Invariant: it does not change
-//! after construction, so requests share it without a lock.
+//! Owns: the reading of the files' contents, each checked against the others. Never: generates.
+//! Invariant: it does not change after construction, so requests share it without a lock.
 
 use crate::model_files::{ModelError, ModelFiles};
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
-use crate::tokenizer::{ByteLevelEncoder, EncodedText, PieceEncoding, SpecialTokens};
+use crate::tokenizer::{ModelTokenizer, load_tokenizer};
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
-use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use tokenizers::{NormalizerWrapper, Tokenizer};
 
 /// A tokenizer with templates and defaults, ready to serve.
 pub struct ModelText {
     name: String,
-    pub(crate) tokenizer: Tokenizer,
-    /// The fast encoder, if the tokenizer is of its kind.
-    pub(crate) byte_level: Option<ByteLevelEncoder>,
-    spelling: PieceEncoding,
+    tokenizer: ModelTokenizer,
     templates: Option<ChatTemplates>,
     bos: Option<TokenId>,
     eos: Arc<[TokenId]>,
     context_tokens_max: u32,
-    vocabulary_count: u32,
-    /// Whether the tokenizer has tokens beyond the model's vocabulary.
-    has_tokens_beyond_vocabulary: bool,
-    piece_bytes_max: usize,
-    /// Largest factor by which the normalizer shortens a text.
-    shortening_max: usize,
     defaults: SamplingDefaults,
-    letter_token: Option<TokenId>,
 }
 
 /// Sampling defaults. As in vLLM, `generation_config.json` sets them, unless it says `do_sample:
@@ -69,9 +57,8 @@ impl ModelText {
         let tokenizer_config = optional("tokenizer_config.json", tokenizer_config)?;
         special.extend(special_tokens(&tokenizer_config));
 
-        let tokenizer = load_tokenizer(&tokenizer)?;
+        let library = load_tokenizer(&tokenizer)?;
         let named = |key: &str| special.get(key).and_then(Value::as_str);
-        let id_of = |key: &str| named(key).and_then(|token| tokenizer.token_to_id(token));
         let configured = |key: &str| {
             generation
                 .get(key)
@@ -82,10 +69,9 @@ impl ModelText {
             .iter()
             .try_for_each(|key| check_ids(&config, key))?;
         let context = context_length(&config)?;
-        let vocabulary = tokenizer.get_vocab(true);
-        let size = vocabulary.values().max().map_or(0, |last| last + 1);
-        let vocabulary_count = vocab_size(&config)?.unwrap_or(size);
-        warn_of_unknown_tokens(&vocabulary, vocabulary_count);
+        let tokenizer = ModelTokenizer::new(library, vocab_size(&config)?);
+        let vocabulary_count = tokenizer.vocabulary_count();
+        let id_of = |key: &str| named(key).and_then(|token| tokenizer.id_of(token));
         let is_in_vocabulary = |id: &TokenId| *id < vocabulary_count;
         let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
         if let Some(unknown) = bos.filter(|id| !is_in_vocabulary(id)) {
@@ -119,24 +105,21 @@ impl ModelText {
             })?;
         Ok(Self {
             name,
-            spelling: PieceEncoding::of(&tokenizer),
-            byte_level: ByteLevelEncoder::of(&tokenizer),
-            shortening_max: shortening_max(tokenizer.get_normalizer()),
             templates,
             bos,
             eos: eos.into(),
             context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
-            vocabulary_count,
-            has_tokens_beyond_vocabulary: size > vocabulary_count,
-            piece_bytes_max: vocabulary.keys().map(String::len).max().unwrap_or(1),
             defaults: SamplingDefaults::of(&generation)?,
-            letter_token: letter_token(&vocabulary),
             tokenizer,
         })
     }
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub fn tokenizer(&self) -> &ModelTokenizer {
+        &self.tokenizer
     }
 
     /// Longest sequence, prompt and output together.
@@ -156,7 +139,7 @@ impl ModelText {
 
     /// Number of token ids that the engine accepts; some of them may have no text.
     pub fn vocabulary_count(&self) -> u32 {
-        self.vocabulary_count
+        self.tokenizer.vocabulary_count()
     }
 
     /// Sampling parameters of a request that sets none.
@@ -164,128 +147,14 @@ impl ModelText {
         self.defaults
     }
 
-    pub(crate) fn spelling(&self) -> PieceEncoding {
-        self.spelling
-    }
-
-    /// Token of a plain letter. As context it tells the decoder that text precedes, where the
-    /// decoder treats the first token of a text differently.
-    pub(crate) fn letter_token(&self) -> Option<TokenId> {
-        self.letter_token
-    }
-
     pub fn has_chat_template(&self) -> bool {
         self.templates.is_some()
     }
 
-    /// Tokenizes a text of any length.
-    ///
-    /// # Errors
-    /// As [`Self::encode_within`].
-    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, ModelError> {
-        match self.encode_within(text, special, usize::MAX)? {
-            EncodedText::Tokens(tokens) => Ok(tokens),
-            EncodedText::TooMany(_) => unreachable!("no text has so many tokens"),
-        }
-    }
-
-    /// Tokenizes a text if it has `tokens_max` tokens at most, otherwise returns their number.
-    ///
-    /// # Errors
-    /// If the tokenizer fails, or has a token for the text that the model does not have.
-    pub fn encode_within(
-        &self,
-        text: &str,
-        special: SpecialTokens,
-        tokens_max: usize,
-    ) -> Result<EncodedText, ModelError> {
-        let encoded = self.encode_any(text, special, tokens_max)?;
-        let EncodedText::Tokens(tokens) = &encoded else {
-            return Ok(encoded);
-        };
-        let is_unknown = |token: &&TokenId| **token >= self.vocabulary_count;
-        match tokens
-            .iter()
-            .find(is_unknown)
-            .filter(|_| self.has_tokens_beyond_vocabulary)
-        {
-            None => Ok(encoded),
-            Some(&id) => Err(ModelError::UnknownToken {
-                token: self.tokenizer.id_to_token(id).unwrap_or_default(),
-                id,
-                vocab_size: self.vocabulary_count,
-            }),
-        }
-    }
-
-    fn encode_any(
-        &self,
-        text: &str,
-        special: SpecialTokens,
-        tokens_max: usize,
-    ) -> Result<EncodedText, ModelError> {
-        let bytewise = self.byte_level.as_ref();
-        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, text, special, tokens_max));
-        if let Some(encoded) = short {
-            return Ok(encoded);
-        }
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, special == SpecialTokens::Kept);
-        encoding
-            .map(|encoding| match encoding.get_ids() {
-                ids if ids.len() > tokens_max => EncodedText::TooMany(ids.len()),
-                ids => EncodedText::Tokens(ids.to_vec()),
-            })
-            .map_err(|error| ModelError::Invalid {
-                file: "tokenizer.json",
-                reason: format!("the text cannot be tokenized: {error}"),
-            })
-    }
-
-    /// Decodes tokens to text, all at once.
-    pub fn decode(&self, tokens: &[TokenId], special: SpecialTokens) -> String {
-        // Decoders fail only in their regular expressions; the text is empty then.
-        self.tokenizer
-            .decode(tokens, special == SpecialTokens::Skipped)
-            .unwrap_or_default()
-    }
-
-    /// Lower bound of a text's tokens; a prompt that cannot fit is refused before it is tokenized.
-    pub fn tokens_min(&self, text: &str) -> usize {
-        text.len() / self.piece_bytes_max / self.shortening_max
-    }
-
     /// Longest text, in bytes, that is tokenized before it is known to exceed the context.
     pub fn text_bytes_max(&self) -> usize {
-        let pieces = self.piece_bytes_max.saturating_mul(self.shortening_max);
-        pieces.saturating_mul(self.context_tokens_max as usize + 1)
-    }
-
-    /// Whether the fast encoder applies. Otherwise the library's record of the origin of each byte
-    /// takes a hundred times the text's memory.
-    pub fn is_byte_level(&self) -> bool {
-        self.byte_level.is_some()
-    }
-
-    /// Spelling of a token in the vocabulary; `None` for ids without one, and for special tokens if
-    /// they are skipped.
-    pub fn piece(&self, token: TokenId, special: SpecialTokens) -> Option<String> {
-        let piece = self.tokenizer.id_to_token(token)?;
-        let skipped = special == SpecialTokens::Skipped
-            && self
-                .tokenizer
-                .get_added_vocabulary()
-                .is_special_token(&piece);
-        (!skipped).then_some(piece)
-    }
-
-    /// Bytes that a token stands for within a text.
-    pub fn bytes(&self, token: TokenId) -> Vec<u8> {
-        match self.piece(token, SpecialTokens::Kept) {
-            Some(piece) => self.spelling.bytes(&piece),
-            None => Vec::new(),
-        }
+        let bytes_max = self.tokenizer.bytes_per_token_max();
+        bytes_max.saturating_mul(self.context_tokens_max as usize + 1)
     }
 
     /// Renders a conversation with the chat template.
@@ -333,25 +202,6 @@ impl SamplingDefaults {
     }
 }
 
-/// Returns the largest factor by which a normalizer shortens a text.
-fn shortening_max(normalizer: Option<&NormalizerWrapper>) -> usize {
-    let lengthens = |normalizer: &NormalizerWrapper| match normalizer {
-        NormalizerWrapper::Prepend(_) => true,
-        NormalizerWrapper::Replace(replace) => {
-            let pattern = serde_json::to_value(replace).unwrap_or_default();
-            let pattern = pattern["pattern"]["String"].as_str();
-            pattern.is_some_and(|pattern| pattern.len() <= replace.content.len())
-        }
-        _ => false,
-    };
-    let all_lengthen = match normalizer {
-        None => true,
-        Some(NormalizerWrapper::Sequence(all)) => all.as_ref().iter().all(lengthens),
-        Some(one) => lengthens(one),
-    };
-    if all_lengthen { 1 } else { 4 }
-}
-
 fn object(file: &'static str, text: &str) -> Result<Map<String, Value>, ModelError> {
     serde_json::from_str(text).map_err(|error| ModelError::Invalid {
         file,
@@ -363,31 +213,6 @@ fn optional(file: &'static str, text: Option<String>) -> Result<Map<String, Valu
     text.map(|text| object(file, &text))
         .transpose()
         .map(Option::unwrap_or_default)
-}
-
-fn load_tokenizer(text: &str) -> Result<Tokenizer, ModelError> {
-    let invalid = |reason: String| ModelError::Invalid {
-        file: "tokenizer.json",
-        reason,
-    };
-    let mut tokenizer =
-        Tokenizer::from_bytes(text.as_bytes()).map_err(|error| invalid(error.to_string()))?;
-    // Padding and truncation are left over from training; a prompt is never cut or padded.
-    tokenizer.with_padding(None);
-    tokenizer
-        .with_truncation(None)
-        .map_err(|error| invalid(error.to_string()))?;
-    Ok(tokenizer)
-}
-
-/// Returns the first token that consists of letters only.
-fn letter_token(vocabulary: &HashMap<String, TokenId>) -> Option<TokenId> {
-    let letters = |piece: &str| !piece.is_empty() && piece.chars().all(|c| c.is_ascii_alphabetic());
-    vocabulary
-        .iter()
-        .filter(|(piece, _)| letters(piece))
-        .map(|(_, &token)| token)
-        .min()
 }
 
 /// Reads one id or a list of ids.
@@ -455,22 +280,6 @@ fn vocab_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
                 "vocab_size is {value}; it must be a whole number from 1 to {VOCAB_MAX}"
             ),
         }),
-    }
-}
-
-/// Warns of tokens that the tokenizer has and the model does not: a text with one of them is
-/// refused.
-fn warn_of_unknown_tokens(vocabulary: &HashMap<String, TokenId>, vocabulary_count: u32) {
-    let unknown = vocabulary.iter().filter(|(_, id)| **id >= vocabulary_count);
-    let (count, first) = (unknown.clone().count(), unknown.min_by_key(|(_, id)| **id));
-    if let Some((token, id)) = first {
-        tracing::warn!(
-            count,
-            token,
-            id,
-            vocab_size = vocabulary_count,
-            "tokenizer.json has tokens beyond the model's vocabulary; a request whose text has one is refused"
-        );
     }
 }
 

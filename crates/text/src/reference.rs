@@ -61,14 +61,19 @@ fn tokens_and_text_match_the_reference() {
         for case in goldens["tokenizer"]["encode"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             assert_eq!(
-                model.encode(text, SpecialTokens::Skipped).unwrap(),
+                model
+                    .tokenizer()
+                    .encode(text, SpecialTokens::Skipped)
+                    .unwrap(),
                 ids(&case["ids"]),
                 "{name} {text:?}"
             );
-            let special = model.encode(text, SpecialTokens::Kept).unwrap();
+            let special = model.tokenizer().encode(text, SpecialTokens::Kept).unwrap();
             assert_eq!(special, ids(&case["ids_with_special"]), "{name} {text:?}");
             assert_eq!(
-                model.decode(&ids(&case["ids"]), SpecialTokens::Kept),
+                model
+                    .tokenizer()
+                    .decode(&ids(&case["ids"]), SpecialTokens::Kept),
                 case["decoded"],
                 "{name}"
             );
@@ -76,16 +81,16 @@ fn tokens_and_text_match_the_reference() {
         for case in goldens["tokenizer"]["decode"].as_array().unwrap() {
             let tokens = ids(&case["ids"]);
             assert_eq!(
-                model.decode(&tokens, SpecialTokens::Kept),
+                model.tokenizer().decode(&tokens, SpecialTokens::Kept),
                 case["text"],
                 "{name} {tokens:?}"
             );
-            let without = model.decode(&tokens, SpecialTokens::Skipped);
+            let without = model.tokenizer().decode(&tokens, SpecialTokens::Skipped);
             assert_eq!(without, case["text_without_special"], "{name} {tokens:?}");
             for special in [SpecialTokens::Kept, SpecialTokens::Skipped] {
                 assert_eq!(
                     streamed(model, &tokens, special),
-                    model.decode(&tokens, special),
+                    model.tokenizer().decode(&tokens, special),
                     "{name} {tokens:?}"
                 );
             }
@@ -138,8 +143,8 @@ proptest! {
         let text = scraps.concat();
         for GoldenCheckpoint { name, model, .. } in CHECKPOINTS.iter() {
             for special in [SpecialTokens::Kept, SpecialTokens::Skipped] {
-                let whole = model.tokenizer.encode_fast(text.as_str(), special == SpecialTokens::Kept).unwrap();
-                let tokens = model.encode(&text, special).unwrap();
+                let whole = model.tokenizer().library().encode_fast(text.as_str(), special == SpecialTokens::Kept).unwrap();
+                let tokens = model.tokenizer().encode(&text, special).unwrap();
                 prop_assert_eq!(&tokens[..], whole.get_ids(), "{} {:?}", name, text);
             }
         }
@@ -150,9 +155,9 @@ proptest! {
 fn llama3_and_qwen_use_the_byte_level_encoder() {
     for GoldenCheckpoint { name, model, .. } in CHECKPOINTS.iter() {
         let common = name.contains("llama3") || name.contains("qwen");
-        let short = model.byte_level.as_ref().and_then(|bytewise| {
+        let short = model.tokenizer().byte_level().and_then(|bytewise| {
             bytewise.encode(
-                &model.tokenizer,
+                model.tokenizer().library(),
                 "A slice <|im_end|> borrows.",
                 SpecialTokens::Kept,
                 usize::MAX,
@@ -207,7 +212,10 @@ fn chats_render_as_in_the_reference() {
             match (model.render(&conversation), case.get("error")) {
                 (Ok(text), None) => {
                     assert_eq!(text, case["rendered"], "{name}");
-                    let tokens = model.encode(&text, SpecialTokens::Skipped).unwrap();
+                    let tokens = model
+                        .tokenizer()
+                        .encode(&text, SpecialTokens::Skipped)
+                        .unwrap();
                     assert_eq!(tokens, ids(&case["ids"]), "{name} {text:?}");
                 }
                 (Err(RenderError::Refused(reason)), Some(expected)) => {
@@ -239,7 +247,7 @@ proptest! {
         let tokens: Vec<TokenId> =
             seeds.iter().map(|seed| seed % (model.vocabulary_count() + 2)).collect();
         for special in [SpecialTokens::Kept, SpecialTokens::Skipped] {
-            prop_assert_eq!(streamed(model, &tokens, special), model.decode(&tokens, special));
+            prop_assert_eq!(streamed(model, &tokens, special), model.tokenizer().decode(&tokens, special));
         }
     }
 
@@ -247,8 +255,8 @@ proptest! {
     #[test]
     fn streamed_text_has_only_whole_characters(which in 0usize..7, text in "(\\PC|[ \n🙂你é]){0,40}") {
         let GoldenCheckpoint { model, .. } = &CHECKPOINTS[which];
-        let tokens = model.encode(&text, SpecialTokens::Skipped).unwrap();
-        let whole = model.decode(&tokens, SpecialTokens::Kept);
+        let tokens = model.tokenizer().encode(&text, SpecialTokens::Skipped).unwrap();
+        let whole = model.tokenizer().decode(&tokens, SpecialTokens::Kept);
         let mut stream = TextStream::new(model.clone(), SpecialTokens::Kept, TextStart::Fresh);
         let mut out = String::new();
         for &token in &tokens {
@@ -267,8 +275,8 @@ proptest! {
         answer in "( [a-z]{1,8}){1,4}",
     ) {
         let GoldenCheckpoint { model, .. } = &CHECKPOINTS[which];
-        let tokens = model.encode(&(prompt.clone() + &answer), SpecialTokens::Skipped).unwrap();
-        let cut = (0..tokens.len()).find(|&cut| model.decode(&tokens[..cut], SpecialTokens::Kept) == prompt);
+        let tokens = model.tokenizer().encode(&(prompt.clone() + &answer), SpecialTokens::Skipped).unwrap();
+        let cut = (0..tokens.len()).find(|&cut| model.tokenizer().decode(&tokens[..cut], SpecialTokens::Kept) == prompt);
         if let Some(cut) = cut {
             let mut stream = TextStream::new(model.clone(), SpecialTokens::Kept, TextStart::Continued);
             let mut out: String = tokens[cut..].iter().map(|&token| stream.push(token)).collect();
@@ -289,7 +297,7 @@ fn a_long_run_of_byte_tokens_is_streamed() {
     let text = "አማርኛ".repeat(20_000);
     let bytes = text
         .bytes()
-        .map(|byte| model.tokenizer.token_to_id(&format!("<0x{byte:02X}>")));
+        .map(|byte| model.tokenizer().id_of(&format!("<0x{byte:02X}>")));
     let tokens: Vec<TokenId> = bytes.map(Option::unwrap).collect();
     let mut stream = TextStream::new(model.clone(), SpecialTokens::Kept, TextStart::Fresh);
     let mut out = String::new();

@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 
 /// Text of a token as a client sees it: its own bytes, with replacements for invalid UTF-8.
 fn text(token: TokenId, model: &ModelText) -> String {
-    String::from_utf8_lossy(&model.bytes(token)).into_owned()
+    String::from_utf8_lossy(&model.tokenizer().bytes(token)).into_owned()
 }
 
 /// Builds `choices[].logprobs` of chat completions.
 pub(super) fn chat(scores: &[TokenScore], model: &ModelText) -> Value {
-    let one = |token: TokenId, logprob: Option<f32>| json!({"token": text(token, model), "logprob": logprob, "bytes": model.bytes(token)});
+    let one = |token: TokenId, logprob: Option<f32>| json!({"token": text(token, model), "logprob": logprob, "bytes": model.tokenizer().bytes(token)});
     let content = scores.iter().map(|score| {
         let mut entry = one(score.token, score.logprob);
         let top = score

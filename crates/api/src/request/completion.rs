@@ -61,7 +61,7 @@ pub(crate) fn completion(
         let start = super::text_start(model, &tokens, output.special);
         let text = || match text {
             Some(text) => text.to_owned(),
-            None => model.decode(&tokens, output.special),
+            None => model.tokenizer().decode(&tokens, output.special),
         };
         let echo = echo.then(text);
         Ok(TokenizedPrompt {

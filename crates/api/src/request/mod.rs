@@ -288,7 +288,7 @@ fn priority(fields: &JsonFields) -> Result<i32, ApiError> {
 
 /// The answer begins a text of its own only if the prompt has no visible token.
 fn text_start(model: &ModelText, prompt: &[TokenId], special: SpecialTokens) -> TextStart {
-    let is_visible = |token: &TokenId| model.piece(*token, special).is_some();
+    let is_visible = |token: &TokenId| model.tokenizer().piece(*token, special).is_some();
     if prompt.iter().any(is_visible) {
         TextStart::Continued
     } else {

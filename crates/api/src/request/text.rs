@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use crate::field::JsonFields;
 use cleave_domain::TokenId;
 use cleave_text::json::Document;
-use cleave_text::{EncodedText, ModelError, ModelText, SpecialTokens};
+use cleave_text::{EncodeError, EncodedText, ModelText, SpecialTokens};
 use serde::Serialize;
 
 /// Tokenizes a text. A text that cannot fit the context is refused first.
@@ -22,7 +22,10 @@ pub(super) fn encode(
 
 /// Refuses a text that cannot fit the context before it is tokenized.
 fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiError> {
-    let (context, at_least) = (model.context_tokens_max(), model.tokens_min(text));
+    let (context, at_least) = (
+        model.context_tokens_max(),
+        model.tokenizer().tokens_min(text),
+    );
     if at_least > context as usize {
         Err(too_long(param, at_least, context, "at least "))
     } else {
@@ -37,8 +40,8 @@ fn encode_within(
     param: &str,
     tokens_max: usize,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let failed = |error: ModelError| ApiError::invalid(param, error.to_string());
-    let encoded = model.encode_within(text, special, tokens_max);
+    let failed = |error: EncodeError| ApiError::invalid(param, error.to_string());
+    let encoded = model.tokenizer().encode_within(text, special, tokens_max);
     match encoded.map_err(failed)? {
         EncodedText::Tokens(tokens) => Ok(tokens),
         EncodedText::TooMany(count) => Err(too_long(param, count, model.context_tokens_max(), "")),
@@ -81,7 +84,7 @@ pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<TokenizeRes
             // A text may exceed the context here, because a client may only want the count. The
             // limit on its tokens bounds the size of the answer to a few times the text.
             let context = model.context_tokens_max();
-            let counted = if model.is_byte_level() {
+            let counted = if model.tokenizer().is_byte_level() {
                 text.len() / 4
             } else {
                 0
@@ -102,7 +105,11 @@ pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<TokenizeRes
         (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
     };
     let spelt = fields.flag("return_token_strs")?.unwrap_or(false);
-    let piece = |&token: &TokenId| model.piece(token, SpecialTokens::Kept).unwrap_or_default();
+    let tokenizer = model.tokenizer();
+    let piece = |&token: &TokenId| {
+        let piece = tokenizer.piece(token, SpecialTokens::Kept);
+        piece.unwrap_or_default()
+    };
     let pieces: Option<Vec<String>> = spelt.then(|| tokens.iter().map(piece).collect());
     Ok(TokenizeResponse {
         count: tokens.len(),
@@ -127,6 +134,6 @@ pub(crate) fn detokenize(
         return Err(too_long("tokens", count, context, ""));
     }
     let tokens = token_ids("tokens", given, model)?;
-    let prompt = model.decode(&tokens, SpecialTokens::Kept);
+    let prompt = model.tokenizer().decode(&tokens, SpecialTokens::Kept);
     Ok(DetokenizeResponse { prompt })
 }

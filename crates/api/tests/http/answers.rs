@@ -420,6 +420,7 @@ async fn special_tokens_are_shown_only_on_request() {
     let set = server("llama3");
     let mark = set
         .text
+        .tokenizer()
         .encode("<|start_header_id|>", cleave_text::SpecialTokens::Skipped)
         .unwrap();
     for (skip, text) in [(true, "x"), (false, "<|start_header_id|>x")] {

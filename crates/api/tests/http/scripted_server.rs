@@ -265,6 +265,7 @@ pub(crate) fn server_with(files: ModelFiles, options: ApiOptions) -> TestServer 
 impl TestServer {
     pub(crate) fn tokens(&self, text: &str) -> Vec<TokenId> {
         self.text
+            .tokenizer()
             .encode(text, cleave_text::SpecialTokens::Skipped)
             .unwrap()
     }
