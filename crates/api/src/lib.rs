@@ -35,7 +35,6 @@ pub use admin::{
     WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App, PromptLog, ReleaseMemory};
-pub use cleave_text::{ModelFiles, ModelText};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,
