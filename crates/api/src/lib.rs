@@ -5,7 +5,6 @@
 //! bad input ends here with a 4xx that names the field, and leaves no state behind.
 
 mod admin;
-mod answer;
 mod app;
 mod body;
 mod caller;
@@ -22,10 +21,13 @@ mod memory_budget;
 mod metric_registry;
 mod metrics;
 mod openapi;
+mod output_piece;
 mod quota;
 mod request;
 mod request_record;
 mod routes;
+mod sse;
+mod surface;
 mod timing;
 mod trace_parent;
 mod ui;

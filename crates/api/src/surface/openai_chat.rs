@@ -1,16 +1,26 @@
-//! The body of `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions`.
 //!
 //! Tools: the chat template shows their descriptions to the model. The model's answer stays text;
 //! calls in it are not parsed. With `tool_choice` `auto` (or without the field) tools are shown,
 //! with `none` they are not; `required` and a named function would need constrained output and are
 //! refused.
 
-use super::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling};
-use super::{CompletionRequest, OutputWanted, RequestWarning, TokenizedPrompt, UNSUPPORTED};
+mod message;
+
+use super::openai::{OpenAiEvents, OpenAiShape, token_text, whole, write_json};
+use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
+use crate::output_piece::{OutputPieces, TokenScore};
+use crate::request::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling};
+use crate::request::{
+    self, GenerateRequest, OutputWanted, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
+};
+use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonShape};
 use cleave_text::{ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue};
+use serde_json::{Map, Value, json};
 
 /// Warning of a request whose tools are shown to the model.
 const TOOLS_WARNING: RequestWarning = RequestWarning {
@@ -19,16 +29,94 @@ const TOOLS_WARNING: RequestWarning = RequestWarning {
               they are part of `content`, and `tool_calls` is never set. `tool_choice: \"none\"` leaves the tools out.",
 };
 
+/// Chat completions, a conversation with roles.
+pub(super) struct OpenAiChat;
+
+static SHAPE: OpenAiShape = OpenAiShape {
+    id_prefix: "chatcmpl",
+    whole_object: "chat.completion",
+    chunk_object: "chat.completion.chunk",
+    first_choice: Some(role_choice),
+    insert_text: insert_message,
+    write_text: write_delta,
+    scores,
+};
+
+impl Surface for OpenAiChat {
+    fn route(&self) -> &'static str {
+        "/v1/chat/completions"
+    }
+
+    fn operation(&self) -> &'static str {
+        "chat"
+    }
+
+    fn body_work(&self) -> BodyWork {
+        BodyWork::RenderTemplate
+    }
+
+    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
+        chat(body, model)
+    }
+
+    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
+        whole(&SHAPE, head, choices, end)
+    }
+
+    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer> {
+        Box::new(OpenAiEvents::new(&SHAPE, head))
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error.object()
+    }
+}
+
+/// The choice of the first chunk, which names the role.
+fn role_choice(index: usize) -> Value {
+    let delta = json!({"role": "assistant", "content": ""});
+    json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null})
+}
+
+fn insert_message(choice: &mut Map<String, Value>, text: &str) {
+    let message = json!({"role": "assistant", "content": text, "refusal": null});
+    choice.insert("message".into(), message);
+}
+
+fn write_delta(out: &mut Vec<u8>, text: &str) {
+    if text.is_empty() {
+        return out.extend(b",\"delta\":{}");
+    }
+    out.extend(b",\"delta\":{\"content\":");
+    write_json(out, text);
+    out.push(b'}');
+}
+
+/// Builds `choices[].logprobs` of a chat.
+fn scores(scores: &[TokenScore], model: &ModelText) -> Value {
+    let one = |token: TokenId, logprob: Option<f32>| json!({"token": token_text(token, model), "logprob": logprob, "bytes": model.tokenizer().bytes(token)});
+    let content = scores.iter().map(|score| {
+        let mut entry = one(score.token, score.logprob);
+        let top = score
+            .top
+            .iter()
+            .map(|&(token, logprob)| one(token, Some(logprob)));
+        entry["top_logprobs"] = top.collect();
+        entry
+    });
+    json!({"content": content.collect::<Value>(), "refusal": null})
+}
+
 /// Checks a body, renders its messages and tokenizes them.
-pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<CompletionRequest, ApiError> {
+fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
     let fields = JsonFields::of_body(body)?;
-    super::check_model(&fields, model)?;
-    super::refuse_fields(&fields, UNSUPPORTED)?;
-    super::refuse_fields(&fields, &["echo", "best_of"])?;
-    super::check_format(&fields)?;
+    request::check_model(&fields, model)?;
+    request::refuse_fields(&fields, UNSUPPORTED)?;
+    request::refuse_fields(&fields, &["echo", "best_of"])?;
+    request::check_format(&fields)?;
     check_modalities(&fields)?;
-    let delivery = super::response_mode(&fields)?;
-    let choices = super::choices(&fields, 1)?;
+    let delivery = request::response_mode(&fields)?;
+    let choices = request::choices(&fields, 1)?;
     let logprobs = logprobs(&fields)?;
     let output = output(&fields, logprobs)?;
     let mut sampling = sampling(&fields, model)?;
@@ -40,7 +128,7 @@ pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<CompletionReque
             format!("`{name}` must be at least 1, not 0."),
         ));
     }
-    let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
+    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
 
     let warnings = match shown_tools(&fields)? {
         Some(_) => vec![TOOLS_WARNING],
@@ -53,7 +141,7 @@ pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<CompletionReque
         default: None,
     };
     let stop = stop.stop_rules(tokens.len(), output_room)?;
-    let start = super::text_start(model, &tokens, output.special);
+    let start = request::text_start(model, &tokens, output.special);
     let output_wanted = OutputWanted::Output;
     let prompt = TokenizedPrompt {
         tokens: tokens.into(),
@@ -62,7 +150,7 @@ pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<CompletionReque
         echo: None,
         output_wanted,
     };
-    Ok(CompletionRequest {
+    Ok(GenerateRequest {
         prompts: vec![prompt],
         choices,
         sampling,
@@ -102,20 +190,20 @@ fn logprobs(fields: &JsonFields) -> Result<Option<u32>, ApiError> {
 }
 
 /// Reads the input of the chat template.
-pub(super) fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
-    let messages = super::message::messages(fields)?;
+fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
+    let messages = message::messages(fields)?;
     let end = render_end(fields)?;
     let documents = fields.array("documents")?.and(fields.any("documents"));
     let value = |json: Json<'_>| TemplateValue::of_json(&fields.part(json), json);
     Ok(TemplateInput {
         last_content: (end == RenderEnd::LastMessage)
-            .then(|| super::message::last_content(&messages))
+            .then(|| message::last_content(&messages))
             .flatten(),
         body_bytes: messages.document().len(),
         tools: shown_tools(fields)?.map(value),
         documents: documents.map(value),
         variables: variables(fields)?.map(value),
-        messages: super::message::list(messages),
+        messages: message::list(messages),
         end,
     })
 }
@@ -141,7 +229,7 @@ pub(super) fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<u32>,
         Some(true) => SpecialTokens::Kept,
         Some(false) | None => SpecialTokens::Skipped,
     };
-    let tokens = super::text::encode(&text, special, model, "messages")?;
+    let tokens = text::encode(&text, special, model, "messages")?;
     if tokens.is_empty() {
         return Err(ApiError::invalid(
             "messages",
@@ -212,3 +300,6 @@ fn render_end(fields: &JsonFields) -> Result<RenderEnd, ApiError> {
         (false, Some(true) | None) => Ok(RenderEnd::AnswerOpening),
     }
 }
+
+#[cfg(test)]
+mod reference;

@@ -9,6 +9,7 @@
 
 use crate::error::ApiError;
 use crate::field::{JsonFields, clipped, wrong_type};
+use crate::request::refuse_fields;
 use cleave_text::TemplateValue;
 use cleave_text::json::{Document, Json, JsonPart, JsonShape};
 use std::borrow::Cow;
@@ -66,7 +67,7 @@ fn check_message(fields: &JsonFields) -> Result<(), ApiError> {
         );
         return Err(ApiError::invalid(fields.path("role"), message));
     }
-    super::refuse_fields(fields, &["audio", "function_call"])?;
+    refuse_fields(fields, &["audio", "function_call"])?;
     check_content(fields, &role)?;
     for name in TEXTS {
         fields.text(name)?;

@@ -1,6 +1,6 @@
 //! Chat requests compared with the results of transformers (`testdata/*/goldens.json`).
 
-use super::chat::template_input;
+use super::template_input;
 use crate::field::JsonFields;
 use cleave_text::json::Document;
 use cleave_text::{ModelFiles, ModelText, RenderError};

@@ -1,18 +1,102 @@
-//! The body of `POST /v1/completions`.
+//! `POST /v1/completions`.
 
-use super::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling, token_ids};
-use super::{CompletionRequest, OutputWanted, TokenizedPrompt, UNSUPPORTED};
+use super::openai::{OpenAiEvents, OpenAiShape, token_text, whole, write_json};
+use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
+use crate::output_piece::{OutputPieces, TokenScore};
+use crate::request::sampling::{
+    OutputRoom, StopFields, limit_list, logprobs_count, output, sampling, token_ids,
+};
+use crate::request::{
+    self, CHOICES_MAX, GenerateRequest, OutputWanted, TokenizedPrompt, UNSUPPORTED, text,
+};
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
 use cleave_text::{ModelText, SpecialTokens};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
 /// Limit of output tokens if the client sets none, as in OpenAI's API.
 const TOKENS_DEFAULT: u32 = 16;
 /// Limit of prompts in one body.
 const PROMPTS_MAX: usize = 1024;
+
+/// Text completions, which continue a prompt.
+pub(super) struct OpenAiCompletions;
+
+static SHAPE: OpenAiShape = OpenAiShape {
+    id_prefix: "cmpl",
+    whole_object: "text_completion",
+    chunk_object: "text_completion",
+    first_choice: None,
+    insert_text,
+    write_text,
+    scores,
+};
+
+impl Surface for OpenAiCompletions {
+    fn route(&self) -> &'static str {
+        "/v1/completions"
+    }
+
+    fn operation(&self) -> &'static str {
+        "text_completion"
+    }
+
+    fn body_work(&self) -> BodyWork {
+        BodyWork::ParseOnly
+    }
+
+    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
+        completion(body, model)
+    }
+
+    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
+        whole(&SHAPE, head, choices, end)
+    }
+
+    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer> {
+        Box::new(OpenAiEvents::new(&SHAPE, head))
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error.object()
+    }
+}
+
+fn insert_text(choice: &mut Map<String, Value>, text: &str) {
+    choice.insert("text".into(), text.into());
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    out.extend(b",\"text\":");
+    write_json(out, text);
+}
+
+/// Builds `choices[].logprobs` of completions: parallel lists. The chosen token is among the top
+/// ones even if it is less likely.
+fn scores(scores: &[TokenScore], model: &ModelText) -> Value {
+    let top = |score: &TokenScore| {
+        let Some(chosen) = score.logprob else {
+            return Value::Null;
+        };
+        let mut map = Map::new();
+        for &(token, logprob) in score.top.iter().chain([&(score.token, chosen)]) {
+            // Tokens that are parts of characters share a text; the likeliest one is kept.
+            map.entry(token_text(token, model))
+                .or_insert_with(|| logprob.into());
+        }
+        Value::Object(map)
+    };
+    json!({
+        "tokens": scores.iter().map(|score| token_text(score.token, model)).collect::<Value>(),
+        "token_logprobs": scores.iter().map(|score| score.logprob).collect::<Vec<_>>(),
+        "top_logprobs": scores.iter().map(top).collect::<Value>(),
+        "text_offset": scores.iter().map(|score| score.offset).collect::<Value>(),
+    })
+}
 
 /// A prompt as the client sent it.
 enum GivenPrompt<'a> {
@@ -21,18 +105,15 @@ enum GivenPrompt<'a> {
 }
 
 /// Checks a body and tokenizes its prompts.
-pub(crate) fn completion(
-    body: &Document,
-    model: &ModelText,
-) -> Result<CompletionRequest, ApiError> {
+fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
     let fields = JsonFields::of_body(body)?;
-    super::check_model(&fields, model)?;
-    super::refuse_fields(&fields, UNSUPPORTED)?;
-    super::refuse_fields(&fields, &["suffix", "messages", "tools"])?;
-    super::check_format(&fields)?;
-    let delivery = super::response_mode(&fields)?;
+    request::check_model(&fields, model)?;
+    request::refuse_fields(&fields, UNSUPPORTED)?;
+    request::refuse_fields(&fields, &["suffix", "messages", "tools"])?;
+    request::check_format(&fields)?;
+    let delivery = request::response_mode(&fields)?;
     let given = prompts(&fields)?;
-    let choices = super::choices(&fields, given.len())?;
+    let choices = request::choices(&fields, given.len())?;
     check_best_of(&fields, choices)?;
     let logprobs = logprobs_count(&fields, "logprobs")?;
     let output = output(&fields, logprobs)?;
@@ -58,7 +139,7 @@ pub(crate) fn completion(
         let mut stop = stop.stop_rules(tokens.len(), output_room)?;
         // The engine draws a token in every step, so one is drawn and dropped.
         stop.max_tokens = stop.max_tokens.max(1);
-        let start = super::text_start(model, &tokens, output.special);
+        let start = request::text_start(model, &tokens, output.special);
         let text = || match text {
             Some(text) => text.to_owned(),
             None => model.tokenizer().decode(&tokens, output.special),
@@ -76,8 +157,8 @@ pub(crate) fn completion(
         .into_iter()
         .map(prompt)
         .collect::<Result<Vec<_>, ApiError>>()?;
-    let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
-    Ok(CompletionRequest {
+    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
+    Ok(GenerateRequest {
         prompts,
         choices,
         sampling,
@@ -104,7 +185,7 @@ fn output_wanted(stop: &StopFields, echo: bool) -> Result<OutputWanted, ApiError
 /// `best_of` is accepted only if it equals `n`, where it changes nothing; otherwise it would need
 /// the scores of whole answers.
 fn check_best_of(fields: &JsonFields, choices: u32) -> Result<(), ApiError> {
-    match fields.integer("best_of", 1..=super::CHOICES_MAX)? {
+    match fields.integer("best_of", 1..=CHOICES_MAX)? {
         Some(best_of) if best_of != i64::from(choices) => Err(ApiError::unsupported(
             "best_of",
             format!(
@@ -135,7 +216,7 @@ fn prompts<'a>(fields: &JsonFields<'a>) -> Result<Vec<(String, GivenPrompt<'a>)>
             ));
         }
         Some(JsonShape::Number(_)) => return Ok(vec![(path(), GivenPrompt::Tokens(items))]),
-        Some(_) => super::sampling::limit_list("prompt", items.clone().count(), PROMPTS_MAX)?,
+        Some(_) => limit_list("prompt", items.clone().count(), PROMPTS_MAX)?,
     }
     let given = |(index, item): (usize, Json<'a>)| {
         let path = format!("prompt[{index}]");
@@ -157,15 +238,12 @@ fn tokens<'a>(
     special: SpecialTokens,
 ) -> Result<(Vec<TokenId>, Option<&'a str>), ApiError> {
     let (tokens, text) = match given {
-        GivenPrompt::Text(text) => (
-            super::text::encode(text, special, model, "prompt")?,
-            Some(&**text),
-        ),
+        GivenPrompt::Text(text) => (text::encode(text, special, model, "prompt")?, Some(&**text)),
         GivenPrompt::Tokens(ids) => {
             let context = model.context_tokens_max();
             let count = ids.clone().count();
             if count > context as usize {
-                return Err(super::text::too_long("prompt", count, context, ""));
+                return Err(text::too_long("prompt", count, context, ""));
             }
             (token_ids(path, ids.clone(), model)?, None)
         }

@@ -1,34 +1,33 @@
 //! Server-sent events.
 //!
-//! Owns: the order of chunks in a stream, and the comments that keep a silent one alive. Never:
-//! decides when a stream starts: an error before that is an HTTP status. Invariant: a stream ends
-//! with `data: [DONE]` if and only if the whole answer was sent; otherwise its last event is an
-//! error object, so that no client takes half an answer for a whole one (lesson 16).
+//! Owns: the order of events in a stream, and the comments that keep a silent one alive. Never:
+//! decides when a stream starts (an error before that is an HTTP status), or knows the JSON of an
+//! event, which the API's [`EventRenderer`] writes. Invariant: a stream ends with the API's last
+//! events if and only if the whole answer was sent; otherwise its last event is an error, so that
+//! no client takes half an answer for a whole one (lesson 16).
 
-use super::chunk::{ChunkWriter, event};
-use super::{AnswerEnvelope, CompletionKind, usage_json};
-use crate::choice::ChoiceDelta;
 use crate::error::ApiError;
 use crate::flights::AnswerFlights;
+use crate::output_piece::OutputPieces;
 use crate::request::UsageShown;
+use crate::surface::{AnswerEnd, EventRenderer, EventUsage};
 use crate::timing::{TIMING_HEADER, TimingShown};
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream as streams};
-use serde_json::{Map, Value};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// The next addition to an answer; `None` at its end.
-type NextDelta = Option<Result<(usize, ChoiceDelta), ApiError>>;
+/// The next pieces of an answer, with the index of their choice; `None` at its end.
+type NextPieces = Option<Result<(usize, OutputPieces), ApiError>>;
 
 /// The setup of a stream: everything known when its first event arrives.
 pub(crate) struct StreamSetup {
-    pub(crate) frame: AnswerEnvelope,
+    pub(crate) events: Box<dyn EventRenderer>,
     pub(crate) flights: AnswerFlights,
     pub(crate) usage: UsageShown,
     pub(crate) timing: TimingShown,
@@ -38,25 +37,24 @@ pub(crate) struct StreamSetup {
 /// A comment, which clients ignore and which resets the idle timers of proxies.
 const KEEP_ALIVE_COMMENT: &[u8] = b": keep-alive\n\n";
 
-/// Builds the response. It begins with the first addition, or with a comment if there is none yet.
-pub(crate) fn stream(live: StreamSetup, first: Option<(usize, ChoiceDelta)>) -> Response {
+/// Builds the response. It begins with the first pieces, or with a comment if there is none yet.
+pub(crate) fn stream(live: StreamSetup, first: Option<(usize, OutputPieces)>) -> Response {
     let timing = match live.timing {
         TimingShown::Asked => live.flights.timing().header(),
         TimingShown::Never => None,
     };
     // The sender moves with each chunk, so it is boxed.
     let mut sender = Box::new(SseWriter {
-        waiting: vec![ChoiceDelta::default(); live.flights.count()],
-        chunks: ChunkWriter::new(&live.frame),
+        waiting: vec![OutputPieces::default(); live.flights.count()],
         comment_timer: live.keep_alive.map(|span| Box::pin(sleep(span))),
         last_event_at: Instant::now(),
         live,
         ready: Vec::new(),
-        roles_sent: false,
+        first_sent: false,
         finished: false,
     });
     match first {
-        Some((index, delta)) => sender.add_delta(index, delta),
+        Some((index, pieces)) => sender.add_pieces(index, pieces),
         None => sender.ready.extend(KEEP_ALIVE_COMMENT),
     }
     let chunks = streams::unfold(sender, |mut sender| async {
@@ -86,10 +84,8 @@ pub(crate) fn stream(live: StreamSetup, first: Option<(usize, ChoiceDelta)>) -> 
 
 struct SseWriter {
     live: StreamSetup,
-    /// Additions of each choice that a client would not notice yet: scores of text that is held
-    /// back.
-    waiting: Vec<ChoiceDelta>,
-    chunks: ChunkWriter,
+    /// Pieces of each choice that a client would not notice yet: scores of text that is held back.
+    waiting: Vec<OutputPieces>,
     /// Fires when a comment may be due. It is not reset for each event; if it fires too early, it
     /// is set to the remaining time.
     comment_timer: Option<Pin<Box<Sleep>>>,
@@ -97,21 +93,18 @@ struct SseWriter {
     last_event_at: Instant,
     /// Whole events to send next.
     ready: Vec<u8>,
-    /// Whether the chunks with the role were sent.
-    roles_sent: bool,
+    /// Whether the events before the first pieces were sent.
+    first_sent: bool,
     finished: bool,
 }
 
 impl SseWriter {
-    /// Sends the chunks with the role. They accompany the first token, because clients measure the
-    /// time to the first event.
-    fn send_roles(&mut self) {
-        let opened = std::mem::replace(&mut self.roles_sent, true);
-        if !opened && self.live.frame.kind == CompletionKind::Chat {
-            for index in 0..self.live.flights.count() {
-                let chunk = self.live.frame.role_chunk(index);
-                self.send(chunk);
-            }
+    /// Sends the events before the first pieces. They accompany the first token, because clients
+    /// measure the time to the first event.
+    fn send_first(&mut self) {
+        if !std::mem::replace(&mut self.first_sent, true) {
+            let (usage, count) = (self.usage(), self.live.flights.count());
+            self.live.events.first(&mut self.ready, count, usage);
         }
     }
 
@@ -128,8 +121,8 @@ impl SseWriter {
         (!ready.is_empty()).then(|| Bytes::from(ready))
     }
 
-    /// Returns the next addition, or `None` when a comment is due.
-    async fn next_or_comment(&mut self) -> Option<NextDelta> {
+    /// Returns the next pieces, or `None` when a comment is due.
+    async fn next_or_comment(&mut self) -> Option<NextPieces> {
         let next = self.live.flights.next();
         let (Some(quiet), Some(span)) = (&mut self.comment_timer, self.live.keep_alive) else {
             return Some(next.await);
@@ -151,14 +144,14 @@ impl SseWriter {
         }
     }
 
-    fn apply(&mut self, next: NextDelta) {
+    fn apply(&mut self, next: NextPieces) {
         if self.comment_timer.is_some() {
             self.last_event_at = Instant::now();
         }
         match next {
-            Some(Ok((index, delta))) => self.add_delta(index, delta),
+            Some(Ok((index, pieces))) => self.add_pieces(index, pieces),
             Some(Err(error)) => {
-                self.ready.extend(event(&error.object()));
+                self.live.events.error(&mut self.ready, &error);
                 self.finished = true;
             }
             None => self.finish(),
@@ -170,56 +163,45 @@ impl SseWriter {
         self.live.flights.end_with_error(&error);
         self.ready.clear();
         self.finished = true;
-        event(&error.object())
+        let mut last = Vec::new();
+        self.live.events.error(&mut last, &error);
+        Bytes::from(last)
     }
 
-    fn add_delta(&mut self, index: usize, delta: ChoiceDelta) {
-        self.send_roles();
-        let ChoiceDelta {
-            text,
-            scores,
-            finish,
-        } = delta;
+    fn add_pieces(&mut self, index: usize, pieces: OutputPieces) {
+        self.send_first();
         let waiting = &mut self.waiting[index];
-        waiting.text += &text;
-        waiting.scores.extend(scores);
-        waiting.finish = finish;
-        if !waiting.is_empty() {
-            let delta = std::mem::take(waiting);
+        waiting.append(pieces);
+        if waiting.are_noticeable() {
+            let pieces = std::mem::take(waiting);
             let usage = self.usage();
-            let (out, frame) = (&mut self.ready, &self.live.frame);
-            self.chunks
-                .write_delta(out, frame, index, &delta, usage.as_ref());
+            let (out, events) = (&mut self.ready, &self.live.events);
+            events.pieces(out, index, &pieces, usage);
         }
     }
 
     fn finish(&mut self) {
         let StreamSetup {
-            frame,
+            events,
             flights,
             usage,
             timing,
-            ..
+            keep_alive: _,
         } = &self.live;
-        if *usage != UsageShown::Never || *timing != TimingShown::Never {
-            let chunk = frame.usage_chunk(flights, *usage, *timing);
-            self.ready.extend(event(&Value::Object(chunk)));
-        }
-        self.ready.extend(b"data: [DONE]\n\n");
+        let end = AnswerEnd {
+            counts: flights.counts(),
+            timing: (*timing == TimingShown::Asked).then(|| flights.timing().object()),
+        };
+        events.last(&mut self.ready, *usage, end);
         self.finished = true;
     }
 
-    fn send(&mut self, mut chunk: Map<String, Value>) {
-        chunk.extend(self.usage().map(|usage| ("usage".to_owned(), usage)));
-        self.ready.extend(event(&Value::Object(chunk)));
-    }
-
-    /// Token counts as every chunk but the last shows them.
-    fn usage(&self) -> Option<Value> {
+    /// Token counts as every event but the last shows them.
+    fn usage(&self) -> EventUsage {
         match self.live.usage {
-            UsageShown::Never => None,
-            UsageShown::AtEnd => Some(Value::Null),
-            UsageShown::Always => Some(usage_json(self.live.flights.counts())),
+            UsageShown::Never => EventUsage::Hidden,
+            UsageShown::AtEnd => EventUsage::AtEnd,
+            UsageShown::Always => EventUsage::SoFar(self.live.flights.counts()),
         }
     }
 }
