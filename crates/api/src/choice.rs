@@ -1,8 +1,8 @@
 //! One sequence of an answer.
 //!
 //! Owns: the conversion of its events into the pieces that the client sees. Never: waits, or knows
-//! an API. Invariant: every token counts once, a gap in the indices is an error, and nothing follows
-//! the end.
+//! an API. Invariant: every token counts once, a gap in the indices is an error, and nothing
+//! follows the end.
 
 use crate::error::ApiError;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};

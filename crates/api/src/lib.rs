@@ -1,8 +1,8 @@
 //! The HTTP side of a server.
 //!
 //! Owns: OpenAI-shaped JSON, validation, limits on memory and quotas, server-sent events. Never:
-//! knows a router or a worker; it talks to a [`Frontend`]. Text and tokens are the crate `text`'s. Invariant:
-//! bad input ends here with a 4xx that names the field, and leaves no state behind.
+//! knows a router or a worker (it talks to a [`Frontend`]), or tokenizes (the crate `text` does).
+//! Invariant: bad input ends here with a 4xx that names the field, and leaves no state behind.
 
 mod admin;
 mod app;

@@ -1,8 +1,8 @@
 //! Requests to generate, checked, and the fields that several APIs share.
 //!
-//! Owns: the ranges and defaults of shared fields, and the headers. Never: starts anything, or knows
-//! one API (see `surface`). Invariant: a [`GenerateRequest`] can be served; for every other request
-//! the client got an error that names the field.
+//! Owns: the ranges and defaults of shared fields, and the headers. Never: starts anything, or
+//! knows one API (see `surface`). Invariant: a [`GenerateRequest`] can be served; for every other
+//! request the client got an error that names the field.
 //!
 //! Fields that OpenAI's clients send and that change nothing here (`user`, `store`, `metadata`,
 //! `service_tier`, `parallel_tool_calls` …) are ignored; unsupported fields that would change the

@@ -32,7 +32,7 @@ pub(super) struct OpenAiShape {
     pub(super) insert_text: fn(&mut Map<String, Value>, &str),
     /// Writes the member of a chunk's choice that has the text.
     pub(super) write_text: fn(&mut Vec<u8>, &str),
-    /// Builds `choices[].logprobs`.
+    /// Builds `choices[].logprobs` of tokens.
     pub(super) scores: fn(&[TokenScore], &ModelText) -> Value,
 }
 

@@ -1,9 +1,9 @@
 //! Operators, filters and methods of chat templates that charge the budget before they run.
 //!
-//! Owns: the environment in which each step's cost (see `cost`) is charged to the rendering's budget
-//! before the library runs the step. Never: changes a result. Invariant: no single step of a template makes more than
-//! the budget has left, builds a value of unlimited depth, or returns a list that is computed anew
-//! on each read.
+//! Owns: the environment in which each step's cost (see `cost`) is charged to the rendering's
+//! budget before the library runs the step. Never: changes a result. Invariant: no single step of a
+//! template makes more than the budget has left, builds a value of unlimited depth, or returns a
+//! list that is computed anew on each read.
 
 use super::budget::{charge, check_time};
 use super::cost::{

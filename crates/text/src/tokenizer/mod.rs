@@ -2,8 +2,8 @@
 //!
 //! Owns: the tokenizer of a model, the spelling of its tokens, and a shorter way to the tokens of
 //! common tokenizers. Never: reads a file, or joins tokens that arrive one by one (see
-//! `detokenize`). Invariant: tokens and texts are those of the `tokenizers` library, and every token
-//! is one of the model.
+//! `detokenize`). Invariant: tokens and texts are those of the `tokenizers` library, and every
+//! token is one of the model.
 
 mod byte_level;
 mod piece;

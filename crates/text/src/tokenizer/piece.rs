@@ -1,6 +1,7 @@
 //! Spelling of bytes in a vocabulary.
 //!
-//! Owns: the conversion of a token's spelling into its bytes. Never: joins tokens (see `detokenize`).
+//! Owns: the conversion of a token's spelling into its bytes. Never: joins tokens (see
+//! `detokenize`).
 //! Invariant: the result agrees with the tokenizer's own decoder.
 
 use tokenizers::{DecoderWrapper, Tokenizer};
