@@ -266,6 +266,30 @@ fn engine_crates_name_no_request_types() {
     }
 }
 
+/// Workers use `text` too, so it knows neither a server nor a runtime.
+#[test]
+fn text_knows_no_server_and_reads_one_folder() {
+    let dependencies = our_dependencies();
+    for banned in ["axum", "hyper", "tokio", "tonic"] {
+        assert!(
+            !dependencies["text"].contains_key(banned),
+            "crate text depends on {banned}"
+        );
+    }
+    for path in rust_files(&root().join("crates/text/src")) {
+        for (number, code) in code_lines(&path) {
+            // The second one is a test.
+            let is_reader = ["/model_files.rs", "/reference.rs"];
+            let is_reader = is_reader.iter().any(|end| relative(&path).ends_with(end));
+            assert!(
+                is_reader || !code.contains("fs::"),
+                "{}:{number}: only ModelFiles::read reads files",
+                relative(&path)
+            );
+        }
+    }
+}
+
 /// Names of the test binaries that a manifest gives a reason for: the comment above `[[test]]`.
 fn explained_test_binaries(manifest: &str) -> BTreeSet<&str> {
     let blocks = manifest.split("\n\n");

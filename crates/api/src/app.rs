@@ -9,14 +9,14 @@ use crate::body::{BodyMemory, ReservedBody};
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json};
-use crate::json::Document;
 use crate::memory_budget::TemplateMemory;
 use crate::metrics::HttpMetrics;
-use crate::model::ModelText;
 use crate::quota::Quotas;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use cleave_domain::Refusal;
+use cleave_text::ModelText;
+use cleave_text::json::Document;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -158,7 +158,7 @@ impl App {
     pub fn serve_model(&self, model: ModelText) {
         let served = ServedModel {
             model: Arc::new(model),
-            since: crate::answer::unix_now(),
+            since: crate::surface::unix_now(),
         };
         self.shared.model.send_replace(Some(served));
     }
@@ -292,7 +292,7 @@ impl App {
         mut body: ReservedBody,
         model: Arc<ModelText>,
         work: BodyWork,
-        read: fn(&Document, &ModelText) -> Result<T, ApiError>,
+        read: impl FnOnce(&Document, &ModelText) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.shared.bodies.reserve_parse_memory(&mut body).await?;
         let is_long = body.bytes().len() >= LONG_BODY_BYTES;

@@ -13,11 +13,11 @@
 //! like the buffers of its connection.
 
 use crate::error::ApiError;
-use crate::json::Document;
 use crate::memory_budget::{SharedMemoryBudget, units};
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
+use cleave_text::json::Document;
 use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 /// Memory that reading a body takes at most, per byte of the body: the body and everything made of
 /// it until only tokens are left. tests/bodies.rs measures it. The output of a chat template is
-/// separate, with its own limits: see model/template.rs.
+/// separate, with its own limits: see `template` of the crate `text`.
 pub(crate) const BYTES_PER_BYTE: usize = 4;
 /// Limit of a short body, in bytes.
 pub(crate) const SHORT_BYTES: usize = 64 * 1024;

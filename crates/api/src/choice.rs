@@ -1,16 +1,16 @@
 //! One sequence of an answer.
 //!
-//! Owns: the conversion of its events into the text, scores and finish that the client sees. Never:
-//! waits. Invariant: every token counts once, a gap in the indices is an error, and nothing follows
-//! the finish.
+//! Owns: the conversion of its events into the pieces that the client sees. Never: waits, or knows
+//! an API. Invariant: every token counts once, a gap in the indices is an error, and nothing
+//! follows the end.
 
 use crate::error::ApiError;
-use crate::model::ModelText;
-use crate::request::{CompletionRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt};
-use crate::text::{StopStrings, TextStart, TextStream};
+use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
+use crate::request::{GenerateRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt};
 use cleave_domain::{
     Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
 };
+use cleave_text::{ModelText, StopStrings, TextStart, TextStream};
 use std::sync::Arc;
 
 pub(crate) struct AnswerChoice {
@@ -25,7 +25,7 @@ pub(crate) struct AnswerChoice {
     /// Characters decoded so far, including the echoed prompt; the offset of the next token's text.
     chars_count: usize,
     last: Option<TokenId>,
-    finish: Option<ChoiceFinish>,
+    end: Option<ChoiceEnd>,
     cached_tokens: Option<u32>,
 }
 
@@ -35,52 +35,9 @@ struct PromptEcho {
     tokens: Arc<[TokenId]>,
 }
 
-/// The part of the answer that one event adds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ChoiceDelta {
-    pub(crate) text: String,
-    pub(crate) scores: Vec<TokenScore>,
-    pub(crate) finish: Option<ChoiceFinish>,
-}
-
-impl ChoiceDelta {
-    /// Whether the addition has nothing that a client would notice.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.finish.is_none()
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct TokenScore {
-    pub(crate) token: TokenId,
-    /// `None` for a prompt's first token.
-    pub(crate) logprob: Option<f32>,
-    /// The most likely tokens, descending.
-    pub(crate) top: Vec<(TokenId, f32)>,
-    /// Characters of the answer before this token.
-    pub(crate) offset: usize,
-}
-
-/// The end of a sequence as the client sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ChoiceFinish {
-    /// Finish reason: `stop` or `length`.
-    pub(crate) reason: &'static str,
-    pub(crate) cause: StopCause,
-}
-
-/// The cause of the end among the client's own stop conditions; `stop_reason` in vLLM's answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StopCause {
-    /// The model's end token or the length limit.
-    EosOrLength,
-    Text(String),
-    Token(TokenId),
-}
-
 impl AnswerChoice {
     pub(crate) fn new(
-        ask: &CompletionRequest,
+        ask: &GenerateRequest,
         prompt: &TokenizedPrompt,
         model: &Arc<ModelText>,
     ) -> Self {
@@ -99,7 +56,7 @@ impl AnswerChoice {
             }),
             tokens_count: 0,
             last: None,
-            finish: None,
+            end: None,
             cached_tokens: None,
         }
     }
@@ -117,12 +74,12 @@ impl AnswerChoice {
         self.cached_tokens
     }
 
-    pub(crate) fn finish(&self) -> Option<&ChoiceFinish> {
-        self.finish.as_ref()
+    pub(crate) fn has_ended(&self) -> bool {
+        self.end.is_some()
     }
 
     /// Takes the next token.
-    pub(crate) fn token(&mut self, emission: Emission) -> Result<ChoiceDelta, ApiError> {
+    pub(crate) fn token(&mut self, emission: Emission) -> Result<OutputPieces, ApiError> {
         let Emission {
             index,
             sampled,
@@ -139,38 +96,47 @@ impl AnswerChoice {
         if index == 0 {
             self.cached_tokens = prompt.as_ref().map(|facts| facts.cached_tokens);
         }
-        let mut delta = self.take_echo(prompt.as_ref())?;
+        let mut pieces = self.take_echo(prompt.as_ref())?;
         self.tokens_count += 1;
         self.last = Some(sampled.token);
         if self.output_wanted == OutputWanted::PromptOnly {
-            return Ok(self.close(delta, "length", StopCause::EosOrLength));
+            self.close(&mut pieces, FinishReason::Length, StopCause::EosOrLength);
+            return Ok(pieces);
         }
         if let Some(top) = self.output.logprobs {
-            delta.scores.push(score(&sampled, top, self.chars_count)?);
+            let score = score(&sampled, top, self.chars_count)?;
+            pieces.push(OutputPiece::Scores(vec![score]));
         }
         // A cut stop token adds no text; the ending of the flight follows it.
         let ends = self.rules.stop_tokens.contains(&sampled.token);
         if ends && self.output.stop_text == StopText::Cut {
-            return Ok(delta);
+            return Ok(pieces);
         }
         let text = self.text.push(sampled.token);
-        Ok(self.push_text(delta, &text))
+        self.push_text(&mut pieces, text);
+        Ok(pieces)
     }
 
     /// Takes the successful end of the flight.
-    pub(crate) fn finish_flight(&mut self, reason: FinishReason, usage: TokenUsage) -> ChoiceDelta {
+    pub(crate) fn finish_flight(
+        &mut self,
+        reason: FinishReason,
+        usage: TokenUsage,
+    ) -> OutputPieces {
         self.cached_tokens = Some(usage.cached_tokens);
         let text = self.text.finish();
-        let mut delta = self.push_text(ChoiceDelta::default(), &text);
-        if delta.finish.is_some() {
-            return delta;
+        let mut pieces = OutputPieces::default();
+        self.push_text(&mut pieces, text);
+        if self.has_ended() {
+            return pieces;
         }
-        delta.text += &self.stops.finish();
-        let (reason, cause) = match reason {
-            FinishReason::Length => ("length", StopCause::EosOrLength),
-            FinishReason::Stop => ("stop", self.stop_cause()),
+        pieces.push(OutputPiece::Text(self.stops.finish()));
+        let cause = match reason {
+            FinishReason::Length => StopCause::EosOrLength,
+            FinishReason::Stop => self.stop_cause(),
         };
-        self.close(delta, reason, cause)
+        self.close(&mut pieces, reason, cause);
+        pieces
     }
 
     fn stop_cause(&self) -> StopCause {
@@ -181,37 +147,32 @@ impl AnswerChoice {
     }
 
     /// Adds decoded text, up to the first stop string.
-    fn push_text(&mut self, mut delta: ChoiceDelta, text: &str) -> ChoiceDelta {
+    fn push_text(&mut self, pieces: &mut OutputPieces, text: String) {
         self.chars_count += text.chars().count();
         if self.tokens_count <= self.rules.min_tokens {
-            delta.text += text;
-            return delta;
+            pieces.push(OutputPiece::Text(text));
+            return;
         }
-        let (text, stopped) = self.stops.push(text);
-        delta.text += &text;
-        let Some(stopped) = stopped else { return delta };
+        let (text, stopped) = self.stops.push(&text);
+        pieces.push(OutputPiece::Text(text));
+        let Some(stopped) = stopped else { return };
         let stop = self.stops.get(&stopped).to_owned();
         if self.output.stop_text == StopText::Included {
-            delta.text += &stop;
+            pieces.push(OutputPiece::Text(stop.clone()));
         }
-        self.close(delta, "stop", StopCause::Text(stop))
+        self.close(pieces, FinishReason::Stop, StopCause::Text(stop));
     }
 
-    fn close(
-        &mut self,
-        mut delta: ChoiceDelta,
-        reason: &'static str,
-        cause: StopCause,
-    ) -> ChoiceDelta {
-        self.finish = Some(ChoiceFinish { reason, cause });
-        delta.finish.clone_from(&self.finish);
-        delta
+    fn close(&mut self, pieces: &mut OutputPieces, reason: FinishReason, cause: StopCause) {
+        let end = ChoiceEnd { reason, cause };
+        self.end = Some(end.clone());
+        pieces.push(OutputPiece::End(end));
     }
 
     /// Takes the echoed prompt, which is sent before the first token.
-    fn take_echo(&mut self, facts: Option<&PromptFacts>) -> Result<ChoiceDelta, ApiError> {
+    fn take_echo(&mut self, facts: Option<&PromptFacts>) -> Result<OutputPieces, ApiError> {
         let Some(PromptEcho { text, tokens }) = self.prompt_echo.take() else {
-            return Ok(ChoiceDelta::default());
+            return Ok(OutputPieces::default());
         };
         let mut scores = Vec::new();
         if let Some(top) = self.output.logprobs {
@@ -235,11 +196,10 @@ impl AnswerChoice {
                 offset += stream.push(token).chars().count();
             }
         }
-        Ok(ChoiceDelta {
-            text,
-            scores,
-            finish: None,
-        })
+        let mut pieces = OutputPieces::default();
+        pieces.push(OutputPiece::Text(text));
+        pieces.push(OutputPiece::Scores(scores));
+        Ok(pieces)
     }
 }
 

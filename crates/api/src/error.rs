@@ -360,7 +360,15 @@ impl From<&Failure> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, axum::Json(self.object())).into_response();
+        let body = self.object();
+        self.into_response_with(body)
+    }
+}
+
+impl ApiError {
+    /// Answers with this body, the error's shape in the API of the request.
+    pub(crate) fn into_response_with(self, body: Value) -> Response {
+        let mut response = (self.status, axum::Json(body)).into_response();
         let headers = response.headers_mut();
         if self.status == StatusCode::REQUEST_TIMEOUT {
             // The connection is closed, because the rest of the body was not read.

@@ -5,7 +5,7 @@
 //! the last counts.
 
 use crate::error::ApiError;
-use crate::json::{Document, Json, JsonItems, JsonMembers, JsonPart, JsonShape};
+use cleave_text::json::{Document, Json, JsonItems, JsonMembers, JsonPart, JsonShape};
 use std::borrow::Cow;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 

@@ -4,15 +4,16 @@
 //! cancels every flight that has not ended; a flight whose text reached a stop string is cancelled
 //! at once.
 
-use crate::choice::{AnswerChoice, ChoiceDelta};
+use crate::choice::AnswerChoice;
 use crate::error::ApiError;
 use crate::frontend::{FlightEvent, FlightStream, Frontend, StopSignal, SubmissionContext};
 use crate::metrics::RequestMeter;
-use crate::model::ModelText;
+use crate::output_piece::OutputPieces;
 use crate::quota::QuotaPermit;
-use crate::request::CompletionRequest;
+use crate::request::GenerateRequest;
 use crate::timing::SequenceTiming;
 use cleave_domain::{Ending, RequestSlo};
+use cleave_text::ModelText;
 use futures::StreamExt;
 use futures::stream::{self, AbortHandle, Abortable, BoxStream, SelectAll};
 use std::sync::Arc;
@@ -58,7 +59,7 @@ pub(crate) struct TokenCounts {
 impl AnswerFlights {
     pub(crate) fn start(
         frontend: &dyn Frontend,
-        ask: &CompletionRequest,
+        ask: &GenerateRequest,
         model: &Arc<ModelText>,
         slos: &[RequestSlo],
         mut meter: RequestMeter,
@@ -106,9 +107,9 @@ impl AnswerFlights {
         }
     }
 
-    /// Returns the next addition and the index of its sequence; `None` after all have finished. An
+    /// Returns the next pieces and the index of their sequence; `None` after all have finished. An
     /// error ends the answer.
-    pub(crate) async fn next(&mut self) -> Option<Result<(usize, ChoiceDelta), ApiError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, OutputPieces), ApiError>> {
         if self.open == 0 {
             return None;
         }
@@ -116,28 +117,23 @@ impl AnswerFlights {
         let result = loop {
             match self.events.next().await {
                 Some((index, Some(event))) => {
-                    break self.apply_event(index, event).map(|delta| (index, delta));
+                    break self.apply_event(index, event).map(|pieces| (index, pieces));
                 }
-                Some((index, None)) if self.choices[index].finish().is_some() => {}
+                Some((index, None)) if self.choices[index].has_ended() => {}
                 Some((_, None)) | None => break Err(broken()),
             }
         };
         match &result {
-            Ok((
-                index,
-                ChoiceDelta {
-                    finish: Some(finish),
-                    ..
-                },
-            )) => {
-                self.open -= 1;
-                let tokens_count = self.choices[*index].tokens_count();
-                self.meter.finished(finish.reason, tokens_count);
-                if self.open == 0 {
-                    self.meter.completed();
+            Ok((index, pieces)) => {
+                if let Some(end) = pieces.end() {
+                    self.open -= 1;
+                    let tokens_count = self.choices[*index].tokens_count();
+                    self.meter.finished(end.reason_word(), tokens_count);
+                    if self.open == 0 {
+                        self.meter.completed();
+                    }
                 }
             }
-            Ok(_) => {}
             Err(error) => self.end_with_error(error),
         }
         Some(result)
@@ -152,7 +148,7 @@ impl AnswerFlights {
         }
     }
 
-    fn apply_event(&mut self, index: usize, event: FlightEvent) -> Result<ChoiceDelta, ApiError> {
+    fn apply_event(&mut self, index: usize, event: FlightEvent) -> Result<OutputPieces, ApiError> {
         let choice = &mut self.choices[index];
         match event {
             FlightEvent::Token(token) => {
@@ -163,15 +159,15 @@ impl AnswerFlights {
                 if let Some(facts) = &token.prompt {
                     self.timings[index].set_first_token(self.submitted.elapsed(), facts.timing);
                 }
-                let delta = choice.token(token)?;
-                if choice.finish().is_some() {
+                let pieces = choice.token(token)?;
+                if choice.has_ended() {
                     let (stop_signal, abort) = &self.aborts[index];
                     stop_signal.signal();
                     abort.abort();
                     let e2e = self.submitted.elapsed();
                     self.timings[index].set_stopped(e2e, choice.tokens_count());
                 }
-                Ok(delta)
+                Ok(pieces)
             }
             FlightEvent::Ended {
                 ending: Ending::Done { reason },

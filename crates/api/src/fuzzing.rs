@@ -3,8 +3,6 @@
 use crate::admin::{CommandError, Operator, WorkerCommand, WorkerView};
 use crate::app::{ApiOptions, App};
 use crate::frontend::{FlightEvent, FlightStream, Frontend, ServingReadiness};
-use crate::model::{ModelFiles, ModelText, SpecialTokens};
-use crate::text::{TextStart, TextStream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -13,6 +11,7 @@ use cleave_domain::{
     Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Request, RequestStageTimes,
     SampledToken, TokenId, TokenScores, TokenUsage,
 };
+use cleave_text::{ModelFiles, ModelText};
 use futures::StreamExt;
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -144,35 +143,6 @@ pub fn http(bytes: &[u8]) -> StatusCode {
     })
 }
 
-/// Tokenizes a text with tokenizers of three kinds.
-///
-/// # Panics
-/// If a token does not exist, text is lost, or streamed decoding differs from decoding all tokens
-/// at once.
-pub fn text(bytes: &[u8]) {
-    static MODELS: LazyLock<[(Arc<ModelText>, bool); 3]> = LazyLock::new(|| {
-        // The flag says whether every text survives: the second model prepends a space and has no
-        // token for some characters.
-        [("llama3", true), ("llama2", false), ("qwen3", false)]
-            .map(|(name, is_exact)| (Arc::new(model(name)), is_exact))
-    });
-    let text = String::from_utf8_lossy(bytes);
-    for (model, is_exact) in &*MODELS {
-        let tokens = model.encode(&text, SpecialTokens::Skipped);
-        let tokens = tokens.expect("a text has tokens");
-        let count = model.vocabulary_count();
-        assert!(tokens.iter().all(|token| *token < count), "{tokens:?}");
-        let whole = model.decode(&tokens, SpecialTokens::Kept);
-        if *is_exact {
-            assert_eq!(whole, text);
-        }
-        let mut stream = TextStream::new(Arc::clone(model), SpecialTokens::Kept, TextStart::Fresh);
-        let mut parts: String = tokens.iter().map(|token| stream.push(*token)).collect();
-        parts.push_str(&stream.finish());
-        assert_eq!(parts, whole);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,20 +190,5 @@ mod tests {
         cleave_fuzz::check_samples("http", &samples, 3_000, |bytes| {
             http(bytes);
         });
-    }
-
-    #[test]
-    fn any_text_survives_tokenization() {
-        let samples = [
-            "What is a slice? It's 12,345.67 \u{a0} \t\n\n  done"
-                .as_bytes()
-                .to_vec(),
-            "Größe, 语言模型, 🦀👩‍👩‍👧, \u{1F1E9}\u{1F1EA} é e\u{301}"
-                .as_bytes()
-                .to_vec(),
-            "<|im_start|><s></s><0x0A>▁<|eot_id|>".as_bytes().to_vec(),
-            b"\xff\xfe\x00\x01\xc3".to_vec(),
-        ];
-        cleave_fuzz::check_samples("text", &samples, 3_000, text);
     }
 }

@@ -1,23 +1,24 @@
-//! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
+//! One request to generate, in any API, from the body to the answer.
 
-use crate::answer::{AnswerEnvelope, CompletionKind, StreamSetup, stream};
-use crate::app::{App, BodyWork, PromptLog};
+use crate::app::{App, PromptLog};
 use crate::body::drain_refused_body;
 use crate::caller::AuthenticatedCaller;
-use crate::choice::ChoiceDelta;
 use crate::error::ApiError;
 use crate::flights::AnswerFlights;
-use crate::json::Document;
 use crate::metrics::RequestMeter;
-use crate::model::ModelText;
-use crate::request::{self, CompletionRequest, ResponseMode};
+use crate::output_piece::OutputPieces;
+use crate::request::{self, GenerateRequest, ResponseMode};
 use crate::request_record::{RequestMeta, RequestRecord};
+use crate::sse::{StreamSetup, stream};
+use crate::surface::{AnswerEnd, AnswerHead, Surface};
 use crate::timing::{TIMING_HEADER, TimingShown};
 use crate::trace_parent::TraceParent;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use cleave_domain::RequestSlo;
+use cleave_text::ModelText;
+use cleave_text::json::Document;
 use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::field::display;
@@ -31,26 +32,26 @@ pub(crate) async fn generate(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let kind = meta.kind;
+    let surface = meta.surface;
     let (request_id, trace) = (Arc::clone(&meta.request_id), meta.trace);
     let mut meter = RequestMeter::start(
         app.metrics(),
         RequestRecord::begin(app.frontend_shared(), meta),
     );
-    let prepared = prepare(app, kind, &caller, headers, body, &request_id, trace).await;
+    let prepared = prepare(app, surface, &caller, headers, body, &request_id, trace).await;
     let (ask, model, slos, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
         .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
         .inspect_err(|error| meter.failed(error))?;
     app.metrics().count_warnings(&ask.warnings);
-    let frame = AnswerEnvelope::new(kind, &request_id, model.clone(), ask.warnings.clone());
+    let head = AnswerHead::new(request_id, model.clone(), ask.warnings.clone());
     let permit = caller.permit();
     let mut flights = AnswerFlights::start(app.frontend(), &ask, &model, &slos, meter, permit);
     match ask.delivery {
         ResponseMode::Whole => {
             let first = require_first(flights.next().await)?;
-            collect_answer(&frame, flights, first, timing).await
+            collect_answer(surface, head, flights, first, timing).await
         }
         ResponseMode::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
@@ -64,7 +65,7 @@ pub(crate) async fn generate(
             let first = first.map(require_first).transpose()?;
             Ok(stream(
                 StreamSetup {
-                    frame,
+                    events: surface.events(head),
                     flights,
                     usage,
                     timing,
@@ -76,17 +77,17 @@ pub(crate) async fn generate(
     }
 }
 
-/// Returns the first addition; an answer without one is an internal error.
+/// Returns the first pieces; an answer without any is an internal error.
 fn require_first(
-    first: Option<Result<(usize, ChoiceDelta), ApiError>>,
-) -> Result<(usize, ChoiceDelta), ApiError> {
+    first: Option<Result<(usize, OutputPieces), ApiError>>,
+) -> Result<(usize, OutputPieces), ApiError> {
     let nothing = || ApiError::internal("stream_broken", "The answer ended before it began.");
     first.unwrap_or_else(|| Err(nothing()))
 }
 
 /// A request that was checked and can be served.
 type PreparedRequest = (
-    CompletionRequest,
+    GenerateRequest,
     Arc<ModelText>,
     Vec<RequestSlo>,
     TimingShown,
@@ -94,7 +95,7 @@ type PreparedRequest = (
 
 async fn prepare(
     app: &App,
-    kind: CompletionKind,
+    surface: &'static dyn Surface,
     caller: &AuthenticatedCaller,
     headers: &HeaderMap,
     body: Body,
@@ -110,7 +111,13 @@ async fn prepare(
     if app.options().prompts == PromptLog::Shown {
         let body = String::from_utf8_lossy(held.bytes());
         let trace_id = trace.map(display);
-        tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
+        tracing::info!(
+            request_id,
+            trace_id,
+            route = surface.route(),
+            ?body,
+            "prompt"
+        );
     }
     if app.served().is_none() {
         // The model may take minutes to arrive where a fleet starts with the first request, so only
@@ -118,11 +125,8 @@ async fn prepare(
         held.release_parse_memory();
     }
     let model = app.wait_for_model().await?;
-    type BodyReader = fn(&Document, &ModelText) -> Result<CompletionRequest, ApiError>;
-    let (work, read): (BodyWork, BodyReader) = match kind {
-        CompletionKind::Chat => (BodyWork::RenderTemplate, request::chat),
-        CompletionKind::Completion => (BodyWork::ParseOnly, request::completion),
-    };
+    let read = move |body: &Document, model: &ModelText| surface.parse(body, model);
+    let work = surface.body_work();
     let mut ask = app.parse(held, model.clone(), work, read).await?;
     let AuthenticatedCaller {
         policy,
@@ -136,37 +140,29 @@ async fn prepare(
 }
 
 async fn collect_answer(
-    frame: &AnswerEnvelope,
+    surface: &dyn Surface,
+    head: AnswerHead,
     mut flights: AnswerFlights,
-    first: (usize, ChoiceDelta),
+    first: (usize, OutputPieces),
     timing: TimingShown,
 ) -> Result<Response, ApiError> {
-    let mut answers = vec![ChoiceDelta::default(); flights.count()];
+    let mut choices = vec![OutputPieces::default(); flights.count()];
     let mut next = Some(Ok(first));
     while let Some(added) = next {
-        let (
-            index,
-            ChoiceDelta {
-                text,
-                scores,
-                finish,
-            },
-        ) = added?;
-        let answer = &mut answers[index];
-        answer.text += &text;
-        answer.scores.extend(scores);
-        answer.finish = finish;
+        let (index, pieces) = added?;
+        choices[index].append(pieces);
         next = flights.next().await;
     }
     let counts = flights.counts();
-    let mut answer = frame.complete(answers, counts);
-    if timing == TimingShown::Never {
-        return Ok(axum::Json(answer).into_response());
-    }
-    let timing_values = flights.timing();
-    answer["timing"] = timing_values.object();
+    let timing = (timing == TimingShown::Asked).then(|| flights.timing());
+    let end = AnswerEnd {
+        counts,
+        timing: timing.map(|timing| timing.object()),
+    };
+    let answer = surface.whole(head, &choices, end);
     let mut response = axum::Json(answer).into_response();
-    let headers = response.headers_mut();
-    headers.extend(timing_values.header().map(|value| (TIMING_HEADER, value)));
+    if let Some(value) = timing.and_then(|timing| timing.header()) {
+        response.headers_mut().insert(TIMING_HEADER, value);
+    }
     Ok(response)
 }

@@ -1,11 +1,10 @@
 //! The HTTP side of a server.
 //!
-//! Owns: OpenAI-shaped JSON, validation, tokenizer, chat templates, detokenization, stop strings,
-//! server-sent events. Never: knows a router or a worker; it talks to a [`Frontend`]. Invariant:
-//! bad input ends here with a 4xx that names the field, and leaves no state behind.
+//! Owns: OpenAI-shaped JSON, validation, limits on memory and quotas, server-sent events. Never:
+//! knows a router or a worker (it talks to a [`Frontend`]), or tokenizes (the crate `text` does).
+//! Invariant: bad input ends here with a 4xx that names the field, and leaves no state behind.
 
 mod admin;
-mod answer;
 mod app;
 mod body;
 mod caller;
@@ -18,17 +17,17 @@ mod frontend;
 pub mod fuzzing;
 mod gate;
 mod generate;
-mod json;
 mod memory_budget;
 mod metric_registry;
 mod metrics;
-mod model;
 mod openapi;
+mod output_piece;
 mod quota;
 mod request;
 mod request_record;
 mod routes;
-mod text;
+mod sse;
+mod surface;
 mod timing;
 mod trace_parent;
 mod ui;
@@ -46,10 +45,8 @@ pub use frontend::{
 pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};
 pub use metrics::metrics_described;
-pub use model::{ModelError, ModelFiles, ModelText, SpecialTokens};
 pub use request_record::RequestSpan;
 pub use routes::metrics_answer;
-pub use text::{TextStart, TextStream};
 pub use trace_parent::TraceParent;
 pub use ui::{
     ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,

@@ -5,7 +5,7 @@
 
 use crate::body::SHORT_BYTES;
 use crate::error::ApiError;
-use crate::model::{ModelText, rendering_bytes_max};
+use cleave_text::{ModelText, rendering_bytes_max};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -113,7 +113,7 @@ impl TemplateMemory {
         } else {
             0
         };
-        let encoding = if model.is_byte_level() {
+        let encoding = if model.tokenizer().is_byte_level() {
             0
         } else {
             let text_bytes = body_bytes.min(model.text_bytes_max());
@@ -131,7 +131,7 @@ impl TemplateMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ModelFiles;
+    use cleave_text::ModelFiles;
     use std::path::Path;
 
     const MIB: usize = 1 << 20;

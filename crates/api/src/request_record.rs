@@ -3,9 +3,9 @@
 //! Owns: the contents of both. Never: text or tokens of a prompt or an answer. Invariant: each
 //! request is recorded once, however it ends.
 
-use crate::answer::CompletionKind;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
+use crate::surface::Surface;
 use crate::trace_parent::TraceParent;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -57,10 +57,10 @@ pub(crate) struct RequestRecord {
     tokens_received: u64,
 }
 
-/// Identity of a request: its id, its endpoint and its trace.
+/// Identity of a request: its id, its API and its trace.
 pub(crate) struct RequestMeta {
     pub(crate) request_id: Arc<str>,
-    pub(crate) kind: CompletionKind,
+    pub(crate) surface: &'static dyn Surface,
     /// The client's trace context, from its header.
     pub(crate) client: Option<TraceParent>,
     /// The span that the request's work belongs to.
@@ -71,7 +71,7 @@ impl RequestRecord {
     pub(crate) fn begin(frontend: Arc<dyn Frontend>, meta: RequestMeta) -> Self {
         let RequestMeta {
             request_id,
-            kind,
+            surface,
             client,
             trace,
         } = meta;
@@ -84,8 +84,8 @@ impl RequestRecord {
                 span: trace.unwrap_or_default(),
                 client: client.map(|client| client.span),
                 request_id,
-                route: kind.route(),
-                operation: kind.operation(),
+                route: surface.route(),
+                operation: surface.operation(),
                 began,
                 first_token: None,
                 ended: began,
@@ -211,7 +211,7 @@ mod tests {
     fn a_broken_stream_records_the_tokens_it_received() {
         let meta = || RequestMeta {
             request_id: "r".into(),
-            kind: CompletionKind::Completion,
+            surface: crate::surface::SURFACES[1],
             client: None,
             trace: None,
         };

@@ -1,19 +1,17 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::answer::CompletionKind;
 use crate::app::{App, BodyWork, PromptLog};
 use crate::body::drain_refused_body;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::generate;
-use crate::json::Document;
 use crate::metric_registry::prometheus_text;
-use crate::model::ModelText;
 use crate::openapi::openapi;
 use crate::request;
 use crate::request_record::RequestMeta;
+use crate::surface::{self, SURFACES, Surface};
 use crate::trace_parent::TraceParent;
 use crate::ui::ui_routes;
 use axum::Router;
@@ -23,6 +21,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use cleave_text::ModelText;
+use cleave_text::json::Document;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::any::Any;
@@ -84,9 +84,13 @@ impl App {
 }
 
 fn client_routes() -> Router<App> {
-    Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
+    let generating = SURFACES.into_iter().fold(Router::new(), |routes, surface| {
+        let answer = move |State(app): State<App>, request: Request| async move {
+            completion_of(&app, surface, request).await
+        };
+        routes.route(surface.route(), post(answer))
+    });
+    generating
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokenize))
@@ -148,23 +152,16 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::wrong_method(method.as_str(), uri.path())
 }
 
-async fn chat(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    completion_of(&app, CompletionKind::Chat, request).await
-}
-
-async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    completion_of(&app, CompletionKind::Completion, request).await
-}
-
-async fn completion_of(
-    app: &App,
-    kind: CompletionKind,
-    request: Request,
-) -> Result<Response, ApiError> {
+/// Answers a request in the shapes of its API, errors included.
+async fn completion_of(app: &App, surface: &'static dyn Surface, request: Request) -> Response {
+    let in_its_shape = |error: ApiError| {
+        let body = surface.error(&error);
+        error.into_response_with(body)
+    };
     let (mut parts, body) = request.into_parts();
-    let request_ids = parts.extensions.remove::<RequestIds>();
-    let request_ids =
-        request_ids.ok_or_else(|| ApiError::internal("unnamed", "The request has no id."))?;
+    let Some(request_ids) = parts.extensions.remove::<RequestIds>() else {
+        return in_its_shape(ApiError::internal("unnamed", "The request has no id."));
+    };
     let RequestIds {
         request_id,
         client,
@@ -172,7 +169,7 @@ async fn completion_of(
     } = request_ids;
     let meta = RequestMeta {
         request_id: Arc::clone(&request_id),
-        kind,
+        surface,
         client,
         trace,
     };
@@ -183,16 +180,18 @@ async fn completion_of(
         let trace_id = trace.map(display);
         tracing::debug!(%request_id, trace_id, param = error.param(), code = error.code(), message, "request ended in an error");
     };
-    let (caller, body) = authenticate(app, &parts.headers, body)
-        .await
-        .inspect_err(log_error)?;
+    let authenticated = authenticate(app, &parts.headers, body).await;
+    let (caller, body) = match authenticated.inspect_err(log_error) {
+        Ok(authenticated) => authenticated,
+        Err(error) => return in_its_shape(error),
+    };
     let permit = caller.permit();
     let result = generate(app, meta, caller, &parts.headers, body).await;
-    let mut response = result.inspect_err(log_error).into_response();
+    let mut response = result.inspect_err(log_error).unwrap_or_else(in_its_shape);
     if let Some(permit) = permit {
         permit.write_headers(response.headers_mut(), Instant::now());
     }
-    Ok(response)
+    response
 }
 
 /// Authenticates the request. The body of a refused one is read to its end, so that the client
@@ -216,7 +215,7 @@ async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<axum::Json<impl Serialize>, ApiError> {
-    answer_text_request(&app, &headers, body, request::tokenize).await
+    answer_text_request(&app, &headers, body, surface::tokenize::tokenize).await
 }
 
 async fn detokenize(
@@ -224,7 +223,7 @@ async fn detokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<axum::Json<impl Serialize>, ApiError> {
-    answer_text_request(&app, &headers, body, request::detokenize).await
+    answer_text_request(&app, &headers, body, surface::tokenize::detokenize).await
 }
 
 async fn answer_text_request<T: Serialize + Send + 'static>(

@@ -5,16 +5,17 @@
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 #![allow(unsafe_code)] // An allocator that counts.
 
-#[path = "../src/model/template/tests/hostile.rs"]
+#[path = "../../text/src/template/tests/hostile.rs"]
 mod hostile;
 
 use axum::body::{Body, Bytes};
 use axum::http::{Request as HttpRequest, header};
 use cleave_api::{
-    ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, ModelFiles, ModelText,
-    Operator, ServingReadiness, WorkerCommand, WorkerView,
+    ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, Operator, ServingReadiness,
+    WorkerCommand, WorkerView,
 };
 use cleave_domain::{Ending, Refusal, Request, RequestStageTimes, TokenUsage};
+use cleave_text::{ModelFiles, ModelText};
 use futures::StreamExt;
 use hostile::HOSTILE;
 use http_body_util::BodyExt;

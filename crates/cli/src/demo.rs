@@ -4,7 +4,7 @@
 //! comparing it. Invariant: the loaded checkpoint equals the one in the binary.
 
 use anyhow::{Context, bail};
-use cleave_api::ModelFiles;
+use cleave_text::ModelFiles;
 use std::fs;
 use std::path::{Path, PathBuf};
 

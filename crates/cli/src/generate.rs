@@ -5,10 +5,10 @@
 use crate::args::GenerateArgs;
 use crate::{model, single_request};
 use anyhow::{Context, bail};
-use cleave_api::{ModelText, SpecialTokens, TextStart, TextStream};
 use cleave_domain::{
     Emission, FinishReason, Request, RequestSlo, SamplingParams, StopRules, TokenId,
 };
+use cleave_text::{ModelText, SpecialTokens, TextStart, TextStream};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
 
 fn prompt(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>> {
     let prompt = match (&args.prompt, &args.prompt_tokens) {
-        (Some(prompt), _) => text.encode(prompt, SpecialTokens::Skipped)?,
+        (Some(prompt), _) => text.tokenizer().encode(prompt, SpecialTokens::Skipped)?,
         (None, Some(tokens)) => tokens.clone(),
         (None, None) => Vec::new(),
     };
@@ -149,7 +149,7 @@ fn print_json(
         .collect();
     let scores = |emission: &Emission| emission.sampled.scores.clone();
     let answer = GenerateAnswer {
-        text: text.decode(&tokens, SpecialTokens::Skipped),
+        text: text.tokenizer().decode(&tokens, SpecialTokens::Skipped),
         finish_reason: match reason {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",

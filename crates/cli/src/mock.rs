@@ -7,10 +7,10 @@
 use crate::args::{EngineArgs, MockArgs, ModelArgs};
 use crate::demo;
 use anyhow::{Context, anyhow};
-use cleave_api::{ModelFiles, ModelText};
 use cleave_domain::{Capacity, Fingerprint, Prices, Role};
 use cleave_engine::{Engine, EngineDescription, MockEngine};
 use cleave_sim::goodput::WorkerProfile;
+use cleave_text::{ModelFiles, ModelText};
 use serde_json::Value;
 use std::path::Path;
 

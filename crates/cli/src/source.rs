@@ -6,10 +6,10 @@ use crate::args::{EngineArgs, EngineKind, MockArgs, ModelArgs};
 use crate::mock::MockModel;
 use crate::model::{self, LoadedModel, on_own_thread};
 use anyhow::Context;
-use cleave_api::ModelFiles;
 use cleave_domain::Role;
 use cleave_engine::Engine;
 use cleave_node::{Calibration, StepTime, calibrate};
+use cleave_text::ModelFiles;
 use std::time::Duration;
 use tracing::info;
 

@@ -4,10 +4,10 @@
 //! more is cut; a driver never blocks on it.
 
 use crate::trace::RequestContext;
-use cleave_api::ModelFiles;
 use cleave_domain::{
     Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription, WorkerRef,
 };
+use cleave_text::ModelFiles;
 use cleave_transfer::WriteGrant;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

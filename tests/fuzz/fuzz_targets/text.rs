@@ -1,6 +1,6 @@
-//! libFuzzer target: see `cleave_api::fuzzing::text`.
+//! libFuzzer target: see `cleave_text::fuzzing::text`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    cleave_api::fuzzing::text(bytes);
+    cleave_text::fuzzing::text(bytes);
 });

@@ -3,8 +3,8 @@
 use super::*;
 use crate::admin::{CommandError, WorkerCommand, WorkerView};
 use crate::frontend::FlightStream;
-use crate::model::ModelFiles;
 use cleave_domain::Request;
+use cleave_text::ModelFiles;
 use std::path::Path;
 
 struct WorkerlessFrontend;
@@ -46,7 +46,7 @@ async fn renderings_without_memory_wait_and_are_then_refused() {
     };
     let app = App::new(Arc::new(WorkerlessFrontend), options);
     let bytewise = model("qwen3");
-    assert!(bytewise.is_byte_level());
+    assert!(bytewise.tokenizer().is_byte_level());
     let body = || Body::from(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
     let parse = async |work| {
         let held = app.read_body(&HeaderMap::new(), body()).await.unwrap();

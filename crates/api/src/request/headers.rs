@@ -1,11 +1,11 @@
 //! The request headers that the API reads.
 
-use super::CompletionRequest;
+use super::GenerateRequest;
 use crate::error::ApiError;
-use crate::model::ModelText;
 use crate::timing::TimingShown;
 use axum::http::{HeaderMap, header};
 use cleave_domain::{RequestOrigin, RequestSlo, SloPolicy};
+use cleave_text::ModelText;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub(crate) fn read_origin(
 pub(crate) fn resolve_slos(
     policy: &SloPolicy,
     origin: &RequestOrigin,
-    ask: &CompletionRequest,
+    ask: &GenerateRequest,
     model: &ModelText,
 ) -> Result<Vec<RequestSlo>, ApiError> {
     let resolve = |prompt: &super::TokenizedPrompt| {
@@ -69,7 +69,7 @@ pub(crate) fn resolve_slos(
 /// Limits a request to what its tenant may do: caps its priority, and confines its prefixes to the
 /// tenant's part of every worker's cache unless the policy shares prefixes. A client's own salt
 /// separates its prefixes in either case.
-pub(crate) fn apply_tenant_limits(policy: &SloPolicy, tenant: &str, ask: &mut CompletionRequest) {
+pub(crate) fn apply_tenant_limits(policy: &SloPolicy, tenant: &str, ask: &mut GenerateRequest) {
     ask.priority = policy.priority_for(tenant, ask.priority);
     if policy.trust.shared_prefixes || tenant.is_empty() {
         return;

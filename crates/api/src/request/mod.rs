@@ -1,31 +1,24 @@
-//! Completion requests, checked.
+//! Requests to generate, checked, and the fields that several APIs share.
 //!
-//! Owns: the known fields, their ranges and defaults. Never: starts anything. Invariant: a request
-//! that leaves this module can be served; for every other one the client got an error that names
-//! the field.
+//! Owns: the ranges and defaults of shared fields, and the headers. Never: starts anything, or
+//! knows one API (see `surface`). Invariant: a [`GenerateRequest`] can be served; for every other
+//! request the client got an error that names the field.
 //!
 //! Fields that OpenAI's clients send and that change nothing here (`user`, `store`, `metadata`,
 //! `service_tier`, `parallel_tool_calls` …) are ignored; unsupported fields that would change the
 //! answer are refused.
 
-mod chat;
-mod completion;
 mod headers;
-mod message;
-mod sampling;
-mod text;
+pub(crate) mod sampling;
+pub(crate) mod text;
 
-pub(crate) use chat::chat;
-pub(crate) use completion::completion;
 pub(crate) use headers::{apply_tenant_limits, read_origin, request_id, resolve_slos, timing};
-pub(crate) use text::{detokenize, tokenize};
 
 use crate::error::ApiError;
 use crate::field::{JsonFields, clipped};
-use crate::json::{Json, JsonShape};
-use crate::model::{ModelText, SpecialTokens};
-use crate::text::TextStart;
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
+use cleave_text::json::{Json, JsonShape};
+use cleave_text::{ModelText, SpecialTokens, TextStart};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -45,7 +38,7 @@ const TOKEN_LIST_MAX: usize = 1024;
 
 /// A checked request of `prompts` × `choices` sequences.
 #[derive(Clone, Debug)]
-pub(crate) struct CompletionRequest {
+pub(crate) struct GenerateRequest {
     pub(crate) prompts: Vec<TokenizedPrompt>,
     pub(crate) choices: u32,
     /// Sampling of the first choice; the seeds of the others are derived from its seed.
@@ -114,7 +107,7 @@ pub(crate) enum UsageShown {
     Always,
 }
 
-impl CompletionRequest {
+impl GenerateRequest {
     /// Builds the requests of all sequences, in the order of their indices in the answer: `prompt *
     /// choices + choice`. `slos` has an SLO for each prompt.
     pub(crate) fn requests(&self, slos: &[RequestSlo]) -> Vec<Request> {
@@ -156,7 +149,7 @@ fn seed_of(seed: u64, choice: u64) -> u64 {
 }
 
 /// Checks `model`, which may be left out, as in vLLM.
-fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), ApiError> {
+pub(crate) fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), ApiError> {
     match fields.text("model")? {
         Some(requested) if requested != model.name() => Err(ApiError::model_not_found(
             &clipped(&requested),
@@ -167,7 +160,7 @@ fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), ApiError> {
 }
 
 /// Refuses fields that would change the answer.
-fn refuse_fields(fields: &JsonFields, names: &[&str]) -> Result<(), ApiError> {
+pub(crate) fn refuse_fields(fields: &JsonFields, names: &[&str]) -> Result<(), ApiError> {
     let asks = |value: Json<'_>| match value.shape() {
         JsonShape::Bool(flag) => flag,
         JsonShape::Array(mut items) => items.next().is_some(),
@@ -185,7 +178,7 @@ fn refuse_fields(fields: &JsonFields, names: &[&str]) -> Result<(), ApiError> {
 }
 
 /// Fields of vLLM, SGLang and OpenAI that constrain or reshape the output.
-const UNSUPPORTED: &[&str] = &[
+pub(crate) const UNSUPPORTED: &[&str] = &[
     "guided_json",
     "guided_regex",
     "guided_choice",
@@ -209,7 +202,7 @@ const UNSUPPORTED: &[&str] = &[
 ];
 
 /// Checks `response_format`: only text is supported.
-fn check_format(fields: &JsonFields) -> Result<(), ApiError> {
+pub(crate) fn check_format(fields: &JsonFields) -> Result<(), ApiError> {
     let Some(format) = fields.object("response_format")? else {
         return Ok(());
     };
@@ -229,7 +222,7 @@ fn check_format(fields: &JsonFields) -> Result<(), ApiError> {
     }
 }
 
-fn response_mode(fields: &JsonFields) -> Result<ResponseMode, ApiError> {
+pub(crate) fn response_mode(fields: &JsonFields) -> Result<ResponseMode, ApiError> {
     let options = fields.object("stream_options")?;
     let flag = |name| match &options {
         Some(options) => options.flag(name).map(Option::unwrap_or_default),
@@ -252,7 +245,7 @@ fn response_mode(fields: &JsonFields) -> Result<ResponseMode, ApiError> {
     }))
 }
 
-fn choices(fields: &JsonFields, prompts: usize) -> Result<u32, ApiError> {
+pub(crate) fn choices(fields: &JsonFields, prompts: usize) -> Result<u32, ApiError> {
     let choices = fields.integer("n", 1..=CHOICES_MAX)?.unwrap_or(1);
     if prompts * choices as usize > SEQUENCES_MAX {
         return Err(ApiError::invalid(
@@ -266,7 +259,7 @@ fn choices(fields: &JsonFields, prompts: usize) -> Result<u32, ApiError> {
 }
 
 /// Hashes `cache_salt` to a number; 0 stands for no salt.
-fn cache_salt(fields: &JsonFields) -> Result<u64, ApiError> {
+pub(crate) fn cache_salt(fields: &JsonFields) -> Result<u64, ApiError> {
     match fields.text("cache_salt")?.as_deref() {
         None => Ok(0),
         Some("") => Err(ApiError::invalid(
@@ -282,20 +275,21 @@ fn cache_salt(fields: &JsonFields) -> Result<u64, ApiError> {
 }
 
 /// Reads `priority`: smaller is more urgent, as in vLLM.
-fn priority(fields: &JsonFields) -> Result<i32, ApiError> {
+pub(crate) fn priority(fields: &JsonFields) -> Result<i32, ApiError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     Ok(fields.integer("priority", range)?.unwrap_or(0) as i32)
 }
 
 /// The answer begins a text of its own only if the prompt has no visible token.
-fn text_start(model: &ModelText, prompt: &[TokenId], special: SpecialTokens) -> TextStart {
-    let is_visible = |token: &TokenId| model.piece(*token, special).is_some();
+pub(crate) fn text_start(
+    model: &ModelText,
+    prompt: &[TokenId],
+    special: SpecialTokens,
+) -> TextStart {
+    let is_visible = |token: &TokenId| model.tokenizer().piece(*token, special).is_some();
     if prompt.iter().any(is_visible) {
         TextStart::Continued
     } else {
         TextStart::Fresh
     }
 }
-
-#[cfg(test)]
-pub(crate) use chat::template_input;

@@ -1,17 +1,17 @@
-//! Sampling and stop parameters, which chat and completions share.
+//! Sampling and stop parameters, which the APIs share.
 
 use super::{LOGPROBS_MAX, OutputFormat, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX};
 use crate::error::ApiError;
 use crate::field::{JsonFields, integer, number, wrong_type};
-use crate::json::{Json, JsonItems, JsonShape};
-use crate::model::{ModelText, REPETITION_PENALTY, SpecialTokens};
 use cleave_domain::{SamplingParams, StopRules, TokenId};
+use cleave_text::json::{Json, JsonItems, JsonShape};
+use cleave_text::{ModelText, REPETITION_PENALTY, SpecialTokens};
 use std::borrow::Cow;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Reads all sampling parameters but log-probabilities, whose fields differ between the endpoints.
-pub(super) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<SamplingParams, ApiError> {
+/// Reads all sampling parameters but log-probabilities, whose fields differ between the APIs.
+pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<SamplingParams, ApiError> {
     let defaults = model.defaults();
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
@@ -77,7 +77,7 @@ fn not_a_token(path: &str, model: &ModelText) -> String {
     )
 }
 
-pub(super) fn limit_list(path: &str, count: usize, count_max: usize) -> Result<(), ApiError> {
+pub(crate) fn limit_list(path: &str, count: usize, count_max: usize) -> Result<(), ApiError> {
     if count <= count_max {
         return Ok(());
     }
@@ -88,7 +88,7 @@ pub(super) fn limit_list(path: &str, count: usize, count_max: usize) -> Result<(
 }
 
 /// Reads a list of token ids of the model.
-pub(super) fn token_ids(
+pub(crate) fn token_ids(
     path: &str,
     items: JsonItems<'_>,
     model: &ModelText,
@@ -107,8 +107,8 @@ pub(super) fn token_ids(
     Ok(tokens)
 }
 
-/// Reads the parameters that turn output into text; `logprobs` is read by the endpoint.
-pub(super) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<OutputFormat, ApiError> {
+/// Reads the parameters that turn output into text; `logprobs` is read by the API.
+pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<OutputFormat, ApiError> {
     let stop_text = match fields.flag("include_stop_str_in_output")? {
         Some(true) => StopText::Included,
         Some(false) | None => StopText::Cut,
@@ -160,21 +160,21 @@ fn stop_string(path: &str, given: Json<'_>) -> Result<String, ApiError> {
 }
 
 /// Reads a count of tokens such as `top_logprobs`.
-pub(super) fn logprobs_count(fields: &JsonFields, name: &str) -> Result<Option<u32>, ApiError> {
+pub(crate) fn logprobs_count(fields: &JsonFields, name: &str) -> Result<Option<u32>, ApiError> {
     Ok(fields
         .integer(name, 0..=LOGPROBS_MAX)?
         .map(|count| count as u32))
 }
 
 /// Stop conditions of a sequence before its prompt is known.
-pub(super) struct StopFields {
+pub(crate) struct StopFields {
     min_tokens: u32,
     stop_tokens: Arc<[TokenId]>,
     max_tokens: Option<(&'static str, u32)>,
 }
 
 impl StopFields {
-    pub(super) fn read(fields: &JsonFields, model: &ModelText) -> Result<Self, ApiError> {
+    pub(crate) fn read(fields: &JsonFields, model: &ModelText) -> Result<Self, ApiError> {
         let listed = fields.array("stop_token_ids")?;
         let count = listed.clone().map_or(0, JsonItems::count);
         limit_list("stop_token_ids", count, TOKEN_LIST_MAX)?;
@@ -201,12 +201,12 @@ impl StopFields {
     }
 
     /// Returns the field that limits the output, and the limit.
-    pub(super) fn max_tokens(&self) -> Option<(&'static str, u32)> {
+    pub(crate) fn max_tokens(&self) -> Option<(&'static str, u32)> {
         self.max_tokens
     }
 
     /// Builds the rules for a prompt of `prompt_count` tokens.
-    pub(super) fn stop_rules(
+    pub(crate) fn stop_rules(
         &self,
         prompt_count: usize,
         output_room: OutputRoom,
@@ -263,9 +263,9 @@ impl StopFields {
 
 /// The space that a context leaves for output; see [`StopFields::stop_rules`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OutputRoom {
-    pub(super) param: &'static str,
-    pub(super) context: u32,
+pub(crate) struct OutputRoom {
+    pub(crate) param: &'static str,
+    pub(crate) context: u32,
     /// Limit of output tokens if the client sets none; `None` means the rest of the context.
-    pub(super) default: Option<u32>,
+    pub(crate) default: Option<u32>,
 }

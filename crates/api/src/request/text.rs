@@ -1,15 +1,11 @@
-//! `POST /tokenize` and `/detokenize`, in vLLM's shapes, and tokenization with its limit.
+//! Tokenization of prompts, with its limits.
 
-use super::sampling::token_ids;
 use crate::error::ApiError;
-use crate::field::JsonFields;
-use crate::json::Document;
-use crate::model::{EncodedText, ModelText, SpecialTokens};
 use cleave_domain::TokenId;
-use serde::Serialize;
+use cleave_text::{EncodeError, EncodedText, ModelText, SpecialTokens};
 
 /// Tokenizes a text. A text that cannot fit the context is refused first.
-pub(super) fn encode(
+pub(crate) fn encode(
     text: &str,
     special: SpecialTokens,
     model: &ModelText,
@@ -21,8 +17,11 @@ pub(super) fn encode(
 }
 
 /// Refuses a text that cannot fit the context before it is tokenized.
-fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiError> {
-    let (context, at_least) = (model.context_tokens_max(), model.tokens_min(text));
+pub(crate) fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiError> {
+    let (context, at_least) = (
+        model.context_tokens_max(),
+        model.tokenizer().tokens_min(text),
+    );
     if at_least > context as usize {
         Err(too_long(param, at_least, context, "at least "))
     } else {
@@ -30,103 +29,27 @@ fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiErr
     }
 }
 
-fn encode_within(
+/// Tokenizes a text if it has `tokens_max` tokens at most.
+pub(crate) fn encode_within(
     text: &str,
     special: SpecialTokens,
     model: &ModelText,
     param: &str,
     tokens_max: usize,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let failed = |error: crate::ModelError| ApiError::invalid(param, error.to_string());
-    let encoded = model.encode_within(text, special, tokens_max);
+    let failed = |error: EncodeError| ApiError::invalid(param, error.to_string());
+    let encoded = model.tokenizer().encode_within(text, special, tokens_max);
     match encoded.map_err(failed)? {
         EncodedText::Tokens(tokens) => Ok(tokens),
         EncodedText::TooMany(count) => Err(too_long(param, count, model.context_tokens_max(), "")),
     }
 }
 
-pub(super) fn too_long(param: &str, count: usize, context: u32, about: &str) -> ApiError {
+pub(crate) fn too_long(param: &str, count: usize, context: u32, about: &str) -> ApiError {
     ApiError::context_exceeded(
         param,
         format!(
             "The model's context length is {context} tokens; the prompt has {about}{count}. Shorten it."
         ),
     )
-}
-
-/// The answer of `/tokenize`.
-#[derive(Debug, Serialize)]
-pub(crate) struct TokenizeResponse {
-    count: usize,
-    max_model_len: u32,
-    tokens: Vec<TokenId>,
-    token_strs: Option<Vec<String>>,
-}
-
-/// The answer of `/detokenize`.
-#[derive(Debug, Serialize)]
-pub(crate) struct DetokenizeResponse {
-    prompt: String,
-}
-
-pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<TokenizeResponse, ApiError> {
-    let fields = JsonFields::of_body(body)?;
-    super::check_model(&fields, model)?;
-    let tokens = match (fields.text("prompt")?, fields.any("messages")) {
-        (Some(text), None) => {
-            let special = match fields.flag("add_special_tokens")? {
-                Some(false) => SpecialTokens::Skipped,
-                Some(true) | None => SpecialTokens::Kept,
-            };
-            // A text may exceed the context here, because a client may only want the count. The
-            // limit on its tokens bounds the size of the answer to a few times the text.
-            let context = model.context_tokens_max();
-            let counted = if model.is_byte_level() {
-                text.len() / 4
-            } else {
-                0
-            };
-            let tokens_max = counted.max(context as usize);
-            if counted == 0 {
-                check_length(&text, model, "prompt")?;
-            }
-            encode_within(&text, special, model, "prompt", tokens_max)?
-        }
-        (None, Some(_)) => super::chat::prompt(&fields, model)?,
-        (Some(_), Some(_)) => {
-            return Err(ApiError::invalid(
-                "prompt",
-                "Give `prompt` or `messages`, not both.",
-            ));
-        }
-        (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
-    };
-    let spelt = fields.flag("return_token_strs")?.unwrap_or(false);
-    let piece = |&token: &TokenId| model.piece(token, SpecialTokens::Kept).unwrap_or_default();
-    let pieces: Option<Vec<String>> = spelt.then(|| tokens.iter().map(piece).collect());
-    Ok(TokenizeResponse {
-        count: tokens.len(),
-        max_model_len: model.context_tokens_max(),
-        tokens,
-        token_strs: pieces,
-    })
-}
-
-pub(crate) fn detokenize(
-    body: &Document,
-    model: &ModelText,
-) -> Result<DetokenizeResponse, ApiError> {
-    let fields = JsonFields::of_body(body)?;
-    super::check_model(&fields, model)?;
-    let missing = || ApiError::invalid("tokens", "`tokens` is missing.");
-    let given = fields.array("tokens")?.ok_or_else(missing)?;
-    let (count, context) = (given.clone().count(), model.context_tokens_max());
-    // The library builds a string for each token before it joins them, so the number of tokens is
-    // limited first.
-    if count > context as usize {
-        return Err(too_long("tokens", count, context, ""));
-    }
-    let tokens = token_ids("tokens", given, model)?;
-    let prompt = model.decode(&tokens, SpecialTokens::Kept);
-    Ok(DetokenizeResponse { prompt })
 }

@@ -420,7 +420,8 @@ async fn special_tokens_are_shown_only_on_request() {
     let set = server("llama3");
     let mark = set
         .text
-        .encode("<|start_header_id|>", cleave_api::SpecialTokens::Skipped)
+        .tokenizer()
+        .encode("<|start_header_id|>", cleave_text::SpecialTokens::Skipped)
         .unwrap();
     for (skip, text) in [(true, "x"), (false, "<|start_header_id|>x")] {
         let tokens = [mark.clone(), set.tokens("x")].concat();

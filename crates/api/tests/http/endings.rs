@@ -3,8 +3,9 @@
 use crate::scripted_server::{
     FlightScript, TestServer, done, ended, files, options, plain, post, server, server_with,
 };
-use cleave_api::{ApiOptions, App, ModelText, ServingReadiness};
+use cleave_api::{ApiOptions, App, ServingReadiness};
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
+use cleave_text::ModelText;
 use http_body_util::BodyExt;
 use serde_json::json;
 use std::time::Duration;

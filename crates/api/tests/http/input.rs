@@ -639,7 +639,10 @@ async fn model_configs_with_absurd_sizes_are_refused() {
             serde_json::from_str(&files.config).unwrap();
         config.insert(field.into(), serde_json::from_str(value).unwrap());
         files.config = Value::Object(config).to_string();
-        let error = cleave_api::ModelText::new(files).err().unwrap().to_string();
+        let error = cleave_text::ModelText::new(files)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains(field) && error.contains(range), "{error}");
     }
 }

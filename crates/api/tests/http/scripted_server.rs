@@ -6,14 +6,15 @@ use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
     ApiOptions, App, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, LinkView,
-    ModelFiles, ModelText, Operator, ServingReadiness, StreamCounts, SubmissionContext,
-    TraceParent, WorkerCommand, WorkerState, WorkerView,
+    Operator, ServingReadiness, StreamCounts, SubmissionContext, TraceParent, WorkerCommand,
+    WorkerState, WorkerView,
 };
 use cleave_domain::{
     Emission, Ending, FinishReason, PrefillBacklog, PrefillTiming, PromptFacts, Request,
     RequestStageTimes, Role, SampledToken, SloPolicy, TokenId, TokenScores, TokenUsage, WorkerLoad,
     WorkerRef,
 };
+use cleave_text::{ModelFiles, ModelText};
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use http_body_util::BodyExt;
@@ -264,7 +265,8 @@ pub(crate) fn server_with(files: ModelFiles, options: ApiOptions) -> TestServer 
 impl TestServer {
     pub(crate) fn tokens(&self, text: &str) -> Vec<TokenId> {
         self.text
-            .encode(text, cleave_api::SpecialTokens::Skipped)
+            .tokenizer()
+            .encode(text, cleave_text::SpecialTokens::Skipped)
             .unwrap()
     }
 

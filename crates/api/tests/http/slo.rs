@@ -349,7 +349,10 @@ async fn timing_after_a_stop_string_covers_the_first_token() {
     let script = FlightScript::Live(receiver);
     set.frontend.scripts.lock().unwrap().push_back(script);
     sender.unbounded_send(first()).unwrap();
-    let stop = set.text.decode(&[64], cleave_api::SpecialTokens::Skipped);
+    let stop = set
+        .text
+        .tokenizer()
+        .decode(&[64], cleave_text::SpecialTokens::Skipped);
     let body = json!({"prompt": "a", "stop": [stop]});
     let answer = set.send(with(&body, &[("x-cleave-timing", "1")])).await;
     let timing = &answer.json()["timing"];

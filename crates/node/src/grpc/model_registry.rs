@@ -14,7 +14,8 @@
 
 use crate::router::OpenFlights;
 use crate::wire::proto;
-use cleave_api::{App, ModelFiles, ModelText};
+use cleave_api::App;
+use cleave_text::{ModelFiles, ModelText};
 use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! A worker's registration, for tests.
 
 use crate::connection::Registration;
-use cleave_api::ModelFiles;
 use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription, WorkerRef};
+use cleave_text::ModelFiles;
 use std::sync::Arc;
 use std::time::Duration;
 

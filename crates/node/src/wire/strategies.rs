@@ -5,7 +5,6 @@
 //! forgotten on the wire does not come back equal.
 
 use crate::connection::{LinkState, Registration};
-use cleave_api::ModelFiles;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
     Fingerprint, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId,
@@ -15,6 +14,7 @@ use cleave_domain::{
     ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StepProgress, StopRules,
     TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
+use cleave_text::ModelFiles;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;

@@ -9,7 +9,7 @@ mod policy;
 mod secure;
 mod tier;
 
-use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, ServingReadiness};
+use cleave_api::{FlightEvent, FlightStream, Frontend, ServingReadiness};
 use cleave_domain::{
     Ending, Failure, FinishReason, Refusal, Request, RequestSlo, Role, SamplingParams, StopRules,
     TapeRecord, TokenId, TokenUsage,
@@ -20,6 +20,7 @@ use cleave_node::{
 };
 use cleave_router::{RouterBrain, RouterInput, RouterLimits, RouterOutput};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
+use cleave_text::ModelFiles;
 use futures::StreamExt;
 use hash_chain::{BLOCK_BYTES, BLOCKS, HashChainEngine, StepGate, expected};
 use std::path::Path;

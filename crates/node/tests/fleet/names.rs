@@ -7,9 +7,9 @@ use crate::fleet::{
     worker_node,
 };
 use crate::proxy::FaultProxy;
-use cleave_api::ModelFiles;
 use cleave_domain::{Ending, Role};
 use cleave_node::{RunningRouter, RunningWorker};
+use cleave_text::ModelFiles;
 use tokio::time::timeout;
 
 fn standing_by(router: &RunningRouter) -> f64 {

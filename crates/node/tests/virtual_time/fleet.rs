@@ -1,6 +1,5 @@
 //! The fleet under test, and scenarios for it.
 
-use cleave_api::ModelFiles;
 use cleave_domain::{
     Capacity, Fingerprint, Incarnation, LinkPrice, OnSloMiss, Prices, RequestSlo, Role, RowPrice,
     SloClass, SloPolicy, Time, WorkerId, WorkerRef,
@@ -11,6 +10,7 @@ use cleave_sched::PoolWriter;
 use cleave_sim::goodput::{
     PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice,
 };
+use cleave_text::ModelFiles;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,161 @@
+//! The pieces of an answer, as they come out of the model's text.
+//!
+//! Owns: the kinds of pieces, and their order within one choice. Never: formats JSON; each surface
+//! has its own shape for them. Invariant: nothing follows [`OutputPiece::End`], and pieces of one
+//! kind that no other kind divides are one piece, so an answer in one part costs no more than its
+//! text.
+
+use cleave_domain::{FinishReason, TokenId};
+
+/// A piece of a choice. A new kind of content, such as reasoning or a tool call, is a variant here,
+/// for which the compiler then names each surface.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum OutputPiece {
+    /// Text of the answer.
+    Text(String),
+    /// Scores of tokens, those of an echoed prompt first.
+    Scores(Vec<TokenScore>),
+    /// The end of the choice.
+    End(ChoiceEnd),
+}
+
+/// Pieces of one choice, in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct OutputPieces(Vec<OutputPiece>);
+
+/// The log-probability of a token, and those of the likeliest ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TokenScore {
+    pub(crate) token: TokenId,
+    /// `None` for a prompt's first token.
+    pub(crate) logprob: Option<f32>,
+    /// The most likely tokens, descending.
+    pub(crate) top: Vec<(TokenId, f32)>,
+    /// Characters of the answer before this token.
+    pub(crate) offset: usize,
+}
+
+/// The end of a sequence as the client sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChoiceEnd {
+    pub(crate) reason: FinishReason,
+    pub(crate) cause: StopCause,
+}
+
+/// The cause of the end among the client's own stop conditions; `stop_reason` in vLLM's answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StopCause {
+    /// The model's end token or the length limit.
+    EosOrLength,
+    Text(String),
+    Token(TokenId),
+}
+
+impl ChoiceEnd {
+    /// The reason in the words of OpenAI's API, of metrics and of spans.
+    pub(crate) fn reason_word(&self) -> &'static str {
+        match self.reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        }
+    }
+}
+
+impl OutputPieces {
+    /// Adds a piece. Empty texts and lists are no pieces.
+    pub(crate) fn push(&mut self, piece: OutputPiece) {
+        match piece {
+            OutputPiece::Text(text) if text.is_empty() => {}
+            OutputPiece::Scores(scores) if scores.is_empty() => {}
+            OutputPiece::Text(text) => {
+                // Scores accompany content and divide none.
+                let mut content = self.0.iter_mut().rev();
+                let last = content.find(|piece| !matches!(piece, OutputPiece::Scores(_)));
+                match last {
+                    Some(OutputPiece::Text(last)) => last.push_str(&text),
+                    _ => self.0.push(OutputPiece::Text(text)),
+                }
+            }
+            OutputPiece::Scores(scores) => {
+                let earlier = self.0.iter_mut().find_map(|piece| match piece {
+                    OutputPiece::Scores(earlier) => Some(earlier),
+                    OutputPiece::Text(_) | OutputPiece::End(_) => None,
+                });
+                match earlier {
+                    Some(earlier) => earlier.extend(scores),
+                    None => self.0.push(OutputPiece::Scores(scores)),
+                }
+            }
+            OutputPiece::End(_) => self.0.push(piece),
+        }
+    }
+
+    pub(crate) fn append(&mut self, later: Self) {
+        if self.0.is_empty() {
+            *self = later;
+        } else {
+            later.0.into_iter().for_each(|piece| self.push(piece));
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &OutputPiece> {
+        self.0.iter()
+    }
+
+    /// Returns the end of the choice, if it is among the pieces.
+    pub(crate) fn end(&self) -> Option<&ChoiceEnd> {
+        match self.0.last() {
+            Some(OutputPiece::End(end)) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Whether a client would notice them: scores alone wait for the text that is held back.
+    pub(crate) fn are_noticeable(&self) -> bool {
+        let mut pieces = self.0.iter();
+        pieces.any(|piece| !matches!(piece, OutputPiece::Scores(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(token: TokenId) -> TokenScore {
+        TokenScore {
+            token,
+            logprob: None,
+            top: Vec::new(),
+            offset: 0,
+        }
+    }
+
+    #[test]
+    fn pieces_of_one_kind_are_joined() {
+        let mut pieces = OutputPieces::default();
+        pieces.push(OutputPiece::Text(String::new()));
+        pieces.push(OutputPiece::Scores(Vec::new()));
+        assert_eq!(pieces, OutputPieces::default());
+        pieces.push(OutputPiece::Scores(vec![score(1)]));
+        assert!(!pieces.are_noticeable());
+        for token in 2..5 {
+            let mut later = OutputPieces::default();
+            later.push(OutputPiece::Scores(vec![score(token)]));
+            later.push(OutputPiece::Text(token.to_string()));
+            pieces.append(later);
+        }
+        assert!(pieces.are_noticeable());
+        let end = ChoiceEnd {
+            reason: FinishReason::Stop,
+            cause: StopCause::EosOrLength,
+        };
+        pieces.push(OutputPiece::End(end.clone()));
+        assert_eq!(pieces.end(), Some(&end));
+        let expected = [
+            OutputPiece::Scores((1..5).map(score).collect()),
+            OutputPiece::Text("234".to_owned()),
+            OutputPiece::End(end),
+        ];
+        assert_eq!(pieces.0, expected);
+    }
+}

@@ -1,0 +1,121 @@
+//! The APIs that clients speak, one file each.
+//!
+//! Owns: the conversion of an API's JSON into a [`GenerateRequest`], and of the pieces of an answer
+//! into that API's JSON, whole and as a stream. Never: starts or waits for anything: `generate`
+//! does, for all of them. Invariant: the events of a stream, put together, are the whole answer.
+//!
+//! A new API is a file here with its [`Surface`], and a row in [`SURFACES`].
+
+mod openai;
+mod openai_chat;
+mod openai_completions;
+pub(crate) mod tokenize;
+
+use crate::app::BodyWork;
+use crate::error::ApiError;
+use crate::flights::TokenCounts;
+use crate::output_piece::OutputPieces;
+use crate::request::{GenerateRequest, RequestWarning, UsageShown};
+use cleave_text::ModelText;
+use cleave_text::json::Document;
+use openai_chat::OpenAiChat;
+use openai_completions::OpenAiCompletions;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Every API that generates.
+pub(crate) const SURFACES: [&dyn Surface; 2] = [&OpenAiChat, &OpenAiCompletions];
+
+/// One API: its requests, and the JSON of its answers.
+pub(crate) trait Surface: Send + Sync {
+    /// Path of its requests; they are sent with POST.
+    fn route(&self) -> &'static str;
+
+    /// Name in OpenTelemetry's conventions for generative models.
+    fn operation(&self) -> &'static str;
+
+    /// Work that reading a body causes.
+    fn body_work(&self) -> BodyWork;
+
+    /// Checks a body, and tokenizes its prompts.
+    ///
+    /// # Errors
+    /// A 4xx that names the field.
+    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>;
+
+    /// Renders an answer in one part. `choices` has the pieces of each choice.
+    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value;
+
+    /// Begins the rendering of an answer as a stream of events.
+    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer>;
+
+    /// Renders the body of an error before the answer began.
+    fn error(&self, error: &ApiError) -> Value;
+}
+
+/// Renders the events of one stream, as server-sent events, to the end of a buffer.
+pub(crate) trait EventRenderer: Send {
+    /// Events before the first piece.
+    fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage);
+
+    /// An event with pieces of a choice.
+    fn pieces(&self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage);
+
+    /// Events after the whole answer was sent.
+    fn last(&self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd);
+
+    /// The last event of a stream that broke off.
+    fn error(&self, out: &mut Vec<u8>, error: &ApiError);
+}
+
+/// The facts that all parts of an answer share.
+pub(crate) struct AnswerHead {
+    pub(crate) request_id: Arc<str>,
+    /// Time of the answer in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) model: Arc<ModelText>,
+    pub(crate) warnings: Vec<RequestWarning>,
+}
+
+/// The facts that are known when an answer ends.
+pub(crate) struct AnswerEnd {
+    pub(crate) counts: TokenCounts,
+    /// Durations of the stages, if the client asked for them.
+    pub(crate) timing: Option<Value>,
+}
+
+/// Token counts in an event before the end of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventUsage {
+    /// The client asked for none.
+    Hidden,
+    /// The last event will have them.
+    AtEnd,
+    /// The counts so far.
+    SoFar(TokenCounts),
+}
+
+impl AnswerHead {
+    /// Makes the head of an answer that begins now.
+    pub(crate) fn new(
+        request_id: Arc<str>,
+        model: Arc<ModelText>,
+        warnings: Vec<RequestWarning>,
+    ) -> Self {
+        Self {
+            request_id,
+            created: unix_now(),
+            model,
+            warnings,
+        }
+    }
+}
+
+/// Current time in seconds since 1970.
+pub(crate) fn unix_now() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}

@@ -1,0 +1,283 @@
+//! The shapes that OpenAI's two generating APIs share.
+//!
+//! Owns: the envelope, finish, usage and warnings of an answer, and its chunks, which are written
+//! directly into bytes: a server sends tens of thousands per second, and trees of JSON values would
+//! cost more than the rest of a chunk's path. Never: decides the contents. Invariant: a chunk is
+//! `data: `, one JSON object without a line break, and an empty line; a stream ends with `data:
+//! [DONE]` if and only if the whole answer was sent, otherwise with an error object, so that no
+//! client takes half an answer for a whole one (lesson 16).
+
+use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage};
+use crate::error::ApiError;
+use crate::flights::TokenCounts;
+use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
+use crate::request::UsageShown;
+use cleave_domain::TokenId;
+use cleave_text::ModelText;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+
+/// The differences between the answers of the two APIs.
+pub(super) struct OpenAiShape {
+    /// Beginning of an answer's id.
+    pub(super) id_prefix: &'static str,
+    /// `object` of a whole answer.
+    pub(super) whole_object: &'static str,
+    /// `object` of a chunk.
+    pub(super) chunk_object: &'static str,
+    /// The choice of the first chunk, where a stream begins with one, by its index.
+    pub(super) first_choice: Option<fn(usize) -> Value>,
+    /// Inserts the text into a choice of a whole answer.
+    pub(super) insert_text: fn(&mut Map<String, Value>, &str),
+    /// Writes the member of a chunk's choice that has the text.
+    pub(super) write_text: fn(&mut Vec<u8>, &str),
+    /// Builds `choices[].logprobs` of tokens.
+    pub(super) scores: fn(&[TokenScore], &ModelText) -> Value,
+}
+
+/// The pieces of a choice, as these APIs have them.
+struct ChoiceParts<'a> {
+    text: Cow<'a, str>,
+    scores: &'a [TokenScore],
+    end: Option<&'a ChoiceEnd>,
+}
+
+impl<'a> ChoiceParts<'a> {
+    fn of(pieces: &'a OutputPieces) -> Self {
+        let mut parts = Self {
+            text: Cow::Borrowed(""),
+            scores: &[],
+            end: None,
+        };
+        for piece in pieces.iter() {
+            match piece {
+                OutputPiece::Text(text) if parts.text.is_empty() => {
+                    parts.text = Cow::Borrowed(text);
+                }
+                OutputPiece::Text(text) => parts.text.to_mut().push_str(text),
+                OutputPiece::Scores(scores) => parts.scores = scores,
+                OutputPiece::End(end) => parts.end = Some(end),
+            }
+        }
+        parts
+    }
+}
+
+/// One answer: its head, and the id that is made of it.
+struct OpenAiAnswer {
+    shape: &'static OpenAiShape,
+    id: String,
+    head: AnswerHead,
+}
+
+impl OpenAiAnswer {
+    fn new(shape: &'static OpenAiShape, head: AnswerHead) -> Self {
+        let id = format!("{}-{}", shape.id_prefix, head.request_id);
+        Self { shape, id, head }
+    }
+
+    fn envelope(&self, object: &str, choices: Value) -> Map<String, Value> {
+        let mut map = Map::new();
+        map.insert("id".into(), self.id.as_str().into());
+        map.insert("object".into(), object.into());
+        map.insert("created".into(), self.head.created.into());
+        map.insert("model".into(), self.head.model.name().into());
+        map.insert("choices".into(), choices);
+        map
+    }
+
+    fn chunk(&self, choices: Value) -> Map<String, Value> {
+        self.envelope(self.shape.chunk_object, choices)
+    }
+
+    fn scores(&self, scores: &[TokenScore]) -> Value {
+        if scores.is_empty() {
+            Value::Null
+        } else {
+            (self.shape.scores)(scores, &self.head.model)
+        }
+    }
+}
+
+/// Builds the answer in one part.
+pub(super) fn whole(
+    shape: &'static OpenAiShape,
+    head: AnswerHead,
+    choices: &[OutputPieces],
+    end: AnswerEnd,
+) -> Value {
+    let answer = OpenAiAnswer::new(shape, head);
+    let choices = choices.iter().enumerate().map(|(index, pieces)| {
+        let parts = ChoiceParts::of(pieces);
+        let mut choice = Map::new();
+        choice.insert("index".into(), index.into());
+        (shape.insert_text)(&mut choice, &parts.text);
+        choice.insert("logprobs".into(), answer.scores(parts.scores));
+        insert_end(&mut choice, parts.end);
+        Value::Object(choice)
+    });
+    let mut whole = answer.envelope(shape.whole_object, choices.collect());
+    let AnswerEnd { counts, timing } = end;
+    whole.insert("usage".into(), usage_json(counts));
+    if !answer.head.warnings.is_empty() {
+        whole.insert("warnings".into(), json!(answer.head.warnings));
+    }
+    if let Some(timing) = timing {
+        whole.insert("timing".into(), timing);
+    }
+    Value::Object(whole)
+}
+
+/// `stop_reason` is vLLM's field: the client's own stop condition that was met.
+fn insert_end(choice: &mut Map<String, Value>, end: Option<&ChoiceEnd>) {
+    let cause = match end.map(|end| &end.cause) {
+        None | Some(StopCause::EosOrLength) => Value::Null,
+        Some(StopCause::Text(text)) => text.as_str().into(),
+        Some(StopCause::Token(token)) => (*token).into(),
+    };
+    choice.insert(
+        "finish_reason".into(),
+        end.map_or(Value::Null, |end| end.reason_word().into()),
+    );
+    choice.insert("stop_reason".into(), cause);
+}
+
+fn usage_json(counts: TokenCounts) -> Value {
+    let TokenCounts {
+        prompt_tokens,
+        output_tokens,
+        cached_tokens,
+    } = counts;
+    let details = cached_tokens.map(|cached_tokens| json!({"cached_tokens": cached_tokens}));
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": details,
+    })
+}
+
+/// Text of a token as a client sees it: its own bytes, with replacements for invalid UTF-8.
+pub(super) fn token_text(token: TokenId, model: &ModelText) -> String {
+    String::from_utf8_lossy(&model.tokenizer().bytes(token)).into_owned()
+}
+
+/// Writes the chunks of one stream; the part that all share is formatted once.
+pub(super) struct OpenAiEvents {
+    answer: OpenAiAnswer,
+    /// Beginning of every chunk, up to the index of the choice.
+    chunk_start: Vec<u8>,
+}
+
+impl OpenAiEvents {
+    pub(super) fn new(shape: &'static OpenAiShape, head: AnswerHead) -> Self {
+        let answer = OpenAiAnswer::new(shape, head);
+        let mut chunk_start = b"data: {\"id\":".to_vec();
+        write_json(&mut chunk_start, &answer.id);
+        chunk_start.extend(b",\"object\":");
+        write_json(&mut chunk_start, shape.chunk_object);
+        chunk_start.extend(b",\"created\":");
+        write_json(&mut chunk_start, &answer.head.created);
+        chunk_start.extend(b",\"model\":");
+        write_json(&mut chunk_start, answer.head.model.name());
+        chunk_start.extend(b",\"choices\":[{\"index\":");
+        Self {
+            answer,
+            chunk_start,
+        }
+    }
+}
+
+impl EventRenderer for OpenAiEvents {
+    fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage) {
+        let Some(first_choice) = self.answer.shape.first_choice else {
+            return;
+        };
+        for index in 0..choices_count {
+            let mut chunk = self.answer.chunk(json!([first_choice(index)]));
+            chunk.extend(usage_value(usage).map(|usage| ("usage".to_owned(), usage)));
+            write_event(out, &Value::Object(chunk));
+        }
+    }
+
+    fn pieces(&self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage) {
+        let ChoiceParts { text, scores, end } = ChoiceParts::of(pieces);
+        out.reserve(self.chunk_start.len() + text.len() + 96);
+        out.extend(&self.chunk_start);
+        write_json(out, &index);
+        (self.answer.shape.write_text)(out, &text);
+        if scores.is_empty() {
+            out.extend(b",\"logprobs\":null")
+        } else {
+            out.extend(b",\"logprobs\":");
+            write_json(out, &self.answer.scores(scores));
+        }
+        write_end(out, end);
+        out.extend(b"}]");
+        // Warnings accompany the last chunk of each choice.
+        let warnings = &self.answer.head.warnings;
+        if end.is_some() && !warnings.is_empty() {
+            out.extend(b",\"warnings\":");
+            write_json(out, warnings);
+        }
+        if let Some(usage) = usage_value(usage) {
+            out.extend(b",\"usage\":");
+            write_json(out, &usage);
+        }
+        out.extend(b"}\n\n");
+    }
+
+    fn last(&self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd) {
+        let AnswerEnd { counts, timing } = end;
+        if usage != UsageShown::Never || timing.is_some() {
+            let mut chunk = self.answer.chunk(json!([]));
+            if usage != UsageShown::Never {
+                chunk.insert("usage".into(), usage_json(counts));
+            }
+            if let Some(timing) = timing {
+                chunk.insert("timing".into(), timing);
+            }
+            write_event(out, &Value::Object(chunk));
+        }
+        out.extend(b"data: [DONE]\n\n");
+    }
+
+    fn error(&self, out: &mut Vec<u8>, error: &ApiError) {
+        write_event(out, &error.object());
+    }
+}
+
+/// Token counts as every chunk but the last shows them.
+fn usage_value(usage: EventUsage) -> Option<Value> {
+    match usage {
+        EventUsage::Hidden => None,
+        EventUsage::AtEnd => Some(Value::Null),
+        EventUsage::SoFar(counts) => Some(usage_json(counts)),
+    }
+}
+
+fn write_end(out: &mut Vec<u8>, end: Option<&ChoiceEnd>) {
+    let Some(end) = end else {
+        return out.extend(b",\"finish_reason\":null,\"stop_reason\":null");
+    };
+    out.extend(b",\"finish_reason\":");
+    write_json(out, end.reason_word());
+    out.extend(b",\"stop_reason\":");
+    match &end.cause {
+        StopCause::EosOrLength => out.extend(b"null"),
+        StopCause::Text(text) => write_json(out, text),
+        StopCause::Token(token) => write_json(out, token),
+    }
+}
+
+/// Writes an object as an event.
+fn write_event(out: &mut Vec<u8>, object: &Value) {
+    out.extend(b"data: ");
+    write_json(out, object);
+    out.extend(b"\n\n");
+}
+
+pub(super) fn write_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(out, value).expect("numbers, texts and trees of them are JSON");
+}

@@ -1,0 +1,259 @@
+//! `POST /v1/completions`.
+
+use super::openai::{OpenAiEvents, OpenAiShape, token_text, whole, write_json};
+use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use crate::app::BodyWork;
+use crate::error::ApiError;
+use crate::field::{JsonFields, wrong_type};
+use crate::output_piece::{OutputPieces, TokenScore};
+use crate::request::sampling::{
+    OutputRoom, StopFields, limit_list, logprobs_count, output, sampling, token_ids,
+};
+use crate::request::{
+    self, CHOICES_MAX, GenerateRequest, OutputWanted, TokenizedPrompt, UNSUPPORTED, text,
+};
+use cleave_domain::TokenId;
+use cleave_text::json::{Document, Json, JsonItems, JsonShape};
+use cleave_text::{ModelText, SpecialTokens};
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+
+/// Limit of output tokens if the client sets none, as in OpenAI's API.
+const TOKENS_DEFAULT: u32 = 16;
+/// Limit of prompts in one body.
+const PROMPTS_MAX: usize = 1024;
+
+/// Text completions, which continue a prompt.
+pub(super) struct OpenAiCompletions;
+
+static SHAPE: OpenAiShape = OpenAiShape {
+    id_prefix: "cmpl",
+    whole_object: "text_completion",
+    chunk_object: "text_completion",
+    first_choice: None,
+    insert_text,
+    write_text,
+    scores,
+};
+
+impl Surface for OpenAiCompletions {
+    fn route(&self) -> &'static str {
+        "/v1/completions"
+    }
+
+    fn operation(&self) -> &'static str {
+        "text_completion"
+    }
+
+    fn body_work(&self) -> BodyWork {
+        BodyWork::ParseOnly
+    }
+
+    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
+        completion(body, model)
+    }
+
+    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
+        whole(&SHAPE, head, choices, end)
+    }
+
+    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer> {
+        Box::new(OpenAiEvents::new(&SHAPE, head))
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error.object()
+    }
+}
+
+fn insert_text(choice: &mut Map<String, Value>, text: &str) {
+    choice.insert("text".into(), text.into());
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    out.extend(b",\"text\":");
+    write_json(out, text);
+}
+
+/// Builds `choices[].logprobs` of completions: parallel lists. The chosen token is among the top
+/// ones even if it is less likely.
+fn scores(scores: &[TokenScore], model: &ModelText) -> Value {
+    let top = |score: &TokenScore| {
+        let Some(chosen) = score.logprob else {
+            return Value::Null;
+        };
+        let mut map = Map::new();
+        for &(token, logprob) in score.top.iter().chain([&(score.token, chosen)]) {
+            // Tokens that are parts of characters share a text; the likeliest one is kept.
+            map.entry(token_text(token, model))
+                .or_insert_with(|| logprob.into());
+        }
+        Value::Object(map)
+    };
+    json!({
+        "tokens": scores.iter().map(|score| token_text(score.token, model)).collect::<Value>(),
+        "token_logprobs": scores.iter().map(|score| score.logprob).collect::<Vec<_>>(),
+        "top_logprobs": scores.iter().map(top).collect::<Value>(),
+        "text_offset": scores.iter().map(|score| score.offset).collect::<Value>(),
+    })
+}
+
+/// A prompt as the client sent it.
+enum GivenPrompt<'a> {
+    Text(Cow<'a, str>),
+    Tokens(JsonItems<'a>),
+}
+
+/// Checks a body and tokenizes its prompts.
+fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
+    let fields = JsonFields::of_body(body)?;
+    request::check_model(&fields, model)?;
+    request::refuse_fields(&fields, UNSUPPORTED)?;
+    request::refuse_fields(&fields, &["suffix", "messages", "tools"])?;
+    request::check_format(&fields)?;
+    let delivery = request::response_mode(&fields)?;
+    let given = prompts(&fields)?;
+    let choices = request::choices(&fields, given.len())?;
+    check_best_of(&fields, choices)?;
+    let logprobs = logprobs_count(&fields, "logprobs")?;
+    let output = output(&fields, logprobs)?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    let mut sampling = sampling(&fields, model)?;
+    sampling.logprobs = logprobs;
+    sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    let stop = StopFields::read(&fields, model)?;
+    let output_wanted = output_wanted(&stop, echo)?;
+    let special = match fields.flag("add_special_tokens")? {
+        Some(false) => SpecialTokens::Skipped,
+        Some(true) | None => SpecialTokens::Kept,
+    };
+    let context = model.context_tokens_max();
+    let output_room = OutputRoom {
+        param: "prompt",
+        context,
+        default: Some(TOKENS_DEFAULT),
+    };
+    let prompt = |(path, given): (String, GivenPrompt)| {
+        let (tokens, text) = tokens(&path, &given, model, special)?;
+        let text = text.filter(|_| echo);
+        let mut stop = stop.stop_rules(tokens.len(), output_room)?;
+        // The engine draws a token in every step, so one is drawn and dropped.
+        stop.max_tokens = stop.max_tokens.max(1);
+        let start = request::text_start(model, &tokens, output.special);
+        let text = || match text {
+            Some(text) => text.to_owned(),
+            None => model.tokenizer().decode(&tokens, output.special),
+        };
+        let echo = echo.then(text);
+        Ok(TokenizedPrompt {
+            tokens: tokens.into(),
+            stop,
+            start,
+            echo,
+            output_wanted,
+        })
+    };
+    let prompts = given
+        .into_iter()
+        .map(prompt)
+        .collect::<Result<Vec<_>, ApiError>>()?;
+    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
+    Ok(GenerateRequest {
+        prompts,
+        choices,
+        sampling,
+        output,
+        delivery,
+        priority,
+        cache_salt,
+        warnings: Vec::new(),
+    })
+}
+
+/// A request without output makes sense only for the scores of an echoed prompt.
+fn output_wanted(stop: &StopFields, echo: bool) -> Result<OutputWanted, ApiError> {
+    match stop.max_tokens() {
+        Some((_, 0)) if echo => Ok(OutputWanted::PromptOnly),
+        Some((name, 0)) => Err(ApiError::invalid(
+            name,
+            format!("`{name}` must be at least 1; 0 is allowed with `echo` only."),
+        )),
+        _ => Ok(OutputWanted::Output),
+    }
+}
+
+/// `best_of` is accepted only if it equals `n`, where it changes nothing; otherwise it would need
+/// the scores of whole answers.
+fn check_best_of(fields: &JsonFields, choices: u32) -> Result<(), ApiError> {
+    match fields.integer("best_of", 1..=CHOICES_MAX)? {
+        Some(best_of) if best_of != i64::from(choices) => Err(ApiError::unsupported(
+            "best_of",
+            format!(
+                "`best_of` is not supported unless it equals `n` ({choices}); ask for more choices with `n`."
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the prompts with their paths.
+fn prompts<'a>(fields: &JsonFields<'a>) -> Result<Vec<(String, GivenPrompt<'a>)>, ApiError> {
+    let expected =
+        "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
+    let path = || "prompt".to_owned();
+    let missing = || ApiError::invalid("prompt", "`prompt` is missing.");
+    let prompt = fields.any("prompt").ok_or_else(missing)?;
+    let items = match prompt.shape() {
+        JsonShape::String(text) => return Ok(vec![(path(), GivenPrompt::Text(text.get()))]),
+        JsonShape::Array(items) => items,
+        _ => return Err(wrong_type("prompt", expected, prompt)),
+    };
+    match items.clone().next().map(Json::shape) {
+        None => {
+            return Err(ApiError::invalid(
+                "prompt",
+                "`prompt` must not be an empty array.",
+            ));
+        }
+        Some(JsonShape::Number(_)) => return Ok(vec![(path(), GivenPrompt::Tokens(items))]),
+        Some(_) => limit_list("prompt", items.clone().count(), PROMPTS_MAX)?,
+    }
+    let given = |(index, item): (usize, Json<'a>)| {
+        let path = format!("prompt[{index}]");
+        match item.shape() {
+            JsonShape::String(text) => Ok((path, GivenPrompt::Text(text.get()))),
+            JsonShape::Array(tokens) => Ok((path, GivenPrompt::Tokens(tokens))),
+            _ => Err(wrong_type(&path, "a string or an array of token ids", item)),
+        }
+    };
+    items.enumerate().map(given).collect()
+}
+
+/// Returns the tokens of a prompt, and its text if it was one. An empty prompt becomes the model's
+/// begin token.
+fn tokens<'a>(
+    path: &str,
+    given: &'a GivenPrompt<'_>,
+    model: &ModelText,
+    special: SpecialTokens,
+) -> Result<(Vec<TokenId>, Option<&'a str>), ApiError> {
+    let (tokens, text) = match given {
+        GivenPrompt::Text(text) => (text::encode(text, special, model, "prompt")?, Some(&**text)),
+        GivenPrompt::Tokens(ids) => {
+            let context = model.context_tokens_max();
+            let count = ids.clone().count();
+            if count > context as usize {
+                return Err(text::too_long("prompt", count, context, ""));
+            }
+            (token_ids(path, ids.clone(), model)?, None)
+        }
+    };
+    match (tokens.is_empty(), model.bos()) {
+        (false, _) => Ok((tokens, text)),
+        (true, Some(bos)) => Ok((vec![bos], Some(""))),
+        (true, None) => Err(ApiError::invalid(
+            path,
+            format!("`{path}` is empty, and the model has no token to begin a text with."),
+        )),
+    }
+}

@@ -1,0 +1,27 @@
+//! Text and tokens of a model.
+//!
+//! Owns: everything between text and token ids: the tokenizer, chat templates, the detokenizer,
+//! stop strings, the defaults of sampling, and the JSON that templates and requests read in place.
+//! Never: generates, or knows a server: a worker uses it as the HTTP side does. No file is opened
+//! but in `model_files`.
+//! Invariant: a [`ModelText`] does not change after construction, so threads share it without a
+//! lock, and its tokens and texts are those of the reference implementation.
+
+mod detokenize;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
+pub mod json;
+mod model_files;
+mod model_text;
+#[cfg(test)]
+mod reference;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use detokenize::{TextStart, TextStream};
+pub use model_files::{ModelError, ModelFiles};
+pub use model_text::{ModelText, REPETITION_PENALTY, SamplingDefaults};
+pub use stop::{StopMatch, StopStrings};
+pub use template::{RenderEnd, RenderError, TemplateInput, TemplateValue, rendering_bytes_max};
+pub use tokenizer::{EncodeError, EncodedText, ModelTokenizer, SpecialTokens};

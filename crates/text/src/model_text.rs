@@ -1,0 +1,356 @@
+//! The text side of a model: tokenizer, chat templates, defaults.
+//!
+//! Owns: the reading of the files' contents, each checked against the others. Never: generates.
+//! Invariant: it does not change after construction, so requests share it without a lock.
+
+use crate::model_files::{ModelError, ModelFiles};
+use crate::template::{ChatTemplates, RenderError, TemplateInput};
+use crate::tokenizer::{ModelTokenizer, load_tokenizer};
+use cleave_domain::TokenId;
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// A tokenizer with templates and defaults, ready to serve.
+pub struct ModelText {
+    name: String,
+    tokenizer: ModelTokenizer,
+    templates: Option<ChatTemplates>,
+    bos: Option<TokenId>,
+    eos: Arc<[TokenId]>,
+    context_tokens_max: u32,
+    defaults: SamplingDefaults,
+}
+
+/// Sampling defaults. As in vLLM, `generation_config.json` sets them, unless it says `do_sample:
+/// false`; then OpenAI's defaults apply.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingDefaults {
+    pub temperature: f32,
+    /// Number of the likeliest tokens that are drawn from; 0 means all.
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+}
+
+/// Repetition penalties that engines accept; nearer to 0 a division by the penalty overflows.
+pub const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=100.0;
+
+impl ModelText {
+    /// Checks and compiles everything; an error names its file.
+    pub fn new(files: ModelFiles) -> Result<Self, ModelError> {
+        let ModelFiles {
+            name,
+            config,
+            tokenizer,
+            tokenizer_config,
+            special_tokens_map,
+            generation_config,
+            chat_template,
+            chat_templates_named,
+            context_tokens_max,
+        } = files;
+        let config = object("config.json", &config)?;
+        let generation = optional("generation_config.json", generation_config)?;
+        let mut special = special_tokens(&optional("special_tokens_map.json", special_tokens_map)?);
+        let tokenizer_config = optional("tokenizer_config.json", tokenizer_config)?;
+        special.extend(special_tokens(&tokenizer_config));
+
+        let library = load_tokenizer(&tokenizer)?;
+        let named = |key: &str| special.get(key).and_then(Value::as_str);
+        let configured = |key: &str| {
+            generation
+                .get(key)
+                .or_else(|| config.get(key))
+                .map(token_ids_of)
+        };
+        ["bos_token_id", "eos_token_id"]
+            .iter()
+            .try_for_each(|key| check_ids(&config, key))?;
+        let context = context_length(&config)?;
+        let tokenizer = ModelTokenizer::new(library, vocab_size(&config)?);
+        let vocabulary_count = tokenizer.vocabulary_count();
+        let id_of = |key: &str| named(key).and_then(|token| tokenizer.id_of(token));
+        let is_in_vocabulary = |id: &TokenId| *id < vocabulary_count;
+        let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
+        if let Some(unknown) = bos.filter(|id| !is_in_vocabulary(id)) {
+            tracing::warn!(
+                token = unknown,
+                vocab_size = vocabulary_count,
+                "the token that begins a text is beyond the model's vocabulary and is left out; see bos_token_id in \
+                 config.json and generation_config.json"
+            );
+        }
+        let bos = bos.filter(is_in_vocabulary);
+        let mut eos = configured("eos_token_id").unwrap_or_default();
+        eos.extend(id_of("eos_token"));
+        eos.sort_unstable();
+        eos.dedup();
+        for unknown in eos.extract_if(.., |id| !is_in_vocabulary(id)) {
+            tracing::warn!(
+                token = unknown,
+                vocab_size = vocabulary_count,
+                "an end token is beyond the model's vocabulary and ends no answer; see eos_token_id in \
+                 config.json and generation_config.json"
+            );
+        }
+        let templates = select_templates(&tokenizer_config, chat_template, chat_templates_named)?;
+        let templates = (!templates.is_empty())
+            .then(|| ChatTemplates::new(templates, special.clone()))
+            .transpose()
+            .map_err(|reason| ModelError::Invalid {
+                file: "chat template",
+                reason,
+            })?;
+        Ok(Self {
+            name,
+            templates,
+            bos,
+            eos: eos.into(),
+            context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
+            defaults: SamplingDefaults::of(&generation)?,
+            tokenizer,
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn tokenizer(&self) -> &ModelTokenizer {
+        &self.tokenizer
+    }
+
+    /// Longest sequence, prompt and output together.
+    pub fn context_tokens_max(&self) -> u32 {
+        self.context_tokens_max
+    }
+
+    /// Tokens that end an answer.
+    pub fn eos(&self) -> &Arc<[TokenId]> {
+        &self.eos
+    }
+
+    /// Token that begins a text, if the model has one.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.bos
+    }
+
+    /// Number of token ids that the engine accepts; some of them may have no text.
+    pub fn vocabulary_count(&self) -> u32 {
+        self.tokenizer.vocabulary_count()
+    }
+
+    /// Sampling parameters of a request that sets none.
+    pub fn defaults(&self) -> SamplingDefaults {
+        self.defaults
+    }
+
+    pub fn has_chat_template(&self) -> bool {
+        self.templates.is_some()
+    }
+
+    /// Longest text, in bytes, that is tokenized before it is known to exceed the context.
+    pub fn text_bytes_max(&self) -> usize {
+        let bytes_max = self.tokenizer.bytes_per_token_max();
+        bytes_max.saturating_mul(self.context_tokens_max as usize + 1)
+    }
+
+    /// Renders a conversation with the chat template.
+    ///
+    /// # Errors
+    /// If the template refuses the conversation or reaches a limit, or the model has no template.
+    pub fn render(&self, conversation: &TemplateInput) -> Result<String, RenderError> {
+        match &self.templates {
+            Some(templates) => templates.render(conversation),
+            None => Err(RenderError::Refused(
+                "the model has no chat template".into(),
+            )),
+        }
+    }
+}
+
+impl SamplingDefaults {
+    fn of(generation: &Map<String, Value>) -> Result<Self, ModelError> {
+        let sampled = generation.get("do_sample") != Some(&Value::Bool(false));
+        let value = |key: &str, otherwise: f32| match generation.get(key) {
+            Some(Value::Number(number)) if sampled => {
+                number.as_f64().map_or(otherwise, |n| n as f32)
+            }
+            _ => otherwise,
+        };
+        let defaults = Self {
+            temperature: value("temperature", 1.0),
+            top_k: value("top_k", 0.0).max(0.0) as u32,
+            top_p: value("top_p", 1.0),
+            min_p: value("min_p", 0.0),
+            repetition_penalty: value("repetition_penalty", 1.0),
+        };
+        let sound = (0.0..=2.0).contains(&defaults.temperature)
+            && (0.0..=1.0).contains(&defaults.min_p)
+            && defaults.top_p > 0.0
+            && defaults.top_p <= 1.0
+            && REPETITION_PENALTY.contains(&f64::from(defaults.repetition_penalty));
+        if sound {
+            return Ok(defaults);
+        }
+        Err(ModelError::Invalid {
+            file: "generation_config.json",
+            reason: format!("a sampling value is out of range: {defaults:?}"),
+        })
+    }
+}
+
+fn object(file: &'static str, text: &str) -> Result<Map<String, Value>, ModelError> {
+    serde_json::from_str(text).map_err(|error| ModelError::Invalid {
+        file,
+        reason: error.to_string(),
+    })
+}
+
+fn optional(file: &'static str, text: Option<String>) -> Result<Map<String, Value>, ModelError> {
+    text.map(|text| object(file, &text))
+        .transpose()
+        .map(Option::unwrap_or_default)
+}
+
+/// Reads one id or a list of ids.
+fn token_ids_of(value: &Value) -> Vec<TokenId> {
+    let one = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    match value {
+        Value::Array(values) => values.iter().filter_map(one).collect(),
+        value => one(value).into_iter().collect(),
+    }
+}
+
+/// Refuses ids in config.json beyond any vocabulary; ids slightly beyond the model's are left out
+/// later.
+fn check_ids(config: &Map<String, Value>, key: &str) -> Result<(), ModelError> {
+    let list = match config.get(key) {
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    let is_absurd = |value: &&Value| value.as_u64().is_some_and(|id| id >= VOCAB_MAX);
+    match list.iter().find(is_absurd) {
+        None => Ok(()),
+        Some(id) => Err(ModelError::Invalid {
+            file: "config.json",
+            reason: format!("{key} is {id}; token ids are below {VOCAB_MAX}"),
+        }),
+    }
+}
+
+/// Collects every `…_token`, given as a string or as an object with its content.
+fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
+    let content = |value: &Value| match value {
+        Value::Object(token) => token
+            .get("content")
+            .filter(|content| content.is_string())
+            .cloned(),
+        Value::String(_) => Some(value.clone()),
+        _ => None,
+    };
+    let tokens = config.iter().filter(|(key, _)| key.ends_with("_token"));
+    tokens
+        .filter_map(|(key, value)| Some((key.clone(), content(value)?)))
+        .collect()
+}
+
+/// Limit of a vocabulary.
+const VOCAB_MAX: u64 = 1 << 24;
+const POSITIONS_MAX: f64 = (1_u32 << 24) as f64;
+
+/// Returns the part of a configuration that concerns text.
+fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
+    let text = config.get("text_config").and_then(Value::as_object);
+    text.unwrap_or(config)
+}
+
+fn vocab_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
+    let Some(value) = text_config(config).get("vocab_size") else {
+        return Ok(None);
+    };
+    match value.as_u64() {
+        Some(size @ 1..=VOCAB_MAX) => Ok(Some(size as u32)),
+        _ => Err(ModelError::Invalid {
+            file: "config.json",
+            reason: format!(
+                "vocab_size is {value}; it must be a whole number from 1 to {VOCAB_MAX}"
+            ),
+        }),
+    }
+}
+
+/// Returns the context length: `max_position_embeddings`, which includes the scaling for Llama 3;
+/// the other kinds of scaling multiply it.
+fn context_length(config: &Map<String, Value>) -> Result<u32, ModelError> {
+    let invalid = |reason: &str| ModelError::Invalid {
+        file: "config.json",
+        reason: reason.into(),
+    };
+    let text = text_config(config);
+    let positions = text.get("max_position_embeddings").and_then(Value::as_u64);
+    let positions = positions.ok_or_else(|| invalid("max_position_embeddings is missing"))?;
+    let scaling = ["rope_parameters", "rope_scaling"]
+        .iter()
+        .find_map(|key| text.get(*key)?.as_object());
+    let kind =
+        scaling.and_then(|scaling| scaling.get("rope_type").or(scaling.get("type"))?.as_str());
+    let factor = scaling
+        .and_then(|scaling| scaling.get("factor")?.as_f64())
+        .unwrap_or(1.0);
+    let scaled = match kind {
+        Some("linear" | "dynamic") => positions as f64 * factor,
+        Some("yarn") => {
+            let original =
+                scaling.and_then(|s| s.get("original_max_position_embeddings")?.as_f64());
+            original.unwrap_or(positions as f64) * factor
+        }
+        _ => positions as f64,
+    };
+    if (1.0..=POSITIONS_MAX).contains(&scaled) {
+        Ok(scaled as u32)
+    } else {
+        Err(invalid(&format!(
+            "max_position_embeddings is {positions}, {scaled} with its scaling; it must be from 1 to \
+             {POSITIONS_MAX}"
+        )))
+    }
+}
+
+/// Returns the templates by name, with `default` among them if there is any; a file of its own
+/// takes precedence.
+fn select_templates(
+    tokenizer_config: &Map<String, Value>,
+    file: Option<String>,
+    mut named: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, ModelError> {
+    let invalid = |reason: &str| ModelError::Invalid {
+        file: "tokenizer_config.json",
+        reason: format!("chat_template: {reason}"),
+    };
+    if let Some(template) = file {
+        named.push(("default".into(), template));
+        return Ok(named);
+    }
+    match tokenizer_config.get("chat_template") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(template)) => named.push(("default".into(), template.clone())),
+        Some(Value::Array(templates)) => {
+            for template in templates {
+                let text = |key: &str| template.get(key)?.as_str().map(str::to_owned);
+                let (name, source) = text("name")
+                    .zip(text("template"))
+                    .ok_or_else(|| invalid("each of the list needs a `name` and a `template`"))?;
+                named.push((name, source));
+            }
+        }
+        Some(_) => return Err(invalid("neither a string nor a list")),
+    }
+    if !named.is_empty() && !named.iter().any(|(name, _)| name == "default") {
+        return Err(invalid("no template is named `default`"));
+    }
+    Ok(named)
+}
