@@ -109,16 +109,16 @@ impl ChosenPlacement {
     fn by_prices(forecasts: &[PlacementForecast]) -> Option<Self> {
         let best = forecasts.first()?;
         let choice = LegChoice {
-            prefill: best.forecast.prefill,
-            decode: best.forecast.decode,
-            cached_tokens: best.forecast.cached_tokens,
+            prefill: best.request.prefill,
+            decode: best.request.decode,
+            cached_tokens: best.request.cached_tokens,
             cost: 0,
             reason: best.reason,
         };
         Some(Self {
             choice,
             forecast: Some(*best),
-            considered: forecasts.iter().map(|forecast| forecast.forecast).collect(),
+            considered: forecasts.iter().map(|forecast| forecast.request).collect(),
             tpot: None,
         })
     }
@@ -127,7 +127,7 @@ impl ChosenPlacement {
     /// prediction, then the sooner.
     fn better(self, other: Self) -> Self {
         let rank = |placement: &Self| match &placement.forecast {
-            Some(forecast) => (forecast.miss.is_some(), false, forecast.forecast.e2e, 0),
+            Some(forecast) => (forecast.miss.is_some(), false, forecast.request.e2e, 0),
             None => (false, true, Duration::ZERO, placement.choice.cost),
         };
         if rank(&other) < rank(&self) {
@@ -227,7 +227,7 @@ impl RouterFleet {
         counts: &impl Fn(&FleetWorker) -> bool,
     ) -> Option<Result<ChosenPlacement, NoPlacement>> {
         let need = query.need?;
-        let workers = self.considered_workers(group, query, need, counts);
+        let workers = self.considered(group, query, need, counts);
         let snapshots = workers.iter().map(|worker| &worker.snapshot);
         policy::placement_exists(snapshots, &query.ask, query.terms.placement).ok()?;
         let forecasts = judge(&workers, need, query.terms.placement);
@@ -245,7 +245,7 @@ impl RouterFleet {
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
             let counts = |w: &FleetWorker| !w.draining && w.description.role.decodes();
-            let workers = self.considered_workers(group, query, need, &counts);
+            let workers = self.considered(group, query, need, &counts);
             workers.iter().map(|p| p.time_to_free_slot(need)).min()
         });
         reliefs.min()
@@ -271,8 +271,7 @@ impl RouterFleet {
         let groups = self.groups.iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let alone = able.flat_map(|(_, group)| {
-            let workers =
-                self.considered_workers(group, query, need, &|w: &FleetWorker| !w.draining);
+            let workers = self.considered(group, query, need, &|w: &FleetWorker| !w.draining);
             workers.iter().map(|p| p.alone).min()
         });
         alone.min().unwrap_or_default()
@@ -308,7 +307,7 @@ impl RouterFleet {
     }
 
     /// Forecasts of the workers that are considered; none without any prices.
-    fn considered_workers<'a>(
+    fn considered<'a>(
         &'a self,
         group: &'a CompatibleWorkers,
         query: &PlacementQuery,
@@ -338,21 +337,19 @@ impl RouterFleet {
         let template = self.members(group).find(|worker| worker.priced());
         let cached = template.map(|_| self.cached(group, query));
         let template = template.map(|worker| (&worker.prices, cached.unwrap_or_default()));
-        template
-            .into_iter()
-            .flat_map(move |(default_prices, cached)| {
-                let counting = self.members(group).filter(|worker| counts(worker));
-                counting.map(move |worker| {
-                    let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                    let prices = if worker.priced() {
-                        &worker.prices
-                    } else {
-                        default_prices
-                    };
-                    let snapshot = self.candidate(worker, query, blocks);
-                    worker_forecast(worker, prices, snapshot, need)
-                })
+        template.into_iter().flat_map(move |(fallback, cached)| {
+            let counting = self.members(group).filter(|worker| counts(worker));
+            counting.map(move |worker| {
+                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
+                let prices = if worker.priced() {
+                    &worker.prices
+                } else {
+                    fallback
+                };
+                let snapshot = self.candidate(worker, query, blocks);
+                worker_forecast(worker, prices, snapshot, need)
             })
+        })
     }
 
     fn cached(&self, group: &CompatibleWorkers, query: &PlacementQuery) -> BTreeMap<WorkerId, u32> {

@@ -141,7 +141,7 @@ pub(crate) struct StreamForecast {
 /// Forecast of a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PlacementForecast {
-    pub(crate) forecast: RequestForecast,
+    pub(crate) request: RequestForecast,
     pub(crate) stages: RequestStageTimes,
     /// Each gap between tokens, and the time that is added once.
     pub(crate) step: Duration,

@@ -160,7 +160,7 @@ impl RouterBrain {
         let flight = self.flights.get(&id)?;
         let slo = &flight.request.slo;
         let after_first_token = forecast.map_or(Duration::ZERO, |forecast| {
-            forecast.forecast.e2e.saturating_sub(forecast.forecast.ttft)
+            forecast.request.e2e.saturating_sub(forecast.request.ttft)
         });
         let by_end = slo.e2e.map(|e2e| e2e.saturating_sub(after_first_token));
         let left = slo.ttft.into_iter().chain(by_end).min()?;

@@ -168,7 +168,7 @@ impl RouterBrain {
             verdict,
             timing,
             output_tokens,
-            forecast: flight.forecast.map(|forecast| Box::new(forecast.forecast)),
+            forecast: flight.forecast.map(|forecast| Box::new(forecast.request)),
         });
         timing
     }
@@ -245,7 +245,7 @@ impl RouterBrain {
         let (class, goal_permille) = self.class_goal(flight);
         let sample = PredictionSample {
             real: first.since(flight.submitted).saturating_sub(before),
-            predicted: forecast.forecast.ttft.saturating_sub(before),
+            predicted: forecast.request.ttft.saturating_sub(before),
             target: slo.ttft.map(|ttft| ttft.saturating_sub(before)),
             goal_permille,
             at: self.now,

@@ -75,7 +75,7 @@ fn placement(prefill: u64, decode: u64, forecast: Option<PlacementForecast>) -> 
 }
 
 fn forecast() -> PlacementForecast {
-    let forecast = RequestForecast {
+    let request = RequestForecast {
         prefill: worker_ref(1),
         decode: worker_ref(2),
         cached_tokens: 0,
@@ -85,7 +85,7 @@ fn forecast() -> PlacementForecast {
         output_tokens: 30,
     };
     PlacementForecast {
-        forecast,
+        request,
         stages: RequestStageTimes {
             prefill_wait: MS * 3,
             prefill: MS * 4,

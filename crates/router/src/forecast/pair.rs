@@ -216,7 +216,7 @@ impl PairForecast<'_> {
     pub(crate) fn forecast(&self, need: &RequestNeed) -> PlacementForecast {
         let (stages, behind) = self.stages(need);
         let (miss, _) = self.miss(&stages, need);
-        let forecast = RequestForecast {
+        let request = RequestForecast {
             prefill: self.prefill.snapshot.worker,
             decode: self.decode.snapshot.worker,
             cached_tokens: self.prefill.snapshot.cached_tokens(&need.ask),
@@ -232,7 +232,7 @@ impl PairForecast<'_> {
             Role::Prefill => PlacementReason::OnPrefill,
         };
         PlacementForecast {
-            forecast,
+            request,
             stages,
             step: self.stream.step,
             tokens: need.ask.prompt_tokens + need.output / 2,
