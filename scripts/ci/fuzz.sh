@@ -15,7 +15,7 @@ corpus=$PWD/target/fuzz/corpus
 
 echo "== samples"
 CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-engine -p cleave-node \
-  -p cleave-transfer -- damaged any_text > /dev/null
+  -p cleave-policy -p cleave-transfer -- damaged any_text > /dev/null
 
 failed=()
 for target in "${targets[@]}"; do

@@ -14,9 +14,10 @@ use cleave_api::{ApiOptions, ReleaseMemory};
 use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
-    Calibration, FleetNode, FleetPorts, PolicyFile, RouterNode, RouterOptions, RunningFleet,
-    RunningRouter, RunningWorker, WorkerNode, WorkerOptions, WorkerPorts,
+    Calibration, FleetNode, FleetPorts, RouterNode, RouterOptions, RunningFleet, RunningRouter,
+    RunningWorker, WorkerNode, WorkerOptions, WorkerPorts,
 };
+use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
 use std::collections::BTreeMap;
 use std::io::Write;

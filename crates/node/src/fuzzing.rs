@@ -3,7 +3,7 @@
 use crate::connection::{LinkState, Registration};
 use crate::trace::RequestContext;
 use crate::wire::proto;
-use crate::{picker, policy, scaling};
+use crate::{picker, scaling};
 use cleave_domain::{Emission, HandoffId, Order, Report};
 use cleave_transfer::WriteGrant;
 use prost::Message;
@@ -11,29 +11,6 @@ use std::fmt::Debug;
 
 /// Kinds of messages that [`grpc`] distinguishes.
 const KINDS: u8 = 10;
-
-/// A policy's text.
-///
-/// # Panics
-/// If a text is refused without a reason, or with one whose place is not in it.
-pub fn policy(bytes: &[u8]) {
-    let Ok(text) = str::from_utf8(bytes) else {
-        return;
-    };
-    let Err(diagnostics) = policy::parse(text) else {
-        return;
-    };
-    assert!(!diagnostics.is_empty(), "refused without a reason");
-    // Lines of YAML end in either sign, or in both.
-    let lines = text.split(['\n', '\r']).count() as u64;
-    for diagnostic in diagnostics {
-        assert!(
-            diagnostic.line <= lines + 1,
-            "{diagnostic:?} of {lines} lines"
-        );
-        assert!(!diagnostic.message.is_empty(), "{diagnostic:?}");
-    }
-}
 
 /// A message of one kind, which the first byte chooses, as the other end of a fleet's stream, a
 /// proxy or an orchestrator would send it.

@@ -3,13 +3,13 @@
 //! Owns: the rule for a worker's name. Never checks anything else: the command line does.
 //! Invariant: a default stands on its field, and nowhere else.
 
-use crate::PolicyFile;
 use crate::server::HttpLimits;
 use crate::telemetry::DeviceCeilings;
 use crate::trace::TraceOptions;
 use crate::worker::{StepTime, TierOptions};
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
+use cleave_policy::PolicyFile;
 use cleave_sched::LookupLimits;
 use cleave_tls::CertificateFiles;
 use cleave_transfer::Transport;

@@ -2,8 +2,8 @@
 //!
 //! Owns: these series. Never: reads a file. Invariant: one policy is shown at a time.
 
-use crate::policy::{PolicyFile, PolicyReload};
 use cleave_api::MetricRegistry;
+use cleave_policy::{PolicyFile, PolicyReload};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -13,13 +13,14 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::spawn_blocking;
 use tracing::warn;
+use twox_hash::XxHash3_64;
 
 /// How often the file is read.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The result of a look at the file.
 #[derive(Debug)]
-pub(crate) enum PolicyReload {
+pub enum PolicyReload {
     /// It is another policy, with the digest of its bytes.
     Changed(Arc<SloPolicy>, String),
     /// The bytes changed, or a signal asked, and the policy is the same.
@@ -32,11 +33,12 @@ pub(crate) enum PolicyReload {
 
 /// The digest of bytes, for a metric's label.
 pub(super) fn digest(bytes: &[u8]) -> String {
-    format!("{:016x}", cleave_transfer::checksum(bytes))
+    format!("{:016x}", XxHash3_64::oneshot(bytes))
 }
 
+/// Follows the file of a policy that was read.
 #[derive(Debug)]
-pub(crate) struct PolicyWatcher {
+pub struct PolicyWatcher {
     file: PolicyFile,
     last_read: LastPolicyRead,
 }
@@ -52,13 +54,14 @@ enum LastPolicyRead {
 }
 
 impl PolicyWatcher {
-    pub(crate) fn new(file: PolicyFile) -> Self {
+    /// A watcher that compares the file with what was read as `file`.
+    pub fn new(file: PolicyFile) -> Self {
         let last_read = LastPolicyRead::Bytes(file.bytes.clone());
         Self { file, last_read }
     }
 
     /// Looks again and again, at once after SIGHUP, for as long as it is polled.
-    pub(crate) async fn run(mut self, mut report: impl FnMut(PolicyReload)) {
+    pub async fn run(mut self, mut report: impl FnMut(PolicyReload)) {
         let mut hangup = signal(SignalKind::hangup())
             .inspect_err(|error| warn!(%error, "SIGHUP will not reload the policy"))
             .ok();
@@ -83,7 +86,7 @@ impl PolicyWatcher {
     }
 
     /// The change since the last look, if any.
-    pub(crate) fn poll_file(&mut self) -> Option<PolicyReload> {
+    pub(super) fn poll_file(&mut self) -> Option<PolicyReload> {
         let path = &self.file.path;
         let bytes = match read(path) {
             Ok(bytes) => bytes,

@@ -5,7 +5,7 @@ use cleave_domain::{OnSloMiss, SloClass, TenantQuota};
 use std::time::Duration;
 
 /// The example that users start from.
-const EXAMPLE: &str = include_str!("../../../../assets/policy.yaml");
+const EXAMPLE: &str = include_str!("../../../assets/policy.yaml");
 
 #[test]
 fn the_example_policy_parses_as_commented() {

@@ -6,6 +6,8 @@
 
 mod class;
 mod consistency;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod rule;
 mod scaling;
 #[cfg(test)]
@@ -13,7 +15,7 @@ mod tests;
 mod watch;
 mod yaml;
 
-pub(crate) use watch::{PolicyReload, PolicyWatcher};
+pub use watch::{PolicyReload, PolicyWatcher};
 
 use cleave_domain::{HeaderTrust, SloPolicy};
 use std::fmt;
@@ -49,10 +51,11 @@ impl PolicyFile {
     }
 
     /// The digest of its content, for a metric's label.
-    pub(crate) fn digest(&self) -> String {
+    pub fn digest(&self) -> String {
         watch::digest(&self.bytes)
     }
 
+    /// The policy that was read.
     pub fn policy(&self) -> &Arc<SloPolicy> {
         &self.policy
     }
@@ -114,7 +117,7 @@ fn check(path: &Path, bytes: &[u8]) -> Result<SloPolicy, PolicyError> {
 }
 
 /// The policy in a text, or all its mistakes.
-pub(crate) fn parse(text: &str) -> Result<SloPolicy, Vec<Diagnostic>> {
+fn parse(text: &str) -> Result<SloPolicy, Vec<Diagnostic>> {
     let mut diagnostics = Diagnostics::default();
     let policy = read_policy(text, &mut diagnostics);
     match (policy, diagnostics.into_sorted()) {
