@@ -5,7 +5,7 @@
 //! Invariant: takes no longer than its budget and the shortest measurement, one token, as far as
 //! the times measured so far predict the rest.
 
-use crate::telemetry::DeviceCeilings;
+use cleave_telemetry::DeviceCeilings;
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SlotIndex, StepId,
     StepPlan, StepWork,

@@ -3,7 +3,7 @@
 //! Invariant: what a worker emits and reports travels in one order. A connection that cannot take
 //! more is cut; a driver never blocks on it.
 
-use crate::trace::RequestContext;
+use cleave_telemetry::RequestContext;
 use cleave_api::ModelFiles;
 use cleave_domain::{
     Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription, WorkerRef,

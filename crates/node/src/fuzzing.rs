@@ -1,7 +1,7 @@
 //! Inputs that workers, routers and operators give to a node, for tests and libFuzzer.
 
 use crate::connection::{LinkState, Registration};
-use crate::trace::RequestContext;
+use cleave_telemetry::RequestContext;
 use crate::wire::proto;
 use crate::{picker, scaling};
 use cleave_domain::{Emission, HandoffId, Order, Report};

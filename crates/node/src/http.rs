@@ -6,7 +6,7 @@ use crate::grpc::{ModelRegistry, fleet_routes};
 use crate::health::HealthMonitor;
 use crate::scaling::{ScalingStatusReader, scaler_service};
 use crate::server::{HttpServer, PortRoutes, bind, fit_to_open_files};
-use crate::telemetry::Telemetry;
+use cleave_telemetry::Telemetry;
 use crate::{NodeError, RouterOptions};
 use axum::Router;
 use axum::body::Body;

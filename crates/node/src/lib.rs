@@ -23,9 +23,6 @@ mod ports;
 mod router;
 mod scaling;
 mod server;
-mod tape;
-mod telemetry;
-mod trace;
 mod views;
 mod wire;
 mod worker;
@@ -38,15 +35,13 @@ pub use options::{RouterOptions, WorkerOptions, invalid_name_reason};
 pub use picker::{PickerOptions, ProxyTls};
 pub use ports::{FleetPorts, WorkerPorts};
 pub use server::HttpLimits;
-pub use telemetry::{DeviceCeilings, metrics_page};
-pub use trace::{TraceError, TraceOptions, TraceSampler, TraceSamplerError};
 pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
 /// The shortest silence after which a peer may count as lost.
 pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;
 
+use cleave_telemetry::TelemetryError;
 use std::io;
-use std::path::PathBuf;
 
 /// Why a node cannot start, by what the caller can change.
 #[derive(Debug, thiserror::Error)]
@@ -54,18 +49,15 @@ pub enum NodeError {
     /// A port cannot be bound.
     #[error("cannot listen on {0}")]
     Bind(String, #[source] io::Error),
-    /// The tape cannot be written.
-    #[error("cannot write the tape {}", .0.display())]
-    Tape(PathBuf, #[source] io::Error),
     /// The folder for KV blocks cannot be used.
     #[error(transparent)]
     Tier(#[from] SlabError),
     /// The system cannot start the engine's thread.
     #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),
-    /// The trace collector's address cannot be used.
+    /// The tape cannot be written, or the trace collector's address cannot be used.
     #[error(transparent)]
-    Traces(#[from] TraceError),
+    Telemetry(#[from] TelemetryError),
     /// Certificates or keys cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),

@@ -4,8 +4,7 @@
 //! Invariant: a default stands on its field, and nowhere else.
 
 use crate::server::HttpLimits;
-use crate::telemetry::DeviceCeilings;
-use crate::trace::TraceOptions;
+use cleave_telemetry::{DeviceCeilings, TraceOptions};
 use crate::worker::{StepTime, TierOptions};
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};

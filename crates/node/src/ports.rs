@@ -7,8 +7,7 @@
 
 use crate::http::RouterPorts;
 use crate::server::{HttpLimits, HttpServer, PortRoutes, bind};
-use crate::telemetry::Telemetry;
-use crate::trace::TraceOptions;
+use cleave_telemetry::{Telemetry, TraceOptions};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use axum::Router;
 use axum::http::{StatusCode, header};

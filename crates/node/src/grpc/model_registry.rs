@@ -296,7 +296,7 @@ mod tests {
     use super::*;
     use crate::RouterOptions;
     use crate::router::RouterBody;
-    use crate::telemetry::Telemetry;
+    use cleave_telemetry::Telemetry;
     use cleave_api::ApiOptions;
     use std::path::Path;
     use std::time::Duration;

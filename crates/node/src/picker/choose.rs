@@ -8,6 +8,7 @@
 //! the first whose load is below the mean plus a quarter and a few takes it (consistent hashing
 //! with bounded loads). A request without a key goes to the router with the fewest sequences.
 
+use cleave_telemetry::PickerChoice;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -25,15 +26,6 @@ pub(crate) struct EndpointState {
     pub(crate) load: u64,
     /// The limit on open sequences; `None` for no limit.
     pub(crate) load_max: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PickerChoice {
-    Endpoint(SocketAddr),
-    /// All ready routers are at their limits.
-    Full,
-    /// No allowed router is ready.
-    NoneReady,
 }
 
 /// Chooses among `endpoints`, limited to `subset` if there is one. Without a `key`, routers with

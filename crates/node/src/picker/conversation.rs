@@ -8,7 +8,7 @@
 //! Where the request's body is streamed both ways, its headers are answered when it is complete,
 //! since its beginning decides where it goes. Otherwise the headers alone must do.
 
-use super::choose::PickerChoice;
+use cleave_telemetry::PickerChoice;
 use super::pick_request::{PickRequest, allowed_endpoints, body_key, session_key};
 use super::proto::header_value_option::AppendAction;
 use super::proto::processing_request::Request as Word;

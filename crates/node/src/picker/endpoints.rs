@@ -3,11 +3,11 @@
 //! Owns: polling each router for its readiness and load. Never asks on a request's path. Invariant:
 //! a router that did not answer its last poll is not ready.
 
-use super::choose::{EndpointState, PickerChoice, choose};
+use super::choose::{EndpointState, choose};
+use cleave_telemetry::{PickerChoice, PickerSeries};
 use super::pick_request::PickRequest;
 use crate::grpc::watch_names;
 use crate::peer_router::{PeerRouterClient, PeerRouterLoad, PeerRouterUnavailable};
-use crate::telemetry::PickerSeries;
 use futures::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,11 +4,11 @@
 //! answers. Never opens a socket, or knows how an answer is made. Invariant: any bytes are some
 //! conversation, and each message goes through the decoder that a proxy's messages do.
 
-use super::PickerChoice;
 use super::conversation::ExtProcConversation;
 use super::proto::processing_request::Request as Word;
 use super::proto::processing_response::Response as Answer;
 use super::proto::{BodyResponse, ProcessingRequest, body_mutation};
+use cleave_telemetry::PickerChoice;
 use prost::Message;
 use std::net::SocketAddr;
 

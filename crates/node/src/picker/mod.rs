@@ -30,13 +30,11 @@ mod proto {
     tonic::include_proto!("envoy.service.ext_proc.v3");
 }
 
-pub(crate) use choose::PickerChoice;
-
 use crate::NodeError;
 use crate::http::RouterTls;
 use crate::peer_router::PeerRouterClient;
 use crate::server::{HttpLimits, HttpServer, PortRoutes, bind};
-use crate::telemetry::{PickerSeries, Telemetry};
+use cleave_telemetry::{PickerSeries, Telemetry};
 use axum::Router;
 use axum::body::Body;
 use cleave_tls::ServerTls;

@@ -16,8 +16,7 @@ use super::standby::NameStandby;
 use crate::clock::{BrainClock, deadline_reached};
 use crate::connection::{LinkState, WorkerConnection};
 use crate::scaling::ScalingStatus;
-use crate::tape::TapeRecorder;
-use crate::telemetry::{RouterMeters, ScalingSeries, SloMeters};
+use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
 use cleave_domain::{
     FlightId, HandoffId, Report, Request, Role, ScalingMode, SloPolicy, TapeRecord, TokenId,
     WorkerId, WorkerRef,

@@ -10,9 +10,7 @@
 //! as failed, never as a shorter text.
 
 use super::backlog::{ClientBacklog, ClientReceiver};
-use super::overhead::RouterOverhead;
-use crate::telemetry::RouterMeters;
-use crate::trace::{AttemptChange, FlightOutcome, FlightSpan, RequestContext, Traces};
+use cleave_telemetry::{AttemptChange, FlightOutcome, FlightSpan, RequestContext, RouterMeters, RouterOverhead, Traces};
 use cleave_api::FlightEvent;
 use cleave_domain::{
     Emission, Ending, Failure, FlightId, HandoffId, Request, RequestStageTimes, TokenId, TokenUsage,
@@ -315,7 +313,7 @@ impl OpenFlight {
 mod tests {
     use super::*;
     use crate::router::backlog;
-    use crate::telemetry::Telemetry;
+    use cleave_telemetry::Telemetry;
     use cleave_domain::{
         FinishReason, PrefillTiming, PromptFacts, RequestSlo, SampledToken, SamplingParams,
         StopRules,

@@ -8,12 +8,10 @@ use super::backlog::{self, ClientReceiver};
 use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
 use super::driver::RouterEvent;
 use super::flights::OpenFlights;
-use super::overhead::RouterOverhead;
+use cleave_telemetry::{RequestContext, RouterOverhead, Telemetry};
 use super::roster::WorkerRoster;
 use crate::health::HealthMonitor;
 use crate::scaling::{ScalingStatus, ScalingStatusReader, dashboard_scaling};
-use crate::telemetry::Telemetry;
-use crate::trace::RequestContext;
 use crate::views::CommandNovelty;
 use cleave_api::{
     ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
@@ -337,8 +335,7 @@ impl Drop for ClientStream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::RouterMeters;
-    use crate::trace::Traces;
+    use cleave_telemetry::{RouterMeters, Traces};
     use cleave_domain::{FinishReason, RequestSlo, SamplingParams, StopRules};
     use futures::FutureExt;
 

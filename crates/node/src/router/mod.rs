@@ -12,23 +12,18 @@ mod frontend;
 mod grants;
 mod join_warnings;
 mod orders;
-mod overhead;
 mod peer_routers;
 mod roster;
 mod standby;
 
-pub(crate) use dashboard::{HandoffLoss, RequestVerdict};
 pub(crate) use driver::RouterEvent;
 pub(crate) use flights::OpenFlights;
-pub(crate) use overhead::RouterOverhead;
 
 use crate::acceptor::RouterAcceptor;
 use crate::health::HealthMonitor;
 use crate::peer_router::PeerRouterClient;
 use crate::scaling::{ScalingStatus, ScalingStatusReader};
-use crate::tape::TapeRecorder;
-use crate::telemetry::{PolicySeries, RouterMeters, SloMeters, Telemetry};
-use crate::trace::Traces;
+use cleave_telemetry::{PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, Traces};
 use crate::{NodeError, RouterOptions};
 use cleave_api::{Frontend, ServingReadiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};

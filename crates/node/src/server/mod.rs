@@ -20,7 +20,7 @@ pub use limits::HttpLimits;
 pub(crate) use open_files::fit_to_open_files;
 
 use crate::NodeError;
-use crate::telemetry::ServerSeries;
+use cleave_telemetry::ServerSeries;
 use axum::Router;
 use cleave_tls::tokio_rustls::LazyConfigAcceptor;
 use cleave_tls::{PeerProtocol, PeerTls, ServerTls, rustls};

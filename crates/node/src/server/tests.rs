@@ -3,7 +3,7 @@
 mod half_close;
 
 use super::*;
-use crate::telemetry::Telemetry;
+use cleave_telemetry::Telemetry;
 use axum::body::{Body, Bytes};
 use axum::routing::get;
 use futures::stream;

@@ -11,6 +11,7 @@ mod price;
 mod registration;
 mod report;
 mod request;
+mod request_context;
 #[cfg(test)]
 pub(crate) mod sample;
 mod scaling;

@@ -17,9 +17,7 @@ use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
 use crate::clock::{BrainClock, deadline_reached};
 use crate::connection::{FromWorker, RouterConnection, ToWorker};
-use crate::tape::TapeRecorder;
-use crate::telemetry::WorkerMeters;
-use crate::trace::{WorkerSpans, log_ids};
+use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerSpans, log_ids};
 use cleave_api::WorkerCommand;
 use cleave_domain::{
     BlockHash, BlockIndex, Emission, HandoffId, Order, Report, ReserveOrder, Role, RouterId,

@@ -4,7 +4,8 @@
 //! keeps a request. Invariant: its memory depends on the number of classes alone, not on the load.
 
 use cleave_api::{DurationQuantiles, HISTORY_SECONDS, HistorySecond, VerdictCounts, WINDOW};
-use cleave_domain::{RequestStage, RequestStageTimes};
+use cleave_domain::RequestStage;
+use cleave_telemetry::RequestVerdict;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -75,16 +76,6 @@ fn bucket_middle(bucket: usize) -> Duration {
     let (octave, eighth) = (bucket / EIGHTHS as usize, bucket % EIGHTHS as usize);
     let middle = (1u64 << octave) as f64 * (1.0 + (eighth as f64 + 0.5) / 8.0);
     Duration::from_secs_f64(middle * 8e-6)
-}
-
-/// The verdict on one request.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestVerdict {
-    pub(crate) class: String,
-    pub(crate) verdict: &'static str,
-    pub(crate) reason: &'static str,
-    pub(crate) timing: RequestStageTimes,
-    pub(crate) output_tokens: u32,
 }
 
 /// One class of one slot.
@@ -257,6 +248,7 @@ fn add(sum: &mut VerdictCounts, more: VerdictCounts) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_domain::RequestStageTimes;
     use proptest::prelude::*;
 
     fn done(verdict: &'static str, millis: u64) -> RequestVerdict {

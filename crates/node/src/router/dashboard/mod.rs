@@ -9,8 +9,6 @@
 mod events;
 mod last_minute;
 
-pub(crate) use last_minute::RequestVerdict;
-
 use crate::scaling::RecentDecisions;
 use cleave_api::{
     DashboardEvent, DurationQuantiles, FlightStageCounts, HandoffTotals, HistorySecond,
@@ -20,6 +18,7 @@ use cleave_domain::{
     Ending, Failure, FleetTarget, FlightId, HandoffId, Report, RequestStage, WorkerRef,
 };
 use cleave_router::RouterNote;
+use cleave_telemetry::{HandoffLoss, RequestVerdict, failure_name, refusal_name};
 use events::{DashboardEvents, at_ms};
 use last_minute::{ClassMinute, LastMinute};
 use parking_lot::{Mutex, MutexGuard};
@@ -148,7 +147,7 @@ impl Dashboard {
             RouterNote::Moved { handoff, .. } => state.migration_ended(*handoff),
             RouterNote::MigrationAborted { handoff, failure } => {
                 state.migration_ended(*handoff);
-                let reason = crate::telemetry::failure_name(failure);
+                let reason = failure_name(failure);
                 state.events.add("stayed", reason, "a move");
             }
             RouterNote::Retried {
@@ -157,7 +156,7 @@ impl Dashboard {
                 if let Some(tracked) = state.flights.get_mut(&handoff.flight) {
                     (tracked.stage, tracked.moving) = (FlightStage::Queued, false);
                 }
-                let reason = crate::telemetry::failure_name(failure);
+                let reason = failure_name(failure);
                 state.events.add("retried", reason, "an attempt");
             }
             RouterNote::PassedOver {
@@ -165,7 +164,7 @@ impl Dashboard {
             } => {
                 // A refusal is no news about a worker; a missing answer is.
                 let (reason, about) = match refusal {
-                    Some(refusal) => (crate::telemetry::refusal_name(refusal), "a worker".into()),
+                    Some(refusal) => (refusal_name(refusal), "a worker".into()),
                     None => ("silent", name(worker)),
                 };
                 state.events.add("passed_over", reason, &about);
@@ -300,41 +299,6 @@ enum HandoffProgress {
     Reserved(u32),
     Prefilled,
     Landed,
-}
-
-/// The outcome of a hand-off that did not land. A cancelled or superseded one has none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandoffLoss {
-    /// A worker refused its leg.
-    Refused,
-    Failed,
-    /// A worker or its link went away, or did not answer.
-    Lost,
-}
-
-impl HandoffLoss {
-    pub(crate) const ALL: [Self; 3] = [Self::Refused, Self::Failed, Self::Lost];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-            Self::Lost => "lost",
-        }
-    }
-
-    fn by(failure: &Failure) -> Option<Self> {
-        match failure {
-            Failure::Rejected => Some(Self::Refused),
-            Failure::WorkerLost | Failure::LinkLost | Failure::LeaseExpired => Some(Self::Lost),
-            Failure::WorkerStuck | Failure::Corrupt | Failure::Engine(_) | Failure::OutOfBlocks => {
-                Some(Self::Failed)
-            }
-            Failure::RetriesSpent(last) => Self::by(last),
-            // Its own router or client ended it.
-            Failure::Draining | Failure::SlowReader => None,
-        }
-    }
 }
 
 impl TrackedFlight {

@@ -5,7 +5,7 @@
 //! are its children.
 
 use super::{RequestContext, SpanBuilder, Traces};
-use crate::telemetry::{failure_name, refusal_name};
+use crate::outcome::{failure_name, refusal_name};
 use cleave_api::TraceParent;
 use cleave_domain::{Ending, Failure, HandoffId, RequestStageTimes, TokenUsage, WorkerRef};
 use cleave_router::RouterNote;
@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 /// How a stream passed to another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AttemptChange {
+pub enum AttemptChange {
     /// The previous attempt was over, and its tokens were computed again.
     Resumed,
     /// The running sequence moved.
@@ -23,7 +23,7 @@ pub(crate) enum AttemptChange {
 }
 
 impl AttemptChange {
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Resumed => "resumed",
             Self::Migrated => "migrated",
@@ -32,7 +32,7 @@ impl AttemptChange {
 }
 
 #[derive(Debug)]
-pub(crate) struct FlightSpan {
+pub struct FlightSpan {
     trace: TraceParent,
     flight: SpanBuilder,
     has_token: bool,
@@ -47,15 +47,15 @@ struct AttemptSpan {
 }
 
 /// The outcome of a flight.
-pub(crate) struct FlightOutcome<'a> {
-    pub(crate) ending: &'a Ending,
-    pub(crate) usage: TokenUsage,
-    pub(crate) timing: RequestStageTimes,
+pub struct FlightOutcome<'a> {
+    pub ending: &'a Ending,
+    pub usage: TokenUsage,
+    pub timing: RequestStageTimes,
 }
 
 impl FlightSpan {
     /// The spans of a flight, if its trace is recorded.
-    pub(crate) fn begin(traces: &Traces, context: &RequestContext) -> Option<Box<Self>> {
+    pub fn begin(traces: &Traces, context: &RequestContext) -> Option<Box<Self>> {
         let parent = context.trace.filter(|trace| traces.records(Some(*trace)))?;
         let flight = SpanBuilder::under(parent, "flight", SystemTime::now());
         Some(Box::new(Self {
@@ -67,7 +67,7 @@ impl FlightSpan {
     }
 
     /// The request's id, and the span for workers' work on an attempt.
-    pub(crate) fn order_context(
+    pub fn order_context(
         &mut self,
         context: &RequestContext,
         handoff: HandoffId,
@@ -92,7 +92,7 @@ impl FlightSpan {
     }
 
     /// Adds a note of the brain.
-    pub(crate) fn handle_note(&mut self, note: &RouterNote) {
+    pub fn handle_note(&mut self, note: &RouterNote) {
         match note {
             RouterNote::Placed {
                 handoff,
@@ -176,14 +176,14 @@ impl FlightSpan {
     }
 
     /// A token went to the client.
-    pub(crate) fn token_sent(&mut self) {
+    pub fn token_sent(&mut self) {
         if !std::mem::replace(&mut self.has_token, true) {
             self.flight.add_event("first_token", Vec::new());
         }
     }
 
     /// Another attempt took over after this many tokens, and the client waited for this long.
-    pub(crate) fn attempt_changed(
+    pub fn attempt_changed(
         &mut self,
         change: AttemptChange,
         attempt: u32,
@@ -199,7 +199,7 @@ impl FlightSpan {
     }
 
     /// Ends and sends all spans of the flight.
-    pub(crate) fn send_spans(mut self, traces: &Traces, outcome: &FlightOutcome<'_>) {
+    pub fn send_spans(mut self, traces: &Traces, outcome: &FlightOutcome<'_>) {
         self.set_outcome(outcome);
         for mut attempt in self.attempts {
             attempt.end();
@@ -270,7 +270,7 @@ impl AttemptSpan {
 }
 
 /// A request's id and trace, for log lines.
-pub(crate) fn log_ids(
+pub fn log_ids(
     context: Option<&Arc<RequestContext>>,
 ) -> (Option<&str>, Option<TraceParent>) {
     let id = context.map(|context| &*context.request_id);

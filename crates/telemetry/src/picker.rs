@@ -2,12 +2,22 @@
 //!
 //! Owns: these series. Never: chooses. Invariant: every outcome is there from the start, as a zero.
 
-use crate::picker::PickerChoice;
 use cleave_api::MetricRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use std::net::SocketAddr;
+
+/// The answer of an endpoint picker to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PickerChoice {
+    Endpoint(SocketAddr),
+    /// All ready routers are at their limits.
+    Full,
+    /// No allowed router is ready.
+    NoneReady,
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PickerOutcomeLabels {
@@ -20,7 +30,7 @@ struct EndpointStateLabels {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct PickerSeries {
+pub struct PickerSeries {
     requests: Family<PickerOutcomeLabels, Counter>,
     endpoints: Family<EndpointStateLabels, Gauge>,
 }
@@ -53,7 +63,7 @@ impl PickerSeries {
         series
     }
 
-    pub(crate) fn count_choice(&self, choice: PickerChoice) {
+    pub fn count_choice(&self, choice: PickerChoice) {
         let outcome = match choice {
             PickerChoice::Endpoint(_) => "picked",
             PickerChoice::Full => "full",
@@ -64,7 +74,7 @@ impl PickerSeries {
             .inc();
     }
 
-    pub(crate) fn set_endpoints(&self, ready: usize, away: usize) {
+    pub fn set_endpoints(&self, ready: usize, away: usize) {
         for (state, count) in [("ready", ready), ("away", away)] {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
             self.endpoints

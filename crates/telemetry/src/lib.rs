@@ -1,9 +1,12 @@
-//! Metrics of one process: what the brains note, and what the body measures.
+//! Metrics, traces and tapes of one process: what the brains note, and what the body measures.
 //!
-//! Owns: names, labels and buckets. Never: counts anything that a brain could have noted; the
-//! simulator counts the same notes. Invariant: base units; every series of the hand-off exists from
-//! the start, so that a zero is a zero and not an absence.
+//! Owns: names, labels and buckets of metrics, spans and their way to a collector, the files of
+//! tapes. Never: counts anything that a brain could have noted; the simulator counts the same
+//! notes. Never knows a connection, a driver or a server. Invariant: base units; every series of
+//! the hand-off exists from the start, so that a zero is a zero and not an absence.
 
+mod outcome;
+mod overhead;
 mod page;
 mod picker;
 mod policy;
@@ -12,49 +15,74 @@ mod router;
 mod scaling;
 mod server;
 mod slo;
+mod tape;
+mod trace;
 mod worker;
 
+pub use outcome::{HandoffLoss, RequestVerdict, failure_name, refusal_name};
+pub use overhead::RouterOverhead;
 pub use page::metrics_page;
-pub(crate) use picker::PickerSeries;
-pub(crate) use policy::PolicySeries;
-pub(crate) use router::{RouterMeters, failure_name, refusal_name};
-pub(crate) use scaling::ScalingSeries;
-pub(crate) use server::ServerSeries;
-pub(crate) use slo::{SloMeters, SloSeries};
-pub use worker::DeviceCeilings;
-pub(crate) use worker::WorkerMeters;
+pub use picker::{PickerChoice, PickerSeries};
+pub use policy::PolicySeries;
+pub use router::{RouterMeters, RouterSeries};
+pub use scaling::ScalingSeries;
+pub use server::ServerSeries;
+pub use slo::{SloMeters, SloSeries};
+pub use tape::{RouterTapeRecord, TapeRecorder, WorkerTapeRecord};
+pub use trace::{
+    AttemptChange, FlightOutcome, FlightSpan, RequestContext, TraceOptions, TraceSampler,
+    TraceSamplerError, Traces, WorkerSpans, log_ids,
+};
+use trace::TraceSeries;
+pub use worker::{DeviceCeilings, WorkerMeters, WorkerSeries};
 
-use crate::trace::{TraceError, TraceOptions, TraceSeries, Traces};
 use cleave_api::MetricRegistry;
 use process::ProcessSeries;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+/// The reason why a process cannot be observed as its options ask.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The collector of traces cannot be used.
+    #[error("cannot send traces to {endpoint}: {reason}")]
+    Collector {
+        /// The endpoint as configured.
+        endpoint: String,
+        reason: String,
+    },
+    /// The tape cannot be written.
+    #[error("cannot write the tape {}", .0.display())]
+    Tape(PathBuf, #[source] io::Error),
+}
+
 /// All series of a process. Clones are the same ones.
 #[derive(Clone, Debug)]
-pub(crate) struct Telemetry {
+pub struct Telemetry {
     registry: Arc<MetricRegistry>,
-    pub(crate) workers: worker::WorkerSeries,
-    pub(crate) router: router::RouterSeries,
-    pub(crate) slo: SloSeries,
-    pub(crate) policy: PolicySeries,
-    pub(crate) picker: PickerSeries,
-    pub(crate) scaling: ScalingSeries,
-    pub(crate) servers: ServerSeries,
+    pub workers: WorkerSeries,
+    pub router: RouterSeries,
+    pub slo: SloSeries,
+    pub policy: PolicySeries,
+    pub picker: PickerSeries,
+    pub scaling: ScalingSeries,
+    pub servers: ServerSeries,
     process: ProcessSeries,
-    pub(crate) trace_series: TraceSeries,
-    pub(crate) traces: Traces,
+    trace_series: TraceSeries,
+    pub traces: Traces,
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
         let mut registry = MetricRegistry::default();
-        let workers = worker::WorkerSeries::register(&mut registry);
-        let router = router::RouterSeries::register(&mut registry);
+        let workers = WorkerSeries::register(&mut registry);
+        let router = RouterSeries::register(&mut registry);
         let slo = SloSeries::register(&mut registry);
         let policy = PolicySeries::register(&mut registry);
         let picker = PickerSeries::register(&mut registry);
@@ -81,7 +109,7 @@ impl Default for Telemetry {
 impl Telemetry {
     /// With traces to the collector that the options name, if any. Must be called within a tokio
     /// runtime.
-    pub(crate) fn with_traces(options: &TraceOptions) -> Result<Self, TraceError> {
+    pub fn with_traces(options: &TraceOptions) -> Result<Self, TelemetryError> {
         let telemetry = Self::default();
         let traces = Traces::to(options, &telemetry.trace_series)?;
         Ok(Self {
@@ -91,7 +119,7 @@ impl Telemetry {
     }
 
     /// The OpenMetrics text, without the closing `# EOF`.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.slo.refresh();
         self.process.refresh();
         self.registry.text()

@@ -3,6 +3,7 @@
 //! Owns: the queue and the task that empties it. Never delays a sender. Invariant: each span is
 //! counted once: exported, dropped (the queue was full) or lost (the collector did not take it).
 
+use crate::TelemetryError;
 use cleave_api::MetricRegistry;
 use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig};
 use opentelemetry_sdk::Resource;
@@ -23,15 +24,6 @@ const BATCH_MAX: usize = 512;
 const BATCH_WAIT_MAX: Duration = Duration::from_millis(500);
 /// How long the last spans may take when the process ends.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
-
-/// The collector's endpoint cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot send traces to {endpoint}: {reason}")]
-pub struct TraceError {
-    /// The endpoint as configured.
-    pub endpoint: String,
-    pub reason: String,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SpanOutcomeLabels {
@@ -77,9 +69,9 @@ pub(super) struct SpanQueue {
 }
 
 impl SpanQueue {
-    pub(super) fn open(endpoint: &str, series: &TraceSeries) -> Result<Self, TraceError> {
+    pub(super) fn open(endpoint: &str, series: &TraceSeries) -> Result<Self, TelemetryError> {
         let exporter = Otlp::builder().with_tonic().with_endpoint(endpoint);
-        let exporter = exporter.build().map_err(|error| TraceError {
+        let exporter = exporter.build().map_err(|error| TelemetryError::Collector {
             endpoint: endpoint.to_owned(),
             reason: error.to_string(),
         })?;

@@ -5,11 +5,10 @@
 //! sequence counts once, refused and failed ones too (lesson 25), and a class that no policy names
 //! creates no series.
 
-use super::router::{failure_name, refusal_name};
 use super::{
     FloatGauge, HistogramFamily, first_token_seconds, gap_seconds, histograms, ratio_histograms,
 };
-use crate::router::RequestVerdict;
+use crate::outcome::{RequestVerdict, failure_name, refusal_name};
 use cleave_api::MetricRegistry;
 use cleave_domain::{
     Ending, FlightId, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
@@ -64,7 +63,7 @@ struct PlacementReasonLabels {
 
 /// The series of this process's router, if it has one.
 #[derive(Clone, Debug)]
-pub(crate) struct SloSeries {
+pub struct SloSeries {
     requests: Family<SloVerdictLabels, Counter>,
     stages: HistogramFamily<SloStageLabels>,
     ttft: HistogramFamily<SloClassLabels>,
@@ -243,14 +242,14 @@ impl RecentGoodput {
 
 /// Counts into these series for a router.
 #[derive(Debug)]
-pub(crate) struct SloMeters {
+pub struct SloMeters {
     series: SloSeries,
     /// Judged flights whose end is about to be reported.
     judged: BTreeMap<FlightId, RouterNote>,
 }
 
 impl SloMeters {
-    pub(crate) fn new(series: &SloSeries, policy: &SloPolicy) -> Self {
+    pub fn new(series: &SloSeries, policy: &SloPolicy) -> Self {
         let meters = Self {
             series: series.clone(),
             judged: BTreeMap::new(),
@@ -269,7 +268,7 @@ impl SloMeters {
     }
 
     /// Shows the classes of a new policy from now on, from zero.
-    pub(crate) fn policy_changed(&self, policy: &SloPolicy) {
+    pub fn policy_changed(&self, policy: &SloPolicy) {
         let names = policy.classes.iter().map(|class| class.name.clone());
         let classes = names.collect();
         let mut recent = self.series.lock();
@@ -288,7 +287,7 @@ impl SloMeters {
     }
 
     /// Counts a note of the brain.
-    pub(crate) fn handle_note(&mut self, note: &RouterNote) {
+    pub fn handle_note(&mut self, note: &RouterNote) {
         match note {
             RouterNote::Judged { flight, .. } => drop(self.judged.insert(*flight, note.clone())),
             RouterNote::Decided(decision) => self.decided(decision),
@@ -319,7 +318,7 @@ impl SloMeters {
 
     /// Counts a flight's ending as its client saw it; `None` if it was ended from outside. Gives
     /// what was counted.
-    pub(crate) fn ended(
+    pub fn ended(
         &mut self,
         flight: FlightId,
         ending: Option<&Ending>,
@@ -371,7 +370,7 @@ impl SloMeters {
 
 impl SloSeries {
     /// Counts a request refused before the brain saw it. Gives what was counted.
-    pub(crate) fn turned_away(&self, class: &str, refusal: &Refusal) -> RequestVerdict {
+    pub fn turned_away(&self, class: &str, refusal: &Refusal) -> RequestVerdict {
         let verdict = RequestVerdict {
             class: self.class_label(class),
             verdict: "refused",
@@ -384,7 +383,7 @@ impl SloSeries {
     }
 
     /// Good sequences per second over the last minute, by class, and the number of devices.
-    pub(crate) fn goodput(&self) -> (Vec<(String, f64)>, u32) {
+    pub fn goodput(&self) -> (Vec<(String, f64)>, u32) {
         self.lock().rates(Instant::now())
     }
 
@@ -481,7 +480,7 @@ fn place_reason(reason: PlacementReason) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Telemetry;
+    use crate::Telemetry;
     use cleave_domain::{Failure, FinishReason, Refusal, SloClass, WorkerRef};
     use cleave_router::RoleCounts;
 

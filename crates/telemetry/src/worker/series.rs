@@ -6,7 +6,7 @@ use super::{
     CacheConfigLabels, FloatGauge, PeerTransportLabels, WorkerKindLabels, WorkerLabels,
     WorkerModelLabels, WorkerPeerLabels,
 };
-use crate::telemetry::{HistogramFamily, histograms, ratio_histograms};
+use crate::{HistogramFamily, histograms, ratio_histograms};
 use cleave_api::MetricRegistry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 /// The series of all workers of this process.
 #[derive(Clone, Debug)]
-pub(crate) struct WorkerSeries {
+pub struct WorkerSeries {
     pub(super) handoffs: Family<WorkerKindLabels, Counter>,
     pub(super) handoff_bytes: Family<WorkerKindLabels, Counter>,
     pub(super) handoff_blocks: Family<WorkerKindLabels, Counter>,

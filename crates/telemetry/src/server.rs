@@ -16,8 +16,8 @@ struct ConnectionEndLabels {
 
 /// The listeners of this process, together.
 #[derive(Clone, Debug)]
-pub(crate) struct ServerSeries {
-    pub(crate) open: Gauge,
+pub struct ServerSeries {
+    pub open: Gauge,
     ended: Family<ConnectionEndLabels, Counter>,
 }
 
@@ -45,7 +45,7 @@ impl ServerSeries {
     }
 
     /// The server closed a connection, for one of the reasons in the help.
-    pub(crate) fn connection_ended(&self, reason: &'static str) {
+    pub fn connection_ended(&self, reason: &'static str) {
         self.ended
             .get_or_create(&ConnectionEndLabels { reason })
             .inc();

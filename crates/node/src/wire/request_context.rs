@@ -1,33 +1,11 @@
-//! A request's id and trace, in every process: for all log lines about it, and for its spans.
-//!
-//! Never reaches a brain, or decides anything. Invariant: it travels with the order that it is
-//! about, so that a worker has it before any work for the request.
+//! A request's id and trace.
 
-use crate::wire::proto;
+use super::proto;
 use cleave_api::TraceParent;
-use std::sync::Arc;
+use cleave_telemetry::RequestContext;
 
 /// The longest id that is taken from another process.
 const ID_BYTES_MAX: usize = 256;
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RequestContext {
-    /// The id from the client, or from the HTTP server.
-    pub(crate) request_id: Arc<str>,
-    /// The span that the work belongs to.
-    pub(crate) trace: Option<TraceParent>,
-}
-
-impl RequestContext {
-    /// The same request, under another span.
-    pub(crate) fn under_span(&self, span: u64) -> Self {
-        let trace = self.trace.map(|trace| TraceParent { span, ..trace });
-        Self {
-            request_id: Arc::clone(&self.request_id),
-            trace,
-        }
-    }
-}
 
 impl From<&RequestContext> for proto::Mark {
     fn from(context: &RequestContext) -> Self {

@@ -121,7 +121,7 @@ impl WorkerMeters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Telemetry;
+    use crate::Telemetry;
     use cleave_domain::{Capacity, HandoffId, Role};
     use std::time::Duration;
 

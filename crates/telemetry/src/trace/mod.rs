@@ -16,13 +16,13 @@ mod sampler;
 mod span_queue;
 mod worker_spans;
 
-pub(crate) use flight_span::{AttemptChange, FlightOutcome, FlightSpan, log_ids};
-pub(crate) use request_context::RequestContext;
+pub use flight_span::{AttemptChange, FlightOutcome, FlightSpan, log_ids};
+pub use request_context::RequestContext;
 pub use sampler::{TraceSampler, TraceSamplerError};
-pub use span_queue::TraceError;
 pub(crate) use span_queue::TraceSeries;
-pub(crate) use worker_spans::WorkerSpans;
+pub use worker_spans::WorkerSpans;
 
+use crate::TelemetryError;
 use cleave_api::{RequestSpan, TraceParent};
 use opentelemetry::trace::{
     Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
@@ -47,14 +47,14 @@ pub struct TraceOptions {
 
 /// The process's traces. Clones share one queue.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Traces {
+pub struct Traces {
     queue: Option<Arc<SpanQueue>>,
     sampler: TraceSampler,
 }
 
 impl Traces {
     /// Sends to the collector of `options`, if it names one. Must be called within a tokio runtime.
-    pub(crate) fn to(options: &TraceOptions, series: &TraceSeries) -> Result<Self, TraceError> {
+    pub(crate) fn to(options: &TraceOptions, series: &TraceSeries) -> Result<Self, TelemetryError> {
         let outbox = options.endpoint.as_deref();
         let outbox = outbox.map(|endpoint| SpanQueue::open(endpoint, series));
         Ok(Self {
@@ -64,7 +64,7 @@ impl Traces {
     }
 
     /// The span for a request's work. Without a collector it is the client's own span, for logs.
-    pub(crate) fn begin(&self, client: Option<TraceParent>) -> Option<TraceParent> {
+    pub fn begin(&self, client: Option<TraceParent>) -> Option<TraceParent> {
         if self.queue.is_none() {
             return client;
         }
@@ -78,30 +78,30 @@ impl Traces {
     }
 
     /// Whether there is a collector.
-    pub(crate) fn has_collector(&self) -> bool {
+    pub fn has_collector(&self) -> bool {
         self.queue.is_some()
     }
 
     /// Whether spans of this trace are built here.
-    pub(crate) fn records(&self, trace: Option<TraceParent>) -> bool {
+    pub fn records(&self, trace: Option<TraceParent>) -> bool {
         self.queue.is_some() && trace.is_some_and(|trace| trace.is_recorded())
     }
 
     /// Sends the span of a request that is over.
-    pub(crate) fn send_request_span(&self, request: &RequestSpan) {
+    pub fn send_request_span(&self, request: &RequestSpan) {
         if self.records(Some(request.span)) {
             self.send(request_span::request_span(request));
         }
     }
 
-    pub(crate) fn send(&self, builder: SpanBuilder) {
+    pub fn send(&self, builder: SpanBuilder) {
         if let Some(outbox) = &self.queue {
             outbox.send(builder.finish());
         }
     }
 
     /// Sends all queued spans; gives up after a moment if the collector does not take them.
-    pub(crate) async fn flush(&self) {
+    pub async fn flush(&self) {
         if let Some(outbox) = &self.queue {
             outbox.flush().await;
         }

@@ -6,7 +6,7 @@
 //! the tape of a crashed process ends with the input that crashed it. That costs a system call per
 //! input: tapes are for investigations.
 
-use crate::NodeError;
+use crate::TelemetryError;
 use cleave_domain::{Tape, TapeRecord};
 use serde::Serialize;
 use std::fs::File;
@@ -18,13 +18,13 @@ use tracing::{error, info};
 const TAPE_MODE: u32 = 0o666;
 
 /// A tape record of a worker's brain, borrowed from the driver.
-pub(crate) type WorkerTapeRecord<'a> = TapeRecord<
+pub type WorkerTapeRecord<'a> = TapeRecord<
     &'a cleave_sched::WorkerLimits,
     &'a cleave_sched::WorkerInput,
     &'a cleave_sched::WorkerOutput,
 >;
 /// A tape record of a router's brain.
-pub(crate) type RouterTapeRecord<'a> = TapeRecord<
+pub type RouterTapeRecord<'a> = TapeRecord<
     &'a cleave_router::RouterLimits,
     &'a cleave_router::RouterInput,
     &'a cleave_router::RouterOutput,
@@ -32,36 +32,36 @@ pub(crate) type RouterTapeRecord<'a> = TapeRecord<
 
 /// Writes a brain's tape, if one was asked for.
 #[derive(Debug, Default)]
-pub(crate) struct TapeRecorder {
+pub struct TapeRecorder {
     open: Option<(BufWriter<File>, PathBuf)>,
 }
 
 impl TapeRecorder {
     /// Creates the file; without a path nothing is recorded. A tape that is there already gets a
     /// number after its name, the lowest that is free.
-    pub(crate) fn create(path: Option<&Path>) -> Result<Self, NodeError> {
+    pub fn create(path: Option<&Path>) -> Result<Self, TelemetryError> {
         let Some(path) = path else {
             return Ok(Self::default());
         };
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         let file = folder.and_then(|()| create_beside_earlier(path));
-        let file = file.map_err(|error| NodeError::Tape(path.to_owned(), error))?;
+        let file = file.map_err(|error| TelemetryError::Tape(path.to_owned(), error))?;
         let open = Some((BufWriter::new(file), path.to_owned()));
         Ok(Self { open })
     }
 
     /// Writes a record of a worker's brain.
-    pub(crate) fn write_worker(&mut self, line: WorkerTapeRecord<'_>) {
+    pub fn write_worker(&mut self, line: WorkerTapeRecord<'_>) {
         self.write(&Tape::<_, ()>::Worker(line));
     }
 
     /// Writes a record of a router's brain.
-    pub(crate) fn write_router(&mut self, line: RouterTapeRecord<'_>) {
+    pub fn write_router(&mut self, line: RouterTapeRecord<'_>) {
         self.write(&Tape::<(), _>::Router(line));
     }
 
     /// Flushes the file; called once the brain has no more outputs for an input.
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         self.try_write(Write::flush);
     }
 

@@ -20,7 +20,7 @@ struct PolicyDigestLabels {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct PolicySeries {
+pub struct PolicySeries {
     reloads: Family<ReloadOutcomeLabels, Counter>,
     info: Family<PolicyDigestLabels, Gauge>,
 }
@@ -47,14 +47,14 @@ impl PolicySeries {
     }
 
     /// The policy that the router starts with.
-    pub(crate) fn begin_with(&self, file: &PolicyFile) {
+    pub fn begin_with(&self, file: &PolicyFile) {
         for outcome in ["changed", "same", "rejected", "unreadable"] {
             drop(self.reloads.get_or_create(&ReloadOutcomeLabels { outcome }));
         }
         self.show(file.digest());
     }
 
-    pub(crate) fn count(&self, reload: &PolicyReload) {
+    pub fn count(&self, reload: &PolicyReload) {
         let outcome = match reload {
             PolicyReload::Changed(_, digest) => {
                 self.show(digest.clone());

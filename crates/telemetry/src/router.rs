@@ -4,7 +4,8 @@
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
 use super::{HistogramFamily, histograms, seconds, submillisecond_seconds};
-use crate::router::{HandoffLoss, RouterOverhead};
+use crate::outcome::{HandoffLoss, failure_name, refusal_name};
+use crate::overhead::RouterOverhead;
 use crate::trace::{AttemptChange, RequestContext, log_ids};
 use cleave_api::MetricRegistry;
 use cleave_domain::{Ending, Failure, Refusal, Role, SloMetric};
@@ -42,7 +43,7 @@ struct WorkerRoleLabels {
 
 /// The series of this process's router, if it has one.
 #[derive(Clone, Debug)]
-pub(crate) struct RouterSeries {
+pub struct RouterSeries {
     flights: Gauge,
     flights_waiting: Gauge,
     workers: Family<WorkerRoleLabels, Gauge>,
@@ -258,12 +259,12 @@ impl RouterSeries {
 
 /// Counts into a router's series.
 #[derive(Clone, Debug)]
-pub(crate) struct RouterMeters {
+pub struct RouterMeters {
     series: RouterSeries,
 }
 
 impl RouterMeters {
-    pub(crate) fn new(series: &RouterSeries) -> Self {
+    pub fn new(series: &RouterSeries) -> Self {
         for kind in ["done", "refused", "cancelled", "failed"] {
             drop(series.ended.get_or_create(&RouterKindLabels { kind }));
         }
@@ -308,12 +309,12 @@ impl RouterMeters {
     }
 
     /// Starts the overhead clock of one flight.
-    pub(crate) fn start_overhead(&self) -> Arc<RouterOverhead> {
+    pub fn start_overhead(&self) -> Arc<RouterOverhead> {
         RouterOverhead::start(self.series.added.clone())
     }
 
     /// A client saw a pause where another attempt took over.
-    pub(crate) fn paused(&self, turn: AttemptChange, pause: Duration) {
+    pub fn paused(&self, turn: AttemptChange, pause: Duration) {
         let kind = turn.name();
         let pauses = self
             .series
@@ -323,26 +324,26 @@ impl RouterMeters {
     }
 
     /// Sets the number of write grants that are kept.
-    pub(crate) fn set_grants(&self, count: usize) {
+    pub fn set_grants(&self, count: usize) {
         self.series
             .grants
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Sets the number of workers that wait for their name.
-    pub(crate) fn set_standing_by(&self, count: usize) {
+    pub fn set_standing_by(&self, count: usize) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.series.standing_by.set(count);
     }
 
     /// Blocks of one worker landed at another.
-    pub(crate) fn handoff_landed(&self, bytes: u64) {
+    pub fn handoff_landed(&self, bytes: u64) {
         self.count_handoff(LANDED);
         self.series.handoff_bytes.inc_by(bytes);
     }
 
     /// A hand-off did not land.
-    pub(crate) fn handoff_lost(&self, loss: HandoffLoss) {
+    pub fn handoff_lost(&self, loss: HandoffLoss) {
         self.count_handoff(loss.name());
     }
 
@@ -355,12 +356,12 @@ impl RouterMeters {
     }
 
     /// A worker emitted a token beyond its request's limit.
-    pub(crate) fn token_beyond_limit(&self) {
+    pub fn token_beyond_limit(&self) {
         self.series.exceeded.inc();
     }
 
     /// Counts a note of the brain, and logs it with the id of its request.
-    pub(crate) fn count(&self, note: &RouterNote, context: Option<&Arc<RequestContext>>) {
+    pub fn count(&self, note: &RouterNote, context: Option<&Arc<RequestContext>>) {
         let (request_id, trace) = log_ids(context);
         let trace_id = trace.map(display);
         match note {
@@ -510,7 +511,7 @@ impl RouterMeters {
         }
     }
 
-    pub(crate) fn ended(&self, ending: &Ending) {
+    pub fn ended(&self, ending: &Ending) {
         let kind = match ending {
             Ending::Done { .. } => "done",
             Ending::Refused(_) => "refused",
@@ -565,38 +566,6 @@ fn move_reason_name(reason: MoveReason) -> &'static str {
     }
 }
 
-pub(crate) fn refusal_name(refusal: &Refusal) -> &'static str {
-    match refusal {
-        Refusal::QueueFull { .. } => "queue_full",
-        Refusal::NoBlocks { .. } => "no_blocks",
-        Refusal::TooLong { .. } => "too_long",
-        Refusal::OutOfVocabulary { .. } => "out_of_vocabulary",
-        Refusal::NoWorker => "no_worker",
-        Refusal::Draining => "draining",
-        Refusal::WrongWorker => "wrong_worker",
-        Refusal::Late { aim, .. } => match aim {
-            SloMetric::Ttft => "slo_ttft_unreachable",
-            SloMetric::Tpot => "slo_tpot_unreachable",
-            SloMetric::EndToEnd => "slo_e2e_unreachable",
-        },
-    }
-}
-
-pub(crate) fn failure_name(failure: &Failure) -> &'static str {
-    match failure {
-        Failure::WorkerLost => "worker_lost",
-        Failure::WorkerStuck => "worker_stuck",
-        Failure::SlowReader => "slow_reader",
-        Failure::LinkLost => "link_lost",
-        Failure::LeaseExpired => "lease_expired",
-        Failure::Corrupt => "corrupt",
-        Failure::Rejected => "rejected",
-        Failure::Engine(_) => "engine",
-        Failure::OutOfBlocks => "out_of_blocks",
-        Failure::Draining => "draining",
-        Failure::RetriesSpent(last) => failure_name(last),
-    }
-}
 
 #[cfg(test)]
 mod tests {

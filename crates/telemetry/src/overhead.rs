@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
-pub(crate) struct RouterOverhead {
+pub struct RouterOverhead {
     seconds: Histogram,
     clock: Mutex<OverheadClock>,
 }
@@ -28,7 +28,7 @@ struct OverheadClock {
 
 impl RouterOverhead {
     /// Starts the clock of a flight at its submission.
-    pub(crate) fn start(seconds: Histogram) -> Arc<Self> {
+    pub fn start(seconds: Histogram) -> Arc<Self> {
         Arc::new(Self {
             seconds,
             clock: Mutex::new(OverheadClock {
@@ -40,24 +40,24 @@ impl RouterOverhead {
     }
 
     /// Starts the clock again: the first token is on its way to the client.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.locked(|turns| {
             turns.since.get_or_insert_with(Instant::now);
         });
     }
 
     /// Adds a span for which the router worked on the flight.
-    pub(crate) fn add(&self, turn: Duration) {
+    pub fn add(&self, turn: Duration) {
         self.locked(|turns| turns.total += turn);
     }
 
     /// Stops the clock: the flight waits for a worker or a place.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.locked(OverheadClock::pause);
     }
 
     /// Observes the overhead, once, when the client takes a token.
-    pub(crate) fn observe_once(&self) {
+    pub fn observe_once(&self) {
         self.locked(|turns| {
             if !std::mem::replace(&mut turns.observed, true) {
                 turns.pause();

@@ -23,7 +23,7 @@ struct ScalingReasonLabels {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct ScalingSeries {
+pub struct ScalingSeries {
     workers: Family<ScalingPoolLabels, Gauge>,
     legs: Family<ScalingPoolLabels, Gauge>,
     reason: Family<ScalingReasonLabels, Gauge>,
@@ -61,7 +61,7 @@ impl ScalingSeries {
         series
     }
 
-    pub(crate) fn show(&self, decision: &ScalerDecision) {
+    pub fn show(&self, decision: &ScalerDecision) {
         self.reason.clear();
         let target = &decision.wanted;
         for role in [Role::Prefill, Role::Decode, Role::Both] {
@@ -90,7 +90,7 @@ impl ScalingSeries {
         }
     }
 
-    pub(crate) fn hide(&self) {
+    pub fn hide(&self) {
         self.workers.clear();
         self.legs.clear();
         self.reason.clear();

@@ -8,10 +8,10 @@ mod series;
 mod tier;
 mod utilisation;
 
-pub(crate) use series::WorkerSeries;
+pub use series::WorkerSeries;
 pub use utilisation::DeviceCeilings;
 
-use super::{FloatGauge, HistogramFamily};
+use crate::{FloatGauge, HistogramFamily};
 use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
 use cleave_sched::{DraftOutcome, WorkerNote};
 use cleave_transfer::{LinkSpeed, Transport};
@@ -92,7 +92,7 @@ const BLOCKS: [&str; 8] = [
 
 /// Counts into one worker's series.
 #[derive(Clone, Debug)]
-pub(crate) struct WorkerMeters {
+pub struct WorkerMeters {
     series: WorkerSeries,
     worker: WorkerLabels,
     model: String,
@@ -107,7 +107,7 @@ pub(crate) struct WorkerMeters {
 }
 
 impl WorkerMeters {
-    pub(crate) fn new(series: &WorkerSeries, name: &str, role: Role, model: &str) -> Self {
+    pub fn new(series: &WorkerSeries, name: &str, role: Role, model: &str) -> Self {
         let meters = Self {
             series: series.clone(),
             worker: WorkerLabels {
@@ -127,13 +127,13 @@ impl WorkerMeters {
     }
 
     /// Shows from now on how much of the device is used.
-    pub(crate) fn with_ceilings(mut self, ceilings: Option<DeviceCeilings>) -> Self {
+    pub fn with_ceilings(mut self, ceilings: Option<DeviceCeilings>) -> Self {
         self.ceilings = ceilings;
         self
     }
 
     /// Shows from now on the size of its pool.
-    pub(crate) fn with_capacity(mut self, capacity: Capacity) -> Self {
+    pub fn with_capacity(mut self, capacity: Capacity) -> Self {
         self.block_bytes = capacity.block_bytes;
         let shape = CacheConfigLabels {
             worker: self.worker.worker.clone(),
@@ -179,7 +179,7 @@ impl WorkerMeters {
 
     /// The worker serves other legs from now on: counters begin anew under that role, and gauges
     /// keep their values under it.
-    pub(crate) fn role_changed(&mut self, role: Role) {
+    pub fn role_changed(&mut self, role: Role) {
         let role = role.to_string();
         if role == self.worker.role {
             return;
@@ -208,7 +208,7 @@ impl WorkerMeters {
         self.load_changed(self.load);
     }
 
-    pub(crate) fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
+    pub fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
         let labels = self.peer_labels(peer.worker);
         let bandwidth = self.series.link_bandwidth.get_or_create(&labels);
         bandwidth.set(speed.bytes_per_second as f64);
@@ -225,7 +225,7 @@ impl WorkerMeters {
     }
 
     /// No incarnation of that worker is known any more: its series end.
-    pub(crate) fn link_forgotten(&self, peer: WorkerId) {
+    pub fn link_forgotten(&self, peer: WorkerId) {
         let labels = self.peer_labels(peer);
         self.series.link_bandwidth.remove(&labels);
         self.series.link_latency.remove(&labels);
@@ -236,16 +236,16 @@ impl WorkerMeters {
         }
     }
 
-    pub(crate) fn set_grants(&self, count: usize) {
+    pub fn set_grants(&self, count: usize) {
         let grants = self.series.grants.get_or_create(&self.worker);
         grants.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn write_refused(&self) {
+    pub fn write_refused(&self) {
         self.series.writes_refused.get_or_create(&self.worker).inc();
     }
 
-    pub(crate) fn link_fell_back(&self, peer: WorkerRef) {
+    pub fn link_fell_back(&self, peer: WorkerRef) {
         let labels = self.peer_labels(peer.worker);
         self.series.link_fallbacks.get_or_create(&labels).inc();
     }
@@ -269,7 +269,7 @@ impl WorkerMeters {
     }
 
     /// The worker's load, or whether it makes progress, changed.
-    pub(crate) fn load_changed(&mut self, load: WorkerLoad) {
+    pub fn load_changed(&mut self, load: WorkerLoad) {
         self.load = load;
         let stuck = u32::from(load.progress == StepProgress::Stuck);
         set(&self.series.stuck, &self.worker, stuck);
@@ -279,7 +279,7 @@ impl WorkerMeters {
     }
 
     /// Counts a note of the brain.
-    pub(crate) fn count(&mut self, note: &WorkerNote) {
+    pub fn count(&mut self, note: &WorkerNote) {
         match note {
             WorkerNote::Sealed { .. }
             | WorkerNote::Landed { .. }
@@ -558,7 +558,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Telemetry;
+    use crate::Telemetry;
     use cleave_domain::HandoffId;
 
     // Lesson: 34.

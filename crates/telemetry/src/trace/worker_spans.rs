@@ -5,7 +5,7 @@
 //! is removed at its `Released`, at its refusal, or at the loss of its router.
 
 use super::{RequestContext, SpanBuilder, Traces};
-use crate::telemetry::{failure_name, refusal_name};
+use crate::outcome::{failure_name, refusal_name};
 use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerRef};
 use cleave_sched::WorkerNote;
 use opentelemetry::KeyValue;
@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 use tracing::Level;
 
 #[derive(Debug)]
-pub(crate) struct WorkerSpans {
+pub struct WorkerSpans {
     traces: Traces,
     /// The worker's name in spans.
     worker: String,
@@ -34,7 +34,7 @@ struct HandoffSpans {
 }
 
 impl WorkerSpans {
-    pub(crate) fn new(traces: Traces, worker: String) -> Self {
+    pub fn new(traces: Traces, worker: String) -> Self {
         Self {
             traces,
             worker,
@@ -43,12 +43,12 @@ impl WorkerSpans {
     }
 
     /// The id and trace of a request, if it is recorded or logged.
-    pub(crate) fn request_context(&self, handoff: HandoffId) -> Option<&Arc<RequestContext>> {
+    pub fn request_context(&self, handoff: HandoffId) -> Option<&Arc<RequestContext>> {
         self.open.get(&handoff).map(|spans| &spans.context)
     }
 
     /// A router ordered something for a request.
-    pub(crate) fn order_received(&mut self, order: &Order, context: Option<Arc<RequestContext>>) {
+    pub fn order_received(&mut self, order: &Order, context: Option<Arc<RequestContext>>) {
         let Some(context) = context else {
             return;
         };
@@ -101,7 +101,7 @@ impl WorkerSpans {
         builder
     }
 
-    pub(crate) fn token_emitted(&mut self, handoff: HandoffId, emission: &Emission) {
+    pub fn token_emitted(&mut self, handoff: HandoffId, emission: &Emission) {
         if self.open.is_empty() {
             return;
         }
@@ -117,7 +117,7 @@ impl WorkerSpans {
     }
 
     /// A report is about to be sent to a router.
-    pub(crate) fn report_sent(&mut self, report: &Report) {
+    pub fn report_sent(&mut self, report: &Report) {
         if self.open.is_empty() {
             return;
         }
@@ -177,7 +177,7 @@ impl WorkerSpans {
     }
 
     /// Adds a note of the brain.
-    pub(crate) fn handle_note(&mut self, note: &WorkerNote) {
+    pub fn handle_note(&mut self, note: &WorkerNote) {
         if self.open.is_empty() {
             return;
         }
@@ -237,7 +237,7 @@ impl WorkerSpans {
     }
 
     /// Ends the spans of a lost router's requests.
-    pub(crate) fn router_lost(&mut self, router: RouterId) {
+    pub fn router_lost(&mut self, router: RouterId) {
         let gone = self.open.keys().filter(|one| one.flight.router() == router);
         for handoff in gone.copied().collect::<Vec<_>>() {
             self.each_open(handoff, |builder, _| builder.fail("router_lost"));
