@@ -5,7 +5,6 @@
 //! Invariant: takes no longer than its budget and the shortest measurement, one token, as far as
 //! the times measured so far predict the rest.
 
-use cleave_telemetry::DeviceCeilings;
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SlotIndex, StepId,
     StepPlan, StepWork,
@@ -13,6 +12,7 @@ use cleave_domain::{
 use cleave_engine::{Engine, EngineError};
 use cleave_models::ModelCost;
 use cleave_planner::{DeviceSpec, Predict, PriceLearner, roofline};
+use cleave_telemetry::DeviceCeilings;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 

@@ -1,65 +1,43 @@
-//! Inputs that workers, routers and operators give to a node, for tests and libFuzzer.
+//! Requests of proxies and orchestrators, for tests and libFuzzer.
 
-use crate::connection::{LinkState, Registration};
-use cleave_telemetry::RequestContext;
-use crate::wire::proto;
 use crate::{picker, scaling};
-use cleave_domain::{Emission, HandoffId, Order, Report};
-use cleave_transfer::WriteGrant;
-use prost::Message;
-use std::fmt::Debug;
 
-/// Kinds of messages that [`grpc`] distinguishes.
-const KINDS: u8 = 10;
+/// Kinds of requests that [`kubernetes`] distinguishes.
+const KINDS: u8 = 3;
 
-/// A message of one kind, which the first byte chooses, as the other end of a fleet's stream, a
-/// proxy or an orchestrator would send it.
+/// A request of one kind, which the first byte chooses, as a proxy or an orchestrator would send
+/// it.
 ///
 /// # Panics
-/// If a message that was understood would be encoded as another one, or be answered as another one.
-pub fn grpc(bytes: &[u8]) {
-    let Some((kind, message)) = bytes.split_first() else {
+/// If a request that was understood would be answered as another one.
+pub fn kubernetes(bytes: &[u8]) {
+    let Some((kind, request)) = bytes.split_first() else {
         return;
     };
     match kind % KINDS {
-        0 => same::<proto::Hello, Registration>(message),
-        1 => same::<proto::Report, Report>(message),
-        2 => same::<proto::Order, Order>(message),
-        3 => same::<proto::Tokens, (HandoffId, Emission)>(message),
-        4 => same::<proto::LinkState, LinkState>(message),
-        5 => same::<proto::Pass, (HandoffId, WriteGrant)>(message),
-        6 => context(message),
-        7 => picker::fuzzing::conversation(message),
-        8 => scaling::fuzzing::metrics(message),
-        _ => scaling::fuzzing::selector(message),
+        0 => picker::fuzzing::conversation(request),
+        1 => scaling::fuzzing::metrics(request),
+        _ => scaling::fuzzing::selector(request),
     }
 }
 
-/// A request's id and trace. Decoding never fails: an invalid field counts as absent.
-fn context(bytes: &[u8]) {
-    if let Ok(message) = proto::Mark::decode(bytes) {
-        let read = RequestContext::from(message);
-        assert_eq!(RequestContext::from(proto::Mark::from(&read)), read);
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn same<M, T>(bytes: &[u8])
-where
-    M: Message + Default + From<T>,
-    T: TryFrom<M> + Clone + Debug,
-    T::Error: Debug,
-{
-    let Ok(message) = M::decode(bytes) else {
-        return;
-    };
-    let Ok(read) = T::try_from(message) else {
-        return;
-    };
-    let sent = M::from(read.clone()).encode_to_vec();
-    let again = M::decode(sent.as_slice()).expect("what was encoded is a message");
-    let again = T::try_from(again).expect("what was understood once is understood again");
-    // Compared by text, since NaN is not equal to itself, and by bytes, since not all fields are
-    // printed.
-    assert_eq!(format!("{read:?}"), format!("{again:?}"));
-    assert_eq!(sent, M::from(again).encode_to_vec());
+    #[test]
+    fn a_damaged_request_is_refused_or_answered_as_itself() {
+        let mut samples = Vec::new();
+        let mut keep = |kind: u8, request: &[u8]| samples.push([&[kind], request].concat());
+        for conversation in picker::fuzzing::samples() {
+            keep(0, &conversation);
+        }
+        for request in scaling::fuzzing::samples() {
+            keep(1, &request);
+        }
+        for selector in ["pool=decode", "pool in (decode, both),!app", "a.b/c!=d"] {
+            keep(2, selector.as_bytes());
+        }
+        cleave_fuzz::check_samples("kubernetes", &samples, 10_000, kubernetes);
+    }
 }

@@ -6,49 +6,36 @@
 //! Invariant: a driver waits for its own inboxes only, so that no slow peer, client or disk delays
 //! the others.
 
-mod acceptor;
 mod calibrate;
-mod clock;
-mod connection;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod grpc;
-mod health;
 mod http;
 mod node;
 mod options;
-mod peer_router;
 mod picker;
 mod ports;
 mod router;
 mod scaling;
-mod server;
-mod views;
-mod wire;
 mod worker;
 
 pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
-pub use cleave_router::{LegPlacement, RoutingMode};
-pub use cleave_tls::{CertificateFiles, TlsError};
 pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
-pub use options::{RouterOptions, WorkerOptions, invalid_name_reason};
+pub use options::{RouterOptions, WorkerOptions};
 pub use picker::{PickerOptions, ProxyTls};
 pub use ports::{FleetPorts, WorkerPorts};
-pub use server::HttpLimits;
 pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
-/// The shortest silence after which a peer may count as lost.
-pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;
-
+use cleave_server::ServerError;
 use cleave_telemetry::TelemetryError;
+use cleave_tls::TlsError;
 use std::io;
 
 /// Why a node cannot start, by what the caller can change.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// A port cannot be bound.
-    #[error("cannot listen on {0}")]
-    Bind(String, #[source] io::Error),
+    #[error(transparent)]
+    Server(#[from] ServerError),
     /// The folder for KV blocks cannot be used.
     #[error(transparent)]
     Tier(#[from] SlabError),

@@ -3,20 +3,19 @@
 //! Each is plain data until `start`, which binds the ports before it returns. Each ends by `drain`:
 //! it accepts nothing new, waits for open work, then ends the rest with a reason.
 
-use crate::acceptor::connect;
-use crate::grpc::{ModelRegistry, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
-use crate::peer_router::PeerRouterClient;
 use crate::picker::{Picker, PickerOptions};
 use crate::ports::{FleetPorts, WorkerPorts};
-use crate::router::RouterBody;
-use crate::scaling::{ExternalMetricsServer, external_metrics_routes};
-use crate::server::{HttpLimits, HttpServer, PortRoutes};
-use cleave_telemetry::{Telemetry, TraceOptions};
+use crate::router::{ModelRegistry, RouterBody};
+use crate::scaling::ExternalMetricsServer;
+use crate::scaling::external_metrics_routes;
 use crate::worker::{WorkerBody, WorkerParts};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, ServingReadiness};
 use cleave_engine::Engine;
+use cleave_fleet::{Uplink, connect};
+use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes};
+use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_tls::ServerTls;
 use cleave_transfer::{DataAddresses, HostListener, Listeners, LocalNet, Transport};
 use std::net::SocketAddr;
@@ -73,7 +72,7 @@ impl RouterNode {
         let client = PeerRouterClient::new(ports.tls().peers);
         body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), client);
         let app = App::new(body.frontend(), options.api.clone());
-        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
+        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.flights));
         let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
         let (acceptor, scaling) = (body.acceptor.clone(), body.scaling.clone());
         let servers = ports.serve(&app, acceptor, registry, scaling, &options, &telemetry)?;
@@ -431,7 +430,7 @@ impl FleetNode {
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
-        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
+        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.flights));
         // The workers stay for as long as the process runs.
         let _stays = registry
             .accept("", &files)

@@ -1,25 +1,21 @@
 //! How a node is set up: plain data, each default on its field.
 //!
-//! Owns: the rule for a worker's name. Never checks anything else: the command line does.
+//! Owns: the defaults. Never checks anything: the command line does.
 //! Invariant: a default stands on its field, and nowhere else.
 
-use crate::server::HttpLimits;
-use cleave_telemetry::{DeviceCeilings, TraceOptions};
 use crate::worker::{StepTime, TierOptions};
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
+use cleave_fleet::SILENCE_DEFAULT;
 use cleave_policy::PolicyFile;
 use cleave_sched::LookupLimits;
+use cleave_server::HttpLimits;
+use cleave_telemetry::{DeviceCeilings, TraceOptions};
 use cleave_tls::CertificateFiles;
 use cleave_transfer::Transport;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// The default limit on silence. A process that dies closes its connections at once; this is for
-/// one that is stopped or cut off, whose streams wait this long. It is five heartbeats, so that an
-/// overloaded machine does not count as lost.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerOptions {
@@ -111,28 +107,11 @@ impl WorkerOptions {
             ceilings: None,
             step_time: StepTime::Measured,
             prices: None,
-            silence_max: SILENCE_MAX,
+            silence_max: SILENCE_DEFAULT,
             admin_key: None,
             peer_tls: None,
             tape: None,
         }
-    }
-}
-
-/// A name appears in logs, metrics and file names.
-const NAME_CHARS_MAX: usize = 128;
-
-/// The reason why this cannot be a worker's name; `None` if it can.
-pub fn invalid_name_reason(name: &str) -> Option<&'static str> {
-    let fits = |c: char| c.is_alphanumeric() || "-_.:@".contains(c);
-    if name.is_empty() {
-        Some("is empty")
-    } else if name.chars().count() > NAME_CHARS_MAX {
-        Some("is longer than 128 characters")
-    } else if !name.chars().all(fits) {
-        Some("has a character other than letters, digits and - _ . : @")
-    } else {
-        None
     }
 }
 
@@ -183,7 +162,7 @@ impl Default for RouterOptions {
             peer_routers: Vec::new(),
             tape: None,
             traces: TraceOptions::default(),
-            silence_max: SILENCE_MAX,
+            silence_max: SILENCE_DEFAULT,
             reader_backlog_max: 256,
             http: HttpLimits::default(),
             certificate: None,

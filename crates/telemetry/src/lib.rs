@@ -29,11 +29,11 @@ pub use scaling::ScalingSeries;
 pub use server::ServerSeries;
 pub use slo::{SloMeters, SloSeries};
 pub use tape::{RouterTapeRecord, TapeRecorder, WorkerTapeRecord};
+use trace::TraceSeries;
 pub use trace::{
     AttemptChange, FlightOutcome, FlightSpan, RequestContext, TraceOptions, TraceSampler,
     TraceSamplerError, Traces, WorkerSpans, log_ids,
 };
-use trace::TraceSeries;
 pub use worker::{DeviceCeilings, WorkerMeters, WorkerSeries};
 
 use cleave_api::MetricRegistry;

@@ -8,7 +8,7 @@ use crate::outcome::{HandoffLoss, failure_name, refusal_name};
 use crate::overhead::RouterOverhead;
 use crate::trace::{AttemptChange, RequestContext, log_ids};
 use cleave_api::MetricRegistry;
-use cleave_domain::{Ending, Failure, Refusal, Role, SloMetric};
+use cleave_domain::{Ending, Role};
 use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -565,7 +565,6 @@ fn move_reason_name(reason: MoveReason) -> &'static str {
         MoveReason::MemoryPressure => "crowded",
     }
 }
-
 
 #[cfg(test)]
 mod tests {

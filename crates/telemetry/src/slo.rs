@@ -318,11 +318,7 @@ impl SloMeters {
 
     /// Counts a flight's ending as its client saw it; `None` if it was ended from outside. Gives
     /// what was counted.
-    pub fn ended(
-        &mut self,
-        flight: FlightId,
-        ending: Option<&Ending>,
-    ) -> Option<RequestVerdict> {
+    pub fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) -> Option<RequestVerdict> {
         let judged = self.judged.remove(&flight);
         let ending = ending?;
         let Some(RouterNote::Judged {

@@ -197,10 +197,10 @@ mod tests {
         assert_eq!(router.peers.fellow_routers, limits.peer_routers);
         assert_eq!(external_metrics_listen, None);
         assert_eq!(
-            cleave_node::RoutingMode::from(router_mode),
+            cleave_router::RoutingMode::from(router_mode),
             limits.limits.mode
         );
-        let placement = cleave_node::LegPlacement::from(placement);
+        let placement = cleave_router::LegPlacement::from(placement);
         assert_eq!(placement, limits.limits.placement);
         assert_eq!(migration_limit, limits.limits.failures_max);
         assert_eq!(max_moves, limits.limits.moves_max);

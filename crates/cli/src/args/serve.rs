@@ -15,7 +15,8 @@ use crate::values::{
 use clap::{Args, ValueEnum};
 use cleave_api::AdminKey;
 use cleave_domain::Role;
-use cleave_node::{LegPlacement, RouterOptions, RoutingMode, WorkerOptions};
+use cleave_node::{RouterOptions, WorkerOptions};
+use cleave_router::{LegPlacement, RoutingMode};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -8,7 +8,6 @@
 //! Where the request's body is streamed both ways, its headers are answered when it is complete,
 //! since its beginning decides where it goes. Otherwise the headers alone must do.
 
-use cleave_telemetry::PickerChoice;
 use super::pick_request::{PickRequest, allowed_endpoints, body_key, session_key};
 use super::proto::header_value_option::AppendAction;
 use super::proto::processing_request::Request as Word;
@@ -20,6 +19,7 @@ use super::proto::{
     body_mutation,
 };
 use bytes::{Bytes, BytesMut};
+use cleave_telemetry::PickerChoice;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use std::net::SocketAddr;

@@ -4,10 +4,10 @@
 //! a router that did not answer its last poll is not ready.
 
 use super::choose::{EndpointState, choose};
-use cleave_telemetry::{PickerChoice, PickerSeries};
 use super::pick_request::PickRequest;
-use crate::grpc::watch_names;
-use crate::peer_router::{PeerRouterClient, PeerRouterLoad, PeerRouterUnavailable};
+use cleave_fleet::watch_names;
+use cleave_server::{PeerRouterClient, PeerRouterLoad, PeerRouterUnavailable};
+use cleave_telemetry::{PickerChoice, PickerSeries};
 use futures::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};

@@ -31,12 +31,10 @@ mod proto {
 }
 
 use crate::NodeError;
-use crate::http::RouterTls;
-use crate::peer_router::PeerRouterClient;
-use crate::server::{HttpLimits, HttpServer, PortRoutes, bind};
-use cleave_telemetry::{PickerSeries, Telemetry};
 use axum::Router;
 use axum::body::Body;
+use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes, RouterTls, bind};
+use cleave_telemetry::{PickerSeries, Telemetry};
 use cleave_tls::ServerTls;
 use conversation::ExtProcConversation;
 use endpoints::{PickerEndpoints, StatusProbe};

@@ -13,19 +13,17 @@ use super::flights::{FlightEnd, OpenFlights};
 use super::grants::GrantRelay;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
-use crate::clock::{BrainClock, deadline_reached};
-use crate::connection::{LinkState, WorkerConnection};
-use crate::scaling::ScalingStatus;
-use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
 use cleave_domain::{
     FlightId, HandoffId, Report, Request, Role, ScalingMode, SloPolicy, TapeRecord, TokenId,
     WorkerId, WorkerRef,
 };
+use cleave_fleet::{BrainClock, LinkState, ScalingStatus, WorkerConnection, deadline_reached};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
     CancelReason, DecisionOutcome, OperatorRequest, OutsideQueue, RouterBrain, RouterInput,
     RouterLimits, RouterNote, RouterOutput, RouterReadiness,
 };
+use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
 use cleave_transfer::WriteGrant;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -36,29 +34,8 @@ use tracing::{Level, info};
 /// Events from outside that a router's driver receives.
 #[derive(Debug)]
 pub(crate) enum RouterEvent {
-    /// A worker connected and was accepted.
-    WorkerJoined(Box<WorkerConnection>),
-    /// That connection is over.
-    WorkerLost {
-        worker: WorkerRef,
-        serial: u64,
-        /// Cause of the loss, for the log.
-        reason: String,
-    },
-    /// A worker reported something.
-    Reported {
-        worker: WorkerRef,
-        serial: u64,
-        report: Report,
-        read: Instant,
-    },
-    /// Grants the prefill worker write access to the reserved blocks.
-    GrantReceived {
-        worker: WorkerRef,
-        serial: u64,
-        handoff: HandoffId,
-        grant: WriteGrant,
-    },
+    /// Something happened on a worker's connection.
+    Connection(WorkerConnectionEvent),
     /// A client submits a sequence.
     Submitted {
         flight: FlightId,
@@ -79,12 +56,6 @@ pub(crate) enum RouterEvent {
     PolicyChanged { policy: Arc<SloPolicy> },
     /// The number of requests that wait for a worker without being flights here.
     WaitingOutside { place: OutsideQueue, count: u32 },
-    /// A worker measured a link to another one.
-    LinkMeasured {
-        worker: WorkerRef,
-        serial: u64,
-        link: LinkState,
-    },
     /// The process was asked to end.
     Drain,
     /// Stop at once; what is left of flights is ended.
@@ -108,7 +79,7 @@ pub(crate) struct RouterEffects {
 
 /// The driver's inputs: connections wait when the driver is behind, clients cannot.
 pub(crate) struct RouterInbox {
-    pub(crate) workers: mpsc::Receiver<RouterEvent>,
+    pub(crate) workers: mpsc::Receiver<WorkerConnectionEvent>,
     pub(crate) clients: mpsc::UnboundedReceiver<RouterEvent>,
 }
 
@@ -173,7 +144,7 @@ impl RouterDriver {
             tokio::select! {
                 biased;
                 () = deadline_reached(self.clock, deadline) => {}
-                event = self.inbox.workers.recv() => return event,
+                event = self.inbox.workers.recv() => return event.map(RouterEvent::Connection),
                 event = self.inbox.clients.recv() => return event,
             }
             self.handle(RouterInput::Woke);
@@ -211,29 +182,7 @@ impl RouterDriver {
 
     fn handle_event(&mut self, event: RouterEvent) {
         match event {
-            RouterEvent::WorkerJoined(line) => self.worker_joined(*line),
-            RouterEvent::WorkerLost {
-                worker,
-                serial,
-                reason,
-            } => self.worker_lost(worker, serial, &reason),
-            RouterEvent::Reported {
-                worker,
-                serial,
-                report,
-                read,
-            } => self.handle_report(worker, serial, report, read),
-            RouterEvent::GrantReceived {
-                worker,
-                serial,
-                handoff,
-                grant,
-            } => {
-                if self.is_current(worker, serial) {
-                    self.grants.add(worker, handoff, grant);
-                    self.effects.meters.set_grants(self.grants.count());
-                }
-            }
+            RouterEvent::Connection(event) => self.handle_connection(event),
             RouterEvent::Submitted { flight, request } => {
                 self.effects
                     .dashboard
@@ -249,15 +198,6 @@ impl RouterDriver {
                 info!(%worker, ?command, "operator command received");
                 self.handle(RouterInput::Commanded { worker, command });
             }
-            RouterEvent::LinkMeasured {
-                worker,
-                serial,
-                link,
-            } => {
-                if self.is_current(worker, serial) {
-                    self.effects.roster.link_measured(worker, link);
-                }
-            }
             RouterEvent::WaitingOutside { place, count } => {
                 self.handle(RouterInput::Waiting { place, count });
             }
@@ -268,6 +208,43 @@ impl RouterDriver {
             }
             RouterEvent::Drain => self.handle(RouterInput::Draining),
             RouterEvent::Stop => {}
+        }
+    }
+
+    fn handle_connection(&mut self, event: WorkerConnectionEvent) {
+        match event {
+            WorkerConnectionEvent::Joined(line) => self.worker_joined(*line),
+            WorkerConnectionEvent::Lost {
+                worker,
+                serial,
+                reason,
+            } => self.worker_lost(worker, serial, &reason),
+            WorkerConnectionEvent::Reported {
+                worker,
+                serial,
+                report,
+                read,
+            } => self.handle_report(worker, serial, report, read),
+            WorkerConnectionEvent::GrantReceived {
+                worker,
+                serial,
+                handoff,
+                grant,
+            } => {
+                if self.is_current(worker, serial) {
+                    self.grants.add(worker, handoff, grant);
+                    self.effects.meters.set_grants(self.grants.count());
+                }
+            }
+            WorkerConnectionEvent::LinkMeasured {
+                worker,
+                serial,
+                link,
+            } => {
+                if self.is_current(worker, serial) {
+                    self.effects.roster.link_measured(worker, link);
+                }
+            }
         }
     }
 

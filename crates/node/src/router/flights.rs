@@ -10,12 +10,15 @@
 //! as failed, never as a shorter text.
 
 use super::backlog::{ClientBacklog, ClientReceiver};
-use cleave_telemetry::{AttemptChange, FlightOutcome, FlightSpan, RequestContext, RouterMeters, RouterOverhead, Traces};
 use cleave_api::FlightEvent;
 use cleave_domain::{
     Emission, Ending, Failure, FlightId, HandoffId, Request, RequestStageTimes, TokenId, TokenUsage,
 };
+use cleave_fleet::EmissionSink;
 use cleave_router::{RouterNote, TokenStream};
+use cleave_telemetry::{
+    AttemptChange, FlightOutcome, FlightSpan, RequestContext, RouterMeters, RouterOverhead, Traces,
+};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::sync::Arc;
@@ -162,16 +165,6 @@ impl OpenFlights {
         }
     }
 
-    /// Takes a token from a worker. Tokens of fenced attempts, duplicates, and tokens of ended
-    /// flights are dropped: two attempts draw equal tokens, and the first one that goes out counts.
-    pub(crate) fn emit(&self, handoff: HandoffId, emission: Emission) {
-        if let Entry::Occupied(mut entry) = self.open.entry(handoff.flight) {
-            entry
-                .get_mut()
-                .accept(handoff.attempt, emission, &self.meters);
-        }
-    }
-
     /// Fences attempts up to this one. Gives the tokens that the client was given; tokens behind a
     /// gap are not among them.
     pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
@@ -220,6 +213,18 @@ impl OpenFlights {
         let flights: Vec<FlightId> = self.open.iter().map(|entry| *entry.key()).collect();
         for flight in flights {
             self.end(flight, ending.clone().into());
+        }
+    }
+}
+
+impl EmissionSink for OpenFlights {
+    /// Takes a token from a worker. Tokens of fenced attempts, duplicates, and tokens of ended
+    /// flights are dropped: two attempts draw equal tokens, and the first one that goes out counts.
+    fn emit(&self, handoff: HandoffId, emission: Emission) {
+        if let Entry::Occupied(mut entry) = self.open.entry(handoff.flight) {
+            entry
+                .get_mut()
+                .accept(handoff.attempt, emission, &self.meters);
         }
     }
 }
@@ -313,11 +318,11 @@ impl OpenFlight {
 mod tests {
     use super::*;
     use crate::router::backlog;
-    use cleave_telemetry::Telemetry;
     use cleave_domain::{
         FinishReason, PrefillTiming, PromptFacts, RequestSlo, SampledToken, SamplingParams,
         StopRules,
     };
+    use cleave_telemetry::Telemetry;
     use tokio::sync::mpsc;
 
     const FLIGHT: FlightId = FlightId(7);

@@ -5,14 +5,11 @@
 //! its events are kept until then.
 
 use super::backlog::{self, ClientReceiver};
+use super::dashboard::dashboard_scaling;
 use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
 use super::driver::RouterEvent;
 use super::flights::OpenFlights;
-use cleave_telemetry::{RequestContext, RouterOverhead, Telemetry};
 use super::roster::WorkerRoster;
-use crate::health::HealthMonitor;
-use crate::scaling::{ScalingStatus, ScalingStatusReader, dashboard_scaling};
-use crate::views::CommandNovelty;
 use cleave_api::{
     ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
     Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServingProgress,
@@ -23,7 +20,10 @@ use cleave_domain::{
     Ending, FlightId, Refusal, Request, RequestStageTimes, RouterId, ScalingMode, SloPolicy,
     TokenUsage,
 };
+use cleave_fleet::views::CommandNovelty;
+use cleave_fleet::{HealthMonitor, ScalingStatus, ScalingStatusReader};
 use cleave_router::{CancelReason, OperatorRequest, OutsideQueue};
+use cleave_telemetry::{RequestContext, RouterOverhead, Telemetry};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
 use parking_lot::Mutex;
@@ -335,8 +335,8 @@ impl Drop for ClientStream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_telemetry::{RouterMeters, Traces};
     use cleave_domain::{FinishReason, RequestSlo, SamplingParams, StopRules};
+    use cleave_telemetry::{RouterMeters, Traces};
     use futures::FutureExt;
 
     fn request() -> Request {

@@ -3,8 +3,8 @@
 //! Owns: what an operator should know of a worker that fits no other one, or that shares a GPU.
 //! Never turns a worker away.
 
-use crate::connection::Registration;
 use cleave_domain::DeviceId;
+use cleave_fleet::Registration;
 use tracing::warn;
 
 /// Logs a mismatch between a worker and those that are connected.

@@ -11,23 +11,25 @@ mod flights;
 mod frontend;
 mod grants;
 mod join_warnings;
+mod model_registry;
 mod orders;
 mod peer_routers;
 mod roster;
 mod standby;
 
-pub(crate) use driver::RouterEvent;
-pub(crate) use flights::OpenFlights;
+use driver::RouterEvent;
+use flights::OpenFlights;
+pub(crate) use model_registry::ModelRegistry;
 
-use crate::acceptor::RouterAcceptor;
-use crate::health::HealthMonitor;
-use crate::peer_router::PeerRouterClient;
-use crate::scaling::{ScalingStatus, ScalingStatusReader};
-use cleave_telemetry::{PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, Traces};
 use crate::{NodeError, RouterOptions};
 use cleave_api::{Frontend, ServingReadiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
+use cleave_fleet::{
+    EmissionSink, HealthMonitor, RouterAcceptor, ScalingStatus, ScalingStatusReader,
+};
 use cleave_policy::{PolicyReload, PolicyWatcher};
+use cleave_server::PeerRouterClient;
+use cleave_telemetry::{PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, Traces};
 use dashboard::Dashboard;
 use driver::{RouterDriver, RouterEffects, RouterInbox};
 use frontend::RouterFrontend;
@@ -49,6 +51,7 @@ const INBOX_MAX: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct RouterBody {
     pub(crate) acceptor: RouterAcceptor,
+    pub(crate) flights: Arc<OpenFlights>,
     frontend: Arc<RouterFrontend>,
     driver: mpsc::UnboundedSender<RouterEvent>,
     readiness: watch::Receiver<ServingReadiness>,
@@ -179,11 +182,12 @@ impl RouterBody {
         let acceptor = RouterAcceptor {
             router,
             inbox,
-            flights,
+            flights: Arc::clone(&flights) as Arc<dyn EmissionSink>,
             silence: options.silence_max,
         };
         Ok(Self {
             acceptor,
+            flights,
             frontend: Arc::new(frontend),
             driver,
             readiness,
@@ -235,7 +239,7 @@ impl RouterBody {
 
     /// Ends what is left, with the reason, and stops.
     pub(crate) async fn stop(self) {
-        self.acceptor.flights.end_all(&stopping_ending());
+        self.flights.end_all(&stopping_ending());
         let _ = self.driver.send(RouterEvent::Stop);
         for task in self.watch.iter().chain(&self.peer_routers) {
             task.abort();

@@ -8,9 +8,9 @@
 //! autoscaler asks.
 
 use super::RouterEvent;
-use crate::grpc::{local_address, watch_names};
-use crate::peer_router::PeerRouterClient;
+use cleave_fleet::{local_address, watch_names};
 use cleave_router::OutsideQueue;
+use cleave_server::PeerRouterClient;
 use futures::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

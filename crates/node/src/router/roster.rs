@@ -5,10 +5,10 @@
 //! Invariant: a view exists exactly as long as its worker is connected, and shows links to
 //! connected workers only.
 
-use crate::connection::{LinkState, Registration, WorkerActivity};
-use crate::views::{self, CommandNovelty, PendingCommands};
 use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
 use cleave_domain::{Report, StepProgress, WorkerId, WorkerRef};
+use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
+use cleave_fleet::{LinkState, Registration, WorkerActivity};
 use cleave_router::RouterNote;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -317,8 +317,8 @@ impl RosterEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::sample;
     use cleave_domain::Role;
+    use cleave_fleet::sample;
     use std::time::Duration;
 
     fn named(number: u64, data_address: &str) -> Registration {

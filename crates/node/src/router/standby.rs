@@ -6,8 +6,8 @@
 //! for one name, and a free name is offered to one of them at a time, the latest start first: all
 //! at once would take it from one another.
 
-use crate::connection::WorkerConnection;
 use cleave_domain::{Time, WorkerId, WorkerRef};
+use cleave_fleet::WorkerConnection;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -92,9 +92,8 @@ impl NameStandby {
 #[cfg(test)]
 mod tests {
     use super::{CONNECTIONS_MAX_PER_NAME, NameStandby, OFFER_MAX};
-    use crate::connection::{Registration, ToWorker, WorkerConnection};
-    use crate::wire::sample;
     use cleave_domain::{Incarnation, Time, WorkerId, WorkerRef};
+    use cleave_fleet::{Registration, ToWorker, WorkerConnection, sample};
     use std::sync::Arc;
     use tokio::sync::{mpsc, watch};
 

@@ -4,12 +4,12 @@
 //! a router has one fleet. Invariant: a selector that cannot be parsed is an error and selects
 //! nothing.
 
-use super::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use cleave_fleet::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::SystemTime;

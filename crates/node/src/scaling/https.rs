@@ -3,9 +3,9 @@
 //! Owns: the handshakes. Never looks at requests. Invariant: a hanging handshake delays no other
 //! one.
 
-use crate::NodeError;
 use axum::Router;
 use axum::serve::Listener;
+use cleave_server::ServerError;
 use cleave_tls::ServerTls;
 use std::io;
 use std::net::SocketAddr;
@@ -36,9 +36,9 @@ impl ExternalMetricsServer {
         listener: TcpListener,
         routes: Router,
         shown: ServerTls,
-    ) -> Result<Self, NodeError> {
+    ) -> Result<Self, ServerError> {
         let local = listener.local_addr();
-        let address = local.map_err(|error| NodeError::Bind("the listener".into(), error))?;
+        let address = local.map_err(|error| ServerError::Bind("the listener".into(), error))?;
         let (handshaken, ready) = mpsc::channel(HANDSHAKES_MAX);
         let handshakes = accept(listener, shown, handshaken);
         let task = tokio::spawn(async move {
@@ -117,10 +117,12 @@ impl Listener for HandshakenListener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scaling::{ScalingStatus, ScalingStatusReader, external_metrics_routes};
-    use crate::server::bind;
+    use crate::scaling::external_metrics_routes;
     use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
+    use cleave_fleet::ScalingStatus;
+    use cleave_fleet::ScalingStatusReader;
     use cleave_planner::scaling::ScalerDecision;
+    use cleave_server::bind;
     use rcgen::{CertifiedKey, generate_simple_self_signed};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::watch;

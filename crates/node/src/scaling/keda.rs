@@ -3,8 +3,8 @@
 //! Owns: its five methods. Never keeps state of a caller. Invariant: every method answers from the
 //! brain's last decision, which is the same at every router that shares workers with another.
 
-use super::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use cleave_domain::Role;
+use cleave_fleet::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use futures::Stream;
 use futures::stream::{self, StreamExt};
 use std::pin::Pin;
@@ -34,13 +34,11 @@ pub(crate) struct ScalerService {
 type ScalerResult<T> = Result<Response<T>, Status>;
 type ScalerStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-impl From<ScalingUnavailable> for Status {
-    fn from(unknown: ScalingUnavailable) -> Self {
-        match unknown {
-            ScalingUnavailable::Starting => Self::unavailable(unknown.to_string()),
-            ScalingUnavailable::Off | ScalingUnavailable::AdviseOnly => {
-                Self::failed_precondition(unknown.to_string())
-            }
+fn unavailable_status(unknown: ScalingUnavailable) -> Status {
+    match unknown {
+        ScalingUnavailable::Starting => Status::unavailable(unknown.to_string()),
+        ScalingUnavailable::Off | ScalingUnavailable::AdviseOnly => {
+            Status::failed_precondition(unknown.to_string())
         }
     }
 }
@@ -79,7 +77,8 @@ impl ScalerService {
     }
 
     fn target_workers(&self, role: Role) -> Result<u32, Status> {
-        Ok(self.answers.target_workers()?.for_role(role))
+        let workers = self.answers.target_workers();
+        Ok(workers.map_err(unavailable_status)?.for_role(role))
     }
 }
 

@@ -3,11 +3,10 @@
 //! Owns: the view that the worker's HTTP port shows, the legs that it serves now, and whether it
 //! was asked to leave. Never decides: a command goes to the driver, and the brain carries it out.
 
-use super::WorkerEvent;
-use crate::connection::{LinkState, Registration};
-use crate::views::{self, CommandNovelty, PendingCommands};
 use cleave_api::{CommandError, Operator, WorkerCommand, WorkerState, WorkerView};
 use cleave_domain::{Role, StepProgress, WorkerId, WorkerLoad};
+use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
+use cleave_fleet::{LinkState, Registration, WorkerEvent};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use tokio::sync::mpsc::error::TrySendError;
@@ -135,7 +134,7 @@ impl Operator for WorkerAdmin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::sample;
+    use cleave_fleet::sample;
 
     #[test]
     fn a_full_inbox_answers_busy_not_stopped() {

@@ -15,40 +15,21 @@ use super::facts::handoff_of;
 use super::stops::PendingStops;
 use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
-use crate::clock::{BrainClock, deadline_reached};
-use crate::connection::{FromWorker, RouterConnection, ToWorker};
-use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerSpans, log_ids};
 use cleave_api::WorkerCommand;
 use cleave_domain::{
     BlockHash, BlockIndex, Emission, HandoffId, Order, Report, ReserveOrder, Role, RouterId,
     TapeRecord, WorkerLoad,
 };
+use cleave_fleet::{
+    BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
+};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
+use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerSpans, log_ids};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tracing::{Level, debug, error, info, warn};
-
-/// Events from outside that a worker's driver receives.
-#[derive(Debug)]
-pub(crate) enum WorkerEvent {
-    RouterJoined(RouterConnection),
-    /// The router's connection has ended.
-    RouterLost {
-        router: RouterId,
-        serial: u64,
-    },
-    FromRouter {
-        router: RouterId,
-        serial: u64,
-        message: ToWorker,
-    },
-    /// An operator sent a command to this worker's own port.
-    Commanded(WorkerCommand),
-    Drain,
-    Stop,
-}
 
 /// The router id of a command at this worker's own port. No router has it, since ids that large are
 /// not accepted.

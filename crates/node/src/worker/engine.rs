@@ -30,9 +30,9 @@ use super::pace::{StepPacer, StepTime};
 use super::queue::EngineQueue;
 use super::swap::{HostSwapPool, SwapJob, SwapProgress};
 use super::tier::{self, LoadedBlock, OffloadJob, PendingLoad, PendingLoads, TierIo};
-use crate::health::{HealthMonitor, panic_message};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
 use cleave_engine::{DeviceBlocks, Engine, EngineError};
+use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::{BlockPart, handoff::HandoffDigest};
 use cleave_sched::{
     BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, SwapOutcome, WorkerInput,

@@ -1,7 +1,7 @@
 //! Translations between facts of the body and inputs of the brain.
 
-use crate::wire::nanos;
 use cleave_domain::{HandoffId, LinkPrice, WorkerRef};
+use cleave_fleet::nanos;
 use cleave_kv::Packet;
 use cleave_sched::{PayloadCondition, WorkerInput, WorkerNote};
 use cleave_transfer::LinkSpeed;

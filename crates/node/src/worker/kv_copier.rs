@@ -8,9 +8,9 @@
 //! any more.
 
 use super::engine::{BlockImport, range};
-use crate::health::{HealthMonitor, panic_message};
 use cleave_domain::{BlockIndex, HandoffId};
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
+use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::BlockPart;
 use cleave_kv::handoff::HandoffDigest;
 use cleave_sched::{BlockExport, ExportOutcome, ImportOutcome, WorkerInput};

@@ -19,19 +19,16 @@ mod swap;
 mod tier;
 
 pub(crate) use admin::WorkerAdmin;
-pub(crate) use driver::WorkerEvent;
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
-use crate::acceptor::WorkerAcceptor;
-use crate::connection::Registration;
-use crate::health::HealthMonitor;
-use cleave_telemetry::{TapeRecorder, Telemetry, WorkerMeters, WorkerSpans};
 use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
+use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
 use cleave_sched::{LookupLimits, PoolWriter};
+use cleave_telemetry::{TapeRecorder, Telemetry, WorkerMeters, WorkerSpans};
 use cleave_tls::PeerTls;
 use cleave_transfer::{GrantIssuer, Links, LinksConfig, Listeners, LocalNet, Nixl, PoolSharing};
 use driver::{LinkPriceSource, WorkerDriver, WorkerEffects, WorkerInbox};
@@ -310,10 +307,10 @@ fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::LinkState;
     use cleave_api::{Operator, WorkerState};
     use cleave_domain::{BlockIndex, Capacity, Role, RouterId, StepPlan, StepResult};
     use cleave_engine::EngineError;
+    use cleave_fleet::LinkState;
 
     /// An engine that is never used.
     struct UnusedEngine(EngineDescription);
@@ -341,7 +338,7 @@ mod tests {
     }
 
     fn unused_worker(options: WorkerOptions) -> WorkerBody {
-        let registration = crate::wire::sample::registration();
+        let registration = cleave_fleet::sample::registration();
         let capacity: Capacity = registration.description.capacity;
         let parts = WorkerParts {
             options,

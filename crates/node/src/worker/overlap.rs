@@ -106,12 +106,12 @@ fn overlap(engine: &mut dyn Engine) -> &mut dyn Overlap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::HealthMonitor;
     use crate::worker::engine::{EngineHost, EngineHostLimits, EngineWork};
     use crate::worker::pace::StepTime;
     use crate::worker::swap::{SwapDirection, SwapJob};
     use cleave_domain::{BlockIndex, FlightId, HandoffId, SlotIndex, StepId, StepResult};
     use cleave_engine::EngineDescription;
+    use cleave_fleet::HealthMonitor;
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
     use tokio::sync::mpsc as facts;

@@ -7,14 +7,14 @@ use crate::fleet::{
 };
 use cleave_domain::Role;
 use cleave_node::{
-    CertificateFiles, FleetNode, PickerOptions, PolicyFile, ProxyTls, RouterNode, RouterOptions,
-    RunningFleet, WorkerOptions,
+    FleetNode, PickerOptions, ProxyTls, RouterNode, RouterOptions, RunningFleet, WorkerOptions,
 };
-use cleave_tls::PEER_NAME;
+use cleave_policy::PolicyFile;
 use cleave_tls::rustls::pki_types::pem::PemObject;
 use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};
 use cleave_tls::rustls::{ClientConfig, RootCertStore};
 use cleave_tls::tokio_rustls::TlsConnector;
+use cleave_tls::{CertificateFiles, PEER_NAME};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

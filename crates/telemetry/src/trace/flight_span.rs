@@ -270,9 +270,7 @@ impl AttemptSpan {
 }
 
 /// A request's id and trace, for log lines.
-pub fn log_ids(
-    context: Option<&Arc<RequestContext>>,
-) -> (Option<&str>, Option<TraceParent>) {
+pub fn log_ids(context: Option<&Arc<RequestContext>>) -> (Option<&str>, Option<TraceParent>) {
     let id = context.map(|context| &*context.request_id);
     (id, context.and_then(|context| context.trace))
 }

@@ -94,7 +94,7 @@ impl Traces {
         }
     }
 
-    pub fn send(&self, builder: SpanBuilder) {
+    pub(crate) fn send(&self, builder: SpanBuilder) {
         if let Some(outbox) = &self.queue {
             outbox.send(builder.finish());
         }

@@ -71,10 +71,12 @@ pub(super) struct SpanQueue {
 impl SpanQueue {
     pub(super) fn open(endpoint: &str, series: &TraceSeries) -> Result<Self, TelemetryError> {
         let exporter = Otlp::builder().with_tonic().with_endpoint(endpoint);
-        let exporter = exporter.build().map_err(|error| TelemetryError::Collector {
-            endpoint: endpoint.to_owned(),
-            reason: error.to_string(),
-        })?;
+        let exporter = exporter
+            .build()
+            .map_err(|error| TelemetryError::Collector {
+                endpoint: endpoint.to_owned(),
+                reason: error.to_string(),
+            })?;
         Ok(Self::with(exporter, series))
     }
 

@@ -8,20 +8,21 @@
 
 mod events;
 mod last_minute;
+mod scaling;
 
-use crate::scaling::RecentDecisions;
+pub(super) use scaling::dashboard_scaling;
+
 use cleave_api::{
     DashboardEvent, DurationQuantiles, FlightStageCounts, HandoffTotals, HistorySecond,
     ScalingChange, VerdictCounts,
 };
-use cleave_domain::{
-    Ending, Failure, FleetTarget, FlightId, HandoffId, Report, RequestStage, WorkerRef,
-};
+use cleave_domain::{Ending, FleetTarget, FlightId, HandoffId, Report, RequestStage, WorkerRef};
 use cleave_router::RouterNote;
 use cleave_telemetry::{HandoffLoss, RequestVerdict, failure_name, refusal_name};
 use events::{DashboardEvents, at_ms};
 use last_minute::{ClassMinute, LastMinute};
 use parking_lot::{Mutex, MutexGuard};
+use scaling::RecentDecisions;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use tokio::time::Instant;

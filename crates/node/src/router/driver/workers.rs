@@ -3,12 +3,12 @@
 //! Invariant: each incarnation of a worker joins and is lost in turn.
 
 use super::RouterDriver;
-use crate::connection::{ToWorker, WorkerConnection};
 use crate::router::dashboard::BlockSize;
 use crate::router::join_warnings::warn_of_mismatch;
 use crate::router::orders;
 use cleave_api::WorkerState;
 use cleave_domain::{Order, Report, WorkerId, WorkerRef};
+use cleave_fleet::{ToWorker, WorkerConnection};
 use cleave_router::RouterInput;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -2,11 +2,11 @@
 
 use super::slab::tests::SlabFolder;
 use super::*;
-use crate::health::HealthMonitor;
 use crate::worker::StepTime;
 use crate::worker::engine::{EngineHost, EngineHostLimits};
 use cleave_domain::{FlightId, StepPlan, StepResult};
 use cleave_engine::{Engine, EngineDescription, EngineError};
+use cleave_fleet::HealthMonitor;
 use tokio::sync::MutexGuard;
 
 const BLOCK: usize = 1000;

@@ -11,14 +11,14 @@ use tokio::time::Instant;
 
 /// The progress of a driver and its engine's thread, for `/health`.
 #[derive(Debug)]
-pub(crate) struct HealthMonitor {
+pub struct HealthMonitor {
     step_limit: Duration,
     busy_since: Mutex<Option<Instant>>,
     failure: watch::Sender<Option<String>>,
 }
 
 impl HealthMonitor {
-    pub(crate) fn new(step_limit: Duration) -> Self {
+    pub fn new(step_limit: Duration) -> Self {
         Self {
             step_limit,
             busy_since: Mutex::default(),
@@ -27,17 +27,17 @@ impl HealthMonitor {
     }
 
     /// The engine began a piece of work.
-    pub(crate) fn step_began(&self) {
+    pub fn step_began(&self) {
         self.set(Some(Instant::now()));
     }
 
     /// The engine ended its piece of work.
-    pub(crate) fn step_ended(&self) {
+    pub fn step_ended(&self) {
         self.set(None);
     }
 
     /// Something failed that only a new process repairs, such as a panic. The first reason stays.
-    pub(crate) fn report_failure(&self, reason: &str) {
+    pub fn report_failure(&self, reason: &str) {
         self.failure.send_if_modified(|broken| {
             let first = broken.is_none();
             broken.get_or_insert_with(|| reason.to_owned());
@@ -46,7 +46,7 @@ impl HealthMonitor {
     }
 
     /// Returns when something broke, with the reason.
-    pub(crate) async fn failed(&self) -> String {
+    pub async fn failed(&self) -> String {
         let mut broken = self.failure.subscribe();
         let reason = broken.wait_for(Option::is_some).await;
         let reason = reason.ok().and_then(|reason| reason.clone());
@@ -54,7 +54,7 @@ impl HealthMonitor {
     }
 
     /// `Err` with the reason when there is no forward progress.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         if let Some(reason) = self.failure.borrow().as_ref() {
             return Err(reason.clone());
         }
@@ -70,7 +70,7 @@ impl HealthMonitor {
 
     /// Runs a driver. A panic in it means a broken invariant of a brain, and makes the process
     /// unhealthy.
-    pub(crate) async fn watch(&self, driver: impl Future<Output = ()>) {
+    pub async fn watch(&self, driver: impl Future<Output = ()>) {
         if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
             self.report_failure(&format!(
                 "a driver panicked: {}",
@@ -85,7 +85,7 @@ impl HealthMonitor {
 }
 
 /// The message of a panic.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let message = panic.downcast_ref::<&str>().map(ToString::to_string);
     let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
     message.unwrap_or_else(|| "without words".into())

@@ -7,16 +7,14 @@
 
 mod inbound;
 mod message_limit;
-mod model_registry;
 mod resolve;
 mod service;
 mod uplink;
 mod window;
 
-pub(crate) use model_registry::ModelRegistry;
-pub(crate) use resolve::{local_address, watch_names};
-pub(crate) use service::fleet_routes;
-pub(crate) use uplink::Uplink;
+pub use resolve::{local_address, watch_names};
+pub use service::{ModelAdmission, fleet_routes};
+pub use uplink::Uplink;
 
 use crate::wire::{EMISSIONS_BYTES_MAX, HELLO_BYTES_MAX, ORDER_BYTES_MAX};
 use service::StreamError;
@@ -44,7 +42,11 @@ const STREAM_ITEMS_MAX: usize = 256;
 /// The shortest interval between heartbeats, whatever silence the other end allows.
 const HEARTBEAT_INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// The shortest silence that may count as a loss: five of the quickest heartbeats.
-pub(crate) const SILENCE_MIN: Duration = Duration::from_millis(100);
+pub const SILENCE_MIN: Duration = Duration::from_millis(100);
+/// The default limit on silence. A process that dies closes its connections at once; this is for
+/// one that is stopped or cut off, whose streams wait this long. It is five heartbeats, so that an
+/// overloaded machine does not count as lost.
+pub const SILENCE_DEFAULT: Duration = Duration::from_secs(5);
 /// Router ids are drawn from so many; the numbers above are this process's own.
 const ROUTERS_MAX: u64 = 1 << 24;
 

@@ -6,17 +6,18 @@
 
 use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
 use super::message_limit::limited;
-use super::model_registry::{ModelMembership, ModelRegistry};
 use super::window::{MessageWindow, send_all};
 use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, heartbeat_interval, with_causes};
-use crate::acceptor::{RouterAcceptor, WorkerSession};
+use crate::acceptor::{DriverStopped, RouterAcceptor, WorkerSession};
 use crate::connection::{FromWorker, Registration};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
 use crate::wire::{FleetWireError, PROTOCOL, nanos, proto};
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::middleware::map_request;
+use cleave_api::ModelFiles;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -24,26 +25,41 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
+/// Decides which workers join a router, by the text files of their models.
+pub trait ModelAdmission: Clone + Send + Sync + 'static {
+    /// One worker's use of a model; ended by [`ModelAdmission::leave`].
+    type Membership: Copy + Send;
+
+    /// Lets a worker with these files in.
+    ///
+    /// # Errors
+    /// The reason to turn the worker away.
+    fn accept(
+        &self,
+        worker: &str,
+        files: &Arc<ModelFiles>,
+    ) -> impl Future<Output = Result<Self::Membership, String>> + Send;
+
+    /// The worker's stream is over, or it serves no longer.
+    fn leave(&self, membership: Self::Membership);
+}
+
 /// The gRPC service, to be served at this path.
-pub(crate) fn fleet_routes(
-    path: &str,
-    acceptor: RouterAcceptor,
-    registry: ModelRegistry,
-) -> Router {
-    let service = FleetServer::new(FleetService { acceptor, registry });
+pub fn fleet_routes(path: &str, acceptor: RouterAcceptor, models: impl ModelAdmission) -> Router {
+    let service = FleetServer::new(FleetService { acceptor, models });
     let service = service.max_decoding_message_size(UPWARD_BYTES_MAX);
     let limit = map_request(async |request: axum::extract::Request| request.map(limited));
     Router::new().route_service(path, service).layer(limit)
 }
 
 #[derive(Clone)]
-pub(crate) struct FleetService {
+struct FleetService<A> {
     acceptor: RouterAcceptor,
-    registry: ModelRegistry,
+    models: A,
 }
 
 #[tonic::async_trait]
-impl Fleet for FleetService {
+impl<A: ModelAdmission> Fleet for FleetService<A> {
     type JoinStream = ReceiverStream<Result<proto::Downward, Status>>;
 
     async fn join(
@@ -96,21 +112,21 @@ impl From<Status> for StreamError {
     }
 }
 
-impl From<crate::acceptor::DriverStopped> for StreamError {
-    fn from(_: crate::acceptor::DriverStopped) -> Self {
+impl From<DriverStopped> for StreamError {
+    fn from(_: DriverStopped) -> Self {
         Self::Stopped
     }
 }
 
-struct WorkerStream {
-    service: FleetService,
+struct WorkerStream<A> {
+    service: FleetService<A>,
     /// The worker's name; empty until its hello.
     name: String,
     messages: Streaming<proto::Upward>,
     out: mpsc::Sender<Result<proto::Downward, Status>>,
 }
 
-impl WorkerStream {
+impl<A: ModelAdmission> WorkerStream<A> {
     async fn run(&mut self) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.acceptor.silence;
@@ -125,14 +141,14 @@ impl WorkerStream {
             Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
             Err(error) => return Err(error),
         };
-        let registry = self.service.registry.clone();
-        let accepted = registry.accept(&registration.name, &registration.files);
+        let models = self.service.models.clone();
+        let accepted = models.accept(&registration.name, &registration.files);
         let membership = match accepted.await {
             Ok(membership) => membership,
             Err(reason) => return self.reject(reason).await,
         };
         let ended = self.serve_worker(registration, membership).await;
-        registry.leave(membership);
+        models.leave(membership);
         ended
     }
 
@@ -140,7 +156,7 @@ impl WorkerStream {
     async fn serve_worker(
         &mut self,
         registration: Registration,
-        membership: ModelMembership,
+        membership: A::Membership,
     ) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.acceptor.silence;
@@ -151,7 +167,7 @@ impl WorkerStream {
         let stands_by = async {
             session.waits_for_name().await;
             // A worker that waits for its name decides nothing about the model.
-            self.service.registry.leave(membership);
+            self.service.models.leave(membership);
             std::future::pending().await
         };
         let ended = tokio::select! {

@@ -12,16 +12,17 @@ mod connection;
 mod half_close;
 mod limits;
 mod open_files;
+mod peer_router;
 #[cfg(test)]
 mod tests;
 mod watch;
 
 pub use limits::HttpLimits;
-pub(crate) use open_files::fit_to_open_files;
+pub use open_files::fit_to_open_files;
+pub use peer_router::{PeerRouterClient, PeerRouterLoad, PeerRouterUnavailable};
 
-use crate::NodeError;
-use cleave_telemetry::ServerSeries;
 use axum::Router;
+use cleave_telemetry::ServerSeries;
 use cleave_tls::tokio_rustls::LazyConfigAcceptor;
 use cleave_tls::{PeerProtocol, PeerTls, ServerTls, rustls};
 use std::io;
@@ -42,20 +43,37 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The first byte of a TLS handshake; no HTTP request begins with it.
 const TLS_HANDSHAKE_BYTE: u8 = 0x16;
 
+/// The reason why a port cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// A port cannot be bound.
+    #[error("cannot listen on {0}")]
+    Bind(String, #[source] io::Error),
+}
+
+/// A router's certificates.
+#[derive(Clone, Debug, Default)]
+pub struct RouterTls {
+    /// The certificate for clients, if they use TLS.
+    pub front: Option<ServerTls>,
+    /// The certificates by which the fleet's processes know each other, if any.
+    pub peers: Option<PeerTls>,
+}
+
 /// The routes behind one port.
 #[derive(Clone, Debug)]
-pub(crate) struct PortRoutes {
+pub struct PortRoutes {
     /// For connections in clear.
-    pub(crate) clear: Router,
+    pub clear: Router,
     /// For clients that speak TLS.
-    pub(crate) secure: Option<(ServerTls, Router)>,
+    pub secure: Option<(ServerTls, Router)>,
     /// For peers, who show a certificate.
-    pub(crate) peers: Option<(PeerTls, Router)>,
+    pub peers: Option<(PeerTls, Router)>,
 }
 
 impl PortRoutes {
     /// Only routes in clear, without TLS.
-    pub(crate) fn clear(clear: Router) -> Self {
+    pub fn clear(clear: Router) -> Self {
         Self {
             clear,
             secure: None,
@@ -65,15 +83,15 @@ impl PortRoutes {
 }
 
 /// A listener bound to `address`.
-pub(crate) async fn bind(address: &str) -> Result<TcpListener, NodeError> {
+pub async fn bind(address: &str) -> Result<TcpListener, ServerError> {
     let bound = TcpListener::bind(address).await;
-    bound.map_err(|error| NodeError::Bind(address.to_owned(), error))
+    bound.map_err(|error| ServerError::Bind(address.to_owned(), error))
 }
 
 /// A server that runs.
 #[derive(Debug)]
-pub(crate) struct HttpServer {
-    pub(crate) address: SocketAddr,
+pub struct HttpServer {
+    pub address: SocketAddr,
     stop: channel::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -89,14 +107,14 @@ struct HttpServerState {
 
 impl HttpServer {
     /// Serves HTTP/1.1 and HTTP/2, whichever the client speaks.
-    pub(crate) fn start(
+    pub fn start(
         listener: TcpListener,
         faces: PortRoutes,
         limits: HttpLimits,
         series: ServerSeries,
-    ) -> Result<Self, NodeError> {
+    ) -> Result<Self, ServerError> {
         let local = listener.local_addr();
-        let address = local.map_err(|error| NodeError::Bind("the listener".into(), error))?;
+        let address = local.map_err(|error| ServerError::Bind("the listener".into(), error))?;
         let (stop, stopping) = channel::channel(false);
         let shared = HttpServerState {
             routes: Arc::new(faces),
@@ -112,7 +130,7 @@ impl HttpServer {
     }
 
     /// Takes no new connection, lets answers leave for a moment, then closes.
-    pub(crate) async fn stop(mut self) {
+    pub async fn stop(mut self) {
         self.stop.send_replace(true);
         if timeout(FLUSH_MAX, &mut self.task).await.is_err() {
             self.task.abort();

@@ -3,9 +3,9 @@
 mod half_close;
 
 use super::*;
-use cleave_telemetry::Telemetry;
 use axum::body::{Body, Bytes};
 use axum::routing::get;
+use cleave_telemetry::Telemetry;
 use futures::stream;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};

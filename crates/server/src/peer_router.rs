@@ -32,23 +32,23 @@ type DialError = Box<dyn Error + Send + Sync>;
 
 /// The HTTP client for other routers. Clones share connections.
 #[derive(Clone, Debug)]
-pub(crate) enum PeerRouterClient {
+pub enum PeerRouterClient {
     Clear(Client<HttpConnector, Empty<Bytes>>),
     Peers(Client<BoxCloneSyncService<Uri, HttpTlsStream, DialError>, Empty<Bytes>>),
 }
 
 /// The answer to `GET /load`.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(crate) struct PeerRouterLoad {
+pub struct PeerRouterLoad {
     /// Sequences that are open.
-    pub(crate) server_load: u64,
+    pub server_load: u64,
     /// The limit on open sequences, if there is one.
-    pub(crate) server_load_max: Option<u64>,
+    pub server_load_max: Option<u64>,
 }
 
 /// The reason why a router gets no requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum PeerRouterUnavailable {
+pub enum PeerRouterUnavailable {
     /// It reports that it is not ready.
     NotReady,
     /// It could not be asked, or its answer was not understood.
@@ -56,7 +56,7 @@ pub(crate) enum PeerRouterUnavailable {
 }
 
 impl PeerRouterClient {
-    pub(crate) fn new(peers: Option<PeerTls>) -> Self {
+    pub fn new(peers: Option<PeerTls>) -> Self {
         let Some(peers) = peers else {
             let client = Client::builder(TokioExecutor::new()).build_http();
             return Self::Clear(client);
@@ -76,7 +76,7 @@ impl PeerRouterClient {
     }
 
     /// The load of a router that is ready.
-    pub(crate) async fn ready_load(
+    pub async fn ready_load(
         &self,
         address: SocketAddr,
     ) -> Result<PeerRouterLoad, PeerRouterUnavailable> {
@@ -94,7 +94,7 @@ impl PeerRouterClient {
     }
 
     /// The load of a router, ready or not; or why it is unknown.
-    pub(crate) async fn load(&self, address: SocketAddr) -> Result<PeerRouterLoad, String> {
+    pub async fn load(&self, address: SocketAddr) -> Result<PeerRouterLoad, String> {
         let (status, body) = self.get(address, "/load").await?;
         if status != StatusCode::OK {
             return Err(unexpected_answer("/load", status, &body));

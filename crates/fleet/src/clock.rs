@@ -5,18 +5,18 @@ use tokio::time::Instant;
 
 /// Time since the body's start.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BrainClock {
+pub struct BrainClock {
     start: Instant,
 }
 
 impl BrainClock {
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self {
             start: Instant::now(),
         }
     }
 
-    pub(crate) fn now(&self) -> Time {
+    pub fn now(&self) -> Time {
         let nanos = self.start.elapsed().as_nanos();
         Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
@@ -28,7 +28,7 @@ impl BrainClock {
 }
 
 /// Waits until the deadline; without one, forever.
-pub(crate) async fn deadline_reached(clock: BrainClock, deadline: Option<Time>) {
+pub async fn deadline_reached(clock: BrainClock, deadline: Option<Time>) {
     match deadline {
         Some(at) => tokio::time::sleep_until(clock.instant(at)).await,
         None => std::future::pending().await,

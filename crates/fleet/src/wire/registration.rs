@@ -5,9 +5,8 @@
 //! have made, up to generous ceilings.
 
 use super::{FleetWireError, PROTOCOL, nanos, proto, required, role_of, within};
-use crate::connection::Registration;
+use crate::connection::{Registration, invalid_name_reason};
 use crate::grpc::SILENCE_MIN;
-use crate::options::invalid_name_reason;
 use cleave_api::ModelFiles;
 use cleave_domain::{Capacity, DeviceId, Fingerprint, Role, WorkerDescription};
 use std::ops::RangeInclusive;

@@ -4,9 +4,9 @@
 //! are counted by the leg that they serve, wanted ones too, so that equal numbers mean that nothing
 //! changes.
 
-use super::{POOLS, ScalingStatus};
 use cleave_api::{PoolTarget, ScalingChange, ScalingSummary, WorkerRow, WorkerState};
 use cleave_domain::{FleetTarget, PoolCounts, Role, ScalingMode};
+use cleave_fleet::{POOLS, ScalingStatus};
 use std::collections::VecDeque;
 
 /// The number of changes kept.

@@ -1,4 +1,4 @@
-//! A worker's registration, for tests.
+//! A worker's registration, for tests of this crate and of those above it.
 
 use crate::connection::Registration;
 use cleave_api::ModelFiles;
@@ -6,7 +6,8 @@ use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription, WorkerRef};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) fn registration() -> Registration {
+/// A registration that every router accepts.
+pub fn registration() -> Registration {
     Registration {
         worker: WorkerRef::default(),
         name: "w".to_owned(),

@@ -2,7 +2,7 @@
 //! same.
 
 use super::*;
-use crate::server::half_close::{COMMENT, INTERIM};
+use crate::half_close::{COMMENT, INTERIM};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;

@@ -2,12 +2,13 @@
 //! registers here, and only here.
 
 use crate::connection::{
-    CONNECTION_ITEMS_MAX, FromWorker, Registration, RouterConnection, ToWorker, WorkerActivity,
-    WorkerConnection,
+    CONNECTION_ITEMS_MAX, FromWorker, LinkState, Registration, RouterConnection, ToWorker,
+    WorkerActivity, WorkerConnection,
 };
-use crate::router::{OpenFlights, RouterEvent};
-use crate::worker::WorkerEvent;
-use cleave_domain::{Role, RouterId, WorkerRef};
+use cleave_api::WorkerCommand;
+use cleave_domain::{Emission, HandoffId, Report, Role, RouterId, WorkerRef};
+use cleave_transfer::WriteGrant;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,16 +24,77 @@ fn next_serial() -> u64 {
 
 /// The driver has stopped and receives no more messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DriverStopped;
+pub struct DriverStopped;
+
+/// An event on a router's connections to its workers, for the router's driver.
+#[derive(Debug)]
+pub enum WorkerConnectionEvent {
+    /// A worker connected and was accepted.
+    Joined(Box<WorkerConnection>),
+    /// That connection is over.
+    Lost {
+        worker: WorkerRef,
+        serial: u64,
+        /// Cause of the loss, for the log.
+        reason: String,
+    },
+    /// A worker reported something.
+    Reported {
+        worker: WorkerRef,
+        serial: u64,
+        report: Report,
+        read: Instant,
+    },
+    /// Grants the prefill worker write access to the reserved blocks.
+    GrantReceived {
+        worker: WorkerRef,
+        serial: u64,
+        handoff: HandoffId,
+        grant: WriteGrant,
+    },
+    /// A worker measured a link to another one.
+    LinkMeasured {
+        worker: WorkerRef,
+        serial: u64,
+        link: LinkState,
+    },
+}
+
+/// Events from outside that a worker's driver receives. They share one queue, so that the driver
+/// stops after the messages that came before.
+#[derive(Debug)]
+pub enum WorkerEvent {
+    RouterJoined(RouterConnection),
+    /// The router's connection has ended.
+    RouterLost {
+        router: RouterId,
+        serial: u64,
+    },
+    FromRouter {
+        router: RouterId,
+        serial: u64,
+        message: ToWorker,
+    },
+    /// An operator sent a command to this worker's own port.
+    Commanded(WorkerCommand),
+    Drain,
+    Stop,
+}
+
+/// The clients' streams of a router, which workers' tokens reach without passing its brain.
+pub trait EmissionSink: Debug + Send + Sync {
+    /// Takes a token from a worker.
+    fn emit(&self, handoff: HandoffId, emission: Emission);
+}
 
 /// Accepts workers at a router.
 #[derive(Clone, Debug)]
-pub(crate) struct RouterAcceptor {
-    pub(crate) router: RouterId,
-    pub(crate) inbox: mpsc::Sender<RouterEvent>,
-    pub(crate) flights: Arc<OpenFlights>,
+pub struct RouterAcceptor {
+    pub router: RouterId,
+    pub inbox: mpsc::Sender<WorkerConnectionEvent>,
+    pub flights: Arc<dyn EmissionSink>,
     /// A worker that sends nothing for this long counts as lost.
-    pub(crate) silence: Duration,
+    pub silence: Duration,
 }
 
 impl RouterAcceptor {
@@ -54,7 +116,7 @@ impl RouterAcceptor {
             activity: Arc::clone(&activity),
             waits_for_name: stands_by,
         };
-        let joined = RouterEvent::WorkerJoined(Box::new(line));
+        let joined = WorkerConnectionEvent::Joined(Box::new(line));
         self.inbox.send(joined).await.map_err(|_| DriverStopped)?;
         let acceptor = self.clone();
         Ok((
@@ -102,7 +164,7 @@ impl WorkerSession {
             }
             FromWorker::Report(report) => {
                 self.activity.record_report(&report);
-                let event = RouterEvent::Reported {
+                let event = WorkerConnectionEvent::Reported {
                     worker: self.worker,
                     serial: self.serial,
                     report,
@@ -115,7 +177,7 @@ impl WorkerSession {
                     .map_err(|_| DriverStopped)
             }
             FromWorker::Grant { handoff, grant } => {
-                let passed = RouterEvent::GrantReceived {
+                let passed = WorkerConnectionEvent::GrantReceived {
                     worker: self.worker,
                     serial: self.serial,
                     handoff,
@@ -128,7 +190,7 @@ impl WorkerSession {
                     .map_err(|_| DriverStopped)
             }
             FromWorker::Link(link) => {
-                let measured = RouterEvent::LinkMeasured {
+                let measured = WorkerConnectionEvent::LinkMeasured {
                     worker: self.worker,
                     serial: self.serial,
                     link,
@@ -144,7 +206,7 @@ impl WorkerSession {
 
     /// Reports the end of the connection to the driver, with the reason.
     pub(crate) async fn close(self, reason: String) {
-        let lost = RouterEvent::WorkerLost {
+        let lost = WorkerConnectionEvent::Lost {
             worker: self.worker,
             serial: self.serial,
             reason,
@@ -156,12 +218,12 @@ impl WorkerSession {
 
 /// Accepts routers at a worker.
 #[derive(Clone, Debug)]
-pub(crate) struct WorkerAcceptor {
+pub struct WorkerAcceptor {
     /// The registration at the start; see [`WorkerAcceptor::registration_now`].
-    pub(crate) registration: Registration,
+    pub registration: Registration,
     /// The legs that the worker serves now.
-    pub(crate) role: watch::Receiver<Role>,
-    pub(crate) inbox: mpsc::Sender<WorkerEvent>,
+    pub role: watch::Receiver<Role>,
+    pub inbox: mpsc::Sender<WorkerEvent>,
 }
 
 impl WorkerAcceptor {
@@ -174,7 +236,7 @@ impl WorkerAcceptor {
 
     /// Registers a connected router. The receiver yields the worker's messages to it; the
     /// connection must end when the receiver closes.
-    pub(crate) async fn join(
+    pub async fn join(
         &self,
         router: RouterId,
     ) -> Result<(RouterSession, mpsc::Receiver<FromWorker>), DriverStopped> {
@@ -201,7 +263,7 @@ impl WorkerAcceptor {
 
 /// A router's connection, at the worker.
 #[derive(Debug)]
-pub(crate) struct RouterSession {
+pub struct RouterSession {
     inbox: mpsc::Sender<WorkerEvent>,
     router: RouterId,
     serial: u64,
@@ -209,7 +271,7 @@ pub(crate) struct RouterSession {
 
 impl RouterSession {
     /// Passes a message from the router to the driver.
-    pub(crate) async fn receive(&self, message: ToWorker) -> Result<(), DriverStopped> {
+    pub async fn receive(&self, message: ToWorker) -> Result<(), DriverStopped> {
         let event = WorkerEvent::FromRouter {
             router: self.router,
             serial: self.serial,
@@ -219,7 +281,7 @@ impl RouterSession {
     }
 
     /// Reports the end of the connection to the driver.
-    pub(crate) async fn close(self) {
+    pub async fn close(self) {
         let lost = WorkerEvent::RouterLost {
             router: self.router,
             serial: self.serial,
@@ -230,7 +292,7 @@ impl RouterSession {
 }
 
 /// Connects a worker and a router of one process until either stops.
-pub(crate) async fn connect(worker: WorkerAcceptor, router: RouterAcceptor) {
+pub async fn connect(worker: WorkerAcceptor, router: RouterAcceptor) {
     let Ok((router_session, mut upward)) = worker.join(router.router).await else {
         return;
     };

@@ -43,15 +43,15 @@ const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration:
 
 /// A worker's connections to its routers.
 #[derive(Debug)]
-pub(crate) struct Uplink {
+pub struct Uplink {
     /// Accepts the routers. The data address of its registration may have an unspecified host,
     /// which each connection fills in.
-    pub(crate) acceptor: WorkerAcceptor,
+    pub acceptor: WorkerAcceptor,
     /// Addresses of the routers, `host:port` each.
-    pub(crate) routers: Vec<String>,
+    pub routers: Vec<String>,
     /// Certificates that authenticate routers to this worker, and this worker to them.
-    pub(crate) peers: Option<PeerTls>,
-    pub(crate) connected: watch::Sender<usize>,
+    pub peers: Option<PeerTls>,
+    pub connected: watch::Sender<usize>,
 }
 
 /// The state that the connections of one worker share.
@@ -65,7 +65,7 @@ struct UplinkState {
 
 impl Uplink {
     /// Stays connected for as long as it is polled.
-    pub(crate) async fn run(self) {
+    pub async fn run(self) {
         let shared = Arc::new(UplinkState {
             acceptor: self.acceptor,
             peers: self.peers,

@@ -3,11 +3,11 @@
 //! Invariant: what a worker emits and reports travels in one order. A connection that cannot take
 //! more is cut; a driver never blocks on it.
 
-use cleave_telemetry::RequestContext;
 use cleave_api::ModelFiles;
 use cleave_domain::{
     Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription, WorkerRef,
 };
+use cleave_telemetry::RequestContext;
 use cleave_transfer::WriteGrant;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(crate) const CONNECTION_ITEMS_MAX: usize = 1 << 16;
 
 /// From a router to a worker.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum ToWorker {
+pub enum ToWorker {
     /// The address of another worker; sent before the first order that needs it.
     Peer {
         worker: WorkerRef,
@@ -46,7 +46,7 @@ pub(crate) enum ToWorker {
 
 /// From a worker to a router.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum FromWorker {
+pub enum FromWorker {
     Report(Report),
     /// Output tokens; those of one step travel together.
     Emissions(Vec<(HandoffId, Emission)>),
@@ -62,53 +62,70 @@ pub(crate) enum FromWorker {
 
 /// A link to another worker, as it was measured at its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LinkState {
-    pub(crate) peer: WorkerRef,
+pub struct LinkState {
+    pub peer: WorkerRef,
     /// The transport's name, for display.
-    pub(crate) transport: String,
-    pub(crate) bytes_per_second: u64,
-    pub(crate) latency: Duration,
+    pub transport: String,
+    pub bytes_per_second: u64,
+    pub latency: Duration,
 }
 
 /// A worker's registration at a router.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Registration {
-    pub(crate) worker: WorkerRef,
+pub struct Registration {
+    pub worker: WorkerRef,
     /// Shown in logs and metrics.
-    pub(crate) name: String,
-    pub(crate) description: WorkerDescription,
+    pub name: String,
+    pub description: WorkerDescription,
     /// `host:port` of its data listener; empty for a worker that is reached in process.
-    pub(crate) data_address: String,
-    pub(crate) files: Arc<ModelFiles>,
+    pub data_address: String,
+    pub files: Arc<ModelFiles>,
     /// The worker ends a connection on which it receives nothing for this long.
-    pub(crate) silence: Duration,
+    pub silence: Duration,
+}
+
+/// A name appears in logs, metrics and file names.
+const NAME_CHARS_MAX: usize = 128;
+
+/// The reason why this cannot be a worker's name; `None` if it can.
+pub fn invalid_name_reason(name: &str) -> Option<&'static str> {
+    let fits = |c: char| c.is_alphanumeric() || "-_.:@".contains(c);
+    if name.is_empty() {
+        Some("is empty")
+    } else if name.chars().count() > NAME_CHARS_MAX {
+        Some("is longer than 128 characters")
+    } else if !name.chars().all(fits) {
+        Some("has a character other than letters, digits and - _ . : @")
+    } else {
+        None
+    }
 }
 
 /// A worker's connection to a router.
 #[derive(Clone, Debug)]
-pub(crate) struct RouterConnection {
-    pub(crate) router: RouterId,
+pub struct RouterConnection {
+    pub router: RouterId,
     /// Tells two connections to the same router apart.
-    pub(crate) serial: u64,
-    pub(crate) out: mpsc::Sender<FromWorker>,
+    pub serial: u64,
+    pub out: mpsc::Sender<FromWorker>,
 }
 
 /// A router's connection to a worker.
 #[derive(Clone, Debug)]
-pub(crate) struct WorkerConnection {
-    pub(crate) registration: Registration,
+pub struct WorkerConnection {
+    pub registration: Registration,
     /// Tells two connections of the same incarnation apart.
-    pub(crate) serial: u64,
-    pub(crate) out: mpsc::Sender<ToWorker>,
+    pub serial: u64,
+    pub out: mpsc::Sender<ToWorker>,
     /// Counts the worker's messages where they are received.
-    pub(crate) activity: Arc<WorkerActivity>,
+    pub activity: Arc<WorkerActivity>,
     /// Becomes true when the worker must wait because another worker has its name.
-    pub(crate) waits_for_name: watch::Sender<bool>,
+    pub waits_for_name: watch::Sender<bool>,
 }
 
 /// Statistics of one worker's connection, for the dashboard; nothing waits for them.
 #[derive(Debug)]
-pub(crate) struct WorkerActivity {
+pub struct WorkerActivity {
     since: Instant,
     tokens: AtomicU64,
     /// Microseconds from `since` to the last message; 0 before the first.
@@ -165,18 +182,18 @@ impl WorkerActivity {
         now
     }
 
-    pub(crate) fn tokens_count(&self) -> u64 {
+    pub fn tokens_count(&self) -> u64 {
         self.tokens.load(Ordering::Relaxed)
     }
 
     /// The duration of the last step: the time between two emissions, or the run of a whole prompt.
-    pub(crate) fn step_time(&self) -> Option<Duration> {
+    pub fn step_time(&self) -> Option<Duration> {
         let micros = self.step.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
     /// The time since the last message.
-    pub(crate) fn silence(&self) -> Option<Duration> {
+    pub fn silence(&self) -> Option<Duration> {
         let received = self.received_at.load(Ordering::Relaxed);
         let received = (received > 0).then(|| Duration::from_micros(received));
         received.map(|received| self.since.elapsed().saturating_sub(received))

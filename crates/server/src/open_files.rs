@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 /// Takes as many open files as the system gives, and keeps half of them for everything that is not
 /// a client's connection: a server that cannot open a file any more cannot read its policy either.
-pub(crate) fn fit_to_open_files(limits: HttpLimits) -> HttpLimits {
+pub fn fit_to_open_files(limits: HttpLimits) -> HttpLimits {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let most = Rlimit {
         current: maximum,

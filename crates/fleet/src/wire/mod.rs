@@ -1,6 +1,6 @@
 //! Conversions between protobuf messages and domain types.
 //!
-//! Owns: every conversion; the generated types stay in `node`. Never accepts a message that lacks a
+//! Owns: every conversion; the generated types stay in `fleet`. Never accepts a message that lacks a
 //! field, or with values that no worker could have: [`FleetWireError`] names the field. Invariant:
 //! a value converted there and back is equal. Conversions name every field, so that a field added
 //! to the domain does not compile until it is sent too.
@@ -12,8 +12,6 @@ mod registration;
 mod report;
 mod request;
 mod request_context;
-#[cfg(test)]
-pub(crate) mod sample;
 mod scaling;
 #[cfg(test)]
 mod strategies;
@@ -26,11 +24,13 @@ pub(crate) use checked::{
 #[cfg(test)]
 pub(crate) use checked::{decode_checked as open_message, encode_checked as close_message};
 
+use cleave_api::ModelFiles;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, WorkerId,
     WorkerRef,
 };
 use cleave_transfer::WriteGrant;
+use prost::Message;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ pub enum FleetWireError {
 }
 
 /// A number within bounds, both included.
-pub(crate) fn within(
+pub fn within(
     field: &'static str,
     value: u64,
     bounds: RangeInclusive<u64>,
@@ -113,8 +113,15 @@ fn role_of(number: i32, name: &'static str) -> Result<proto::Role, FleetWireErro
     proto::Role::try_from(number).map_err(|_| FleetWireError::Unknown(name))
 }
 
+/// Names a model's text files in logs and errors.
+pub fn files_digest(files: &ModelFiles) -> String {
+    // As they travel: every file is in there, and one that is absent is not one that is empty.
+    let bytes = proto::ModelFiles::from(files.clone()).encode_to_vec();
+    format!("{:016x}", cleave_transfer::checksum(&bytes))
+}
+
 /// Lengths of time beyond 584 years are 584 years.
-pub(crate) fn nanos(span: Duration) -> u64 {
+pub fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 

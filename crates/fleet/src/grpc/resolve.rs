@@ -13,7 +13,7 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
 const RESOLVE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Keeps `found` at the addresses of `names` (`host:port` each).
-pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSet<SocketAddr>>) {
+pub async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSet<SocketAddr>>) {
     loop {
         let mut addresses = BTreeSet::new();
         let mut failed = false;
@@ -49,7 +49,7 @@ pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSe
 
 /// The address of this machine from which `router` is reached: the one at which other workers,
 /// which reach the same router, are most likely to reach this one. Nothing is sent.
-pub(crate) async fn local_address(router: SocketAddr) -> std::io::Result<IpAddr> {
+pub async fn local_address(router: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr = match router {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),

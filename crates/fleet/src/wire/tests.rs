@@ -88,15 +88,6 @@ fn a_damaged_message_is_refused_or_round_trips() {
         flags: 1,
     };
     keep(6, mark.encode_to_vec());
-    for conversation in crate::picker::fuzzing::samples() {
-        keep(7, conversation);
-    }
-    for request in crate::scaling::fuzzing::samples() {
-        keep(8, request);
-    }
-    for selector in ["pool=decode", "pool in (decode, both),!app", "a.b/c!=d"] {
-        keep(9, selector.as_bytes().to_vec());
-    }
     cleave_fuzz::check_samples("grpc", &samples, 20_000, crate::fuzzing::grpc);
 }
 
@@ -170,7 +161,7 @@ fn unordered_or_oversized_prices_are_refused() {
 
 #[test]
 fn an_impossible_registration_is_refused() {
-    let sound = || proto::Hello::from(super::sample::registration());
+    let sound = || proto::Hello::from(crate::sample::registration());
     assert!(Registration::try_from(sound()).is_ok());
     let refused = |field: &str, value: u64, spoil: &dyn Fn(&mut proto::Hello)| {
         let mut hello = sound();

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 const UNANSWERED_MAX: usize = 8;
 
 /// The view of a worker that joins.
-pub(crate) fn initial_view(registration: &Registration) -> WorkerView {
+pub fn initial_view(registration: &Registration) -> WorkerView {
     let description = &registration.description;
     let blocks_count = description.capacity.blocks_count;
     WorkerView {
@@ -38,7 +38,7 @@ pub(crate) fn initial_view(registration: &Registration) -> WorkerView {
 }
 
 /// The view of a link to the named worker.
-pub(crate) fn link_view(peer: String, link: &LinkState) -> LinkView {
+pub fn link_view(peer: String, link: &LinkState) -> LinkView {
     LinkView {
         peer,
         transport: link.transport.clone(),
@@ -48,7 +48,7 @@ pub(crate) fn link_view(peer: String, link: &LinkState) -> LinkView {
 }
 
 /// Sums of links by transport.
-pub(crate) fn link_sums<'a>(links: impl Iterator<Item = &'a LinkState>) -> Vec<LinkRow> {
+pub fn link_sums<'a>(links: impl Iterator<Item = &'a LinkState>) -> Vec<LinkRow> {
     let mut sums = BTreeMap::new();
     for link in links {
         let one = LinkRow {
@@ -63,7 +63,7 @@ pub(crate) fn link_sums<'a>(links: impl Iterator<Item = &'a LinkState>) -> Vec<L
 }
 
 /// Adds links to the sum of their transport.
-pub(crate) fn add_links(sums: &mut BTreeMap<String, LinkRow>, more: &LinkRow) {
+pub fn add_links(sums: &mut BTreeMap<String, LinkRow>, more: &LinkRow) {
     let Some(sum) = sums.get_mut(&more.transport) else {
         sums.insert(more.transport.clone(), more.clone());
         return;
@@ -78,7 +78,7 @@ pub(crate) fn add_links(sums: &mut BTreeMap<String, LinkRow>, more: &LinkRow) {
 }
 
 /// The view of a worker once it has carried out this command.
-pub(crate) fn view_after(mut view: WorkerView, command: WorkerCommand) -> WorkerView {
+pub fn view_after(mut view: WorkerView, command: WorkerCommand) -> WorkerView {
     match command {
         WorkerCommand::Drain => view.state = WorkerState::Draining,
         WorkerCommand::SetRole(role) => view.role = role,
@@ -88,7 +88,7 @@ pub(crate) fn view_after(mut view: WorkerView, command: WorkerCommand) -> Worker
 
 /// Commands sent to a worker that it has not answered yet.
 #[derive(Debug, Default)]
-pub(crate) struct PendingCommands {
+pub struct PendingCommands {
     /// A drain is never taken back, so it is sent once.
     drains: bool,
     /// In the order sent; the worker answers each by reporting its role.
@@ -97,7 +97,7 @@ pub(crate) struct PendingCommands {
 
 /// Whether a command must be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandNovelty {
+pub enum CommandNovelty {
     New,
     /// Sent before, and unanswered.
     Pending,
@@ -105,10 +105,7 @@ pub(crate) enum CommandNovelty {
 
 impl PendingCommands {
     /// Takes an operator's command, unless too many are unanswered.
-    pub(crate) fn accept(
-        &mut self,
-        command: WorkerCommand,
-    ) -> Result<CommandNovelty, CommandError> {
+    pub fn accept(&mut self, command: WorkerCommand) -> Result<CommandNovelty, CommandError> {
         match command {
             WorkerCommand::Drain if self.drains => Ok(CommandNovelty::Pending),
             WorkerCommand::Drain => {
@@ -129,12 +126,12 @@ impl PendingCommands {
     }
 
     /// The worker drains, whatever the cause.
-    pub(crate) fn drain_began(&mut self) {
+    pub fn drain_began(&mut self) {
         self.drains = true;
     }
 
     /// The worker serves these legs now, which answers the role changes up to this one.
-    pub(crate) fn role_changed(&mut self, role: Role) {
+    pub fn role_changed(&mut self, role: Role) {
         if let Some(at) = self.roles.iter().position(|sent| *sent == role) {
             self.roles.drain(..=at);
         }

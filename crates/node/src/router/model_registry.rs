@@ -12,11 +12,10 @@
 //! connected and no flight is open: a flight's tokens mean something in its own vocabulary only.
 //! Until then its workers are turned away with the reason, and dial again by themselves.
 
-use crate::router::OpenFlights;
-use crate::wire::proto;
+use super::flights::OpenFlights;
 use cleave_api::{App, ModelFiles, ModelText};
+use cleave_fleet::{ModelAdmission, files_digest};
 use parking_lot::{Mutex, MutexGuard};
-use prost::Message;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -32,7 +31,7 @@ pub(crate) struct ModelRegistry {
     reading: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// One worker's use of a model; ended by [`ModelRegistry::leave`].
+/// One worker's use of a model; ended by [`ModelAdmission::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ModelMembership(u64);
 
@@ -44,28 +43,6 @@ impl ModelRegistry {
             present: Arc::default(),
             reading: Arc::default(),
         }
-    }
-
-    /// Lets a worker with these files in, and makes sure that the HTTP API serves a model that
-    /// it has.
-    ///
-    /// # Errors
-    /// The reason to turn the worker away.
-    pub(crate) async fn accept(
-        &self,
-        worker: &str,
-        files: &Arc<ModelFiles>,
-    ) -> Result<ModelMembership, String> {
-        if let Some(membership) = self.join_if_read(files)? {
-            return Ok(membership);
-        }
-        let _reading = self.reading.lock().await;
-        // Another worker may have sent the same meanwhile.
-        if let Some(membership) = self.join_if_read(files)? {
-            return Ok(membership);
-        }
-        let text = read(files).await?;
-        self.join_read(worker, files, text)
     }
 
     /// Lets a worker in whose files were read before.
@@ -91,7 +68,8 @@ impl ModelRegistry {
             self.app.serve_model(text);
             present.serving = Some(served);
         } else if let Some(serving_model) = &present.serving {
-            let (serving, arriving) = (digest(&serving_model.files), digest(files));
+            let serving = files_digest(&serving_model.files);
+            let arriving = files_digest(files);
             warn!(
                 worker,
                 serving,
@@ -100,14 +78,6 @@ impl ModelRegistry {
             );
         }
         Ok(present.join(files))
-    }
-
-    /// The worker's stream is over, or it serves no longer.
-    pub(crate) fn leave(&self, membership: ModelMembership) {
-        if self.present().leave(membership).is_some() {
-            let registry = self.clone();
-            tokio::spawn(async move { registry.serve_successor().await });
-        }
     }
 
     /// Serves the files of the workers that are left.
@@ -127,7 +97,7 @@ impl ModelRegistry {
         if present.successor().as_ref() != Some(&files) {
             return;
         }
-        let digest = digest(&files);
+        let digest = files_digest(&files);
         info!(
             digest,
             "the workers with the chat template and defaults of before have left: those of the others serve"
@@ -141,6 +111,36 @@ impl ModelRegistry {
     }
 }
 
+impl ModelAdmission for ModelRegistry {
+    type Membership = ModelMembership;
+
+    /// Lets a worker with these files in, and makes sure that the HTTP API serves a model that
+    /// it has.
+    async fn accept(
+        &self,
+        worker: &str,
+        files: &Arc<ModelFiles>,
+    ) -> Result<ModelMembership, String> {
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
+        }
+        let _reading = self.reading.lock().await;
+        // Another worker may have sent the same meanwhile.
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
+        }
+        let text = read(files).await?;
+        self.join_read(worker, files, text)
+    }
+
+    fn leave(&self, membership: ModelMembership) {
+        if self.present().leave(membership).is_some() {
+            let registry = self.clone();
+            tokio::spawn(async move { registry.serve_successor().await });
+        }
+    }
+}
+
 async fn read(files: &Arc<ModelFiles>) -> Result<ModelText, String> {
     let files = Arc::clone(files);
     let text = tokio::task::spawn_blocking(move || ModelText::new(files.as_ref().clone()));
@@ -148,13 +148,6 @@ async fn read(files: &Arc<ModelFiles>) -> Result<ModelText, String> {
         .await
         .map_err(|error| format!("cannot read the model's text side: {error}"))?;
     text.map_err(|error| format!("cannot use the model's text side: {error}"))
-}
-
-/// Names a model's text files in logs and errors.
-fn digest(files: &ModelFiles) -> String {
-    // As they travel: every file is in there, and one that is absent is not one that is empty.
-    let bytes = proto::ModelFiles::from(files.clone()).encode_to_vec();
-    format!("{:016x}", cleave_transfer::checksum(&bytes))
 }
 
 /// The workers that are connected, by the files that they sent.
@@ -280,8 +273,8 @@ impl ServingModel {
         if self.files.tokenizer != other.files.tokenizer {
             return Err(format!(
                 "its tokenizer.json (files {}) differs from the worker's (files {})",
-                digest(&self.files),
-                digest(&other.files)
+                files_digest(&self.files),
+                files_digest(&other.files)
             ));
         }
         if self.context_tokens_max != other.context_tokens_max {
@@ -296,8 +289,8 @@ mod tests {
     use super::*;
     use crate::RouterOptions;
     use crate::router::RouterBody;
-    use cleave_telemetry::Telemetry;
     use cleave_api::ApiOptions;
+    use cleave_telemetry::Telemetry;
     use std::path::Path;
     use std::time::Duration;
     use tokio::time::timeout;
@@ -409,7 +402,7 @@ mod tests {
         let telemetry = Telemetry::default();
         let body = RouterBody::start(&RouterOptions::default(), &telemetry).unwrap();
         let app = App::new(body.frontend(), ApiOptions::default());
-        let registry = ModelRegistry::new(app, Arc::clone(&body.acceptor.flights));
+        let registry = ModelRegistry::new(app, Arc::clone(&body.flights));
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
         (registry, Arc::new(ModelFiles::read(&folder).unwrap()))
     }
@@ -461,9 +454,9 @@ mod tests {
 
     #[test]
     fn a_digest_differs_for_any_two_files() {
-        let absent = digest(&ModelFiles::default());
+        let absent = files_digest(&ModelFiles::default());
         assert_eq!(absent.len(), 16);
-        assert_ne!(absent, digest(&files("")), "empty is not absent");
-        assert_ne!(digest(&files("a")), digest(&files("b")));
+        assert_ne!(absent, files_digest(&files("")), "empty is not absent");
+        assert_ne!(files_digest(&files("a")), files_digest(&files("b")));
     }
 }
