@@ -14,7 +14,7 @@ targets=("$@")
 corpus=$PWD/target/fuzz/corpus
 
 echo "== samples"
-CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-engine -p cleave-fleet -p cleave-node \
+CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-engine -p cleave-fleet -p cleave-kubernetes \
   -p cleave-policy -p cleave-transfer -- damaged any_text > /dev/null
 
 failed=()

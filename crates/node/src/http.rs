@@ -2,7 +2,6 @@
 //! worker's own.
 
 use crate::router::ModelRegistry;
-use crate::scaling::scaler_service;
 use crate::{NodeError, RouterOptions};
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
 use cleave_fleet::{HealthMonitor, RouterAcceptor, ScalingStatusReader, fleet_routes};
+use cleave_kubernetes::scaler_routes;
 use cleave_server::{HttpServer, PortRoutes, RouterTls, bind, fit_to_open_files};
 use cleave_telemetry::Telemetry;
 use cleave_tls::{PeerTls, ServerTls};
@@ -128,7 +128,7 @@ impl RouterPorts {
             None => app.router(),
             Some(_) => app.client_router(),
         };
-        let clients = clients.route_service(SCALER, scaler_service(scaling));
+        let clients = clients.merge(scaler_routes(SCALER, scaling));
         let limits = fit_to_open_files(options.http);
         let series = || telemetry.servers.clone();
         let operators = admin.map(|listener| {

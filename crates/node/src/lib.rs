@@ -7,24 +7,20 @@
 //! the others.
 
 mod calibrate;
-#[cfg(any(test, fuzzing))]
-pub mod fuzzing;
 mod http;
 mod node;
 mod options;
-mod picker;
 mod ports;
 mod router;
-mod scaling;
 mod worker;
 
 pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
 pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions};
-pub use picker::{PickerOptions, ProxyTls};
 pub use ports::{FleetPorts, WorkerPorts};
 pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
+use cleave_kubernetes::KubernetesError;
 use cleave_server::ServerError;
 use cleave_telemetry::TelemetryError;
 use cleave_tls::TlsError;
@@ -36,6 +32,9 @@ pub enum NodeError {
     /// A port cannot be bound.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// An interface for Kubernetes cannot be served.
+    #[error(transparent)]
+    Kubernetes(#[from] KubernetesError),
     /// The folder for KV blocks cannot be used.
     #[error(transparent)]
     Tier(#[from] SlabError),

@@ -4,16 +4,14 @@
 //! it accepts nothing new, waits for open work, then ends the rest with a reason.
 
 use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
-use crate::picker::{Picker, PickerOptions};
 use crate::ports::{FleetPorts, WorkerPorts};
 use crate::router::{ModelRegistry, RouterBody};
-use crate::scaling::ExternalMetricsServer;
-use crate::scaling::external_metrics_routes;
 use crate::worker::{WorkerBody, WorkerParts};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, ServingReadiness};
 use cleave_engine::Engine;
 use cleave_fleet::{Uplink, connect};
+use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
 use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes};
 use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_tls::ServerTls;

@@ -1,6 +1,6 @@
-//! libFuzzer target: see `cleave_node::fuzzing::kubernetes`.
+//! libFuzzer target: see `cleave_kubernetes::fuzzing::kubernetes`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    cleave_node::fuzzing::kubernetes(bytes);
+    cleave_kubernetes::fuzzing::kubernetes(bytes);
 });

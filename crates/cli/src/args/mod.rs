@@ -154,13 +154,13 @@ mod tests {
         };
         let front = "--ssl-certfile c --ssl-keyfile k --ext-proc-tls front";
         for (more, tls) in [
-            ("", cleave_node::ProxyTls::Front),
-            (front, cleave_node::ProxyTls::Front),
+            ("", cleave_kubernetes::ProxyTls::Front),
+            (front, cleave_kubernetes::ProxyTls::Front),
             (
                 "--ext-proc-tls self-signed",
-                cleave_node::ProxyTls::SelfSigned,
+                cleave_kubernetes::ProxyTls::SelfSigned,
             ),
-            ("--ext-proc-tls off", cleave_node::ProxyTls::Off),
+            ("--ext-proc-tls off", cleave_kubernetes::ProxyTls::Off),
         ] {
             assert_eq!(picker(more).unwrap(), tls, "{more}");
         }

@@ -6,9 +6,8 @@ use crate::fleet::{
     TEST_WAIT_MAX, check, exchange, files, http, metric, prompt, router_with, until, worker_node,
 };
 use cleave_domain::Role;
-use cleave_node::{
-    FleetNode, PickerOptions, ProxyTls, RouterNode, RouterOptions, RunningFleet, WorkerOptions,
-};
+use cleave_kubernetes::{PickerOptions, ProxyTls};
+use cleave_node::{FleetNode, RouterNode, RouterOptions, RunningFleet, WorkerOptions};
 use cleave_policy::PolicyFile;
 use cleave_tls::rustls::pki_types::pem::PemObject;
 use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};

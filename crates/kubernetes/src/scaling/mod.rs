@@ -11,6 +11,6 @@ pub(crate) mod fuzzing;
 mod https;
 mod keda;
 
-pub(crate) use external::external_metrics_routes;
-pub(crate) use https::ExternalMetricsServer;
-pub(crate) use keda::scaler_service;
+pub use external::external_metrics_routes;
+pub use https::ExternalMetricsServer;
+pub use keda::scaler_routes;

@@ -25,14 +25,14 @@ const HANDSHAKES_MAX: usize = 64;
 
 /// The HTTPS server of the external metrics API.
 #[derive(Debug)]
-pub(crate) struct ExternalMetricsServer {
-    pub(crate) address: SocketAddr,
+pub struct ExternalMetricsServer {
+    pub address: SocketAddr,
     task: JoinHandle<()>,
 }
 
 impl ExternalMetricsServer {
     /// Serves with the certificate `shown`.
-    pub(crate) fn start(
+    pub fn start(
         listener: TcpListener,
         routes: Router,
         shown: ServerTls,
@@ -119,8 +119,7 @@ mod tests {
     use super::*;
     use crate::scaling::external_metrics_routes;
     use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
-    use cleave_fleet::ScalingStatus;
-    use cleave_fleet::ScalingStatusReader;
+    use cleave_fleet::{ScalingStatus, ScalingStatusReader};
     use cleave_planner::scaling::ScalerDecision;
     use cleave_server::bind;
     use rcgen::{CertifiedKey, generate_simple_self_signed};

@@ -3,6 +3,7 @@
 //! Owns: its five methods. Never keeps state of a caller. Invariant: every method answers from the
 //! brain's last decision, which is the same at every router that shares workers with another.
 
+use axum::Router;
 use cleave_domain::Role;
 use cleave_fleet::{POOLS, ScalingStatusReader, ScalingUnavailable};
 use futures::Stream;
@@ -21,9 +22,10 @@ use proto::{
     MetricValue, ScaledObjectRef,
 };
 
-/// The gRPC service, to be mounted where workers dial.
-pub(crate) fn scaler_service(answers: ScalingStatusReader) -> ExternalScalerServer<ScalerService> {
-    ExternalScalerServer::new(ScalerService::new(answers))
+/// The gRPC service, to be served at this path.
+pub fn scaler_routes(path: &str, answers: ScalingStatusReader) -> Router {
+    let service = ExternalScalerServer::new(ScalerService::new(answers));
+    Router::new().route_service(path, service)
 }
 
 #[derive(Clone, Debug)]
@@ -169,9 +171,9 @@ impl ExternalScaler for ScalerService {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ScalingStatus;
     use super::*;
     use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
+    use cleave_fleet::ScalingStatus;
     use cleave_planner::scaling::ScalerDecision;
     use tokio::sync::watch;
 

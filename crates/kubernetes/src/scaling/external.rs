@@ -20,7 +20,7 @@ const VERSION: &str = "external.metrics.k8s.io/v1beta1";
 const METRIC: &str = "cleave_workers_wanted";
 
 /// Everything under `/apis`, and the health paths that an API server asks.
-pub(crate) fn external_metrics_routes(answers: ScalingStatusReader) -> Router {
+pub fn external_metrics_routes(answers: ScalingStatusReader) -> Router {
     let metric = format!("/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}");
     Router::new()
         .route("/apis", get(groups))

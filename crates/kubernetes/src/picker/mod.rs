@@ -30,7 +30,7 @@ mod proto {
     tonic::include_proto!("envoy.service.ext_proc.v3");
 }
 
-use crate::NodeError;
+use crate::KubernetesError;
 use axum::Router;
 use axum::body::Body;
 use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes, RouterTls, bind};
@@ -82,8 +82,8 @@ pub enum ProxyTls {
 
 /// A picker that runs.
 #[derive(Debug)]
-pub(crate) struct Picker {
-    pub(crate) address: SocketAddr,
+pub struct Picker {
+    pub address: SocketAddr,
     server: HttpServer,
     health: HealthReporter,
     watch: JoinHandle<()>,
@@ -93,11 +93,11 @@ pub(crate) struct Picker {
 impl Picker {
     /// Binds the port and begins to poll the routers; until each was polled once it is alive, but
     /// not ready.
-    pub(crate) async fn start(
+    pub async fn start(
         options: PickerOptions,
         telemetry: &Telemetry,
         trust: RouterTls,
-    ) -> Result<Self, NodeError> {
+    ) -> Result<Self, KubernetesError> {
         let PickerOptions {
             listen,
             tls,
@@ -143,19 +143,19 @@ impl Picker {
     }
 
     /// Asks proxies to go elsewhere; requests that still come are served.
-    pub(crate) async fn set_not_ready(&self) {
+    pub async fn set_not_ready(&self) {
         let status = ServingStatus::NotServing;
         set_health(&self.health, &[READINESS, SERVICE], status).await;
     }
 
     /// Returns once no conversation is open: a proxy ends requests whose picker is gone.
-    pub(crate) async fn idle(&self) {
+    pub async fn idle(&self) {
         let mut open = self.open.clone();
         // The service, which counts, lives as long as the server.
         let _ = open.wait_for(|open| *open == 0).await;
     }
 
-    pub(crate) async fn stop(self) {
+    pub async fn stop(self) {
         self.watch.abort();
         self.server.stop().await;
     }
@@ -165,7 +165,7 @@ impl Picker {
 fn certificate_shown(
     tls: ProxyTls,
     front: Option<ServerTls>,
-) -> Result<Option<ServerTls>, NodeError> {
+) -> Result<Option<ServerTls>, KubernetesError> {
     Ok(match (tls, front) {
         (ProxyTls::Off, _) => None,
         (ProxyTls::Front, Some(front)) => Some(front),
