@@ -9,7 +9,7 @@ use anyhow::Context;
 use cleave_api::ModelFiles;
 use cleave_domain::Role;
 use cleave_engine::Engine;
-use cleave_node::{Calibration, StepTime, calibrate};
+use cleave_worker::{Calibration, StepTime, calibrate};
 use std::time::Duration;
 use tracing::info;
 

@@ -6,25 +6,21 @@
 //! Invariant: a driver waits for its own inboxes only, so that no slow peer, client or disk delays
 //! the others.
 
-mod calibrate;
 mod http;
 mod node;
 mod options;
 mod ports;
 mod router;
-mod worker;
 
-pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
 pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
-pub use options::{RouterOptions, WorkerOptions};
+pub use options::RouterOptions;
 pub use ports::{FleetPorts, WorkerPorts};
-pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
 use cleave_kubernetes::KubernetesError;
 use cleave_server::ServerError;
 use cleave_telemetry::TelemetryError;
 use cleave_tls::TlsError;
-use std::io;
+use cleave_worker::WorkerError;
 
 /// Why a node cannot start, by what the caller can change.
 #[derive(Debug, thiserror::Error)]
@@ -35,12 +31,9 @@ pub enum NodeError {
     /// An interface for Kubernetes cannot be served.
     #[error(transparent)]
     Kubernetes(#[from] KubernetesError),
-    /// The folder for KV blocks cannot be used.
+    /// The worker cannot start: its folder for KV blocks, its engine's thread or its tape.
     #[error(transparent)]
-    Tier(#[from] SlabError),
-    /// The system cannot start the engine's thread.
-    #[error("cannot start the engine's thread")]
-    Thread(#[source] io::Error),
+    Worker(#[from] WorkerError),
     /// The tape cannot be written, or the trace collector's address cannot be used.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),

@@ -6,8 +6,8 @@
 use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
 use crate::ports::{FleetPorts, WorkerPorts};
 use crate::router::{ModelRegistry, RouterBody};
-use crate::worker::{WorkerBody, WorkerParts};
-use crate::{NodeError, RouterOptions, WorkerOptions};
+use cleave_worker::{WorkerBody, WorkerParts, WorkerOptions};
+use crate::{NodeError, RouterOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, ServingReadiness};
 use cleave_engine::Engine;
 use cleave_fleet::{Uplink, connect};

@@ -6,7 +6,8 @@
 //! serves.
 
 use crate::http::RouterPorts;
-use crate::{NodeError, RouterOptions, WorkerOptions};
+use crate::{NodeError, RouterOptions};
+use cleave_worker::WorkerOptions;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};

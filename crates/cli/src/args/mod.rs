@@ -220,12 +220,12 @@ mod tests {
         let CliCommand::Worker(worker) = parse(&words) else {
             panic!("a worker was asked for");
         };
-        let options = cleave_node::WorkerOptions::new("w", Role::Both);
+        let options = cleave_worker::WorkerOptions::new("w", Role::Both);
         let limits = &worker.host.limits;
         assert_eq!(limits.step_max.0, options.step_max);
         assert_eq!(limits.swap_space, options.swap_bytes);
         assert_eq!(limits.tier.options(), options.tier);
-        assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
+        assert_eq!(limits.calibrate.0, cleave_worker::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }
 

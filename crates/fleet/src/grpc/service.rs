@@ -28,7 +28,7 @@ use tracing::{info, warn};
 /// Decides which workers join a router, by the text files of their models.
 pub trait ModelAdmission: Clone + Send + Sync + 'static {
     /// One worker's use of a model; ended by [`ModelAdmission::leave`].
-    type Membership: Copy + Send;
+    type Membership: Copy + Send + Sync;
 
     /// Lets a worker with these files in.
     ///

@@ -7,7 +7,8 @@ use crate::fleet::{
 };
 use cleave_domain::Role;
 use cleave_kubernetes::{PickerOptions, ProxyTls};
-use cleave_node::{FleetNode, RouterNode, RouterOptions, RunningFleet, WorkerOptions};
+use cleave_node::{FleetNode, RouterNode, RouterOptions, RunningFleet};
+use cleave_worker::WorkerOptions;
 use cleave_policy::PolicyFile;
 use cleave_tls::rustls::pki_types::pem::PemObject;
 use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};

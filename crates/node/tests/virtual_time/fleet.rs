@@ -6,7 +6,8 @@ use cleave_domain::{
     SloClass, SloPolicy, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::{Engine, EngineDescription, MockEngine};
-use cleave_node::{FleetNode, RouterOptions, RunningFleet, StepTime, WorkerOptions};
+use cleave_node::{FleetNode, RouterOptions, RunningFleet};
+use cleave_worker::{StepTime, WorkerOptions};
 use cleave_sched::PoolWriter;
 use cleave_sim::goodput::{
     PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice,

@@ -26,7 +26,7 @@ pub enum StepTime {
 
 impl StepTime {
     /// Prices of steps, as far as they are known before any has run.
-    pub(crate) fn prices(&self) -> Prices {
+    pub fn prices(&self) -> Prices {
         match self {
             Self::Measured => Prices::default(),
             Self::Priced(prices) => prices.clone(),

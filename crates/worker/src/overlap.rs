@@ -106,9 +106,9 @@ fn overlap(engine: &mut dyn Engine) -> &mut dyn Overlap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::engine::{EngineHost, EngineHostLimits, EngineWork};
-    use crate::worker::pace::StepTime;
-    use crate::worker::swap::{SwapDirection, SwapJob};
+    use crate::engine::{EngineHost, EngineHostLimits, EngineWork};
+    use crate::pace::StepTime;
+    use crate::swap::{SwapDirection, SwapJob};
     use cleave_domain::{BlockIndex, FlightId, HandoffId, SlotIndex, StepId, StepResult};
     use cleave_engine::EngineDescription;
     use cleave_fleet::HealthMonitor;

@@ -2,8 +2,8 @@
 
 use super::slab::tests::SlabFolder;
 use super::*;
-use crate::worker::StepTime;
-use crate::worker::engine::{EngineHost, EngineHostLimits};
+use crate::StepTime;
+use crate::engine::{EngineHost, EngineHostLimits};
 use cleave_domain::{FlightId, StepPlan, StepResult};
 use cleave_engine::{Engine, EngineDescription, EngineError};
 use cleave_fleet::HealthMonitor;

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 
 #[derive(Debug)]
-pub(crate) struct WorkerAdmin {
+pub struct WorkerAdmin {
     view: Mutex<WorkerView>,
     links: Mutex<BTreeMap<WorkerId, LinkState>>,
     commands: Mutex<PendingCommands>,
@@ -40,7 +40,7 @@ impl WorkerAdmin {
     }
 
     /// Returns once a router or an operator has asked the worker to leave.
-    pub(crate) async fn wait_for_drain_request(&self) {
+    pub async fn wait_for_drain_request(&self) {
         let mut requested = self.drain_request.subscribe();
         // The sender lives as long as this value.
         let _ = requested.wait_for(|requested| *requested).await;

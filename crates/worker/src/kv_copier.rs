@@ -449,30 +449,30 @@ impl<T> CopyQueue<T> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::worker::engine::BlockImport;
+    use crate::engine::BlockImport;
     use cleave_domain::{BlockRef, FlightId, WorkerId, WorkerRef};
     use cleave_engine::PeerBlocks;
     use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute, checksum};
     use std::time::Duration;
 
-    pub(in crate::worker) const BLOCK: usize = 64;
+    pub(crate) const BLOCK: usize = 64;
 
     /// Blocks in host memory. A test that holds their lock delays every copy.
     #[derive(Debug, Default)]
-    pub(in crate::worker) struct HostMemoryBlocks {
+    pub(crate) struct HostMemoryBlocks {
         blocks: Mutex<Vec<[u8; BLOCK]>>,
         panics: bool,
     }
 
     impl HostMemoryBlocks {
-        pub(in crate::worker) fn of(blocks: Vec<[u8; BLOCK]>) -> Self {
+        pub(crate) fn of(blocks: Vec<[u8; BLOCK]>) -> Self {
             Self {
                 blocks: Mutex::new(blocks),
                 panics: false,
             }
         }
 
-        pub(in crate::worker) fn contents(&self) -> Vec<[u8; BLOCK]> {
+        pub(crate) fn contents(&self) -> Vec<[u8; BLOCK]> {
             self.blocks.lock().clone()
         }
     }

@@ -1,15 +1,18 @@
 //! The worker's body.
 //!
-//! Owns: the driver around the brain, the engine's host and the worker's links. Never decides.
+//! Owns: the driver around the brain, the engine's host, the worker's links, and the measurement
+//! of its engine before it joins. Never decides, or knows what carries a connection to a router.
 //! Invariant: the driver waits for no engine, link or router.
 
 mod admin;
+mod calibrate;
 mod directory;
 mod driver;
 mod engine;
 mod exports;
 mod facts;
 mod kv_copier;
+mod options;
 mod overlap;
 mod pace;
 mod pools;
@@ -18,22 +21,24 @@ mod stops;
 mod swap;
 mod tier;
 
-pub(crate) use admin::WorkerAdmin;
+pub use admin::WorkerAdmin;
+pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
+pub use options::WorkerOptions;
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
-use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
 use cleave_sched::{LookupLimits, PoolWriter};
-use cleave_telemetry::{TapeRecorder, Telemetry, WorkerMeters, WorkerSpans};
+use cleave_telemetry::{TelemetryError, TapeRecorder, Telemetry, WorkerMeters, WorkerSpans};
 use cleave_tls::PeerTls;
 use cleave_transfer::{GrantIssuer, Links, LinksConfig, Listeners, LocalNet, Nixl, PoolSharing};
 use driver::{LinkPriceSource, WorkerDriver, WorkerEffects, WorkerInbox};
 use engine::{EngineHost, EngineHostLimits};
 use pools::DevicePools;
+use std::io;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
@@ -45,27 +50,41 @@ const INBOX_MAX: usize = 4096;
 /// Packets and frames that wait for the driver, besides what credit allows on the way.
 const LINK_EVENTS_MAX: usize = 1024;
 
+/// The reason why a worker cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The folder for KV blocks cannot be used.
+    #[error(transparent)]
+    Tier(#[from] SlabError),
+    /// The system cannot start the engine's thread.
+    #[error("cannot start the engine's thread")]
+    Thread(#[source] io::Error),
+    /// The tape cannot be written.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
+}
+
 /// Everything that a worker is started from.
-pub(crate) struct WorkerParts {
-    pub(crate) options: WorkerOptions,
-    pub(crate) engine: Box<dyn Engine>,
-    pub(crate) files: Arc<ModelFiles>,
+pub struct WorkerParts {
+    pub options: WorkerOptions,
+    pub engine: Box<dyn Engine>,
+    pub files: Arc<ModelFiles>,
     /// The network to other workers of this process.
-    pub(crate) net: LocalNet,
+    pub net: LocalNet,
     /// The listeners for workers of other processes, and the addresses to announce.
-    pub(crate) data: Option<(Listeners, String)>,
+    pub data: Option<(Listeners, String)>,
     /// The certificates by which this worker and its peers know each other.
-    pub(crate) peers: Option<PeerTls>,
+    pub peers: Option<PeerTls>,
     /// NVIDIA's transfer library, if it is there.
-    pub(crate) nixl: Option<Arc<Nixl>>,
+    pub nixl: Option<Arc<Nixl>>,
 }
 
 /// A worker that runs.
 #[derive(Debug)]
-pub(crate) struct WorkerBody {
-    pub(crate) acceptor: WorkerAcceptor,
-    pub(crate) monitor: Arc<HealthMonitor>,
-    pub(crate) admin: Arc<WorkerAdmin>,
+pub struct WorkerBody {
+    pub acceptor: WorkerAcceptor,
+    pub monitor: Arc<HealthMonitor>,
+    pub admin: Arc<WorkerAdmin>,
     drained: watch::Receiver<bool>,
     driver: JoinHandle<()>,
     data: Option<JoinHandle<()>>,
@@ -73,7 +92,7 @@ pub(crate) struct WorkerBody {
 
 impl WorkerBody {
     /// Starts the engine's host, the driver and, if there is a listener, the data server.
-    pub(crate) fn start(parts: WorkerParts, telemetry: &Telemetry) -> Result<Self, NodeError> {
+    pub fn start(parts: WorkerParts, telemetry: &Telemetry) -> Result<Self, WorkerError> {
         let WorkerParts {
             options,
             mut engine,
@@ -106,7 +125,7 @@ impl WorkerBody {
             .map(|tier| (tier.host_blocks, tier.disk_blocks));
         let found = tier.as_ref().map(|tier| tier.found.clone());
         let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&monitor), answers);
-        let host = host.map_err(NodeError::Thread)?;
+        let host = host.map_err(WorkerError::Thread)?;
         let (link_events, received_events) = mpsc::channel(LINK_EVENTS_MAX);
         let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn PoolSharing>);
         let writer = match pools {
@@ -195,14 +214,14 @@ impl WorkerBody {
     }
 
     /// Accepts nothing new and waits until nothing is left here.
-    pub(crate) async fn drain(&mut self) {
+    pub async fn drain(&mut self) {
         // A stopped driver holds nothing.
         if self.acceptor.inbox.send(WorkerEvent::Drain).await.is_ok() {
             let _ = self.drained.wait_for(|drained| *drained).await;
         }
     }
 
-    pub(crate) async fn stop(self) {
+    pub async fn stop(self) {
         let _ = self.acceptor.inbox.send(WorkerEvent::Stop).await;
         // The driver ends on `Stop`, and catches its own panics.
         let _ = self.driver.await;

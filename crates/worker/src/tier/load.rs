@@ -5,7 +5,7 @@
 //! answered.
 
 use super::{FetchedBlock, HostBlock, TierStore};
-use crate::worker::engine::{EngineHost, EngineThread, EngineWork};
+use crate::engine::{EngineHost, EngineThread, EngineWork};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId};
 use cleave_engine::BlockSpan;
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};

@@ -225,9 +225,9 @@ fn whole_block(block: BlockIndex, len: usize) -> BlockSpan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::StepTime;
-    use crate::worker::engine::EngineHostLimits;
-    use crate::worker::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf};
+    use crate::StepTime;
+    use crate::engine::EngineHostLimits;
+    use crate::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf};
     use cleave_domain::{FlightId, StepPlan, StepResult};
     use cleave_engine::{DeviceBlocks, Engine, EngineDescription, EngineError};
     use cleave_fleet::HealthMonitor;

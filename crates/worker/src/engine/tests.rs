@@ -1,8 +1,8 @@
 //! The order in which an engine's work is taken, and the answers to work that was dropped.
 
 use super::*;
-use crate::worker::queue::EngineQueueState;
-use crate::worker::swap::SwapDirection;
+use crate::queue::EngineQueueState;
+use crate::swap::SwapDirection;
 use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
 use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 

@@ -1,8 +1,8 @@
 //! A worker's links: packets and blocks to its peers, and the events of the links to them.
 
 use super::{LinkPriceSource, WorkerDriver};
-use crate::worker::engine::EngineWork;
-use crate::worker::facts::{price_of, stopped};
+use crate::engine::EngineWork;
+use crate::facts::{price_of, stopped};
 use cleave_domain::WorkerRef;
 use cleave_fleet::{FromWorker, LinkState};
 use cleave_kv::Packet;
