@@ -1,7 +1,6 @@
 //! The routes of each port: a router's for HTTP and gRPC, the operators' if they have one, and a
 //! worker's own.
 
-use crate::router::ModelRegistry;
 use crate::{NodeError, RouterOptions};
 use axum::Router;
 use axum::body::Body;
@@ -11,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
 use cleave_fleet::{HealthMonitor, RouterAcceptor, ScalingStatusReader, fleet_routes};
+use cleave_gateway::ModelRegistry;
 use cleave_kubernetes::scaler_routes;
 use cleave_server::{HttpServer, PortRoutes, RouterTls, bind, fit_to_open_files};
 use cleave_telemetry::Telemetry;

@@ -1,16 +1,14 @@
-//! The tokio body.
+//! The processes: a router, a worker, or a whole fleet in one.
 //!
-//! Owns: the drivers around both brains, the engine's thread, the connections between processes
-//! (gRPC), the HTTP server, metrics, tapes and drain. Never decides: the brains say what a fact
-//! means and what is done about it.
-//! Invariant: a driver waits for its own inboxes only, so that no slow peer, client or disk delays
-//! the others.
+//! Owns: which parts a process is put together from, its ports and their routes, and the order of
+//! its start and its end. Never decides, drives a brain or reads a message: the parts do.
+//! Invariant: every port is bound, every certificate read and every library found before a model is
+//! loaded; and a process that was told to end answers everything that it accepted, or says why not.
 
 mod http;
 mod node;
 mod options;
 mod ports;
-mod router;
 
 pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
 pub use options::RouterOptions;

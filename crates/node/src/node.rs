@@ -5,17 +5,17 @@
 
 use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
 use crate::ports::{FleetPorts, WorkerPorts};
-use crate::router::{ModelRegistry, RouterBody};
-use cleave_worker::{WorkerBody, WorkerParts, WorkerOptions};
 use crate::{NodeError, RouterOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, ServingReadiness};
 use cleave_engine::Engine;
-use cleave_fleet::{Uplink, connect};
+use cleave_fleet::{ModelAdmission, Uplink, connect};
+use cleave_gateway::RouterBody;
 use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
 use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes};
 use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_tls::ServerTls;
 use cleave_transfer::{DataAddresses, HostListener, Listeners, LocalNet, Transport};
+use cleave_worker::{WorkerBody, WorkerOptions, WorkerParts};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,11 +66,11 @@ impl RouterNode {
             Some(options) => Some(Picker::start(options, &telemetry, ports.tls()).await?),
             None => None,
         };
-        let mut body = RouterBody::start(&options, &telemetry)?;
+        let mut body = RouterBody::start(&options.gateway(), &telemetry)?;
         let client = PeerRouterClient::new(ports.tls().peers);
         body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), client);
         let app = App::new(body.frontend(), options.api.clone());
-        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.flights));
+        let registry = body.model_registry(app.clone());
         let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
         let (acceptor, scaling) = (body.acceptor.clone(), body.scaling.clone());
         let servers = ports.serve(&app, acceptor, registry, scaling, &options, &telemetry)?;
@@ -425,10 +425,10 @@ impl FleetNode {
     /// As [`FleetNode::start`], but for `Bind`.
     pub async fn start_at(self, ports: FleetPorts) -> Result<RunningFleet, NodeError> {
         let (mut ports, telemetry, loading) = ports.into_parts();
-        let body = RouterBody::start(&self.router, &telemetry)?;
+        let body = RouterBody::start(&self.router.gateway(), &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
-        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.flights));
+        let registry = body.model_registry(app.clone());
         // The workers stay for as long as the process runs.
         let _stays = registry
             .accept("", &files)

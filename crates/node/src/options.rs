@@ -5,6 +5,7 @@
 
 use cleave_api::ApiOptions;
 use cleave_fleet::SILENCE_DEFAULT;
+use cleave_gateway::GatewayOptions;
 use cleave_policy::PolicyFile;
 use cleave_server::HttpLimits;
 use cleave_telemetry::TraceOptions;
@@ -65,6 +66,19 @@ impl Default for RouterOptions {
             certificate: None,
             peer_tls: None,
             admin_listen: None,
+        }
+    }
+}
+
+impl RouterOptions {
+    /// The part for the router's body.
+    pub(crate) fn gateway(&self) -> GatewayOptions {
+        GatewayOptions {
+            limits: self.limits.clone(),
+            policy: self.policy.clone(),
+            tape: self.tape.clone(),
+            silence_max: self.silence_max,
+            reader_backlog_max: self.reader_backlog_max,
         }
     }
 }

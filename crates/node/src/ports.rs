@@ -7,7 +7,6 @@
 
 use crate::http::RouterPorts;
 use crate::{NodeError, RouterOptions};
-use cleave_worker::WorkerOptions;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -15,6 +14,7 @@ use cleave_server::{HttpLimits, HttpServer, PortRoutes, ServerError, bind};
 use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_tls::{PeerTls, ServerTls};
 use cleave_transfer::{Nixl, Transport};
+use cleave_worker::WorkerOptions;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -569,7 +569,7 @@ fn move_reason_name(reason: MoveReason) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::FlightId;
+    use cleave_domain::{FlightId, Refusal, SloMetric};
     use cleave_router::DecisionOutcome;
 
     #[test]

@@ -32,7 +32,7 @@ use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
 use cleave_sched::{LookupLimits, PoolWriter};
-use cleave_telemetry::{TelemetryError, TapeRecorder, Telemetry, WorkerMeters, WorkerSpans};
+use cleave_telemetry::{TapeRecorder, Telemetry, TelemetryError, WorkerMeters, WorkerSpans};
 use cleave_tls::PeerTls;
 use cleave_transfer::{GrantIssuer, Links, LinksConfig, Listeners, LocalNet, Nixl, PoolSharing};
 use driver::{LinkPriceSource, WorkerDriver, WorkerEffects, WorkerInbox};

@@ -86,7 +86,7 @@ pub enum FleetWireError {
 }
 
 /// A number within bounds, both included.
-pub fn within(
+pub(crate) fn within(
     field: &'static str,
     value: u64,
     bounds: RangeInclusive<u64>,

@@ -79,7 +79,7 @@ impl ExtProcTranscript {
 
 /// Conversations as proxies hold them, for [`conversation`].
 #[cfg(test)]
-pub fn samples() -> Vec<Vec<u8>> {
+pub(crate) fn samples() -> Vec<Vec<u8>> {
     use super::proto::{
         BodySendMode, HeaderMap, HeaderValue, HttpBody, HttpHeaders, HttpTrailers, Metadata,
         ProtocolConfiguration,

@@ -27,7 +27,7 @@ const WORKERS: PoolCounts = PoolCounts {
 ///
 /// # Panics
 /// If another pool's number is answered, or under a name that was not asked for.
-pub fn metrics(bytes: &[u8]) {
+pub(crate) fn metrics(bytes: &[u8]) {
     let Ok(request) = GetMetricsRequest::decode(bytes) else {
         return;
     };
@@ -90,7 +90,7 @@ fn term_text(term: &SelectorTerm) -> String {
 
 /// Requests of KEDA and of an API server, for [`metrics`].
 #[cfg(test)]
-pub fn samples() -> Vec<Vec<u8>> {
+pub(crate) fn samples() -> Vec<Vec<u8>> {
     use super::keda::proto::ScaledObjectRef;
     let encoded_request = |pool: &str, metric_name: &str| {
         let object = ScaledObjectRef {

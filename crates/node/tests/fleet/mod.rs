@@ -14,11 +14,13 @@ use cleave_domain::{
     Ending, Failure, FinishReason, Refusal, Request, RequestSlo, Role, SamplingParams, StopRules,
     TapeRecord, TokenId, TokenUsage,
 };
-use cleave_node::{FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
-use cleave_worker::WorkerOptions;
+use cleave_node::{
+    FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, WorkerNode,
+};
 use cleave_router::{RouterBrain, RouterInput, RouterLimits, RouterOutput};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_telemetry::TraceOptions;
+use cleave_worker::WorkerOptions;
 use futures::StreamExt;
 use hash_chain::{BLOCK_BYTES, BLOCKS, HashChainEngine, StepGate, expected};
 use std::path::Path;

@@ -5,9 +5,9 @@ use crate::fleet::{DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, r
 use cleave_api::{FlightEvent, Frontend};
 use cleave_domain::{Request, RequestOrigin, Role, TapeRecord};
 use cleave_node::{FleetNode, RouterOptions, RunningFleet};
-use cleave_worker::WorkerOptions;
 use cleave_policy::PolicyFile;
 use cleave_router::{RouterInput, RouterLimits, RouterOutput};
+use cleave_worker::WorkerOptions;
 use futures::StreamExt;
 use std::path::Path;
 use std::sync::Arc;

@@ -7,11 +7,11 @@ use cleave_domain::{
 };
 use cleave_engine::{Engine, EngineDescription, MockEngine};
 use cleave_node::{FleetNode, RouterOptions, RunningFleet};
-use cleave_worker::{StepTime, WorkerOptions};
 use cleave_sched::PoolWriter;
 use cleave_sim::goodput::{
     PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice,
 };
+use cleave_worker::{StepTime, WorkerOptions};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

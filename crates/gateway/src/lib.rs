@@ -1,7 +1,7 @@
 //! The router's body.
 //!
-//! Owns: the driver around the brain, the streams to clients, and the interface to the HTTP server.
-//! Never decides. Invariant: every open stream ends, even after a panic of the driver.
+//! Owns: the driver around the brain, the streams to clients, the interface to the HTTP server, the
+//! model that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every open stream ends, even after a panic of the driver.
 
 mod backlog;
 mod dashboard;
@@ -17,26 +17,28 @@ mod peer_routers;
 mod roster;
 mod standby;
 
-use driver::RouterEvent;
-use flights::OpenFlights;
-pub(crate) use model_registry::ModelRegistry;
+pub use model_registry::ModelRegistry;
 
-use crate::{NodeError, RouterOptions};
-use cleave_api::{Frontend, ServingReadiness};
+use cleave_api::{App, Frontend, ServingReadiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use cleave_fleet::{
     EmissionSink, HealthMonitor, RouterAcceptor, ScalingStatus, ScalingStatusReader,
 };
-use cleave_policy::{PolicyReload, PolicyWatcher};
+use cleave_policy::{PolicyFile, PolicyReload, PolicyWatcher};
+use cleave_router::RouterLimits;
 use cleave_server::PeerRouterClient;
-use cleave_telemetry::{PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, Traces};
+use cleave_telemetry::{
+    PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, TelemetryError, Traces,
+};
 use dashboard::Dashboard;
-use driver::{RouterDriver, RouterEffects, RouterInbox};
+use driver::{RouterDriver, RouterEffects, RouterEvent, RouterInbox};
+use flights::OpenFlights;
 use frontend::RouterFrontend;
 use parking_lot::Mutex;
 use peer_routers::watch_peer_routers;
 use roster::WorkerRoster;
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -47,18 +49,33 @@ use tracing::{error, info, warn};
 /// Reports that wait for the driver, of all workers; connections wait when it is full.
 const INBOX_MAX: usize = 4096;
 
+/// How a router's body is set up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayOptions {
+    /// Limits of its brain.
+    pub limits: RouterLimits,
+    /// The SLO policy, in a file that is followed; it replaces the policy of `limits`.
+    pub policy: Option<PolicyFile>,
+    /// The file of the brain's tape, if there is one.
+    pub tape: Option<PathBuf>,
+    /// A worker that sends nothing for this long counts as lost.
+    pub silence_max: Duration,
+    /// Tokens given to a client before it takes one; with more it counts as stalled.
+    pub reader_backlog_max: u32,
+}
+
 /// A router that runs.
 #[derive(Debug)]
-pub(crate) struct RouterBody {
-    pub(crate) acceptor: RouterAcceptor,
-    pub(crate) flights: Arc<OpenFlights>,
+pub struct RouterBody {
+    pub acceptor: RouterAcceptor,
+    flights: Arc<OpenFlights>,
     frontend: Arc<RouterFrontend>,
     driver: mpsc::UnboundedSender<RouterEvent>,
     readiness: watch::Receiver<ServingReadiness>,
     drained: watch::Receiver<bool>,
-    pub(crate) monitor: Arc<HealthMonitor>,
+    pub monitor: Arc<HealthMonitor>,
     /// The number of workers wanted.
-    pub(crate) scaling: ScalingStatusReader,
+    pub scaling: ScalingStatusReader,
     traces: Traces,
     task: JoinHandle<()>,
     /// Follows the policy's file.
@@ -106,7 +123,11 @@ async fn follow_policy(
 }
 
 impl RouterBody {
-    pub(crate) fn start(options: &RouterOptions, telemetry: &Telemetry) -> Result<Self, NodeError> {
+    /// Starts the driver. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// If the tape cannot be written.
+    pub fn start(options: &GatewayOptions, telemetry: &Telemetry) -> Result<Self, TelemetryError> {
         // Drawn anew at each start, so that a late message about an old incarnation has no effect.
         let router = RouterId(rand::random_range(0..1 << 24));
         let mut limits = options.limits.clone();
@@ -201,14 +222,19 @@ impl RouterBody {
         })
     }
 
+    /// The choice of the model that `app` serves, among those of this router's workers.
+    pub fn model_registry(&self, app: App) -> ModelRegistry {
+        ModelRegistry::new(app, Arc::clone(&self.flights))
+    }
+
     /// The interface for the HTTP server and other submitters.
-    pub(crate) fn frontend(&self) -> Arc<dyn Frontend> {
+    pub fn frontend(&self) -> Arc<dyn Frontend> {
         Arc::clone(&self.frontend) as Arc<dyn Frontend>
     }
 
     /// Polls from now on the routers of these names for waiting requests; `own` are this router's
     /// ports.
-    pub(crate) fn watch_peer_routers(
+    pub fn watch_peer_routers(
         &mut self,
         names: &[String],
         own: Vec<u16>,
@@ -219,18 +245,18 @@ impl RouterBody {
     }
 
     /// Includes an engine of this process in the health.
-    pub(crate) fn add_monitor(&self, monitor: Arc<HealthMonitor>) {
+    pub fn add_monitor(&self, monitor: Arc<HealthMonitor>) {
         let mut pulses = self.frontend.monitors.lock();
         pulses.push(monitor);
     }
 
     /// Changes whenever a request would find a worker, or none.
-    pub(crate) fn readiness(&self) -> watch::Receiver<ServingReadiness> {
+    pub fn readiness(&self) -> watch::Receiver<ServingReadiness> {
         self.readiness.clone()
     }
 
     /// Accepts nothing new and waits until no flight is left.
-    pub(crate) async fn drain(&mut self) {
+    pub async fn drain(&mut self) {
         // A stopped driver has no flight left.
         if self.driver.send(RouterEvent::Drain).is_ok() {
             let _ = self.drained.wait_for(|drained| *drained).await;
@@ -238,7 +264,7 @@ impl RouterBody {
     }
 
     /// Ends what is left, with the reason, and stops.
-    pub(crate) async fn stop(self) {
+    pub async fn stop(self) {
         self.flights.end_all(&stopping_ending());
         let _ = self.driver.send(RouterEvent::Stop);
         for task in self.watch.iter().chain(&self.peer_routers) {

@@ -424,7 +424,7 @@ impl DashboardState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{PrefillTiming, Refusal, RequestStageTimes, WorkerId};
+    use cleave_domain::{Failure, PrefillTiming, Refusal, RequestStageTimes, WorkerId};
 
     const BLOCKS: BlockSize = BlockSize {
         tokens: 16,

@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 /// Decides whose text files serve.
 #[derive(Clone)]
-pub(crate) struct ModelRegistry {
+pub struct ModelRegistry {
     app: App,
     flights: Arc<OpenFlights>,
     present: Arc<Mutex<ConnectedModels>>,
@@ -33,7 +33,7 @@ pub(crate) struct ModelRegistry {
 
 /// One worker's use of a model; ended by [`ModelAdmission::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ModelMembership(u64);
+pub struct ModelMembership(u64);
 
 impl ModelRegistry {
     pub(crate) fn new(app: App, flights: Arc<OpenFlights>) -> Self {
@@ -287,9 +287,10 @@ impl ServingModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RouterOptions;
-    use crate::router::RouterBody;
+    use crate::{GatewayOptions, RouterBody};
     use cleave_api::ApiOptions;
+    use cleave_fleet::SILENCE_DEFAULT;
+    use cleave_router::RouterLimits;
     use cleave_telemetry::Telemetry;
     use std::path::Path;
     use std::time::Duration;
@@ -400,9 +401,15 @@ mod tests {
     /// A registry of a router without workers, and the files of a model.
     fn registry() -> (ModelRegistry, Arc<ModelFiles>) {
         let telemetry = Telemetry::default();
-        let body = RouterBody::start(&RouterOptions::default(), &telemetry).unwrap();
-        let app = App::new(body.frontend(), ApiOptions::default());
-        let registry = ModelRegistry::new(app, Arc::clone(&body.flights));
+        let options = GatewayOptions {
+            limits: RouterLimits::default(),
+            policy: None,
+            tape: None,
+            silence_max: SILENCE_DEFAULT,
+            reader_backlog_max: 1,
+        };
+        let body = RouterBody::start(&options, &telemetry).unwrap();
+        let registry = body.model_registry(App::new(body.frontend(), ApiOptions::default()));
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
         (registry, Arc::new(ModelFiles::read(&folder).unwrap()))
     }

@@ -3,9 +3,9 @@
 //! Invariant: each incarnation of a worker joins and is lost in turn.
 
 use super::RouterDriver;
-use crate::router::dashboard::BlockSize;
-use crate::router::join_warnings::warn_of_mismatch;
-use crate::router::orders;
+use crate::dashboard::BlockSize;
+use crate::join_warnings::warn_of_mismatch;
+use crate::orders;
 use cleave_api::WorkerState;
 use cleave_domain::{Order, Report, WorkerId, WorkerRef};
 use cleave_fleet::{ToWorker, WorkerConnection};

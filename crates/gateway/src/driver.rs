@@ -17,14 +17,13 @@ use cleave_domain::{
     FlightId, HandoffId, Report, Request, Role, ScalingMode, SloPolicy, TapeRecord, TokenId,
     WorkerId, WorkerRef,
 };
-use cleave_fleet::{BrainClock, LinkState, ScalingStatus, WorkerConnection, deadline_reached};
+use cleave_fleet::{BrainClock, ScalingStatus, WorkerConnectionEvent, deadline_reached};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
     CancelReason, DecisionOutcome, OperatorRequest, OutsideQueue, RouterBrain, RouterInput,
     RouterLimits, RouterNote, RouterOutput, RouterReadiness,
 };
 use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
-use cleave_transfer::WriteGrant;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;

@@ -317,7 +317,7 @@ impl OpenFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::router::backlog;
+    use crate::backlog;
     use cleave_domain::{
         FinishReason, PrefillTiming, PromptFacts, RequestSlo, SampledToken, SamplingParams,
         StopRules,
