@@ -30,11 +30,9 @@ use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 use tracing::{Level, info};
 
-/// Events from outside that a router's driver receives.
+/// Events from clients, operators and the process that a router's driver receives.
 #[derive(Debug)]
 pub(crate) enum RouterEvent {
-    /// Something happened on a worker's connection.
-    Connection(WorkerConnectionEvent),
     /// A client submits a sequence.
     Submitted {
         flight: FlightId,
@@ -74,6 +72,12 @@ pub(crate) struct RouterEffects {
     /// The number of workers wanted, as last decided.
     pub(crate) scaling: watch::Sender<ScalingStatus>,
     pub(crate) scaling_series: ScalingSeries,
+}
+
+/// Everything that the driver handles; this list is closed.
+enum RouterWakeup {
+    Worker(WorkerConnectionEvent),
+    Client(RouterEvent),
 }
 
 /// The driver's inputs: connections wait when the driver is behind, clients cannot.
@@ -126,14 +130,15 @@ impl RouterDriver {
     pub(crate) async fn run(mut self) {
         while let Some(event) = self.next_event().await {
             match event {
-                RouterEvent::Stop => break,
-                event => self.handle_event(event),
+                RouterWakeup::Client(RouterEvent::Stop) => break,
+                RouterWakeup::Client(event) => self.handle_event(event),
+                RouterWakeup::Worker(event) => self.handle_connection(event),
             }
         }
     }
 
     /// The next event; `None` when no sender is left. Wakes the brain at its deadlines.
-    async fn next_event(&mut self) -> Option<RouterEvent> {
+    async fn next_event(&mut self) -> Option<RouterWakeup> {
         loop {
             let deadlines = [self.brain.deadline(), self.standby.deadline()];
             let deadline = deadlines.into_iter().flatten().min();
@@ -143,8 +148,8 @@ impl RouterDriver {
             tokio::select! {
                 biased;
                 () = deadline_reached(self.clock, deadline) => {}
-                event = self.inbox.workers.recv() => return event.map(RouterEvent::Connection),
-                event = self.inbox.clients.recv() => return event,
+                event = self.inbox.workers.recv() => return event.map(RouterWakeup::Worker),
+                event = self.inbox.clients.recv() => return event.map(RouterWakeup::Client),
             }
             self.handle(RouterInput::Woke);
             self.standby.wake(self.clock.now());
@@ -181,7 +186,6 @@ impl RouterDriver {
 
     fn handle_event(&mut self, event: RouterEvent) {
         match event {
-            RouterEvent::Connection(event) => self.handle_connection(event),
             RouterEvent::Submitted { flight, request } => {
                 self.effects
                     .dashboard

@@ -1,7 +1,8 @@
 //! The router's body.
 //!
 //! Owns: the driver around the brain, the streams to clients, the interface to the HTTP server, the
-//! model that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every open stream ends, even after a panic of the driver.
+//! model that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every
+//! open stream ends, even after a panic of the driver.
 
 mod backlog;
 mod dashboard;

@@ -51,7 +51,7 @@ pub enum ServerError {
     Bind(String, #[source] io::Error),
 }
 
-/// A router's certificates.
+/// The certificates of a router, read before it listens.
 #[derive(Clone, Debug, Default)]
 pub struct RouterTls {
     /// The certificate for clients, if they use TLS.

@@ -1,9 +1,9 @@
 //! Conversions between protobuf messages and domain types.
 //!
-//! Owns: every conversion; the generated types stay in `fleet`. Never accepts a message that lacks a
-//! field, or with values that no worker could have: [`FleetWireError`] names the field. Invariant:
-//! a value converted there and back is equal. Conversions name every field, so that a field added
-//! to the domain does not compile until it is sent too.
+//! Owns: every conversion; the generated types stay in this crate. Never accepts a message that
+//! lacks a field, or with values that no worker could have: [`FleetWireError`] names the field.
+//! Invariant: a value converted there and back is equal. Conversions name every field, so that a
+//! field added to the domain does not compile until it is sent too.
 
 mod checked;
 mod order;
