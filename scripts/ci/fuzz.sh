@@ -10,12 +10,12 @@ cd "$(dirname "$0")/../.."
 seconds=${1:-600}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(http text checkpoint frames policy grpc trace)
+[ ${#targets[@]} -gt 0 ] || targets=(http text checkpoint frames policy grpc kubernetes trace)
 corpus=$PWD/target/fuzz/corpus
 
 echo "== samples"
-CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-engine -p cleave-node \
-  -p cleave-text -p cleave-transfer -- damaged any_text > /dev/null
+CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-checkpoint -p cleave-fleet \
+  -p cleave-kubernetes -p cleave-policy -p cleave-text -p cleave-transfer -- damaged any_text > /dev/null
 
 failed=()
 for target in "${targets[@]}"; do

@@ -32,11 +32,17 @@ const PURE_DEPENDENCIES: [&str; 7] = [
 
 /// (text, reason of its ban in a pure crate and its replacement)
 const PURE_BANS: [(&str, &str); 14] = [
-    ("tokio", "async belongs to node"),
-    ("std::net", "sockets belong to node and transfer"),
-    ("std::fs", "files belong to cli and node"),
+    (
+        "tokio",
+        "async belongs to the bodies: gateway, worker, fleet",
+    ),
+    ("std::net", "sockets belong to fleet, server and transfer"),
+    (
+        "std::fs",
+        "files belong to cli, policy, telemetry and worker",
+    ),
     ("std::env", "configuration is handed in"),
-    ("std::thread", "threads belong to node and cpu"),
+    ("std::thread", "threads belong to worker and cpu"),
     ("Mutex", "a brain has one owner"),
     ("RwLock", "a brain has one owner"),
     ("Atomic", "a brain has one owner"),

@@ -7,7 +7,7 @@ use crate::args::{ArrivalArgs, CheckArgs, ScenarioArgs};
 use crate::goodput::{ArrivalSpan, SimClients, make_comparison, score_json};
 use anyhow::bail;
 use cleave_domain::SloPolicy;
-use cleave_node::PolicyFile;
+use cleave_policy::PolicyFile;
 use cleave_sim::goodput::{
     ClassScore, MissedGoal, PolicyCheck, RoutingComparison, check as check_fleet,
 };

@@ -8,8 +8,8 @@ use crate::bench::PrintFormat;
 use crate::model;
 use anyhow::Context;
 use cleave_domain::{Capacity, Role};
-use cleave_node::{Calibration, StepPart, StepTimer, calibrate};
 use cleave_planner::Predict;
+use cleave_worker::{Calibration, StepPart, StepTimer, calibrate};
 use serde::Serialize;
 use std::io::Write;
 

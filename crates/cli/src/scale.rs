@@ -7,7 +7,7 @@ use crate::args::{RatePoint, ScaleArgs};
 use crate::goodput::{ArrivalSpan, SimClients, one_class, score_json};
 use anyhow::{Context, ensure};
 use cleave_domain::{PoolCounts, PoolScaling, Role, ScalingMode, ScalingPolicy, SloPolicy, Time};
-use cleave_node::PolicyFile;
+use cleave_policy::PolicyFile;
 use cleave_sim::goodput::{
     FleetHistory, GoodputOutcome, Orchestrator, RequestArrival, RoutingComparison, RoutingScheme,
     ScalingAuthority, Scenario, WorkerProfile, run, thinned_by_curve,

@@ -14,10 +14,12 @@ use cleave_api::{ApiOptions, ReleaseMemory};
 use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
-    Calibration, FleetNode, FleetPorts, PolicyFile, RouterNode, RouterOptions, RunningFleet,
-    RunningRouter, RunningWorker, WorkerNode, WorkerOptions, WorkerPorts,
+    FleetNode, FleetPorts, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker,
+    WorkerNode, WorkerPorts,
 };
+use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
+use cleave_worker::{Calibration, WorkerOptions};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;

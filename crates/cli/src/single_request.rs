@@ -157,6 +157,6 @@ fn limits(engine: &dyn Engine, speculation: Option<LookupLimits>) -> WorkerLimit
         writer: PoolWriter::Receiver,
         prices: cleave_domain::Prices::default(),
         steps_in_flight: 1,
-        speculation: cleave_node::speculation(engine, speculation),
+        speculation: cleave_worker::speculation(engine, speculation),
     }
 }

@@ -8,8 +8,8 @@ use crate::model::{self, LoadedModel, on_own_thread};
 use anyhow::Context;
 use cleave_domain::Role;
 use cleave_engine::Engine;
-use cleave_node::{Calibration, StepTime, calibrate};
 use cleave_text::ModelFiles;
+use cleave_worker::{Calibration, StepTime, calibrate};
 use std::time::Duration;
 use tracing::info;
 

@@ -3,7 +3,7 @@
 //! Owns: sizes, times, addresses, names, and the error messages. Never: knows the flag. Invariant:
 //! a parsed value needs no further check.
 
-use cleave_node::{SILENCE_MIN, invalid_name_reason};
+use cleave_fleet::{SILENCE_MIN, invalid_name_reason};
 use std::fmt;
 use std::time::Duration;
 

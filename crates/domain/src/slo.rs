@@ -1,7 +1,7 @@
 //! The SLO policy: classes of requests, tenants, and the rules that assign requests to classes.
 //!
 //! Owns: the validated policy, and the targets that a request gets from it. Never: reads a file, or
-//! judges which targets can be met; `node` reads the file, and the brain of the router judges.
+//! judges which targets can be met; `policy` reads the file, and the brain of the router judges.
 //! Invariant: names of classes are unique, the default class exists, and chains of downgrades end.
 
 use crate::ScalingPolicy;

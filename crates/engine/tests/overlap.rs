@@ -5,8 +5,7 @@ use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
     StepPlan, StepResult,
 };
-use cleave_engine::conformance;
-use cleave_engine::{Engine, EngineError, EngineLimits, Overlap};
+use cleave_engine::{Engine, EngineError, EngineLimits, Overlap, conformance};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

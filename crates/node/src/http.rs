@@ -1,12 +1,6 @@
 //! The routes of each port: a router's for HTTP and gRPC, the operators' if they have one, and a
 //! worker's own.
 
-use crate::acceptor::RouterAcceptor;
-use crate::grpc::{ModelRegistry, fleet_routes};
-use crate::health::HealthMonitor;
-use crate::scaling::{ScalingStatusReader, scaler_service};
-use crate::server::{HttpServer, PortRoutes, bind, fit_to_open_files};
-use crate::telemetry::Telemetry;
 use crate::{NodeError, RouterOptions};
 use axum::Router;
 use axum::body::Body;
@@ -15,6 +9,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
+use cleave_fleet::{HealthMonitor, RouterAcceptor, ScalingStatusReader, fleet_routes};
+use cleave_gateway::ModelRegistry;
+use cleave_kubernetes::scaler_routes;
+use cleave_server::{HttpServer, PortRoutes, RouterTls, bind, fit_to_open_files};
+use cleave_telemetry::Telemetry;
 use cleave_tls::{PeerTls, ServerTls};
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -36,14 +35,6 @@ pub(crate) struct RouterPorts {
     external: Option<TcpListener>,
     certificate: Option<ServerTls>,
     peers: Option<PeerTls>,
-}
-
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RouterTls {
-    /// The certificate for clients, if they use TLS.
-    pub(crate) front: Option<ServerTls>,
-    /// The certificates by which the fleet's processes know each other, if any.
-    pub(crate) peers: Option<PeerTls>,
 }
 
 /// A router's ports, served.
@@ -137,7 +128,7 @@ impl RouterPorts {
             None => app.router(),
             Some(_) => app.client_router(),
         };
-        let clients = clients.route_service(SCALER, scaler_service(scaling));
+        let clients = clients.merge(scaler_routes(SCALER, scaling));
         let limits = fit_to_open_files(options.http);
         let series = || telemetry.servers.clone();
         let operators = admin.map(|listener| {

@@ -1,73 +1,40 @@
-//! The tokio body.
+//! The processes: a router, a worker, or a whole fleet in one.
 //!
-//! Owns: the drivers around both brains, the engine's thread, the connections between processes
-//! (gRPC), the HTTP server, metrics, tapes and drain. Never decides: the brains say what a fact
-//! means and what is done about it.
-//! Invariant: a driver waits for its own inboxes only, so that no slow peer, client or disk delays
-//! the others.
+//! Owns: which parts a process is put together from, its ports and their routes, and the order of
+//! its start and its end. Never decides, drives a brain or reads a message: the parts do.
+//! Invariant: every port is bound, every certificate read and every library found before a model is
+//! loaded; and a process that was told to end answers everything that it accepted, or says why not.
 
-mod acceptor;
-mod calibrate;
-mod clock;
-mod connection;
-#[cfg(any(test, fuzzing))]
-pub mod fuzzing;
-mod grpc;
-mod health;
 mod http;
 mod node;
 mod options;
-mod peer_router;
-mod picker;
-mod policy;
 mod ports;
-mod router;
-mod scaling;
-mod server;
-mod tape;
-mod telemetry;
-mod trace;
-mod views;
-mod wire;
-mod worker;
 
-pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
-pub use cleave_router::{LegPlacement, RoutingMode};
-pub use cleave_tls::{CertificateFiles, TlsError};
 pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
-pub use options::{RouterOptions, WorkerOptions, invalid_name_reason};
-pub use picker::{PickerOptions, ProxyTls};
-pub use policy::{Diagnostic, PolicyError, PolicyFile};
+pub use options::RouterOptions;
 pub use ports::{FleetPorts, WorkerPorts};
-pub use server::HttpLimits;
-pub use telemetry::{DeviceCeilings, metrics_page};
-pub use trace::{TraceError, TraceOptions, TraceSampler, TraceSamplerError};
-pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
-/// The shortest silence after which a peer may count as lost.
-pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;
-
-use std::io;
-use std::path::PathBuf;
+use cleave_kubernetes::KubernetesError;
+use cleave_server::ServerError;
+use cleave_telemetry::TelemetryError;
+use cleave_tls::TlsError;
+use cleave_worker::WorkerError;
 
 /// Why a node cannot start, by what the caller can change.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// A port cannot be bound.
-    #[error("cannot listen on {0}")]
-    Bind(String, #[source] io::Error),
-    /// The tape cannot be written.
-    #[error("cannot write the tape {}", .0.display())]
-    Tape(PathBuf, #[source] io::Error),
-    /// The folder for KV blocks cannot be used.
     #[error(transparent)]
-    Tier(#[from] SlabError),
-    /// The system cannot start the engine's thread.
-    #[error("cannot start the engine's thread")]
-    Thread(#[source] io::Error),
-    /// The trace collector's address cannot be used.
+    Server(#[from] ServerError),
+    /// An interface for Kubernetes cannot be served.
     #[error(transparent)]
-    Traces(#[from] TraceError),
+    Kubernetes(#[from] KubernetesError),
+    /// The worker cannot start: its folder for KV blocks, its engine's thread or its tape.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// The tape cannot be written, or the trace collector's address cannot be used.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     /// Certificates or keys cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),

@@ -3,24 +3,20 @@
 //! Each is plain data until `start`, which binds the ports before it returns. Each ends by `drain`:
 //! it accepts nothing new, waits for open work, then ends the rest with a reason.
 
-use crate::acceptor::connect;
-use crate::grpc::{ModelRegistry, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
-use crate::peer_router::PeerRouterClient;
-use crate::picker::{Picker, PickerOptions};
 use crate::ports::{FleetPorts, WorkerPorts};
-use crate::router::RouterBody;
-use crate::scaling::{ExternalMetricsServer, external_metrics_routes};
-use crate::server::{HttpLimits, HttpServer, PortRoutes};
-use crate::telemetry::Telemetry;
-use crate::trace::TraceOptions;
-use crate::worker::{WorkerBody, WorkerParts};
-use crate::{NodeError, RouterOptions, WorkerOptions};
+use crate::{NodeError, RouterOptions};
 use cleave_api::{App, Frontend, Operator, ServingReadiness};
 use cleave_engine::Engine;
+use cleave_fleet::{ModelAdmission, Uplink, connect};
+use cleave_gateway::RouterBody;
+use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
+use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes};
+use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_text::ModelFiles;
 use cleave_tls::ServerTls;
 use cleave_transfer::{DataAddresses, HostListener, Listeners, LocalNet, Transport};
+use cleave_worker::{WorkerBody, WorkerOptions, WorkerParts};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,11 +67,11 @@ impl RouterNode {
             Some(options) => Some(Picker::start(options, &telemetry, ports.tls()).await?),
             None => None,
         };
-        let mut body = RouterBody::start(&options, &telemetry)?;
+        let mut body = RouterBody::start(&options.gateway(), &telemetry)?;
         let client = PeerRouterClient::new(ports.tls().peers);
         body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), client);
         let app = App::new(body.frontend(), options.api.clone());
-        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
+        let registry = body.model_registry(app.clone());
         let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
         let (acceptor, scaling) = (body.acceptor.clone(), body.scaling.clone());
         let servers = ports.serve(&app, acceptor, registry, scaling, &options, &telemetry)?;
@@ -430,10 +426,10 @@ impl FleetNode {
     /// As [`FleetNode::start`], but for `Bind`.
     pub async fn start_at(self, ports: FleetPorts) -> Result<RunningFleet, NodeError> {
         let (mut ports, telemetry, loading) = ports.into_parts();
-        let body = RouterBody::start(&self.router, &telemetry)?;
+        let body = RouterBody::start(&self.router.gateway(), &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
-        let registry = ModelRegistry::new(app.clone(), Arc::clone(&body.acceptor.flights));
+        let registry = body.model_registry(app.clone());
         // The workers stay for as long as the process runs.
         let _stays = registry
             .accept("", &files)

@@ -6,15 +6,15 @@
 //! serves.
 
 use crate::http::RouterPorts;
-use crate::server::{HttpLimits, HttpServer, PortRoutes, bind};
-use crate::telemetry::Telemetry;
-use crate::trace::TraceOptions;
-use crate::{NodeError, RouterOptions, WorkerOptions};
+use crate::{NodeError, RouterOptions};
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use cleave_server::{HttpLimits, HttpServer, PortRoutes, ServerError, bind};
+use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_tls::{PeerTls, ServerTls};
 use cleave_transfer::{Nixl, Transport};
+use cleave_worker::WorkerOptions;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -126,7 +126,8 @@ impl WorkerPorts {
         let nixl = nixl(options)?;
         let data = bind(data_listen).await?;
         let local = data.local_addr();
-        let data_address = local.map_err(|error| NodeError::Bind(data_listen.to_owned(), error))?;
+        let data_address =
+            local.map_err(|error| ServerError::Bind(data_listen.to_owned(), error))?;
         let mut loading = LoadingServers::default();
         let metrics = match metrics_listen {
             Some(address) => Some(bind(address).await?),
@@ -136,7 +137,7 @@ impl WorkerPorts {
             loading.serve_unavailable(listener, None, &telemetry)?;
         }
         let handle = second_handle(&data);
-        let handle = handle.map_err(|error| NodeError::Bind(data_listen.to_owned(), error))?;
+        let handle = handle.map_err(|error| ServerError::Bind(data_listen.to_owned(), error))?;
         let mut closing = JoinSet::new();
         closing.spawn(close_each(handle));
         Ok(Self {
@@ -184,7 +185,7 @@ impl LoadingServers {
         telemetry: &Telemetry,
     ) -> Result<(), NodeError> {
         let handle = second_handle(listener);
-        let handle = handle.map_err(|error| NodeError::Bind("the listener".into(), error))?;
+        let handle = handle.map_err(|error| ServerError::Bind("the listener".into(), error))?;
         let routes = Router::new().fallback(async || loading_response());
         let faces = PortRoutes {
             secure: certificate.map(|tls| (tls.clone(), routes.clone())),

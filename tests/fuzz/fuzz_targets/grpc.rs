@@ -1,6 +1,6 @@
-//! libFuzzer target: see `cleave_node::fuzzing::grpc`.
+//! libFuzzer target: see `cleave_fleet::fuzzing::grpc`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    cleave_node::fuzzing::grpc(bytes);
+    cleave_fleet::fuzzing::grpc(bytes);
 });

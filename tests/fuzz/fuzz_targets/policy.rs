@@ -1,6 +1,6 @@
-//! libFuzzer target: see `cleave_node::fuzzing::policy`.
+//! libFuzzer target: see `cleave_policy::fuzzing::policy`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    cleave_node::fuzzing::policy(bytes);
+    cleave_policy::fuzzing::policy(bytes);
 });

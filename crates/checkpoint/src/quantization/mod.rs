@@ -40,8 +40,7 @@ mod packed_weights;
 use super::CheckpointError;
 use super::folder::TensorFolder;
 use super::quantized::{QuantizedTensor, QuantizedType};
-use cleave_models::ConfigError;
-use cleave_models::ConfigFields;
+use cleave_models::{ConfigError, ConfigFields};
 use compressed::CompressedScheme;
 
 /// Upper limit of groups, blocks and widths.

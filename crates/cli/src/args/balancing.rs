@@ -6,7 +6,7 @@
 use crate::values::{SecondsArg, parse_router, parse_seconds_or_zero};
 use clap::{Args, ValueEnum};
 use cleave_api::ApiOptions;
-use cleave_node::{PickerOptions, ProxyTls};
+use cleave_kubernetes::{PickerOptions, ProxyTls};
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -5,7 +5,8 @@ use crate::values::{
 };
 use clap::Args;
 use cleave_api::ApiOptions;
-use cleave_node::{CertificateFiles, HttpLimits};
+use cleave_server::HttpLimits;
+use cleave_tls::CertificateFiles;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -154,13 +154,13 @@ mod tests {
         };
         let front = "--ssl-certfile c --ssl-keyfile k --ext-proc-tls front";
         for (more, tls) in [
-            ("", cleave_node::ProxyTls::Front),
-            (front, cleave_node::ProxyTls::Front),
+            ("", cleave_kubernetes::ProxyTls::Front),
+            (front, cleave_kubernetes::ProxyTls::Front),
             (
                 "--ext-proc-tls self-signed",
-                cleave_node::ProxyTls::SelfSigned,
+                cleave_kubernetes::ProxyTls::SelfSigned,
             ),
-            ("--ext-proc-tls off", cleave_node::ProxyTls::Off),
+            ("--ext-proc-tls off", cleave_kubernetes::ProxyTls::Off),
         ] {
             assert_eq!(picker(more).unwrap(), tls, "{more}");
         }
@@ -197,10 +197,10 @@ mod tests {
         assert_eq!(router.peers.fellow_routers, limits.peer_routers);
         assert_eq!(external_metrics_listen, None);
         assert_eq!(
-            cleave_node::RoutingMode::from(router_mode),
+            cleave_router::RoutingMode::from(router_mode),
             limits.limits.mode
         );
-        let placement = cleave_node::LegPlacement::from(placement);
+        let placement = cleave_router::LegPlacement::from(placement);
         assert_eq!(placement, limits.limits.placement);
         assert_eq!(migration_limit, limits.limits.failures_max);
         assert_eq!(max_moves, limits.limits.moves_max);
@@ -220,12 +220,12 @@ mod tests {
         let CliCommand::Worker(worker) = parse(&words) else {
             panic!("a worker was asked for");
         };
-        let options = cleave_node::WorkerOptions::new("w", Role::Both);
+        let options = cleave_worker::WorkerOptions::new("w", Role::Both);
         let limits = &worker.host.limits;
         assert_eq!(limits.step_max.0, options.step_max);
         assert_eq!(limits.swap_space, options.swap_bytes);
         assert_eq!(limits.tier.options(), options.tier);
-        assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
+        assert_eq!(limits.calibrate.0, cleave_worker::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }
 

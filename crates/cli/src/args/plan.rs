@@ -29,7 +29,7 @@ pub(crate) struct PlanCalibrateArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// Seconds of the first measurement, as in `worker --calibrate`.
-    #[arg(long, value_name = "SECONDS", help_heading = "Measurement", default_value_t = SecondsArg(cleave_node::CALIBRATION), value_parser = parse_seconds_or_zero)]
+    #[arg(long, value_name = "SECONDS", help_heading = "Measurement", default_value_t = SecondsArg(cleave_worker::CALIBRATION), value_parser = parse_seconds_or_zero)]
     pub(crate) budget: SecondsArg,
     /// Seed of the random steps.
     #[arg(

@@ -15,7 +15,9 @@ use crate::values::{
 use clap::{Args, ValueEnum};
 use cleave_api::AdminKey;
 use cleave_domain::Role;
-use cleave_node::{LegPlacement, RouterOptions, RoutingMode, WorkerOptions};
+use cleave_node::RouterOptions;
+use cleave_router::{LegPlacement, RoutingMode};
+use cleave_worker::WorkerOptions;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -222,7 +224,7 @@ pub(crate) struct WorkerLimitArgs {
     pub(crate) step_max: SecondsArg,
     /// Seconds for which each worker measures its engine before it joins, so that the router can
     /// predict its step times; 0 for none, and requests are then placed by load alone.
-    #[arg(long, value_name = "SECONDS", help_heading = "Worker limits", default_value_t = SecondsArg(cleave_node::CALIBRATION), value_parser = parse_seconds_or_zero)]
+    #[arg(long, value_name = "SECONDS", help_heading = "Worker limits", default_value_t = SecondsArg(cleave_worker::CALIBRATION), value_parser = parse_seconds_or_zero)]
     pub(crate) calibrate: SecondsArg,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,

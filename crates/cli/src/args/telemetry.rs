@@ -4,7 +4,7 @@
 
 use clap::{Args, ValueEnum};
 use cleave_api::PromptLog;
-use cleave_node::{TraceOptions, TraceSampler, TraceSamplerError};
+use cleave_telemetry::{TraceOptions, TraceSampler, TraceSamplerError};
 
 /// Flags of every command.
 #[derive(Args, Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use crate::values::{parse_bytes, parse_swap_bytes};
 use clap::Args;
-use cleave_node::{DiskOptions, TierOptions};
+use cleave_worker::{DiskOptions, TierOptions};
 use std::path::PathBuf;
 
 /// Flags of the tiers that keep evicted cached prefixes.

@@ -4,7 +4,9 @@ use crate::fleet::hash_chain::{HashChainEngine, StepGate};
 use crate::fleet::{TEST_WAIT_MAX, files, http};
 use cleave_domain::Role;
 use cleave_engine::Engine;
-use cleave_node::{FleetNode, FleetPorts, NodeError, RouterOptions, WorkerOptions, WorkerPorts};
+use cleave_node::{FleetNode, FleetPorts, NodeError, RouterOptions, WorkerPorts};
+use cleave_server::ServerError;
+use cleave_worker::WorkerOptions;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -21,7 +23,9 @@ async fn a_bound_port_answers_503_until_the_model_is_there() {
     }
     // Nobody else has it meanwhile.
     let second = FleetPorts::open(&address, &options).await;
-    assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == address));
+    assert!(
+        matches!(second, Err(NodeError::Server(ServerError::Bind(named, _))) if named == address)
+    );
     let engine: Box<dyn Engine> = Box::new(HashChainEngine::new(&StepGate::new()));
     let serve = FleetNode {
         listen: address.clone(),
@@ -55,7 +59,9 @@ async fn an_unavailable_worker_port_is_named() {
         (used.as_str(), "127.0.0.1:0"),
     ] {
         let second = open(data, metrics).await;
-        assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == used));
+        assert!(
+            matches!(second, Err(NodeError::Server(ServerError::Bind(named, _))) if named == used)
+        );
     }
     drop(first);
 }

@@ -15,12 +15,13 @@ use cleave_domain::{
     TapeRecord, TokenId, TokenUsage,
 };
 use cleave_node::{
-    FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, TraceOptions,
-    WorkerNode, WorkerOptions,
+    FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, WorkerNode,
 };
 use cleave_router::{RouterBrain, RouterInput, RouterLimits, RouterOutput};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
+use cleave_telemetry::TraceOptions;
 use cleave_text::ModelFiles;
+use cleave_worker::WorkerOptions;
 use futures::StreamExt;
 use hash_chain::{BLOCK_BYTES, BLOCKS, HashChainEngine, StepGate, expected};
 use std::path::Path;

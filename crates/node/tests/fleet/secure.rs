@@ -6,15 +6,15 @@ use crate::fleet::{
     TEST_WAIT_MAX, check, exchange, files, http, metric, prompt, router_with, until, worker_node,
 };
 use cleave_domain::Role;
-use cleave_node::{
-    CertificateFiles, FleetNode, PickerOptions, PolicyFile, ProxyTls, RouterNode, RouterOptions,
-    RunningFleet, WorkerOptions,
-};
-use cleave_tls::PEER_NAME;
+use cleave_kubernetes::{PickerOptions, ProxyTls};
+use cleave_node::{FleetNode, RouterNode, RouterOptions, RunningFleet};
+use cleave_policy::PolicyFile;
 use cleave_tls::rustls::pki_types::pem::PemObject;
 use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};
 use cleave_tls::rustls::{ClientConfig, RootCertStore};
 use cleave_tls::tokio_rustls::TlsConnector;
+use cleave_tls::{CertificateFiles, PEER_NAME};
+use cleave_worker::WorkerOptions;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

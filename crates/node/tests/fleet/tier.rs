@@ -4,9 +4,8 @@ use super::hash_chain::{BLOCK_BYTES, BLOCK_TOKENS, HashChainEngine, StepGate, ex
 use super::{DONE, TEST_WAIT_MAX, collect, files, metric, prompt, request, until};
 use cleave_api::Frontend;
 use cleave_domain::{Role, TokenId};
-use cleave_node::{
-    DiskOptions, FleetNode, RouterOptions, RunningFleet, TierOptions, WorkerOptions,
-};
+use cleave_node::{FleetNode, RouterOptions, RunningFleet};
+use cleave_worker::{DiskOptions, TierOptions, WorkerOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::time::timeout;

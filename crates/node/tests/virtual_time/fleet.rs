@@ -5,12 +5,13 @@ use cleave_domain::{
     SloClass, SloPolicy, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::{Engine, EngineDescription, MockEngine};
-use cleave_node::{FleetNode, RouterOptions, RunningFleet, StepTime, WorkerOptions};
+use cleave_node::{FleetNode, RouterOptions, RunningFleet};
 use cleave_sched::PoolWriter;
 use cleave_sim::goodput::{
     PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice,
 };
 use cleave_text::ModelFiles;
+use cleave_worker::{StepTime, WorkerOptions};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

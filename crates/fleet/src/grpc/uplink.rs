@@ -1,0 +1,438 @@
+//! The worker's end: it dials every router and stays connected.
+//!
+//! Owns: which addresses are dialled, how soon again, and that each router is joined once. Never:
+//! gives up. Invariant: the description that a router sends is checked before this worker sends
+//! its registration.
+
+use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
+use super::resolve::local_address;
+use super::service::StreamError;
+use super::watch_names;
+use super::window::{MessageWindow, send_all};
+use super::{
+    DIAL_MAX, DOWNWARD_BYTES_MAX, ROUTERS_MAX, SILENCE_MIN, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
+    WELCOME_MAX, heartbeat_interval, next_message, with_causes,
+};
+use crate::acceptor::{RouterSession, WorkerAcceptor};
+use crate::connection::ToWorker;
+use crate::wire::proto::fleet_client::FleetClient;
+use crate::wire::{FleetWireError, PROTOCOL, nanos, proto, within};
+use cleave_domain::RouterId;
+use cleave_tls::tokio_rustls::client::TlsStream;
+use cleave_tls::{ExplainedStream, PeerProtocol, PeerTls};
+use cleave_transfer::DataAddresses;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::{Service, service_fn};
+use tracing::{info, warn};
+
+/// The first pause after a lost connection, and the longest.
+const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// A worker's connections to its routers.
+#[derive(Debug)]
+pub struct Uplink {
+    /// Accepts the routers. The data address of its registration may have an unspecified host,
+    /// which each connection fills in.
+    pub acceptor: WorkerAcceptor,
+    /// Addresses of the routers, `host:port` each.
+    pub routers: Vec<String>,
+    /// Certificates that authenticate routers to this worker, and this worker to them.
+    pub peers: Option<PeerTls>,
+    pub connected: watch::Sender<usize>,
+}
+
+/// The state that the connections of one worker share.
+struct UplinkState {
+    acceptor: WorkerAcceptor,
+    peers: Option<PeerTls>,
+    connected: watch::Sender<usize>,
+    /// A name may resolve to several addresses of one router: it is joined once.
+    routers: Mutex<BTreeSet<RouterId>>,
+}
+
+impl Uplink {
+    /// Stays connected for as long as it is polled.
+    pub async fn run(self) {
+        let shared = Arc::new(UplinkState {
+            acceptor: self.acceptor,
+            peers: self.peers,
+            connected: self.connected,
+            routers: Mutex::default(),
+        });
+        let (found, mut addresses) = watch::channel(BTreeSet::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(watch_names(self.routers, found));
+        let mut dialled: BTreeMap<SocketAddr, AbortHandle> = BTreeMap::new();
+        loop {
+            dialled.retain(|_, task| !task.is_finished());
+            let current = addresses.borrow_and_update().clone();
+            for address in current {
+                let dial = || stay_connected(Arc::clone(&shared), address, addresses.clone());
+                dialled
+                    .entry(address)
+                    .or_insert_with(|| tasks.spawn(dial()));
+            }
+            if addresses.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Connects again and again, until the address belongs to no router any more. A connection that
+/// stands is kept even then: the name says where to dial, not whom to serve.
+async fn stay_connected(
+    shared: Arc<UplinkState>,
+    address: SocketAddr,
+    addresses: watch::Receiver<BTreeSet<SocketAddr>>,
+) {
+    let (first, longest) = DIAL_PAUSES;
+    let mut pause = first;
+    let mut last_error = String::new();
+    while addresses.borrow().contains(&address) && !shared.acceptor.inbox.is_closed() {
+        let error = match connect_once(&shared, address).await {
+            Ok(()) => {
+                pause = first;
+                "the router closed the connection".to_owned()
+            }
+            Err(error) => error.to_string(),
+        };
+        if shared.acceptor.inbox.is_closed() {
+            return;
+        }
+        // A router that stays away is worth one line, not one every five seconds.
+        if last_error != error {
+            warn!(%address, error, "not connected to the router; trying again");
+            last_error = error;
+        }
+        // Spread out, so that a restarted router is not met by its whole fleet at once.
+        sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+        pause = (pause * 2).min(longest);
+    }
+}
+
+/// One connection, from dial to end. `Ok` if it stood.
+async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), UplinkError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(DIAL_MAX)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20);
+    let channel = match &shared.peers {
+        None => endpoint.connect().await?,
+        Some(peers) => {
+            endpoint
+                .connect_with_connector(tls_connector(peers, address))
+                .await?
+        }
+    };
+    let (out, messages) = mpsc::channel(STREAM_ITEMS_MAX);
+    let mut messages = open(channel, messages).await?;
+    let (router, beat) = receive_greeting(&mut messages).await?;
+    let Some(_claim) = RouterClaim::take(shared, router) else {
+        return Err(UplinkError::AlreadyConnected(router));
+    };
+    send_hello(shared, address, &out).await?;
+    receive_welcome(&mut messages).await?;
+    info!(%address, %router, "connected to a router");
+    let (session, upward) = shared
+        .acceptor
+        .join(router)
+        .await
+        .map_err(StreamError::from)?;
+    shared.connected.send_modify(|count| *count += 1);
+    let window = MessageWindow::default();
+    let silence = shared.acceptor.registration.silence;
+    let ended = tokio::select! {
+        error = send_all::<proto::Upward>(upward, &out, beat, &window) => error,
+        error = receive_all(&mut messages, &session, silence, &window) => error,
+    };
+    shared.connected.send_modify(|count| *count -= 1);
+    session.close().await;
+    if let StreamError::NameTaken = ended {
+        let silence = shared.acceptor.registration.silence;
+        return Err(wait_for_name(&mut messages, &out, beat, silence)
+            .await
+            .into());
+    }
+    match ended {
+        StreamError::Stopped => info!(%address, %router, "left a router: this process is stopping"),
+        _ => warn!(%address, %router, error = %ended, "connection to a router ended"),
+    }
+    Ok(())
+}
+
+/// The router has another worker of this name: it keeps the connection, and ends it when the name
+/// is free. Says why it ended. The router is dialled again soon, and less often each time that this
+/// is in vain.
+async fn wait_for_name(
+    messages: &mut Streaming<proto::Downward>,
+    out: &mpsc::Sender<proto::Upward>,
+    beat: Duration,
+    silence: Duration,
+) -> StreamError {
+    let (_nothing, silent) = mpsc::channel(1);
+    // Only beats travel, and beats are not counted.
+    let window = MessageWindow::default();
+    let listen = async {
+        loop {
+            if let Err(error) = next_message(messages, silence).await {
+                return error;
+            }
+        }
+    };
+    let ended = tokio::select! {
+        error = send_all::<proto::Upward>(silent, out, beat, &window) => error,
+        error = listen => error,
+    };
+    match ended {
+        StreamError::Closed => StreamError::NameTaken,
+        error => error,
+    }
+}
+
+/// Dials the router at this address, who must show that it is of this fleet.
+fn tls_connector(
+    peers: &PeerTls,
+    address: SocketAddr,
+) -> impl Service<Uri, Response = SecureStream, Error = io::Error, Future: Send> + use<> {
+    let peers = peers.clone();
+    service_fn(move |_: Uri| {
+        let peers = peers.clone();
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let accepted = timeout(DIAL_MAX, peers.connect(stream, PeerProtocol::Control)).await;
+            let slow =
+                |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake takes too long");
+            Ok(TokioIo::new(ExplainedStream(accepted.map_err(slow)??)))
+        }
+    })
+}
+
+type SecureStream = TokioIo<ExplainedStream<TlsStream<TcpStream>>>;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum UplinkError {
+    #[error("cannot connect: {}", with_causes(.0.to_string(), .0))]
+    Transport(#[from] tonic::transport::Error),
+    #[error("{0}")]
+    Stream(#[from] StreamError),
+    #[error("no answer within {0:?}: is this a Cleave router?")]
+    NoAnswer(Duration),
+    #[error("router {0} is connected already under another address")]
+    AlreadyConnected(RouterId),
+    #[error("cannot tell which address of this machine the router sees: {0}; name one")]
+    Address(io::Error),
+}
+
+async fn open(
+    channel: Channel,
+    messages: mpsc::Receiver<proto::Upward>,
+) -> Result<Streaming<proto::Downward>, UplinkError> {
+    let mut client = FleetClient::new(channel)
+        .max_decoding_message_size(DOWNWARD_BYTES_MAX)
+        .max_encoding_message_size(UPWARD_BYTES_MAX);
+    let opened = timeout(DIAL_MAX, client.join(ReceiverStream::new(messages))).await;
+    let opened = opened.map_err(|_| UplinkError::NoAnswer(DIAL_MAX))?;
+    Ok(opened.map_err(StreamError::from)?.into_inner())
+}
+
+/// Receives the greeting: the router's id, and the interval at which it wants heartbeats.
+async fn receive_greeting(
+    messages: &mut Streaming<proto::Downward>,
+) -> Result<(RouterId, Duration), UplinkError> {
+    use proto::downward::Kind;
+    match first(messages, DIAL_MAX).await? {
+        Kind::Greeting(greeting) => Ok(check_greeting(&greeting)?),
+        _ => Err(StreamError::Unexpected("message in place of a greeting").into()),
+    }
+}
+
+fn check_greeting(greeting: &proto::Greeting) -> Result<(RouterId, Duration), StreamError> {
+    let proto::Greeting {
+        protocol,
+        router,
+        silence_nanos,
+    } = *greeting;
+    if protocol != PROTOCOL {
+        return Err(StreamError::Rejected(format!(
+            "the router speaks protocol {protocol}, this worker {PROTOCOL}: run the same release"
+        )));
+    }
+    within("greeting.router", router, 0..=ROUTERS_MAX - 1)?;
+    let silences = nanos(SILENCE_MIN)..=u64::MAX;
+    within("greeting.silence_nanos", silence_nanos, silences)?;
+    let silence = Duration::from_nanos(silence_nanos);
+    Ok((RouterId(router), heartbeat_interval(silence)))
+}
+
+async fn send_hello(
+    shared: &UplinkState,
+    address: SocketAddr,
+    out: &mpsc::Sender<proto::Upward>,
+) -> Result<(), UplinkError> {
+    let mut registration = shared.acceptor.registration_now();
+    if let Ok(mut addresses) = DataAddresses::parse(&registration.data_address)
+        && let Some(Ok(mut data)) = addresses.tcp.as_deref().map(str::parse::<SocketAddr>)
+        && data.ip().is_unspecified()
+    {
+        data.set_ip(local_address(address).await.map_err(UplinkError::Address)?);
+        addresses.tcp = Some(data.to_string());
+        registration.data_address = addresses.to_string();
+    }
+    let hello = proto::upward::Kind::Hello(registration.into());
+    Ok(send(out, hello).await?)
+}
+
+async fn receive_welcome(messages: &mut Streaming<proto::Downward>) -> Result<(), UplinkError> {
+    use proto::downward::Kind;
+    match first(messages, WELCOME_MAX).await? {
+        Kind::Welcome(proto::Welcome {}) => Ok(()),
+        Kind::Rejection(proto::Rejection { reason }) => Err(StreamError::Rejected(reason).into()),
+        _ => Err(StreamError::Unexpected("message in place of a welcome").into()),
+    }
+}
+
+async fn first(
+    messages: &mut Streaming<proto::Downward>,
+    limit: Duration,
+) -> Result<proto::downward::Kind, UplinkError> {
+    let message = timeout(limit, messages.message()).await;
+    let message = message.map_err(|_| UplinkError::NoAnswer(limit))?;
+    let message = message.map_err(StreamError::from)?;
+    let kind = message.ok_or(StreamError::Closed)?.kind;
+    Ok(kind.ok_or(StreamError::Wire(FleetWireError::Missing("downward.kind")))?)
+}
+
+/// The one connection to a router.
+struct RouterClaim<'a> {
+    shared: &'a UplinkState,
+    router: RouterId,
+}
+
+impl<'a> RouterClaim<'a> {
+    fn take(shared: &'a UplinkState, router: RouterId) -> Option<Self> {
+        let mut routers = shared.routers.lock();
+        routers.insert(router).then_some(Self { shared, router })
+    }
+}
+
+impl Drop for RouterClaim<'_> {
+    fn drop(&mut self) {
+        let routers = self.shared.routers.lock();
+        let mut routers = routers;
+        routers.remove(&self.router);
+    }
+}
+
+async fn send(
+    out: &mpsc::Sender<proto::Upward>,
+    kind: proto::upward::Kind,
+) -> Result<(), StreamError> {
+    let message = proto::Upward { kind: Some(kind) };
+    out.send(message).await.map_err(|_| StreamError::Closed)
+}
+
+impl MessageHandler<proto::Downward> for RouterSession {
+    async fn handle(&self, content: ToWorker) -> Result<(), StreamError> {
+        let is_last = matches!(content, ToWorker::NameTaken { .. });
+        self.receive(content).await?;
+        if is_last {
+            return Err(StreamError::NameTaken);
+        }
+        Ok(())
+    }
+}
+
+impl InboundMessage for proto::Downward {
+    type Content = ToWorker;
+
+    fn framing(self) -> MessageFraming<Self> {
+        use proto::downward::Kind;
+        match self.kind {
+            Some(Kind::Beat(beat)) => MessageFraming::Beat(beat),
+            Some(Kind::Batch(batch)) => MessageFraming::Batch(batch.messages),
+            _ => MessageFraming::One(self),
+        }
+    }
+
+    fn content(self) -> Result<ToWorker, StreamError> {
+        use proto::downward::Kind;
+        match self.kind {
+            Some(Kind::Order(mut order)) => {
+                let context = order.mark.take();
+                Ok(ToWorker::Order {
+                    order: order.try_into()?,
+                    context: context.map(|context| Arc::new(context.into())),
+                })
+            }
+            Some(Kind::Peer(proto::Peer {
+                worker,
+                data_address,
+            })) => {
+                let worker = worker.ok_or(FleetWireError::Missing("peer.worker"))?.into();
+                Ok(ToWorker::Peer {
+                    worker,
+                    data_address,
+                })
+            }
+            Some(Kind::Pass(grant)) => {
+                let (handoff, grant) = grant.try_into()?;
+                Ok(ToWorker::Grant { handoff, grant })
+            }
+            Some(Kind::PeerGone(worker)) => Ok(ToWorker::PeerGone {
+                worker: worker.into(),
+            }),
+            Some(Kind::NameTaken(proto::NameTaken { data_address })) => {
+                Ok(ToWorker::NameTaken { data_address })
+            }
+            Some(Kind::Greeting(_) | Kind::Welcome(_) | Kind::Rejection(_)) => {
+                Err(StreamError::Unexpected("greeting in mid-stream"))
+            }
+            Some(Kind::Beat(_) | Kind::Batch(_)) => {
+                Err(StreamError::Unexpected("beat or batch within a batch"))
+            }
+            None => Err(FleetWireError::Missing("downward.kind").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_out_of_bounds_is_refused() {
+        let sound = proto::Greeting {
+            protocol: PROTOCOL,
+            router: ROUTERS_MAX - 1,
+            silence_nanos: 100_000_000,
+        };
+        let (router, beat) = check_greeting(&sound).unwrap();
+        assert_eq!(router, RouterId(ROUTERS_MAX - 1));
+        assert_eq!(beat, Duration::from_millis(25));
+        let mut foreign = sound;
+        foreign.router = u64::MAX;
+        let error = check_greeting(&foreign).unwrap_err().to_string();
+        assert!(error.contains("greeting.router") && error.contains("18446744073709551615"));
+        let mut hasty = sound;
+        hasty.silence_nanos = 10_000_000;
+        let error = check_greeting(&hasty).unwrap_err().to_string();
+        assert!(error.contains("greeting.silence_nanos"), "{error}");
+    }
+}

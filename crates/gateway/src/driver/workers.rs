@@ -1,0 +1,226 @@
+//! A router's worker connections: workers join, are lost, and are sent orders.
+//!
+//! Invariant: each incarnation of a worker joins and is lost in turn.
+
+use super::RouterDriver;
+use crate::dashboard::BlockSize;
+use crate::join_warnings::warn_of_mismatch;
+use crate::orders;
+use cleave_api::WorkerState;
+use cleave_domain::{Order, Report, WorkerId, WorkerRef};
+use cleave_fleet::{ToWorker, WorkerConnection};
+use cleave_router::RouterInput;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tracing::{error, info, warn};
+
+#[derive(Debug)]
+pub(super) struct ConnectedWorker {
+    connection: WorkerConnection,
+    /// Peers whose address was sent to it.
+    peers_sent: BTreeSet<WorkerRef>,
+}
+
+impl RouterDriver {
+    pub(super) fn worker_joined(&mut self, connection: WorkerConnection) {
+        let worker = connection.registration.worker;
+        if let Some(connected) = self.workers.get(&worker.worker) {
+            let registered = &connected.connection.registration;
+            if registered.worker.incarnation > worker.incarnation {
+                // An earlier start that still dials is alive: two processes have one name.
+                let name = &connection.registration.name;
+                let (there, here) = (
+                    &registered.data_address,
+                    &connection.registration.data_address,
+                );
+                error!(
+                    name,
+                    kept = there,
+                    turned_away = here,
+                    "two workers have one name: give one of them another (--name)"
+                );
+                send_name_taken(&connection, there.clone());
+                self.standby.add(connection);
+                return self.count_standby();
+            }
+            let earlier = registered.worker;
+            if earlier != worker {
+                // A restart whose old stream lingers, or the second of two workers with one name:
+                // an earlier one that is alive is notified why it is cut off, and logs it.
+                let (there, here) = (
+                    &registered.data_address,
+                    &connection.registration.data_address,
+                );
+                warn!(%worker, before = there, now = here, "a worker with the same name and a later start replaces this one");
+                send_name_taken(&connected.connection, here.clone());
+                self.standby.add(connected.connection.clone());
+            }
+            self.remove_worker(earlier);
+        }
+        self.standby.name_taken(worker.worker);
+        self.count_standby();
+        let description = connection.registration.description.clone();
+        let (name, role) = (&connection.registration.name, description.role);
+        info!(%worker, name, %role, "worker joined");
+        let serves = format!("serves {role}");
+        self.effects
+            .dashboard
+            .worker_changed("joined", &serves, name);
+        let connected = self
+            .workers
+            .values()
+            .map(|other| &other.connection.registration);
+        warn_of_mismatch(&connection.registration, connected);
+        let activity = Arc::clone(&connection.activity);
+        self.effects.roster.join(&connection.registration, activity);
+        let connected = ConnectedWorker {
+            connection,
+            peers_sent: BTreeSet::new(),
+        };
+        self.workers.insert(worker.worker, connected);
+        self.handle(RouterInput::WorkerJoined {
+            worker,
+            description,
+        });
+    }
+
+    pub(super) fn worker_lost(&mut self, worker: WorkerRef, serial: u64, reason: &str) {
+        self.standby.connection_lost(worker, serial);
+        if self.is_current(worker, serial) {
+            let connected = self.workers.get(&worker.worker);
+            let name = connected.map(|connected| &*connected.connection.registration.name);
+            info!(%worker, name, reason, "worker lost");
+            self.remove_worker(worker);
+            self.free_name(worker.worker);
+        }
+        self.count_standby();
+    }
+
+    /// Removes a worker that is connected no longer.
+    fn forget_worker(&mut self, worker: WorkerRef) {
+        self.workers.remove(&worker.worker);
+        self.grants.issuer_lost(worker);
+        let Some((name, state)) = self.effects.roster.leave(worker) else {
+            return;
+        };
+        let (kind, reason) = match state {
+            WorkerState::Draining => ("left", "was asked to"),
+            WorkerState::Ready | WorkerState::Stuck => ("lost", "its connection is over"),
+        };
+        self.effects.dashboard.worker_changed(kind, reason, &name);
+    }
+
+    /// No worker has the name any more.
+    fn free_name(&mut self, name: WorkerId) {
+        self.standby.name_freed(name, self.clock.now());
+        self.count_standby();
+    }
+
+    pub(super) fn count_standby(&self) {
+        self.effects.meters.set_standing_by(self.standby.count());
+    }
+
+    pub(super) fn is_current(&self, worker: WorkerRef, serial: u64) -> bool {
+        let current = self.workers.get(&worker.worker);
+        current.is_some_and(|current| current.connection.serial == serial)
+    }
+
+    /// Updates the dashboard with a worker's report on a hand-off.
+    pub(super) fn track_handoff(&self, worker: WorkerRef, report: &Report) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        let capacity = connected.connection.registration.description.capacity;
+        let blocks = BlockSize {
+            tokens: capacity.block_tokens,
+            bytes: capacity.block_bytes,
+        };
+        let flights = &self.effects.flights;
+        let given = |flight| flights.tokens_given_count(flight);
+        if let Some(bytes) = self.effects.dashboard.handle_report(report, blocks, given) {
+            self.effects.meters.handoff_landed(bytes);
+        }
+    }
+
+    pub(super) fn send_order(&mut self, worker: WorkerRef, order: Order) {
+        if let Some(peer) = orders::peer_of(&order, worker) {
+            self.send_peer_address(worker, peer);
+        }
+        if let Some((handoff, grant)) = self.grants.take_for_order(worker, &order) {
+            self.enqueue_for_worker(worker, ToWorker::Grant { handoff, grant });
+        }
+        let context = orders::handoff_begun(&order)
+            .and_then(|handoff| self.effects.flights.order_context(handoff));
+        self.enqueue_for_worker(worker, ToWorker::Order { order, context });
+    }
+
+    /// Sends a worker the address of a peer, unless it has it.
+    fn send_peer_address(&mut self, worker: WorkerRef, peer: WorkerRef) {
+        let Some(connected_peer) = self.workers.get(&peer.worker) else {
+            return; // Gone meanwhile: the worker will find no link, and report that.
+        };
+        if connected_peer.connection.registration.worker != peer {
+            return;
+        }
+        let data_address = connected_peer.connection.registration.data_address.clone();
+        let connected_worker = self.workers.get_mut(&worker.worker);
+        if connected_worker.is_some_and(|connected_worker| connected_worker.peers_sent.insert(peer))
+        {
+            self.enqueue_for_worker(
+                worker,
+                ToWorker::Peer {
+                    worker: peer,
+                    data_address,
+                },
+            );
+        }
+    }
+
+    /// Queues a message. A worker whose connection is full does not read it and counts as lost.
+    fn enqueue_for_worker(&mut self, worker: WorkerRef, message: ToWorker) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        if connected.connection.registration.worker != worker {
+            return;
+        }
+        if let Err(error) = connected.connection.out.try_send(message) {
+            let name = &connected.connection.registration.name;
+            warn!(%worker, name, %error, "worker lost: it does not read its orders");
+            self.forget_worker(worker);
+            self.free_name(worker.worker);
+            self.pending.push_back(RouterInput::WorkerLost { worker });
+            self.send_peer_gone(worker);
+        }
+    }
+
+    /// Removes a worker that is connected no longer. The other legs of its flights get their orders
+    /// before its peers hear of the loss: they end by an order, not by a lost link.
+    fn remove_worker(&mut self, worker: WorkerRef) {
+        self.forget_worker(worker);
+        self.handle(RouterInput::WorkerLost { worker });
+        self.send_peer_gone(worker);
+        // A full connection may have ended meanwhile.
+        self.drain_brain();
+    }
+
+    /// Notifies the workers that had its address that a worker is gone.
+    fn send_peer_gone(&mut self, worker: WorkerRef) {
+        let mut notified = Vec::new();
+        for other in self.workers.values_mut() {
+            if other.peers_sent.remove(&worker) {
+                notified.push(other.connection.registration.worker);
+            }
+        }
+        for other in notified {
+            self.enqueue_for_worker(other, ToWorker::PeerGone { worker });
+        }
+    }
+}
+
+/// The last message on a connection; a full connection ends without it.
+fn send_name_taken(connection: &WorkerConnection, data_address: String) {
+    let _ = connection
+        .out
+        .try_send(ToWorker::NameTaken { data_address });
+}

@@ -1,0 +1,397 @@
+//! The router's side of the HTTP API.
+//!
+//! Owns: how many streams are open, and the numbers of flights. Never decides what happens to a
+//! request. Invariant: a stream counts from its submission until its client has dropped it, since
+//! its events are kept until then.
+
+use super::backlog::{self, ClientReceiver};
+use super::dashboard::dashboard_scaling;
+use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
+use super::driver::RouterEvent;
+use super::flights::OpenFlights;
+use super::roster::WorkerRoster;
+use cleave_api::{
+    ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
+    Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServingProgress,
+    ServingReadiness, StopSignal, StreamCounts, SubmissionContext, TraceParent, WorkerCommand,
+    WorkerView,
+};
+use cleave_domain::{
+    Ending, FlightId, Refusal, Request, RequestStageTimes, RouterId, ScalingMode, SloPolicy,
+    TokenUsage,
+};
+use cleave_fleet::views::CommandNovelty;
+use cleave_fleet::{HealthMonitor, ScalingStatus, ScalingStatusReader};
+use cleave_router::{CancelReason, OperatorRequest, OutsideQueue};
+use cleave_telemetry::{RequestContext, RouterOverhead, Telemetry};
+use futures::StreamExt;
+use futures::stream::{self, Stream};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+/// Opens flights and hands them to the router's driver.
+#[derive(Debug)]
+pub(crate) struct RouterFrontend {
+    pub(crate) router: RouterId,
+    pub(crate) flights: Arc<OpenFlights>,
+    pub(crate) roster: Arc<WorkerRoster>,
+    pub(crate) dashboard: Arc<Dashboard>,
+    /// Events that one client may be given before it takes one; with more it counts as a slow
+    /// reader.
+    pub(crate) backlog_max: u32,
+    /// Permits for further streams; the brain's own limits are lower.
+    pub(crate) streams: Arc<Semaphore>,
+    pub(crate) streams_max: usize,
+    /// Bounded by the open streams, with one submission, one cancellation and two backlog changes
+    /// each, and by the commands that workers may leave unanswered.
+    pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
+    /// The SLO policy for new requests.
+    pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,
+    /// The number of workers wanted.
+    pub(crate) scaling: ScalingStatusReader,
+    pub(crate) readiness: watch::Receiver<ServingReadiness>,
+    pub(crate) telemetry: Telemetry,
+    /// The health of this process's engines, if it has any: when one hangs, so does the service.
+    pub(crate) monitors: Mutex<Vec<Arc<HealthMonitor>>>,
+    pub(crate) flights_submitted: AtomicU64,
+}
+
+impl Frontend for RouterFrontend {
+    fn submit(&self, request: Request) -> FlightStream {
+        self.submit_for(request, SubmissionContext::default())
+    }
+
+    fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
+        let SubmissionContext {
+            stop_signal,
+            request_id,
+            trace,
+        } = caller;
+        let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
+            let retry_after = RETRY_AFTER;
+            let full = Refusal::QueueFull { retry_after };
+            let slo_telemetry = &self.telemetry.slo;
+            let verdict = slo_telemetry.turned_away(&request.slo.class, &full);
+            self.dashboard.turned_away(&verdict);
+            return ended(Ending::Refused(full));
+        };
+        let number = self.flights_submitted.fetch_add(1, Ordering::Relaxed);
+        let flight = FlightId::new(self.router, number);
+        let request = Arc::new(request);
+        let (client, stream) =
+            backlog::client_channel(flight, self.backlog_max, self.driver.clone());
+        let context = RequestContext { request_id, trace };
+        let (events, added) = self.flights.open(flight, context, &request, client, stream);
+        let submitted = RouterEvent::Submitted { flight, request };
+        if self.driver.send(submitted).is_err() {
+            // The driver has stopped; nobody else would end this flight.
+            let refused = Ending::Refused(Refusal::Draining);
+            self.flights.end(flight, refused.into());
+        }
+        let client = ClientStream {
+            flight,
+            events,
+            overhead: added,
+            driver: self.driver.clone(),
+            stop_signal,
+            tokens_read: 0,
+            ended: false,
+            _counted: counted,
+        };
+        client.boxed()
+    }
+
+    fn policy(&self) -> Arc<SloPolicy> {
+        Arc::clone(&self.policy.borrow())
+    }
+
+    fn readiness(&self) -> ServingReadiness {
+        if self.driver.is_closed() {
+            return ServingReadiness::Draining;
+        }
+        self.readiness.borrow().clone()
+    }
+
+    fn worker_wait_max(&self) -> Option<Duration> {
+        let policy = self.policy.borrow();
+        let scaling = policy.scaling.as_ref()?;
+        let starts_workers = scaling.mode == ScalingMode::Act && scaling.can_serve();
+        starts_workers.then_some(scaling.start_max)
+    }
+
+    fn report_waiting_requests(&self, count: u32) {
+        // A stopped driver wants no workers any more.
+        let place = OutsideQueue::Here;
+        let _ = self
+            .driver
+            .send(RouterEvent::WaitingOutside { place, count });
+    }
+
+    fn progress(&self) -> ServingProgress {
+        let pulses = self.monitors.lock();
+        match pulses.iter().find_map(|pulse| pulse.check().err()) {
+            None => ServingProgress::Advancing,
+            Some(reason) => ServingProgress::Stalled(reason),
+        }
+    }
+
+    fn fleet_snapshot(&self) -> Option<FleetSnapshot> {
+        if self.driver.is_closed() {
+            return None;
+        }
+        let DashboardSnapshot {
+            uptime,
+            flights,
+            stages,
+            classes,
+            handoffs,
+            history,
+            events,
+            decisions,
+        } = self.dashboard.snapshot();
+        let (workers, links) = self.roster.rows();
+        let scaling = dashboard_scaling(&self.scaling.status(), &workers, decisions);
+        let (goodput, devices) = self.telemetry.slo.goodput();
+        Some(FleetSnapshot {
+            uptime,
+            workers,
+            flights,
+            stages,
+            classes: class_rows(&self.policy(), classes, &goodput),
+            devices,
+            handoffs: HandoffTotals { links, ..handoffs },
+            history,
+            events,
+            scaling,
+        })
+    }
+
+    fn streams(&self) -> StreamCounts {
+        StreamCounts {
+            open: self.streams_max - self.streams.available_permits(),
+            max: Some(self.streams_max),
+        }
+    }
+
+    fn begin_span(&self, client: Option<TraceParent>) -> Option<TraceParent> {
+        self.telemetry.traces.begin(client)
+    }
+
+    fn end_span(&self, span: RequestSpan) {
+        self.telemetry.traces.send_request_span(&span);
+    }
+
+    fn metrics(&self) -> String {
+        self.telemetry.text()
+    }
+}
+
+/// The classes of the policy in its order, then other classes that were judged.
+fn class_rows(
+    policy: &SloPolicy,
+    mut judged: BTreeMap<String, ClassSnapshot>,
+    goodput: &[(String, f64)],
+) -> Vec<ClassRow> {
+    let rate = |name: &str| {
+        let found = goodput.iter().find(|(class, _)| class == name);
+        found.map_or(0.0, |(_, rate)| *rate)
+    };
+    let row = |name: &str, snapshot: ClassSnapshot| ClassRow {
+        name: name.to_owned(),
+        minute: snapshot.minute.verdicts,
+        total: snapshot.total,
+        goodput: rate(name),
+        ttft: snapshot.minute.ttft,
+        tpot: snapshot.minute.tpot,
+        ..ClassRow::default()
+    };
+    let mut rows = Vec::new();
+    for class in &policy.classes {
+        let snapshot = judged.remove(&class.name).unwrap_or_default();
+        let has_target = class.ttft.or(class.tpot).or(class.e2e).is_some();
+        rows.push(ClassRow {
+            ttft_target: class.ttft,
+            tpot_target: class.tpot,
+            goal_permille: has_target.then_some(class.attainment_permille),
+            ..row(&class.name, snapshot)
+        });
+    }
+    rows.extend(
+        judged
+            .into_iter()
+            .map(|(name, snapshot)| row(&name, snapshot)),
+    );
+    rows
+}
+
+impl Operator for RouterFrontend {
+    fn workers(&self) -> Vec<WorkerView> {
+        self.roster.views()
+    }
+
+    fn scaling(&self) -> Option<ScalingView> {
+        let (mode, decision) = match self.scaling.status() {
+            ScalingStatus::Off => return None,
+            ScalingStatus::Starting(mode) => (mode, None),
+            ScalingStatus::Decided(mode, decision) => (mode, Some(decision)),
+        };
+        Some(ScalingView {
+            mode,
+            answer: decision.map(|decision| ScalingDecision {
+                target: decision.wanted,
+                decided_here: decision.own,
+                rate: decision.rate,
+                prefill_load: decision.prefill_load,
+                decode_load: decision.decode_load,
+                waiting: decision.waiting,
+                starting: decision.starting,
+            }),
+        })
+    }
+
+    fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
+        let (view, novelty) = self.roster.command(worker, command)?;
+        if novelty == CommandNovelty::Pending {
+            return Ok(view);
+        }
+        let command = match command {
+            WorkerCommand::Drain => OperatorRequest::Drain,
+            WorkerCommand::SetRole(role) => OperatorRequest::Serve(role),
+        };
+        let worker = view.worker.worker;
+        let commanded = RouterEvent::Commanded { worker, command };
+        self.driver
+            .send(commanded)
+            .map_err(|_| CommandError::Stopped)?;
+        Ok(view)
+    }
+}
+
+fn ended(ending: Ending) -> FlightStream {
+    let (usage, timing) = (TokenUsage::default(), RequestStageTimes::default());
+    let event = FlightEvent::Ended {
+        ending,
+        usage,
+        timing,
+    };
+    stream::iter([event]).boxed()
+}
+
+/// A client's end of a flight. Dropped before the ending, it cancels.
+struct ClientStream {
+    flight: FlightId,
+    events: ClientReceiver,
+    overhead: Arc<RouterOverhead>,
+    driver: mpsc::UnboundedSender<RouterEvent>,
+    stop_signal: StopSignal,
+    /// Tokens that the client took.
+    tokens_read: u32,
+    ended: bool,
+    /// Held for as long as events for the client are in memory.
+    _counted: OwnedSemaphorePermit,
+}
+
+impl Stream for ClientStream {
+    type Item = FlightEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
+        let event = self.events.poll_recv(context);
+        match &event {
+            Poll::Ready(Some(FlightEvent::Token(_))) => {
+                if self.tokens_read == 0 {
+                    self.overhead.observe_once();
+                }
+                self.tokens_read += 1;
+            }
+            Poll::Ready(None | Some(FlightEvent::Ended { .. })) => self.ended = true,
+            Poll::Pending => {}
+        }
+        event
+    }
+}
+
+impl Drop for ClientStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            let flight = self.flight;
+            let output_tokens = self.tokens_read;
+            let why = if self.stop_signal.is_set() {
+                CancelReason::Enough { output_tokens }
+            } else {
+                CancelReason::Left
+            };
+            // Without a driver there is nothing left to cancel.
+            let _ = self.driver.send(RouterEvent::Cancelled { flight, why });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{FinishReason, RequestSlo, SamplingParams, StopRules};
+    use cleave_telemetry::{RouterMeters, Traces};
+    use futures::FutureExt;
+
+    fn request() -> Request {
+        Request {
+            prompt: [1, 2, 3].into(),
+            generated: [].into(),
+            sampling: SamplingParams::greedy(),
+            stop: StopRules {
+                max_tokens: 9,
+                min_tokens: 0,
+                stop_tokens: [].into(),
+            },
+            priority: 0,
+            cache_salt: 0,
+            slo: RequestSlo::default(),
+        }
+    }
+
+    #[test]
+    fn an_unread_stream_counts_until_it_is_dropped() {
+        let telemetry = Telemetry::default();
+        let meters = RouterMeters::new(&telemetry.router);
+        let flights = Arc::new(OpenFlights::new(meters, Traces::default()));
+        let (driver, _submissions) = mpsc::unbounded_channel();
+        let frontend = RouterFrontend {
+            router: RouterId(7),
+            flights: Arc::clone(&flights),
+            roster: Arc::default(),
+            dashboard: Arc::default(),
+            backlog_max: 4,
+            streams: Arc::new(Semaphore::new(1)),
+            streams_max: 1,
+            driver,
+            policy: watch::channel(Arc::default()).1,
+            scaling: ScalingStatusReader::new(watch::channel(ScalingStatus::Off).1),
+            readiness: watch::channel(ServingReadiness::Ready).1,
+            telemetry,
+            monitors: Mutex::default(),
+            flights_submitted: AtomicU64::new(0),
+        };
+        let refused = |stream: &mut FlightStream| {
+            let event = stream.next().now_or_never().flatten();
+            let full =
+                |ending: &Ending| matches!(ending, Ending::Refused(Refusal::QueueFull { .. }));
+            matches!(event, Some(FlightEvent::Ended { ending, .. }) if full(&ending))
+        };
+        let unread = frontend.submit(request());
+        let (open, max) = (1, Some(1));
+        assert_eq!(frontend.streams(), StreamCounts { open, max });
+        let reason = FinishReason::Length;
+        let flight = FlightId::new(RouterId(7), 0);
+        flights.end(flight, Ending::Done { reason }.into());
+        // It has ended, and its events are still in memory.
+        assert!(refused(&mut frontend.submit(request())));
+        drop(unread);
+        assert!(!refused(&mut frontend.submit(request())));
+    }
+}

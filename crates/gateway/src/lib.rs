@@ -1,0 +1,278 @@
+//! The router's body.
+//!
+//! Owns: the driver around the brain, the streams to clients, the interface to the HTTP server, the
+//! model that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every
+//! open stream ends, even after a panic of the driver.
+
+mod backlog;
+mod dashboard;
+mod driver;
+mod facts;
+mod flights;
+mod frontend;
+mod grants;
+mod join_warnings;
+mod model_registry;
+mod orders;
+mod peer_routers;
+mod roster;
+mod standby;
+
+pub use model_registry::ModelRegistry;
+
+use cleave_api::{App, Frontend, ServingReadiness};
+use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
+use cleave_fleet::{
+    EmissionSink, HealthMonitor, RouterAcceptor, ScalingStatus, ScalingStatusReader,
+};
+use cleave_policy::{PolicyFile, PolicyReload, PolicyWatcher};
+use cleave_router::RouterLimits;
+use cleave_server::PeerRouterClient;
+use cleave_telemetry::{
+    PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, TelemetryError, Traces,
+};
+use dashboard::Dashboard;
+use driver::{RouterDriver, RouterEffects, RouterEvent, RouterInbox};
+use flights::OpenFlights;
+use frontend::RouterFrontend;
+use parking_lot::Mutex;
+use peer_routers::watch_peer_routers;
+use roster::WorkerRoster;
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+/// Reports that wait for the driver, of all workers; connections wait when it is full.
+const INBOX_MAX: usize = 4096;
+
+/// How a router's body is set up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayOptions {
+    /// Limits of its brain.
+    pub limits: RouterLimits,
+    /// The SLO policy, in a file that is followed; it replaces the policy of `limits`.
+    pub policy: Option<PolicyFile>,
+    /// The file of the brain's tape, if there is one.
+    pub tape: Option<PathBuf>,
+    /// A worker that sends nothing for this long counts as lost.
+    pub silence_max: Duration,
+    /// Tokens given to a client before it takes one; with more it counts as stalled.
+    pub reader_backlog_max: u32,
+}
+
+/// A router that runs.
+#[derive(Debug)]
+pub struct RouterBody {
+    pub acceptor: RouterAcceptor,
+    flights: Arc<OpenFlights>,
+    frontend: Arc<RouterFrontend>,
+    driver: mpsc::UnboundedSender<RouterEvent>,
+    readiness: watch::Receiver<ServingReadiness>,
+    drained: watch::Receiver<bool>,
+    pub monitor: Arc<HealthMonitor>,
+    /// The number of workers wanted.
+    pub scaling: ScalingStatusReader,
+    traces: Traces,
+    task: JoinHandle<()>,
+    /// Follows the policy's file.
+    watch: Option<JoinHandle<()>>,
+    /// Asks the fleet's other routers.
+    peer_routers: Option<JoinHandle<()>>,
+}
+
+/// The ending of flights that are cut off.
+fn stopping_ending() -> Ending {
+    Ending::Failed(Failure::Draining)
+}
+
+/// Forwards changes of the policy's file. The brain gets a policy before any request under it,
+/// since both use the same channel.
+async fn follow_policy(
+    watch: PolicyWatcher,
+    series: PolicySeries,
+    driver: mpsc::UnboundedSender<RouterEvent>,
+    policy_sender: watch::Sender<Arc<SloPolicy>>,
+) {
+    let reloads = watch.run(|reload| {
+        series.count(&reload);
+        match reload {
+            PolicyReload::Changed(policy, _) => {
+                info!(classes = policy.classes.len(), "the policy changed");
+                let event = RouterEvent::PolicyChanged {
+                    policy: Arc::clone(&policy),
+                };
+                if driver.send(event).is_ok() {
+                    policy_sender.send_replace(policy);
+                }
+            }
+            PolicyReload::Same(_) => {
+                info!("the policy file was read again: the policy is unchanged")
+            }
+            PolicyReload::Rejected(error) => error!("{error}\nthe previous policy stays in force"),
+            PolicyReload::Unreadable(error) => {
+                let reason = error.source().map(ToString::to_string);
+                warn!(reason, "{error}; the previous policy stays in force");
+            }
+        }
+    });
+    reloads.await;
+}
+
+impl RouterBody {
+    /// Starts the driver. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// If the tape cannot be written.
+    pub fn start(options: &GatewayOptions, telemetry: &Telemetry) -> Result<Self, TelemetryError> {
+        // Drawn anew at each start, so that a late message about an old incarnation has no effect.
+        let router = RouterId(rand::random_range(0..1 << 24));
+        let mut limits = options.limits.clone();
+        limits.me = router;
+        if let Some(file) = &options.policy {
+            limits.policy = Arc::clone(file.policy());
+        }
+        let meters = RouterMeters::new(&telemetry.router);
+        let slo_meters = SloMeters::new(&telemetry.slo, &limits.policy);
+        let (policy_sender, policy) = watch::channel(Arc::clone(&limits.policy));
+        let traces = telemetry.traces.clone();
+        let flights = Arc::new(OpenFlights::new(meters.clone(), traces.clone()));
+        let roster = Arc::new(WorkerRoster::default());
+        let dashboard = Arc::new(Dashboard::default());
+        let (inbox, workers) = mpsc::channel(INBOX_MAX);
+        let (driver, clients) = mpsc::unbounded_channel();
+        let starting = ServingReadiness::NotReady("starting".into());
+        let (readiness_sender, readiness) = watch::channel(starting);
+        let (drained_sender, drained) = watch::channel(false);
+        let begins =
+            ScalingStatus::after_policy_change(limits.policy.scaling.as_ref(), &ScalingStatus::Off);
+        let (scaling_sender, scaling) = watch::channel(begins);
+        let answers = ScalingStatusReader::new(scaling);
+        let effects = RouterEffects {
+            flights: Arc::clone(&flights),
+            roster: Arc::clone(&roster),
+            meters,
+            slo: slo_meters,
+            dashboard: Arc::clone(&dashboard),
+            recorder: TapeRecorder::create(options.tape.as_deref())?,
+            readiness: readiness_sender,
+            drained: drained_sender,
+            scaling: scaling_sender,
+            scaling_series: telemetry.scaling.clone(),
+        };
+        let router_inbox = RouterInbox { workers, clients };
+        let body = RouterDriver::new(limits, router_inbox, effects);
+        let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
+        let (watched, left) = (Arc::clone(&monitor), Arc::clone(&flights));
+        let task = tokio::spawn(async move {
+            watched.watch(body.run()).await;
+            // After a panic nothing else would end them.
+            left.end_all(&stopping_ending());
+        });
+        let streams_max = options.limits.flights_max as usize + options.limits.queue_max as usize;
+        let streams_max = streams_max.min(Semaphore::MAX_PERMITS);
+        let frontend = RouterFrontend {
+            router,
+            flights: Arc::clone(&flights),
+            roster,
+            dashboard,
+            backlog_max: options.reader_backlog_max,
+            streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
+            driver: driver.clone(),
+            policy,
+            scaling: answers.clone(),
+            readiness: readiness.clone(),
+            telemetry: telemetry.clone(),
+            monitors: Mutex::new(vec![Arc::clone(&monitor)]),
+            flights_submitted: AtomicU64::new(0),
+        };
+        let watch = options.policy.clone().map(|file| {
+            let series = PolicySeries::clone(&telemetry.policy);
+            series.begin_with(&file);
+            tokio::spawn(follow_policy(
+                PolicyWatcher::new(file),
+                series,
+                driver.clone(),
+                policy_sender,
+            ))
+        });
+        let acceptor = RouterAcceptor {
+            router,
+            inbox,
+            flights: Arc::clone(&flights) as Arc<dyn EmissionSink>,
+            silence: options.silence_max,
+        };
+        Ok(Self {
+            acceptor,
+            flights,
+            frontend: Arc::new(frontend),
+            driver,
+            readiness,
+            drained,
+            monitor,
+            scaling: answers,
+            traces,
+            task,
+            watch,
+            peer_routers: None,
+        })
+    }
+
+    /// The choice of the model that `app` serves, among those of this router's workers.
+    pub fn model_registry(&self, app: App) -> ModelRegistry {
+        ModelRegistry::new(app, Arc::clone(&self.flights))
+    }
+
+    /// The interface for the HTTP server and other submitters.
+    pub fn frontend(&self) -> Arc<dyn Frontend> {
+        Arc::clone(&self.frontend) as Arc<dyn Frontend>
+    }
+
+    /// Polls from now on the routers of these names for waiting requests; `own` are this router's
+    /// ports.
+    pub fn watch_peer_routers(
+        &mut self,
+        names: &[String],
+        own: Vec<u16>,
+        client: PeerRouterClient,
+    ) {
+        let asks = watch_peer_routers(names.to_vec(), own, client, self.driver.clone());
+        self.peer_routers = (!names.is_empty()).then(|| tokio::spawn(asks));
+    }
+
+    /// Includes an engine of this process in the health.
+    pub fn add_monitor(&self, monitor: Arc<HealthMonitor>) {
+        let mut pulses = self.frontend.monitors.lock();
+        pulses.push(monitor);
+    }
+
+    /// Changes whenever a request would find a worker, or none.
+    pub fn readiness(&self) -> watch::Receiver<ServingReadiness> {
+        self.readiness.clone()
+    }
+
+    /// Accepts nothing new and waits until no flight is left.
+    pub async fn drain(&mut self) {
+        // A stopped driver has no flight left.
+        if self.driver.send(RouterEvent::Drain).is_ok() {
+            let _ = self.drained.wait_for(|drained| *drained).await;
+        }
+    }
+
+    /// Ends what is left, with the reason, and stops.
+    pub async fn stop(self) {
+        self.flights.end_all(&stopping_ending());
+        let _ = self.driver.send(RouterEvent::Stop);
+        for task in self.watch.iter().chain(&self.peer_routers) {
+            task.abort();
+        }
+        // The driver ends on `Stop`, and catches its own panics.
+        let _ = self.task.await;
+        self.traces.flush().await;
+    }
+}

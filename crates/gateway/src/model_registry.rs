@@ -1,0 +1,470 @@
+//! The model that a router speaks for.
+//!
+//! Owns: which worker's text files (tokenizer, chat template, defaults) serve, and which worker is
+//! turned away for its own. Never: reads a folder; reads a tokenizer under a lock that others wait
+//! for. Invariant: all workers that are welcome have one tokenizer and one context. The files of
+//! the first worker serve for as long as a worker that sent the same is connected; one that
+//! brings another template or other defaults is let in with a warning, and its files serve once the
+//! last worker of those before has left. So a rolling upgrade switches once. A worker counts while
+//! it may serve: one that waits for its name brings nothing.
+//!
+//! Another model (another name, tokenizer, vocabulary or context) is welcome only when no worker is
+//! connected and no flight is open: a flight's tokens mean something in its own vocabulary only.
+//! Until then its workers are turned away with the reason, and dial again by themselves.
+
+use super::flights::OpenFlights;
+use cleave_api::App;
+use cleave_fleet::{ModelAdmission, files_digest};
+use cleave_text::{ModelFiles, ModelText};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tracing::{info, warn};
+
+/// Decides whose text files serve.
+#[derive(Clone)]
+pub struct ModelRegistry {
+    app: App,
+    flights: Arc<OpenFlights>,
+    present: Arc<Mutex<ConnectedModels>>,
+    /// Held while a tokenizer is read: a fleet that dials a new router brings one file many times,
+    /// and reading takes many times its memory. `present` is never held across a wait.
+    reading: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// One worker's use of a model; ended by [`ModelAdmission::leave`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ModelMembership(u64);
+
+impl ModelRegistry {
+    pub(crate) fn new(app: App, flights: Arc<OpenFlights>) -> Self {
+        Self {
+            app,
+            flights,
+            present: Arc::default(),
+            reading: Arc::default(),
+        }
+    }
+
+    /// Lets a worker in whose files were read before.
+    fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelMembership>, String> {
+        let mut present = self.present();
+        present.check_name(files, self.flights.count())?;
+        Ok(present.knows(files).then(|| present.join(files)))
+    }
+
+    fn join_read(
+        &self,
+        worker: &str,
+        files: &Arc<ModelFiles>,
+        text: ModelText,
+    ) -> Result<ModelMembership, String> {
+        let served = ServingModel::of(files, &text);
+        let mut present = self.present();
+        let flights = self.flights.count();
+        // A worker of another name may have come while the files were read.
+        present.check_name(files, flights)?;
+        present.check(&served, flights)?;
+        if present.is_empty() {
+            self.app.serve_model(text);
+            present.serving = Some(served);
+        } else if let Some(serving_model) = &present.serving {
+            let serving = files_digest(&serving_model.files);
+            let arriving = files_digest(files);
+            warn!(
+                worker,
+                serving,
+                arriving,
+                "this worker has another chat template or other defaults than the workers before it: theirs serve until the last of them has left"
+            );
+        }
+        Ok(present.join(files))
+    }
+
+    /// Serves the files of the workers that are left.
+    async fn serve_successor(&self) {
+        let _reading = self.reading.lock().await;
+        let Some(files) = self.present().successor() else {
+            return;
+        };
+        // They were read when they came.
+        let text = match read(&files).await {
+            Ok(text) => text,
+            Err(reason) => {
+                return warn!(reason, "a model's text files cannot be read a second time");
+            }
+        };
+        let mut present = self.present();
+        if present.successor().as_ref() != Some(&files) {
+            return;
+        }
+        let digest = files_digest(&files);
+        info!(
+            digest,
+            "the workers with the chat template and defaults of before have left: those of the others serve"
+        );
+        present.serving = Some(ServingModel::of(&files, &text));
+        self.app.serve_model(text);
+    }
+
+    fn present(&self) -> MutexGuard<'_, ConnectedModels> {
+        self.present.lock()
+    }
+}
+
+impl ModelAdmission for ModelRegistry {
+    type Membership = ModelMembership;
+
+    /// Lets a worker with these files in, and makes sure that the HTTP API serves a model that
+    /// it has.
+    async fn accept(
+        &self,
+        worker: &str,
+        files: &Arc<ModelFiles>,
+    ) -> Result<ModelMembership, String> {
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
+        }
+        let _reading = self.reading.lock().await;
+        // Another worker may have sent the same meanwhile.
+        if let Some(membership) = self.join_if_read(files)? {
+            return Ok(membership);
+        }
+        let text = read(files).await?;
+        self.join_read(worker, files, text)
+    }
+
+    fn leave(&self, membership: ModelMembership) {
+        if self.present().leave(membership).is_some() {
+            let registry = self.clone();
+            tokio::spawn(async move { registry.serve_successor().await });
+        }
+    }
+}
+
+async fn read(files: &Arc<ModelFiles>) -> Result<ModelText, String> {
+    let files = Arc::clone(files);
+    let text = tokio::task::spawn_blocking(move || ModelText::new(files.as_ref().clone()));
+    let text = text
+        .await
+        .map_err(|error| format!("cannot read the model's text side: {error}"))?;
+    text.map_err(|error| format!("cannot use the model's text side: {error}"))
+}
+
+/// The workers that are connected, by the files that they sent.
+#[derive(Default)]
+struct ConnectedModels {
+    serving: Option<ServingModel>,
+    /// In the order in which the workers joined.
+    files_by_membership: BTreeMap<ModelMembership, Arc<ModelFiles>>,
+    joined_count: u64,
+}
+
+impl ConnectedModels {
+    fn is_empty(&self) -> bool {
+        self.files_by_membership.is_empty()
+    }
+
+    /// Whether these files serve, or were read when another worker sent them.
+    fn knows(&self, files: &ModelFiles) -> bool {
+        let serving = self.serving.iter().map(|served| &served.files);
+        serving
+            .chain(self.files_by_membership.values())
+            .any(|present| **present == *files)
+    }
+
+    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelMembership {
+        // Equal files are kept once: a tokenizer may have tens of megabytes.
+        let held = self.serving.iter().map(|served| &served.files);
+        let held = held
+            .chain(self.files_by_membership.values())
+            .find(|held| *held == files);
+        let files = Arc::clone(held.unwrap_or(files));
+        let membership = ModelMembership(self.joined_count);
+        self.joined_count += 1;
+        self.files_by_membership.insert(membership, files);
+        membership
+    }
+
+    /// The files that serve from now on, if they change.
+    fn leave(&mut self, membership: ModelMembership) -> Option<Arc<ModelFiles>> {
+        self.files_by_membership.remove(&membership);
+        self.successor()
+    }
+
+    /// The files of the worker that joined first, if no connected worker sent those that serve.
+    fn successor(&self) -> Option<Arc<ModelFiles>> {
+        let serving = &self.serving.as_ref()?.files;
+        if self
+            .files_by_membership
+            .values()
+            .any(|files| files == serving)
+        {
+            return None;
+        }
+        self.files_by_membership.values().next().cloned()
+    }
+
+    /// Refuses a model of another name beside the one that serves.
+    fn check_name(&self, files: &ModelFiles, flights: usize) -> Result<(), String> {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+            return Ok(());
+        };
+        let (serving, other) = (&serving.files.name, &files.name);
+        if serving == other {
+            return Ok(());
+        }
+        Err(format!(
+            "this router serves model \"{serving}\" ({}), and the worker has \"{other}\"",
+            self.reason(flights)
+        ))
+    }
+
+    /// Refuses another model of the name of the one that serves.
+    fn check(&self, other: &ServingModel, flights: usize) -> Result<(), String> {
+        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+            return Ok(());
+        };
+        serving.check(other).map_err(|difference| {
+            let name = &serving.files.name;
+            let reason = self.reason(flights);
+            format!(
+                "this router serves another model of the name \"{name}\" ({reason}): {difference}; give all its \
+                 workers the same, stop those of the other model first, or start other routers for this one"
+            )
+        })
+    }
+
+    /// Whether anything needs the model that serves.
+    fn is_in_use(&self, flights: usize) -> bool {
+        !self.is_empty() || flights > 0
+    }
+
+    fn reason(&self, flights: usize) -> String {
+        let workers = self.files_by_membership.len();
+        format!("workers connected: {workers}, requests open: {flights}")
+    }
+}
+
+/// The model that the HTTP API serves, and of it what all workers of a router must share:
+/// requests become tokens before a worker is chosen. With another tokenizer the rest of the fleet
+/// would answer nonsense, and a shorter context would cut everyone's requests.
+struct ServingModel {
+    files: Arc<ModelFiles>,
+    vocabulary_count: u32,
+    context_tokens_max: u32,
+}
+
+impl ServingModel {
+    fn of(files: &Arc<ModelFiles>, text: &ModelText) -> Self {
+        Self {
+            files: Arc::clone(files),
+            vocabulary_count: text.vocabulary_count(),
+            context_tokens_max: text.context_tokens_max(),
+        }
+    }
+
+    /// In words, how `other` differs.
+    fn check(&self, other: &Self) -> Result<(), String> {
+        let differ =
+            |property, ours, other| Err(format!("its {property} is {ours}, the worker's {other}"));
+        if self.vocabulary_count != other.vocabulary_count {
+            return differ("vocabulary", self.vocabulary_count, other.vocabulary_count);
+        }
+        if self.files.tokenizer != other.files.tokenizer {
+            return Err(format!(
+                "its tokenizer.json (files {}) differs from the worker's (files {})",
+                files_digest(&self.files),
+                files_digest(&other.files)
+            ));
+        }
+        if self.context_tokens_max != other.context_tokens_max {
+            return differ("context", self.context_tokens_max, other.context_tokens_max);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GatewayOptions, RouterBody};
+    use cleave_api::ApiOptions;
+    use cleave_fleet::SILENCE_DEFAULT;
+    use cleave_router::RouterLimits;
+    use cleave_telemetry::Telemetry;
+    use std::path::Path;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    #[test]
+    fn a_different_tokenizer_or_context_is_refused() {
+        let with = |tokenizer: &str, vocabulary_count, context_tokens_max| ServingModel {
+            files: Arc::new(ModelFiles {
+                tokenizer: tokenizer.into(),
+                ..ModelFiles::default()
+            }),
+            vocabulary_count,
+            context_tokens_max,
+        };
+        let serving = with("{}", 400, 1024);
+        assert_eq!(serving.check(&with("{}", 400, 1024)), Ok(()));
+        assert_eq!(
+            serving.check(&with("{}", 400, 64)),
+            Err("its context is 1024, the worker's 64".into())
+        );
+        let other = serving.check(&with("{} ", 400, 64));
+        assert!(other.unwrap_err().contains("tokenizer.json"));
+        let other = serving.check(&with("{} ", 500, 64));
+        assert!(other.unwrap_err().contains("400"));
+    }
+
+    fn files(template: &str) -> Arc<ModelFiles> {
+        Arc::new(ModelFiles {
+            chat_template: Some(template.into()),
+            ..ModelFiles::default()
+        })
+    }
+
+    /// As `accept` leaves it, with files that were read.
+    fn join(present: &mut ConnectedModels, template: &str) -> ModelMembership {
+        let files = files(template);
+        if present.is_empty() && !present.knows(&files) {
+            present.serving = Some(ServingModel {
+                files: Arc::clone(&files),
+                vocabulary_count: 1,
+                context_tokens_max: 1,
+            });
+        }
+        present.join(&files)
+    }
+
+    #[test]
+    fn the_first_workers_files_serve_until_the_last_has_left() {
+        let mut present = ConnectedModels::default();
+        let old = [join(&mut present, "old"), join(&mut present, "old")];
+        let new = join(&mut present, "new");
+        assert_eq!(present.leave(old[0]), None);
+        let newer = join(&mut present, "newer");
+        let again = join(&mut present, "old");
+        assert_eq!(present.leave(old[1]), None, "one of the old came back");
+        let next = present.leave(again).unwrap();
+        assert_eq!(*next, *files("new"), "the one that came first");
+        present.serving.as_mut().unwrap().files = next;
+        assert_eq!(present.leave(newer), None);
+        // Nobody is left: what serves stays, until somebody comes.
+        assert_eq!(present.leave(new), None);
+        assert_eq!(present.serving.as_ref().unwrap().files, files("new"));
+        join(&mut present, "newest");
+        assert_eq!(present.serving.as_ref().unwrap().files, files("newest"));
+    }
+
+    fn served(name: &str, vocabulary_count: u32) -> ServingModel {
+        ServingModel {
+            files: Arc::new(ModelFiles {
+                name: name.into(),
+                tokenizer: vocabulary_count.to_string(),
+                ..ModelFiles::default()
+            }),
+            vocabulary_count,
+            context_tokens_max: 1,
+        }
+    }
+
+    #[test]
+    fn another_model_joins_when_the_old_one_is_unused() {
+        let mut present = ConnectedModels::default();
+        let old = served("m", 400);
+        let membership = present.join(&old.files);
+        present.serving = Some(old);
+        let named = served("other", 400);
+        let larger = served("m", 500);
+        let check = |present: &ConnectedModels, flights| {
+            let by_name = present.check_name(&named.files, flights);
+            [by_name, present.check(&larger, flights)]
+        };
+        let refused = check(&present, 0).map(Result::unwrap_err);
+        assert!(
+            refused
+                .iter()
+                .all(|reason| reason.contains("workers connected: 1"))
+        );
+        assert_eq!(present.leave(membership), None);
+        let refused = check(&present, 2).map(Result::unwrap_err);
+        assert!(
+            refused
+                .iter()
+                .all(|reason| reason.contains("requests open: 2"))
+        );
+        assert_eq!(check(&present, 0), [Ok(()), Ok(())]);
+    }
+
+    /// A registry of a router without workers, and the files of a model.
+    fn registry() -> (ModelRegistry, Arc<ModelFiles>) {
+        let telemetry = Telemetry::default();
+        let options = GatewayOptions {
+            limits: RouterLimits::default(),
+            policy: None,
+            tape: None,
+            silence_max: SILENCE_DEFAULT,
+            reader_backlog_max: 1,
+        };
+        let body = RouterBody::start(&options, &telemetry).unwrap();
+        let registry = body.model_registry(App::new(body.frontend(), ApiOptions::default()));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
+        (registry, Arc::new(ModelFiles::read(&folder).unwrap()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn known_files_join_while_another_tokenizer_is_read() {
+        let (registry, files) = registry();
+        let first = registry.accept("a", &files).await.unwrap();
+        let reading = registry.reading.lock().await;
+        let other = Arc::new(ModelFiles {
+            chat_template: Some("other".into()),
+            ..files.as_ref().clone()
+        });
+        let waits = registry.accept("b", &other);
+        let mut waits = std::pin::pin!(waits);
+        let soon = Duration::from_secs(1);
+        assert!(timeout(soon, &mut waits).await.is_err());
+        let joined = timeout(soon, registry.accept("c", &files)).await;
+        assert!(joined.expect("it waits for nobody").is_ok());
+        drop(reading);
+        waits.await.unwrap();
+        registry.leave(first);
+        assert_eq!(registry.present().files_by_membership.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn remaining_workers_files_serve_after_a_switch() {
+        let (registry, files) = registry();
+        let other = Arc::new(ModelFiles {
+            chat_template: Some("other".into()),
+            ..files.as_ref().clone()
+        });
+        let first = registry.accept("a", &files).await.unwrap();
+        registry.accept("b", &other).await.unwrap();
+        registry.leave(first);
+        registry.serve_successor().await;
+        let serving = || registry.present().serving.as_ref().unwrap().files.clone();
+        assert_eq!(serving(), other);
+    }
+
+    #[test]
+    fn equal_files_of_two_workers_are_held_once() {
+        let mut present = ConnectedModels::default();
+        join(&mut present, "t");
+        join(&mut present, "t");
+        let mut held = present.files_by_membership.values();
+        assert!(Arc::ptr_eq(held.next().unwrap(), held.next().unwrap()));
+    }
+
+    #[test]
+    fn a_digest_differs_for_any_two_files() {
+        let absent = files_digest(&ModelFiles::default());
+        assert_eq!(absent.len(), 16);
+        assert_ne!(absent, files_digest(&files("")), "empty is not absent");
+        assert_ne!(files_digest(&files("a")), files_digest(&files("b")));
+    }
+}

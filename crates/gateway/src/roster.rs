@@ -1,0 +1,420 @@
+//! The workers as an operator sees them.
+//!
+//! Owns: one view per connected worker, kept current by the driver from the reports it gets, and
+//! read by the HTTP server. Never decides anything: the brain judges workers from the same reports.
+//! Invariant: a view exists exactly as long as its worker is connected, and shows links to
+//! connected workers only.
+
+use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
+use cleave_domain::{Report, StepProgress, WorkerId, WorkerRef};
+use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
+use cleave_fleet::{LinkState, Registration, WorkerActivity};
+use cleave_router::RouterNote;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::warn;
+
+/// Links of one worker to others that are not connected: after a router's restart workers join one
+/// by one, and report earlier measurements.
+const LINKS_AHEAD_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct WorkerRoster {
+    workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
+}
+
+#[derive(Debug)]
+struct RosterEntry {
+    view: WorkerView,
+    draining: bool,
+    in_process: bool,
+    commands: PendingCommands,
+    links: BTreeMap<WorkerId, LinkState>,
+    /// Sums of the links, from the first request until a link changes: a large fleet has a million
+    /// links.
+    link_sums: Option<Vec<LinkRow>>,
+    counts: WorkerCounts,
+    warned_of_prefixes: bool,
+    activity: Arc<WorkerActivity>,
+    /// The time and the token count of the last request.
+    rate_sampled: Option<(Instant, u64)>,
+}
+
+/// Counts of the router's actions on a worker since it joined.
+#[derive(Debug, Default)]
+struct WorkerCounts {
+    prefills: u64,
+    decodes: u64,
+    moves_in: u64,
+    moves_out: u64,
+    passed_over: u64,
+}
+
+impl WorkerRoster {
+    pub(crate) fn join(&self, registration: &Registration, activity: Arc<WorkerActivity>) {
+        let entry = RosterEntry {
+            view: views::initial_view(registration),
+            draining: false,
+            in_process: registration.data_address.is_empty(),
+            commands: PendingCommands::default(),
+            links: BTreeMap::new(),
+            link_sums: None,
+            counts: WorkerCounts::default(),
+            warned_of_prefixes: false,
+            activity,
+            rate_sampled: None,
+        };
+        self.lock().insert(registration.worker.worker, entry);
+    }
+
+    /// Removes a worker; gives its name and state, if it was there.
+    pub(crate) fn leave(&self, worker: WorkerRef) -> Option<(String, WorkerState)> {
+        let mut workers = self.lock();
+        let left = workers.remove(&worker.worker);
+        let left = left.map(|entry| (entry.view.name.clone(), entry.state()));
+        for entry in workers.values_mut() {
+            if entry.links.remove(&worker.worker).is_some() {
+                entry.link_sums = None;
+            }
+        }
+        left
+    }
+
+    /// The name of a worker.
+    pub(crate) fn name(&self, worker: &WorkerRef) -> String {
+        let workers = self.lock();
+        let entry = workers.get(&worker.worker);
+        entry.map_or_else(|| worker.to_string(), |entry| entry.view.name.clone())
+    }
+
+    /// Updates a worker's view from its report.
+    pub(crate) fn handle_report(&self, worker: WorkerRef, report: &Report) {
+        let mut workers = self.lock();
+        let Some(entry) = workers.get_mut(&worker.worker) else {
+            return;
+        };
+        match report {
+            Report::Load(load) => entry.view.load = *load,
+            Report::Prices(prices) => {
+                let has_prices = !prices.rows.is_empty();
+                entry.view.price_error_permille = has_prices.then_some(prices.error_permille);
+            }
+            Report::Draining => {
+                entry.draining = true;
+                entry.commands.drain_began();
+            }
+            Report::Serves { role } => {
+                entry.view.role = *role;
+                entry.commands.role_changed(*role);
+            }
+            Report::Reserved { .. }
+            | Report::Refused { .. }
+            | Report::Prefilled { .. }
+            | Report::Landed { .. }
+            | Report::MigrationAborted { .. }
+            | Report::MemoryPressure { .. }
+            | Report::Finished { .. }
+            | Report::LegFailed { .. }
+            | Report::Released { .. }
+            | Report::Prefix { .. }
+            | Report::Relayed(_) => {}
+        }
+    }
+
+    /// A worker measured a link.
+    pub(crate) fn link_measured(&self, worker: WorkerRef, link: LinkState) {
+        let mut workers = self.lock();
+        let peer = link.peer.worker;
+        let here = workers.contains_key(&peer);
+        let Some(entry) = workers.get_mut(&worker.worker) else {
+            return;
+        };
+        if here || entry.links.len() < LINKS_AHEAD_MAX {
+            entry.links.insert(peer, link);
+            entry.link_sums = None;
+        }
+    }
+
+    /// Counts placements and migrations from the brain's notes.
+    pub(crate) fn handle_note(&self, note: &RouterNote) {
+        let mut workers = self.lock();
+        let mut at = |worker: &WorkerRef, count: fn(&mut WorkerCounts) -> &mut u64| {
+            if let Some(entry) = workers.get_mut(&worker.worker) {
+                *count(&mut entry.counts) += 1;
+            }
+        };
+        match note {
+            RouterNote::Placed {
+                prefill, decode, ..
+            } => {
+                at(prefill, |counts| &mut counts.prefills);
+                at(decode, |counts| &mut counts.decodes);
+            }
+            RouterNote::Moving { from, to, .. } => {
+                at(from, |counts| &mut counts.moves_out);
+                at(to, |counts| &mut counts.moves_in);
+            }
+            RouterNote::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
+            RouterNote::PrefixDropped { worker, .. } => {
+                if let Some(entry) = workers.get_mut(&worker.worker) {
+                    entry.warn_of_dropped_prefixes();
+                }
+            }
+            RouterNote::Stale { .. }
+            | RouterNote::Decided(_)
+            | RouterNote::Judged { .. }
+            | RouterNote::Retried { .. }
+            | RouterNote::Moved { .. }
+            | RouterNote::MigrationAborted { .. }
+            | RouterNote::CancelFreed { .. }
+            | RouterNote::WorkerStuck { .. }
+            | RouterNote::Fleet { .. } => {}
+        }
+    }
+
+    /// All of them, by name.
+    pub(crate) fn views(&self) -> Vec<WorkerView> {
+        let workers = self.lock();
+        let mut views: Vec<WorkerView> = workers.values().map(|e| e.view(&workers)).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        views
+    }
+
+    /// All of them, by name, for the page; and the links between them.
+    pub(crate) fn rows(&self) -> (Vec<WorkerRow>, Vec<LinkRow>) {
+        let now = Instant::now();
+        let mut workers = self.lock();
+        let mut devices: BTreeMap<String, u32> = BTreeMap::new();
+        let mut links: BTreeMap<String, LinkRow> = BTreeMap::new();
+        for entry in workers.values_mut() {
+            if let Some(device) = &entry.view.device {
+                *devices.entry(device.clone()).or_default() += 1;
+            }
+            let sums = entry
+                .link_sums
+                .get_or_insert_with(|| views::link_sums(entry.links.values()));
+            for sum in sums.iter() {
+                views::add_links(&mut links, sum);
+            }
+        }
+        let row = |entry: &mut RosterEntry| {
+            let device = entry.view.device.as_ref();
+            let there = device.and_then(|device| devices.get(device));
+            entry.row(now, there.map_or(0, |there| there - 1))
+        };
+        let mut rows: Vec<WorkerRow> = workers.values_mut().map(row).collect();
+        rows.sort_by(|a, b| a.name.cmp(&b.name));
+        (rows, links.into_values().collect())
+    }
+
+    /// The worker's view once it has carried out the command, and whether the command must be sent.
+    pub(crate) fn command(
+        &self,
+        name: &str,
+        command: WorkerCommand,
+    ) -> Result<(WorkerView, CommandNovelty), CommandError> {
+        let mut workers = self.lock();
+        let mut named = workers.values_mut().filter(|entry| entry.view.name == name);
+        let entry = named.next().ok_or(CommandError::UnknownWorker)?;
+        if entry.in_process && command == WorkerCommand::Drain {
+            return Err(CommandError::SameProcess);
+        }
+        let novelty = entry.commands.accept(command)?;
+        let id = entry.view.worker.worker;
+        let view = workers[&id].view(&workers);
+        Ok((views::view_after(view, command), novelty))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, RosterEntry>> {
+        self.workers.lock()
+    }
+}
+
+impl RosterEntry {
+    /// Warns the operator once for each incarnation of a worker; the metric counts all.
+    fn warn_of_dropped_prefixes(&mut self) {
+        if !std::mem::replace(&mut self.warned_of_prefixes, true) {
+            warn!(
+                name = self.view.name,
+                "a worker reports more cached prefixes than its blocks and offload tiers can hold; some are \
+                 dropped, and requests may miss its cache"
+            );
+        }
+    }
+
+    fn state(&self) -> WorkerState {
+        match (self.draining, self.view.load.progress) {
+            (true, _) => WorkerState::Draining,
+            (false, StepProgress::Stuck) => WorkerState::Stuck,
+            (false, StepProgress::Moving) => WorkerState::Ready,
+        }
+    }
+
+    /// The worker's row on the dashboard; `sharing` is how many others use the same device.
+    fn row(&mut self, now: Instant, sharing: u32) -> WorkerRow {
+        let tokens = self.activity.tokens_count();
+        let looked = self.rate_sampled.replace((now, tokens));
+        let rate = looked.and_then(|(at, before)| {
+            let spent = now.saturating_duration_since(at).as_secs_f64();
+            (spent > 0.0).then(|| (tokens - before) as f64 / spent)
+        });
+        let WorkerView {
+            name,
+            role,
+            device,
+            load,
+            blocks_count,
+            ..
+        } = &self.view;
+        WorkerRow {
+            name: name.clone(),
+            role: *role,
+            state: self.state(),
+            device: device.clone(),
+            sharing,
+            running: load.sequences_running,
+            waiting: load.sequences_waiting,
+            queue_tokens: load.queue_tokens,
+            backlog: load.backlog.work_ahead(i32::MAX, None),
+            blocks_held: blocks_count.saturating_sub(load.blocks_free),
+            blocks_count: *blocks_count,
+            last_step: self.activity.step_time(),
+            since_report: self.activity.silence(),
+            tokens_per_second: rate,
+            placed: self.counts.prefills + self.counts.decodes,
+        }
+    }
+
+    fn view(&self, workers: &BTreeMap<WorkerId, RosterEntry>) -> WorkerView {
+        let link = |(peer, link): (&WorkerId, &LinkState)| {
+            let name = workers.get(peer)?.view.name.clone();
+            Some(views::link_view(name, link))
+        };
+        let WorkerCounts {
+            prefills,
+            decodes,
+            moves_in,
+            moves_out,
+            passed_over,
+        } = self.counts;
+        WorkerView {
+            state: self.state(),
+            links: self.links.iter().filter_map(link).collect(),
+            counters: vec![
+                ("prefills", prefills),
+                ("decodes", decodes),
+                ("moves_in", moves_in),
+                ("moves_out", moves_out),
+                ("passed_over", passed_over),
+            ],
+            ..self.view.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::Role;
+    use cleave_fleet::sample;
+    use std::time::Duration;
+
+    fn named(number: u64, data_address: &str) -> Registration {
+        Registration {
+            worker: life(number),
+            name: format!("w{number}"),
+            data_address: data_address.to_owned(),
+            ..sample::registration()
+        }
+    }
+
+    fn life(number: u64) -> WorkerRef {
+        WorkerRef {
+            worker: WorkerId(number),
+            ..WorkerRef::default()
+        }
+    }
+
+    fn link(peer: u64) -> LinkState {
+        LinkState {
+            peer: life(peer),
+            transport: "tcp".to_owned(),
+            bytes_per_second: 1,
+            latency: Duration::ZERO,
+        }
+    }
+
+    fn peers(roster: &WorkerRoster, name: &str) -> Vec<String> {
+        let views = roster.views();
+        let view = views.into_iter().find(|view| view.name == name);
+        let links = view.expect("it is connected").links;
+        links.into_iter().map(|link| link.peer).collect()
+    }
+
+    #[test]
+    fn links_to_workers_that_left_are_dropped() {
+        let roster = WorkerRoster::default();
+        roster.join(&named(1, "h:1"), Arc::default());
+        roster.join(&named(2, "h:2"), Arc::default());
+        roster.link_measured(life(1), link(2));
+        // Measured before it joined here.
+        roster.link_measured(life(1), link(3));
+        assert_eq!(peers(&roster, "w1"), ["w2"]);
+        roster.join(&named(3, "h:3"), Arc::default());
+        assert_eq!(peers(&roster, "w1"), ["w2", "w3"]);
+        roster.leave(life(2));
+        roster.leave(life(3));
+        assert!(peers(&roster, "w1").is_empty());
+        assert!(roster.lock()[&WorkerId(1)].links.is_empty());
+        for peer in 100..100 + 2 * LINKS_AHEAD_MAX as u64 {
+            roster.link_measured(life(1), link(peer));
+        }
+        let links_count = roster.lock()[&WorkerId(1)].links.len();
+        assert_eq!(links_count, LINKS_AHEAD_MAX);
+        roster.join(&named(9, "h:9"), Arc::default());
+        roster.link_measured(life(1), link(9));
+        assert_eq!(peers(&roster, "w1"), ["w9"]);
+    }
+
+    #[test]
+    fn a_repeated_command_is_sent_once() {
+        let roster = WorkerRoster::default();
+        roster.join(&named(1, "h:1"), Arc::default());
+        let take = |command| roster.command("w1", command);
+        let serve = WorkerCommand::SetRole(Role::Prefill);
+        let (view, novelty) = take(serve).unwrap();
+        assert_eq!((view.role, novelty), (Role::Prefill, CommandNovelty::New));
+        let (view, novelty) = take(serve).unwrap();
+        assert_eq!(
+            (view.role, novelty),
+            (Role::Prefill, CommandNovelty::Pending)
+        );
+        let role = Role::Prefill;
+        roster.handle_report(life(1), &Report::Serves { role });
+        assert_eq!(take(serve).unwrap().1, CommandNovelty::New);
+        assert_eq!(take(WorkerCommand::Drain).unwrap().1, CommandNovelty::New);
+        let (view, novelty) = take(WorkerCommand::Drain).unwrap();
+        assert_eq!(
+            (view.state, novelty),
+            (WorkerState::Draining, CommandNovelty::Pending)
+        );
+        // A new incarnation has received no command.
+        roster.leave(life(1));
+        assert_eq!(take(WorkerCommand::Drain), Err(CommandError::UnknownWorker));
+        roster.join(&named(1, "h:1"), Arc::default());
+        assert_eq!(take(WorkerCommand::Drain).unwrap().1, CommandNovelty::New);
+    }
+
+    #[test]
+    fn a_worker_in_the_router_process_cannot_be_drained() {
+        let roster = WorkerRoster::default();
+        roster.join(&named(1, ""), Arc::default());
+        let drained = roster.command("w1", WorkerCommand::Drain);
+        assert_eq!(drained, Err(CommandError::SameProcess));
+        assert_eq!(roster.views()[0].state, WorkerState::Ready);
+        let served = roster.command("w1", WorkerCommand::SetRole(Role::Both));
+        assert_eq!(served.unwrap().0.role, Role::Both);
+    }
+}

@@ -1,0 +1,85 @@
+//! Series of the endpoint picker: its choices, and the routers that it knows.
+//!
+//! Owns: these series. Never: chooses. Invariant: every outcome is there from the start, as a zero.
+
+use cleave_api::MetricRegistry;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use std::net::SocketAddr;
+
+/// The answer of an endpoint picker to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PickerChoice {
+    Endpoint(SocketAddr),
+    /// All ready routers are at their limits.
+    Full,
+    /// No allowed router is ready.
+    NoneReady,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PickerOutcomeLabels {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndpointStateLabels {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug)]
+pub struct PickerSeries {
+    requests: Family<PickerOutcomeLabels, Counter>,
+    endpoints: Family<EndpointStateLabels, Gauge>,
+}
+
+impl PickerSeries {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
+        let series = Self {
+            requests: Family::default(),
+            endpoints: Family::default(),
+        };
+        for outcome in ["picked", "full", "nobody"] {
+            drop(
+                series
+                    .requests
+                    .get_or_create(&PickerOutcomeLabels { outcome }),
+            );
+        }
+        registry.register(
+            "cleave_picker_requests",
+            "Requests for which the endpoint picker was asked: picked (a router was named), full (429: all \
+             were at their limit), nobody (503: none was ready)",
+            series.requests.clone(),
+        );
+        registry.register(
+            "cleave_picker_endpoints",
+            "Routers that the endpoint picker knows, by their last answer: ready or away; no series without \
+             --ext-proc-listen",
+            series.endpoints.clone(),
+        );
+        series
+    }
+
+    pub fn count_choice(&self, choice: PickerChoice) {
+        let outcome = match choice {
+            PickerChoice::Endpoint(_) => "picked",
+            PickerChoice::Full => "full",
+            PickerChoice::NoneReady => "nobody",
+        };
+        self.requests
+            .get_or_create(&PickerOutcomeLabels { outcome })
+            .inc();
+    }
+
+    pub fn set_endpoints(&self, ready: usize, away: usize) {
+        for (state, count) in [("ready", ready), ("away", away)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.endpoints
+                .get_or_create(&EndpointStateLabels { state })
+                .set(count);
+        }
+    }
+}

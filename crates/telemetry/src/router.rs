@@ -1,0 +1,595 @@
+//! A router's series.
+//!
+//! Owns: each name with its help, and what a note adds to it. Never: notes anything itself.
+//! Invariant: every kind of ending, placement and move is there from the start, as a zero.
+
+use super::{HistogramFamily, histograms, seconds, submillisecond_seconds};
+use crate::outcome::{HandoffLoss, failure_name, refusal_name};
+use crate::overhead::RouterOverhead;
+use crate::trace::{AttemptChange, RequestContext, log_ids};
+use cleave_api::MetricRegistry;
+use cleave_domain::{Ending, Role};
+use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::field::display;
+use tracing::{debug, info, warn};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouterKindLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CancelStageLabels {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HandoffOutcomeLabels {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkerRoleLabels {
+    role: String,
+}
+
+/// The series of this process's router, if it has one.
+#[derive(Clone, Debug)]
+pub struct RouterSeries {
+    flights: Gauge,
+    flights_waiting: Gauge,
+    workers: Family<WorkerRoleLabels, Gauge>,
+    standing_by: Gauge,
+    placed: Family<RouterKindLabels, Counter>,
+    cached_tokens: Counter,
+    placement_wait: Histogram,
+    added: Histogram,
+    retries: Family<RouterKindLabels, Counter>,
+    passed_over: Family<RouterKindLabels, Counter>,
+    stale: Counter,
+    ended: Family<RouterKindLabels, Counter>,
+    cancel_seconds: HistogramFamily<CancelStageLabels>,
+    resumed: Counter,
+    resumed_tokens: Counter,
+    moves: Family<RouterKindLabels, Counter>,
+    moved: Counter,
+    moves_aborted: Family<RouterKindLabels, Counter>,
+    move_seconds: Histogram,
+    pause_seconds: HistogramFamily<RouterKindLabels>,
+    stuck: Counter,
+    exceeded: Counter,
+    grants: Gauge,
+    handoffs: Family<HandoffOutcomeLabels, Counter>,
+    prefix_dropped: Counter,
+    handoff_bytes: Counter,
+}
+
+impl RouterSeries {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
+        let series = Self {
+            flights: Gauge::default(),
+            flights_waiting: Gauge::default(),
+            workers: Family::default(),
+            standing_by: Gauge::default(),
+            placed: Family::default(),
+            cached_tokens: Counter::default(),
+            placement_wait: seconds(),
+            added: submillisecond_seconds(),
+            retries: Family::default(),
+            passed_over: Family::default(),
+            stale: Counter::default(),
+            ended: Family::default(),
+            cancel_seconds: histograms(),
+            resumed: Counter::default(),
+            resumed_tokens: Counter::default(),
+            moves: Family::default(),
+            moved: Counter::default(),
+            moves_aborted: Family::default(),
+            move_seconds: seconds(),
+            pause_seconds: histograms(),
+            stuck: Counter::default(),
+            exceeded: Counter::default(),
+            grants: Gauge::default(),
+            handoffs: Family::default(),
+            prefix_dropped: Counter::default(),
+            handoff_bytes: Counter::default(),
+        };
+        series.register_flights(registry);
+        series.register_placement(registry);
+        series.register_limits(registry);
+        series.register_turns(registry);
+        series
+    }
+
+    fn register_flights(&self, registry: &mut MetricRegistry) {
+        registry.register(
+            "cleave_flights",
+            "Flights (sequences in the router) that have not ended",
+            self.flights.clone(),
+        );
+        registry.register(
+            "cleave_flights_waiting",
+            "Flights that wait to be placed",
+            self.flights_waiting.clone(),
+        );
+        registry.register(
+            "cleave_flights_ended",
+            "Flights that ended: done, refused, cancelled or failed",
+            self.ended.clone(),
+        );
+        registry.register(
+            "cleave_cancel_to_free_seconds",
+            "Time from a client's departure until all blocks of its flight are free in both pools, by stage",
+            self.cancel_seconds.clone(),
+        );
+    }
+
+    fn register_limits(&self, registry: &mut MetricRegistry) {
+        registry.register(
+            "cleave_tokens_beyond_limit",
+            "Tokens from workers beyond the max_tokens of their request, dropped: a defect of a worker",
+            self.exceeded.clone(),
+        );
+        registry.register(
+            "cleave_router_passes",
+            "Write grants for reserved blocks that were not sent to their senders yet",
+            self.grants.clone(),
+        );
+        registry.register(
+            "cleave_prefixes_dropped",
+            "Cached prefix blocks dropped because a worker reported more than the router keeps of one",
+            self.prefix_dropped.clone(),
+        );
+    }
+
+    fn register_placement(&self, registry: &mut MetricRegistry) {
+        registry.register(
+            "cleave_workers",
+            "Connected workers by role",
+            self.workers.clone(),
+        );
+        registry.register(
+            "cleave_workers_standing_by",
+            "Connected workers that wait because another worker has their name",
+            self.standing_by.clone(),
+        );
+        registry.register(
+            "cleave_placements",
+            "Attempts placed: disaggregated (two workers) or aggregated (both legs on one)",
+            self.placed.clone(),
+        );
+        registry.register(
+            "cleave_router_handoffs",
+            "Hand-offs by outcome as reported to this router, of prompts computed on another worker and of \
+             migrations: landed, or refused, failed or lost at a worker",
+            self.handoffs.clone(),
+        );
+        registry.register(
+            "cleave_router_handoff_bytes",
+            "KV bytes of landed hand-offs, without the blocks that their receivers had cached",
+            self.handoff_bytes.clone(),
+        );
+        registry.register(
+            "cleave_placement_cached_tokens",
+            "Prompt tokens that the router expected in the cache of the worker it chose",
+            self.cached_tokens.clone(),
+        );
+        registry.register(
+            "cleave_placement_wait_seconds",
+            "Time from submission to placement",
+            self.placement_wait.clone(),
+        );
+        registry.register(
+            "cleave_router_added_seconds",
+            "Time that the router adds to the time to first token: placement, orders, forwarding; not waiting",
+            self.added.clone(),
+        );
+        registry.register(
+            "cleave_retries",
+            "Attempts that failed and were followed by another: worker_lost, worker_stuck, link_lost, lease_expired, \
+             corrupt (damaged blocks), rejected (by a worker), engine (its step failed), out_of_blocks",
+            self.retries.clone(),
+        );
+        registry.register(
+            "cleave_workers_passed_over",
+            "Workers that refused a leg, by reason: queue_full, no_blocks, too_long, out_of_vocabulary, draining, \
+             wrong_worker (the order does not fit its role or incarnation), slo_ttft_unreachable, \
+             slo_tpot_unreachable; or that did not answer in time (silent)",
+            self.passed_over.clone(),
+        );
+        registry.register(
+            "cleave_stale_reports",
+            "Reports of past attempts or incarnations, ignored",
+            self.stale.clone(),
+        );
+        registry.register(
+            "cleave_workers_stuck",
+            "Workers that stopped making progress while they answered",
+            self.stuck.clone(),
+        );
+    }
+
+    fn register_turns(&self, registry: &mut MetricRegistry) {
+        registry.register(
+            "cleave_streams_resumed",
+            "Streams continued by another attempt after their worker failed in mid-stream",
+            self.resumed.clone(),
+        );
+        registry.register(
+            "cleave_resumed_tokens",
+            "Output tokens of resumed streams whose KV was computed again",
+            self.resumed_tokens.clone(),
+        );
+        registry.register(
+            "cleave_moves",
+            "Migrations of running sequences ordered: drain, role (it changed), crowded (KV blocks run out)",
+            self.moves.clone(),
+        );
+        registry.register(
+            "cleave_moves_done",
+            "Migrations of running sequences completed",
+            self.moved.clone(),
+        );
+        registry.register(
+            "cleave_moves_stayed",
+            "Migrations given up, by failure: the sequence continued on its worker, or its flight ended or failed",
+            self.moves_aborted.clone(),
+        );
+        registry.register(
+            "cleave_move_seconds",
+            "Time from the order to migrate until the sequence runs on the other worker",
+            self.move_seconds.clone(),
+        );
+        registry.register(
+            "cleave_stream_pause_seconds",
+            "Time between two tokens of a stream where another attempt took over: resumed (after a \
+             failure) or migrated",
+            self.pause_seconds.clone(),
+        );
+    }
+}
+
+/// Counts into a router's series.
+#[derive(Clone, Debug)]
+pub struct RouterMeters {
+    series: RouterSeries,
+}
+
+impl RouterMeters {
+    pub fn new(series: &RouterSeries) -> Self {
+        for kind in ["done", "refused", "cancelled", "failed"] {
+            drop(series.ended.get_or_create(&RouterKindLabels { kind }));
+        }
+        for kind in ["disaggregated", "aggregated"] {
+            drop(series.placed.get_or_create(&RouterKindLabels { kind }));
+        }
+        for reason in [
+            MoveReason::Drain,
+            MoveReason::Role,
+            MoveReason::MemoryPressure,
+        ] {
+            let kind = move_reason_name(reason);
+            drop(series.moves.get_or_create(&RouterKindLabels { kind }));
+        }
+        let missed = HandoffLoss::ALL.map(HandoffLoss::name);
+        for outcome in [LANDED].into_iter().chain(missed) {
+            drop(
+                series
+                    .handoffs
+                    .get_or_create(&HandoffOutcomeLabels { outcome }),
+            );
+        }
+        for turn in [AttemptChange::Resumed, AttemptChange::Migrated] {
+            let kind = turn.name();
+            drop(
+                series
+                    .pause_seconds
+                    .get_or_create(&RouterKindLabels { kind }),
+            );
+        }
+        for stage in STAGES {
+            let stage = cancel_stage_name(stage);
+            drop(
+                series
+                    .cancel_seconds
+                    .get_or_create(&CancelStageLabels { stage }),
+            );
+        }
+        Self {
+            series: series.clone(),
+        }
+    }
+
+    /// Starts the overhead clock of one flight.
+    pub fn start_overhead(&self) -> Arc<RouterOverhead> {
+        RouterOverhead::start(self.series.added.clone())
+    }
+
+    /// A client saw a pause where another attempt took over.
+    pub fn paused(&self, turn: AttemptChange, pause: Duration) {
+        let kind = turn.name();
+        let pauses = self
+            .series
+            .pause_seconds
+            .get_or_create(&RouterKindLabels { kind });
+        pauses.observe(pause.as_secs_f64());
+    }
+
+    /// Sets the number of write grants that are kept.
+    pub fn set_grants(&self, count: usize) {
+        self.series
+            .grants
+            .set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the number of workers that wait for their name.
+    pub fn set_standing_by(&self, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.series.standing_by.set(count);
+    }
+
+    /// Blocks of one worker landed at another.
+    pub fn handoff_landed(&self, bytes: u64) {
+        self.count_handoff(LANDED);
+        self.series.handoff_bytes.inc_by(bytes);
+    }
+
+    /// A hand-off did not land.
+    pub fn handoff_lost(&self, loss: HandoffLoss) {
+        self.count_handoff(loss.name());
+    }
+
+    fn count_handoff(&self, outcome: &'static str) {
+        let handoffs = self
+            .series
+            .handoffs
+            .get_or_create(&HandoffOutcomeLabels { outcome });
+        handoffs.inc();
+    }
+
+    /// A worker emitted a token beyond its request's limit.
+    pub fn token_beyond_limit(&self) {
+        self.series.exceeded.inc();
+    }
+
+    /// Counts a note of the brain, and logs it with the id of its request.
+    pub fn count(&self, note: &RouterNote, context: Option<&Arc<RequestContext>>) {
+        let (request_id, trace) = log_ids(context);
+        let trace_id = trace.map(display);
+        match note {
+            // As JSON, for operators who ask why a request was placed as it was.
+            RouterNote::Decided(decision) => {
+                debug!(target: "decision", request_id, trace_id, record = %DecisionJson(decision));
+            }
+            note => debug!(request_id, trace_id, ?note),
+        }
+        let series = &self.series;
+        match note {
+            RouterNote::Placed {
+                handoff: _,
+                prefill,
+                decode,
+                cached_tokens,
+                waited,
+            } => {
+                let kind = if prefill == decode {
+                    "aggregated"
+                } else {
+                    "disaggregated"
+                };
+                series
+                    .placed
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
+                series.cached_tokens.inc_by(u64::from(*cached_tokens));
+                series.placement_wait.observe(waited.as_secs_f64());
+            }
+            RouterNote::PassedOver {
+                handoff: _,
+                worker: _,
+                refusal,
+            } => {
+                let kind = refusal.as_ref().map_or("silent", refusal_name);
+                series
+                    .passed_over
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
+            }
+            RouterNote::Stale { .. } => drop(series.stale.inc()),
+            RouterNote::Decided(_) | RouterNote::Judged { .. } => {}
+            RouterNote::Retried { .. }
+            | RouterNote::Moving { .. }
+            | RouterNote::Moved { .. }
+            | RouterNote::MigrationAborted { .. } => self.count_attempt_change(note),
+            RouterNote::CancelFreed {
+                flight: _,
+                took,
+                stage,
+            } => {
+                let stage = cancel_stage_name(*stage);
+                let spans = series
+                    .cancel_seconds
+                    .get_or_create(&CancelStageLabels { stage });
+                spans.observe(took.as_secs_f64());
+            }
+            RouterNote::WorkerStuck { worker } => {
+                warn!(%worker, "a worker makes no progress and gets no new work");
+                series.stuck.inc();
+            }
+            RouterNote::PrefixDropped {
+                worker: _,
+                dropped_count,
+            } => {
+                series.prefix_dropped.inc_by(*dropped_count as u64);
+            }
+            RouterNote::Fleet {
+                workers,
+                flights,
+                flights_waiting,
+            } => {
+                self.workers(*workers);
+                series.flights.set(i64::from(*flights));
+                series.flights_waiting.set(i64::from(*flights_waiting));
+            }
+        }
+    }
+
+    /// Counts the takeover of a stream by another attempt, or one that was given up.
+    fn count_attempt_change(&self, note: &RouterNote) {
+        let series = &self.series;
+        match note {
+            RouterNote::Retried {
+                handoff,
+                failure,
+                generated_tokens,
+            } => {
+                info!(%handoff, ?failure, generated_tokens, "attempt failed, trying again");
+                let kind = failure_name(failure);
+                series
+                    .retries
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
+                if *generated_tokens > 0 {
+                    series.resumed.inc();
+                    series.resumed_tokens.inc_by(u64::from(*generated_tokens));
+                }
+            }
+            RouterNote::Moving {
+                handoff: _,
+                from: _,
+                to: _,
+                why: reason,
+            } => {
+                let kind = move_reason_name(*reason);
+                series.moves.get_or_create(&RouterKindLabels { kind }).inc();
+            }
+            RouterNote::Moved { handoff: _, took } => {
+                series.moved.inc();
+                series.move_seconds.observe(took.as_secs_f64());
+            }
+            RouterNote::MigrationAborted {
+                handoff: _,
+                failure,
+            } => {
+                let kind = failure_name(failure);
+                series
+                    .moves_aborted
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
+            }
+            other => debug_assert!(false, "counted elsewhere: {other:?}"),
+        }
+    }
+
+    fn workers(&self, census: RoleCounts) {
+        let RoleCounts {
+            prefill,
+            decode,
+            both,
+            devices: _,
+        } = census;
+        let counts = [
+            (Role::Prefill, prefill),
+            (Role::Decode, decode),
+            (Role::Both, both),
+        ];
+        for (role, count) in counts {
+            let role = role.to_string();
+            let gauge = self
+                .series
+                .workers
+                .get_or_create(&WorkerRoleLabels { role });
+            gauge.set(i64::from(count));
+        }
+    }
+
+    pub fn ended(&self, ending: &Ending) {
+        let kind = match ending {
+            Ending::Done { .. } => "done",
+            Ending::Refused(_) => "refused",
+            Ending::Cancelled => "cancelled",
+            Ending::Failed(_) => "failed",
+        };
+        self.series
+            .ended
+            .get_or_create(&RouterKindLabels { kind })
+            .inc();
+    }
+}
+
+/// A decision as JSON, made only if it is logged.
+struct DecisionJson<'a>(&'a PlacementDecision);
+
+impl fmt::Display for DecisionJson<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match serde_json::to_string(self.0) {
+            Ok(json) => f.write_str(&json),
+            Err(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// The outcome of a hand-off that landed; see [`HandoffLoss`] for the others.
+const LANDED: &str = "landed";
+
+const STAGES: [CancelStage; 5] = [
+    CancelStage::Queued,
+    CancelStage::Reserving,
+    CancelStage::Prefilling,
+    CancelStage::Sending,
+    CancelStage::Decoding,
+];
+
+fn cancel_stage_name(stage: CancelStage) -> &'static str {
+    match stage {
+        CancelStage::Queued => "queued",
+        CancelStage::Reserving => "reserving",
+        CancelStage::Prefilling => "prefilling",
+        CancelStage::Sending => "sending",
+        CancelStage::Decoding => "decoding",
+    }
+}
+
+fn move_reason_name(reason: MoveReason) -> &'static str {
+    match reason {
+        MoveReason::Drain => "drain",
+        MoveReason::Role => "role",
+        MoveReason::MemoryPressure => "crowded",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{FlightId, Refusal, SloMetric};
+    use cleave_router::DecisionOutcome;
+
+    #[test]
+    fn a_logged_decision_reads_back_unchanged() {
+        let decision = PlacementDecision {
+            flight: FlightId(7),
+            class: "fast".to_owned(),
+            tenant: String::new(),
+            waited: Duration::from_millis(3),
+            ttft_permille: 1100,
+            tpot_permille: 1000,
+            considered: Vec::new(),
+            outcome: DecisionOutcome::Refused(Refusal::Late {
+                aim: SloMetric::Ttft,
+                predicted: Duration::from_millis(812),
+                retry_after: Duration::from_millis(300),
+            }),
+        };
+        let written = DecisionJson(&decision).to_string();
+        let read: PlacementDecision = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, decision);
+    }
+}

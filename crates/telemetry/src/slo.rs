@@ -1,0 +1,777 @@
+//! Series of the SLOs: verdicts, stages, goodput and forecasts, by class.
+//!
+//! Owns: these series, and the minute that goodput covers. Never judges a request: the brain's
+//! notes do; requests that never reached the brain were refused before it. Invariant: every
+//! sequence counts once, refused and failed ones too (lesson 25), and a class that no policy names
+//! creates no series.
+
+use super::{
+    FloatGauge, HistogramFamily, first_token_seconds, gap_seconds, histograms, ratio_histograms,
+};
+use crate::outcome::{RequestVerdict, failure_name, refusal_name};
+use cleave_api::MetricRegistry;
+use cleave_domain::{
+    Ending, FlightId, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
+};
+use cleave_router::{
+    DecisionOutcome, PlacementDecision, PlacementReason, RequestForecast, RouterNote,
+};
+use parking_lot::{Mutex, MutexGuard};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Goodput covers the last minute: long enough to be steady, short enough to act on.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// The label of classes that neither this policy nor the previous one names.
+const OTHER: &str = "other";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloClassLabels {
+    class: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloStageLabels {
+    stage: &'static str,
+    class: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloVerdictLabels {
+    class: String,
+    verdict: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloMetricLabels {
+    class: String,
+    aim: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlacementReasonLabels {
+    reason: &'static str,
+}
+
+/// The series of this process's router, if it has one.
+#[derive(Clone, Debug)]
+pub struct SloSeries {
+    requests: Family<SloVerdictLabels, Counter>,
+    stages: HistogramFamily<SloStageLabels>,
+    ttft: HistogramFamily<SloClassLabels>,
+    tpot: HistogramFamily<SloClassLabels>,
+    e2e: HistogramFamily<SloClassLabels>,
+    goodput: Family<SloClassLabels, FloatGauge>,
+    goodput_per_device: Family<SloClassLabels, FloatGauge>,
+    forecasts: HistogramFamily<SloMetricLabels>,
+    reasons: Family<PlacementReasonLabels, Counter>,
+    downgrades: Family<SloClassLabels, Counter>,
+    recent: Arc<Mutex<RecentGoodput>>,
+}
+
+impl SloSeries {
+    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
+        let series = Self {
+            requests: Family::default(),
+            stages: histograms(),
+            ttft: Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
+            tpot: Family::new_with_constructor(gap_seconds as fn() -> Histogram),
+            e2e: histograms(),
+            goodput: Family::default(),
+            goodput_per_device: Family::default(),
+            forecasts: ratio_histograms(),
+            reasons: Family::default(),
+            downgrades: Family::default(),
+            recent: Arc::default(),
+        };
+        series.register_verdicts(registry);
+        series.register_times(registry);
+        registry.register(
+            "cleave_placement_reasons",
+            "Placements by reason: split (two workers), both (one worker whose role is both), on_decode \
+             or on_prefill (both legs on that worker), load (least loaded: no prices are known), turn (round robin)",
+            series.reasons.clone(),
+        );
+        series
+    }
+
+    fn register_verdicts(&self, registry: &mut MetricRegistry) {
+        registry.register(
+            "cleave_slo_requests",
+            "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
+             exceeded its forecast most), refused, failed, cancelled; only good ones count for goodput",
+            self.requests.clone(),
+        );
+        registry.register(
+            "cleave_slo_downgrades",
+            "Sequences moved to this class because the targets of their own could not be met",
+            self.downgrades.clone(),
+        );
+        registry.register(
+            "cleave_goodput_requests_per_second",
+            "Sequences per second over the last minute that met all their targets, by class",
+            self.goodput.clone(),
+        );
+        registry.register(
+            "cleave_goodput_requests_per_second_per_device",
+            "Goodput divided by the number of connected devices, by class",
+            self.goodput_per_device.clone(),
+        );
+        registry.register(
+            "cleave_forecast_ratio",
+            "Real times of requests divided by those predicted at their placement, by target; 1 is exact",
+            self.forecasts.clone(),
+        );
+    }
+
+    fn register_times(&self, registry: &mut MetricRegistry) {
+        registry.register(
+            "cleave_stage_seconds",
+            "Time that completed requests spent in each stage; router_queue, retry, prefill_wait and \
+             prefill make up the time to first token",
+            self.stages.clone(),
+        );
+        registry.register(
+            "cleave_ttft_seconds",
+            "Time from arrival at the router to the first token, of completed requests",
+            self.ttft.clone(),
+        );
+        registry.register(
+            "cleave_tpot_seconds",
+            "Mean time between output tokens after the first, of completed requests",
+            self.tpot.clone(),
+        );
+        registry.register(
+            "cleave_e2e_seconds",
+            "Time from arrival at the router to the last token, of completed requests",
+            self.e2e.clone(),
+        );
+    }
+
+    /// Brings the gauges that depend on the time up to date.
+    pub(super) fn refresh(&self) {
+        let mut recent = self.lock();
+        let (rates, devices) = recent.rates(Instant::now());
+        let shown = rates.iter().map(|(class, _)| class.clone()).collect();
+        for class in std::mem::replace(&mut recent.shown, shown) {
+            if !recent.shown.contains(&class) {
+                let labels = SloClassLabels { class };
+                self.goodput.remove(&labels);
+                self.goodput_per_device.remove(&labels);
+            }
+        }
+        for (class, rate) in rates {
+            let labels = SloClassLabels { class };
+            self.goodput.get_or_create(&labels).set(rate);
+            let each = rate / f64::from(devices.max(1));
+            self.goodput_per_device.get_or_create(&labels).set(each);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RecentGoodput> {
+        self.recent.lock()
+    }
+}
+
+/// Goodput of the last minute.
+#[derive(Debug, Default)]
+struct RecentGoodput {
+    /// Classes of the policy in force.
+    classes: BTreeSet<String>,
+    /// Classes of the previous policy: its requests may still be under way.
+    classes_before: BTreeSet<String>,
+    /// Classes whose goodput is shown.
+    shown: BTreeSet<String>,
+    /// When the first sequence was counted: within the first minute, the rate covers the time since
+    /// then.
+    since: Option<Instant>,
+    /// Seconds since then, and the good sequences of each class in them; the latest last.
+    good: VecDeque<(u64, BTreeMap<String, u32>)>,
+    devices: u32,
+}
+
+impl RecentGoodput {
+    fn count(&mut self, now: Instant, class: &str) {
+        let second = self.second(now);
+        if self.good.back().is_none_or(|(last, _)| *last != second) {
+            self.good.push_back((second, BTreeMap::new()));
+        }
+        if let Some((_, counts)) = self.good.back_mut() {
+            *counts.entry(class.to_owned()).or_default() += 1;
+        }
+        self.forget(second);
+    }
+
+    /// Good sequences per second, of every class of the policy and of other classes with some in
+    /// the last minute; and the number of devices.
+    fn rates(&mut self, now: Instant) -> (Vec<(String, f64)>, u32) {
+        let second = self.second(now);
+        self.forget(second);
+        let spent = (second + 1).min(WINDOW.as_secs()) as f64;
+        let mut sums: BTreeMap<String, u32> = BTreeMap::new();
+        for class in &self.classes {
+            sums.insert(class.clone(), 0);
+        }
+        for (class, count) in self.good.iter().flat_map(|(_, counts)| counts) {
+            *sums.entry(class.clone()).or_default() += count;
+        }
+        let rate = |(class, count)| (class, f64::from(count) / spent);
+        (sums.into_iter().map(rate).collect(), self.devices)
+    }
+
+    fn second(&mut self, now: Instant) -> u64 {
+        let since = *self.since.get_or_insert(now);
+        now.saturating_duration_since(since).as_secs()
+    }
+
+    fn forget(&mut self, second: u64) {
+        let past = |at: u64| at + WINDOW.as_secs() <= second;
+        while self.good.front().is_some_and(|(at, _)| past(*at)) {
+            self.good.pop_front();
+        }
+    }
+}
+
+/// Counts into these series for a router.
+#[derive(Debug)]
+pub struct SloMeters {
+    series: SloSeries,
+    /// Judged flights whose end is about to be reported.
+    judged: BTreeMap<FlightId, RouterNote>,
+}
+
+impl SloMeters {
+    pub fn new(series: &SloSeries, policy: &SloPolicy) -> Self {
+        let meters = Self {
+            series: series.clone(),
+            judged: BTreeMap::new(),
+        };
+        for reason in REASONS {
+            let reason = place_reason(reason);
+            drop(
+                meters
+                    .series
+                    .reasons
+                    .get_or_create(&PlacementReasonLabels { reason }),
+            );
+        }
+        meters.policy_changed(policy);
+        meters
+    }
+
+    /// Shows the classes of a new policy from now on, from zero.
+    pub fn policy_changed(&self, policy: &SloPolicy) {
+        let names = policy.classes.iter().map(|class| class.name.clone());
+        let classes = names.collect();
+        let mut recent = self.series.lock();
+        if recent.classes != classes {
+            recent.classes_before = std::mem::replace(&mut recent.classes, classes);
+        }
+        for class in &policy.classes {
+            let class = class.name.clone();
+            let good = SloVerdictLabels {
+                class,
+                verdict: "good",
+                reason: "met",
+            };
+            drop(self.series.requests.get_or_create(&good));
+        }
+    }
+
+    /// Counts a note of the brain.
+    pub fn handle_note(&mut self, note: &RouterNote) {
+        match note {
+            RouterNote::Judged { flight, .. } => drop(self.judged.insert(*flight, note.clone())),
+            RouterNote::Decided(decision) => self.decided(decision),
+            RouterNote::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
+            _ => {}
+        }
+    }
+
+    fn decided(&self, decision: &PlacementDecision) {
+        match &decision.outcome {
+            DecisionOutcome::Placed(reason) => {
+                let reason = place_reason(*reason);
+                self.series
+                    .reasons
+                    .get_or_create(&PlacementReasonLabels { reason })
+                    .inc();
+            }
+            DecisionOutcome::Downgraded { class } => {
+                let class = self.series.class_label(class);
+                self.series
+                    .downgrades
+                    .get_or_create(&SloClassLabels { class })
+                    .inc();
+            }
+            DecisionOutcome::Waits | DecisionOutcome::Refused(_) => {}
+        }
+    }
+
+    /// Counts a flight's ending as its client saw it; `None` if it was ended from outside. Gives
+    /// what was counted.
+    pub fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) -> Option<RequestVerdict> {
+        let judged = self.judged.remove(&flight);
+        let ending = ending?;
+        let Some(RouterNote::Judged {
+            flight: _,
+            class,
+            tenant: _,
+            verdict,
+            timing,
+            output_tokens,
+            forecast,
+        }) = judged
+        else {
+            return None;
+        };
+        let class = self.series.class_label(&class);
+        // A stream that lost a token on its way to the client is not good, whatever the workers
+        // did.
+        let (verdict, reason) = match (verdict, ending) {
+            (_, Ending::Refused(refusal)) => ("refused", refusal_name(refusal)),
+            (_, Ending::Failed(failure)) => ("failed", failure_name(failure)),
+            (SloVerdict::Cancelled, _) => ("cancelled", "client_left"),
+            (SloVerdict::Refused, _) => ("refused", OTHER),
+            (SloVerdict::Failed, _) => ("failed", OTHER),
+            // A client that got its stop string, or left too late, is judged as one that stayed.
+            (SloVerdict::Good, _) => ("good", "met"),
+            (SloVerdict::Late { stage, .. }, _) => ("late", stage.name()),
+        };
+        self.series.judge(&class, verdict, reason);
+        if matches!(verdict, "good" | "late") && output_tokens > 0 {
+            self.series.observe(&class, &timing, output_tokens);
+            if let Some(forecast) = forecast {
+                self.series
+                    .compare(&class, &forecast, &timing, output_tokens);
+            }
+        }
+        Some(RequestVerdict {
+            class,
+            verdict,
+            reason,
+            timing,
+            output_tokens,
+        })
+    }
+}
+
+impl SloSeries {
+    /// Counts a request refused before the brain saw it. Gives what was counted.
+    pub fn turned_away(&self, class: &str, refusal: &Refusal) -> RequestVerdict {
+        let verdict = RequestVerdict {
+            class: self.class_label(class),
+            verdict: "refused",
+            reason: refusal_name(refusal),
+            timing: RequestStageTimes::default(),
+            output_tokens: 0,
+        };
+        self.judge(&verdict.class, verdict.verdict, verdict.reason);
+        verdict
+    }
+
+    /// Good sequences per second over the last minute, by class, and the number of devices.
+    pub fn goodput(&self) -> (Vec<(String, f64)>, u32) {
+        self.lock().rates(Instant::now())
+    }
+
+    fn judge(&self, class: &str, verdict: &'static str, reason: &'static str) {
+        let labels = SloVerdictLabels {
+            class: class.to_owned(),
+            verdict,
+            reason,
+        };
+        self.requests.get_or_create(&labels).inc();
+        if verdict == "good" {
+            self.lock().count(Instant::now(), class);
+        }
+    }
+
+    fn observe(&self, class: &str, timing: &RequestStageTimes, output_tokens: u32) {
+        let labels = SloClassLabels {
+            class: class.to_owned(),
+        };
+        let see = |series: &HistogramFamily<SloClassLabels>, span: Duration| {
+            series.get_or_create(&labels).observe(span.as_secs_f64());
+        };
+        see(&self.ttft, timing.ttft());
+        see(&self.e2e, timing.total());
+        if let Some(tpot) = timing.tpot(output_tokens) {
+            see(&self.tpot, tpot);
+        }
+        for stage in RequestStage::ALL {
+            let labels = SloStageLabels {
+                stage: stage.name(),
+                class: class.to_owned(),
+            };
+            let seconds = timing.stage(stage).as_secs_f64();
+            self.stages.get_or_create(&labels).observe(seconds);
+        }
+    }
+
+    fn compare(
+        &self,
+        class: &str,
+        forecast: &RequestForecast,
+        timing: &RequestStageTimes,
+        output_tokens: u32,
+    ) {
+        let pairs = [
+            (SloMetric::Ttft, Some(timing.ttft()), forecast.ttft),
+            (SloMetric::Tpot, timing.tpot(output_tokens), forecast.tpot),
+            (SloMetric::EndToEnd, Some(timing.total()), forecast.e2e),
+        ];
+        for (aim, real, predicted) in pairs {
+            let Some(real) = real.filter(|_| !predicted.is_zero()) else {
+                continue;
+            };
+            let labels = SloMetricLabels {
+                class: class.to_owned(),
+                aim: aim.name(),
+            };
+            let ratio = real.as_secs_f64() / predicted.as_secs_f64();
+            self.forecasts.get_or_create(&labels).observe(ratio);
+        }
+    }
+
+    /// The class as a label; all unknown classes share one.
+    fn class_label(&self, class: &str) -> String {
+        let recent = self.lock();
+        if recent.classes.contains(class) || recent.classes_before.contains(class) {
+            class.to_owned()
+        } else {
+            OTHER.to_owned()
+        }
+    }
+}
+
+const REASONS: [PlacementReason; 6] = [
+    PlacementReason::Split,
+    PlacementReason::Both,
+    PlacementReason::OnDecode,
+    PlacementReason::OnPrefill,
+    PlacementReason::Load,
+    PlacementReason::Turn,
+];
+
+fn place_reason(reason: PlacementReason) -> &'static str {
+    match reason {
+        PlacementReason::Split => "split",
+        PlacementReason::Both => "both",
+        PlacementReason::OnDecode => "on_decode",
+        PlacementReason::OnPrefill => "on_prefill",
+        PlacementReason::Load => "load",
+        PlacementReason::Turn => "turn",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Telemetry;
+    use cleave_domain::{Failure, FinishReason, Refusal, SloClass, WorkerRef};
+    use cleave_router::RoleCounts;
+
+    const DONE: Ending = Ending::Done {
+        reason: FinishReason::Length,
+    };
+
+    fn policy(names: &[&str]) -> SloPolicy {
+        let class = |name: &&str| SloClass {
+            name: (*name).to_owned(),
+            ..SloClass::default()
+        };
+        SloPolicy {
+            classes: names.iter().map(class).collect(),
+            default_class: names[0].to_owned(),
+            ..SloPolicy::default()
+        }
+    }
+
+    /// Each stage takes another time; the first four add up to 60 ms.
+    fn timing() -> RequestStageTimes {
+        let ms = |millis| Duration::from_millis(millis);
+        RequestStageTimes {
+            router_queue: ms(4),
+            retry: ms(6),
+            prefill_wait: ms(20),
+            prefill: ms(30),
+            transfer: ms(40),
+            decode_wait: ms(50),
+            first_decode: ms(60),
+            decode: ms(70),
+        }
+    }
+
+    struct SloMetersFixture {
+        telemetry: Telemetry,
+        meters: SloMeters,
+        flights: u64,
+    }
+
+    impl SloMetersFixture {
+        fn new(names: &[&str]) -> Self {
+            let telemetry = Telemetry::default();
+            let meters = SloMeters::new(&telemetry.slo, &policy(names));
+            Self {
+                telemetry,
+                meters,
+                flights: 0,
+            }
+        }
+
+        fn end_flight(&mut self, class: &str, verdict: SloVerdict, ending: &Ending) {
+            self.flights += 1;
+            let flight = FlightId(self.flights);
+            self.meters.handle_note(&RouterNote::Judged {
+                flight,
+                class: class.to_owned(),
+                tenant: String::new(),
+                verdict,
+                timing: timing(),
+                output_tokens: 12,
+                forecast: Some(Box::new(RequestForecast {
+                    prefill: WorkerRef::default(),
+                    decode: WorkerRef::default(),
+                    cached_tokens: 0,
+                    ttft: Duration::from_millis(50),
+                    tpot: Duration::from_millis(20),
+                    e2e: Duration::ZERO,
+                    output_tokens: 12,
+                })),
+            });
+            self.meters.ended(flight, Some(ending));
+        }
+
+        #[track_caller]
+        fn assert_shown(&self, lines: &[&str]) {
+            let text = self.telemetry.text();
+            for line in lines {
+                let there = text.lines().any(|shown| shown == *line);
+                assert!(there, "{line} is not in\n{text}");
+            }
+        }
+    }
+
+    // Invariant: I33.
+    // Lesson: 25.
+    #[tokio::test(start_paused = true)]
+    async fn refused_and_failed_requests_count_as_misses() {
+        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        fixture.assert_shown(&[
+            "cleave_slo_requests_total{class=\"fast\",verdict=\"good\",reason=\"met\"} 0",
+        ]);
+        let late = Refusal::Late {
+            aim: SloMetric::Tpot,
+            predicted: Duration::ZERO,
+            retry_after: Duration::ZERO,
+        };
+        let stage = RequestStage::DecodeWait;
+        let aim = SloMetric::Ttft;
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.end_flight("fast", SloVerdict::Late { aim, stage }, &DONE);
+        fixture.end_flight("fast", SloVerdict::Refused, &Ending::Refused(late.clone()));
+        fixture.end_flight(
+            "fast",
+            SloVerdict::Failed,
+            &Ending::Failed(Failure::WorkerLost),
+        );
+        fixture.end_flight("slow", SloVerdict::Cancelled, &Ending::Cancelled);
+        // The client had all that it wanted: its stop string came.
+        fixture.end_flight("slow", SloVerdict::Good, &Ending::Cancelled);
+        // The workers reported success; the client lacks a token.
+        fixture.end_flight(
+            "slow",
+            SloVerdict::Good,
+            &Ending::Failed(Failure::WorkerLost),
+        );
+        fixture.telemetry.slo.turned_away("slow", &late);
+        let line = |class: &str, verdict: &str, reason: &str| {
+            format!(
+                "cleave_slo_requests_total{{class=\"{class}\",verdict=\"{verdict}\",reason=\"{reason}\"}} 1"
+            )
+        };
+        let lines = [
+            line("fast", "good", "met"),
+            line("fast", "late", "decode_wait"),
+            line("fast", "refused", "slo_tpot_unreachable"),
+            line("fast", "failed", "worker_lost"),
+            line("slow", "cancelled", "client_left"),
+            line("slow", "good", "met"),
+            line("slow", "failed", "worker_lost"),
+            line("slow", "refused", "slo_tpot_unreachable"),
+        ];
+        fixture.assert_shown(&lines.each_ref().map(String::as_str));
+    }
+
+    // Invariant: I34.
+    // Lesson: 23.
+    #[tokio::test(start_paused = true)]
+    async fn stage_times_add_up_to_ttft_and_e2e() {
+        let mut fixture = SloMetersFixture::new(&["fast"]);
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.end_flight(
+            "fast",
+            SloVerdict::Failed,
+            &Ending::Failed(Failure::Corrupt),
+        );
+        fixture.assert_shown(&[
+            "cleave_stage_seconds_sum{stage=\"router_queue\",class=\"fast\"} 0.008",
+            "cleave_stage_seconds_sum{stage=\"retry\",class=\"fast\"} 0.012",
+            "cleave_stage_seconds_sum{stage=\"prefill_wait\",class=\"fast\"} 0.04",
+            "cleave_stage_seconds_sum{stage=\"prefill\",class=\"fast\"} 0.06",
+            "cleave_stage_seconds_sum{stage=\"transfer\",class=\"fast\"} 0.08",
+            "cleave_stage_seconds_sum{stage=\"decode_wait\",class=\"fast\"} 0.1",
+            "cleave_stage_seconds_sum{stage=\"first_decode\",class=\"fast\"} 0.12",
+            "cleave_stage_seconds_sum{stage=\"decode\",class=\"fast\"} 0.14",
+            "cleave_ttft_seconds_sum{class=\"fast\"} 0.12",
+            "cleave_ttft_seconds_count{class=\"fast\"} 2",
+            "cleave_tpot_seconds_sum{class=\"fast\"} 0.04",
+            "cleave_e2e_seconds_sum{class=\"fast\"} 0.56",
+            // 60 ms were 50 in the forecast; a tpot of 20 was right; of e2e there was none.
+            "cleave_forecast_ratio_sum{class=\"fast\",aim=\"ttft\"} 2.4",
+            "cleave_forecast_ratio_sum{class=\"fast\",aim=\"tpot\"} 2.0",
+        ]);
+        assert!(!fixture.telemetry.text().contains("aim=\"e2e\""));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn goodput_covers_the_last_minute_and_each_device() {
+        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        fixture.meters.handle_note(&RouterNote::Fleet {
+            workers: RoleCounts {
+                prefill: 1,
+                decode: 3,
+                both: 0,
+                devices: 4,
+            },
+            flights: 0,
+            flights_waiting: 0,
+        });
+        for _ in 0..30 {
+            fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        }
+        // One second has begun: what was good in it is the rate.
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"fast\"} 30.0"]);
+        tokio::time::advance(Duration::from_secs(59)).await;
+        for _ in 0..15 {
+            fixture.end_flight("slow", SloVerdict::Good, &DONE);
+        }
+        fixture.end_flight(
+            "slow",
+            SloVerdict::Failed,
+            &Ending::Failed(Failure::WorkerLost),
+        );
+        fixture.assert_shown(&[
+            "cleave_goodput_requests_per_second{class=\"fast\"} 0.5",
+            "cleave_goodput_requests_per_second_per_device{class=\"fast\"} 0.125",
+            "cleave_goodput_requests_per_second{class=\"slow\"} 0.25",
+        ]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"fast\"} 0.0"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_class_names_create_no_metric_series() {
+        let mut fixture = SloMetersFixture::new(&["fast"]);
+        for class in 0..100 {
+            fixture.end_flight(&format!("made up {class}"), SloVerdict::Good, &DONE);
+        }
+        let text = fixture.telemetry.text();
+        assert!(!text.contains("made up"), "{text}");
+        let other =
+            "cleave_slo_requests_total{class=\"other\",verdict=\"good\",reason=\"met\"} 100";
+        fixture.assert_shown(&[other]);
+        fixture.meters.policy_changed(&policy(&["new"]));
+        fixture.end_flight("new", SloVerdict::Good, &DONE);
+        // A request under the previous policy still ends under its class.
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[
+            "cleave_slo_requests_total{class=\"new\",verdict=\"good\",reason=\"met\"} 1",
+            "cleave_slo_requests_total{class=\"fast\",verdict=\"good\",reason=\"met\"} 1",
+        ]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn goodput_of_a_removed_class_disappears() {
+        let mut fixture = SloMetersFixture::new(&["old"]);
+        let other = "made up by a client";
+        fixture.end_flight(other, SloVerdict::Good, &DONE);
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"other\"} 1.0"]);
+        fixture.meters.policy_changed(&policy(&["new"]));
+        fixture.end_flight("old", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[
+            "cleave_goodput_requests_per_second{class=\"old\"} 1.0",
+            "cleave_goodput_requests_per_second{class=\"new\"} 0.0",
+        ]);
+        tokio::time::advance(WINDOW).await;
+        fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"new\"} 0.0"]);
+        let text = fixture.telemetry.text();
+        for class in ["old", "other"] {
+            let labels = format!("{{class=\"{class}\"}}");
+            let goodput = text
+                .lines()
+                .filter(|line| line.starts_with("cleave_goodput"));
+            assert_eq!(
+                goodput.filter(|line| line.contains(&labels)).count(),
+                0,
+                "{text}"
+            );
+        }
+        // Two policies later the name counts as other.
+        fixture.meters.policy_changed(&policy(&["newer"]));
+        fixture.end_flight("old", SloVerdict::Good, &DONE);
+        fixture.assert_shown(&[
+            "cleave_slo_requests_total{class=\"old\",verdict=\"good\",reason=\"met\"} 1",
+            "cleave_slo_requests_total{class=\"other\",verdict=\"good\",reason=\"met\"} 2",
+        ]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn placement_reasons_and_downgrades_are_counted() {
+        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        let decided = |outcome| {
+            RouterNote::Decided(Box::new(PlacementDecision {
+                flight: FlightId(1),
+                class: "fast".to_owned(),
+                tenant: String::new(),
+                waited: Duration::ZERO,
+                ttft_permille: 1000,
+                tpot_permille: 1000,
+                considered: Vec::new(),
+                outcome,
+            }))
+        };
+        for reason in [
+            PlacementReason::Split,
+            PlacementReason::OnDecode,
+            PlacementReason::Split,
+        ] {
+            fixture
+                .meters
+                .handle_note(&decided(DecisionOutcome::Placed(reason)));
+        }
+        let class = "slow".to_owned();
+        fixture
+            .meters
+            .handle_note(&decided(DecisionOutcome::Downgraded { class }));
+        fixture.assert_shown(&[
+            "cleave_placement_reasons_total{reason=\"split\"} 2",
+            "cleave_placement_reasons_total{reason=\"on_decode\"} 1",
+            "cleave_placement_reasons_total{reason=\"turn\"} 0",
+            "cleave_slo_downgrades_total{class=\"slow\"} 1",
+        ]);
+        // A flight that was ended from outside leaves nothing behind.
+        fixture.meters.ended(FlightId(9), None);
+        assert!(fixture.meters.judged.is_empty());
+    }
+}

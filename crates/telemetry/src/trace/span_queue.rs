@@ -1,0 +1,258 @@
+//! The queue of spans to a collector.
+//!
+//! Owns: the queue and the task that empties it. Never delays a sender. Invariant: each span is
+//! counted once: exported, dropped (the queue was full) or lost (the collector did not take it).
+
+use crate::TelemetryError;
+use cleave_api::MetricRegistry;
+use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{info, warn};
+
+/// Spans that may wait; some 4 MiB of them.
+const QUEUE_MAX: usize = 8192;
+/// Spans sent at a time, as OpenTelemetry's libraries do.
+const BATCH_MAX: usize = 512;
+/// How long the first span of a batch waits for others.
+const BATCH_WAIT_MAX: Duration = Duration::from_millis(500);
+/// How long the last spans may take when the process ends.
+const FLUSH_MAX: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpanOutcomeLabels {
+    outcome: &'static str,
+}
+
+/// Counts of spans by outcome.
+#[derive(Clone, Debug)]
+pub(crate) struct TraceSeries {
+    spans: Family<SpanOutcomeLabels, Counter>,
+}
+
+impl TraceSeries {
+    pub(crate) fn register(registry: &mut MetricRegistry) -> Self {
+        let series = Self {
+            spans: Family::default(),
+        };
+        registry.register(
+            "cleave_trace_spans",
+            "Spans of recorded traces: exported, dropped (the queue to the collector was full), lost (the \
+             collector did not take them)",
+            series.spans.clone(),
+        );
+        series
+    }
+
+    fn count(&self, outcome: &'static str, count: usize) {
+        let counter = self.spans.get_or_create(&SpanOutcomeLabels { outcome });
+        counter.inc_by(count as u64);
+    }
+}
+
+enum ExporterMessage {
+    Span(Box<SpanData>),
+    /// Everything queued before this is to be sent now.
+    Flush(oneshot::Sender<()>),
+}
+
+#[derive(Debug)]
+pub(super) struct SpanQueue {
+    queue: mpsc::Sender<ExporterMessage>,
+    series: TraceSeries,
+}
+
+impl SpanQueue {
+    pub(super) fn open(endpoint: &str, series: &TraceSeries) -> Result<Self, TelemetryError> {
+        let exporter = Otlp::builder().with_tonic().with_endpoint(endpoint);
+        let exporter = exporter
+            .build()
+            .map_err(|error| TelemetryError::Collector {
+                endpoint: endpoint.to_owned(),
+                reason: error.to_string(),
+            })?;
+        Ok(Self::with(exporter, series))
+    }
+
+    fn with(exporter: impl SpanExporter + 'static, series: &TraceSeries) -> Self {
+        for outcome in ["exported", "dropped", "lost"] {
+            series.count(outcome, 0);
+        }
+        let (queue, messages) = mpsc::channel(QUEUE_MAX);
+        let exporter_task = SpanExporterTask {
+            exporter,
+            series: series.clone(),
+            failing: false,
+        };
+        tokio::spawn(exporter_task.export_until_closed(messages));
+        Self {
+            queue,
+            series: series.clone(),
+        }
+    }
+
+    pub(super) fn send(&self, span: SpanData) {
+        if self
+            .queue
+            .try_send(ExporterMessage::Span(Box::new(span)))
+            .is_err()
+        {
+            self.series.count("dropped", 1);
+        }
+    }
+
+    pub(super) async fn flush(&self) {
+        let flushed = async {
+            let (done_sender, done) = oneshot::channel();
+            if self
+                .queue
+                .send(ExporterMessage::Flush(done_sender))
+                .await
+                .is_ok()
+            {
+                // A task that has ended has no spans left.
+                let _ = done.await;
+            }
+        };
+        if timeout(FLUSH_MAX, flushed).await.is_err() {
+            warn!("the last traces are lost: the collector does not take them");
+        }
+    }
+}
+
+struct SpanExporterTask<E> {
+    exporter: E,
+    series: TraceSeries,
+    failing: bool,
+}
+
+impl<E: SpanExporter> SpanExporterTask<E> {
+    /// Runs until no sender is left.
+    async fn export_until_closed(mut self, mut messages: mpsc::Receiver<ExporterMessage>) {
+        self.exporter.set_resource(&resource());
+        while let Some(first) = messages.recv().await {
+            let ends = Instant::now() + BATCH_WAIT_MAX;
+            let (mut batch, mut flush_answer) = (Vec::new(), None);
+            sort_message(first, &mut batch, &mut flush_answer);
+            while batch.len() < BATCH_MAX && flush_answer.is_none() {
+                match timeout_at(ends, messages.recv()).await {
+                    Ok(Some(message)) => sort_message(message, &mut batch, &mut flush_answer),
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            self.export(batch).await;
+            if let Some(flush_answer) = flush_answer {
+                // The caller may have given up waiting.
+                let _ = flush_answer.send(());
+            }
+        }
+    }
+
+    async fn export(&mut self, batch: Vec<SpanData>) {
+        if batch.is_empty() {
+            return;
+        }
+        let count = batch.len();
+        let sent = self.exporter.export(batch).await;
+        let outcome = if sent.is_ok() { "exported" } else { "lost" };
+        self.series.count(outcome, count);
+        // Logged once for each change, not for every batch.
+        match (sent, self.failing) {
+            (Err(error), false) => warn!(%error, "the collector does not take traces"),
+            (Ok(()), true) => info!("the collector takes traces again"),
+            (Err(_), true) | (Ok(()), false) => {}
+        }
+        self.failing = outcome == "lost";
+    }
+}
+
+fn sort_message(
+    message: ExporterMessage,
+    batch: &mut Vec<SpanData>,
+    flush_answer: &mut Option<oneshot::Sender<()>>,
+) {
+    match message {
+        ExporterMessage::Span(span) => batch.push(*span),
+        ExporterMessage::Flush(done_sender) => *flush_answer = Some(done_sender),
+    }
+}
+
+/// The service's name: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` where they are set.
+fn resource() -> Resource {
+    let resource = Resource::builder();
+    match std::env::var_os("OTEL_SERVICE_NAME") {
+        Some(_) => resource,
+        None => resource.with_service_name("cleave"),
+    }
+    .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SpanBuilder;
+    use super::*;
+    use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+    use opentelemetry_sdk::trace::InMemorySpanExporter;
+    use std::time::SystemTime;
+
+    /// A collector that never takes spans.
+    #[derive(Debug)]
+    struct FailingExporter;
+
+    impl SpanExporter for FailingExporter {
+        async fn export(&self, _: Vec<SpanData>) -> OTelSdkResult {
+            Err(OTelSdkError::InternalFailure("nobody is there".into()))
+        }
+    }
+
+    fn series() -> (MetricRegistry, TraceSeries) {
+        let mut registry = MetricRegistry::default();
+        let series = TraceSeries::register(&mut registry);
+        (registry, series)
+    }
+
+    #[track_caller]
+    fn assert_counted(registry: &MetricRegistry, outcome: &str, count: usize) {
+        let text = registry.text();
+        let line = format!("cleave_trace_spans_total{{outcome=\"{outcome}\"}} {count}\n");
+        assert!(text.contains(&line), "{line} is not in\n{text}");
+    }
+
+    fn span() -> SpanData {
+        SpanBuilder::under(Default::default(), "x", SystemTime::now()).finish()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn spans_leave_together_and_a_flush_waits_for_them() {
+        let (registry, series) = series();
+        let exporter = InMemorySpanExporter::default();
+        let outbox = SpanQueue::with(exporter.clone(), &series);
+        for _ in 0..700 {
+            outbox.send(span());
+        }
+        outbox.flush().await;
+        assert_eq!(exporter.get_finished_spans().unwrap().len(), 700);
+        assert_counted(&registry, "exported", 700);
+        assert_counted(&registry, "dropped", 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropped_and_lost_spans_are_counted() {
+        let (registry, series) = series();
+        let outbox = SpanQueue::with(FailingExporter, &series);
+        // The exporter's task has not run yet.
+        for _ in 0..QUEUE_MAX + 10 {
+            outbox.send(span());
+        }
+        assert_counted(&registry, "dropped", 10);
+        outbox.flush().await;
+        assert_counted(&registry, "lost", QUEUE_MAX);
+        assert_counted(&registry, "exported", 0);
+    }
+}

@@ -1,0 +1,463 @@
+//! The loop around a worker's brain: handle one fact, perform all outputs of the brain, wait for
+//! the next.
+//!
+//! Never decides, and never blocks: long work belongs to the engine's thread, a link's task or a
+//! router's connection, and comes back as a fact.
+//! Invariant: all outputs of the brain are performed before it is given the next input.
+
+mod links;
+
+use super::admin::WorkerAdmin;
+use super::directory::PeerDirectory;
+use super::engine::{BlockImport, EngineHost, EngineWork};
+use super::exports::ExportQueue;
+use super::facts::handoff_of;
+use super::stops::PendingStops;
+use super::swap::{SwapDirection, SwapJob};
+use super::tier::OffloadJob;
+use cleave_api::WorkerCommand;
+use cleave_domain::{
+    BlockHash, BlockIndex, Emission, HandoffId, Order, Report, ReserveOrder, Role, RouterId,
+    TapeRecord, WorkerLoad,
+};
+use cleave_fleet::{
+    BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
+};
+use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
+use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerSpans, log_ids};
+use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tracing::{Level, debug, error, info, warn};
+
+/// The router id of a command at this worker's own port. No router has it, since ids that large are
+/// not accepted.
+const OPERATOR: RouterId = RouterId(u64::MAX);
+
+/// Everything that can wake the driver; this list is closed.
+enum WorkerWakeup {
+    Outside(WorkerEvent),
+    Link(LinkEvent),
+    Engine(WorkerInput),
+    Deadline,
+}
+
+pub(crate) struct WorkerInbox {
+    pub(crate) inbox: mpsc::Receiver<WorkerEvent>,
+    pub(crate) links: mpsc::Receiver<LinkEvent>,
+    pub(crate) engine: mpsc::UnboundedReceiver<WorkerInput>,
+}
+
+/// The things that outputs act on.
+pub(crate) struct WorkerEffects {
+    pub(crate) engine: EngineHost,
+    pub(crate) links: Links,
+    /// Grants by which senders in other processes may write here, and this worker elsewhere.
+    pub(crate) grants: Option<GrantIssuer>,
+    pub(crate) meters: WorkerMeters,
+    pub(crate) spans: WorkerSpans,
+    /// For log messages: the worker's name, and the address at which its blocks are reached.
+    pub(crate) name: String,
+    pub(crate) data_address: String,
+    pub(crate) link_prices: LinkPriceSource,
+    pub(crate) recorder: TapeRecorder,
+    pub(crate) admin: Arc<WorkerAdmin>,
+    pub(crate) drained: watch::Sender<bool>,
+}
+
+/// The source of link prices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkPriceSource {
+    /// Each link's own measurement.
+    Measured,
+    /// Given together with the prices of the steps.
+    Given,
+}
+
+pub(crate) struct WorkerDriver {
+    clock: BrainClock,
+    brain: WorkerBrain,
+    block_bytes: u32,
+    inbox: WorkerInbox,
+    effects: WorkerEffects,
+    routers: BTreeMap<RouterId, RouterConnection>,
+    peers: PeerDirectory,
+    exports: ExportQueue,
+    stops: PendingStops,
+    /// The payload of the frame that is the brain's present input.
+    payload_arriving: Option<ReceivedPayload>,
+    /// The load that the operator and the metrics last saw.
+    load_shown: Option<WorkerLoad>,
+    /// Facts that arose while the brain's outputs were performed.
+    pending: VecDeque<WorkerInput>,
+    /// Tokens that the brain emitted for the present input; they are sent together.
+    emitted: BTreeMap<RouterId, Vec<(HandoffId, Emission)>>,
+}
+
+impl WorkerDriver {
+    /// `found` are the blocks that an earlier incarnation of the worker left on disk.
+    pub(crate) fn new(
+        limits: WorkerLimits,
+        found: Vec<BlockHash>,
+        inbox: WorkerInbox,
+        mut effects: WorkerEffects,
+    ) -> Self {
+        let block_bytes = limits.capacity.block_bytes;
+        effects
+            .recorder
+            .write_worker(TapeRecord::Started { limits: &limits });
+        Self {
+            clock: BrainClock::start(),
+            brain: WorkerBrain::new(limits),
+            block_bytes,
+            inbox,
+            effects,
+            routers: BTreeMap::new(),
+            peers: PeerDirectory::default(),
+            exports: ExportQueue::default(),
+            stops: PendingStops::default(),
+            payload_arriving: None,
+            load_shown: None,
+            pending: if found.is_empty() {
+                VecDeque::new()
+            } else {
+                VecDeque::from([WorkerInput::FoundOnDisk { contents: found }])
+            },
+            emitted: BTreeMap::new(),
+        }
+    }
+
+    /// Runs until it is stopped, or until no event can come any more.
+    pub(crate) async fn run(mut self) {
+        self.drain_brain();
+        loop {
+            match self.next_event().await {
+                Some(WorkerWakeup::Outside(WorkerEvent::Stop)) | None => return,
+                Some(WorkerWakeup::Outside(event)) => self.handle_event(event),
+                Some(WorkerWakeup::Link(event)) => self.handle_link_event(event),
+                Some(WorkerWakeup::Engine(answer)) => self.handle(answer),
+                Some(WorkerWakeup::Deadline) => self.handle(WorkerInput::Woke),
+            }
+        }
+    }
+
+    async fn next_event(&mut self) -> Option<WorkerWakeup> {
+        let deadline = self.brain.deadline();
+        // The order is fixed, so that the same facts at the same moments give the same decisions.
+        // The engine and the links report only what they were asked for, so that routers are not
+        // starved.
+        tokio::select! {
+            biased;
+            () = deadline_reached(self.clock, deadline) => Some(WorkerWakeup::Deadline),
+            answer = self.inbox.engine.recv() => answer.map(WorkerWakeup::Engine),
+            event = self.inbox.links.recv() => event.map(WorkerWakeup::Link),
+            event = self.inbox.inbox.recv() => event.map(WorkerWakeup::Outside),
+        }
+    }
+
+    /// Gives the brain one fact, and performs everything that follows from it.
+    fn handle(&mut self, input: WorkerInput) {
+        self.pending.push_back(input);
+        self.drain_brain();
+    }
+
+    /// Gives the brain all pending facts, and those that arise meanwhile.
+    fn drain_brain(&mut self) {
+        while let Some(input) = self.pending.pop_front() {
+            let at = self.clock.now();
+            let line = TapeRecord::Received { at, input: &input };
+            self.effects.recorder.write_worker(line);
+            self.brain.handle(at, input);
+            while let Some(output) = self.brain.poll() {
+                self.effects
+                    .recorder
+                    .write_worker(TapeRecord::Emitted { output: &output });
+                self.perform(output);
+            }
+            for (router, tokens) in std::mem::take(&mut self.emitted) {
+                self.enqueue_for_router(router, FromWorker::Emissions(tokens));
+            }
+            self.effects.recorder.flush();
+            assert!(
+                self.payload_arriving.is_none(),
+                "the brain neither imported nor discarded a frame"
+            );
+        }
+        self.publish_load();
+    }
+
+    /// Shows the load that routers receive to the operator and the metrics, whether or not a router
+    /// is connected.
+    fn publish_load(&mut self) {
+        let load = self.brain.load();
+        if self.load_shown.replace(load) != Some(load) {
+            self.effects.admin.load_changed(load);
+            self.effects.meters.load_changed(load);
+        }
+    }
+
+    fn handle_event(&mut self, event: WorkerEvent) {
+        match event {
+            WorkerEvent::RouterJoined(line) => {
+                let router = line.router;
+                info!(%router, "router joined");
+                if self.routers.remove(&router).is_some() {
+                    self.router_lost(router);
+                }
+                self.routers.insert(router, line);
+                // The join comes first: a connection that has ended already is lost to the brain
+                // after it joined.
+                self.handle(WorkerInput::RouterJoined { router });
+                for link in self.effects.admin.links() {
+                    self.send_to_router(router, FromWorker::Link(link));
+                }
+                self.drain_brain();
+            }
+            WorkerEvent::RouterLost { router, serial } => {
+                if self
+                    .routers
+                    .get(&router)
+                    .is_some_and(|line| line.serial == serial)
+                {
+                    self.routers.remove(&router);
+                    info!(%router, "router lost");
+                    self.router_lost(router);
+                }
+            }
+            WorkerEvent::FromRouter {
+                router,
+                serial,
+                message,
+            } => {
+                // A message from a connection that was replaced meanwhile is dropped.
+                if self
+                    .routers
+                    .get(&router)
+                    .is_some_and(|line| line.serial == serial)
+                {
+                    self.handle_router_message(router, message);
+                }
+            }
+            WorkerEvent::Commanded(WorkerCommand::Drain) => {
+                self.effects.admin.drain_requested();
+                self.handle(WorkerInput::Draining);
+            }
+            WorkerEvent::Commanded(WorkerCommand::SetRole(role)) => {
+                self.serve(role);
+                let order = Order::Serve { role };
+                let router = OPERATOR;
+                self.handle(WorkerInput::Ordered { router, order });
+            }
+            WorkerEvent::Drain => {
+                self.effects.admin.drain_requested();
+                self.handle(WorkerInput::Draining);
+            }
+            WorkerEvent::Stop => {}
+        }
+    }
+
+    fn handle_router_message(&mut self, router: RouterId, message: ToWorker) {
+        match message {
+            ToWorker::Peer {
+                worker,
+                data_address,
+            } => {
+                self.peers.add(worker, router);
+                match PeerRoute::parse(&data_address) {
+                    Ok(route) => self.effects.links.add_peer(worker, route),
+                    // Hand-offs with it will find no route, and fail.
+                    Err(error) => warn!(peer = %worker, %error, "invalid worker address"),
+                }
+            }
+            ToWorker::PeerGone { worker } => {
+                let gone = self.peers.remove(worker, router);
+                self.forget_peers(gone);
+                self.drain_brain();
+            }
+            ToWorker::NameTaken { data_address } => {
+                // The connection ends after this; it is dialled again in case the other worker
+                // leaves.
+                error!(
+                    name = self.effects.name,
+                    %router,
+                    here = self.effects.data_address,
+                    there = data_address,
+                    "another worker of this name started later and is connected to the router: \
+                     this one is cut off; give one of the two another name (--name)"
+                );
+            }
+            ToWorker::Grant { handoff, grant } => {
+                self.update_grants(|grants| grants.store(handoff, grant));
+            }
+            ToWorker::Order { order, context } => {
+                self.effects.spans.order_received(&order, context);
+                match &order {
+                    Order::Drain => self.effects.admin.drain_requested(),
+                    Order::Serve { role } => self.serve(*role),
+                    Order::Reserve(reserve) => self.issue_grant(router, reserve),
+                    Order::Prefill(_)
+                    | Order::Migrate(_)
+                    | Order::Renew { .. }
+                    | Order::Cancel { .. }
+                    | Order::Relay(_) => {}
+                }
+                self.handle(WorkerInput::Ordered { router, order });
+            }
+        }
+    }
+
+    /// Issues a grant to write to the blocks about to be reserved. If they are not reserved, the
+    /// grant permits nothing.
+    fn issue_grant(&mut self, router: RouterId, reserve: &ReserveOrder) {
+        let Some(grants) = &self.effects.grants else {
+            return;
+        };
+        let handoff = reserve.handoff;
+        let grant = grants.issue(handoff, reserve.sender, &reserve.request.slo.tenant);
+        self.send_to_router(router, FromWorker::Grant { handoff, grant });
+    }
+
+    fn update_grants(&self, change: impl FnOnce(&GrantIssuer)) {
+        if let Some(grants) = &self.effects.grants {
+            change(grants);
+            self.effects.meters.set_grants(grants.stored_count());
+        }
+    }
+
+    /// Shows a new role, before the brain is given it.
+    fn serve(&mut self, role: Role) {
+        info!(name = self.effects.name, %role, "role changed");
+        self.effects.admin.role_changed(role);
+        self.effects.meters.role_changed(role);
+        self.update_grants(|_| {});
+    }
+
+    fn perform(&mut self, output: WorkerOutput) {
+        match output {
+            WorkerOutput::Step(plan) => self.effects.engine.push(EngineWork::Step(plan)),
+            WorkerOutput::Report { router, report } => {
+                self.effects.spans.report_sent(&report);
+                if let Report::Refused { handoff, .. } | Report::MigrationAborted { handoff, .. } =
+                    &report
+                {
+                    self.update_grants(|grants| grants.remove(*handoff));
+                }
+                self.send_to_router(router, FromWorker::Report(report));
+            }
+            WorkerOutput::Emit { handoff, emission } => {
+                self.effects.spans.token_emitted(handoff, &emission);
+                let emitted = self.emitted.entry(handoff.flight.router()).or_default();
+                emitted.push((handoff, emission));
+            }
+            WorkerOutput::Export(export) => {
+                self.exports.push(export);
+                self.pump(export.to);
+            }
+            WorkerOutput::Send { to, packet } => self.send(to, packet),
+            WorkerOutput::Import {
+                handoff,
+                part,
+                block,
+            } => {
+                let arrived = self.payload_arriving.take();
+                let payload = arrived.expect("the brain imports the frame that just arrived");
+                self.effects.engine.push(EngineWork::Write(BlockImport {
+                    handoff,
+                    part,
+                    block,
+                    payload,
+                }));
+            }
+            WorkerOutput::Discard { .. } => drop(self.payload_arriving.take()),
+            WorkerOutput::SwapOut { handoff, blocks } => {
+                self.swap(handoff, blocks, SwapDirection::Out)
+            }
+            WorkerOutput::SwapIn { handoff, blocks } => {
+                self.swap(handoff, blocks, SwapDirection::In)
+            }
+            WorkerOutput::SwapDrop { handoff } => {
+                self.pending
+                    .extend(self.effects.engine.drop_swapped(handoff));
+            }
+            WorkerOutput::Offload { content, block } => {
+                let bytes = self.block_bytes;
+                self.effects.engine.push(EngineWork::Offload(OffloadJob {
+                    content,
+                    block,
+                    bytes,
+                }));
+            }
+            WorkerOutput::SpillToDisk { content } => self.effects.engine.spill_to_disk(content),
+            WorkerOutput::Fetch { handoff, blocks } => self.effects.engine.fetch(handoff, blocks),
+            WorkerOutput::FetchStop { handoff } => self.effects.engine.stop_fetch(handoff),
+            WorkerOutput::TierDrop { content, place } => {
+                self.effects.engine.drop_tier_block(content, place)
+            }
+            WorkerOutput::Forget { handoff } => {
+                self.pending.extend(self.exports.forget(handoff));
+                self.pending.extend(self.effects.engine.forget(handoff));
+                self.update_grants(|grants| grants.remove(handoff));
+            }
+            WorkerOutput::Drained => {
+                self.effects.drained.send_replace(true);
+            }
+            WorkerOutput::Note(note) => self.note(&note),
+        }
+    }
+
+    fn note(&mut self, note: &WorkerNote) {
+        let WorkerEffects {
+            spans: legs, name, ..
+        } = &self.effects;
+        if tracing::enabled!(Level::DEBUG) {
+            let context = handoff_of(note).and_then(|handoff| legs.request_context(handoff));
+            let (request_id, trace) = log_ids(context);
+            debug!(
+                worker = name,
+                request_id,
+                trace_id = trace.map(display),
+                ?note
+            );
+        }
+        self.effects.spans.handle_note(note);
+        self.effects.meters.count(note);
+    }
+
+    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, direction: SwapDirection) {
+        let swap = SwapJob::new(handoff, blocks, direction);
+        self.effects.engine.push(EngineWork::Swap(swap));
+    }
+
+    /// Sends a message after the tokens that were emitted before it.
+    fn send_to_router(&mut self, router: RouterId, message: FromWorker) {
+        if let Some(tokens) = self.emitted.remove(&router) {
+            self.enqueue_for_router(router, FromWorker::Emissions(tokens));
+        }
+        self.enqueue_for_router(router, message);
+    }
+
+    /// Queues a message. A router whose connection is full does not read it and counts as lost.
+    fn enqueue_for_router(&mut self, router: RouterId, message: FromWorker) {
+        let Some(line) = self.routers.get(&router) else {
+            return; // It left meanwhile; the brain knows, or has it pending.
+        };
+        if let Err(error) = line.out.try_send(message) {
+            warn!(%router, %error, "router lost: it does not read its messages");
+            self.routers.remove(&router);
+            self.pending.push_back(WorkerInput::RouterLost { router });
+            let gone = self.peers.remove_router(router);
+            self.forget_peers(gone);
+        }
+    }
+
+    /// Ends the router's flights first, while the peers that they concern can still be reached.
+    fn router_lost(&mut self, router: RouterId) {
+        self.handle(WorkerInput::RouterLost { router });
+        self.effects.spans.router_lost(router);
+        self.update_grants(|grants| grants.remove_router(router));
+        let gone = self.peers.remove_router(router);
+        self.forget_peers(gone);
+        self.drain_brain();
+    }
+}
