@@ -370,8 +370,8 @@ impl RouterDriver {
         {
             flights.record_note(flight, note);
         }
-        let is_logged = tracing::enabled!(Level::DEBUG)
-            || tracing::enabled!(target: "decision", Level::DEBUG);
+        let is_logged =
+            tracing::enabled!(Level::DEBUG) || tracing::enabled!(target: "decision", Level::DEBUG);
         let context = if is_logged {
             flight_of(note).and_then(|flight| flights.request_context(flight))
         } else {
