@@ -6,10 +6,10 @@
 //! than a block.
 
 use crate::grant::GrantIssuer;
-use crate::nixl::Nixl;
 use crate::payload::ReceivedPayload;
 use crate::pools::PoolSharing;
-use crate::transport::Transport;
+use crate::transports::Transport;
+use crate::transports::nixl::Nixl;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use cleave_tls::PeerTls;

@@ -7,7 +7,7 @@
 use crate::config::LinksConfig;
 use crate::incoming::{LinkStream, STREAMS_MAX};
 use crate::socket::{LinkError, write_message};
-use crate::tcp::{self, TcpReader, TcpWriter};
+use crate::transports::tcp::{self, TcpReader, TcpWriter};
 use crate::wire::{LinkHello, LinkMessage};
 use cleave_domain::WorkerRef;
 use tokio::io::{AsyncRead, AsyncWrite};

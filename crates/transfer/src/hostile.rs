@@ -8,10 +8,11 @@ use crate::handshake::DialledLink;
 use crate::incoming::LinkStream;
 use crate::link::PayloadStore;
 use crate::links::{Links, Listeners};
-use crate::shared_memory::SenderRing;
 use crate::socket::{MessageReader, write_message};
+use crate::transports::shm;
+use crate::transports::shm::SenderRing;
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
-use crate::{HostListener, LocalNet, PeerRoute, checksum, host};
+use crate::{HostListener, LocalNet, PeerRoute, checksum};
 use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
@@ -109,7 +110,7 @@ impl CompliantWorker {
         Arc<SenderRing>,
     ) {
         let config = config(1);
-        let dialled = host::dial(&config, worker(2), &self.host_address);
+        let dialled = shm::dial(&config, worker(2), &self.host_address);
         let (DialledLink { mut streams, .. }, channel) = dialled.await.unwrap();
         match channel.store {
             PayloadStore::Ring(ring, _) => (streams.remove(0), ring),
@@ -439,7 +440,7 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
         // Until the dialler closes.
         let _ = reader.message().await;
     });
-    let Err(refused) = host::dial(&config(2), worker(1), &address).await else {
+    let Err(refused) = shm::dial(&config(2), worker(1), &address).await else {
         panic!("2 GiB were to be mapped");
     };
     let message = refused.to_string();
@@ -451,7 +452,7 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
 fn a_ring_of_tiny_slots_takes_no_more_memory_than_two_windows() {
     for block_bytes in [1, 100, 4096, 5000, 1 << 20] {
         let config = LinksConfig::new(worker(1), Fingerprint("f".into()), block_bytes);
-        let (mirror_bytes, window) = (host::ring_bytes(&config), u64::from(config.window()));
+        let (mirror_bytes, window) = (shm::ring_bytes(&config), u64::from(config.window()));
         assert!(mirror_bytes <= 2 * window, "{block_bytes}: {mirror_bytes}");
     }
 }

@@ -13,17 +13,17 @@
 use crate::address::PeerRoute;
 use crate::config::{LinkDown, LinkEvent, LinksConfig};
 use crate::dial_backoff::DialBackoff;
-use crate::host::{self, HostListener, HostStream, PoolGate};
 use crate::incoming::{self, AcceptPolicy, IdentifiedPeer, JoinRequest, ReceiveSession};
 use crate::link::Link;
-use crate::local::{self, LocalEndpoint, LocalNet};
-use crate::nixl;
 use crate::outgoing::OutboundLink;
-use crate::peer_process::PeerProcess;
 use crate::pools::{PoolAccess, PoolAccessList};
 use crate::socket::{LinkError, write_message};
-use crate::tcp::{TcpLinkStream, TcpReader, TcpWriter};
-use crate::transport::Transport;
+use crate::transports::Transport;
+use crate::transports::cuda_ipc::PeerProcess;
+use crate::transports::local::{self, LocalEndpoint, LocalNet};
+use crate::transports::nixl;
+use crate::transports::shm::{self, HostListener, HostStream, PoolGate};
+use crate::transports::tcp::{TcpLinkStream, TcpReader, TcpWriter};
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
 use parking_lot::{Mutex, MutexGuard};
@@ -148,7 +148,7 @@ impl Links {
         let is_on_other_host = match table.routes.get(&peer) {
             Some(PeerRoute::Remote(addresses)) => {
                 let host_address = addresses.shared_memory.as_ref();
-                !host_address.is_some_and(host::is_this_host)
+                !host_address.is_some_and(shm::is_this_host)
             }
             Some(PeerRoute::Local) | None => false,
         };
@@ -375,7 +375,7 @@ impl LinksState {
         stream: HostStream,
         unidentified_permit: OwnedSemaphorePermit,
     ) {
-        let identified = host::identify(&self.config, stream).await;
+        let identified = shm::identify(&self.config, stream).await;
         drop(unidentified_permit);
         match identified {
             Ok(identified) => {
@@ -386,7 +386,7 @@ impl LinksState {
                         events: &own.events,
                         grant_pool: &|peer, process| own.grant_pool(peer, process),
                     };
-                    host::receive(identified, session, &own.config, gate).await
+                    shm::receive(identified, session, &own.config, gate).await
                 };
                 self.receive_in_turn(peer, receive).await;
             }

@@ -6,12 +6,12 @@
 use crate::config::LinkSpeed;
 use crate::incoming::LinkStream;
 use crate::link::{PayloadStore, SlotDelivery};
-use crate::nixl::RdmaWriter;
 use crate::outgoing::{CREDIT_BEYOND_WINDOW, lend_slot};
 use crate::pools;
-use crate::shared_memory::{RingShape, SenderRing};
 use crate::socket::{LinkError, write_message};
-use crate::transport::Transport;
+use crate::transports::Transport;
+use crate::transports::nixl::RdmaWriter;
+use crate::transports::shm::{RingShape, SenderRing};
 use crate::wire::{LinkMessage, PROBE_BYTES};
 use std::sync::Arc;
 use std::time::Duration;

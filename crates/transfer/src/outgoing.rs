@@ -16,14 +16,14 @@ use crate::buffer::BufferPool;
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::dial_backoff::{BACKOFF_MIN, DialBackoff};
 use crate::handshake::{self, DialledLink, LinkTerms};
-use crate::host::{self, HostDialled};
 use crate::incoming::LinkStream;
 use crate::link::{LinkCarrier, PayloadStore};
 use crate::measure::measure;
-use crate::nixl::{self, Nixl, RdmaWriter};
 use crate::socket::LinkError;
-use crate::tcp::{TcpReader, TcpWriter};
-use crate::transport::Transport;
+use crate::transports::Transport;
+use crate::transports::nixl::{self, Nixl, RdmaWriter};
+use crate::transports::shm::{self, HostDialled};
+use crate::transports::tcp::{TcpReader, TcpWriter};
 use cleave_domain::WorkerRef;
 use std::sync::Arc;
 use stream::{CreditReceiver, StreamSendState, receive_credit, send_messages};
@@ -144,7 +144,7 @@ impl OutboundLink<'_> {
             nixl,
         } = addresses;
         let host = shared_memory.as_ref().filter(|address| {
-            config.transports.contains(&Transport::SharedMemory) && host::is_this_host(address)
+            config.transports.contains(&Transport::SharedMemory) && shm::is_this_host(address)
         });
         let library = config.nixl().filter(|_| *nixl);
         let is_tcp = config.transports.contains(&Transport::Tcp);
@@ -227,7 +227,7 @@ impl OutboundLink<'_> {
         let dialled = async {
             match option {
                 DialOption::Host(address) => {
-                    let (dialled, channel) = host::dial(config, peer, address).await?;
+                    let (dialled, channel) = shm::dial(config, peer, address).await?;
                     let PayloadChannel {
                         store,
                         pool_unopened: unopened,

@@ -28,18 +28,18 @@ mod hostile;
 mod library;
 mod metadata;
 mod note;
+mod pending_writes;
 mod poll_pace;
 mod process_exit;
 mod receiver;
 mod writer;
 
 pub(crate) use dial::{RdmaSetup, dial, receive};
-#[cfg(test)]
-pub(crate) use receiver::AwaitedSlot;
+pub(crate) use pending_writes::{PendingWrites, receive_ahead};
 pub(crate) use receiver::RdmaReceiver;
 pub(crate) use writer::RdmaWriter;
 
-use crate::shared_memory::RingShape;
+use crate::transports::shm::RingShape;
 use agent_creation::AgentCreations;
 use cleave_domain::WorkerRef;
 use library::NixlLibrary;

@@ -14,8 +14,8 @@ use super::writer::RdmaWriterParts;
 use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer, UcxBackend};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::LinkStream;
-use crate::shared_memory::{ReceiverRing, RingShape, SenderRing};
 use crate::socket::{MessageReader, write_message};
+use crate::transports::shm::{ReceiverRing, RingShape, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
 use crate::{DataAddresses, Links, Listeners, LocalNet, PeerRoute, Transport};
 use bytes::BytesMut;
@@ -54,7 +54,7 @@ fn in_own_process_over(name: &str, transports: &[&str]) -> Option<Arc<Nixl>> {
     }
     for tls in transports {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let name = format!("nixl::hostile::{name}");
+        let name = format!("transports::nixl::hostile::{name}");
         command.args(["--exact", &name, "--nocapture"]);
         let output = command
             .env(ALONE, "1")

@@ -17,6 +17,15 @@
 //! ended before it landed stay in quarantine until the sender's `Stopped` arrives, or until the
 //! sender is fenced ([`crate::LinkEvent::Fenced`]).
 
+#[cfg_attr(not(target_os = "linux"), path = "cuda_ipc/unsupported.rs")]
+pub(crate) mod cuda_ipc;
+pub(crate) mod local;
+#[cfg_attr(not(target_os = "linux"), path = "nixl/unsupported.rs")]
+pub(crate) mod nixl;
+#[cfg_attr(not(target_os = "linux"), path = "shm/unsupported.rs")]
+pub(crate) mod shm;
+pub(crate) mod tcp;
+
 use std::fmt;
 
 /// A transport of links. Smaller values are preferred.

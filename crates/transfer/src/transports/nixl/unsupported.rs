@@ -3,10 +3,10 @@
 
 use crate::config::{LinkEvent, LinksConfig};
 use crate::handshake::DialledLink;
-use crate::incoming::{IdentifiedPeer, ReceiveSession};
+use crate::incoming::{IdentifiedPeer, LinkReceiver, ReceiveSession};
 use crate::link::PayloadStore;
-use crate::socket::LinkError;
-use crate::tcp::{TcpReader, TcpWriter};
+use crate::socket::{LinkError, MessageReader};
+use crate::transports::tcp::{TcpReader, TcpWriter};
 use cleave_domain::WorkerRef;
 use std::path::Path;
 use std::sync::Arc;
@@ -46,21 +46,11 @@ impl Nixl {
 
 /// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum RdmaReceiver {}
+pub(crate) enum PendingWrites {}
 
 /// Cannot exist on this system.
 #[derive(Debug)]
 pub(crate) enum RdmaWriter {}
-
-impl RdmaReceiver {
-    pub(crate) async fn wait_until_written(&self, _slot: u32) -> Result<(), String> {
-        match *self {}
-    }
-
-    pub(crate) async fn wait_until_failed(&self) -> String {
-        match *self {}
-    }
-}
 
 /// Unused on this system.
 pub(crate) struct RdmaSetup<'a> {
@@ -112,4 +102,13 @@ pub(crate) async fn dial(
     _address: &str,
 ) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     match **nixl {}
+}
+
+pub(crate) async fn receive_ahead<R>(
+    _reader: &mut MessageReader<R>,
+    _link_receiver: &LinkReceiver,
+    pending_writes: &PendingWrites,
+    _pongs: mpsc::Sender<u64>,
+) -> LinkError {
+    match *pending_writes {}
 }

@@ -14,15 +14,15 @@ use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
 use crate::handshake::{DialledLink, RequestedLink, perform_handshake};
-use crate::host;
 use crate::incoming::{
     self, IdentifiedPeer, LinkReceiver, PayloadSource, ReceiveSession, SlotReadiness,
 };
 use crate::link::{PayloadStore, SlotDelivery};
-use crate::pending_writes::PendingWrites;
-use crate::shared_memory::{ReceiverRing, RingShape};
 use crate::socket::{LinkError, write_message};
-use crate::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
+use crate::transports::nixl::PendingWrites;
+use crate::transports::shm;
+use crate::transports::shm::{ReceiverRing, RingShape};
+use crate::transports::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
 use std::pin::pin;
@@ -50,7 +50,7 @@ pub(crate) async fn receive(
 ) -> LinkError {
     let IdentifiedPeer { peer, mut stream } = identified;
     let config = setup.config;
-    let shape = host::ring_shape(config);
+    let shape = shm::ring_shape(config);
     let welcome = LinkMessage::Welcome {
         me: config.me,
         credit: shape.window(),
@@ -155,7 +155,7 @@ pub(crate) async fn dial(
 ) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     let mut stream = tcp::dial(config, address).await?;
     let terms = perform_handshake(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
-    let shape = host::agreed_ring_shape(config, terms)?;
+    let shape = shm::agreed_ring_shape(config, terms)?;
     let offer = loop {
         match stream.reader.message().await? {
             LinkMessage::RingOffer { start, metadata } => break RingOffer { start, metadata },

@@ -12,7 +12,7 @@ use crate::link::{LinkCarrier, OutboundPayload, PayloadStore, QueuedMessage};
 use crate::payload::{PayloadLocation, ReceivedPayload};
 use crate::pools::{self, DirectCopy, PeerPool, PoolAccessList};
 use crate::socket::LinkError;
-use crate::transport::Transport;
+use crate::transports::Transport;
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use parking_lot::{Mutex, MutexGuard};

@@ -12,6 +12,12 @@
 //! Invariant: a ring is no larger than the window of its receiver requires; a ring larger than this
 //! end would create, and larger than 1 GiB, is not mapped.
 
+mod ring;
+
+pub(crate) use ring::{
+    MappedArea, ReceiverRing, RingShape, SenderRing, SenderSlot, SlotView, copy_past_caches,
+};
+
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
@@ -22,14 +28,12 @@ use crate::incoming::{
 };
 use crate::link::{PayloadStore, SlotDelivery};
 use crate::outgoing::PayloadChannel;
-use crate::peer_process::PeerProcess;
 use crate::pools::PeerPool;
-use crate::shared_memory::{
-    ReceiverRing, RingShape, SenderRing, receive_descriptor, send_descriptor,
-};
 use crate::socket::{LinkError, MessageReader, write_message};
+use crate::transports::cuda_ipc::PeerProcess;
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
+use ring::{receive_descriptor, send_descriptor};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
