@@ -19,7 +19,7 @@ use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, ServingReadiness};
 use cleave_engine::Engine;
 use cleave_tls::ServerTls;
-use cleave_transfer::{DataAddresses, HostListener, Listeners, LocalNet, Transport};
+use cleave_transfer::{ListenOptions, Listeners, LocalNet, OpenedListeners, TransportReach};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -313,22 +313,24 @@ impl DataListeners {
             advertised: named,
             nixl,
         } = self;
-        let is_within = named.is_none() && options.transports.contains(&Transport::SharedMemory);
-        let host = is_within.then(|| {
-            HostListener::bind()
-                .inspect_err(|error| warn!(%error, "cannot offer shared memory to workers of this host: their blocks come over TCP"))
-                .ok()
+        let mut transports = options.transports.clone();
+        if named.is_some() {
+            transports.retain(|transport| transport.reach() == TransportReach::Network);
+        }
+        let address = named.unwrap_or_else(|| bound.to_string());
+        let opened = Listeners::open(ListenOptions {
+            transports,
+            tcp: Some((tcp, address)),
+            has_nixl: nixl,
         });
-        let host = host.flatten();
-        let addresses = DataAddresses {
-            tcp: Some(named.unwrap_or_else(|| bound.to_string())),
-            shared_memory: host.as_ref().map(|host| host.address().clone()),
-            nixl,
-        };
-        let listeners = Listeners {
-            tcp: Some(tcp),
-            host,
-        };
+        let OpenedListeners {
+            listeners,
+            addresses,
+            failures,
+        } = opened;
+        for (_, error) in failures {
+            warn!(%error, "cannot offer shared memory to workers of this host: their blocks come over TCP");
+        }
         (listeners, addresses.to_string())
     }
 }

@@ -9,7 +9,8 @@
 
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::link::{Frame, SendPermit};
-use crate::links::{Links, Listeners};
+use crate::links::Links;
+use crate::listeners::Listeners;
 use crate::payload::ReceivedPayload;
 use crate::transports::Transport;
 use crate::{LocalNet, Nixl, PeerRoute};

@@ -7,12 +7,13 @@ use crate::config::{LinkEvent, LinksConfig};
 use crate::handshake::DialledLink;
 use crate::incoming::LinkStream;
 use crate::link::PayloadStore;
-use crate::links::{Links, Listeners};
+use crate::links::Links;
+use crate::listeners::{ListenOptions, Listeners, OpenedListeners};
 use crate::socket::{MessageReader, write_message};
-use crate::transports::shm;
-use crate::transports::shm::SenderRing;
+use crate::transports::Transport;
+use crate::transports::shm::{self, HostAddress, HostListener, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
-use crate::{HostListener, LocalNet, PeerRoute, checksum};
+use crate::{LocalNet, PeerRoute, checksum};
 use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
@@ -45,7 +46,7 @@ struct CompliantWorker {
     links: Links,
     events: mpsc::Receiver<LinkEvent>,
     address: String,
-    host_address: crate::HostAddress,
+    host_address: HostAddress,
 }
 
 impl CompliantWorker {
@@ -53,13 +54,19 @@ impl CompliantWorker {
         let (sender, events) = mpsc::channel(256);
         let links = Links::new(config(2), sender, LocalNet::default());
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let host = HostListener::bind().unwrap();
         let address = tcp.local_addr().unwrap().to_string();
-        let host_address = host.address().clone();
-        tokio::spawn(links.clone().serve(Listeners {
-            tcp: Some(tcp),
-            host: Some(host),
-        }));
+        let OpenedListeners {
+            listeners,
+            addresses,
+            ..
+        } = Listeners::open(ListenOptions {
+            transports: [Transport::SharedMemory].into(),
+            tcp: Some((tcp, address.clone())),
+            has_nixl: false,
+        });
+        let host_address = addresses.part(Transport::SharedMemory).unwrap();
+        let host_address = HostAddress::parse(host_address).unwrap();
+        tokio::spawn(links.clone().serve(listeners));
         Self {
             links,
             events,

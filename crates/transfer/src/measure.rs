@@ -59,7 +59,7 @@ where
     }
     if let PayloadStore::Pool { pool, .. } = store {
         let probed = pools::measure(Arc::clone(pool)).await;
-        let (bytes, elapsed) = probed.map_err(LinkError::Pool)?;
+        let (bytes, elapsed) = probed.map_err(|reason| LinkError::Transport(transport, reason))?;
         return Ok((LinkSpeed::of(transport, latency, bytes, elapsed), 0));
     }
     let start = Instant::now();

@@ -1,16 +1,21 @@
 //! The stand-in on systems without NVIDIA's transfer library: the same items, which cannot be
-//! created.
+//! created. Peers that ask for a ring are refused as by a worker that did not find the library.
 
-use crate::config::{LinkEvent, LinksConfig};
+mod transport;
+
+pub(crate) use transport::NixlTransport;
+
+use crate::config::LinksConfig;
 use crate::handshake::DialledLink;
 use crate::incoming::{IdentifiedPeer, LinkReceiver, ReceiveSession};
+use crate::incoming_links::IncomingLinks;
 use crate::link::PayloadStore;
 use crate::socket::{LinkError, MessageReader};
 use crate::transports::tcp::{TcpReader, TcpWriter};
 use cleave_domain::WorkerRef;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 /// The name by which the loader would find the library.
 pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
@@ -52,13 +57,6 @@ pub(crate) enum PendingWrites {}
 #[derive(Debug)]
 pub(crate) enum RdmaWriter {}
 
-/// Unused on this system.
-pub(crate) struct RdmaSetup<'a> {
-    pub(crate) config: &'a LinksConfig,
-    pub(crate) nixl: &'a Arc<Nixl>,
-    pub(crate) ring_permits: &'a Arc<Semaphore>,
-}
-
 impl RdmaWriter {
     pub(crate) fn write(&self, _number: u32, _len: usize) {
         match *self {}
@@ -81,21 +79,16 @@ impl RdmaWriter {
     }
 }
 
-pub(crate) async fn receive(
+async fn receive(
     _identified: IdentifiedPeer<TcpReader, TcpWriter>,
     _session: ReceiveSession,
-    setup: RdmaSetup<'_>,
-    _events: &mpsc::Sender<LinkEvent>,
+    nixl: &Arc<Nixl>,
+    _links: &IncomingLinks,
 ) -> LinkError {
-    let RdmaSetup {
-        config: _,
-        nixl,
-        ring_permits: _,
-    } = setup;
     match **nixl {}
 }
 
-pub(crate) async fn dial(
+async fn dial(
     _config: &LinksConfig,
     _peer: WorkerRef,
     nixl: &Arc<Nixl>,

@@ -1,82 +1,61 @@
-//! The stand-in on systems without shared memory between processes: nothing listens, and no address
-//! belongs to this host.
+//! The stand-in on systems without shared memory between processes: nothing listens, no address
+//! belongs to this host, and no ring can be created.
 
-use crate::address::HostAddress;
-use crate::config::{LinkEvent, LinksConfig};
-use crate::handshake::DialledLink;
-use crate::incoming::{IdentifiedPeer, ReceiveSession};
-use crate::outgoing::PayloadChannel;
+use super::{DialChoice, LinkTransport, Transport, TransportFuture, TransportReach};
+use crate::address::{AddressScheme, PeerRoute};
+use crate::config::LinksConfig;
+use crate::listeners::{ListenOptions, TransportOffer};
+use crate::outgoing::{EstablishedLink, OutboundLink};
 use crate::socket::LinkError;
-use crate::transports::cuda_ipc::PeerProcess;
-use cleave_domain::WorkerRef;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
 
-/// Cannot exist on this system.
-#[derive(Debug)]
-pub enum HostListener {}
+/// The transport through shared memory, which leads to no peer.
+pub(crate) struct SharedMemoryTransport;
 
-/// Cannot exist on this system.
-pub(crate) enum HostStream {}
-
-pub(crate) type HostPeer = IdentifiedPeer<OwnedReadHalf, OwnedWriteHalf>;
-pub(crate) type HostDialled = DialledLink<OwnedReadHalf, OwnedWriteHalf>;
-
-impl HostListener {
-    /// Always fails on this system.
-    ///
-    /// # Errors
-    /// Always `Unsupported`.
-    pub fn bind() -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
+impl LinkTransport for SharedMemoryTransport {
+    fn name(&self) -> &'static str {
+        "shm"
     }
 
-    /// The address that would be announced to peers.
-    pub fn address(&self) -> &HostAddress {
-        match *self {}
+    fn label(&self) -> &'static str {
+        "shared memory"
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<HostStream> {
-        match *self {}
+    fn reach(&self) -> TransportReach {
+        TransportReach::Host
     }
-}
 
-pub(crate) fn is_this_host(_address: &HostAddress) -> bool {
-    false
-}
+    /// Peers on other systems announce it.
+    fn scheme(&self) -> Option<AddressScheme> {
+        Some(AddressScheme {
+            name: "shm",
+            is_addition: false,
+            is_valid: |part| part.contains('/'),
+        })
+    }
 
-/// The same fields as in `mod.rs`.
-pub(crate) struct PoolGate<'a> {
-    pub(crate) events: &'a mpsc::Sender<LinkEvent>,
-    pub(crate) grant_pool:
-        &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
-}
+    fn offer(&self, options: &mut ListenOptions) -> io::Result<Option<TransportOffer>> {
+        if options.transports.contains(&Transport::SharedMemory) {
+            Err(io::ErrorKind::Unsupported.into())
+        } else {
+            Ok(None)
+        }
+    }
 
-pub(crate) async fn identify(
-    _config: &LinksConfig,
-    stream: HostStream,
-) -> Result<HostPeer, LinkError> {
-    match stream {}
-}
+    fn dial_choice<'a>(&self, _config: &LinksConfig, _route: &'a PeerRoute) -> DialChoice<'a> {
+        DialChoice::Unusable
+    }
 
-pub(crate) async fn receive(
-    _identified: HostPeer,
-    _session: ReceiveSession,
-    _config: &LinksConfig,
-    _gate: PoolGate<'_>,
-) -> LinkError {
-    LinkError::Closing
-}
-
-pub(crate) async fn dial(
-    _config: &LinksConfig,
-    _peer: WorkerRef,
-    _address: &HostAddress,
-) -> Result<(DialledLink<OwnedReadHalf, OwnedWriteHalf>, PayloadChannel), LinkError> {
-    Err(LinkError::SharedMemory(io::ErrorKind::Unsupported.into()))
+    fn dial<'a>(
+        &'a self,
+        _link: OutboundLink<'a>,
+        _address: &'a str,
+    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+        let reason = io::Error::from(io::ErrorKind::Unsupported).to_string();
+        Box::pin(async { Err(LinkError::Transport(Transport::SharedMemory, reason)) })
+    }
 }
 
 /// The shape of a ring.
