@@ -118,8 +118,8 @@ pub(super) fn is_on_this_host(addresses: &DataAddresses) -> bool {
         .is_some_and(is_this_host)
 }
 
-fn failure(error: io::Error) -> LinkError {
-    LinkError::Transport(Transport::SharedMemory, error.to_string())
+fn failure(reason: String) -> LinkError {
+    LinkError::Transport(Transport::SharedMemory, reason)
 }
 
 /// Dials, and reports why the link goes through a ring although both ends would share pools.
@@ -154,9 +154,9 @@ fn same_user(stream: &UnixStream) -> Result<(), LinkError> {
     if peer_user == own_user.as_raw() {
         Ok(())
     } else {
-        Err(failure(io::Error::other(format!(
+        Err(failure(format!(
             "the peer runs as user {peer_user}, this worker as {own_user:?}"
-        ))))
+        )))
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) async fn dial(
     write_message(&mut stream.writer, &LinkMessage::Ping(0), &[]).await?;
     let socket: &UnixStream = stream.reader.stream().as_ref();
     let received = socket.async_io(Interest::READABLE, || receive_descriptor(socket));
-    let fd = received.await.map_err(failure)?;
+    let fd = received.await.map_err(|error| failure(error.to_string()))?;
     let ring = run_blocking(move || SenderRing::open(&fd, shape)).await?;
     let channel = PayloadChannel {
         store: PayloadStore::Ring(ring, SlotDelivery::Mapped),
@@ -238,9 +238,9 @@ pub(crate) fn agreed_ring_shape(
     let bytes_max = RING_BYTES_MAX.max(self::ring_shape(config).bytes());
     if shape.bytes() > bytes_max {
         let bytes = shape.bytes();
-        return Err(failure(io::Error::other(format!(
+        return Err(failure(format!(
             "the peer's ring has {bytes} bytes, and {bytes_max} is the most that is mapped"
-        ))));
+        )));
     }
     Ok(shape)
 }
@@ -257,7 +257,8 @@ async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, LinkError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|_| LinkError::Closing)?.map_err(failure)
+    done.map_err(|_| LinkError::Closing)?
+        .map_err(|error| failure(error.to_string()))
 }
 
 #[cfg(test)]
