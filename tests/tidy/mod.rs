@@ -61,10 +61,10 @@ const UNSAFE_HOMES: [&str; 10] = [
     "crates/cpu-kernels/",
     "crates/cuda/",
     "crates/emulator/",
-    "crates/transfer/src/nixl/hostile/",
-    "crates/transfer/src/nixl/process_exit.rs",
-    "crates/transfer/src/nixl/library.rs",
-    "crates/transfer/src/shared_memory.rs",
+    "crates/transfer/src/transports/nixl/hostile/",
+    "crates/transfer/src/transports/nixl/process_exit.rs",
+    "crates/transfer/src/transports/nixl/library.rs",
+    "crates/transfer/src/transports/shm/ring.rs",
     "crates/checkpoint/src/map.rs",
 ];
 

@@ -11,7 +11,10 @@ use cleave_tls::PeerTls;
 use cleave_transfer::bench::{
     BenchPoolShape, BenchReceiver, BenchSender, BenchTransports, MemoryFloor, SocketFloor,
 };
-use cleave_transfer::{DataAddresses, HostListener, Listeners, Nixl, PeerRoute, Transport};
+use cleave_transfer::{
+    DataAddresses, ListenOptions, Listeners, Nixl, OpenedListeners, PeerRoute, Transport,
+    TransportReach,
+};
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -150,21 +153,26 @@ fn peers(folder: Option<&Path>) -> anyhow::Result<Option<PeerTls>> {
 
 /// Listens for one transport only, and returns its addresses.
 async fn listen(transport: Transport) -> anyhow::Result<(Listeners, DataAddresses)> {
-    let (mut listeners, mut addresses) = (Listeners::default(), DataAddresses::default());
-    match transport {
-        // No other process may write into pools of this process's memory.
-        Transport::Local | Transport::CudaIpc => {}
-        Transport::SharedMemory => {
-            let host = HostListener::bind().context("cannot share memory between processes")?;
-            addresses.shared_memory = Some(host.address().clone());
-            listeners.host = Some(host);
-        }
-        Transport::Nixl | Transport::Tcp => {
+    let tcp = match transport.reach() {
+        TransportReach::Process | TransportReach::Host => None,
+        TransportReach::Network => {
             let tcp = TcpListener::bind("127.0.0.1:0").await?;
-            addresses.nixl = transport == Transport::Nixl;
-            addresses.tcp = Some(tcp.local_addr()?.to_string());
-            listeners.tcp = Some(tcp);
+            let address = tcp.local_addr()?.to_string();
+            Some((tcp, address))
         }
+    };
+    let opened = Listeners::open(ListenOptions {
+        transports: [transport].into(),
+        tcp,
+        has_nixl: transport == Transport::Nixl,
+    });
+    let OpenedListeners {
+        listeners,
+        addresses,
+        failures,
+    } = opened;
+    if let Some((_, error)) = failures.into_iter().next() {
+        return Err(error).context("cannot share memory between processes");
     }
     Ok((listeners, addresses))
 }
@@ -254,8 +262,8 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Tra
     };
     let net = transports.net.clone();
     let mut near = BenchSender::start(shape, transports);
-    let (_process, route, mut floor) = match transport {
-        Transport::Local => {
+    let (_process, route, mut floor) = match transport.reach() {
+        TransportReach::Process => {
             let transports = BenchTransports {
                 net,
                 ..BenchTransports::default()
@@ -265,16 +273,13 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Tra
             let floor = TransferFloor::Memory(Box::new(MemoryFloor::new(shape)));
             (None, PeerRoute::Local, floor)
         }
-        Transport::CudaIpc | Transport::SharedMemory | Transport::Nixl | Transport::Tcp => {
+        reach => {
             let (process, data, socket) =
                 ReceiverProcess::start(args, transport, shape, &addresses)?;
-            let floor = match transport {
-                Transport::Nixl | Transport::Tcp => {
-                    TransferFloor::Socket(SocketFloor::connect(shape, &socket)?)
-                }
-                Transport::Local | Transport::CudaIpc | Transport::SharedMemory => {
-                    TransferFloor::Memory(Box::new(MemoryFloor::new(shape)))
-                }
+            let floor = if reach == TransportReach::Network {
+                TransferFloor::Socket(SocketFloor::connect(shape, &socket)?)
+            } else {
+                TransferFloor::Memory(Box::new(MemoryFloor::new(shape)))
             };
             (Some(process), PeerRoute::parse(&data)?, floor)
         }

@@ -15,7 +15,7 @@ use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes};
 use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_text::ModelFiles;
 use cleave_tls::ServerTls;
-use cleave_transfer::{DataAddresses, HostListener, Listeners, LocalNet, Transport};
+use cleave_transfer::{ListenOptions, Listeners, LocalNet, OpenedListeners, TransportReach};
 use cleave_worker::{WorkerBody, WorkerOptions, WorkerParts};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -310,22 +310,24 @@ impl DataListeners {
             advertised: named,
             nixl,
         } = self;
-        let is_within = named.is_none() && options.transports.contains(&Transport::SharedMemory);
-        let host = is_within.then(|| {
-            HostListener::bind()
-                .inspect_err(|error| warn!(%error, "cannot offer shared memory to workers of this host: their blocks come over TCP"))
-                .ok()
+        let mut transports = options.transports.clone();
+        if named.is_some() {
+            transports.retain(|transport| transport.reach() == TransportReach::Network);
+        }
+        let address = named.unwrap_or_else(|| bound.to_string());
+        let opened = Listeners::open(ListenOptions {
+            transports,
+            tcp: Some((tcp, address)),
+            has_nixl: nixl,
         });
-        let host = host.flatten();
-        let addresses = DataAddresses {
-            tcp: Some(named.unwrap_or_else(|| bound.to_string())),
-            shared_memory: host.as_ref().map(|host| host.address().clone()),
-            nixl,
-        };
-        let listeners = Listeners {
-            tcp: Some(tcp),
-            host,
-        };
+        let OpenedListeners {
+            listeners,
+            addresses,
+            failures,
+        } = opened;
+        for (_, error) in failures {
+            warn!(%error, "cannot offer shared memory to workers of this host: their blocks come over TCP");
+        }
         (listeners, addresses.to_string())
     }
 }

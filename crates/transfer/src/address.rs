@@ -3,10 +3,13 @@
 //! Owns: that text, both ways. Never: resolves a name, or connects.
 //! Invariant: a written address parses to the same value.
 //!
-//! The form is `tcp://HOST:PORT` and `shm://HOST_ID/NAME`, separated by commas; a bare `HOST:PORT`
-//! is TCP. `nixl://tcp` beside them announces that links over NIXL are made at the TCP address too.
-//! Parts with other schemes belong to other releases and are ignored.
+//! The form is one `SCHEME://…` for each transport that has a part, separated by commas:
+//! `tcp://HOST:PORT` and `shm://HOST_ID/NAME`; a bare `HOST:PORT` is TCP. `nixl://tcp` beside them
+//! announces that links over NIXL are made at the TCP address too. Parts with other schemes belong
+//! to other releases and are ignored.
 
+use crate::transports::{Transport, TransportReach};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The route to a peer.
@@ -18,24 +21,20 @@ pub enum PeerRoute {
     Remote(DataAddresses),
 }
 
-/// The addresses at which a worker listens, for each of its transports.
+/// The addresses at which a worker listens: the part of each transport that has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataAddresses {
-    /// `host:port` of its TCP listener.
-    pub tcp: Option<String>,
-    /// Its listener for processes of the same host.
-    pub shared_memory: Option<HostAddress>,
-    /// Whether links over NIXL are made at the TCP address.
-    pub nixl: bool,
+    parts: BTreeMap<Transport, String>,
 }
 
-/// The address of a listener that only processes of one host can reach.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostAddress {
-    /// The host and its boot; processes of other hosts do not try the address.
-    pub host_id: String,
-    /// The name of the socket on that host.
-    pub name: String,
+/// The form of a transport's part of a data address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddressScheme {
+    pub(crate) name: &'static str,
+    /// Whether the part only adds to those of other transports; alone it is no address.
+    pub(crate) is_addition: bool,
+    /// Whether a text after `SCHEME://` is a part; another one is ignored.
+    pub(crate) is_valid: fn(&str) -> bool,
 }
 
 /// An address without a known transport.
@@ -61,10 +60,15 @@ impl PeerRoute {
 
     /// A route over TCP only.
     pub fn tcp(address: impl Into<String>) -> Self {
-        Self::Remote(DataAddresses {
-            tcp: Some(address.into()),
-            ..DataAddresses::default()
-        })
+        Self::Remote(DataAddresses::default().with(Transport::Tcp, address))
+    }
+
+    /// The part of a transport.
+    pub(crate) fn part(&self, transport: Transport) -> Option<&str> {
+        match self {
+            Self::Local => None,
+            Self::Remote(addresses) => addresses.part(transport),
+        }
     }
 }
 
@@ -77,37 +81,83 @@ impl DataAddresses {
         let mut addresses = Self::default();
         for part in announced.split(',') {
             match part.split_once("://") {
-                None if !part.is_empty() => addresses.tcp = Some(part.to_owned()),
-                Some(("tcp", address)) => addresses.tcp = Some(address.to_owned()),
-                Some(("shm", address)) => addresses.shared_memory = HostAddress::parse(address),
-                Some(("nixl", _)) => addresses.nixl = true,
-                _ => {}
+                None if !part.is_empty() => addresses = addresses.with(Transport::Tcp, part),
+                None => {}
+                Some((scheme, text)) => addresses.parse_part(scheme, text),
             }
         }
-        match (&addresses.tcp, &addresses.shared_memory) {
-            (None, None) => Err(DataAddressError(announced.to_owned())),
-            _ => Ok(addresses),
+        let mut places = addresses.parts.keys();
+        if places.any(|transport| scheme(*transport).is_some_and(|scheme| !scheme.is_addition)) {
+            Ok(addresses)
+        } else {
+            Err(DataAddressError(announced.to_owned()))
         }
     }
-}
 
-impl HostAddress {
-    fn parse(address: &str) -> Option<Self> {
-        let (host_id, name) = address.split_once('/')?;
-        Some(Self {
-            host_id: host_id.to_owned(),
-            name: name.to_owned(),
+    /// Of two parts of one transport the last counts.
+    fn parse_part(&mut self, name: &str, text: &str) {
+        for transport in Transport::ALL {
+            let Some(scheme) = scheme(transport).filter(|scheme| scheme.name == name) else {
+                continue;
+            };
+            if (scheme.is_valid)(text) {
+                self.parts.insert(transport, text.to_owned());
+            } else {
+                self.parts.remove(&transport);
+            }
+        }
+    }
+
+    /// The addresses with this part of a transport: the text after `SCHEME://`.
+    ///
+    /// # Panics
+    /// If the transport has no part.
+    pub fn with(mut self, transport: Transport, part: impl Into<String>) -> Self {
+        assert!(
+            scheme(transport).is_some(),
+            "{transport} has no part of an address"
+        );
+        self.parts.insert(transport, part.into());
+        self
+    }
+
+    /// The addresses without the part of a transport.
+    pub fn without(mut self, transport: Transport) -> Self {
+        self.parts.remove(&transport);
+        self
+    }
+
+    /// The part of a transport: the text after `SCHEME://`.
+    pub fn part(&self, transport: Transport) -> Option<&str> {
+        self.parts.get(&transport).map(String::as_str)
+    }
+
+    /// Whether another host can reach one of the addresses.
+    pub(crate) fn leads_between_hosts(&self) -> bool {
+        let mut transports = self.parts.keys();
+        transports.any(|transport| {
+            let is_place = scheme(*transport).is_some_and(|scheme| !scheme.is_addition);
+            is_place && transport.reach() == TransportReach::Network
         })
     }
 }
 
+fn scheme(transport: Transport) -> Option<AddressScheme> {
+    transport.implementation().scheme()
+}
+
 impl fmt::Display for DataAddresses {
+    /// The addresses from the farthest reach on, and then the additions to them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tcp = self.tcp.iter().map(|address| format!("tcp://{address}"));
-        let host = self.shared_memory.iter();
-        let host = host.map(|HostAddress { host_id, name }| format!("shm://{host_id}/{name}"));
-        let nixl = self.nixl.then(|| "nixl://tcp".to_owned());
-        let parts: Vec<_> = tcp.chain(host).chain(nixl).collect();
+        let parts = self.parts.iter().rev();
+        let mut parts: Vec<_> = parts
+            .filter_map(|(transport, text)| Some((scheme(*transport)?, text)))
+            .collect();
+        parts.sort_by_key(|(scheme, _)| scheme.is_addition);
+        let parts = parts.iter();
+        let parts: Vec<_> = parts
+            .map(|(scheme, text)| format!("{}://{text}", scheme.name))
+            .collect();
         f.write_str(&parts.join(","))
     }
 }
@@ -118,14 +168,10 @@ mod tests {
 
     #[test]
     fn addresses_round_trip_and_unknown_schemes_are_ignored() {
-        let addresses = DataAddresses {
-            tcp: Some("[::1]:70".into()),
-            shared_memory: Some(HostAddress {
-                host_id: "a-b".into(),
-                name: "cleave/1".into(),
-            }),
-            nixl: true,
-        };
+        let addresses = DataAddresses::default()
+            .with(Transport::Tcp, "[::1]:70")
+            .with(Transport::SharedMemory, "a-b/cleave/1")
+            .with(Transport::Nixl, "tcp");
         let text = addresses.to_string();
         assert_eq!(text, "tcp://[::1]:70,shm://a-b/cleave/1,nixl://tcp");
         assert_eq!(DataAddresses::parse(&text).unwrap(), addresses);

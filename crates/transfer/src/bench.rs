@@ -9,9 +9,10 @@
 
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::link::{Frame, SendPermit};
-use crate::links::{Links, Listeners};
+use crate::links::Links;
+use crate::listeners::Listeners;
 use crate::payload::ReceivedPayload;
-use crate::transport::Transport;
+use crate::transports::Transport;
 use crate::{LocalNet, Nixl, PeerRoute};
 use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,

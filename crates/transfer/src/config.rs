@@ -6,10 +6,10 @@
 //! than a block.
 
 use crate::grant::GrantIssuer;
-use crate::nixl::Nixl;
 use crate::payload::ReceivedPayload;
 use crate::pools::PoolSharing;
-use crate::transport::Transport;
+use crate::transports::Transport;
+use crate::transports::nixl::Nixl;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use cleave_tls::PeerTls;
@@ -31,8 +31,6 @@ pub const FRAME_BYTES_MAX: u32 = 1 << 20;
 /// The smallest permitted frame limit. Below it a block would be cut into many frames, each with a
 /// head and a wake-up.
 const FRAME_BYTES_MIN: u32 = 4 << 10;
-/// The longest frame over TCP: a block of 1 MiB is spread over all streams.
-const STREAM_FRAME_BYTES_MAX: u32 = 256 << 10;
 /// The default number of TCP connections of one link: one core can neither send nor receive at the
 /// rate of a fast network.
 pub const STREAMS_COUNT: u16 = 4;
@@ -102,33 +100,6 @@ impl LinksConfig {
         }
     }
 
-    /// The NIXL library, if this worker may use it.
-    pub(crate) fn nixl(&self) -> Option<&Arc<Nixl>> {
-        let is_allowed = self.transports.contains(&Transport::Nixl);
-        self.nixl.as_ref().filter(|_| is_allowed)
-    }
-
-    /// The time limit for creating one agent, which opens every device of its host first.
-    pub(crate) fn agent_timeout(&self) -> Duration {
-        self.connect_timeout * 2
-    }
-
-    /// The time limit of connecting, the handshake and creating two agents. It is longer than the
-    /// receiver's own limit, so that the dialler receives the receiver's reason for refusing.
-    pub(crate) fn rdma_handshake_timeout(&self) -> Duration {
-        self.connect_timeout * 4
-    }
-
-    /// The time limit of the first writes of a link over NIXL, which connect the network cards.
-    pub(crate) fn first_writes_timeout(&self) -> Duration {
-        self.connect_timeout * 2
-    }
-
-    /// How long a request for a ring waits until a router names the peer to this worker.
-    pub(crate) fn unknown_peer_timeout(&self) -> Duration {
-        self.connect_timeout / 2
-    }
-
     /// The initial credit of a peer: at least two blocks, so that one can be sent while another is
     /// being written to the pool.
     pub(crate) fn window(&self) -> u32 {
@@ -144,10 +115,6 @@ impl LinksConfig {
     /// The smallest frame limit that is accepted of a peer.
     pub(crate) fn frame_bytes_min(&self) -> u32 {
         FRAME_BYTES_MIN.min(self.block_bytes)
-    }
-
-    pub(crate) fn stream_frame_bytes(&self) -> u32 {
-        self.frame_bytes().min(STREAM_FRAME_BYTES_MAX)
     }
 }
 

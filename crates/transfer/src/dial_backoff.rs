@@ -4,6 +4,7 @@
 //! Invariant: every delay ends; it doubles with each consecutive failure up to a limit, and one
 //! success resets it.
 
+use crate::transports::Transport;
 use cleave_domain::WorkerRef;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(15 * 60);
 /// The delays of all peers.
 #[derive(Debug, Default)]
 pub(crate) struct DialBackoff {
-    peers: Mutex<BTreeMap<WorkerRef, PeerBackoff>>,
+    peers: Mutex<BTreeMap<(WorkerRef, Transport), PeerBackoff>>,
 }
 
 #[derive(Clone, Debug)]
@@ -31,18 +32,18 @@ struct PeerBackoff {
 
 impl DialBackoff {
     /// The reason for which the transport is not tried now.
-    pub(crate) fn reason_to_wait(&self, peer: WorkerRef) -> Option<String> {
+    pub(crate) fn reason_to_wait(&self, peer: WorkerRef, transport: Transport) -> Option<String> {
         let peers = self.lock();
-        let PeerBackoff { until, reason, .. } = peers.get(&peer)?;
+        let PeerBackoff { until, reason, .. } = peers.get(&(peer, transport))?;
         let left = until.checked_duration_since(Instant::now())?;
         let seconds = left.as_secs() + 1;
         Some(format!("not tried again for {seconds} s after: {reason}"))
     }
 
     /// Records a failed attempt.
-    pub(crate) fn record_failure(&self, peer: WorkerRef, reason: String) {
+    pub(crate) fn record_failure(&self, peer: WorkerRef, transport: Transport, reason: String) {
         let mut peers = self.lock();
-        let rest = match peers.get(&peer) {
+        let rest = match peers.get(&(peer, transport)) {
             Some(before) => (before.delay * 2).min(BACKOFF_MAX),
             None => BACKOFF_MIN,
         };
@@ -52,15 +53,20 @@ impl DialBackoff {
             delay: rest,
             reason,
         };
-        peers.insert(peer, backoff);
+        peers.insert((peer, transport), backoff);
     }
 
-    /// Resets the delay, after a success or when the peer is forgotten.
-    pub(crate) fn clear(&self, peer: WorkerRef) {
-        self.lock().remove(&peer);
+    /// Resets the delay after a success.
+    pub(crate) fn clear(&self, peer: WorkerRef, transport: Transport) {
+        self.lock().remove(&(peer, transport));
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerRef, PeerBackoff>> {
+    /// Removes all delays of a peer.
+    pub(crate) fn forget(&self, peer: WorkerRef) {
+        self.lock().retain(|(other, _), _| *other != peer);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(WorkerRef, Transport), PeerBackoff>> {
         self.peers.lock()
     }
 }
@@ -72,6 +78,8 @@ mod tests {
     use cleave_domain::{Incarnation, WorkerId};
     use tokio::time::advance;
 
+    const NIXL: Transport = Transport::Nixl;
+
     #[tokio::test(start_paused = true)]
     async fn a_failed_transport_is_retried_after_a_growing_delay() {
         let peer = |worker| WorkerRef {
@@ -79,45 +87,45 @@ mod tests {
             incarnation: Incarnation(1),
         };
         let dial_backoff = DialBackoff::default();
-        assert_eq!(dial_backoff.reason_to_wait(peer(1)), None);
-        dial_backoff.record_failure(peer(1), "no route".into());
+        assert_eq!(dial_backoff.reason_to_wait(peer(1), NIXL), None);
+        dial_backoff.record_failure(peer(1), NIXL, "no route".into());
         assert!(
             dial_backoff
-                .reason_to_wait(peer(1))
+                .reason_to_wait(peer(1), NIXL)
                 .unwrap()
                 .contains("no route")
         );
         assert_eq!(
-            dial_backoff.reason_to_wait(peer(2)),
+            dial_backoff.reason_to_wait(peer(2), NIXL),
             None,
             "it is each peer's own"
         );
         advance(BACKOFF_MIN + Duration::from_millis(1)).await;
         assert_eq!(
-            dial_backoff.reason_to_wait(peer(1)),
+            dial_backoff.reason_to_wait(peer(1), NIXL),
             None,
             "it is tried again"
         );
-        dial_backoff.record_failure(peer(1), "no route".into());
+        dial_backoff.record_failure(peer(1), NIXL, "no route".into());
         advance(BACKOFF_MIN + Duration::from_millis(1)).await;
         assert!(
-            dial_backoff.reason_to_wait(peer(1)).is_some(),
+            dial_backoff.reason_to_wait(peer(1), NIXL).is_some(),
             "and rests twice as long"
         );
         for _ in 0..20 {
-            dial_backoff.record_failure(peer(1), "no route".into());
+            dial_backoff.record_failure(peer(1), NIXL, "no route".into());
         }
         advance(BACKOFF_MAX + Duration::from_millis(1)).await;
         assert_eq!(
-            dial_backoff.reason_to_wait(peer(1)),
+            dial_backoff.reason_to_wait(peer(1), NIXL),
             None,
             "but never for ever"
         );
-        dial_backoff.clear(peer(1));
-        dial_backoff.record_failure(peer(1), "no route".into());
+        dial_backoff.clear(peer(1), NIXL);
+        dial_backoff.record_failure(peer(1), NIXL, "no route".into());
         advance(BACKOFF_MIN + Duration::from_millis(1)).await;
         assert_eq!(
-            dial_backoff.reason_to_wait(peer(1)),
+            dial_backoff.reason_to_wait(peer(1), NIXL),
             None,
             "a success begins anew"
         );

@@ -5,9 +5,9 @@
 //! link is made on terms under which no block could be sent.
 
 use crate::config::LinksConfig;
-use crate::incoming::{LinkStream, STREAMS_MAX};
+use crate::incoming::LinkStream;
 use crate::socket::{LinkError, write_message};
-use crate::tcp::{self, TcpReader, TcpWriter};
+use crate::transports::Transport;
 use crate::wire::{LinkHello, LinkMessage};
 use cleave_domain::WorkerRef;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -56,32 +56,6 @@ impl LinkTerms {
     }
 }
 
-/// Connects all streams and shakes hands.
-pub(crate) async fn dial(
-    config: &LinksConfig,
-    peer: WorkerRef,
-    address: &str,
-) -> Result<DialledLink<TcpReader, TcpWriter>, LinkError> {
-    let mut first = tcp::dial(config, address).await?;
-    let terms = perform_handshake(config, peer, RequestedLink::Link, &mut first).await?;
-    let mut streams = vec![first];
-    let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
-    while streams.len() < streams_count {
-        let mut further = tcp::dial(config, address).await?;
-        let join = LinkMessage::Join {
-            from: config.me,
-            key: terms.key,
-        };
-        write_message(&mut further.writer, &join, &[]).await?;
-        match further.reader.message().await? {
-            LinkMessage::Joined => streams.push(further),
-            LinkMessage::Reject(reason) => return Err(LinkError::RejectedByPeer(reason)),
-            _ => return Err(LinkError::Unexpected("in answer to a join")),
-        }
-    }
-    Ok(DialledLink { streams, terms })
-}
-
 /// Sends the hello and receives the terms of the link.
 pub(crate) async fn perform_handshake<R, W>(
     config: &LinksConfig,
@@ -123,7 +97,7 @@ where
         }
         LinkMessage::Reject(reason) => Err(LinkError::RejectedByPeer(reason)),
         LinkMessage::NoRing(reason) if requested == RequestedLink::RdmaRing => {
-            Err(LinkError::Nixl(reason))
+            Err(LinkError::Transport(Transport::Nixl, reason))
         }
         _ => Err(LinkError::Unexpected("in place of a welcome")),
     }

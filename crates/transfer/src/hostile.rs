@@ -7,11 +7,13 @@ use crate::config::{LinkEvent, LinksConfig};
 use crate::handshake::DialledLink;
 use crate::incoming::LinkStream;
 use crate::link::PayloadStore;
-use crate::links::{Links, Listeners};
-use crate::shared_memory::SenderRing;
+use crate::links::Links;
+use crate::listeners::{ListenOptions, Listeners, OpenedListeners};
 use crate::socket::{MessageReader, write_message};
+use crate::transports::Transport;
+use crate::transports::shm::{self, HostAddress, HostListener, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
-use crate::{HostListener, LocalNet, PeerRoute, checksum, host};
+use crate::{LocalNet, PeerRoute, checksum};
 use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
@@ -44,7 +46,7 @@ struct CompliantWorker {
     links: Links,
     events: mpsc::Receiver<LinkEvent>,
     address: String,
-    host_address: crate::HostAddress,
+    host_address: HostAddress,
 }
 
 impl CompliantWorker {
@@ -52,13 +54,19 @@ impl CompliantWorker {
         let (sender, events) = mpsc::channel(256);
         let links = Links::new(config(2), sender, LocalNet::default());
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let host = HostListener::bind().unwrap();
         let address = tcp.local_addr().unwrap().to_string();
-        let host_address = host.address().clone();
-        tokio::spawn(links.clone().serve(Listeners {
-            tcp: Some(tcp),
-            host: Some(host),
-        }));
+        let OpenedListeners {
+            listeners,
+            addresses,
+            ..
+        } = Listeners::open(ListenOptions {
+            transports: [Transport::SharedMemory].into(),
+            tcp: Some((tcp, address.clone())),
+            has_nixl: false,
+        });
+        let host_address = addresses.part(Transport::SharedMemory).unwrap();
+        let host_address = HostAddress::parse(host_address).unwrap();
+        tokio::spawn(links.clone().serve(listeners));
         Self {
             links,
             events,
@@ -109,7 +117,7 @@ impl CompliantWorker {
         Arc<SenderRing>,
     ) {
         let config = config(1);
-        let dialled = host::dial(&config, worker(2), &self.host_address);
+        let dialled = shm::dial(&config, worker(2), &self.host_address);
         let (DialledLink { mut streams, .. }, channel) = dialled.await.unwrap();
         match channel.store {
             PayloadStore::Ring(ring, _) => (streams.remove(0), ring),
@@ -439,7 +447,7 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
         // Until the dialler closes.
         let _ = reader.message().await;
     });
-    let Err(refused) = host::dial(&config(2), worker(1), &address).await else {
+    let Err(refused) = shm::dial(&config(2), worker(1), &address).await else {
         panic!("2 GiB were to be mapped");
     };
     let message = refused.to_string();
@@ -451,7 +459,7 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
 fn a_ring_of_tiny_slots_takes_no_more_memory_than_two_windows() {
     for block_bytes in [1, 100, 4096, 5000, 1 << 20] {
         let config = LinksConfig::new(worker(1), Fingerprint("f".into()), block_bytes);
-        let (mirror_bytes, window) = (host::ring_bytes(&config), u64::from(config.window()));
+        let (mirror_bytes, window) = (shm::ring_bytes(&config), u64::from(config.window()));
         assert!(mirror_bytes <= 2 * window, "{block_bytes}: {mirror_bytes}");
     }
 }

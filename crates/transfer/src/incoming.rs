@@ -3,7 +3,7 @@
 //!
 //! Owns: the check of a hello, the streams of an incoming link, and the account of the credit that
 //! its peer was granted. Never: writes to a pool, or dials.
-//! Invariant: after [`receive`] or [`receive_heads`] has returned, nothing more of the link
+//! Invariant: after [`serve_stream`] or [`receive_heads`] has returned, nothing more of the stream
 //! arrives.
 
 mod message;
@@ -15,19 +15,17 @@ use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::CreditAccount;
 use crate::grant::GrantIssuer;
 use crate::handshake::RequestedLink;
-use crate::pending_writes::PendingWrites;
-use crate::shared_memory::ReceiverRing;
 use crate::socket::{LinkError, MessageReader, write_message};
-use crate::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
+use crate::transports::nixl::PendingWrites;
+use crate::transports::shm::ReceiverRing;
+use crate::transports::tcp::TcpLinkStream;
 use crate::wire::{LinkHello, LinkMessage, SLOTS_PER_CREDIT_MAX};
 use cleave_domain::WorkerRef;
 use message::receive_messages;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Limit of pongs that wait to be written; a peer that sends pings faster than it reads is
@@ -50,9 +48,8 @@ pub(crate) struct IdentifiedPeer<R, W> {
 
 /// The request that the first message of a connection makes.
 pub(crate) enum JoinRequest<R, W> {
-    Link(IdentifiedPeer<R, W>),
-    /// A link whose payloads are written by the network card of the sender.
-    RdmaLink(IdentifiedPeer<R, W>),
+    /// A link of this kind.
+    Link(RequestedLink, IdentifiedPeer<R, W>),
     /// The connection becomes a further stream of a link.
     FurtherStream {
         from: WorkerRef,
@@ -93,17 +90,6 @@ pub(crate) struct AcceptPolicy<'a> {
     pub(crate) is_known: &'a (dyn Fn(WorkerRef) -> bool + Send + Sync),
 }
 
-/// Accepts a TCP connection and reads its first message.
-pub(crate) async fn identify(
-    policy: AcceptPolicy<'_>,
-    stream: TcpStream,
-) -> Result<JoinRequest<TcpReader, TcpWriter>, LinkError> {
-    let config = policy.config;
-    let accepted = timeout(config.connect_timeout, tcp::accept(config, stream)).await;
-    let slow = LinkError::HandshakeTimedOut(config.connect_timeout);
-    read_join_request(policy, accepted.map_err(|_| slow)??).await
-}
-
 /// Reads the first message and checks it against the configuration of this worker.
 pub(crate) async fn read_join_request<R, W>(
     AcceptPolicy { config, is_known }: AcceptPolicy<'_>,
@@ -135,10 +121,7 @@ where
         return Err(LinkError::RejectedHere(reason));
     }
     let identified = IdentifiedPeer { peer, stream };
-    Ok(match requested {
-        RequestedLink::Link => JoinRequest::Link(identified),
-        RequestedLink::RdmaRing => JoinRequest::RdmaLink(identified),
-    })
+    Ok(JoinRequest::Link(requested, identified))
 }
 
 /// The mismatch between a hello and this worker, if any. The text has both values, so that the log
@@ -169,63 +152,6 @@ fn mismatch(config: &LinksConfig, hello: &LinkHello) -> Option<String> {
         ));
     }
     None
-}
-
-/// Receives over TCP until the link ends. Returns the reason for the end.
-pub(crate) async fn receive(
-    identified: IdentifiedPeer<TcpReader, TcpWriter>,
-    mut session: ReceiveSession,
-    config: &LinksConfig,
-    events: &mpsc::Sender<LinkEvent>,
-) -> LinkError {
-    let IdentifiedPeer { peer, mut stream } = identified;
-    let window = config.window();
-    let welcome = LinkMessage::Welcome {
-        me: config.me,
-        credit: u64::from(window),
-        key: session.key,
-        frame_bytes: config.stream_frame_bytes(),
-    };
-    if let Err(error) = write_message(&mut stream.writer, &welcome, &[]).await {
-        return error;
-    }
-    let link_receiver = LinkReceiver {
-        peer,
-        block_bytes: config.block_bytes,
-        account: CreditAccount::of_bytes(window),
-        payload_source: PayloadSource::Buffers(BufferPool::new(
-            config.stream_frame_bytes(),
-            window,
-        )),
-        events: events.clone(),
-        grants: config.grants.clone(),
-    };
-    let link_receiver = Arc::new(link_receiver);
-    let mut streams = JoinSet::new();
-    streams.spawn(serve_stream(
-        stream,
-        Arc::clone(&link_receiver),
-        CreditReturn::OnThisStream,
-    ));
-    let error = loop {
-        tokio::select! {
-            further = session.further_streams.recv() => match further {
-                Some(stream) if streams.len() < STREAMS_MAX => {
-                    streams.spawn(serve_stream(stream, Arc::clone(&link_receiver), CreditReturn::OnAnotherStream));
-                }
-                Some(_) => break LinkError::Unexpected("stream beyond the limit of a link"),
-                None => break LinkError::Closing,
-            },
-            ended = streams.join_next() => {
-                let ended = ended.expect("there is the first stream");
-                break ended.unwrap_or(LinkError::Closing);
-            }
-            () = session.replaced.notified() => break LinkError::Replaced,
-        }
-    };
-    // One lost stream loses the link: the other streams end before the loss is reported.
-    streams.shutdown().await;
-    error
 }
 
 /// Receives the heads on one stream while payloads travel on another path. Returns the reason for
@@ -275,12 +201,12 @@ pub(crate) enum SlotReadiness {
 
 /// Whether this stream of a link returns credit.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum CreditReturn {
+pub(crate) enum CreditReturn {
     OnThisStream,
     OnAnotherStream,
 }
 
-async fn serve_stream<R, W>(
+pub(crate) async fn serve_stream<R, W>(
     stream: LinkStream<R, W>,
     link_receiver: Arc<LinkReceiver>,
     grants: CreditReturn,

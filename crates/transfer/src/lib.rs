@@ -21,40 +21,32 @@ mod dial_backoff;
 pub mod fuzzing;
 mod grant;
 mod handshake;
-#[cfg_attr(not(target_os = "linux"), path = "no_host.rs")]
-mod host;
 #[cfg(all(test, target_os = "linux"))]
 mod hostile;
 mod incoming;
+mod incoming_links;
 mod link;
 mod links;
-mod local;
+mod listeners;
 mod measure;
-#[cfg_attr(not(target_os = "linux"), path = "no_nixl.rs")]
-mod nixl;
 mod outgoing;
 mod payload;
-#[cfg_attr(not(target_os = "linux"), path = "no_life.rs")]
-mod peer_process;
-mod pending_writes;
+mod peer_routes;
 mod pools;
-#[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
-mod shared_memory;
 mod socket;
-mod tcp;
-mod transport;
+mod transports;
 mod wire;
 
-pub use address::{DataAddressError, DataAddresses, HostAddress, PeerRoute};
+pub use address::{DataAddressError, DataAddresses, PeerRoute};
 pub use cleave_kv::checksum;
 pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, RINGS_MAX, SILENCE_MAX, STREAMS_COUNT};
 pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig};
 pub use grant::{GRANT_BYTES, GrantIssuer, GrantStore, WriteGrant, WriteGrantError};
-pub use host::HostListener;
 pub use link::{Frame, FrameBuffer, Link, SendPermit};
-pub use links::{Links, Listeners};
-pub use local::LocalNet;
-pub use nixl::{NIXL_LIBRARY, Nixl, NixlError};
+pub use links::Links;
+pub use listeners::{ListenOptions, Listeners, OpenedListeners};
 pub use payload::{PayloadDestination, ReceivedPayload};
 pub use pools::{DirectCopy, PeerPool, PoolAccess, PoolSharing};
-pub use transport::Transport;
+pub use transports::local::LocalNet;
+pub use transports::nixl::{NIXL_LIBRARY, Nixl, NixlError};
+pub use transports::{Transport, TransportReach};

@@ -12,9 +12,9 @@
 use crate::buffer::{BufferPool, PooledBuffer};
 use crate::config::LinkDown;
 use crate::grant::{GrantIssuer, WriteGrant};
-use crate::nixl::RdmaWriter;
 use crate::pools::PeerPool;
-use crate::shared_memory::{SenderRing, SenderSlot, copy_past_caches};
+use crate::transports::nixl::RdmaWriter;
+use crate::transports::shm::{SenderRing, SenderSlot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Checksum, Packet};
 use std::ops::{Deref, DerefMut};

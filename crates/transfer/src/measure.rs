@@ -6,12 +6,12 @@
 use crate::config::LinkSpeed;
 use crate::incoming::LinkStream;
 use crate::link::{PayloadStore, SlotDelivery};
-use crate::nixl::RdmaWriter;
 use crate::outgoing::{CREDIT_BEYOND_WINDOW, lend_slot};
 use crate::pools;
-use crate::shared_memory::{RingShape, SenderRing};
 use crate::socket::{LinkError, write_message};
-use crate::transport::Transport;
+use crate::transports::Transport;
+use crate::transports::nixl::RdmaWriter;
+use crate::transports::shm::{RingShape, SenderRing};
 use crate::wire::{LinkMessage, PROBE_BYTES};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ where
     }
     if let PayloadStore::Pool { pool, .. } = store {
         let probed = pools::measure(Arc::clone(pool)).await;
-        let (bytes, elapsed) = probed.map_err(LinkError::Pool)?;
+        let (bytes, elapsed) = probed.map_err(|reason| LinkError::Transport(transport, reason))?;
         return Ok((LinkSpeed::of(transport, latency, bytes, elapsed), 0));
     }
     let start = Instant::now();

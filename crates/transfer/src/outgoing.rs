@@ -1,43 +1,28 @@
-//! The sending end over sockets: dials by the best transport that works, shakes hands, measures,
-//! then sends messages until the link breaks.
+//! The sending end: dials by the best transport that works, then lets the link carry messages until
+//! it breaks.
 //!
-//! Owns: the order of transports, and the terms on which a link is made. Never: decides which
+//! Owns: the order in which transports are tried, fallback and backoff. Never: decides which
 //! messages are sent, or keeps anything of a link that has ended.
 //! Invariant: a transport that both ends announced and that does not work is reported
-//! ([`LinkEvent::FellBack`]) before the next one is tried. NIXL that only one end has is reported,
-//! too.
+//! ([`LinkEvent::FellBack`]) before the next one is tried. A transport that only one end has is
+//! reported, too, if it would have been worth having.
 
+mod established;
 mod stream;
 
+pub(crate) use established::{DialledTransport, EstablishedLink, measure_link};
 pub(crate) use stream::{CREDIT_BEYOND_WINDOW, lend_slot};
 
-use crate::address::{DataAddresses, HostAddress};
-use crate::buffer::BufferPool;
-use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
+use crate::address::PeerRoute;
+use crate::config::{LinkEvent, LinksConfig};
 use crate::dial_backoff::{BACKOFF_MIN, DialBackoff};
-use crate::handshake::{self, DialledLink, LinkTerms};
-use crate::host::{self, HostDialled};
-use crate::incoming::LinkStream;
-use crate::link::{LinkCarrier, PayloadStore};
-use crate::measure::measure;
-use crate::nixl::{self, Nixl, RdmaWriter};
+use crate::link::LinkCarrier;
 use crate::socket::LinkError;
-use crate::tcp::{TcpReader, TcpWriter};
-use crate::transport::Transport;
+use crate::transports::local::LocalAttachment;
+use crate::transports::{DialChoice, DialTurn, Transport};
 use cleave_domain::WorkerRef;
-use std::sync::Arc;
-use stream::{CreditReceiver, StreamSendState, receive_credit, send_messages};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Mutex, mpsc};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
-
-/// The channel for payloads between processes of one host.
-pub(crate) struct PayloadChannel {
-    pub(crate) store: PayloadStore,
-    /// The reason for which the peer's pool is not open, if both ends would share pools.
-    pub(crate) pool_unopened: Option<String>,
-}
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// An outgoing link: its two ends, and the receiver of its events.
 #[derive(Clone, Copy)]
@@ -45,237 +30,139 @@ pub(crate) struct OutboundLink<'a> {
     pub(crate) config: &'a LinksConfig,
     pub(crate) peer: WorkerRef,
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
-    /// Recent failures of NIXL to this peer.
+    /// Recent failures of transports that back off.
     pub(crate) dial_backoff: &'a DialBackoff,
+    /// This worker among those of its process.
+    pub(crate) local: &'a LocalAttachment,
 }
 
-/// A transport that both ends announced, with its address.
-enum DialOption<'a> {
-    Host(&'a HostAddress),
-    Nixl(&'a Arc<Nixl>, &'a str),
-    Tcp(&'a str),
+/// One step on the way through the transports.
+enum DialStep<'a> {
+    Dial(DialOption<'a>),
+    /// A transport that only one end has, with the reason.
+    Missing(Transport, &'static str),
 }
 
-impl DialOption<'_> {
-    fn transport(&self) -> Transport {
+/// A transport that both ends have, with its address.
+#[derive(Clone, Copy)]
+struct DialOption<'a> {
+    transport: Transport,
+    address: &'a str,
+}
+
+impl<'a> DialStep<'a> {
+    fn option(&self) -> Option<DialOption<'a>> {
         match self {
-            Self::Host(_) => Transport::SharedMemory,
-            Self::Nixl(..) => Transport::Nixl,
-            Self::Tcp(_) => Transport::Tcp,
+            Self::Dial(option) => Some(*option),
+            Self::Missing(..) => None,
         }
     }
-}
-
-/// Established connections, and the channel for payloads.
-enum DialledTransport {
-    SameHost(HostDialled, Transport, PayloadStore),
-    Network(DialledLink<TcpReader, TcpWriter>, Transport, PayloadStore),
-    /// NIXL, whose writes may fail although its agents were created. The link counts as established
-    /// only after it was measured.
-    Rdma(MeasuredLink<TcpReader, TcpWriter>),
-}
-
-/// An established link with its measurement.
-struct MeasuredLink<R, W> {
-    dialled: DialledLink<R, W>,
-    store: PayloadStore,
-    writer_guard: RdmaWriterGuard,
-    speed: LinkSpeed,
-    /// Credit that the probe still holds.
-    probe_credit: u32,
 }
 
 impl OutboundLink<'_> {
     /// Carries one link from dialling to its end, by the best transport that works. Returns the
     /// reason for the end.
-    pub(crate) async fn carry(self, addresses: &DataAddresses, carrier: LinkCarrier) -> LinkError {
-        let options = self.dial_options(addresses);
-        for (index, option) in options.iter().enumerate() {
-            if let Some(reason) = self.nixl_skip_reason(option, addresses) {
-                let fallback = self.report_fallback(Transport::Nixl, Transport::Tcp, reason);
-                if let Err(closing) = fallback.await {
-                    return closing;
+    pub(crate) async fn carry(self, route: &PeerRoute, carrier: LinkCarrier) -> LinkError {
+        let steps = dial_steps(self.config, route);
+        for (index, step) in steps.iter().enumerate() {
+            let next = steps[index + 1..].iter().find_map(DialStep::option);
+            let option = match step {
+                DialStep::Dial(option) => *option,
+                DialStep::Missing(transport, reason) => {
+                    if let Some(next) = next
+                        && let Err(closing) = self
+                            .report_fallback(*transport, next.transport, (*reason).to_owned())
+                            .await
+                    {
+                        return closing;
+                    }
+                    continue;
                 }
-            }
-            let next = options.get(index + 1);
-            let error = match self.backoff_error(option, next) {
+            };
+            let error = match self.backoff_error(option.transport, next) {
                 Some(error) => error,
-                None => match self.dial(option).await {
-                    Ok(DialledTransport::SameHost(dialled, transport, store)) => {
-                        return self
-                            .measure_and_run(dialled, transport, store, carrier)
-                            .await;
+                None => {
+                    let transport = option.transport.implementation();
+                    match transport.dial(self, option.address).await {
+                        Ok(link) => return link.carry(self, carrier).await,
+                        Err(error) => self.record_failure(option.transport, error),
                     }
-                    Ok(DialledTransport::Network(dialled, transport, store)) => {
-                        return self
-                            .measure_and_run(dialled, transport, store, carrier)
-                            .await;
-                    }
-                    Ok(DialledTransport::Rdma(measured)) => {
-                        return self.run(measured, carrier).await;
-                    }
-                    Err(error) => self.record_failure(option, error),
-                },
+                }
             };
             let is_needed = !carrier.queue.is_closed() || !carrier.queue.is_empty();
             let next = next.filter(|_| is_needed && !error.is_independent_of_transport());
             let Some(next) = next else {
                 return error;
             };
-            let (from, to) = (option.transport(), next.transport());
+            let (from, to) = (option.transport, next.transport);
             if let Err(closing) = self.report_fallback(from, to, error.to_string()).await {
                 return closing;
             }
         }
         let peer = self.peer;
-        let reason = match addresses.tcp {
-            None => "it can be reached only from its own host, and this is another host",
-            Some(_) => "none of the transports that this worker may use reaches it",
+        let leads_here = match route {
+            PeerRoute::Local => true,
+            PeerRoute::Remote(addresses) => addresses.leads_between_hosts(),
+        };
+        let reason = if leads_here {
+            "none of the transports that this worker may use reaches it"
+        } else {
+            "it can be reached only from its own host, and this is another host"
         };
         LinkError::RejectedHere(format!("worker {peer}: {reason}"))
     }
 
-    /// The transports to try, the preferred first.
-    fn dial_options<'a>(&'a self, addresses: &'a DataAddresses) -> Vec<DialOption<'a>> {
-        let Self { config, .. } = self;
-        let DataAddresses {
-            tcp,
-            shared_memory,
-            nixl,
-        } = addresses;
-        let host = shared_memory.as_ref().filter(|address| {
-            config.transports.contains(&Transport::SharedMemory) && host::is_this_host(address)
-        });
-        let library = config.nixl().filter(|_| *nixl);
-        let is_tcp = config.transports.contains(&Transport::Tcp);
-        let nixl = library.zip(tcp.as_deref());
-        let nixl = nixl.map(|(library, address)| DialOption::Nixl(library, address));
-        let tcp = tcp.as_deref().filter(|_| is_tcp).map(DialOption::Tcp);
-        let host = host.map(DialOption::Host);
-        // Without a network card NIXL is no faster than TCP, and within a host shared memory is
-        // better; so it comes last.
-        let (before, after) = if self.uses_network_card() {
-            (nixl, None)
-        } else {
-            (None, nixl)
-        };
-        let options = host.into_iter().chain(before);
-        options.chain(tcp).chain(after).collect()
-    }
-
-    fn uses_network_card(&self) -> bool {
-        self.config
-            .nixl()
-            .is_some_and(|nixl| nixl.uses_network_card())
-    }
-
-    /// The reason for which NIXL is skipped after recent failures, unless it is the last transport.
+    /// The reason for which a transport is skipped after recent failures, unless it is the last.
     fn backoff_error(
-        &self,
-        option: &DialOption<'_>,
-        next: Option<&DialOption<'_>>,
+        self,
+        transport: Transport,
+        next: Option<DialOption<'_>>,
     ) -> Option<LinkError> {
-        let (DialOption::Nixl(..), Some(_)) = (option, next) else {
-            return None;
-        };
-        self.dial_backoff
-            .reason_to_wait(self.peer)
-            .map(LinkError::Nixl)
+        next?;
+        let is_delayed = transport.implementation().backs_off();
+        let reason = self.dial_backoff.reason_to_wait(self.peer, transport);
+        let reason = reason.filter(|_| is_delayed)?;
+        Some(LinkError::Transport(transport, reason))
     }
 
-    /// Records a failure of NIXL, unless the peer cannot be reached at all or refuses the link.
-    fn record_failure(&self, option: &DialOption<'_>, error: LinkError) -> LinkError {
+    /// Records a failure of a transport that backs off, unless the peer cannot be reached at all or
+    /// refuses the link.
+    fn record_failure(self, transport: Transport, error: LinkError) -> LinkError {
         let is_no_peer = matches!(error, LinkError::Connect(..) | LinkError::NotAPeer(_));
-        if let DialOption::Nixl(..) = option
+        if transport.implementation().backs_off()
             && !is_no_peer
             && !error.is_independent_of_transport()
         {
             let reason = match &error {
-                LinkError::Nixl(reason) => reason.clone(),
+                LinkError::Transport(of, reason) if *of == transport => reason.clone(),
                 other => other.to_string(),
             };
-            self.dial_backoff.record_failure(self.peer, reason);
+            self.dial_backoff
+                .record_failure(self.peer, transport, reason);
         }
         error
     }
 
-    /// The reason for which NIXL is not tried before TCP, if only one of the two ends could use it.
-    fn nixl_skip_reason(
-        self,
-        option: &DialOption<'_>,
-        addresses: &DataAddresses,
-    ) -> Option<String> {
-        let DialOption::Tcp(_) = option else {
-            return None;
-        };
-        let is_allowed = self.config.transports.contains(&Transport::Nixl);
-        match (self.config.nixl(), addresses.nixl) {
-            (None, true) if is_allowed => Some("this worker has no NIXL library".to_owned()),
-            (Some(_), false) if self.uses_network_card() => {
-                Some("the peer has no NIXL library".to_owned())
+    /// Records the end of an established link. If writes fail soon after the measured ones
+    /// succeeded, the next dial uses another transport. This must run before the link is seen to be
+    /// broken, because the next dial may begin then.
+    fn record_end(self, transport: Transport, since: Instant, error: &LinkError) {
+        if !transport.implementation().backs_off() {
+            return;
+        }
+        match error {
+            LinkError::Transport(of, reason)
+                if *of == transport && since.elapsed() < BACKOFF_MIN =>
+            {
+                self.dial_backoff
+                    .record_failure(self.peer, transport, reason.clone());
             }
-            _ => None,
+            _ => self.dial_backoff.clear(self.peer, transport),
         }
     }
 
-    async fn dial(self, option: &DialOption<'_>) -> Result<DialledTransport, LinkError> {
-        let Self { config, peer, .. } = self;
-        let within = match option {
-            DialOption::Nixl(..) => config.rdma_handshake_timeout(),
-            DialOption::Host(_) | DialOption::Tcp(_) => config.connect_timeout,
-        };
-        let dialled = async {
-            match option {
-                DialOption::Host(address) => {
-                    let (dialled, channel) = host::dial(config, peer, address).await?;
-                    let PayloadChannel {
-                        store,
-                        pool_unopened: unopened,
-                    } = channel;
-                    let transport = match store {
-                        PayloadStore::Pool { .. } => Transport::CudaIpc,
-                        PayloadStore::Buffers(_) | PayloadStore::Ring(..) => {
-                            Transport::SharedMemory
-                        }
-                    };
-                    if let Some(reason) = unopened {
-                        self.report_fallback(Transport::CudaIpc, transport, reason)
-                            .await?;
-                    }
-                    Ok(DialledTransport::SameHost(dialled, transport, store))
-                }
-                DialOption::Nixl(library, address) => {
-                    let (dialled, store) = nixl::dial(config, peer, library, address).await?;
-                    Ok(DialledTransport::Network(dialled, Transport::Nixl, store))
-                }
-                DialOption::Tcp(address) => {
-                    let dialled = handshake::dial(config, peer, address).await?;
-                    let LinkTerms {
-                        window,
-                        frame_bytes,
-                        ..
-                    } = dialled.terms;
-                    let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
-                    let store = PayloadStore::Buffers(BufferPool::new(frame_bytes, window));
-                    Ok(DialledTransport::Network(dialled, Transport::Tcp, store))
-                }
-            }
-        };
-        let dialled = timeout(within, dialled).await;
-        match dialled.unwrap_or(Err(LinkError::HandshakeTimedOut(within)))? {
-            DialledTransport::Network(dialled, Transport::Nixl, store) => {
-                let within = config.first_writes_timeout();
-                let measured = timeout(within, measure_link(dialled, Transport::Nixl, store));
-                measured
-                    .await
-                    .unwrap_or(Err(LinkError::WriteTimedOut(within)))
-                    .map(DialledTransport::Rdma)
-            }
-            made => Ok(made),
-        }
-    }
-
-    async fn report_fallback(
+    /// Reports that another transport is tried, or used, in place of a preferred one.
+    pub(crate) async fn report_fallback(
         self,
         from: Transport,
         to: Transport,
@@ -289,156 +176,62 @@ impl OutboundLink<'_> {
         });
         sent.await.map_err(|_| LinkError::Closing)
     }
+}
 
-    /// Measures the link, opens it and carries it until it ends.
-    async fn measure_and_run<R, W>(
-        self,
-        dialled: DialledLink<R, W>,
-        transport: Transport,
-        store: PayloadStore,
-        carrier: LinkCarrier,
-    ) -> LinkError
-    where
-        R: AsyncRead + Unpin + Send + 'static,
-        W: AsyncWrite + Unpin + Send + 'static,
-    {
-        match measure_link(dialled, transport, store).await {
-            Ok(measured) => self.run(measured, carrier).await,
-            Err(error) => error,
+/// The transports to try, and those that only one end has; the preferred first.
+fn dial_steps<'a>(config: &LinksConfig, route: &'a PeerRoute) -> Vec<DialStep<'a>> {
+    let mut steps = Vec::new();
+    for transport in Transport::ALL {
+        match transport.implementation().dial_choice(config, route) {
+            DialChoice::Dial(turn, address) => {
+                let option = DialOption { transport, address };
+                steps.push((turn, DialStep::Dial(option)));
+            }
+            DialChoice::Missing(reason) => {
+                steps.push((DialTurn::InOrder, DialStep::Missing(transport, reason)));
+            }
+            DialChoice::Unusable => {}
         }
     }
+    steps.sort_by_key(|(turn, _)| *turn);
+    steps.into_iter().map(|(_, step)| step).collect()
+}
 
-    /// Records the end of a link over NIXL. If writes fail soon after the measured ones succeeded,
-    /// the next dial uses another transport. This must run before the link is seen to be broken,
-    /// because the next dial may begin then.
-    fn record_nixl_end(self, since: Instant, error: &LinkError) {
-        match error {
-            LinkError::Nixl(reason) if since.elapsed() < BACKOFF_MIN => {
-                self.dial_backoff.record_failure(self.peer, reason.clone());
-            }
-            _ => self.dial_backoff.clear(self.peer),
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DataAddresses;
+    use cleave_domain::{Fingerprint, Incarnation, WorkerId};
 
-    /// Opens the link and carries it until it ends.
-    async fn run<R, W>(self, measured: MeasuredLink<R, W>, carrier: LinkCarrier) -> LinkError
-    where
-        R: AsyncRead + Unpin + Send + 'static,
-        W: AsyncWrite + Unpin + Send + 'static,
-    {
-        let Self {
-            config,
-            peer,
-            events,
-            ..
-        } = self;
-        let MeasuredLink {
-            dialled,
-            store,
-            writer_guard: writing,
-            speed,
-            probe_credit: lent,
-        } = measured;
-        let (since, transport) = (Instant::now(), speed.transport);
-        let LinkTerms { window, .. } = dialled.terms;
-        let LinkCarrier { credit, queue } = carrier;
-        // The slots of the probe are returned by the receiver.
-        credit.open(store, window - lent);
-        for event in [
-            LinkEvent::Measured { peer, speed },
-            LinkEvent::CreditGranted { peer },
-        ] {
-            if events.send(event).await.is_err() {
-                return LinkError::Closing;
-            }
-        }
-        let queue = Arc::new(Mutex::new(queue));
-        let mut writers = JoinSet::new();
-        let mut readers = JoinSet::new();
-        for LinkStream { reader, writer } in dialled.streams {
-            let state = StreamSendState::new(writing.0.clone());
-            writers.spawn(send_messages(
-                Arc::clone(&queue),
-                writer,
-                state,
-                config.beat,
-            ));
-            readers.spawn(receive_credit(
-                reader,
-                CreditReceiver {
-                    peer,
-                    window,
-                    credit: Arc::clone(&credit),
-                    events: events.clone(),
-                },
-            ));
-        }
-        drop(queue);
-        let error = loop {
-            tokio::select! {
-                ended = writers.join_next() => match ended {
-                    // No sender is left; the other streams finish what they still carry.
-                    Some(Ok(Ok(()))) => {}
-                    Some(Ok(Err(error))) => break error,
-                    Some(Err(_)) | None => break LinkError::Closing,
-                },
-                ended = readers.join_next() => {
-                    let ended = ended.expect("readers end only with the link");
-                    break ended.unwrap_or(LinkError::Closing);
-                }
-                error = writing.failed() => break error,
-            }
+    // Lesson: 18.
+    #[test]
+    fn a_transport_of_one_end_is_reported_before_the_next() {
+        let me = WorkerRef {
+            worker: WorkerId(1),
+            incarnation: Incarnation(1),
         };
-        if transport == Transport::Nixl {
-            self.record_nixl_end(since, &error);
-        }
-        // One lost stream loses the link.
-        writers.shutdown().await;
-        readers.shutdown().await;
-        error
-    }
-}
-
-/// Measures an established link.
-async fn measure_link<R, W>(
-    mut dialled: DialledLink<R, W>,
-    transport: Transport,
-    store: PayloadStore,
-) -> Result<MeasuredLink<R, W>, LinkError>
-where
-    R: AsyncRead + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let writing = RdmaWriterGuard(store.writer());
-    let (speed, lent) = tokio::select! {
-        measured = measure(&mut dialled.streams, transport, &store) => measured?,
-        error = writing.failed() => return Err(error),
-    };
-    Ok(MeasuredLink {
-        dialled,
-        store,
-        writer_guard: writing,
-        speed,
-        probe_credit: lent,
-    })
-}
-
-/// The RDMA writer of a link; closed when this is dropped.
-struct RdmaWriterGuard(Option<Arc<RdmaWriter>>);
-
-impl RdmaWriterGuard {
-    async fn failed(&self) -> LinkError {
-        match &self.0 {
-            Some(writer) => LinkError::Nixl(writer.wait_until_failed().await),
-            None => std::future::pending().await,
-        }
-    }
-}
-
-impl Drop for RdmaWriterGuard {
-    fn drop(&mut self) {
-        if let Some(writer) = &self.0 {
-            writer.close();
-        }
+        let config = LinksConfig::new(me, Fingerprint("f".into()), 4096);
+        let addresses = DataAddresses::default()
+            .with(Transport::Tcp, "h:1")
+            .with(Transport::Nixl, "tcp");
+        let route = PeerRoute::Remote(addresses);
+        assert!(matches!(
+            dial_steps(&config, &route)[..],
+            [
+                DialStep::Missing(Transport::Nixl, "this worker has no NIXL library"),
+                DialStep::Dial(DialOption {
+                    transport: Transport::Tcp,
+                    address: "h:1"
+                }),
+            ]
+        ));
+        let within = dial_steps(&config, &PeerRoute::Local);
+        assert!(matches!(
+            within[..],
+            [DialStep::Dial(DialOption {
+                transport: Transport::Local,
+                ..
+            })]
+        ));
     }
 }

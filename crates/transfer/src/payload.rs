@@ -6,7 +6,7 @@
 
 use crate::buffer::PooledBuffer;
 use crate::credit::CreditHold;
-use crate::shared_memory::SlotView;
+use crate::transports::shm::SlotView;
 use std::convert::Infallible;
 
 /// The bytes of a frame, and the credit that they hold.

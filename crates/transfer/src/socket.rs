@@ -10,6 +10,7 @@
 //! the buffer that it was put into: the only copy at either end is the one of the kernel.
 
 use crate::grant::WriteGrantError;
+use crate::transports::Transport;
 use crate::wire::{
     FRAME, FRAME_HEAD_BYTES, FrameHead, HEADER_BYTES, LinkMessage, LinkWireError, MessageHeader,
     PROBE,
@@ -52,12 +53,8 @@ pub(crate) enum LinkError {
     CreditExceeded,
     #[error("hand-off {0}: {1}")]
     InvalidGrant(HandoffId, WriteGrantError),
-    #[error("shared memory: {0}")]
-    SharedMemory(io::Error),
-    #[error("the peer's pool: {0}")]
-    Pool(String),
-    #[error("NIXL: {0}")]
-    Nixl(String),
+    #[error("{label}: {1}", label = .0.implementation().label())]
+    Transport(Transport, String),
     #[error("the link that the stream was to join is gone")]
     NoSuchLink,
     #[error("replaced by a new link of the same peer")]

@@ -45,7 +45,7 @@ async fn a_killed_receiver_is_reported_lost_once_and_redialled() {
         for flight in 0..3 {
             let (mut child, addresses) = receiver();
             let route = match transport {
-                Transport::Tcp => PeerRoute::tcp(addresses.tcp.unwrap()),
+                Transport::Tcp => PeerRoute::tcp(addresses.part(Transport::Tcp).unwrap()),
                 _ => PeerRoute::Remote(addresses),
             };
             sender.links.add_peer(to, route);
@@ -75,7 +75,7 @@ async fn a_stopped_receiver_is_lost_after_the_silence_limit() {
         let to = worker_ref(2, 1);
         let (mut child, addresses) = receiver();
         let route = match transport {
-            Transport::Tcp => PeerRoute::tcp(addresses.tcp.unwrap()),
+            Transport::Tcp => PeerRoute::tcp(addresses.part(Transport::Tcp).unwrap()),
             _ => PeerRoute::Remote(addresses),
         };
         sender.links.add_peer(to, route);

@@ -79,11 +79,9 @@ async fn worker(number: u64) -> LinkedWorker {
 
 /// The addresses as a peer on another host uses them.
 fn without_shared_memory(addresses: DataAddresses) -> DataAddresses {
-    DataAddresses {
-        shared_memory: None,
-        nixl: true,
-        ..addresses
-    }
+    addresses
+        .without(Transport::SharedMemory)
+        .with(Transport::Nixl, "tcp")
 }
 
 /// Names a peer that cannot be dialled.
@@ -250,9 +248,11 @@ async fn tcp_is_preferred_to_nixl_without_a_network_card() {
         let mut sender = LinkedWorker::on(net(), both(1)).await;
         let mut receiver = LinkedWorker::on(net(), both(2)).await;
         add_unreachable_peer(&mut receiver, sender.me).await;
-        let addresses = DataAddresses {
-            nixl: peer_has_it,
-            ..without_shared_memory(receiver.addresses())
+        let addresses = without_shared_memory(receiver.addresses());
+        let addresses = if peer_has_it {
+            addresses
+        } else {
+            addresses.without(Transport::Nixl)
         };
         sender
             .links

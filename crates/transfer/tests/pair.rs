@@ -7,8 +7,8 @@ use cleave_domain::{
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, Seal};
 use cleave_transfer::{
-    DataAddresses, Frame, HostAddress, HostListener, LinkEvent, LinkSpeed, Links, LinksConfig,
-    Listeners, LocalNet, PeerRoute, ReceivedPayload, Transport, checksum,
+    DataAddresses, Frame, LinkEvent, LinkSpeed, Links, LinksConfig, ListenOptions, Listeners,
+    LocalNet, PeerRoute, ReceivedPayload, Transport, checksum,
 };
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -33,7 +33,7 @@ pub struct LinkedWorker {
     pub links: Links,
     pub events: mpsc::Receiver<LinkEvent>,
     pub address: String,
-    pub host_address: HostAddress,
+    pub addresses: DataAddresses,
     pub server: JoinHandle<()>,
 }
 
@@ -62,22 +62,22 @@ impl LinkedWorker {
         let (sender, events) = mpsc::channel(256);
         let me = config.me;
         let links = Links::new(config, sender, net);
-        let (listeners, address, host_address) = listeners().await;
+        let (listeners, address, addresses) = listeners().await;
         let server = tokio::spawn(links.clone().serve(listeners));
         Self {
             me,
             links,
             events,
             address,
-            host_address,
+            addresses,
             server,
         }
     }
 
     /// Listens again after the server was aborted.
     pub async fn listen(&mut self) {
-        let (listeners, address, host_address) = listeners().await;
-        (self.address, self.host_address) = (address, host_address);
+        let (listeners, address, addresses) = listeners().await;
+        (self.address, self.addresses) = (address, addresses);
         self.server = tokio::spawn(self.links.clone().serve(listeners));
     }
 
@@ -92,11 +92,7 @@ impl LinkedWorker {
     }
 
     pub fn addresses(&self) -> DataAddresses {
-        DataAddresses {
-            tcp: Some(self.address.clone()),
-            shared_memory: Some(self.host_address.clone()),
-            nixl: false,
-        }
+        self.addresses.clone()
     }
 
     pub fn route(&self, transport: Transport) -> PeerRoute {
@@ -177,16 +173,16 @@ impl LinkedWorker {
     }
 }
 
-pub async fn listeners() -> (Listeners, String, HostAddress) {
+pub async fn listeners() -> (Listeners, String, DataAddresses) {
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let host = HostListener::bind().unwrap();
     let address = tcp.local_addr().unwrap().to_string();
-    let host_address = host.address().clone();
-    let listeners = Listeners {
-        tcp: Some(tcp),
-        host: Some(host),
-    };
-    (listeners, address, host_address)
+    let opened = Listeners::open(ListenOptions {
+        transports: Transport::ALL.into(),
+        tcp: Some((tcp, address.clone())),
+        has_nixl: false,
+    });
+    assert!(opened.failures.is_empty(), "{:?}", opened.failures);
+    (opened.listeners, address, opened.addresses)
 }
 
 /// Two workers; the sender knows a route to the receiver over this transport.

@@ -3,9 +3,7 @@
 
 use crate::pair::*;
 use cleave_kv::{Packet, PayloadCondition};
-use cleave_transfer::{
-    DataAddresses, HostAddress, LinkEvent, LinksConfig, LocalNet, PeerRoute, Transport,
-};
+use cleave_transfer::{DataAddresses, LinkEvent, LinksConfig, LocalNet, PeerRoute, Transport};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -219,18 +217,21 @@ async fn one_silent_stream_loses_the_link() {
     assert_eq!(receiver.next_lost().await.0, sender.me);
 }
 
+/// The identity of the receiver's host, and the name of its socket there.
+fn host_address(receiver: &LinkedWorker) -> (String, String) {
+    let part = receiver.addresses.part(Transport::SharedMemory);
+    let (host_id, name) = part.unwrap().split_once('/').unwrap();
+    (host_id.to_owned(), name.to_owned())
+}
+
 // Lesson: 18.
 #[tokio::test]
 async fn a_failed_transport_is_reported_and_the_next_is_used() {
     let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
     let mut receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
-    let addresses = DataAddresses {
-        shared_memory: Some(HostAddress {
-            name: "cleave-kv-nobody-has-this-name".into(),
-            ..receiver.host_address.clone()
-        }),
-        ..receiver.addresses()
-    };
+    let (host_id, _) = host_address(&receiver);
+    let part = format!("{host_id}/cleave-kv-nobody-has-this-name");
+    let addresses = receiver.addresses().with(Transport::SharedMemory, part);
     sender
         .links
         .add_peer(receiver.me, PeerRoute::Remote(addresses));
@@ -258,14 +259,10 @@ async fn a_failed_transport_is_reported_and_the_next_is_used() {
 async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
     let mut sender = LinkedWorker::start(worker_ref(1, 1), "f").await;
     let receiver = LinkedWorker::start(worker_ref(2, 1), "f").await;
-    let other_host = HostAddress {
-        host_id: "another-boot".into(),
-        ..receiver.host_address.clone()
-    };
-    let addresses = DataAddresses {
-        shared_memory: Some(other_host.clone()),
-        ..receiver.addresses()
-    };
+    let (_, name) = host_address(&receiver);
+    let other_host = format!("another-boot/{name}");
+    let addresses = receiver.addresses();
+    let addresses = addresses.with(Transport::SharedMemory, &other_host);
     sender
         .links
         .add_peer(receiver.me, PeerRoute::Remote(addresses));
@@ -273,11 +270,7 @@ async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
         panic!("nothing was to be tried before");
     };
     assert_eq!(speed.transport, Transport::Tcp);
-    let unreachable = DataAddresses {
-        tcp: None,
-        nixl: false,
-        shared_memory: Some(other_host),
-    };
+    let unreachable = DataAddresses::default().with(Transport::SharedMemory, other_host);
     sender
         .links
         .add_peer(worker_ref(3, 1), PeerRoute::Remote(unreachable));

@@ -20,7 +20,7 @@ use crate::wire::{FleetWireError, PROTOCOL, nanos, proto, within};
 use cleave_domain::RouterId;
 use cleave_tls::tokio_rustls::client::TlsStream;
 use cleave_tls::{ExplainedStream, PeerProtocol, PeerTls};
-use cleave_transfer::DataAddresses;
+use cleave_transfer::{DataAddresses, Transport};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -287,12 +287,12 @@ async fn send_hello(
     out: &mpsc::Sender<proto::Upward>,
 ) -> Result<(), UplinkError> {
     let mut registration = shared.acceptor.registration_now();
-    if let Ok(mut addresses) = DataAddresses::parse(&registration.data_address)
-        && let Some(Ok(mut data)) = addresses.tcp.as_deref().map(str::parse::<SocketAddr>)
+    if let Ok(addresses) = DataAddresses::parse(&registration.data_address)
+        && let Some(Ok(mut data)) = addresses.part(Transport::Tcp).map(str::parse::<SocketAddr>)
         && data.ip().is_unspecified()
     {
         data.set_ip(local_address(address).await.map_err(UplinkError::Address)?);
-        addresses.tcp = Some(data.to_string());
+        let addresses = addresses.with(Transport::Tcp, data.to_string());
         registration.data_address = addresses.to_string();
     }
     let hello = proto::upward::Kind::Hello(registration.into());

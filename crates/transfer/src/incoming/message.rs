@@ -5,9 +5,9 @@ use crate::config::LinkEvent;
 use crate::credit::CreditHold;
 use crate::grant::AdmittedHandoffs;
 use crate::payload::{PayloadLocation, ReceivedPayload};
-use crate::pending_writes;
-use crate::shared_memory::SlotView;
 use crate::socket::{LinkError, MessageReader, ReceivedMessage};
+use crate::transports::nixl::receive_ahead;
+use crate::transports::shm::SlotView;
 use crate::wire::{FrameHead, LinkMessage};
 use cleave_kv::{Packet, PayloadCondition};
 use tokio::io::AsyncRead;
@@ -51,7 +51,7 @@ pub(super) async fn receive_messages<R: AsyncRead + Unpin>(
     if let PayloadSource::Ring(_, SlotReadiness::AfterWrite(pending_writes)) =
         &link_receiver.payload_source
     {
-        return pending_writes::receive_ahead(reader, link_receiver, pending_writes, pongs).await;
+        return receive_ahead(reader, link_receiver, pending_writes, pongs).await;
     }
     let mut admitted = AdmittedHandoffs::new(link_receiver.grants.clone());
     loop {

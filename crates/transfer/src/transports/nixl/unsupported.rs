@@ -1,16 +1,21 @@
 //! The stand-in on systems without NVIDIA's transfer library: the same items, which cannot be
-//! created.
+//! created. Peers that ask for a ring are refused as by a worker that did not find the library.
 
-use crate::config::{LinkEvent, LinksConfig};
+mod transport;
+
+pub(crate) use transport::NixlTransport;
+
+use crate::config::LinksConfig;
 use crate::handshake::DialledLink;
-use crate::incoming::{IdentifiedPeer, ReceiveSession};
+use crate::incoming::{IdentifiedPeer, LinkReceiver, ReceiveSession};
+use crate::incoming_links::IncomingLinks;
 use crate::link::PayloadStore;
-use crate::socket::LinkError;
-use crate::tcp::{TcpReader, TcpWriter};
+use crate::socket::{LinkError, MessageReader};
+use crate::transports::tcp::{TcpReader, TcpWriter};
 use cleave_domain::WorkerRef;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 /// The name by which the loader would find the library.
 pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
@@ -46,28 +51,11 @@ impl Nixl {
 
 /// Cannot exist on this system.
 #[derive(Debug)]
-pub(crate) enum RdmaReceiver {}
+pub(crate) enum PendingWrites {}
 
 /// Cannot exist on this system.
 #[derive(Debug)]
 pub(crate) enum RdmaWriter {}
-
-impl RdmaReceiver {
-    pub(crate) async fn wait_until_written(&self, _slot: u32) -> Result<(), String> {
-        match *self {}
-    }
-
-    pub(crate) async fn wait_until_failed(&self) -> String {
-        match *self {}
-    }
-}
-
-/// Unused on this system.
-pub(crate) struct RdmaSetup<'a> {
-    pub(crate) config: &'a LinksConfig,
-    pub(crate) nixl: &'a Arc<Nixl>,
-    pub(crate) ring_permits: &'a Arc<Semaphore>,
-}
 
 impl RdmaWriter {
     pub(crate) fn write(&self, _number: u32, _len: usize) {
@@ -91,25 +79,29 @@ impl RdmaWriter {
     }
 }
 
-pub(crate) async fn receive(
+async fn receive(
     _identified: IdentifiedPeer<TcpReader, TcpWriter>,
     _session: ReceiveSession,
-    setup: RdmaSetup<'_>,
-    _events: &mpsc::Sender<LinkEvent>,
+    nixl: &Arc<Nixl>,
+    _links: &IncomingLinks,
 ) -> LinkError {
-    let RdmaSetup {
-        config: _,
-        nixl,
-        ring_permits: _,
-    } = setup;
     match **nixl {}
 }
 
-pub(crate) async fn dial(
+async fn dial(
     _config: &LinksConfig,
     _peer: WorkerRef,
     nixl: &Arc<Nixl>,
     _address: &str,
 ) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
     match **nixl {}
+}
+
+pub(crate) async fn receive_ahead<R>(
+    _reader: &mut MessageReader<R>,
+    _link_receiver: &LinkReceiver,
+    pending_writes: &PendingWrites,
+    _pongs: mpsc::Sender<u64>,
+) -> LinkError {
+    match *pending_writes {}
 }

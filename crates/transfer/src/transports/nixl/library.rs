@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::note::NOTE_BYTES;
-use crate::shared_memory::MappedArea;
+use crate::transports::shm::MappedArea;
 use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! Links over TCP: plain, or over TLS between peers with certificates.
+//! Connections of links over TCP: plain, or over TLS between peers with certificates.
 //!
 //! Owns: the choice of the two. Never: mixes them: a worker with a certificate neither dials nor
 //! accepts a plain connection. Invariant: if TLS is configured, no byte of a link is read or
@@ -19,7 +19,10 @@ pub(crate) type TcpWriter = Box<dyn AsyncWrite + Send + Unpin>;
 pub(crate) type TcpLinkStream = LinkStream<TcpReader, TcpWriter>;
 
 /// Connects to a listener.
-pub(crate) async fn dial(config: &LinksConfig, address: &str) -> Result<TcpLinkStream, LinkError> {
+pub(crate) async fn connect(
+    config: &LinksConfig,
+    address: &str,
+) -> Result<TcpLinkStream, LinkError> {
     let stream = TcpStream::connect(address).await;
     let stream = stream.map_err(|error| LinkError::Connect(address.to_owned(), error))?;
     stream.set_nodelay(true)?;

@@ -119,7 +119,7 @@ pub(super) mod tests {
     }
 
     /// Metadata in the format of the library, with these two parts of UCX.
-    pub(in crate::nixl) fn metadata(
+    pub(in crate::transports::nixl) fn metadata(
         expected: ExpectedMetadata<'_>,
         address: &[u8],
         key: &[u8],

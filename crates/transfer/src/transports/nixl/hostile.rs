@@ -14,10 +14,10 @@ use super::writer::RdmaWriterParts;
 use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer, UcxBackend};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::LinkStream;
-use crate::shared_memory::{ReceiverRing, RingShape, SenderRing};
 use crate::socket::{MessageReader, write_message};
+use crate::transports::shm::{ReceiverRing, RingShape, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
-use crate::{DataAddresses, Links, Listeners, LocalNet, PeerRoute, Transport};
+use crate::{DataAddresses, Links, ListenOptions, Listeners, LocalNet, PeerRoute, Transport};
 use bytes::BytesMut;
 use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::BlockPart;
@@ -54,7 +54,7 @@ fn in_own_process_over(name: &str, transports: &[&str]) -> Option<Arc<Nixl>> {
     }
     for tls in transports {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let name = format!("nixl::hostile::{name}");
+        let name = format!("transports::nixl::hostile::{name}");
         command.args(["--exact", &name, "--nocapture"]);
         let output = command
             .env(ALONE, "1")
@@ -178,10 +178,11 @@ impl CompliantRdmaWorker {
         let links = Links::new(config, sender, LocalNet::default());
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap().to_string();
-        tokio::spawn(links.clone().serve(Listeners {
-            tcp: Some(tcp),
-            host: None,
-        }));
+        let opened = Listeners::open(ListenOptions {
+            tcp: Some((tcp, address.clone())),
+            ..ListenOptions::default()
+        });
+        tokio::spawn(links.clone().serve(opened.listeners));
         Self {
             links,
             events,
@@ -197,11 +198,8 @@ impl CompliantRdmaWorker {
 
     /// The route for a peer on another host.
     fn route(&self) -> PeerRoute {
-        PeerRoute::Remote(DataAddresses {
-            tcp: Some(self.address.clone()),
-            nixl: true,
-            ..DataAddresses::default()
-        })
+        let addresses = DataAddresses::default().with(Transport::Tcp, &self.address);
+        PeerRoute::Remote(addresses.with(Transport::Nixl, "tcp"))
     }
 
     async fn next_fallback(&mut self) -> String {
@@ -357,11 +355,10 @@ async fn invalid_agent_metadata_falls_back_to_tcp() {
         let mut victim =
             CompliantRdmaWorker::start(config(2, Some(with_network_card(&nixl)))).await;
         let fake = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addresses = DataAddresses {
-            tcp: Some(fake.local_addr().unwrap().to_string()),
-            nixl: true,
-            ..DataAddresses::default()
-        };
+        let address = fake.local_addr().unwrap().to_string();
+        let addresses = DataAddresses::default()
+            .with(Transport::Tcp, address)
+            .with(Transport::Nixl, "tcp");
         victim
             .links
             .add_peer(worker(1), PeerRoute::Remote(addresses));

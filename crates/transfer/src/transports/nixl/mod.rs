@@ -28,22 +28,26 @@ mod hostile;
 mod library;
 mod metadata;
 mod note;
+mod pending_writes;
 mod poll_pace;
 mod process_exit;
 mod receiver;
+mod transport;
 mod writer;
 
-pub(crate) use dial::{RdmaSetup, dial, receive};
-#[cfg(test)]
-pub(crate) use receiver::AwaitedSlot;
-pub(crate) use receiver::RdmaReceiver;
+pub(crate) use pending_writes::{PendingWrites, receive_ahead};
+pub(crate) use transport::NixlTransport;
 pub(crate) use writer::RdmaWriter;
 
-use crate::shared_memory::RingShape;
+use crate::socket::LinkError;
+use crate::transports::Transport;
+use crate::transports::shm::RingShape;
 use agent_creation::AgentCreations;
 use cleave_domain::WorkerRef;
+use dial::{dial, receive};
 use library::NixlLibrary;
 use metadata::{AgentMetadataError, ExpectedMetadata};
+use receiver::RdmaReceiver;
 use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -238,6 +242,10 @@ impl UcxBackend {
             transports,
         })
     }
+}
+
+fn failure(reason: String) -> LinkError {
+    LinkError::Transport(Transport::Nixl, reason)
 }
 
 /// A ring offered by a receiver: its address in the receiver's process, and the metadata of the

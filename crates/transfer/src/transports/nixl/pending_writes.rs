@@ -6,9 +6,9 @@
 //! Invariant: announced messages are handled in their order; everything written before the stream
 //! ended is still delivered, however slowly its events are received.
 
+use super::{RdmaReceiver, failure};
 use crate::grant::AdmittedHandoffs;
 use crate::incoming::{DeferredAction, LinkAction, LinkReceiver, receive_action};
-use crate::nixl::RdmaReceiver;
 use crate::socket::{LinkError, MessageReader};
 use std::pin::pin;
 use std::time::Duration;
@@ -75,7 +75,7 @@ pub(crate) async fn receive_ahead<R: AsyncRead + Unpin>(
             let _ = act.await;
             error
         }
-        reason = pending_writes.receiver.wait_until_failed() => LinkError::Nixl(reason),
+        reason = pending_writes.receiver.wait_until_failed() => failure(reason),
     }
 }
 
@@ -100,7 +100,7 @@ impl PendingWrites {
             biased;
             written = timeout(*silence_max, receiver.wait_until_written(slot)) => {
                 let written = written.map_err(|_| LinkError::WriteTimedOut(*silence_max))?;
-                written.map_err(LinkError::Nixl)
+                written.map_err(failure)
             }
             () = given_up => Err(LinkError::WriteTimedOut(*grace)),
         }
@@ -125,9 +125,9 @@ mod tests {
     use crate::config::LinkEvent;
     use crate::credit::CreditAccount;
     use crate::incoming::{PayloadSource, SlotReadiness};
-    use crate::nixl::AwaitedSlot;
-    use crate::shared_memory::{ReceiverRing, RingShape};
     use crate::socket::write_message;
+    use crate::transports::nixl::receiver::AwaitedSlot;
+    use crate::transports::shm::{ReceiverRing, RingShape};
     use crate::wire::{FrameHead, LinkMessage};
     use cleave_domain::{HandoffId, Incarnation, WorkerId, WorkerRef};
     use cleave_kv::BlockPart;

@@ -9,7 +9,7 @@
 //! used and sealed against shrinking before it is passed on, and the sender maps only sealed
 //! memory.
 //!
-//! Trust: the peer runs under the same user (`host` checks this) and is meant to be this program.
+//! Trust: the peer runs under the same user (`shm` checks this) and is meant to be this program.
 //! The checksum finds a defect that writes into a slot before it is verified (`payload` states
 //! when, and what a malicious peer could do); the credit account finds a slot that is sent twice.
 //!

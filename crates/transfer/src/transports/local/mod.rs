@@ -5,14 +5,18 @@
 //! Invariant: a link leads to the requested incarnation of the worker, of the same fingerprint, and
 //! has the same credit as any other link.
 
+use crate::address::PeerRoute;
 use crate::buffer::BufferPool;
-use crate::config::{LinkEvent, LinkSpeed};
+use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::credit::CreditAccount;
 use crate::link::{LinkCarrier, OutboundPayload, PayloadStore, QueuedMessage};
+use crate::outgoing::{EstablishedLink, OutboundLink};
 use crate::payload::{PayloadLocation, ReceivedPayload};
 use crate::pools::{self, DirectCopy, PeerPool, PoolAccessList};
 use crate::socket::LinkError;
-use crate::transport::Transport;
+use crate::transports::{
+    DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, TransportReach,
+};
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use parking_lot::{Mutex, MutexGuard};
@@ -41,6 +45,45 @@ pub(crate) struct LocalEndpoint {
     pub(crate) frame_bytes: u32,
     pub(crate) pool_access: Arc<PoolAccessList>,
     pub(crate) events: mpsc::Sender<LinkEvent>,
+}
+
+/// This worker, and the workers of its process.
+#[derive(Debug)]
+pub(crate) struct LocalAttachment {
+    pub(crate) net: LocalNet,
+    pub(crate) endpoint: LocalEndpoint,
+}
+
+/// The transport within a process.
+pub(crate) struct LocalTransport;
+
+impl LinkTransport for LocalTransport {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    fn reach(&self) -> TransportReach {
+        TransportReach::Process
+    }
+
+    fn dial_choice<'a>(&self, _config: &LinksConfig, route: &'a PeerRoute) -> DialChoice<'a> {
+        match route {
+            // Workers of a process find each other by name.
+            PeerRoute::Local => DialChoice::Dial(DialTurn::InOrder, ""),
+            PeerRoute::Remote(_) => DialChoice::Unusable,
+        }
+    }
+
+    fn dial<'a>(
+        &'a self,
+        link: OutboundLink<'a>,
+        _address: &'a str,
+    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+        Box::pin(async move {
+            let link = dial(link.local, link.peer).await?;
+            Ok(Box::new(link) as Box<dyn EstablishedLink>)
+        })
+    }
 }
 
 impl LocalNet {
@@ -82,25 +125,45 @@ impl LocalNet {
     }
 }
 
-/// Carries one link within the process. Returns the reason for the end.
-pub(crate) async fn carry(
-    net: &LocalNet,
-    near: &LocalEndpoint,
-    peer: WorkerRef,
-    carrier: LinkCarrier,
-) -> LinkError {
+/// A link to a worker of this process that was found, and the memory for its payloads.
+struct LocalLink {
+    far: LocalEndpoint,
+    store: PayloadStore,
+    speed: LinkSpeed,
+}
+
+impl EstablishedLink for LocalLink {
+    fn carry<'a>(
+        self: Box<Self>,
+        link: OutboundLink<'a>,
+        carrier: LinkCarrier,
+    ) -> TransportFuture<'a, LinkError> {
+        let Self { far, store, speed } = *self;
+        Box::pin(async move {
+            carrier.credit.open(store, far.window);
+            carry(&link.local.endpoint, &far, speed, carrier).await
+        })
+    }
+}
+
+/// Finds the peer, and opens its pool or measures memory.
+async fn dial(attachment: &LocalAttachment, peer: WorkerRef) -> Result<LocalLink, LinkError> {
+    let LocalAttachment {
+        net,
+        endpoint: near,
+    } = attachment;
     let Some(far) = net.find(peer) else {
-        return LinkError::RejectedHere(format!("worker {peer} is not in this process"));
+        return Err(LinkError::RejectedHere(format!(
+            "worker {peer} is not in this process"
+        )));
     };
     if far.fingerprint != near.fingerprint {
         let (near_fingerprint, far_fingerprint) = (&near.fingerprint.0, &far.fingerprint.0);
-        return LinkError::RejectedHere(format!(
+        return Err(LinkError::RejectedHere(format!(
             "KV does not fit: worker {} has fingerprint \"{near_fingerprint}\", worker {peer} has \"{far_fingerprint}\"",
             near.me
-        ));
+        )));
     }
-    let LinkCarrier { credit, mut queue } = carrier;
-    let account = CreditAccount::of_bytes(far.window);
     let frame_bytes = near.frame_bytes.min(far.frame_bytes);
     let (store, speed) = match open_pool(net, near, &far).await {
         Some((pool, (bytes, elapsed))) => {
@@ -112,7 +175,19 @@ pub(crate) async fn carry(
             (PayloadStore::Buffers(buffers), measure())
         }
     };
-    credit.open(store, far.window);
+    Ok(LocalLink { far, store, speed })
+}
+
+/// Carries one link within the process. Returns the reason for the end.
+async fn carry(
+    near: &LocalEndpoint,
+    far: &LocalEndpoint,
+    speed: LinkSpeed,
+    carrier: LinkCarrier,
+) -> LinkError {
+    let peer = far.me;
+    let LinkCarrier { credit, mut queue } = carrier;
+    let account = CreditAccount::of_bytes(far.window);
     for event in [
         LinkEvent::Measured { peer, speed },
         LinkEvent::CreditGranted { peer },

@@ -13,7 +13,7 @@ use super::note;
 use super::poll_pace::PollPace;
 use super::process_exit::{DropInsideLibrary, inside_library};
 use super::{AgentNames, Nixl, RingOffer};
-use crate::shared_memory::{RingShape, SenderRing};
+use crate::transports::shm::{RingShape, SenderRing};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -10,47 +10,39 @@
 
 use super::receiver::RdmaReceiverParts;
 use super::writer::RdmaWriterParts;
-use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer};
-use crate::config::{LinkEvent, LinksConfig};
+use super::{AgentNames, Nixl, PendingWrites, RdmaReceiver, RdmaWriter, RingOffer, failure};
+use crate::config::LinksConfig;
 use crate::credit::CreditAccount;
 use crate::handshake::{DialledLink, RequestedLink, perform_handshake};
-use crate::host;
 use crate::incoming::{
-    self, IdentifiedPeer, LinkReceiver, PayloadSource, ReceiveSession, SlotReadiness,
+    IdentifiedPeer, LinkReceiver, PayloadSource, ReceiveSession, SlotReadiness, receive_heads,
 };
+use crate::incoming_links::IncomingLinks;
 use crate::link::{PayloadStore, SlotDelivery};
-use crate::pending_writes::PendingWrites;
-use crate::shared_memory::{ReceiverRing, RingShape};
 use crate::socket::{LinkError, write_message};
-use crate::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
+use crate::transports::Transport;
+use crate::transports::shm::{self, ReceiverRing};
+use crate::transports::tcp::{self, TcpLinkStream, TcpReader, TcpWriter};
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWrite;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 use tokio::time::{MissedTickBehavior, interval};
-
-/// The means of a worker to create rings.
-pub(crate) struct RdmaSetup<'a> {
-    pub(crate) config: &'a LinksConfig,
-    pub(crate) nixl: &'a Arc<Nixl>,
-    /// One permit for each ring.
-    pub(crate) ring_permits: &'a Arc<Semaphore>,
-}
 
 /// Creates a ring for a peer and receives through it until the link ends. Returns the reason for
 /// the end.
-pub(crate) async fn receive(
+pub(super) async fn receive(
     identified: IdentifiedPeer<TcpReader, TcpWriter>,
     mut session: ReceiveSession,
-    setup: RdmaSetup<'_>,
-    events: &mpsc::Sender<LinkEvent>,
+    nixl: &Arc<Nixl>,
+    links: &IncomingLinks,
 ) -> LinkError {
     let IdentifiedPeer { peer, mut stream } = identified;
-    let config = setup.config;
-    let shape = host::ring_shape(config);
+    let config = &links.config;
+    let shape = shm::ring_shape(config);
     let welcome = LinkMessage::Welcome {
         me: config.me,
         credit: shape.window(),
@@ -60,13 +52,25 @@ pub(crate) async fn receive(
     if let Err(error) = write_message(&mut stream.writer, &welcome, &[]).await {
         return error;
     }
-    let opened = open(peer, &mut stream, &mut session, &setup, shape).await;
+    let ring = ring_permit(links).map_err(failure);
+    let opened = match ring {
+        Ok(permit) => {
+            let parts = RdmaReceiverParts {
+                name: AgentNames::of(peer, config.me, session.key).receiver,
+                shape,
+                beat: config.beat,
+                permit,
+            };
+            open(nixl, config, parts, &mut stream, &mut session).await
+        }
+        Err(error) => Err(error),
+    };
     let (receiver, mirror, RingOffer { start, metadata }) = match opened {
         Ok(opened) => opened,
-        Err(LinkError::Nixl(reason)) => {
+        Err(LinkError::Transport(Transport::Nixl, reason)) => {
             let refusal = LinkMessage::NoRing(reason.clone());
             return match write_message(&mut stream.writer, &refusal, &[]).await {
-                Ok(()) => LinkError::Nixl(reason),
+                Ok(()) => failure(reason),
                 Err(error) => error,
             };
         }
@@ -87,36 +91,24 @@ pub(crate) async fn receive(
         account: CreditAccount::of_slots(shape.slots_count),
         grants: config.grants.clone(),
         payload_source: PayloadSource::Ring(mirror, SlotReadiness::AfterWrite(pending_writes)),
-        events: events.clone(),
+        events: links.events.clone(),
     };
-    incoming::receive_heads(stream, link_receiver, session).await
+    receive_heads(stream, link_receiver, session).await
 }
 
 /// Creates the ring; stops when the peer closes the stream or a newer link of the peer arrives.
 async fn open(
-    peer: WorkerRef,
+    nixl: &Arc<Nixl>,
+    config: &LinksConfig,
+    parts: RdmaReceiverParts,
     stream: &mut TcpLinkStream,
     session: &mut ReceiveSession,
-    setup: &RdmaSetup<'_>,
-    shape: RingShape,
 ) -> Result<(RdmaReceiver, ReceiverRing, RingOffer), LinkError> {
-    let config = setup.config;
-    let permit = ring_permit(setup).map_err(LinkError::Nixl)?;
-    let parts = RdmaReceiverParts {
-        name: AgentNames::of(peer, config.me, session.key).receiver,
-        shape,
-        beat: config.beat,
-        permit,
-    };
-    let mut opened = pin!(RdmaReceiver::open(
-        setup.nixl,
-        parts,
-        config.agent_timeout()
-    ));
+    let mut opened = pin!(RdmaReceiver::open(nixl, parts, agent_timeout(config)));
     let mut beats = keep_alive_interval(config.beat);
     loop {
         tokio::select! {
-            opened = &mut opened => return opened.map_err(LinkError::Nixl),
+            opened = &mut opened => return opened.map_err(failure),
             () = session.replaced.notified() => return Err(LinkError::Replaced),
             // The dialler sends nothing before the offer, not even a keep-alive.
             received = stream.reader.message() => match received {
@@ -129,11 +121,16 @@ async fn open(
     }
 }
 
-fn ring_permit(setup: &RdmaSetup<'_>) -> Result<OwnedSemaphorePermit, String> {
-    let permit = Arc::clone(setup.ring_permits).try_acquire_owned();
+/// The time limit for creating one agent, which opens every device of its host first.
+fn agent_timeout(config: &LinksConfig) -> Duration {
+    config.connect_timeout * 2
+}
+
+fn ring_permit(links: &IncomingLinks) -> Result<OwnedSemaphorePermit, String> {
+    let permit = Arc::clone(&links.ring_permits).try_acquire_owned();
     permit.map_err(|error| match error {
         TryAcquireError::NoPermits => {
-            let count = setup.config.rings_max;
+            let count = links.config.rings_max;
             format!("this worker has {count} rings for peers already, which is the most")
         }
         TryAcquireError::Closed => unreachable!("the semaphore is never closed"),
@@ -147,19 +144,19 @@ fn keep_alive_interval(beat: Duration) -> tokio::time::Interval {
 }
 
 /// Connects, shakes hands and prepares writes into the peer's ring.
-pub(crate) async fn dial(
+pub(super) async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
     nixl: &Arc<Nixl>,
     address: &str,
 ) -> Result<(DialledLink<TcpReader, TcpWriter>, PayloadStore), LinkError> {
-    let mut stream = tcp::dial(config, address).await?;
+    let mut stream = tcp::connect(config, address).await?;
     let terms = perform_handshake(config, peer, RequestedLink::RdmaRing, &mut stream).await?;
-    let shape = host::agreed_ring_shape(config, terms)?;
+    let shape = shm::agreed_ring_shape(config, terms)?;
     let offer = loop {
         match stream.reader.message().await? {
             LinkMessage::RingOffer { start, metadata } => break RingOffer { start, metadata },
-            LinkMessage::NoRing(reason) => return Err(LinkError::Nixl(reason)),
+            LinkMessage::NoRing(reason) => return Err(failure(reason)),
             LinkMessage::KeepAlive => {}
             _ => return Err(LinkError::Unexpected("in place of a ring to write to")),
         }
@@ -170,9 +167,9 @@ pub(crate) async fn dial(
         beat: config.beat,
         offer,
     };
-    let opened = RdmaWriter::open(nixl, parts, config.agent_timeout());
+    let opened = RdmaWriter::open(nixl, parts, agent_timeout(config));
     let writer = with_keep_alives(&mut stream.writer, config.beat, opened).await?;
-    let writer = writer.map_err(LinkError::Nixl)?;
+    let writer = writer.map_err(failure)?;
     let ring = Arc::clone(writer.ring());
     let store = PayloadStore::Ring(ring, SlotDelivery::RdmaWrite(Arc::new(writer)));
     let streams = vec![stream];

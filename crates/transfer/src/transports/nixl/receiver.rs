@@ -11,7 +11,7 @@ use super::note;
 use super::poll_pace::PollPace;
 use super::process_exit::{DropInsideLibrary, inside_library};
 use super::{Nixl, RingOffer};
-use crate::shared_memory::{ReceiverRing, RingShape};
+use crate::transports::shm::{ReceiverRing, RingShape};
 use std::sync::Arc;
 use std::sync::mpsc::{self as threads, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
