@@ -3,6 +3,7 @@
 //! `EXPLORE_GUARD` disables one guard and prints the counterexample.
 
 use cleave_sim::explore::{self, ExploreScope, Guard, explore};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -16,18 +17,27 @@ fn small_worlds_break_no_property() {
         ..ExploreScope::default()
     };
     let only = variable("EXPLORE_WORLD");
-    let mut states = 0;
-    for world in explore::worlds() {
-        if only.as_ref().is_some_and(|only| only != world) {
-            continue;
+    let is_chosen = |world: &&str| only.as_ref().is_none_or(|only| only == world);
+    let worlds: Vec<_> = explore::worlds().into_iter().filter(is_chosen).collect();
+    // Worlds differ in size, so each thread takes the next one that nobody has begun.
+    let (next, states) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let explore_all = || {
+        while let Some(world) = worlds.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let explored = explore(world, &scope).unwrap_or_else(|broken| panic!("{broken}"));
+            for explored in explored {
+                println!("{explored}");
+                assert!(explored.whole && explored.rests > 0);
+                states.fetch_add(explored.states, Ordering::Relaxed);
+            }
         }
-        let explored = explore(world, &scope).unwrap_or_else(|broken| panic!("{broken}"));
-        for explored in explored {
-            println!("{explored}");
-            assert!(explored.whole && explored.rests > 0);
-            states += explored.states;
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(&explore_all);
         }
-    }
+    });
+    let states = states.into_inner();
     println!("{states} states in all");
     if only.is_none() {
         assert!(states > 5_000_000, "only {states} states");
