@@ -8,9 +8,9 @@ mod workers;
 
 use self::workers::ConnectedWorker;
 use super::dashboard::Dashboard;
-use super::facts::{flight_of, readiness_text};
 use super::flights::{FlightEnd, OpenFlights};
 use super::grants::GrantRelay;
+use super::readiness::readiness_text;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
 use cleave_domain::{
@@ -365,7 +365,7 @@ impl RouterDriver {
 
     fn note(&mut self, note: &RouterNote) {
         let flights = &self.effects.flights;
-        if let Some(flight) = flight_of(note)
+        if let Some(flight) = note.flight()
             && flights.are_recorded()
         {
             flights.record_note(flight, note);
@@ -373,7 +373,8 @@ impl RouterDriver {
         let is_logged =
             tracing::enabled!(Level::DEBUG) || tracing::enabled!(target: "decision", Level::DEBUG);
         let context = if is_logged {
-            flight_of(note).and_then(|flight| flights.request_context(flight))
+            note.flight()
+                .and_then(|flight| flights.request_context(flight))
         } else {
             None
         };

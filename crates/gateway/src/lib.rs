@@ -7,7 +7,6 @@
 mod backlog;
 mod dashboard;
 mod driver;
-mod facts;
 mod flights;
 mod frontend;
 mod grants;
@@ -15,6 +14,7 @@ mod join_warnings;
 mod model_registry;
 mod orders;
 mod peer_routers;
+mod readiness;
 mod roster;
 mod standby;
 

@@ -11,7 +11,6 @@ use super::admin::WorkerAdmin;
 use super::directory::PeerDirectory;
 use super::engine::{BlockImport, EngineHost, EngineWork};
 use super::exports::ExportQueue;
-use super::facts::handoff_of;
 use super::stops::PendingStops;
 use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
@@ -411,7 +410,8 @@ impl WorkerDriver {
             spans: legs, name, ..
         } = &self.effects;
         if tracing::enabled!(Level::DEBUG) {
-            let context = handoff_of(note).and_then(|handoff| legs.request_context(handoff));
+            let handoff = note.handoff();
+            let context = handoff.and_then(|handoff| legs.request_context(handoff));
             let (request_id, trace) = log_ids(context);
             debug!(
                 worker = name,
