@@ -8,7 +8,7 @@ mod workers;
 
 use self::workers::ConnectedWorker;
 use super::dashboard::Dashboard;
-use super::flights::{FlightEnd, OpenFlights};
+use super::flights::{FlightEnd, FlightTable};
 use super::grants::GrantRelay;
 use super::readiness::readiness_text;
 use super::roster::WorkerRoster;
@@ -20,8 +20,8 @@ use cleave_domain::{
 use cleave_fleet::{BrainClock, ScalingStatus, WorkerConnectionEvent, deadline_reached};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
-    CancelReason, DecisionOutcome, OperatorRequest, OutsideQueue, RouterBrain, RouterInput,
-    RouterLimits, RouterNote, RouterOutput, RouterReadiness,
+    CancelReason, OperatorRequest, OutsideQueue, RouterBrain, RouterInput, RouterLimits,
+    RouterNote, RouterOutput, RouterReadiness,
 };
 use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
 use std::collections::{BTreeMap, VecDeque};
@@ -61,7 +61,7 @@ pub(crate) enum RouterEvent {
 
 /// The things that outputs act on.
 pub(crate) struct RouterEffects {
-    pub(crate) flights: Arc<OpenFlights>,
+    pub(crate) flights: Arc<FlightTable>,
     pub(crate) roster: Arc<WorkerRoster>,
     pub(crate) meters: RouterMeters,
     pub(crate) slo: SloMeters,
@@ -187,9 +187,7 @@ impl RouterDriver {
     fn handle_event(&mut self, event: RouterEvent) {
         match event {
             RouterEvent::Submitted { flight, request } => {
-                self.effects
-                    .dashboard
-                    .submitted(flight, request.prompt.len());
+                self.effects.dashboard.submitted();
                 self.handle(RouterInput::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight, why } => {
@@ -292,12 +290,11 @@ impl RouterDriver {
                     output_tokens,
                     timing,
                 };
-                let final_ending = self.effects.flights.end(flight, end);
-                let verdict = self.effects.slo.ended(flight, final_ending.as_ref());
-                let dashboard = &self.effects.dashboard;
-                let loss = dashboard.ended(flight, final_ending.as_ref(), verdict.as_ref());
-                if let Some(loss) = loss {
-                    self.effects.meters.handoff_lost(loss);
+                if let Some(ended) = self.effects.flights.end(flight, end)
+                    && let Some(judged) = ended.judged
+                    && let Some(verdict) = self.effects.slo.ended(judged, &ended.ending)
+                {
+                    self.effects.dashboard.judged(&verdict);
                 }
             }
             RouterOutput::Drained => {
@@ -365,11 +362,6 @@ impl RouterDriver {
 
     fn note(&mut self, note: &RouterNote) {
         let flights = &self.effects.flights;
-        if let Some(flight) = note.flight()
-            && flights.are_recorded()
-        {
-            flights.record_note(flight, note);
-        }
         let is_logged =
             tracing::enabled!(Level::DEBUG) || tracing::enabled!(target: "decision", Level::DEBUG);
         let context = if is_logged {
@@ -380,32 +372,12 @@ impl RouterDriver {
         };
         self.effects.meters.count(note, context.as_ref());
         self.effects.slo.handle_note(note);
-        self.effects.roster.handle_note(note);
         let roster = &self.effects.roster;
-        let loss = self
-            .effects
-            .dashboard
-            .handle_note(note, |worker| roster.name(worker));
-        if let Some(loss) = loss {
-            self.effects.meters.handoff_lost(loss);
-        }
-        match note {
-            RouterNote::Placed { handoff, .. } => flights.placed(handoff.flight),
-            RouterNote::Decided(decision) if decision.outcome == DecisionOutcome::Waits => {
-                flights.queued(decision.flight);
-            }
-            RouterNote::PassedOver { .. }
-            | RouterNote::Stale { .. }
-            | RouterNote::Decided(_)
-            | RouterNote::Judged { .. }
-            | RouterNote::Retried { .. }
-            | RouterNote::Moving { .. }
-            | RouterNote::Moved { .. }
-            | RouterNote::MigrationAborted { .. }
-            | RouterNote::CancelFreed { .. }
-            | RouterNote::WorkerStuck { .. }
-            | RouterNote::PrefixDropped { .. }
-            | RouterNote::Fleet { .. } => {}
+        roster.handle_note(note);
+        let dashboard = &self.effects.dashboard;
+        dashboard.handle_note(note, |worker| roster.name(worker));
+        if let Some(flight) = note.flight() {
+            flights.handle_note(flight, note);
         }
     }
 }
