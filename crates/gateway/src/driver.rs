@@ -23,7 +23,9 @@ use cleave_router::{
     CancelReason, OperatorRequest, OutsideQueue, RouterBrain, RouterInput, RouterLimits,
     RouterNote, RouterOutput, RouterReadiness,
 };
-use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
+use cleave_telemetry::{
+    NoteContext, RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -72,6 +74,20 @@ pub(crate) struct RouterEffects {
     /// The number of workers wanted, as last decided.
     pub(crate) scaling: watch::Sender<ScalingStatus>,
     pub(crate) scaling_series: ScalingSeries,
+}
+
+impl RouterEffects {
+    /// The receivers of every note, in their order.
+    fn observers(&self) -> [&dyn RouterObserver; 5] {
+        [
+            &self.meters,
+            &self.slo,
+            &*self.roster,
+            &*self.dashboard,
+            // Last, since it stops the clock of the time that the router adds.
+            &*self.flights,
+        ]
+    }
 }
 
 /// Everything that the driver handles; this list is closed.
@@ -360,24 +376,20 @@ impl RouterDriver {
         self.answers.extend(answer);
     }
 
-    fn note(&mut self, note: &RouterNote) {
-        let flights = &self.effects.flights;
+    fn note(&self, note: &RouterNote) {
         let is_logged =
             tracing::enabled!(Level::DEBUG) || tracing::enabled!(target: "decision", Level::DEBUG);
-        let context = if is_logged {
-            note.flight()
-                .and_then(|flight| flights.request_context(flight))
-        } else {
-            None
-        };
-        self.effects.meters.count(note, context.as_ref());
-        self.effects.slo.handle_note(note);
+        let flight = note.flight();
+        let request = flight.filter(|_| is_logged);
+        let request = request.and_then(|flight| self.effects.flights.request_context(flight));
         let roster = &self.effects.roster;
-        roster.handle_note(note);
-        let dashboard = &self.effects.dashboard;
-        dashboard.handle_note(note, |worker| roster.name(worker));
-        if let Some(flight) = note.flight() {
-            flights.handle_note(flight, note);
+        let context = NoteContext {
+            flight,
+            request: request.as_ref(),
+            worker_name: &|worker| roster.name(worker),
+        };
+        for observer in self.effects.observers() {
+            observer.handle_note(note, context);
         }
     }
 }

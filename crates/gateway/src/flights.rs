@@ -20,7 +20,8 @@ use cleave_domain::{
 use cleave_fleet::EmissionSink;
 use cleave_router::{DecisionOutcome, RouterNote};
 use cleave_telemetry::{
-    FlightOutcome, FlightSpan, HandoffLoss, RequestContext, RouterMeters, RouterOverhead, Traces,
+    FlightOutcome, FlightSpan, HandoffLoss, NoteContext, RequestContext, RouterMeters,
+    RouterObserver, RouterOverhead, Traces,
 };
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -141,14 +142,6 @@ impl FlightTable {
         })
     }
 
-    /// Adds a note of the brain to its flight.
-    pub(crate) fn handle_note(&self, flight: FlightId, note: &RouterNote) {
-        let open = self.open.get_mut(&flight);
-        if let Some(loss) = open.and_then(|mut open| open.handle_note(note)) {
-            self.meters.handoff_lost(loss);
-        }
-    }
-
     /// Handles a worker's report on a hand-off. Gives the KV bytes of one that landed by it, in
     /// blocks of the receiver's size.
     pub(crate) fn handle_report(&self, report: &Report, receiver: &Capacity) -> Option<u64> {
@@ -217,6 +210,15 @@ impl FlightTable {
         let flights: Vec<FlightId> = self.open.iter().map(|entry| *entry.key()).collect();
         for flight in flights {
             self.end(flight, ending.clone().into());
+        }
+    }
+}
+
+impl RouterObserver for FlightTable {
+    fn handle_note(&self, note: &RouterNote, context: NoteContext<'_>) {
+        let open = context.flight.and_then(|flight| self.open.get_mut(&flight));
+        if let Some(loss) = open.and_then(|mut open| open.handle_note(note)) {
+            self.meters.handoff_lost(loss);
         }
     }
 }
@@ -368,6 +370,15 @@ mod tests {
             flight: FLIGHT,
             attempt,
         }
+    }
+
+    fn handle_note(flights: &FlightTable, note: &RouterNote) {
+        let context = NoteContext {
+            flight: note.flight(),
+            request: None,
+            worker_name: &|worker| worker.to_string(),
+        };
+        flights.handle_note(note, context);
     }
 
     fn given(flights: &FlightTable) -> Vec<u32> {
@@ -547,7 +558,7 @@ mod tests {
                 cached_tokens: 0,
                 waited: Duration::ZERO,
             };
-            flights.handle_note(FLIGHT, &placed);
+            handle_note(&flights, &placed);
         };
         let receiver = Capacity {
             block_tokens: 16,
@@ -597,7 +608,7 @@ mod tests {
             failure: Failure::WorkerLost,
             generated_tokens: 1,
         };
-        flights.handle_note(FLIGHT, &retried);
+        handle_note(&flights, &retried);
         assert_eq!(stages(), (1, [0, 0, 0], 0));
         placed(1, 3, 3);
         assert_eq!(reserved(1, 0), None);
@@ -614,7 +625,7 @@ mod tests {
             to: worker(4),
             why: MoveReason::Drain,
         };
-        flights.handle_note(FLIGHT, &moving);
+        handle_note(&flights, &moving);
         assert_eq!((reserved(2, 0), prefilled(2)), (None, None));
         assert_eq!(stages(), (0, [0, 0, 0], 1));
         assert_eq!(flights.stage_counts().moving, 1);
@@ -650,7 +661,7 @@ mod tests {
             refusal: None,
         };
         for note in [&placed, &passed_over, &placed] {
-            flights.handle_note(FLIGHT, note);
+            handle_note(&flights, note);
         }
         let ended = flights.end(FLIGHT, Ending::Failed(Failure::WorkerLost).into());
         assert_eq!(ended.unwrap().judged, None);

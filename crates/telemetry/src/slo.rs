@@ -8,6 +8,7 @@
 use super::{
     FloatGauge, HistogramFamily, first_token_seconds, gap_seconds, histograms, ratio_histograms,
 };
+use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{RequestVerdict, failure_name, refusal_name};
 use cleave_api::MetricRegistry;
 use cleave_domain::{
@@ -283,15 +284,6 @@ impl SloMeters {
         }
     }
 
-    /// Counts a note of the brain.
-    pub fn handle_note(&self, note: &RouterNote) {
-        match note {
-            RouterNote::Decided(decision) => self.decided(decision),
-            RouterNote::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
-            _ => {}
-        }
-    }
-
     fn decided(&self, decision: &PlacementDecision) {
         match &decision.outcome {
             DecisionOutcome::Placed(reason) => {
@@ -355,6 +347,16 @@ impl SloMeters {
             timing,
             output_tokens,
         })
+    }
+}
+
+impl RouterObserver for SloMeters {
+    fn handle_note(&self, note: &RouterNote, _context: NoteContext<'_>) {
+        match note {
+            RouterNote::Decided(decision) => self.decided(decision),
+            RouterNote::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
+            _ => {}
+        }
     }
 }
 
@@ -517,6 +519,15 @@ mod tests {
             Self { telemetry, meters }
         }
 
+        fn handle_note(&self, note: &RouterNote) {
+            let context = NoteContext {
+                flight: note.flight(),
+                request: None,
+                worker_name: &|worker| worker.to_string(),
+            };
+            self.meters.handle_note(note, context);
+        }
+
         fn end_flight(&self, class: &str, verdict: SloVerdict, ending: &Ending) {
             let judged = RouterNote::Judged {
                 flight: FlightId(7),
@@ -635,7 +646,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn goodput_covers_the_last_minute_and_each_device() {
         let fixture = SloMetersFixture::new(&["fast", "slow"]);
-        fixture.meters.handle_note(&RouterNote::Fleet {
+        fixture.handle_note(&RouterNote::Fleet {
             workers: RoleCounts {
                 prefill: 1,
                 decode: 3,
@@ -744,14 +755,10 @@ mod tests {
             PlacementReason::OnDecode,
             PlacementReason::Split,
         ] {
-            fixture
-                .meters
-                .handle_note(&decided(DecisionOutcome::Placed(reason)));
+            fixture.handle_note(&decided(DecisionOutcome::Placed(reason)));
         }
         let class = "slow".to_owned();
-        fixture
-            .meters
-            .handle_note(&decided(DecisionOutcome::Downgraded { class }));
+        fixture.handle_note(&decided(DecisionOutcome::Downgraded { class }));
         fixture.assert_shown(&[
             "cleave_placement_reasons_total{reason=\"split\"} 2",
             "cleave_placement_reasons_total{reason=\"on_decode\"} 1",

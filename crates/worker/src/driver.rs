@@ -23,7 +23,7 @@ use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
-use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerSpans, log_ids};
+use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans, log_ids};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -63,6 +63,13 @@ pub(crate) struct WorkerEffects {
     pub(crate) recorder: TapeRecorder,
     pub(crate) admin: Arc<WorkerAdmin>,
     pub(crate) drained: watch::Sender<bool>,
+}
+
+impl WorkerEffects {
+    /// The receivers of every note, in their order.
+    fn observers(&mut self) -> [&mut dyn WorkerObserver; 2] {
+        [&mut self.spans, &mut self.meters]
+    }
 }
 
 /// The source of link prices.
@@ -420,8 +427,9 @@ impl WorkerDriver {
                 ?note
             );
         }
-        self.effects.spans.handle_note(note);
-        self.effects.meters.count(note);
+        for observer in self.effects.observers() {
+            observer.handle_note(note);
+        }
     }
 
     fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, direction: SwapDirection) {

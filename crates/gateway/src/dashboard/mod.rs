@@ -15,9 +15,9 @@ pub(super) use scaling::dashboard_scaling;
 use cleave_api::{
     DashboardEvent, DurationQuantiles, HandoffTotals, HistorySecond, ScalingChange, VerdictCounts,
 };
-use cleave_domain::{FleetTarget, RequestStage, WorkerRef};
+use cleave_domain::{FleetTarget, RequestStage};
 use cleave_router::RouterNote;
-use cleave_telemetry::{RequestVerdict, failure_name, refusal_name};
+use cleave_telemetry::{NoteContext, RequestVerdict, RouterObserver, failure_name, refusal_name};
 use events::{DashboardEvents, at_ms};
 use last_minute::{ClassMinute, LastMinute};
 use parking_lot::{Mutex, MutexGuard};
@@ -77,36 +77,6 @@ impl Dashboard {
     pub(crate) fn submitted(&self) {
         let now = self.now();
         self.lock().minute.second(now).begun += 1;
-    }
-
-    /// Handles a note of the brain; `name` gives a worker's name.
-    pub(crate) fn handle_note(&self, note: &RouterNote, name: impl Fn(&WorkerRef) -> String) {
-        let (kind, reason, about) = match note {
-            RouterNote::Placed {
-                prefill, decode, ..
-            } => {
-                if prefill == decode {
-                    self.lock().joined_total += 1;
-                }
-                return;
-            }
-            RouterNote::MigrationAborted { failure, .. } => {
-                ("stayed", failure_name(failure), "a move".into())
-            }
-            RouterNote::Retried { failure, .. } => {
-                ("retried", failure_name(failure), "an attempt".into())
-            }
-            // A refusal is no news about a worker; a missing answer is.
-            RouterNote::PassedOver {
-                worker, refusal, ..
-            } => match refusal {
-                Some(refusal) => ("passed_over", refusal_name(refusal), "a worker".into()),
-                None => ("passed_over", "silent", name(worker)),
-            },
-            RouterNote::WorkerStuck { worker } => ("stuck", "no step ends", name(worker)),
-            _ => return,
-        };
-        self.lock().events.add(kind, reason, &about);
     }
 
     /// Blocks of one worker landed at another.
@@ -171,6 +141,39 @@ impl Dashboard {
     }
 }
 
+impl RouterObserver for Dashboard {
+    fn handle_note(&self, note: &RouterNote, context: NoteContext<'_>) {
+        let (kind, reason, about) = match note {
+            RouterNote::Placed {
+                prefill, decode, ..
+            } => {
+                if prefill == decode {
+                    self.lock().joined_total += 1;
+                }
+                return;
+            }
+            RouterNote::MigrationAborted { failure, .. } => {
+                ("stayed", failure_name(failure), "a move".into())
+            }
+            RouterNote::Retried { failure, .. } => {
+                ("retried", failure_name(failure), "an attempt".into())
+            }
+            // A refusal is no news about a worker; a missing answer is.
+            RouterNote::PassedOver {
+                worker, refusal, ..
+            } => match refusal {
+                Some(refusal) => ("passed_over", refusal_name(refusal), "a worker".into()),
+                None => ("passed_over", "silent", (context.worker_name)(worker)),
+            },
+            RouterNote::WorkerStuck { worker } => {
+                ("stuck", "no step ends", (context.worker_name)(worker))
+            }
+            _ => return,
+        };
+        self.lock().events.add(kind, reason, &about);
+    }
+}
+
 impl DashboardState {
     fn judged(&mut self, now: u64, judged_request: &RequestVerdict) {
         self.minute.judge(now, judged_request);
@@ -186,13 +189,18 @@ impl DashboardState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Failure, FlightId, HandoffId, RequestStageTimes, WorkerId};
+    use cleave_domain::{Failure, FlightId, HandoffId, RequestStageTimes, WorkerId, WorkerRef};
 
     #[test]
     fn verdicts_and_failures_are_shown_the_latest_first() {
         let dashboard = Dashboard::default();
         let handle = |note: &RouterNote| {
-            dashboard.handle_note(note, |worker| format!("w{}", worker.worker.0));
+            let context = NoteContext {
+                flight: note.flight(),
+                request: None,
+                worker_name: &|worker| format!("w{}", worker.worker.0),
+            };
+            dashboard.handle_note(note, context);
         };
         let handoff = HandoffId {
             flight: FlightId(7),
